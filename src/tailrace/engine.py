@@ -1,0 +1,72 @@
+"""The promise that every engine keeps: token ids in, token ids out, one step at a time.
+
+An engine knows nothing of text, streams, queues or sockets. It runs in a worker process of its own, is driven by one
+thread, and is never asked for more than its `capabilities` announce.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from tailrace.types import FinishReason, Sampling
+
+__all__ = ["Capabilities", "Delta", "Engine", "Sequence"]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What an engine can do with the model that it has loaded. What is not in here is refused with 400."""
+
+    engine: str  # name and version
+    context_tokens: int  # prompt and answer together
+    kv_tokens: int  # what its memory holds, all sequences together
+    block_tokens: int  # granularity in which that memory is handed out
+    max_sequences: int  # running at once
+    parameters: frozenset[str]  # names of the `Sampling` fields that it honours
+    exact: bool  # greedy output does not depend on the neighbours in the batch
+
+
+@dataclass(frozen=True, slots=True)
+class Sequence:
+    """One generation to run. `sampling.seed` and `sampling.max_tokens` are always set."""
+
+    sequence_id: int
+    prompt_ids: tuple[int, ...]
+    sampling: Sampling
+
+
+class Delta(NamedTuple):
+    """What one engine step added to one sequence."""
+
+    sequence_id: int
+    index: int  # of the first new token in the sequence, from 0
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    finish_reason: FinishReason | None = None  # on the last one of a sequence, and only there
+    failure: str = ""  # for people, with finish_reason "error"
+
+
+class Engine(Protocol):
+    """Runs sequences in a batch. Every submitted sequence ends with exactly one `Delta` that has a finish_reason."""
+
+    capabilities: Capabilities
+
+    def submit(self, sequence: Sequence) -> None:
+        """Queue a sequence for the next step.
+
+        Raises: SequenceFailed if this one cannot be run (an over-long prompt, say); the others are untouched.
+        """
+
+    def abort(self, sequence_id: int) -> None:
+        """End a sequence with finish_reason "cancelled" within one step. Unknown ids are ignored."""
+
+    def step(self) -> list[Delta]:
+        """Run one forward over the batch. Returns at once with [] when nothing is running.
+
+        A sequence that fails ends with finish_reason "error" and its neighbours go on; anything raised means that the
+        engine is lost.
+        """
+
+    def close(self) -> None:
+        """Let go of the model's memory."""

@@ -1,0 +1,133 @@
+"""What crosses between server and worker: length-prefixed msgpack over a socket pair.
+
+One direction carries work, the other one frame a step with every sequence's new ids. Nothing is pickled. Both ends
+know every message type, so a peer that talks something else fails to decode and is replaced.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import TypeAlias
+
+import msgspec
+
+from tailrace.engine import Capabilities, Delta, Sequence
+
+__all__ = [
+    "PROTOCOL_VERSION",
+    "Abort",
+    "EngineSpec",
+    "Fatal",
+    "Frame",
+    "FrameBuffer",
+    "FromWorker",
+    "Ready",
+    "Start",
+    "Submit",
+    "ToWorker",
+    "decode_from_worker",
+    "decode_to_worker",
+    "encode",
+]
+
+PROTOCOL_VERSION = 1
+MAX_FRAME_BYTES = 64 * 2**20
+
+_LENGTH = struct.Struct("<I")
+_encoder = msgspec.msgpack.Encoder()
+
+
+class EngineSpec(msgspec.Struct, frozen=True):
+    """Which engine to load, with what. `path` is a GGUF file or a model directory, "" where the engine needs none."""
+
+    engine: str
+    path: str = ""
+    context_tokens: int = 8192
+    kv_tokens: int = 65_536
+    max_sequences: int = 64
+    max_step_tokens: int = 256  # prompt tokens that one step may prefill beside the running sequences
+    threads: int = 0  # 0: the library decides
+    eos_token_ids: tuple[int, ...] = ()
+    cache_path: str = ""  # where an engine may keep a prepared form of the model; "": nowhere
+    exact: bool = False  # ask for output that does not depend on neighbours, at some cost
+    options: dict[str, float] = {}  # the scripted engine's speed and faults
+
+
+class Start(msgspec.Struct, tag="start", array_like=True, gc=False):
+    """The first message to a worker. `epoch` stamps every frame, so that a replaced worker's late ones are refused."""
+
+    version: int
+    epoch: int
+    spec: EngineSpec
+
+
+class Submit(msgspec.Struct, tag="submit", array_like=True, gc=False):
+    sequence: Sequence
+
+
+class Abort(msgspec.Struct, tag="abort", array_like=True, gc=False):
+    sequence_id: int
+
+
+class Ready(msgspec.Struct, tag="ready", array_like=True, gc=False):
+    """The first message from a worker: the model is loaded, and this is what can be done with it."""
+
+    version: int
+    epoch: int
+    capabilities: Capabilities
+
+
+class Frame(msgspec.Struct, tag="frame", array_like=True, gc=False):
+    """One step. Sent even when `deltas` is empty (a long prefill), since frames are the sign of progress."""
+
+    epoch: int
+    step: int
+    deltas: list[Delta]
+
+
+class Fatal(msgspec.Struct, tag="fatal", array_like=True, gc=False):
+    """The worker's last words: the model did not load, or the engine raised."""
+
+    message: str
+
+
+ToWorker: TypeAlias = Start | Submit | Abort
+FromWorker: TypeAlias = Ready | Frame | Fatal
+
+decode_to_worker = msgspec.msgpack.Decoder(ToWorker).decode
+decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
+
+
+def encode(message: ToWorker | FromWorker) -> bytes:
+    """The message with its length in front, ready for the socket."""
+    body = _encoder.encode(message)
+    return _LENGTH.pack(len(body)) + body
+
+
+class FrameBuffer:
+    """Cuts a byte stream back into message bodies."""
+
+    __slots__ = ("_rest",)
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The bodies completed by `chunk`, in order.
+
+        Raises: ValueError if a length is beyond reason, which means that the peer talks something else.
+        """
+        stream = self._rest + chunk if self._rest else chunk
+        bodies = []
+        start, end = 0, len(stream)
+        while end - start >= 4:
+            (length,) = _LENGTH.unpack_from(stream, start)
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {length} bytes")
+            stop = start + 4 + length
+            if stop > end:
+                break
+            bodies.append(stream[start + 4 : stop])
+            start = stop
+        self._rest = stream[start:]
+        return bodies

@@ -1,0 +1,141 @@
+"""The engine's own process: `python -m tailrace.engines.worker FD PARENT_PID`.
+
+One thread takes work from the socket, steps the engine and sends one frame a step. It waits on the socket only when
+nothing runs. A closed socket means that the server is gone, and ends the process; on Linux the kernel ends it too when
+the parent dies in the middle of a long step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+
+from tailrace.engine import Delta, Engine
+from tailrace.engines import load_engine
+from tailrace.engines.protocol import (
+    PROTOCOL_VERSION,
+    Abort,
+    Fatal,
+    Frame,
+    FrameBuffer,
+    FromWorker,
+    Ready,
+    Start,
+    Submit,
+    ToWorker,
+    decode_to_worker,
+    encode,
+)
+from tailrace.errors import SequenceFailed
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+class _Link:
+    """The worker's end of the socket pair."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._buffer = FrameBuffer()
+
+    def receive(self, *, wait: bool) -> Iterator[ToWorker]:
+        """What has arrived. With `wait`, blocks until something has.
+
+        Raises: EOFError when the server is gone.
+        """
+        try:
+            chunk = self._sock.recv(1 << 20, 0 if wait else socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except ConnectionError as error:
+            raise EOFError from error
+        if not chunk:
+            raise EOFError
+        for body in self._buffer.feed(chunk):
+            yield decode_to_worker(body)
+
+    def send(self, message: FromWorker) -> None:
+        """Blocks while the server is too far behind, which is how far the engine may run ahead."""
+        try:
+            self._sock.sendall(encode(message))
+        except ConnectionError as error:
+            raise EOFError from error
+
+
+def run(engine: Engine, link: _Link, epoch: int) -> None:
+    """Steps the engine until the server is gone.
+
+    Raises: EOFError then; anything else means that the engine is lost.
+    """
+    live: set[int] = set()
+    step = 0
+    while True:
+        deltas: list[Delta] = []
+        for message in link.receive(wait=not live):
+            if isinstance(message, Submit):
+                sequence = message.sequence
+                try:
+                    engine.submit(sequence)
+                    live.add(sequence.sequence_id)
+                except SequenceFailed as error:
+                    deltas.append(Delta(sequence.sequence_id, 0, (), (), "error", error.message))
+            elif isinstance(message, Abort):
+                engine.abort(message.sequence_id)
+        if live:
+            stepped = engine.step()
+            for delta in stepped:
+                if delta.finish_reason is not None:
+                    live.discard(delta.sequence_id)
+            deltas += stepped
+        elif not deltas:
+            continue
+        step += 1
+        link.send(Frame(epoch, step, deltas))
+
+
+def main(argv: list[str]) -> int:
+    """Takes the descriptor of the socket and the parent's process id; returns the exit status."""
+    fd, parent_pid = int(argv[0]), int(argv[1])
+    _die_with_parent(parent_pid)
+    # The server decides when this process ends: a Ctrl-C on the terminal reaches the whole group, and would cut
+    # streams that the server is still draining.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    link = _Link(socket.socket(fileno=fd))
+    with contextlib.suppress(EOFError):
+        start = next(link.receive(wait=True))
+        if not isinstance(start, Start) or start.version != PROTOCOL_VERSION:
+            link.send(Fatal("server and worker are of different versions"))
+            return 1
+        try:
+            engine = load_engine(start.spec)
+            link.send(Ready(PROTOCOL_VERSION, start.epoch, engine.capabilities))
+            run(engine, link, start.epoch)
+        except EOFError:
+            raise
+        except BaseException as error:
+            link.send(Fatal(f"{type(error).__name__}: {error}"[:2000]))
+            return 1
+    return 0
+
+
+def _die_with_parent(parent_pid: int) -> None:
+    if sys.platform == "linux":
+        with contextlib.suppress(OSError, AttributeError):
+            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
+            score.write("500")  # out of memory takes the engine before the server, which can start another
+    if os.getppid() != parent_pid:
+        os._exit(0)
+
+
+if __name__ == "__main__":
+    # The engine's threads may still be busy with a model that nobody wants any more.
+    os._exit(main(sys.argv[1:]))

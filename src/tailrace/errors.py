@@ -1,0 +1,206 @@
+"""Everything that tailrace can refuse or fail with.
+
+::
+
+    TailraceError                   500
+      RequestError                  400  the client asked for something that cannot be
+        BodyTooLarge                413
+        BodyTimeout                 408
+        UnsupportedMediaType        415
+        UnsupportedParameter        400  the engine cannot honour it
+        ContextLengthExceeded       400  prompt (and answer) do not fit the model
+        UnknownModel                404
+        Forbidden                   403  a Host or Origin that is not ours
+        IdempotencyConflict         409  the key was used for another request
+      AdmissionError                429
+        QueueFull                   429  try again after `retry_after_s`
+        Draining                    503  this server is going away
+      StreamError                   404
+        UnknownStream               404
+        StreamExpired               410
+        ForeignCursor               409  a Last-Event-ID of another stream
+        SeqOutOfRange               400
+      EngineError                   500
+        SequenceFailed              500  one sequence; its neighbours live on
+        EngineLost                  503  the worker died
+        EngineStalled               504  the worker made no progress
+      ModelError                    -    a model cannot be found, fetched or read (command line)
+
+`status`, `code` and `retry_after_s` are what a wire needs; only `server` turns them into HTTP, and after the headers
+they become an in-band event. Messages never repeat what the client sent. A client that leaves is not an error.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "AdmissionError",
+    "BodyTimeout",
+    "BodyTooLarge",
+    "ContextLengthExceeded",
+    "Draining",
+    "EngineError",
+    "EngineLost",
+    "EngineStalled",
+    "Forbidden",
+    "ForeignCursor",
+    "IdempotencyConflict",
+    "ModelError",
+    "QueueFull",
+    "RequestError",
+    "SeqOutOfRange",
+    "SequenceFailed",
+    "StreamError",
+    "StreamExpired",
+    "TailraceError",
+    "UnknownModel",
+    "UnknownStream",
+    "UnsupportedMediaType",
+    "UnsupportedParameter",
+]
+
+
+class TailraceError(Exception):
+    """Root of the tree. `message` is written for the person who made the call."""
+
+    status = 500
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str | None = None, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.param = param
+        self.retry_after_s = retry_after_s
+
+
+class RequestError(TailraceError):
+    """The request itself is wrong; sending it again will not help."""
+
+    status = 400
+    code = "invalid_request"
+
+
+class BodyTooLarge(RequestError):
+    status = 413
+    code = "body_too_large"
+
+
+class BodyTimeout(RequestError):
+    """The body stopped coming."""
+
+    status = 408
+    code = "body_timeout"
+
+
+class UnsupportedMediaType(RequestError):
+    status = 415
+    code = "unsupported_media_type"
+
+
+class UnsupportedParameter(RequestError):
+    """A known parameter that this engine or wire cannot honour; `param` names it."""
+
+    code = "unsupported_parameter"
+
+
+class ContextLengthExceeded(RequestError):
+    """The prompt, or prompt and answer together, exceed what the model or its memory holds. Counts are tokens."""
+
+    code = "context_length_exceeded"
+
+    def __init__(
+        self, num_prompt_tokens: int, limit_tokens: int, *, max_tokens: int = 0, at_least: bool = False
+    ) -> None:
+        counted = f"at least {num_prompt_tokens}" if at_least else str(num_prompt_tokens)
+        answer = f" and {max_tokens} were asked for" if max_tokens else ""
+        super().__init__(
+            f"The prompt has {counted} tokens{answer}, but {limit_tokens} is the limit.",
+            param="max_tokens" if max_tokens else "prompt",
+        )
+        self.num_prompt_tokens = num_prompt_tokens
+        self.limit_tokens = limit_tokens
+        self.max_tokens = max_tokens
+
+
+class UnknownModel(RequestError):
+    status = 404
+    code = "model_not_found"
+
+
+class Forbidden(RequestError):
+    status = 403
+    code = "forbidden"
+
+
+class IdempotencyConflict(RequestError):
+    status = 409
+    code = "idempotency_conflict"
+
+
+class AdmissionError(TailraceError):
+    """Not now; `retry_after_s` says when."""
+
+    status = 429
+    code = "overloaded"
+
+
+class QueueFull(AdmissionError):
+    pass
+
+
+class Draining(AdmissionError):
+    status = 503
+    code = "draining"
+
+
+class StreamError(TailraceError):
+    status = 404
+    code = "stream_error"
+
+
+class UnknownStream(StreamError):
+    code = "unknown_stream"
+
+
+class StreamExpired(StreamError):
+    status = 410
+    code = "stream_expired"
+
+
+class ForeignCursor(StreamError):
+    status = 409
+    code = "foreign_cursor"
+
+
+class SeqOutOfRange(StreamError):
+    status = 400
+    code = "seq_out_of_range"
+
+
+class EngineError(TailraceError):
+    code = "engine_error"
+
+
+class SequenceFailed(EngineError):
+    """The engine refused or lost one sequence; the others are untouched."""
+
+    code = "sequence_failed"
+
+
+class EngineLost(EngineError):
+    """The worker died, or could not be started."""
+
+    status = 503
+    code = "engine_lost"
+
+
+class EngineStalled(EngineError):
+    """The worker was alive but made no progress, and was killed."""
+
+    status = 504
+    code = "engine_stalled"
+
+
+class ModelError(TailraceError):
+    """A model cannot be found, fetched or read. The message says what happened and what to do."""
+
+    code = "model_error"

@@ -1,0 +1,190 @@
+"""Checks a request, turns it into ids, and starts it on its way."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from dataclasses import dataclass, replace
+
+from tailrace.admission import Gate
+from tailrace.engine import Sequence
+from tailrace.engines import Supervisor
+from tailrace.errors import (
+    ContextLengthExceeded,
+    EngineLost,
+    RequestError,
+    UnknownModel,
+    UnsupportedParameter,
+)
+from tailrace.generation.choice import Choice
+from tailrace.generation.run import Run
+from tailrace.streams import StreamStore
+from tailrace.text import ChatEncoder, Detokenizer, StopMatcher, Tokenizer
+from tailrace.types import GenerateRequest, Sampling
+
+__all__ = ["Generator", "Limits"]
+
+_INLINE_CHARACTERS = 8_192  # tokenised on the event loop; longer prompts go to a thread. About 2 ms.
+_HOPELESS_FAILURES = 3  # starts in a row without success, after which nobody is let into the queue
+_ANY_MODEL = frozenset({"tgi", "dummy", "default"})  # what clients send that know only a URL
+_ALWAYS = frozenset({"max_tokens", "seed", "stop", "include_stop", "n"})  # kept by this room, whatever the engine
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a request may ask. Tokens count prompt ids or new ids."""
+
+    default_max_tokens: int = 1024
+    max_n: int = 8
+    queue_s: float = 60.0
+    linger_s: float = 60.0
+
+
+class Generator:
+    """Requests in, streams out, for one model."""
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        tokenizer: Tokenizer,
+        chat: ChatEncoder | None,
+        context_tokens: int,
+        add_bos: bool,
+        supervisor: Supervisor,
+        gate: Gate,
+        store: StreamStore,
+        limits: Limits,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.context_tokens = context_tokens
+        self.chat = chat
+        self.store = store
+        self.gate = gate
+        self.limits = limits
+        self.live: set[Run] = set()  # without their terminal event
+        self._add_bos = add_bos
+        self._supervisor = supervisor
+        self._sequence_ids = itertools.count(1)
+
+    @property
+    def is_ready(self) -> bool:
+        """There is an engine, and this server takes requests."""
+        return self._supervisor.is_ready and not self.gate.is_draining
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """Names of the sampling parameters that can be honoured now."""
+        capabilities = self._supervisor.capabilities
+        return _ALWAYS | (capabilities.parameters if capabilities is not None else frozenset())
+
+    async def create(self, request: GenerateRequest) -> Run:
+        """Begin a stream.
+
+        Raises: RequestError in one of its kinds if the request cannot be served, AdmissionError if not now, EngineLost
+        if there is no engine. Nothing has begun then.
+        """
+        self._check(request)
+        prompt_text, prompt_ids = await self._encode(request)
+        if request.truncate is not None:
+            prompt_ids = prompt_ids[-request.truncate :]
+        if not prompt_ids:
+            raise RequestError("The prompt is empty.", param="prompt")
+        sampling = self._complete(request.sampling, len(prompt_ids))
+        assert sampling.max_tokens is not None
+        # From here on nothing waits: the check and the place in the queue belong together.
+        num_tokens = self.gate.check(len(prompt_ids), sampling.max_tokens, sampling.n)
+        linger_s = self.limits.linger_s if request.linger_s is None else request.linger_s
+        run = self._prepare(prompt_text, prompt_ids, sampling, linger_s if request.on_disconnect == "detach" else 0.0)
+        self.live.add(run)
+        run.enter(num_tokens, queue_s=self.limits.queue_s)
+        return run
+
+    def on_engine_change(self) -> None:
+        """The engine came or went: open or shut the gate accordingly."""
+        capabilities = self._supervisor.capabilities
+        if not self._supervisor.is_ready or capabilities is None:
+            hopeless = self._supervisor.failures >= _HOPELESS_FAILURES
+            retry_after_s = self._supervisor.retry_after_s
+            self.gate.shut(EngineLost("The engine cannot be started.", retry_after_s=retry_after_s) if hopeless else None)
+        else:
+            self.gate.open(
+                capacity_tokens=capabilities.kv_tokens,
+                capacity_sequences=capabilities.max_sequences,
+                block_tokens=capabilities.block_tokens,
+            )
+
+    def _check(self, request: GenerateRequest) -> None:
+        if request.model and request.model != self.model and request.model not in _ANY_MODEL:
+            raise UnknownModel(f"This server runs {self.model}; there is no such model here.", param="model")
+        sampling, plain = request.sampling, Sampling()
+        if self._supervisor.capabilities is not None:
+            for name in Sampling.__slots__:
+                if name not in self.parameters and getattr(sampling, name) != getattr(plain, name):
+                    raise UnsupportedParameter(f"This engine does not support {name}.", param=name)
+        if sampling.n > self.limits.max_n:
+            raise RequestError(f"n is at most {self.limits.max_n}.", param="n")
+        if request.messages and self.chat is None:
+            raise UnsupportedParameter("This model has no chat template; send a prompt instead.", param="messages")
+        texts = [request.prompt or "", *(message.content for message in request.messages), *sampling.stop]
+        if any("\0" in text for text in texts):
+            raise RequestError("Text must not contain NUL characters.", param="prompt")
+
+    async def _encode(self, request: GenerateRequest) -> tuple[str, tuple[int, ...]]:
+        """The prompt's text as the client knows it, and its ids. Raises: ContextLengthExceeded, RequestError."""
+        text = request.prompt if request.prompt is not None else "".join(m.content for m in request.messages)
+        at_least = self.tokenizer.at_least_tokens(text)
+        if at_least > self.context_tokens and request.truncate is None:
+            raise ContextLengthExceeded(at_least, self.context_tokens, at_least=True)
+        if len(text) <= _INLINE_CHARACTERS:
+            return text, tuple(self._ids(request))
+        return text, tuple(await asyncio.to_thread(self._ids, request))
+
+    def _ids(self, request: GenerateRequest) -> list[int]:
+        if request.prompt is not None:
+            return self.tokenizer.encode(request.prompt, special=True, bos=self._add_bos)
+        assert self.chat is not None
+        return self.chat.encode(request.messages)
+
+    def _complete(self, sampling: Sampling, num_prompt_tokens: int) -> Sampling:
+        """Fill in what the client left open. Raises: ContextLengthExceeded."""
+        room = self.limit_tokens(sampling.n) - num_prompt_tokens
+        max_tokens = sampling.max_tokens
+        if max_tokens is None:
+            max_tokens = max(1, min(self.limits.default_max_tokens, room))
+        if max_tokens > room:
+            asked = sampling.max_tokens or 0
+            raise ContextLengthExceeded(num_prompt_tokens, self.limit_tokens(sampling.n), max_tokens=asked)
+        seed = sampling.seed if sampling.seed is not None else secrets.randbits(32)
+        return replace(sampling, max_tokens=max_tokens, seed=seed)
+
+    def limit_tokens(self, n: int) -> int:
+        """How long prompt and answer may be together: the model's window, or the engine's memory if that is less."""
+        capabilities = self._supervisor.capabilities
+        if capabilities is None:
+            return self.context_tokens
+        return min(self.context_tokens, capabilities.kv_tokens // n - 2 * capabilities.block_tokens)
+
+    def _prepare(self, prompt_text: str, prompt_ids: tuple[int, ...], sampling: Sampling, linger_s: float) -> Run:
+        seed = sampling.seed or 0
+        run = Run(
+            self.store.create(),
+            model=self.model,
+            prompt_ids=prompt_ids,
+            prompt_text=prompt_text,
+            seed=seed,
+            linger_s=linger_s,
+            store=self.store,
+            gate=self.gate,
+            engine=self._supervisor,
+            on_end=self.live.discard,
+        )
+        for index in range(sampling.n):
+            sequence_id = next(self._sequence_ids)
+            stops = StopMatcher(sampling.stop, sampling.include_stop) if sampling.stop else None
+            run.choices.append(Choice(run, index, sequence_id, Detokenizer(self.tokenizer), stops))
+            sampling_of_choice = replace(sampling, seed=seed + index)
+            run.sequences.append(Sequence(sequence_id, prompt_ids, sampling_of_choice))
+        return run

@@ -1,0 +1,77 @@
+"""The card of a GGUF file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tailrace.errors import ModelError
+from tailrace.models import _tokenizer
+from tailrace.models._gguf import Metadata, read_metadata
+from tailrace.models._tokenizer import CONTROL, Vocabulary
+from tailrace.models.card import ModelCard
+
+__all__ = ["read"]
+
+# What the GGUF loader of OpenVINO GenAI builds.
+_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+
+# Control tokens that end a turn or a text whatever `eos_token_id` says: files with only one of the two set are common.
+_END_TOKENS = {
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "<|im_end|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+}
+_END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+
+
+def read(path: Path, name: str) -> ModelCard:
+    metadata = read_metadata(path)
+    architecture = metadata.text("general.architecture")
+    if architecture not in _ARCHITECTURES:
+        raise ModelError(
+            f"The architecture of {path} is `{architecture}`; GGUF files of {', '.join(_ARCHITECTURES)} can be run. "
+            "For another architecture give an OpenVINO export of the model."
+        )
+    pre = _tokenizer.pre_tokenizer(path, metadata)
+    vocabulary = _tokenizer.read_vocabulary(path, metadata)
+    bos_token = _token(path, metadata, vocabulary, "tokenizer.ggml.bos_token_id")
+    add_bos = metadata.flag("tokenizer.ggml.add_bos_token")
+    context_tokens = metadata.number(f"{architecture}.context_length")
+    if not context_tokens or context_tokens < 0:
+        raise ModelError(f"{path} does not say how long its context is ({architecture}.context_length).")
+    return ModelCard(
+        name=name,
+        path=path,
+        format="gguf",
+        tokenizer_json=_tokenizer.tokenizer_json(path, vocabulary, pre),
+        chat_template=metadata.text("tokenizer.chat_template"),
+        bos_token=bos_token,
+        eos_token=_token(path, metadata, vocabulary, "tokenizer.ggml.eos_token_id"),
+        add_bos=bool(bos_token) and (pre.add_bos if add_bos is None else add_bos),
+        eos_token_ids=_ends(path, metadata, vocabulary),
+        context_tokens=context_tokens,
+    )
+
+
+def _token_id(path: Path, metadata: Metadata, vocabulary: Vocabulary, key: str) -> int | None:
+    token_id = metadata.number(key)
+    if token_id is not None and not 0 <= token_id < len(vocabulary.tokens):
+        raise ModelError(f"{path} is damaged: its `{key}` is not in its vocabulary. Fetch the file again.")
+    return token_id
+
+
+def _token(path: Path, metadata: Metadata, vocabulary: Vocabulary, key: str) -> str:
+    token_id = _token_id(path, metadata, vocabulary, key)
+    return "" if token_id is None else vocabulary.tokens[token_id]
+
+
+def _ends(path: Path, metadata: Metadata, vocabulary: Vocabulary) -> tuple[int, ...]:
+    named = [_token_id(path, metadata, vocabulary, key) for key in _END_KEYS]
+    known = [
+        token_id
+        for token_id, kind in enumerate(vocabulary.types)
+        if kind == CONTROL and vocabulary.tokens[token_id] in _END_TOKENS
+    ]
+    return tuple(dict.fromkeys(token_id for token_id in [*named, *known] if token_id is not None))

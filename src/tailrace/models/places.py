@@ -1,0 +1,22 @@
+"""Where tailrace keeps what it can fetch again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+__all__ = ["cache_path", "models_path"]
+
+
+def cache_path() -> Path:
+    """`$TAILRACE_HOME` when it is set, else the user's cache directory (`$XDG_CACHE_HOME` is respected)."""
+    home = os.environ.get("TAILRACE_HOME", "").strip()
+    if home:
+        return Path(home).expanduser().absolute()
+    from platformdirs import user_cache_path
+
+    return user_cache_path("tailrace")
+
+
+def models_path() -> Path:
+    return cache_path() / "models"

@@ -1,0 +1,144 @@
+"""Answers: refusals in the shape of their dialect, answers in one piece, and the writer of streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Mapping
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tailrace.dialects import Dialect, Encoder, native, tgi
+from tailrace.errors import TailraceError
+from tailrace.streams import Reader, StreamLog
+
+__all__ = ["STREAM_HEADERS", "JsonAnswer", "StreamAnswer", "WholeAnswer", "dialect_of", "error_answer"]
+
+STREAM_HEADERS = {
+    "cache-control": "no-cache, no-transform",  # no proxy may hold it back to compress it
+    "x-accel-buffering": "no",  # nor to fill a buffer
+    "x-content-type-options": "nosniff",
+}
+_HEARTBEAT = b": hb\n"  # without a blank line: some clients would take that for an event
+
+
+class JsonAnswer(Response):
+    media_type = "application/json"
+
+
+def dialect_of(path: str) -> Dialect:
+    """Whose error shape a path has, before its route is known."""
+    return tgi if path in ("/", "/generate", "/generate_stream", "/info", "/health") else native
+
+
+def error_answer(dialect: Dialect, error: TailraceError) -> Response:
+    """A refusal before the first byte."""
+    status, body = dialect.encode_error(error)
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    if status in (408, 413):
+        headers["connection"] = "close"  # the rest of the body is nothing we want to read
+    return JsonAnswer(body, status, headers)
+
+
+class StreamAnswer:
+    """Writes a log to one client: an ASGI application.
+
+    All that is ready goes out in one write. When the client leaves, only its reader ends; what that means for the
+    stream is the producer's business. A stream that cannot be shown to its end is cut off without the chunk that would
+    make it look complete.
+    """
+
+    def __init__(
+        self, log: StreamLog, encoder: Encoder, *, after: int, media_type: str, headers: Mapping[str, str],
+        heartbeat_s: float,
+    ) -> None:  # fmt: skip
+        self._log = log
+        self._encoder = encoder
+        self._after = after
+        self._heartbeat_s = heartbeat_s if media_type.startswith("text/event-stream") else 0.0
+        self._headers = Response(headers={**STREAM_HEADERS, **headers}, media_type=media_type).raw_headers
+        self._headers = [header for header in self._headers if header[0] != b"content-length"]
+        self._is_gone = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.body"})
+            return
+        with Reader(self._log, self._after) as reader:
+            async with asyncio.TaskGroup() as group:
+                watcher = group.create_task(self._watch(receive, reader))
+                await self._write(reader, send)
+                watcher.cancel()
+
+    async def _write(self, reader: Reader, send: Send) -> None:
+        encode = self._encoder.encode
+        while not self._is_gone:
+            seq = reader.cursor + 1
+            events = reader.take()
+            if events:
+                try:
+                    chunk = b"".join([encode(number, event) for number, event in enumerate(events, seq)])
+                except TailraceError:
+                    return  # a wire without a place for errors: an answer without its end says it
+                if chunk:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            elif reader.is_finished:
+                await send({"type": "http.response.body"})
+                return
+            else:
+                await self._wait(reader, send)
+
+    async def _wait(self, reader: Reader, send: Send) -> None:
+        if not self._heartbeat_s:
+            await reader.wait()
+            return
+        timer = asyncio.get_running_loop().call_later(self._heartbeat_s, reader.wake)
+        try:
+            await reader.wait()
+        finally:
+            timer.cancel()
+        if not self._is_gone and reader.cursor == self._log.last_seq and not reader.is_finished:
+            await send({"type": "http.response.body", "body": _HEARTBEAT, "more_body": True})
+
+    async def _watch(self, receive: Receive, reader: Reader) -> None:
+        """Servers do not tell a writer that its reader has left; they tell who asks."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._is_gone = True
+        reader.wake()
+
+
+class WholeAnswer:
+    """Waits for the end of a log and answers in one piece: an ASGI application."""
+
+    def __init__(self, log: StreamLog, encoder: Encoder, dialect: Dialect, headers: Mapping[str, str]) -> None:
+        self._log = log
+        self._encoder = encoder
+        self._dialect = dialect
+        self._headers = dict(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with Reader(self._log, at_end_only=True) as reader:
+            async with asyncio.TaskGroup() as group:
+                watcher = group.create_task(self._watch(receive, reader))
+                await reader.wait()
+                watcher.cancel()
+        if self._log.end is None:
+            return  # the client has left
+        try:
+            response: Response = JsonAnswer(self._encoder.whole(self._log.events), headers=self._headers)
+        except TailraceError as error:
+            response = error_answer(self._dialect, error)
+            response.headers.update(self._headers)
+        with contextlib.suppress(ConnectionError):
+            await response(scope, receive, send)
+
+    async def _watch(self, receive: Receive, reader: Reader) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        reader.wake()

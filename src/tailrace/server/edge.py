@@ -1,0 +1,153 @@
+"""The first thing a request meets: is it addressed to us, from a page that may, with a body of reason?
+
+A server on loopback is reachable from every page in the user's browser, by its address or by a name that an attacker
+points at it. So the Host must be one of ours, and an Origin, where a browser sends one, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import secrets
+import socket
+import time
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tailrace.errors import BodyTimeout, BodyTooLarge, Forbidden, TailraceError
+from tailrace.server.answers import dialect_of, error_answer
+from tailrace.server.settings import Settings
+
+__all__ = ["BodyReader", "Edge"]
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}", re.ASCII)
+_DISCARD_BYTES = 32 * 2**20  # of a body that is too large, so that its sender gets to read why
+_DISCARD_S = 0.5
+
+
+class Edge:
+    """ASGI middleware around everything else."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._app = app
+        self._any_host, self._hosts = _names(settings.allowed_hosts)
+        self._any_origin, self._origins = _names(settings.allowed_origins)
+        self._hosts |= {"localhost", settings.host.lower(), socket.gethostname().lower()}
+        self._is_loopback = _is_loopback(settings.host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_urlsafe(12)
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(raw=message["headers"])["x-request-id"] = request_id
+            await send(message)
+
+        try:
+            self._check(headers)
+        except TailraceError as error:
+            await error_answer(dialect_of(scope["path"]), error)(scope, receive, send_with_id)
+            return
+        await self._app(scope, receive, send_with_id)
+
+    def _check(self, headers: Headers) -> None:
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+            raise Forbidden(
+                "This server is not known under that name. Start it with --allowed-hosts to add one.", param="host"
+            )
+        origin = headers.get("origin")
+        if origin is None or self._any_origin or origin.lower() in self._origins:
+            return
+        if urlsplit(origin).netloc.lower() != hosts[0].lower():
+            raise Forbidden(
+                "Pages of that origin may not call this server. Start it with --allowed-origins to let them.",
+                param="origin",
+            )
+
+    def _is_ours(self, host: str) -> bool:
+        """Names must be known, against rebinding. Addresses cannot be rebound; a loopback server takes loopback ones."""
+        if self._any_host:
+            return True
+        try:
+            name = (urlsplit("//" + host).hostname or "").lower()
+        except ValueError:
+            return False
+        if name in self._hosts or name.endswith(".localhost"):
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or not self._is_loopback
+
+
+def _names(listed: str) -> tuple[bool, set[str]]:
+    names = {name.strip().lower() for name in listed.split(",") if name.strip()}
+    return "*" in names, names
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class BodyReader:
+    """Reads a request body within limits of size and time."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._max_bytes = settings.body_bytes
+        self._gap_s = settings.body_gap_s
+        self._total_s = settings.body_s
+
+    async def read(self, headers: Headers, receive: Receive) -> bytes:
+        """The whole body. Raises: BodyTooLarge, BodyTimeout, ConnectionError if the client left."""
+        declared = headers.get("content-length", "")
+        if declared.isdigit() and int(declared[:20]) > self._max_bytes:
+            await self._discard(receive)
+            raise self._too_large()
+        chunks: list[bytes] = []
+        num_bytes = 0
+        deadline_s = time.monotonic() + self._total_s
+        while True:
+            try:
+                async with asyncio.timeout(min(self._gap_s, deadline_s - time.monotonic())):
+                    message = await receive()
+            except TimeoutError:
+                raise BodyTimeout("The body of the request did not arrive in time.") from None
+            if message["type"] == "http.disconnect":
+                raise ConnectionResetError
+            chunks.append(message.get("body", b""))
+            num_bytes += len(chunks[-1])
+            if num_bytes > self._max_bytes:
+                await self._discard(receive)
+                raise self._too_large()
+            if not message.get("more_body"):
+                return b"".join(chunks)
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"The body is larger than {self._max_bytes} bytes.")
+
+    async def _discard(self, receive: Receive) -> None:
+        """Take in some more, so that a client that writes before it reads does not see a reset connection."""
+        num_bytes = 0
+        try:
+            async with asyncio.timeout(_DISCARD_S):
+                while num_bytes < _DISCARD_BYTES:
+                    message = await receive()
+                    num_bytes += len(message.get("body", b""))
+                    if message["type"] == "http.disconnect" or not message.get("more_body"):
+                        return
+        except TimeoutError:
+            return

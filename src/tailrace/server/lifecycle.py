@@ -1,0 +1,222 @@
+"""From settings to a running server, and down again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.types import ASGIApp
+
+from tailrace.admission import Gate
+from tailrace.engines import EngineSpec, Supervisor
+from tailrace.errors import ModelError
+from tailrace.generation import Generator, Limits
+from tailrace.models import ModelCard
+from tailrace.server.edge import Edge
+from tailrace.server.routes import Routes, broken, not_routed
+from tailrace.server.settings import Settings
+from tailrace.server.source import Source
+from tailrace.streams import StreamStore
+from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
+
+__all__ = ["Service", "bind", "serve", "start_service"]
+
+logger = logging.getLogger("tailrace.server")
+
+_DRAIN_RETRY_S = 5.0
+_CLOSE_S = 2.0  # for answers that are complete to reach their clients
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Everything behind the sockets."""
+
+    generator: Generator
+    supervisor: Supervisor
+    store: StreamStore
+    app: ASGIApp
+
+
+@contextlib.asynccontextmanager
+async def start_service(source: Source, settings: Settings, *, cache_path: str = "") -> AsyncIterator[Service]:
+    """The application with its engine loaded. Leaving it kills the engine.
+
+    Raises: ModelError if the engine cannot load the model.
+    """
+    card = source.card
+    context_tokens = settings.context_tokens or card.context_tokens
+    spec = _engine_spec(source, settings, context_tokens, cache_path)
+    changed = asyncio.Event()
+    generator: Generator | None = None
+
+    def on_change() -> None:
+        changed.set()
+        if generator is not None:
+            generator.on_engine_change()
+
+    supervisor = Supervisor(spec, on_change=on_change, stall_s=settings.stall_s, load_s=settings.load_s)
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(supervisor.run())
+        try:
+            # The engine loads in its process while this one reads the vocabulary.
+            tokenizer, chat = await asyncio.to_thread(_text, card)
+            store = StreamStore(retention_s=settings.retention_s, budget_bytes=settings.retention_bytes)
+            generator = Generator(
+                model=card.name,
+                tokenizer=tokenizer,
+                chat=chat,
+                context_tokens=context_tokens,
+                add_bos=card.add_bos,
+                supervisor=supervisor,
+                gate=Gate(max_requests=settings.max_concurrent_requests),
+                store=store,
+                limits=Limits(
+                    default_max_tokens=settings.default_max_tokens,
+                    queue_s=settings.queue_s,
+                    linger_s=settings.linger_s,
+                ),
+            )
+            await changed.wait()
+            if not supervisor.is_ready:
+                raise ModelError(_load_failure(supervisor.last_reason))
+            generator.on_engine_change()
+            yield Service(generator, supervisor, store, build_app(generator, settings))
+            store.close()
+        finally:
+            running.cancel()
+
+
+def _engine_spec(source: Source, settings: Settings, context_tokens: int, cache_path: str) -> EngineSpec:
+    return EngineSpec(
+        engine=source.engine,
+        path=str(source.card.path),
+        context_tokens=context_tokens,
+        kv_tokens=settings.kv_tokens,
+        max_sequences=settings.max_sequences,
+        max_step_tokens=settings.max_step_tokens,
+        threads=settings.threads,
+        eos_token_ids=source.card.eos_token_ids,
+        cache_path=cache_path,
+        exact=settings.exact,
+        options=source.options,
+    )
+
+
+def _text(card: ModelCard) -> tuple[Tokenizer, ChatEncoder | None]:
+    tokenizer = Tokenizer.from_json(card.tokenizer_json)
+    if card.chat_template is None:
+        return tokenizer, None
+    template = ChatTemplate(card.chat_template, bos_token=card.bos_token, eos_token=card.eos_token)
+    return tokenizer, ChatEncoder(tokenizer, template)
+
+
+def _load_failure(reason: str) -> str:
+    if "alloc" in reason.lower() or "SIGKILL" in reason or "memory" in reason.lower():
+        return f"{reason} There may not be enough memory: try a smaller --kv-tokens or a smaller model."
+    return reason
+
+
+def build_app(generator: Generator, settings: Settings) -> ASGIApp:
+    """The ASGI application over a generator."""
+    routes = Routes(generator, settings, started_s=int(time.time()))
+    inner = Starlette(
+        routes=routes.table(),
+        exception_handlers={404: not_routed, 405: not_routed, 500: broken},
+    )
+    inner.router.redirect_slashes = False
+    return Edge(inner, settings)
+
+
+def bind(settings: Settings) -> socket.socket:
+    """The listening socket, before anything slow is begun.
+
+    Raises: OSError if the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((settings.host, settings.port))
+        sock.listen(2048)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn, with signals left to us: ours drain."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]  # a generator of None, typed so in uvicorn
+        yield
+
+
+async def serve(
+    source: Source,
+    settings: Settings,
+    sock: socket.socket,
+    *,
+    cache_path: str = "",
+    on_ready: Callable[[Service], None] = lambda service: None,
+    on_drain: Callable[[int], None] = lambda num_streams: None,
+) -> None:
+    """Serve on a bound socket until SIGTERM or SIGINT, then drain. A second signal leaves at once.
+
+    Raises: ModelError if the engine cannot load the model.
+    """
+    async with start_service(source, settings, cache_path=cache_path) as service:
+        config = uvicorn.Config(
+            service.app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            http="httptools",
+            ws="none",
+            server_header=False,
+            timeout_graceful_shutdown=int(_CLOSE_S),
+        )
+        server = _Uvicorn(config)
+        leaving = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def on_signal() -> None:
+            if leaving.is_set():
+                server.force_exit = server.should_exit = True
+                for run in list(service.generator.live):
+                    run.interrupt()
+            leaving.set()
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, on_signal)
+        # What was made so far stays: the collector need not look at it again, nor pause a stream for it.
+        gc.collect()
+        gc.freeze()
+        async with asyncio.TaskGroup() as group:
+            listening = group.create_task(server.serve(sockets=[sock]))
+            on_ready(service)
+            stopping = group.create_task(leaving.wait())
+            await asyncio.wait([listening, stopping], return_when=asyncio.FIRST_COMPLETED)
+            on_drain(len(service.generator.live))
+            await _drain(service.generator, settings.drain_s, server)
+            server.should_exit = True
+            stopping.cancel()
+
+
+async def _drain(generator: Generator, drain_s: float, server: uvicorn.Server) -> None:
+    """Let running streams finish, then interrupt what is left."""
+    generator.gate.drain(_DRAIN_RETRY_S)
+    deadline = time.monotonic() + drain_s
+    while generator.live and time.monotonic() < deadline and not server.force_exit:
+        await asyncio.sleep(0.05)
+    for run in list(generator.live):
+        run.interrupt()

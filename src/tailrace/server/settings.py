@@ -1,0 +1,67 @@
+"""Every setting, once: flags, environment names and the reference page are made from this table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+__all__ = ["Setting", "Settings", "settings_table"]
+
+
+def _setting(default: Any, text: str) -> Any:  # Any: dataclass fields take their type from the annotation
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Units end the names: `_s` seconds, `_bytes`, `_tokens`."""
+
+    host: str = _setting("127.0.0.1", "Address to listen on.")
+    port: int = _setting(8000, "Port to listen on; 0 takes a free one.")
+    threads: int = _setting(0, "Threads the engine computes with; 0 lets it decide.")
+    exact: bool = _setting(
+        True,
+        "Answers do not depend on what else is running: full precision, and no sequence decodes alone. "
+        "--no-exact is a little faster on processors with bfloat16.",
+    )
+    context_tokens: int = _setting(0, "Longest prompt and answer together; 0 is what the model was made for.")
+    kv_tokens: int = _setting(65_536, "Tokens that the engine's memory holds, all streams together.")
+    max_step_tokens: int = _setting(256, "Prompt tokens worked on in one step: less is smoother, more is faster.")
+    max_sequences: int = _setting(64, "Sequences that run at once; more wait.")
+    max_concurrent_requests: int = _setting(128, "Requests running and waiting; more are refused with 429.")
+    default_max_tokens: int = _setting(1024, "Length of an answer whose client does not say.")
+    queue_s: float = _setting(60.0, "How long a request may wait for its turn.")
+    linger_s: float = _setting(60.0, "How long a stream of /v1/streams runs on with nobody reading.")
+    retention_s: float = _setting(900.0, "How long a finished stream can still be read.")
+    retention_bytes: int = _setting(256 * 2**20, "Memory for finished streams; the oldest go first.")
+    heartbeat_s: float = _setting(10.0, "Silence after which a stream gets a comment line, so that proxies keep it open.")
+    body_bytes: int = _setting(2_000_000, "Largest request body.")
+    body_gap_s: float = _setting(1.0, "Longest wait for the next piece of a request body.")
+    body_s: float = _setting(30.0, "Longest wait for a whole request body.")
+    stall_s: float = _setting(30.0, "Time without progress after which the engine is replaced.")
+    load_s: float = _setting(600.0, "Longest time that the engine may take to load.")
+    drain_s: float = _setting(10.0, "Time that running streams get to finish on SIGTERM or Ctrl-C.")
+    allowed_hosts: str = _setting("", "Further names under which this server may be addressed, separated by commas; * is any.")
+    allowed_origins: str = _setting("", "Web origins that may call this server, separated by commas; * is any.")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One row of the table."""
+
+    name: str
+    kind: type
+    default: Any  # Any: of type `kind`
+    text: str
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+    @property
+    def variable(self) -> str:
+        return "TAILRACE_" + self.name.upper()
+
+
+def settings_table() -> tuple[Setting, ...]:
+    return tuple(Setting(row.name, type(row.default), row.default, row.metadata["help"]) for row in fields(Settings))

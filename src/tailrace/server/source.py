@@ -1,0 +1,58 @@
+"""Which model and which engine a command line means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tailrace.engines.scripted import CHAT_TEMPLATE, EOS_ID, tokenizer_json
+from tailrace.errors import ModelError
+from tailrace.models import ModelCard, Progress, resolve
+
+__all__ = ["Source", "find_source"]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A model on disk, and the engine to run it with."""
+
+    card: ModelCard
+    engine: str
+    options: dict[str, float] = field(default_factory=dict)
+
+
+def find_source(source: str, progress: Progress) -> Source:
+    """Find or fetch a model. `scripted`, or `scripted:option=value,…`, is an engine without one.
+
+    Raises: ModelError.
+    """
+    kind, _, options = source.partition(":")
+    if kind == "scripted":
+        return Source(_scripted_card(), "scripted", _options(options))
+    return Source(resolve(source, progress), "openvino")
+
+
+def _scripted_card() -> ModelCard:
+    return ModelCard(
+        name="scripted",
+        path=Path(),
+        format="scripted",
+        tokenizer_json=tokenizer_json(),
+        chat_template=CHAT_TEMPLATE,
+        bos_token="",
+        eos_token="<|end|>",
+        add_bos=False,
+        eos_token_ids=(EOS_ID,),
+        context_tokens=65_536,
+    )
+
+
+def _options(text: str) -> dict[str, float]:
+    options = {}
+    for pair in filter(None, text.split(",")):
+        name, _, value = pair.partition("=")
+        try:
+            options[name] = float(value)
+        except ValueError:
+            raise ModelError(f"{pair!r} is not an option of the scripted engine; write name=number.") from None
+    return options

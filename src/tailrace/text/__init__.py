@@ -1,0 +1,16 @@
+"""Text is the server's work, once for all engines; engines see ids only.
+
+Everything here is pure: no event loop, no files, no clock but the one that chat templates ask for. `Tokenizer`,
+`ChatTemplate` and `ChatEncoder` belong to a model and are shared by threads; `Detokenizer` and `StopMatcher` belong to
+one sequence.
+"""
+
+from __future__ import annotations
+
+from tailrace.text.chat import ChatEncoder
+from tailrace.text.detokenizer import Detokenizer
+from tailrace.text.stops import StopMatcher
+from tailrace.text.templates import ChatTemplate, TemplateError
+from tailrace.text.tokenizer import Tokenizer
+
+__all__ = ["ChatEncoder", "ChatTemplate", "Detokenizer", "StopMatcher", "TemplateError", "Tokenizer"]

@@ -1,0 +1,117 @@
+"""Chats to token ids, so that nothing a message says can become a control token.
+
+The template makes one string of its own control tokens and what people wrote. To tell the two apart afterwards, control
+tokens inside messages are disguised before rendering: their first character is swapped for a private-use character that
+occurs nowhere in the chat. In the rendered string, what still looks like a control token is the template's; all else
+is turned back and encoded as plain text. The disguise keeps lengths, and text that could form no control token is not
+touched, so templates that look at contents see what they expect.
+
+A template that builds control tokens from the role (`<|{{ role }}|>`) goes on working; it is the dialects that refuse
+roles which do not exist.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+from tailrace.errors import RequestError
+from tailrace.text.templates import ChatTemplate
+from tailrace.text.tokenizer import Tokenizer
+from tailrace.types import Message
+
+__all__ = ["ChatEncoder"]
+
+_PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+
+
+class ChatEncoder:
+    """Renders chats with one model's template and encodes them. Threads may share it."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+        self._tokenizer = tokenizer
+        self._template = template
+        spellings = set(tokenizer.control_tokens)
+        self._control = re.compile(_any_of(spellings) if spellings else r"(?!)")
+        self._control_starts = re.compile(f"(?={self._control.pattern}).", re.DOTALL)
+        # A control token could also be put together from the end of one text and the beginning of the next.
+        self._beginnings = frozenset(text[:i] for text in spellings for i in range(1, len(text)))
+        self._endings = frozenset(text[i:] for text in spellings for i in range(1, len(text)))
+        self._longest = max(map(len, spellings), default=0)
+
+    def encode(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
+        """The prompt for these messages as ids.
+
+        Equal to encoding the rendered text with its special tokens where no message contains the spelling of one.
+
+        Raises: TemplateError from the template; RequestError for text with lone surrogates.
+        """
+        risks = [(self._risks(message.role), self._risks(message.content)) for message in messages]
+        chars = {
+            text[i]
+            for message, positions in zip(messages, risks, strict=True)
+            for text, starts in zip((message.role, message.content), positions, strict=True)
+            for i in starts
+        }
+        disguise = self._choose_disguise(messages, chars) if chars else {}
+        disguised = [
+            Message(_swap(message.role, in_role, disguise), _swap(message.content, in_content, disguise))
+            for message, (in_role, in_content) in zip(messages, risks, strict=True)
+        ]
+        rendered = self._template.render(disguised, add_generation_prompt=add_generation_prompt)
+        undo = {ord(private): char for char, private in disguise.items()}
+        return self._tokenizer.encode_parts(self._parts(rendered, undo))
+
+    def _risks(self, text: str) -> set[int]:
+        """Where the characters stand that must be disguised: at the start of every control token, overlapping ones too,
+        and of what could be half of one at either end."""
+        starts: set[int] = set()
+        if self._control.search(text):  # many times faster than looking for overlapping ones
+            starts.update(match.start() for match in self._control_starts.finditer(text))
+        tail = max(0, len(text) - self._longest + 1)
+        starts.update(i for i in range(tail, len(text)) if text[i:] in self._beginnings)
+        if any(text[:i] in self._endings for i in range(1, min(self._longest, len(text) + 1))):
+            starts.add(0)
+        return starts
+
+    def _choose_disguise(self, messages: Sequence[Message], chars: set[str]) -> dict[str, str]:
+        """One private-use character, absent from the chat, the template and the control tokens, for each of `chars`."""
+        used = set(self._template.source).union(*self._tokenizer.control_tokens)
+        used.update(*(message.role + message.content for message in messages))
+        unused = (chr(code) for code in chain(*_PRIVATE_USE) if chr(code) not in used)
+        chosen = dict(zip(sorted(chars), unused, strict=False))
+        if len(chosen) < len(chars):
+            raise RequestError("The messages use every private-use character of Unicode.", param="messages")
+        return chosen
+
+    def _parts(self, rendered: str, undo: dict[int, str]) -> Iterator[str | int]:
+        done = 0
+        for match in self._control.finditer(rendered):
+            yield rendered[done : match.start()].translate(undo)
+            yield self._tokenizer.control_tokens[match[0]]
+            done = match.end()
+        yield rendered[done:].translate(undo)
+
+
+def _swap(text: str, positions: set[int], disguise: dict[str, str]) -> str:
+    if not positions:
+        return text
+    chars = list(text)
+    for i in positions:
+        chars[i] = disguise[chars[i]]
+    return "".join(chars)
+
+
+def _any_of(words: set[str]) -> str:
+    """A pattern for the longest of `words` at a place, as a tree of their characters: some models have a thousand
+    control tokens that begin alike, and a plain alternation would try each of them at every such beginning."""
+    by_first: dict[str, set[str]] = {}
+    for word in words - {""}:
+        by_first.setdefault(word[0], set()).add(word[1:])
+    branches = [re.escape(char) + _any_of(rests) for char, rests in sorted(by_first.items())]
+    if not branches:
+        return ""
+    if len(branches) == 1 and "" not in words:
+        return branches[0]
+    return f"(?:{'|'.join(branches)}){'?' if '' in words else ''}"

@@ -1,0 +1,103 @@
+"""Finds stop strings in text that comes in pieces, and holds back what could become one.
+
+All stop strings are searched at once (Aho and Corasick, 1975): a state is the longest suffix of the text so far that is
+a prefix of some stop string, which is just what must be held back. A character costs constant time on average, however
+long the output and however repetitive the stop strings.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from tailrace.errors import RequestError
+
+__all__ = ["StopMatcher"]
+
+
+class StopMatcher:
+    """Watches one sequence for stop strings.
+
+    The match that completes first counts, and of those that complete with the same character the longest; so the result
+    does not depend on how the text was cut. `include` leaves the stop string in the text that is shown.
+
+    Raises: RequestError for an empty stop string.
+    """
+
+    __slots__ = ("_done", "_edges", "_fallbacks", "_firsts", "_include", "_matches", "_prefixes", "_state")
+
+    def __init__(self, stops: tuple[str, ...], include: bool) -> None:
+        self._include = include
+        self._state = 0
+        self._done = False
+        self._firsts = frozenset(stop[:1] for stop in stops)
+        if "" in self._firsts:
+            raise RequestError("A stop string must not be empty.", param="stop")
+        self._edges: list[dict[str, int]] = [{}]  # by state: next character to next state
+        self._prefixes = [""]  # by state: the text that it stands for
+        self._matches: list[str | None] = [None]  # by state: the longest stop string that ends here
+        for stop in stops:
+            self._add(stop)
+        self._fallbacks = [0] * len(self._edges)  # by state: its longest proper suffix that is a state
+        self._link()
+
+    def _add(self, stop: str) -> None:
+        state = 0
+        for end, char in enumerate(stop, 1):
+            following = self._edges[state].get(char)
+            if following is None:
+                following = self._edges[state][char] = len(self._edges)
+                self._edges.append({})
+                self._prefixes.append(stop[:end])
+                self._matches.append(None)
+            state = following
+        self._matches[state] = stop
+
+    def _link(self) -> None:
+        """Breadth first, so that every fallback, being shorter, is known before it is needed."""
+        waiting = deque(self._edges[0].values())
+        while waiting:
+            state = waiting.popleft()
+            fallback = self._fallbacks[state]
+            if self._matches[state] is None:
+                self._matches[state] = self._matches[fallback]
+            for char, following in self._edges[state].items():
+                self._fallbacks[following] = self._step(fallback, char)
+                waiting.append(following)
+
+    def _step(self, state: int, char: str) -> int:
+        while True:
+            following = self._edges[state].get(char)
+            if following is not None:
+                return following
+            if state == 0:
+                return 0
+            state = self._fallbacks[state]
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """The text that may be shown now, and the stop string if this text completed one.
+
+        After a match everything is dropped: ("", None).
+        """
+        if self._done:
+            return "", None
+        if self._state == 0 and self._firsts.isdisjoint(text):
+            return text, None
+        held = self._prefixes[self._state]
+        state = self._state
+        for end, char in enumerate(text, 1):
+            state = self._step(state, char)
+            stop = self._matches[state]
+            if stop is not None:
+                self._done = True
+                self._state = 0
+                seen = held + text[:end]
+                return (seen if self._include else seen[: len(seen) - len(stop)]), stop
+        self._state = state
+        seen = held + text
+        return seen[: len(seen) - len(self._prefixes[state])], None
+
+    def flush(self) -> str:
+        """The end of the sequence: what was held back is no stop string and may be shown."""
+        held = self._prefixes[self._state]
+        self._state = 0
+        return held

@@ -1,0 +1,138 @@
+"""Chat templates: the Jinja dialect that models are published with, in a sandbox.
+
+A template belongs to the model and is trusted no further than its weights: it computes a string and can touch nothing
+else. Against runaway templates: `range()` is bounded by the sandbox, recursion by the interpreter, `*` and `**` by
+`_Environment`, and the output by `MAX_OUTPUT_CHARS` plus `MAX_GROWTH` times what went in. Nested loops that print
+nothing are not bounded, so the number of messages should be.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+from jinja2 import TemplateSyntaxError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tailrace.errors import ModelError, RequestError
+from tailrace.types import Message
+
+__all__ = ["ChatTemplate", "TemplateError"]
+
+MAX_OUTPUT_CHARS = 1 << 20
+MAX_GROWTH = 8
+MAX_MESSAGE_CHARS = 200
+
+
+class TemplateError(RequestError):
+    """The model's chat template refused these messages, or failed on them."""
+
+    code = "template_error"
+
+
+class _Refused(Exception):  # noqa: N818 - a refusal by the template, not a fault in it
+    """The template called `raise_exception`."""
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the model wrote, for training (SmolLM3 has it). Here only its body counts."""
+
+    tags = {"generation"}  # noqa: RUF012 - Jinja's own convention
+
+    def parse(self, parser: Parser) -> list[nodes.Node]:
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(["*", "**"])
+
+    # Any: operands are whatever the template computes.
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        """Refuse the two operators that make something huge out of nothing."""
+        if operator == "**" and (abs(left) > 1 << 32 or abs(right) > 32):
+            raise SecurityError("power too large")
+        if operator == "*":
+            for repeated, times in ((left, right), (right, left)):
+                if hasattr(repeated, "__len__") and len(repeated) * times > MAX_OUTPUT_CHARS:
+                    raise SecurityError("repetition too long")
+        return super().call_binop(context, operator, left, right)
+
+
+def _refuse(message: object) -> NoReturn:
+    raise _Refused(str(message))
+
+
+def _strftime_now(format: str) -> str:  # noqa: A002 - templates may pass it by name
+    return datetime.now().strftime(format)  # local time, as the templates' authors expect
+
+
+def _tojson(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Jinja's own filter escapes for HTML, which no model was trained on."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _environment() -> _Environment:
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = _strftime_now
+    return environment
+
+
+class ChatTemplate:
+    """One model's chat template, compiled once. Threads may share it.
+
+    Raises: ModelError if the source is not a template.
+    """
+
+    def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
+        self.source = source
+        try:
+            self._template = _environment().from_string(source)
+        except TemplateSyntaxError as error:
+            raise ModelError(f"The chat template, line {error.lineno}: {error.message}") from error
+        except Exception as error:  # a source can break the compiler in more ways than syntax (RecursionError)
+            raise ModelError(f"The chat template cannot be compiled: {type(error).__name__}.") from error
+        # Templates ask `tools is not none` as well as `if tools`; undefined would pass the first.
+        self._names = {"bos_token": bos_token, "eos_token": eos_token, "tools": None, "documents": None}
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
+        """The prompt for these messages, control tokens spelled out.
+
+        Spelling inside of messages looks just like the template's own; `ChatEncoder` tells them apart.
+
+        Raises: TemplateError for anything that goes wrong in the template. Only the text that the template itself gave
+        to `raise_exception` is repeated.
+        """
+        turns = [{"role": message.role, "content": message.content} for message in messages]
+        limit = MAX_OUTPUT_CHARS + MAX_GROWTH * sum(len(message.content) for message in messages)
+        parts: list[str] = []
+        num_chars = 0
+        try:
+            for part in self._template.generate(
+                self._names, messages=turns, add_generation_prompt=add_generation_prompt
+            ):
+                num_chars += len(part)
+                if num_chars > limit:
+                    raise SecurityError("output too long")
+                parts.append(part)
+        except _Refused as refusal:
+            reason = str(refusal)[:MAX_MESSAGE_CHARS]
+            raise TemplateError(f"The model's chat template refused: {reason}", param="messages") from None
+        except Exception as error:  # a template can raise anything; its text may hold what the client sent
+            name = type(error).__name__
+            raise TemplateError(f"The model's chat template failed ({name}).", param="messages") from None
+        return "".join(parts)

@@ -1,0 +1,108 @@
+"""The vocabulary that crosses rooms: what a client asked, and what a stream says.
+
+Requests are frozen dataclasses. The two events are named tuples, because one is built for every token and a tuple is
+made in a third of the time that a frozen dataclass takes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple, TypeAlias
+
+__all__ = [
+    "End",
+    "Event",
+    "Failure",
+    "FinishReason",
+    "GenerateRequest",
+    "Message",
+    "Sampling",
+    "Status",
+    "TextDelta",
+    "Usage",
+]
+
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "cancelled", "error"]
+Status: TypeAlias = Literal["done", "error", "cancelled", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a chat, as a chat template sees it."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen and when a sequence ends. The defaults change nothing: plain sampling at temperature 1."""
+
+    temperature: float = 1.0  # 0 takes the likeliest token
+    top_p: float = 1.0
+    top_k: int = 0  # 0 is off
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and answer
+    presence_penalty: float = 0.0  # over the answer
+    frequency_penalty: float = 0.0  # over the answer
+    seed: int | None = None  # None: the server picks one
+    max_tokens: int | None = None  # None: the server's default
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False  # leave the matched stop string in the text
+    ignore_eos: bool = False
+    logprobs: bool = False  # of the chosen tokens
+    n: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateRequest:
+    """What a client asked, whatever the wire. Exactly one of `prompt` and `messages` is given.
+
+    `on_disconnect` says what the last reader's leaving means; a detached stream that nobody reads for `linger_s` is
+    cancelled all the same.
+    """
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: tuple[Message, ...] = ()
+    sampling: Sampling = field(default_factory=Sampling)
+    truncate: int | None = None  # keep only the last so many prompt tokens
+    on_disconnect: Literal["cancel", "detach"] = "cancel"
+    linger_s: float | None = None  # None: the server's default
+
+
+class Usage(NamedTuple):
+    """Exact token counts, summed over choices."""
+
+    num_prompt_tokens: int
+    num_completion_tokens: int
+
+
+class Failure(NamedTuple):
+    """Why a stream ended in `error` or `interrupted`; `code` is stable, `message` is for people."""
+
+    code: str
+    message: str
+
+
+class TextDelta(NamedTuple):
+    """What one engine step added to one choice of a stream. Text may lag behind its tokens: half a character and what
+    could yet become a stop string are held back."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    choice: int = 0
+    logprobs: tuple[float, ...] = ()
+    finish_reason: FinishReason | None = None  # on the last delta of a choice, and only there
+    stop: str | None = None  # the stop string that ended the choice
+
+
+class End(NamedTuple):
+    """The one terminal event of a stream."""
+
+    status: Status
+    usage: Usage
+    failure: Failure | None = None
+
+
+Event: TypeAlias = TextDelta | End

@@ -1,0 +1,191 @@
+"""Against the real library and a server on this machine that pretends to be the hub."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+# The library reads its settings when it is imported, so each case is a process of its own.
+_CHILD = """
+import json, sys
+from tailrace.models.catalogue import parse_source
+from tailrace.models.hub import fetch_from_hub
+from tailrace.errors import ModelError
+
+class Told:
+    calls = []
+    def start(self, label, total_bytes): self.calls.append(["start", label, total_bytes])
+    def advance(self, num_bytes): self.calls.append(["advance", num_bytes])
+    def done(self): self.calls.append(["done"])
+    def message(self, text): self.calls.append(["message", text])
+
+for source in sys.argv[1:]:
+    try:
+        print(json.dumps(["path", str(fetch_from_hub(parse_source(source), Told())), Told.calls]))
+    except ModelError as error:
+        print(json.dumps(["error", error.message, Told.calls]))
+    Told.calls.clear()
+"""
+
+_COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub:
+    """Repositories by name; `errors` answers for a whole repository with a status and the hub's own error code."""
+
+    def __init__(self, cache: Path) -> None:
+        self.repos: dict[str, dict[str, bytes]] = {}
+        self.errors: dict[str, tuple[int, str]] = {}
+        self.downloads: list[str] = []
+        self.cache = cache
+        hub = self
+
+        class Requests(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                parts = self.path.partition("?")[0].strip("/").split("/")
+                api = parts[:2] == ["api", "models"]
+                repo = "/".join(parts[2:4] if api else parts[:2])
+                if repo in hub.errors or repo not in hub.repos:
+                    status, code = hub.errors.get(repo, (404, "RepoNotFound"))
+                    self._answer(status, b"{}", {"X-Error-Code": code})
+                elif api:
+                    files = [{"rfilename": name} for name in hub.repos[repo]]
+                    listing = {"id": repo, "sha": _COMMIT, "siblings": files}
+                    self._answer(200, json.dumps(listing).encode(), {"Content-Type": "application/json"})
+                else:
+                    self._file(hub.repos[repo], "/".join(parts[4:]))
+
+            do_HEAD = do_GET  # noqa: N815 - the name is the standard library's
+
+            def _file(self, files: dict[str, bytes], name: str) -> None:
+                if name not in files:
+                    self._answer(404, b"", {"X-Error-Code": "EntryNotFound"})
+                    return
+                if self.command == "GET":
+                    hub.downloads.append(name)
+                etag = hashlib.sha256(files[name]).hexdigest()
+                self._answer(200, files[name], {"ETag": f'"{etag}"', "X-Repo-Commit": _COMMIT})
+
+            def _answer(self, status: int, body: bytes, headers: dict[str, str]) -> None:
+                self.send_response(status)
+                for header, value in headers.items():
+                    self.send_header(header, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if self.command == "GET":
+                    self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Requests)
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+
+    def ask(self, *sources: str, **settings: str) -> list[tuple[str, str, list[list[object]]]]:
+        """("path" or "error", which, what progress was told) for each source."""
+        own = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
+        environment = own | {"HF_ENDPOINT": self.url, "HF_HOME": str(self.cache), "NO_PROXY": "127.0.0.1"} | settings
+        command = [sys.executable, "-c", _CHILD, *sources]
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=False)
+        assert ran.returncode == 0, ran.stderr
+        return [tuple(json.loads(line)) for line in ran.stdout.splitlines()]
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    hub = Hub(tmp_path / "hf")
+    thread = threading.Thread(target=hub.server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    yield hub
+    hub.server.shutdown()
+    hub.server.server_close()
+    thread.join()
+
+
+def test_picks_a_file_and_keeps_its_name(hub: Hub) -> None:
+    hub.repos["org/one"] = {"README.md": b"", "q4.gguf": b"GGUF" + bytes(50_000)}
+    hub.repos["org/two"] = {"a.gguf": b"GGUFa", "sub/b.gguf": b"GGUFb"}
+    answers = hub.ask("hf:org/one", "hf:org/two:sub/b.gguf", "hf:org/one")
+    assert [(kind, Path(path).name) for kind, path, _ in answers] == [
+        ("path", "q4.gguf"),
+        ("path", "b.gguf"),
+        ("path", "q4.gguf"),
+    ]
+    assert hub.downloads == ["q4.gguf", "sub/b.gguf"]
+    told = answers[0][2]
+    assert told[0] == ["start", "Fetching q4.gguf", 50_004]
+    assert told[-1] == ["done"]
+    assert sum(int(str(call[1])) for call in told if call[0] == "advance") == 50_004
+    assert answers[2][2] == []  # the cache had it
+
+
+def test_an_export_comes_as_one_directory_without_other_weights(hub: Hub) -> None:
+    wanted = ["openvino_model.xml", "openvino_model.bin", "tokenizer.json", "config.json", "chat_template.jinja"]
+    others = ["model.safetensors", "README.md", "onnx/model.json"]
+    hub.repos["org/ov"] = {name: name.encode() for name in [*wanted, *others]}
+    ((kind, path, _),) = hub.ask("hf:org/ov")
+    assert kind == "path"
+    assert sorted(file.name for file in Path(path).iterdir()) == sorted(wanted)
+
+
+def test_what_is_cached_needs_no_network(hub: Hub, refusing_port: int) -> None:
+    hub.repos["org/one"] = {"q4.gguf": b"GGUF" + bytes(100)}
+    hub.repos["org/ov"] = {"openvino_model.xml": b"x", "openvino_model.bin": b"b", "tokenizer.json": b"{}"}
+    sources = ("hf:org/one", "hf:org/one:q4.gguf", "hf:org/ov")
+    online = [answer[:2] for answer in hub.ask(*sources)]
+    assert [kind for kind, _ in online] == ["path"] * 3
+    for settings in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": f"http://127.0.0.1:{refusing_port}"}):
+        assert [answer[:2] for answer in hub.ask(*sources, **settings)] == online
+
+
+def test_errors_say_what_to_do(hub: Hub) -> None:
+    hub.repos["org/many"] = {f"q{number}.gguf": b"" for number in range(30)}
+    hub.repos["org/none"] = {"model.safetensors": b""}
+    hub.errors = {
+        "org/gated": (403, "GatedRepo"),
+        "org/token": (401, ""),
+        "org/broken": (418, ""),
+    }
+    cases = {
+        "hf:org/many": "holds 30 GGUF files. Pick one as hf:org/many:FILE",
+        "hf:org/none": "neither a GGUF file nor an OpenVINO export",
+        "hf:org/many:q99.gguf": "has no file `q99.gguf`",
+        "hf:org/gone": "HF_TOKEN",
+        "hf:org/gated": "is gated",
+        "hf:org/gated:q4.gguf": "is gated",
+        "hf:org/token": "HF_TOKEN",
+        "hf:org/broken": "HTTP 418",
+        "hf:--org/..name": "not a name that the hub allows",
+    }
+    for (source, expected), (kind, message, _) in zip(cases.items(), hub.ask(*cases), strict=True):
+        assert kind == "error", source
+        assert expected in message, source
+        assert "\n" not in message, source
+    assert "q0.gguf" in hub.ask("hf:org/many")[0][1]
+
+
+def test_no_network(hub: Hub, refusing_port: int) -> None:
+    endpoint = f"http://127.0.0.1:{refusing_port}"
+    for settings in ({"HF_ENDPOINT": endpoint}, {"HF_HUB_OFFLINE": "1"}):
+        for kind, message, _ in hub.ask("hf:org/one", **settings):
+            assert kind == "error"
+            assert "could not be reached" in message
+
+
+@pytest.fixture
+def refusing_port() -> Iterator[int]:
+    """A port that is bound, so that nobody else gets it, and does not listen."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield int(bound.getsockname()[1])
