@@ -40,7 +40,7 @@ class Delta(NamedTuple):
     """What one engine step added to one sequence."""
 
     sequence_id: int
-    index: int  # of the first new token in the sequence, from 0
+    start: int  # index of the first new token in the sequence
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
     finish_reason: FinishReason | None = None  # on the last one of a sequence, and only there

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+
 import click
 
 from tailrace import __version__
@@ -22,19 +24,11 @@ class _Verbs(click.Group):
         return sorted(self._summaries)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name == "serve":
-            from tailrace.cli.serve import serve
-
-            return serve
-        if cmd_name == "pull":
-            from tailrace.cli.pull import pull
-
-            return pull
-        if cmd_name == "bench":
-            from tailrace.cli.bench import bench
-
-            return bench
-        return None
+        if cmd_name not in self._summaries:
+            return None
+        command = getattr(import_module(f"tailrace.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):

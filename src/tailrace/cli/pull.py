@@ -157,6 +157,6 @@ def pull(name: str) -> None:
     except ModelError as error:
         raise click.ClickException(error.message) from error
     except KeyboardInterrupt:
-        click.echo("Stopped. Nothing half done was kept; run the same command to fetch it.", err=True)
+        click.echo("Stopped. Nothing half done will be taken for a model; run the same command to go on.", err=True)
         raise SystemExit(130) from None
     click.echo(f"{card.name}: {card.format}, {card.context_tokens} tokens of context, at {card.path}", err=True)

@@ -67,11 +67,12 @@ def _run(source: str, settings: Settings) -> int:
         with sock:
             return _serve(source, settings, sock)
     except* ModelError as group:
-        for error in group.exceptions:
-            while isinstance(error, BaseExceptionGroup):
-                error = error.exceptions[0]
-            _say(f"tailrace: {error}")
+        _say(f"tailrace: {_first(group)}")
     return 1
+
+
+def _first(error: BaseException) -> BaseException:
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket, which click's imports need not know
@@ -90,7 +91,9 @@ def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket,
     def on_ready(service: Service) -> None:
         capabilities = service.supervisor.capabilities
         assert capabilities is not None
-        _say(f"Loaded in {time.monotonic() - started:.1f} s: {capabilities.engine}, {capabilities.context_tokens} tokens.")
+        _say(
+            f"Loaded in {time.monotonic() - started:.1f} s: {capabilities.engine}, {capabilities.context_tokens} tokens."
+        )
         _say(f"Listening on {url}. Try it:\n")
         _say(f"    curl -N -X POST '{url}/?prompt=Tell%20me%20a%20story%20about%20dogs.'\n")
 

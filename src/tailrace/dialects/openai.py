@@ -108,7 +108,9 @@ def parse_completion(body: JsonBody) -> Call:
     prompt = fields.prompt
     if isinstance(prompt, list):
         if len(prompt) != 1 or not isinstance(prompt[0], str):
-            raise UnsupportedParameter("prompt must be one string; lists and token ids are not supported.", param="prompt")
+            raise UnsupportedParameter(
+                "prompt must be one string; lists and token ids are not supported.", param="prompt"
+            )
         prompt = prompt[0]
     if not prompt:
         raise RequestError("The prompt is empty.", param="prompt")
@@ -117,7 +119,9 @@ def parse_completion(body: JsonBody) -> Call:
     logprobs = fields.logprobs is not None
     sampling = sampling_of(fields, logprobs=logprobs, default_max_tokens=_DEFAULT_COMPLETION_TOKENS)
     request = GenerateRequest(model=fields.model, prompt=prompt, sampling=sampling)
-    return Call(request, _TextView(_include_usage(fields), sampling.n, logprobs), bool(fields.stream), _unknown(ignored))
+    return Call(
+        request, _TextView(_include_usage(fields), sampling.n, logprobs), bool(fields.stream), _unknown(ignored)
+    )
 
 
 def _include_usage(fields: _Body) -> bool:

@@ -164,7 +164,7 @@ class _Encoder:
             return b""
         frames = []
         last = len(event.token_ids) - 1
-        for position, token_id in enumerate(event.token_ids):
+        for position in range(last + 1):
             self._num_tokens += 1
             generated = details = "null"
             if position == last and event.finish_reason is not None:

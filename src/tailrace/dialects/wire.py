@@ -31,7 +31,7 @@ __all__ = [
     "usage_json",
 ]
 
-T = TypeVar("T")
+T = TypeVar("T", bound=msgspec.Struct)
 
 _MAX_DEPTH = 64
 
@@ -190,6 +190,7 @@ def failure_of(end: End | None) -> TailraceError:
 
 
 _STATUS_OF_FAILURE = {"engine_lost": 503, "engine_stalled": 504, "interrupted": 503, "queue_timeout": 429}
+
 
 def deltas_by_choice(events: Sequence[Event], num_choices: int) -> list[list[TextDelta]]:
     """The deltas of each choice, in order."""

@@ -71,8 +71,17 @@ class OpenVINOEngine:
             max_sequences=spec.max_sequences,
             parameters=frozenset(
                 {
-                    "frequency_penalty", "ignore_eos", "logprobs", "max_tokens", "min_p", "presence_penalty",
-                    "repetition_penalty", "seed", "temperature", "top_k", "top_p",
+                    "frequency_penalty",
+                    "ignore_eos",
+                    "logprobs",
+                    "max_tokens",
+                    "min_p",
+                    "presence_penalty",
+                    "repetition_penalty",
+                    "seed",
+                    "temperature",
+                    "top_k",
+                    "top_p",
                 }
             ),  # fmt: skip
             exact=spec.exact,

@@ -24,13 +24,58 @@ from tailrace.errors import SequenceFailed
 
 __all__ = ["CHAT_TEMPLATE", "CONTROL_TOKENS", "EOS_ID", "ScriptedEngine", "scripted_token", "tokenizer_json"]
 
-CONTROL_TOKENS = ("<|end|>", "<|crash|>", "<|stall|>", "<|fail|>", "<|garbage|>", "<|user|>", "<|assistant|>", "<|system|>")
+CONTROL_TOKENS = (
+    "<|end|>",
+    "<|crash|>",
+    "<|stall|>",
+    "<|fail|>",
+    "<|garbage|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|system|>",
+)
 EOS_ID, CRASH_ID, STALL_ID, FAIL_ID, GARBAGE_ID = range(256, 261)
 _FIRST_WORD_ID = 256 + len(CONTROL_TOKENS)
-_WORDS = (
-    " the river runs over stones and under old bridges while a dog sleeps in warm light near water mills turn slow "
-    "wheels send clear songs down to green fields where children count boats fish birds clouds hours stars"
-).split()
+_WORDS = [
+    "the",
+    "river",
+    "runs",
+    "over",
+    "stones",
+    "and",
+    "under",
+    "old",
+    "bridges",
+    "while",
+    "a",
+    "dog",
+    "sleeps",
+    "in",
+    "warm",
+    "light",
+    "near",
+    "water",
+    "mills",
+    "turn",
+    "slow",
+    "wheels",
+    "send",
+    "clear",
+    "songs",
+    "down",
+    "to",
+    "green",
+    "fields",
+    "where",
+    "children",
+    "count",
+    "boats",
+    "fish",
+    "birds",
+    "clouds",
+    "hours",
+    "stars",
+]
 _CHARACTERS = "🌊🐕🌉🌲🐟🛶🎣🌾"
 
 CHAT_TEMPLATE = (
@@ -68,7 +113,7 @@ def tokenizer_json() -> str:
         for offset, token in enumerate(CONTROL_TOKENS)
     ]  # fmt: skip
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
-    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+    model: dict[str, object] = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
              "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
              "vocab": vocabulary, "merges": []}  # fmt: skip
     return json.dumps(

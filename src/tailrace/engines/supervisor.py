@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import msgspec
 
@@ -145,7 +145,7 @@ class Supervisor:
     @property
     def retry_after_s(self) -> float:
         """When it is worth asking again for an engine that is not there."""
-        return min(30.0, 0.5 * 2 ** min(self.failures, 6))
+        return min(30.0, 0.5 * (1 << min(self.failures, 6)))
 
     def submit(self, sequence: Sequence, receiver: Receiver) -> None:
         """Hand a sequence to the worker.
@@ -222,7 +222,8 @@ class Supervisor:
                 await _kill(process)
 
     async def _watch(self, worker: _Worker, process: asyncio.subprocess.Process) -> EngineError:
-        await asyncio.wait([worker.ready, worker.gone], timeout=self._load_s, return_when=asyncio.FIRST_COMPLETED)
+        loaded: list[asyncio.Future[Any]] = [worker.ready, worker.gone]  # Any: their results differ
+        await asyncio.wait(loaded, timeout=self._load_s, return_when=asyncio.FIRST_COMPLETED)
         if not worker.ready.done():
             self.failures += 1
             if not worker.gone.done():

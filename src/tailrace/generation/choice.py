@@ -56,7 +56,7 @@ class Choice:
         if finish == "error":
             self._run.fail("sequence_failed", f"The engine ended this sequence: {delta.failure}.")
             return
-        if delta.index != self.num_tokens:
+        if delta.start != self.num_tokens:
             self._run.fail("engine_error", "The engine's output has a gap.")
             return
         token_ids, logprobs = delta.token_ids, delta.logprobs

@@ -67,6 +67,7 @@ class Generator:
         self.live: set[Run] = set()  # without their terminal event
         self._add_bos = add_bos
         self._supervisor = supervisor
+        self._idle: asyncio.Future[None] | None = None
         self._sequence_ids = itertools.count(1)
 
     @property
@@ -102,19 +103,32 @@ class Generator:
         run.enter(num_tokens, queue_s=self.limits.queue_s)
         return run
 
+    async def idle(self) -> None:
+        """Return when no stream is without its end."""
+        if self.live:
+            self._idle = asyncio.get_running_loop().create_future()
+            await self._idle
+
     def on_engine_change(self) -> None:
         """The engine came or went: open or shut the gate accordingly."""
         capabilities = self._supervisor.capabilities
         if not self._supervisor.is_ready or capabilities is None:
             hopeless = self._supervisor.failures >= _HOPELESS_FAILURES
             retry_after_s = self._supervisor.retry_after_s
-            self.gate.shut(EngineLost("The engine cannot be started.", retry_after_s=retry_after_s) if hopeless else None)
+            self.gate.shut(
+                EngineLost("The engine cannot be started.", retry_after_s=retry_after_s) if hopeless else None
+            )
         else:
             self.gate.open(
                 capacity_tokens=capabilities.kv_tokens,
                 capacity_sequences=capabilities.max_sequences,
                 block_tokens=capabilities.block_tokens,
             )
+
+    def _ended(self, run: Run) -> None:
+        self.live.discard(run)
+        if not self.live and self._idle is not None and not self._idle.done():
+            self._idle.set_result(None)
 
     def _check(self, request: GenerateRequest) -> None:
         if request.model and request.model != self.model and request.model not in _ANY_MODEL:
@@ -179,7 +193,7 @@ class Generator:
             store=self.store,
             gate=self.gate,
             engine=self._supervisor,
-            on_end=self.live.discard,
+            on_end=self._ended,
         )
         for index in range(sampling.n):
             sequence_id = next(self._sequence_ids)

@@ -75,7 +75,7 @@ class Edge:
             )
 
     def _is_ours(self, host: str) -> bool:
-        """Names must be known, against rebinding. Addresses cannot be rebound; a loopback server takes loopback ones."""
+        """Names must be known, against rebinding; addresses cannot be rebound."""
         if self._any_host:
             return True
         try:

@@ -186,37 +186,36 @@ async def serve(
             timeout_graceful_shutdown=int(_CLOSE_S),
         )
         server = _Uvicorn(config)
-        leaving = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        leaving, hurrying = asyncio.Event(), asyncio.Event()
 
         def on_signal() -> None:
             if leaving.is_set():
-                server.force_exit = server.should_exit = True
-                for run in list(service.generator.live):
-                    run.interrupt()
+                hurrying.set()
             leaving.set()
 
+        loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, on_signal)
         # What was made so far stays: the collector need not look at it again, nor pause a stream for it.
         gc.collect()
         gc.freeze()
         async with asyncio.TaskGroup() as group:
-            listening = group.create_task(server.serve(sockets=[sock]))
+            group.create_task(server.serve(sockets=[sock]))
             on_ready(service)
-            stopping = group.create_task(leaving.wait())
-            await asyncio.wait([listening, stopping], return_when=asyncio.FIRST_COMPLETED)
+            await leaving.wait()
             on_drain(len(service.generator.live))
-            await _drain(service.generator, settings.drain_s, server)
+            await _drain(service.generator, settings.drain_s, hurrying)
+            server.force_exit = hurrying.is_set()
             server.should_exit = True
-            stopping.cancel()
 
 
-async def _drain(generator: Generator, drain_s: float, server: uvicorn.Server) -> None:
+async def _drain(generator: Generator, drain_s: float, hurrying: asyncio.Event) -> None:
     """Let running streams finish, then interrupt what is left."""
     generator.gate.drain(_DRAIN_RETRY_S)
-    deadline = time.monotonic() + drain_s
-    while generator.live and time.monotonic() < deadline and not server.force_exit:
-        await asyncio.sleep(0.05)
+    async with asyncio.TaskGroup() as group:
+        waits = [group.create_task(generator.idle()), group.create_task(hurrying.wait())]
+        await asyncio.wait(waits, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
     for run in list(generator.live):
         run.interrupt()

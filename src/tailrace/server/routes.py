@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tailrace import __version__
-from tailrace.dialects import Call, Dialect, StreamFacts, native, openai, plain, tgi
+from tailrace.dialects import Call, Dialect, Encoder, StreamFacts, native, openai, plain, tgi
 from tailrace.dialects.wire import JsonBody, read_json, to_json
 from tailrace.errors import RequestError, SeqOutOfRange, TailraceError, UnknownModel, UnsupportedMediaType
 from tailrace.generation import Generator, Run
@@ -189,7 +189,9 @@ class Routes:
         return JsonAnswer(to_json({"error": "unhealthy", "error_type": "healthcheck"}), 503, {"retry-after": "1"})
 
     async def welcome(self, request: Request) -> ASGIApp:
-        return PlainTextResponse(f"tailrace {__version__} runs {self._generator.model}. POST /?prompt=… streams text.\n")
+        return PlainTextResponse(
+            f"tailrace {__version__} runs {self._generator.model}. POST /?prompt=… streams text.\n"
+        )
 
     # What they share
 
@@ -211,7 +213,7 @@ class Routes:
         return WholeAnswer(run.log, encoder, dialect, headers)
 
     def _stream(
-        self, log: StreamLog, encoder: native.Encoder, after: int, media_type: str, headers: dict[str, str]
+        self, log: StreamLog, encoder: Encoder, after: int, media_type: str, headers: dict[str, str]
     ) -> ASGIApp:
         return StreamAnswer(
             log, encoder, after=after, media_type=media_type, headers=headers, heartbeat_s=self._settings.heartbeat_s
@@ -259,7 +261,9 @@ def _route(method: str, path: str, dialect: Dialect, handler: _Handler) -> Route
 async def not_routed(request: Request, exc: Exception) -> Response:
     """404 and 405, with a body that says so."""
     assert isinstance(exc, HTTPException)
-    error = RequestError("There is nothing at this path." if exc.status_code == 404 else "This method is not allowed here.")
+    error = RequestError(
+        "There is nothing at this path." if exc.status_code == 404 else "This method is not allowed here."
+    )
     error.status, error.code = exc.status_code, "not_found" if exc.status_code == 404 else "method_not_allowed"
     answer = error_answer(dialect_of(request.url.path), error)
     answer.headers.update(exc.headers or {})

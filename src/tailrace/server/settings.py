@@ -34,14 +34,18 @@ class Settings:
     linger_s: float = _setting(60.0, "How long a stream of /v1/streams runs on with nobody reading.")
     retention_s: float = _setting(900.0, "How long a finished stream can still be read.")
     retention_bytes: int = _setting(256 * 2**20, "Memory for finished streams; the oldest go first.")
-    heartbeat_s: float = _setting(10.0, "Silence after which a stream gets a comment line, so that proxies keep it open.")
+    heartbeat_s: float = _setting(
+        10.0, "Silence after which a stream gets a comment line, so that proxies keep it open."
+    )
     body_bytes: int = _setting(2_000_000, "Largest request body.")
     body_gap_s: float = _setting(1.0, "Longest wait for the next piece of a request body.")
     body_s: float = _setting(30.0, "Longest wait for a whole request body.")
     stall_s: float = _setting(30.0, "Time without progress after which the engine is replaced.")
     load_s: float = _setting(600.0, "Longest time that the engine may take to load.")
     drain_s: float = _setting(10.0, "Time that running streams get to finish on SIGTERM or Ctrl-C.")
-    allowed_hosts: str = _setting("", "Further names under which this server may be addressed, separated by commas; * is any.")
+    allowed_hosts: str = _setting(
+        "", "Further names under which this server may be addressed, separated by commas; * is any."
+    )
     allowed_origins: str = _setting("", "Web origins that may call this server, separated by commas; * is any.")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tailrace.engines.scripted import CHAT_TEMPLATE, EOS_ID, tokenizer_json
+from tailrace.engines.scripted import CHAT_TEMPLATE, CONTROL_TOKENS, EOS_ID, tokenizer_json
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard, Progress, resolve
 
@@ -40,7 +40,7 @@ def _scripted_card() -> ModelCard:
         tokenizer_json=tokenizer_json(),
         chat_template=CHAT_TEMPLATE,
         bos_token="",
-        eos_token="<|end|>",
+        eos_token=CONTROL_TOKENS[0],
         add_bos=False,
         eos_token_ids=(EOS_ID,),
         context_tokens=65_536,

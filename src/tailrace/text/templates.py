@@ -36,7 +36,7 @@ class TemplateError(RequestError):
     code = "template_error"
 
 
-class _Refused(Exception):  # noqa: N818 - a refusal by the template, not a fault in it
+class _Refused(Exception):
     """The template called `raise_exception`."""
 
 
