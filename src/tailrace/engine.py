@@ -7,7 +7,9 @@ thread, and is never asked for more than its `capabilities` announce.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
+
+import msgspec
 
 from tailrace.types import FinishReason, Sampling
 
@@ -36,7 +38,7 @@ class Sequence:
     sampling: Sampling
 
 
-class Delta(NamedTuple):
+class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What one engine step added to one sequence."""
 
     sequence_id: int

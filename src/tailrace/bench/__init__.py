@@ -1,1 +1,11 @@
-"""Measures what the server adds to the engine, and what it can carry by itself."""
+"""Measures what the server adds to the engine, and what it carries by itself.
+
+The room's law: what is compared runs in one run on one machine, in turns, and what is quoted is a ratio of medians.
+Nothing here is imported by a server.
+"""
+
+from __future__ import annotations
+
+from tailrace.bench.compare import Report, compare_engine, compare_server
+
+__all__ = ["Report", "compare_engine", "compare_server"]

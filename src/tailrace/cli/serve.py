@@ -91,9 +91,8 @@ def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket,
     def on_ready(service: Service) -> None:
         capabilities = service.supervisor.capabilities
         assert capabilities is not None
-        _say(
-            f"Loaded in {time.monotonic() - started:.1f} s: {capabilities.engine}, {capabilities.context_tokens} tokens."
-        )
+        loaded_s = time.monotonic() - started
+        _say(f"Loaded in {loaded_s:.1f} s: {capabilities.engine}, {capabilities.context_tokens} tokens of context.")
         _say(f"Listening on {url}. Try it:\n")
         _say(f"    curl -N -X POST '{url}/?prompt=Tell%20me%20a%20story%20about%20dogs.'\n")
 

@@ -99,14 +99,16 @@ class NativeEncoder:
         if type(event) is End:
             return f"{self._prefix}{seq}\nevent: {event.status}\ndata: {_end_json(event)}\n\n".encode("ascii")
         assert type(event) is TextDelta
-        text, token_ids, choice, logprobs, finish, stop = event
+        token_ids = event.token_ids
         ids = token_ids[0] if len(token_ids) == 1 else ",".join(map(str, token_ids))
         extra = ""
-        if choice or logprobs or finish is not None:
-            extra = _extra_json(choice, logprobs, finish, stop)
+        if event.finish_reason is not None or event.choice or event.logprobs:
+            extra = _extra_json(event)
         retry = f"retry: {_RETRY_MS}\n" if seq == 1 else ""
-        return f'{self._prefix}{seq}\n{retry}data: {{"text":{quote(text)},"token_ids":[{ids}]{extra}}}\n\n'.encode(
-            "ascii"
+        return (
+            f'{self._prefix}{seq}\n{retry}data: {{"text":{quote(event.text)},"token_ids":[{ids}]{extra}}}\n\n'.encode(
+                "ascii"
+            )
         )
 
     def whole(self, events: Sequence[Event]) -> bytes:
@@ -117,16 +119,16 @@ class NativeEncoder:
         return to_json({"text": "".join(delta.text for delta in deltas), **end_fields(end)})
 
 
-def _extra_json(choice: int, logprobs: tuple[float, ...], finish: str | None, stop: str | None) -> str:
-    fields: dict[str, object] = {}
-    if choice:
-        fields["choice"] = choice
-    if logprobs:
-        fields["logprobs"] = logprobs
-    if finish is not None:
-        fields["finish_reason"] = finish
-        if stop is not None:
-            fields["stop"] = stop
+def _extra_json(event: TextDelta) -> str:
+    fields: JsonBody = {}
+    if event.choice:
+        fields["choice"] = event.choice
+    if event.logprobs:
+        fields["logprobs"] = event.logprobs
+    if event.finish_reason is not None:
+        fields["finish_reason"] = event.finish_reason
+        if event.stop is not None:
+            fields["stop"] = event.stop
     return "," + to_json(fields)[1:-1].decode()
 
 

@@ -100,7 +100,8 @@ class ChatEncoder(_Encoder):
         return self._whole("chat.completion", events, choices)
 
     def _chunk(self, choice: int, delta: str, logprobs: str, finish: str) -> str:
-        return f'{self._head}{{"index":{choice},"delta":{delta},"logprobs":{logprobs},"finish_reason":{finish}}}{self._tail}'
+        body = f'{{"index":{choice},"delta":{delta},"logprobs":{logprobs},"finish_reason":{finish}}}'
+        return self._head + body + self._tail
 
     def _logprobs_json(self, deltas: Sequence[TextDelta]) -> JsonBody:
         vocabulary = self._facts.vocabulary

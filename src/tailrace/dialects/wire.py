@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from json.encoder import encode_basestring_ascii
 from typing import Any, Protocol, TypeVar
 
@@ -147,7 +148,7 @@ def read_fields(body: JsonBody, shape: type[T], *, strict: bool = False) -> tupl
 
     Raises: RequestError that names the field, or with `strict` UnsupportedParameter for one that is unknown.
     """
-    known = {field.encode_name for field in msgspec.structs.fields(shape)}
+    known = _field_names(shape)
     ignored = tuple(sorted(_printable(name) for name in body if name not in known)[:10])
     if strict and ignored:
         raise UnsupportedParameter(f"Unknown field: {ignored[0]}.", param=ignored[0])
@@ -160,6 +161,11 @@ def read_fields(body: JsonBody, shape: type[T], *, strict: bool = False) -> tupl
             reason = "Not one of the values that this field takes"  # the original repeats the input
         where = f"{param}: " if param else ""
         raise RequestError(f"{where}{reason[:200]}.", param=param) from None
+
+
+@cache
+def _field_names(shape: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(field.encode_name for field in msgspec.structs.fields(shape))
 
 
 def _printable(name: str) -> str:

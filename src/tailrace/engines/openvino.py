@@ -43,6 +43,23 @@ _FINISH: dict[Any, FinishReason] = {
 }
 
 
+_PARAMETERS = frozenset(
+    (
+        "frequency_penalty",
+        "ignore_eos",
+        "logprobs",
+        "max_tokens",
+        "min_p",
+        "presence_penalty",
+        "repetition_penalty",
+        "seed",
+        "temperature",
+        "top_k",
+        "top_p",
+    )
+)
+
+
 class _Run:
     __slots__ = ("aborted", "count", "handle", "wants_logprobs")
 
@@ -69,21 +86,7 @@ class OpenVINOEngine:
             kv_tokens=spec.kv_tokens,
             block_tokens=_BLOCK_TOKENS,
             max_sequences=spec.max_sequences,
-            parameters=frozenset(
-                {
-                    "frequency_penalty",
-                    "ignore_eos",
-                    "logprobs",
-                    "max_tokens",
-                    "min_p",
-                    "presence_penalty",
-                    "repetition_penalty",
-                    "seed",
-                    "temperature",
-                    "top_k",
-                    "top_p",
-                }
-            ),  # fmt: skip
+            parameters=_PARAMETERS,
             exact=spec.exact,
         )
 

@@ -38,7 +38,7 @@ logger = logging.getLogger("tailrace.engine")
 
 # How far the engine may run ahead of the server. The kernel counts its own bookkeeping as well, so that a frame of one
 # token takes about a kilobyte of this: some sixty steps at one stream.
-_AHEAD_BYTES = 64 * 1024
+_AHEAD_BYTES = 32 * 1024
 _SECRET_ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD")
 
 

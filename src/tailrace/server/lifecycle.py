@@ -28,7 +28,7 @@ from tailrace.server.source import Source
 from tailrace.streams import StreamStore
 from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
 
-__all__ = ["Service", "bind", "serve", "start_service"]
+__all__ = ["Service", "bind", "engine_spec", "serve", "start_service"]
 
 logger = logging.getLogger("tailrace.server")
 
@@ -53,8 +53,7 @@ async def start_service(source: Source, settings: Settings, *, cache_path: str =
     Raises: ModelError if the engine cannot load the model.
     """
     card = source.card
-    context_tokens = settings.context_tokens or card.context_tokens
-    spec = _engine_spec(source, settings, context_tokens, cache_path)
+    spec = engine_spec(source, settings, cache_path=cache_path)
     changed = asyncio.Event()
     generator: Generator | None = None
 
@@ -74,7 +73,7 @@ async def start_service(source: Source, settings: Settings, *, cache_path: str =
                 model=card.name,
                 tokenizer=tokenizer,
                 chat=chat,
-                context_tokens=context_tokens,
+                context_tokens=spec.context_tokens,
                 add_bos=card.add_bos,
                 supervisor=supervisor,
                 gate=Gate(max_requests=settings.max_concurrent_requests),
@@ -95,11 +94,12 @@ async def start_service(source: Source, settings: Settings, *, cache_path: str =
             running.cancel()
 
 
-def _engine_spec(source: Source, settings: Settings, context_tokens: int, cache_path: str) -> EngineSpec:
+def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> EngineSpec:
+    """What the worker is told to load."""
     return EngineSpec(
         engine=source.engine,
         path=str(source.card.path),
-        context_tokens=context_tokens,
+        context_tokens=settings.context_tokens or source.card.context_tokens,
         kv_tokens=settings.kv_tokens,
         max_sequences=settings.max_sequences,
         max_step_tokens=settings.max_step_tokens,

@@ -1,0 +1,178 @@
+"""The two comparisons: server against engine, and server against a raw writer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import IO
+from urllib.parse import urlsplit
+
+import msgspec
+
+from tailrace.bench.inprocess import Round
+from tailrace.bench.load import Sample, Timeline, percentile, run_load
+from tailrace.engines import EngineSpec
+from tailrace.text import Tokenizer
+
+__all__ = ["Line", "Report", "compare_engine", "compare_server"]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One side of a comparison at one load: medians over the rounds, times in milliseconds."""
+
+    what: str
+    streams: int
+    tokens_per_s: float
+    ttft_p50_ms: float
+    ttft_p99_ms: float
+    itl_p50_ms: float
+    itl_p99_ms: float
+
+    @classmethod
+    def of(cls, what: str, streams: int, samples: list[Sample]) -> Line:
+        def median(value: Callable[[Sample], float]) -> float:
+            return statistics.median(value(sample) for sample in samples)
+
+        return cls(
+            what,
+            streams,
+            round(median(lambda s: s.events_per_s), 1),
+            round(median(lambda s: 1e3 * percentile(s.ttft_s, 0.5)), 2),
+            round(median(lambda s: 1e3 * percentile(s.ttft_s, 0.99)), 2),
+            round(median(lambda s: 1e3 * percentile(s.itl_s, 0.5)), 2),
+            round(median(lambda s: 1e3 * percentile(s.itl_s, 0.99)), 2),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Pairs of lines, the server's first, and the ratio of their tokens per second (median over the rounds)."""
+
+    pairs: list[tuple[Line, Line, float]]
+
+
+@contextmanager
+def _server(model: str, *flags: str) -> Iterator[tuple[str, int]]:
+    """A server process, and where it listens."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tailrace", "serve", model, "--port", "0", *flags],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    try:
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if line.startswith("Listening on "):
+                url = urlsplit(line.split()[2].rstrip("."))
+                assert url.hostname is not None
+                assert url.port is not None
+                yield url.hostname, url.port
+                return
+        raise RuntimeError("the server did not start:\n" + "".join(said))
+    finally:
+        process.terminate()
+        process.wait(30)
+        process.stderr.close()
+
+
+@contextmanager
+def _child(module: str, *arguments: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+    """A process of this room's, and its standard input and output."""
+    command = [sys.executable, "-m", module, *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            yield process.stdin, process.stdout
+        finally:
+            process.stdin.close()
+            process.wait(30)
+
+
+def _request(host: str, port: int, prompt: str, max_tokens: int) -> bytes:
+    fields = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "seed": 1}
+    body = json.dumps(fields).encode()
+    head = (
+        f"POST /v1/streams HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\nAccept: text/event-stream\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+async def compare_engine(
+    model: str,
+    spec: EngineSpec,
+    tokenizer: Tokenizer,
+    *,
+    streams: tuple[int, ...],
+    max_tokens: int,
+    rounds: int,
+    on_progress: Callable[[str], None],
+) -> Report:
+    """The same load over HTTP and against the engine in process, in turns. Each prompt is new, so no cache helps."""
+    prompts = (f"{number}. A story about a river, a dog and a mill:" for number in range(1, 1_000_000))
+    pairs = []
+    with _server(model) as (host, port), _child("tailrace.bench.inprocess") as (stdin, stdout):
+        stdin.write(msgspec.json.encode(spec) + b"\n")
+        stdin.flush()
+        if await asyncio.to_thread(stdout.readline) != b"ready\n":
+            raise RuntimeError("the engine did not load")
+
+        async def over_http(n: int, num_tokens: int) -> Sample:
+            requests = [_request(host, port, next(prompts), num_tokens) for _ in range(n)]
+            return await run_load(host, port, requests, concurrency=n)
+
+        async def in_process(n: int, num_tokens: int) -> Sample:
+            ids = [tuple(tokenizer.encode(next(prompts), special=True)) for _ in range(n)]
+            stdin.write(msgspec.json.encode(Round(ids, num_tokens)) + b"\n")
+            stdin.flush()
+            answer = await asyncio.to_thread(stdout.readline)
+            timelines, wall_s = msgspec.json.decode(answer, type=tuple[list[Timeline], float])
+            return Sample.of(timelines, wall_s)
+
+        for warm in (over_http, in_process):
+            await warm(2, 16)
+        for n in streams:
+            ours: list[Sample] = []
+            theirs: list[Sample] = []
+            for number in range(rounds):
+                on_progress(f"{n} streams, round {number + 1} of {rounds}")
+                # Taking turns at going first: a machine that warms or slows down favours neither.
+                for side, samples in [(over_http, ours), (in_process, theirs)][:: 1 if number % 2 else -1]:
+                    samples.append(await side(n, max_tokens))
+            pairs.append(_pair(n, "over HTTP", ours, "in process", theirs))
+    return Report(pairs)
+
+
+async def compare_server(*, streams: int, max_tokens: int, rounds: int, on_progress: Callable[[str], None]) -> Report:
+    """The server alone, fed by an engine that computes nothing, beside a raw writer of the same events."""
+    ours, theirs = [], []
+    flags = ("--kv-tokens", str(4 * streams * max_tokens), "--max-sequences", str(2 * streams))
+    with (
+        _server("scripted:utf8=0", *flags) as (host, port),
+        _child("tailrace.bench.rawwriter", str(max_tokens)) as (_, stdout),
+    ):
+        raw_port = int(await asyncio.to_thread(stdout.readline))
+        for number in range(rounds + 1):
+            on_progress(f"{streams} streams of the scripted engine, round {number} of {rounds}")
+            requests = [_request(host, port, f"{i} {number}", max_tokens) for i in range(streams)]
+            sample = await run_load(host, port, requests, concurrency=streams)
+            raw = await run_load("127.0.0.1", raw_port, requests, concurrency=streams)
+            if number:  # the first warms up
+                ours.append(sample)
+                theirs.append(raw)
+    return Report([_pair(streams, "tailrace, scripted engine", ours, "raw asyncio writer", theirs)])
+
+
+def _pair(n: int, our_name: str, ours: list[Sample], their_name: str, theirs: list[Sample]) -> tuple[Line, Line, float]:
+    ratio = statistics.median(a.events_per_s / b.events_per_s for a, b in zip(ours, theirs, strict=True))
+    return Line.of(our_name, n, ours), Line.of(their_name, n, theirs), round(ratio, 3)

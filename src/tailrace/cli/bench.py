@@ -1,0 +1,99 @@
+"""`tailrace bench`: what the server adds to the engine, in one run."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from tailrace.bench import Report
+
+__all__ = ["bench"]
+
+
+@click.command()
+@click.argument("model", default="smollm2", envvar="TAILRACE_MODEL")
+@click.option("--streams", default="1,8,32", show_default=True, help="Loads to measure, in streams at once.")
+@click.option("--max-tokens", default=128, show_default=True, help="Length of each stream.")
+@click.option("--rounds", default=3, show_default=True, help="Rounds of each load; medians are shown.")
+@click.option("--server-streams", default=64, show_default=True, help="Streams of the server benchmark; 0 skips it.")
+@click.option("--server-tokens", default=4000, show_default=True, help="Length of each of those.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def bench(
+    model: str, streams: str, max_tokens: int, rounds: int, server_streams: int, server_tokens: int, as_json: bool
+) -> None:
+    """Measure MODEL over HTTP and in process under the same load, and the server alone against a raw writer.
+
+    Nothing else should run on the machine. Figures are medians over the rounds; the ratios are what carries over to
+    another machine.
+    """
+    loads = tuple(int(part) for part in streams.split(",") if part.strip().isdigit())
+    reports = asyncio.run(_measure(model, loads, max_tokens, rounds, server_streams, server_tokens))
+    if as_json:
+        click.echo(json.dumps({"machine": _machine(), "model": model, **_plain(reports)}, indent=2))
+        return
+    click.echo(f"{_machine()['cpu']}, {os.cpu_count()} cores, Python {platform.python_version()}, {model}\n")
+    click.echo(f"{'':28}{'streams':>8}{'tokens/s':>11}{'ratio':>7}{'TTFT p50/p99 ms':>20}{'ITL p50/p99 ms':>18}")
+    for report in reports:
+        for ours, theirs, ratio in report.pairs:
+            for line, shown in ((ours, f"{ratio:.3f}"), (theirs, "")):
+                ttft = f"{line.ttft_p50_ms:.1f} / {line.ttft_p99_ms:.1f}"
+                itl = f"{line.itl_p50_ms:.2f} / {line.itl_p99_ms:.2f}"
+                click.echo(f"{line.what:28}{line.streams:8}{line.tokens_per_s:11.1f}{shown:>7}{ttft:>20}{itl:>18}")
+
+
+async def _measure(
+    model: str, loads: tuple[int, ...], max_tokens: int, rounds: int, server_streams: int, server_tokens: int
+) -> list[Report]:
+    from tailrace.bench import compare_engine, compare_server
+    from tailrace.cli.pull import TerminalProgress
+    from tailrace.models.places import cache_path
+    from tailrace.server.lifecycle import engine_spec
+    from tailrace.server.settings import Settings
+    from tailrace.server.source import find_source
+    from tailrace.text import Tokenizer
+
+    def tell(text: str) -> None:
+        click.echo(text, err=True)
+
+    reports = []
+    if loads:
+        source = find_source(model, TerminalProgress())
+        spec = engine_spec(source, Settings(), cache_path=str(cache_path() / "prepared"))
+        tokenizer = Tokenizer.from_json(source.card.tokenizer_json)
+        reports.append(
+            await compare_engine(
+                model, spec, tokenizer, streams=loads, max_tokens=max_tokens, rounds=rounds, on_progress=tell
+            )
+        )
+    if server_streams:
+        reports.append(
+            await compare_server(streams=server_streams, max_tokens=server_tokens, rounds=rounds, on_progress=tell)
+        )
+    return reports
+
+
+def _plain(reports: list[Report]) -> dict[str, Any]:  # Any: JSON
+    return {
+        "pairs": [
+            {"ours": asdict(ours), "theirs": asdict(theirs), "ratio": ratio}
+            for report in reports
+            for ours, theirs, ratio in report.pairs
+        ]
+    }
+
+
+def _machine() -> dict[str, Any]:  # Any: JSON
+    cpu = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as lines:
+            cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+    except OSError:
+        pass
+    return {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
