@@ -60,7 +60,7 @@ __all__ = [
 
 
 class TailraceError(Exception):
-    """Root of the tree. `message` is written for the person who made the call."""
+    """A defect of the server, or the root of the tree. `message` is written for the person who made the call."""
 
     status = 500
     code = "internal_error"
@@ -80,6 +80,8 @@ class RequestError(TailraceError):
 
 
 class BodyTooLarge(RequestError):
+    """The body is larger than `--body-bytes`."""
+
     status = 413
     code = "body_too_large"
 
@@ -92,6 +94,8 @@ class BodyTimeout(RequestError):
 
 
 class UnsupportedMediaType(RequestError):
+    """A body that does not say that it is JSON."""
+
     status = 415
     code = "unsupported_media_type"
 
@@ -122,16 +126,22 @@ class ContextLengthExceeded(RequestError):
 
 
 class UnknownModel(RequestError):
+    """The model is not one that this server runs."""
+
     status = 404
     code = "model_not_found"
 
 
 class Forbidden(RequestError):
+    """The Host or Origin is not one of ours."""
+
     status = 403
     code = "forbidden"
 
 
 class IdempotencyConflict(RequestError):
+    """The Idempotency-Key was used for another request."""
+
     status = 409
     code = "idempotency_conflict"
 
@@ -144,10 +154,12 @@ class AdmissionError(TailraceError):
 
 
 class QueueFull(AdmissionError):
-    pass
+    """As many requests are running and waiting as `--max-concurrent-requests` lets in."""
 
 
 class Draining(AdmissionError):
+    """The server is shutting down."""
+
     status = 503
     code = "draining"
 
@@ -158,20 +170,28 @@ class StreamError(TailraceError):
 
 
 class UnknownStream(StreamError):
+    """There never was such a stream."""
+
     code = "unknown_stream"
 
 
 class StreamExpired(StreamError):
+    """The stream is no longer kept."""
+
     status = 410
     code = "stream_expired"
 
 
 class ForeignCursor(StreamError):
+    """The event id belongs to another stream."""
+
     status = 409
     code = "foreign_cursor"
 
 
 class SeqOutOfRange(StreamError):
+    """No event id, or one that the stream has not come to."""
+
     status = 400
     code = "seq_out_of_range"
 

@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from tailrace.errors import AdmissionError, ContextLengthExceeded, Draining, EngineLost, QueueFull
+from tailrace.errors import ContextLengthExceeded, Draining, EngineLost, QueueFull, RequestError
 
 __all__ = ["Gate", "Ticket"]
 
@@ -42,6 +42,7 @@ class Gate:
         self._refusal: EngineLost | Draining | None = None
         self._waiting: deque[Ticket] = deque()
         self._num_running = 0
+        self._is_admitting = False
         self._mean_service_s = 1.0
 
     @property
@@ -79,7 +80,7 @@ class Gate:
     def check(self, num_prompt_tokens: int, max_tokens: int, num_sequences: int) -> int:
         """Whether such a request could ever run here; returns the tokens that it takes.
 
-        Raises: ContextLengthExceeded, QueueFull, Draining, EngineLost.
+        Raises: ContextLengthExceeded and RequestError if never; QueueFull, Draining, EngineLost if not now.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -89,7 +90,7 @@ class Gate:
                 limit = self._capacity_tokens // num_sequences
                 raise ContextLengthExceeded(num_prompt_tokens, limit, max_tokens=max_tokens)
             if num_sequences > self._capacity_sequences:
-                raise AdmissionError("More sequences than this server runs at once.", param="n")
+                raise RequestError(f"n is at most {self._capacity_sequences} here.", param="n")
         if self._num_running + len(self._waiting) >= self._max_requests:
             raise QueueFull("The model is overloaded.", retry_after_s=self.retry_after_s)
         return self._demand(num_prompt_tokens + max_tokens, num_sequences)
@@ -122,16 +123,22 @@ class Gate:
         return num_sequences * (-(-num_tokens // block) * block + (block if block > 1 else 0))
 
     def _admit(self) -> None:
-        while self._is_open and self._waiting:
-            ticket = self._waiting[0]
-            if (
-                self._used_tokens + ticket.num_tokens > self._capacity_tokens
-                or self._used_sequences + ticket.num_sequences > self._capacity_sequences
-            ):
-                return
-            self._waiting.popleft()
-            self._used_tokens += ticket.num_tokens
-            self._used_sequences += ticket.num_sequences
-            self._num_running += 1
-            ticket.admitted_s = time.monotonic()
-            ticket.start()
+        if self._is_admitting:  # a ticket left as soon as it was started; the loop below goes on
+            return
+        self._is_admitting = True
+        try:
+            while self._is_open and self._waiting and self._fits(self._waiting[0]):
+                ticket = self._waiting.popleft()
+                self._used_tokens += ticket.num_tokens
+                self._used_sequences += ticket.num_sequences
+                self._num_running += 1
+                ticket.admitted_s = time.monotonic()
+                ticket.start()
+        finally:
+            self._is_admitting = False
+
+    def _fits(self, ticket: Ticket) -> bool:
+        return (
+            self._used_tokens + ticket.num_tokens <= self._capacity_tokens
+            and self._used_sequences + ticket.num_sequences <= self._capacity_sequences
+        )

@@ -7,10 +7,13 @@ Defaults and error texts are those of TGI 3.3.7, with these divergences, each be
 2. Half a character at the very end is shown as U+FFFD; TGI then loses the whole `generated_text`.
 3. A stop string is found wherever it ends, also inside a token, and nothing behind it is shown.
 4. A prompt and `max_new_tokens` that exceed the window together are refused, also above 1,024 new tokens.
+5. Text that was held back, as it could have become a stop string, until the end token came: that token shows it and is
+   not marked special, because clients drop what is.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -36,6 +39,7 @@ from tailrace.types import End, Event, GenerateRequest, Sampling, TextDelta
 __all__ = ["encode_error", "encode_info", "parse"]
 
 _MAX_STOP_SEQUENCES = 4
+_MAX_SEED = 2**64 - 1
 _NOT_YET: dict[str, tuple[object, ...]] = {
     "adapter_id": (),
     "best_of": (0, 1),
@@ -110,6 +114,8 @@ def _check(given: Parameters) -> None:
         raise RequestError("`top_k` must be strictly positive", param="top_k")
     if given.max_new_tokens == 0:
         raise RequestError("`max_new_tokens` must be strictly positive", param="max_new_tokens")
+    if given.seed is not None and given.seed > _MAX_SEED:
+        raise RequestError(f"`seed` must be <= {_MAX_SEED}", param="seed")
     if len(given.stop) > _MAX_STOP_SEQUENCES:
         count = len(given.stop)
         raise RequestError(f"`stop` supports up to {_MAX_STOP_SEQUENCES} stop sequences. Given: {count}", param="stop")
@@ -164,7 +170,7 @@ class _Encoder:
             return b""
         frames = []
         last = len(event.token_ids) - 1
-        for position in range(last + 1):
+        for position, token in enumerate(self._tokens(event)):
             self._num_tokens += 1
             generated = details = "null"
             if position == last and event.finish_reason is not None:
@@ -172,7 +178,7 @@ class _Encoder:
                 if self._view.details:
                     details = to_json(self._stream_details(event)).decode()
             frames.append(
-                f'data: {{"index":{self._num_tokens},"token":{self._token(event, position)},'
+                f'data: {{"index":{self._num_tokens},"token":{token},'
                 f'"generated_text":{generated},"details":{details}}}\n\n'
             )
         return "".join(frames).encode("ascii")
@@ -184,11 +190,7 @@ class _Encoder:
         deltas = deltas_by_choice(events, 1)[0]
         answer: JsonBody = {"generated_text": self._full("".join(delta.text for delta in deltas))}
         if self._view.details:
-            tokens = [
-                msgspec.Raw(self._token(delta, position).encode())
-                for delta in deltas
-                for position in range(len(delta.token_ids))
-            ]
+            tokens = [msgspec.Raw(token.encode()) for delta in deltas for token in self._tokens(delta)]
             answer["details"] = {
                 "finish_reason": _finish_reason(deltas[-1]),
                 "generated_tokens": end.usage.num_completion_tokens,
@@ -205,18 +207,22 @@ class _Encoder:
     def _full(self, text: str) -> str:
         return self._facts.prompt_text + text if self._view.full_text else text
 
-    def _token(self, delta: TextDelta, position: int) -> str:
-        """A token's JSON. The text of a step with several tokens goes with its last; special ones show their name."""
-        token_id = delta.token_ids[position]
+    def _tokens(self, delta: TextDelta) -> list[str]:
+        """Each token's JSON. A step's text goes with the last of its tokens that is not special; special ones show
+        their name."""
         vocabulary = self._facts.vocabulary
-        special = token_id in vocabulary.special_ids
-        if special:
-            text = vocabulary.token_text(token_id)
-        else:
-            text = delta.text if position == len(delta.token_ids) - 1 else ""
-        logprob = f"{delta.logprobs[position]:.8g}" if position < len(delta.logprobs) else "null"
-        flag = "true" if special else "false"
-        return f'{{"id":{token_id},"text":{quote(text)},"logprob":{logprob},"special":{flag}}}'
+        places = [i for i, token_id in enumerate(delta.token_ids) if token_id not in vocabulary.special_ids]
+        place = places[-1] if places else len(delta.token_ids) - 1
+        tokens = []
+        for position, token_id in enumerate(delta.token_ids):
+            text = delta.text if position == place else ""
+            special = token_id in vocabulary.special_ids and not text
+            if special:
+                text = vocabulary.token_text(token_id)
+            logprob = _logprob(delta.logprobs[position]) if position < len(delta.logprobs) else "null"
+            flag = "true" if special else "false"
+            tokens.append(f'{{"id":{token_id},"text":{quote(text)},"logprob":{logprob},"special":{flag}}}')
+        return tokens
 
     def _stream_details(self, last: TextDelta) -> JsonBody:
         return {
@@ -225,6 +231,14 @@ class _Encoder:
             "seed": self._seed,
             "input_length": self._facts.num_prompt_tokens,
         }
+
+
+def _logprob(logprob: float) -> str:
+    """As the single-precision number that it is in TGI; JSON has no infinity."""
+    if not math.isfinite(logprob):
+        return "null"
+    digits = f"{logprob:.8g}"
+    return digits if "." in digits or "e" in digits else digits + ".0"
 
 
 def _finish_reason(last: TextDelta) -> str:

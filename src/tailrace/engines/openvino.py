@@ -106,15 +106,14 @@ class OpenVINOEngine:
             run.aborted = True
 
     def step(self) -> list[Delta]:
-        if self._exact:
-            self._keep_company()
-        if not self._runs:
-            while self._pipeline.has_non_finished_requests():
-                self._pipeline.step()
-            return []
         for run in self._runs.values():
             if run.aborted:
                 run.handle.cancel()
+        if self._exact:
+            self._keep_company(sum(not run.aborted for run in self._runs.values()))
+        if not self._runs:
+            self._drain()
+            return []
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         deltas = []
@@ -127,9 +126,17 @@ class OpenVINOEngine:
         return deltas
 
     def close(self) -> None:
+        for run in self._runs.values():
+            run.handle.cancel()
         self._runs.clear()
-        self._companion = None
+        if self._pipeline is not None:
+            self._keep_company(0)
+            self._drain()  # it complains on stderr of whatever it had to end by itself
         self._pipeline = None
+
+    def _drain(self) -> None:
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
 
     def _add(self, request_id: int, ids: tuple[int, ...], config: Any) -> Any:
         return self._pipeline.add_request(request_id, ov.Tensor(np.array([ids], dtype=np.int64)), config)
@@ -181,16 +188,16 @@ class OpenVINOEngine:
             return Delta(sequence_id, index, (), (), "error", f"the engine ended it ({status.name})")
         return Delta(sequence_id, index, tuple(ids), tuple(logprobs), finish)
 
-    def _keep_company(self) -> None:
-        """Run a throw-away sequence beside a lone one, and only then."""
+    def _keep_company(self, num_live: int) -> None:
+        """Run a throw-away sequence beside a lone one, and only then. One that was aborted is no company."""
         companion = self._companion
         if companion is not None:
             while companion.can_read():
                 companion.read()
-            if len(self._runs) != 1 or companion.get_status() != genai.GenerationStatus.RUNNING:
+            if num_live != 1 or companion.get_status() != genai.GenerationStatus.RUNNING:
                 companion.cancel()
                 self._companion = None
-        if len(self._runs) == 1 and self._companion is None:
+        if num_live == 1 and self._companion is None:
             config = genai.GenerationConfig()
             config.max_new_tokens = _COMPANION_TOKENS
             self._set_end(config, ignore_eos=True)

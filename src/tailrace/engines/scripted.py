@@ -130,12 +130,13 @@ def _byte_characters() -> list[str]:
 
 
 class _Run:
-    __slots__ = ("aborted", "count", "due_s", "fault", "key", "limit", "logprobs", "sequence_id")
+    __slots__ = ("aborted", "count", "due_s", "eos_after", "fault", "key", "limit", "logprobs", "sequence_id")
 
-    def __init__(self, sequence: Sequence, limit: int, now_s: float) -> None:
+    def __init__(self, sequence: Sequence, limit: int, eos_after: int, now_s: float) -> None:
         self.sequence_id = sequence.sequence_id
         self.key = _prompt_hash(sequence.prompt_ids, sequence.sampling.seed or 0)
         self.limit = limit
+        self.eos_after = eos_after
         self.count = 0
         self.due_s = now_s
         self.aborted = False
@@ -167,9 +168,10 @@ class ScriptedEngine:
         limit = sequence.sampling.max_tokens or 1
         if len(sequence.prompt_ids) + limit > self.capabilities.context_tokens:
             raise SequenceFailed("the prompt is too long for this engine")
-        if self._eos_after and not sequence.sampling.ignore_eos:
-            limit = min(limit, self._eos_after)
-        self._runs[sequence.sequence_id] = _Run(sequence, limit, time.monotonic())
+        eos_after = 0 if sequence.sampling.ignore_eos else self._eos_after
+        if eos_after:
+            limit = min(limit, eos_after)
+        self._runs[sequence.sequence_id] = _Run(sequence, limit, eos_after, time.monotonic())
 
     def abort(self, sequence_id: int) -> None:
         if sequence_id in self._runs:
@@ -203,7 +205,7 @@ class ScriptedEngine:
         run.due_s += self._interval_s
         if run.count < run.limit:
             return Delta(run.sequence_id, index, (_token(run.key, index, self._utf8),), run.logprobs)
-        if self._eos_after == run.limit:
+        if run.eos_after == run.limit:
             return Delta(run.sequence_id, index, (EOS_ID,), run.logprobs, "stop")
         return Delta(run.sequence_id, index, (_token(run.key, index, self._utf8),), run.logprobs, "length")
 

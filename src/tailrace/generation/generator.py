@@ -26,6 +26,7 @@ from tailrace.types import GenerateRequest, Sampling
 __all__ = ["Generator", "Limits"]
 
 _INLINE_CHARACTERS = 8_192  # tokenised on the event loop; longer prompts go to a thread. About 2 ms.
+_SEEDS = 2**64  # engines take unsigned ones, clients also send negative ones
 _HOPELESS_FAILURES = 3  # starts in a row without success, after which nobody is let into the queue
 _ANY_MODEL = frozenset({"tgi", "dummy", "default"})  # what clients send that know only a URL
 _ALWAYS = frozenset({"max_tokens", "seed", "stop", "include_stop", "n"})  # kept by this room, whatever the engine
@@ -199,6 +200,6 @@ class Generator:
             sequence_id = next(self._sequence_ids)
             stops = StopMatcher(sampling.stop, sampling.include_stop) if sampling.stop else None
             run.choices.append(Choice(run, index, sequence_id, Detokenizer(self.tokenizer), stops))
-            sampling_of_choice = replace(sampling, seed=seed + index)
+            sampling_of_choice = replace(sampling, seed=(seed + index) % _SEEDS)
             run.sequences.append(Sequence(sequence_id, prompt_ids, sampling_of_choice))
         return run

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp
 
 from tailrace.admission import Gate
@@ -133,7 +134,21 @@ def build_app(generator: Generator, settings: Settings) -> ASGIApp:
         exception_handlers={404: not_routed, 405: not_routed, 500: broken},
     )
     inner.router.redirect_slashes = False
-    return Edge(inner, settings)
+    return Edge(_let_origins_read(inner, settings), settings)
+
+
+def _let_origins_read(app: ASGIApp, settings: Settings) -> ASGIApp:
+    """Answer browsers' preflights for the origins that are allowed; the edge has turned the others away."""
+    origins = [origin.strip() for origin in settings.allowed_origins.split(",") if origin.strip()]
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["authorization", "content-type", "idempotency-key", "last-event-id", "x-request-id"],
+        expose_headers=["location", "retry-after", "x-request-id", "x-stream-id", "x-tailrace-ignored"],
+    )
 
 
 def bind(settings: Settings) -> socket.socket:

@@ -91,7 +91,7 @@ class Trial:
     def finish(self, *sequence_ids: int) -> None:
         """Step until these sequences have ended, or all of them where none is named."""
         heard_s = time.monotonic()
-        while waiting := self._running.intersection(sequence_ids) if sequence_ids else self._running:
+        while waiting := self._running.intersection(sequence_ids or self._running):
             if self.step():
                 heard_s = time.monotonic()
             silent_s = time.monotonic() - heard_s

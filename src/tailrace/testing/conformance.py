@@ -1,4 +1,4 @@
-"""The laws that every engine keeps, as code: `check_engine(make)` passes, or says which law is broken, by whom, and how.
+"""The laws that every engine keeps, as code: `check_engine(make)` passes, or says which law is broken, by whom and how.
 
 For authors of engines. The engine is driven in this process through `submit`, `abort` and `step`, as a worker would;
 no server is needed. With pytest, one test a law::
@@ -78,7 +78,7 @@ class Law:
 
 
 def check_engine(make: Callable[[], Engine], *, vocab_size: int = 256, num_sequences: int = 1000) -> None:
-    """Hold an engine to every law that applies to it. `num_sequences` is how many short ones the search for leaks takes.
+    """Hold an engine to every law that applies to it. The search for leaks runs `num_sequences` short ones.
 
     Raises: AssertionError for the first law that is broken; whatever the engine raises.
     """

@@ -1,0 +1,55 @@
+"""Every wire, byte for byte. `tests/golden/README.md` says how to write the files anew."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tailrace.text import Detokenizer
+from tailrace.types import End, TextDelta
+from tests.dialects.transcripts import GOLDEN, STREAMED, STREAMS, VIEWS, WHOLE, facts, transcript, vocabulary
+
+_streamed = [(view, stream) for view, streams in STREAMED.items() for stream in streams]
+_whole = [(view, stream) for view, streams in WHOLE.items() for stream in streams]
+
+
+def check(path: Path, actual: bytes) -> None:
+    if os.environ.get("TAILRACE_WRITE_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(actual)
+    assert actual == path.read_bytes()
+
+
+@pytest.mark.parametrize(("view", "stream"), _streamed)
+def test_a_streaming_answer(view: str, stream: str) -> None:
+    check(GOLDEN / view / f"{stream}.txt", transcript(view, STREAMS[stream]))
+
+
+@pytest.mark.parametrize(("view", "stream"), _whole)
+def test_an_answer_in_one_piece(view: str, stream: str) -> None:
+    check(GOLDEN / view / f"{stream}.json", VIEWS[view].open(facts()).whole(STREAMS[stream]))
+
+
+def test_no_transcript_is_left_over() -> None:
+    expected = {GOLDEN / view / f"{stream}.txt" for view, stream in _streamed}
+    expected |= {GOLDEN / view / f"{stream}.json" for view, stream in _whole}
+    assert set(GOLDEN.glob("*/*")) == expected
+
+
+@pytest.mark.parametrize("stream", [name for name in STREAMS if not name.startswith("stop")])
+def test_the_streams_are_what_the_vocabulary_says(stream: str) -> None:
+    for choice in (0, 1):
+        detokenizer = Detokenizer(vocabulary())
+        deltas = [e for e in STREAMS[stream] if isinstance(e, TextDelta) and e.choice == choice]
+        text = "".join(detokenizer.push(delta.token_ids) for delta in deltas)
+        assert text + detokenizer.flush() == "".join(delta.text for delta in deltas)
+
+
+def test_the_streams_count_their_tokens() -> None:
+    for events in STREAMS.values():
+        counted = sum(len(event.token_ids) for event in events if isinstance(event, TextDelta))
+        end = events[-1]
+        assert isinstance(end, End)
+        assert end.usage.num_completion_tokens == counted
