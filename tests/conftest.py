@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -12,39 +13,25 @@ from tests.server.process import Server
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     """The scripted engine at full speed, one server for a module. A traceback in its log fails the module."""
-    running = Server("scripted")
-    try:
+    with contextlib.closing(Server("scripted")) as running:
         yield running.wait_ready()
-    finally:
-        running.close()
 
 
 @pytest.fixture(scope="module")
 def paced() -> Iterator[Server]:
     """One whose streams can be caught in the middle: a hundred tokens a second each."""
-    running = Server("scripted:tokens_per_s=100")
-    try:
+    with contextlib.closing(Server("scripted:tokens_per_s=100")) as running:
         yield running.wait_ready()
-    finally:
-        running.close()
 
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Server]]:
     """Starts servers of the test's own: `serve("scripted:tokens_per_s=5", "--max-sequences", "1")`."""
-    started: list[Server] = []
+    with contextlib.ExitStack() as running:
 
-    def start(source: str = "scripted", *flags: str) -> Server:
-        started.append(Server(source, *flags))
-        return started[-1].wait_ready()
+        def start(source: str = "scripted", *flags: str) -> Server:
+            server = Server(source, *flags)
+            running.callback(server.close)
+            return server.wait_ready()
 
-    yield start
-    for running in started:
-        running.process.poll()
-    errors = []
-    for running in started:
-        try:
-            running.close()
-        except AssertionError as error:
-            errors.append(error)
-    assert not errors, errors
+        yield start

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.dialects.transcripts import GOLDEN, STREAMED, STREAMS, VIEWS, WHOLE, facts, transcript, vocabulary
 
 from tailrace.text import Detokenizer
 from tailrace.types import End, TextDelta
-from tests.dialects.transcripts import GOLDEN, STREAMED, STREAMS, VIEWS, WHOLE, facts, transcript, vocabulary
 
 _streamed = [(view, stream) for view, streams in STREAMED.items() for stream in streams]
 _whole = [(view, stream) for view, streams in WHOLE.items() for stream in streams]

@@ -81,7 +81,7 @@ class Server:
         self.port = int(self.wait_line(_LISTENING.pattern, timeout_s=timeout_s)[1])
         return self
 
-    def signal(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def wait(self, *, timeout_s: float = 20.0) -> int:

@@ -181,11 +181,12 @@ class Supervisor:
                 await asyncio.sleep(self.retry_after_s)
 
     def _report(self, error: EngineError) -> None:
-        self.is_ready = False
+        was_ready, self.is_ready = self.is_ready, False
         self.last_reason = error.message
         self._on_change()
         lost, self._receivers = list(self._receivers.values()), {}
-        logger.error("%s %d streams were cut; starting another.", error.message, len(lost))
+        if was_ready:
+            logger.error("%s %d sequences were lost; starting another engine.", error.message, len(lost))
         for receiver in lost:
             receiver.lost(error)
 

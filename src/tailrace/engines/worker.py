@@ -31,7 +31,7 @@ from tailrace.engines.protocol import (
     decode_to_worker,
     encode,
 )
-from tailrace.errors import SequenceFailed
+from tailrace.errors import SequenceFailed, TailraceError
 
 __all__ = ["main"]
 
@@ -121,7 +121,11 @@ def main(argv: list[str]) -> int:
         except EOFError:
             raise
         except BaseException as error:
-            link.send(Fatal(f"{type(error).__name__}: {error}"[:2000]))
+            link.send(
+                Fatal(
+                    str(error)[:2000] if isinstance(error, TailraceError) else f"{type(error).__name__}: {error}"[:2000]
+                )
+            )
             return 1
     return 0
 

@@ -7,10 +7,11 @@ import contextlib
 import math
 from collections.abc import Mapping
 
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tailrace.dialects import Dialect, Encoder, native, tgi
+from tailrace.dialects import Dialect, Encoder, native, plain, tgi
 from tailrace.errors import TailraceError
 from tailrace.streams import Reader, StreamLog
 
@@ -28,9 +29,11 @@ class JsonAnswer(Response):
     media_type = "application/json"
 
 
-def dialect_of(path: str) -> Dialect:
-    """Whose error shape a path has, before its route is known."""
-    return tgi if path in ("/", "/generate", "/generate_stream", "/info", "/health") else native
+def dialect_of(scope: Scope) -> Dialect:
+    """Whose error shape a request gets; also for one that has no route."""
+    if scope["path"] == "/" and "prompt" in QueryParams(scope["query_string"]):
+        return plain
+    return tgi if scope["path"] in ("/", "/generate", "/generate_stream", "/info", "/health") else native
 
 
 def error_answer(dialect: Dialect, error: TailraceError) -> Response:

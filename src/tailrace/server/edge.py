@@ -55,7 +55,7 @@ class Edge:
         try:
             self._check(headers)
         except TailraceError as error:
-            await error_answer(dialect_of(scope["path"]), error)(scope, receive, send_with_id)
+            await error_answer(dialect_of(scope), error)(scope, receive, send_with_id)
             return
         await self._app(scope, receive, send_with_id)
 

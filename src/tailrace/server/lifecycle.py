@@ -122,7 +122,7 @@ def _text(card: ModelCard) -> tuple[Tokenizer, ChatEncoder | None]:
 
 def _load_failure(reason: str) -> str:
     if "alloc" in reason.lower() or "SIGKILL" in reason or "memory" in reason.lower():
-        return f"{reason} There may not be enough memory: try a smaller --kv-tokens or a smaller model."
+        return f"{reason} If memory is short, try a smaller --kv-tokens or a smaller model."
     return reason
 
 

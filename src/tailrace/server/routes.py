@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import re
 from collections.abc import Awaitable, Callable
+from weakref import WeakValueDictionary
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
@@ -36,25 +39,26 @@ class Routes:
         self._settings = settings
         self._started_s = started_s
         self._bodies = BodyReader(settings)
+        self._keys_in_use: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def table(self) -> list[Route]:
         stream = "/v1/streams/{stream_id}"
         return [
-            _route("POST", "/v1/streams", native, self.create_stream),
-            _route("GET", stream + "/events", native, self.follow_stream),
-            _route("POST", stream + "/cancel", native, self.cancel_stream),
-            _route("GET", stream, native, self.show_stream),
-            _route("DELETE", stream, native, self.delete_stream),
-            _route("POST", "/v1/chat/completions", openai, self.chat),
-            _route("POST", "/v1/completions", openai, self.complete),
-            _route("GET", "/v1/models", openai, self.list_models),
-            _route("GET", "/v1/models/{name:path}", openai, self.show_model),
-            _route("POST", "/", tgi, self.root),
-            _route("GET", "/", tgi, self.welcome),
-            _route("POST", "/generate", tgi, self.generate),
-            _route("POST", "/generate_stream", tgi, self.generate_stream),
-            _route("GET", "/info", tgi, self.show_info),
-            _route("GET", "/health", tgi, self.health),
+            _route("POST", "/v1/streams", self.create_stream),
+            _route("GET", stream + "/events", self.follow_stream),
+            _route("POST", stream + "/cancel", self.cancel_stream),
+            _route("GET", stream, self.show_stream),
+            _route("DELETE", stream, self.delete_stream),
+            _route("POST", "/v1/chat/completions", self.chat),
+            _route("POST", "/v1/completions", self.complete),
+            _route("GET", "/v1/models", self.list_models),
+            _route("GET", "/v1/models/{name:path}", self.show_model),
+            _route("POST", "/", self.root),
+            _route("GET", "/", self.welcome),
+            _route("POST", "/generate", self.generate),
+            _route("POST", "/generate_stream", self.generate_stream),
+            _route("GET", "/info", self.show_info),
+            _route("GET", "/health", self.health),
         ]
 
     # tailrace's own wire
@@ -78,18 +82,13 @@ class Routes:
         if not _IDEMPOTENCY_KEY.fullmatch(key):
             raise RequestError("An Idempotency-Key has 1 to 255 printable characters.", param="idempotency-key")
         store = self._generator.store
-        fingerprint = hashlib.sha256(to_json(sorted(body.items(), key=lambda item: item[0]))).digest()
-        log = store.recall(key, fingerprint)
-        if log is None:
-            run = await self._generator.create(native.parse(body).request)
-            log = store.recall(key, fingerprint)  # tokenising may have let a twin overtake this one
-            if log is not None:
-                run.cancel()
-                store.delete(run.log)
-                return log
-            log = run.log
-            store.remember(key, fingerprint, log)
-        return log
+        fingerprint = hashlib.sha256(msgspec.json.encode(body, order="deterministic")).digest()
+        async with self._keys_in_use.setdefault(key, asyncio.Lock()):  # twins wait here for the first of them
+            log = store.recall(key, fingerprint)
+            if log is None:
+                log = (await self._generator.create(native.parse(body).request)).log
+                store.remember(key, fingerprint, log)
+            return log
 
     async def follow_stream(self, request: Request) -> ASGIApp:
         log = self._log(request.path_params["stream_id"])
@@ -244,14 +243,14 @@ def _names(log: StreamLog) -> dict[str, str]:
     return {"x-stream-id": log.stream_id}
 
 
-def _route(method: str, path: str, dialect: Dialect, handler: _Handler) -> Route:
+def _route(method: str, path: str, handler: _Handler) -> Route:
     """A route whose refusals have the shape of its dialect."""
 
     async def endpoint(request: Request) -> ASGIApp:
         try:
             return await handler(request)
         except TailraceError as error:
-            return error_answer(dialect, error)
+            return error_answer(dialect_of(request.scope), error)
         except ConnectionError:
             return Response(status_code=499)  # the client has left; nobody reads this
 
@@ -265,11 +264,11 @@ async def not_routed(request: Request, exc: Exception) -> Response:
         "There is nothing at this path." if exc.status_code == 404 else "This method is not allowed here."
     )
     error.status, error.code = exc.status_code, "not_found" if exc.status_code == 404 else "method_not_allowed"
-    answer = error_answer(dialect_of(request.url.path), error)
+    answer = error_answer(dialect_of(request.scope), error)
     answer.headers.update(exc.headers or {})
     return answer
 
 
 async def broken(request: Request, exc: Exception) -> Response:
     """A defect of ours: say so without saying more."""
-    return error_answer(dialect_of(request.url.path), TailraceError("The server failed; its log says how."))
+    return error_answer(dialect_of(request.scope), TailraceError("The server failed; its log says how."))

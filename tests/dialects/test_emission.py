@@ -1,0 +1,281 @@
+"""The rules that keep every known client reading, held against the golden files and against any stream there could be.
+
+Source of the rules: WHATWG HTML 9.2, and the framings that were measured to break openai-python, huggingface_hub,
+text-generation, vLLM's benchmark and fetch-event-source.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.dialects.sse import parse, whole_events
+from tests.dialects.transcripts import GOLDEN, STREAMS, VIEWS, facts, transcript, vocabulary
+
+from tailrace.dialects import native
+from tailrace.engines.scripted import EOS_ID
+from tailrace.types import End, Event, Failure, FinishReason, Status, TextDelta, Usage
+
+EVENT_STREAMS = [path for path in sorted(GOLDEN.glob("*/*.txt")) if path.parent.name != "plain"]
+OPENAI = [path for path in EVENT_STREAMS if path.parent.name.startswith(("chat", "completion"))]
+TGI = [path for path in EVENT_STREAMS if path.parent.name.startswith("tgi")]
+NATIVE = [path for path in EVENT_STREAMS if path.parent.name == "native"]
+
+
+def by_name(path: Path) -> str:
+    return f"{path.parent.name}-{path.stem}"
+
+
+def keys(text: str) -> Any:  # Any: JSON
+    """The names in some JSON, in their order, with what is not an object left out."""
+    return json.loads(text, object_pairs_hook=lambda pairs: [(n, v) if isinstance(v, list) else n for n, v in pairs])
+
+
+def objects(text: str) -> dict[str, Any]:  # Any: JSON
+    value = json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
+    assert isinstance(value, dict)
+    return value
+
+
+def check_framing(stream: bytes) -> None:
+    """What holds on every event stream of this server."""
+    assert stream.isascii()
+    assert b"\r" not in stream
+    assert not re.search(rb"[\x00-\x09\x0b-\x1f]", stream)
+    # Clients that split lines as Unicode does see the same lines.
+    assert stream.decode().splitlines() == stream.decode().split("\n")[:-1]
+    events = whole_events(stream)
+    for number, event in enumerate(events):
+        names = [line.partition(b":")[0] for line in event.splitlines()[:-1]]
+        assert names.count(b"data") == 1
+        assert set(names) <= {b"id", b"event", b"retry", b"data"}
+        assert all(line.partition(b":")[2].startswith(b" ") for line in event.splitlines()[:-1])
+        assert (b"retry" in names) <= (number == 0)
+    assert len(parse(stream)) == len(events)  # each is dispatched, and none comes from thin air
+
+
+@pytest.mark.parametrize("path", EVENT_STREAMS, ids=by_name)
+def test_framing(path: Path) -> None:
+    check_framing(path.read_bytes())
+
+
+@pytest.mark.parametrize("path", [*OPENAI, *TGI], ids=by_name)
+def test_only_data_lines_where_clients_take_an_id_for_a_promise(path: Path) -> None:
+    for event in whole_events(path.read_bytes()):
+        assert re.fullmatch(rb"data: [^\n]+\n\n", event)
+
+
+@pytest.mark.parametrize("path", OPENAI, ids=by_name)
+def test_openai_streams_end_in_done_and_say_how_they_ended(path: Path) -> None:
+    messages = [message.text for message in parse(path.read_bytes())]
+    assert messages.index("[DONE]") == len(messages) - 1
+    chunks = [objects(text) for text in messages[:-1]]
+    failed = [chunk for chunk in chunks if "error" in chunk]
+    finished = [chunk for chunk in chunks for choice in chunk.get("choices", ()) if choice["finish_reason"]]
+    if failed:
+        assert failed == chunks[-1:]
+        assert not finished
+        assert failed[0]["error_type"] == "generation"
+        assert list(failed[0]["error"]) == ["message", "type", "code", "param"]
+    else:
+        assert {choice["index"] for chunk in finished for choice in chunk["choices"]} == {
+            choice["index"] for chunk in chunks for choice in chunk["choices"]
+        }
+
+
+@pytest.mark.parametrize("path", OPENAI, ids=by_name)
+def test_usage_is_in_every_chunk_or_in_none(path: Path) -> None:
+    chunks = [objects(message.text) for message in parse(path.read_bytes())[:-1]]
+    chunks = [chunk for chunk in chunks if "choices" in chunk]
+    if not path.parent.name.endswith("_usage"):
+        assert not any("usage" in chunk for chunk in chunks)
+    elif path.stem == "plain":
+        assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+        assert chunks[-1]["choices"] == []
+        assert chunks[-1]["usage"] == {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
+    else:
+        assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
+
+
+@pytest.mark.parametrize("path", TGI, ids=by_name)
+def test_tgi_streams_are_as_tgi_serialises_them(path: Path) -> None:
+    assert b"[DONE]\n" not in path.read_bytes()
+    messages = [message.text for message in parse(path.read_bytes())]
+    *before, last = messages
+    failed = "error" in objects(last)
+    if failed:
+        assert keys(last) == ["error", "error_type"]
+    for index, text in enumerate(before if failed else messages, 1):
+        assert [name[0] if isinstance(name, tuple) else name for name in keys(text)] == [
+            "index",
+            "token",
+            "generated_text",
+            "details",
+        ]
+        assert dict(keys(text)[1:2])["token"] == ["id", "text", "logprob", "special"]
+        event = objects(text)
+        assert event["index"] == index
+        assert "error" not in event  # JavaScript clients raise at the mere name
+        assert (event["generated_text"] is not None) == (text is last)
+        assert (event["details"] is not None) == (text is last and path.parent.name == "tgi_details")
+    if path.parent.name == "tgi_details":
+        details = dict(keys(last)[-1:])["details"]
+        assert details == ["finish_reason", "generated_tokens", "seed", "input_length"]
+
+
+@pytest.mark.parametrize("path", NATIVE, ids=by_name)
+def test_native_streams_number_their_events_and_end_once(path: Path) -> None:
+    messages = parse(path.read_bytes())
+    assert [message.last_event_id for message in messages] == [
+        f"{facts().stream_id}-{seq}" for seq in range(1, len(messages) + 1)
+    ]
+    assert [message.event for message in messages[:-1]] == ["message"] * (len(messages) - 1)
+    assert messages[-1].event in ("done", "error", "cancelled", "interrupted")
+    assert objects(messages[-1].text)["status"] == messages[-1].event
+
+
+# Any stream at all.
+
+texts = st.text(st.characters(codec="utf-8"), max_size=12)
+logprobs = st.floats(width=32)
+finishes: st.SearchStrategy[FinishReason] = st.sampled_from(["stop", "length"])
+statuses: st.SearchStrategy[Status] = st.sampled_from(["done", "error", "cancelled", "interrupted"])
+usages = st.builds(Usage, st.integers(0, 10**6), st.integers(0, 10**6))
+
+
+@st.composite
+def deltas(draw: st.DrawFn, num_choices: int) -> TextDelta:
+    token_ids = tuple(draw(st.lists(st.integers(0, vocabulary().vocab_size - 1), min_size=1, max_size=3)))
+    values = tuple(draw(logprobs) for _ in token_ids)
+    choice = draw(st.integers(0, num_choices - 1))
+    return TextDelta(draw(texts), token_ids, choice, draw(st.sampled_from([(), values])))
+
+
+@st.composite
+def streams(draw: st.DrawFn, num_choices: int = 2, only_done: bool = False) -> list[Event]:
+    events: list[Event] = list(draw(st.lists(deltas(num_choices), max_size=8)))
+    status: Status = "done" if only_done else draw(statuses)
+    if status == "done":
+        for choice in range(num_choices):
+            ids = (draw(st.sampled_from([EOS_ID, 264])),)
+            stop = draw(st.none() | texts)
+            events.append(TextDelta(draw(texts), ids, choice, finish_reason=draw(finishes), stop=stop))
+    failure = Failure("sequence_failed", draw(texts)) if status in ("error", "interrupted") else None
+    return [*events, End(status, draw(usages), failure)]
+
+
+def texts_of(events: list[Event]) -> list[str]:
+    both = ["", ""]
+    for event in events:
+        if isinstance(event, TextDelta):
+            both[event.choice] += event.text
+    return both
+
+
+@given(streams())
+def test_native_says_everything_there_is(events: list[Event]) -> None:
+    stream = transcript("native", events)
+    check_framing(stream)
+    messages = parse(stream)
+    assert len(messages) == len(events)
+    for message, event in zip(messages, events, strict=True):
+        shown = objects(message.text)
+        if isinstance(event, End):
+            assert (shown["status"], message.event) == (event.status, event.status)
+            assert shown["usage"]["total_tokens"] == sum(event.usage)
+            assert shown.get("error") == (dict(event.failure._asdict()) if event.failure else None)
+        else:
+            assert (shown["text"], tuple(shown["token_ids"])) == (event.text, event.token_ids)
+            assert (shown.get("choice", 0), shown.get("finish_reason")) == (event.choice, event.finish_reason)
+            assert shown.get("stop") == (event.stop if event.finish_reason else None)
+            assert len(shown.get("logprobs", ())) == len(event.logprobs)
+
+
+@given(streams(), st.integers(0, 12))
+def test_a_native_stream_may_be_encoded_from_anywhere(events: list[Event], seen: int) -> None:
+    whole = whole_events(transcript("native", events))
+    resumed = native.NativeEncoder(facts())
+    assert [resumed.encode(seq, event) for seq, event in enumerate(events[seen:], seen + 1)] == whole[seen:]
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_a_golden_native_stream_may_be_encoded_from_every_place(stream: str) -> None:
+    events = STREAMS[stream]
+    whole = transcript("native", events)
+    before = whole_events(whole)
+    for seen in range(len(events) + 1):
+        resumed = native.NativeEncoder(facts())
+        tail = b"".join(resumed.encode(seq, event) for seq, event in enumerate(events[seen:], seen + 1))
+        assert b"".join(before[:seen]) + tail == whole
+
+
+def test_event_ids_stay_safe_for_browsers_across_origins() -> None:
+    encoder = native.NativeEncoder(facts())
+    last_id = parse(encoder.encode(10**15 - 1, TextDelta("a", (97,))))[0].last_event_id
+    assert re.fullmatch(r"[A-Za-z0-9._~-]{1,40}", last_id)
+
+
+@given(st.sampled_from(["chat_two", "completion_two"]), streams())
+def test_openai_chunks_carry_the_whole_text_of_each_choice(view: str, events: list[Event]) -> None:
+    stream = transcript(view, events)
+    check_framing(stream)
+    *messages, done = [message.text for message in parse(stream)]
+    assert done == "[DONE]"
+    chunks = [objects(text) for text in messages]
+    shown, finished = ["", ""], []
+    for chunk in chunks:
+        for choice in chunk.get("choices", ()):
+            shown[choice["index"]] += choice.get("text") or choice.get("delta", {}).get("content") or ""
+            finished += [choice["index"]] if choice["finish_reason"] else []
+    assert shown == texts_of(events)
+    end = events[-1]
+    assert isinstance(end, End)
+    assert ("error" in chunks[-1]) == (end.status != "done")
+    assert sorted(finished) == ([0, 1] if end.status == "done" else [])
+
+
+@given(st.sampled_from(["chat_logprobs", "completion_logprobs"]), streams(1))
+def test_openai_chunks_with_logprobs_lose_no_token(view: str, events: list[Event]) -> None:
+    def tokens(chunk: dict[str, Any]) -> Iterator[float | None]:  # Any: JSON
+        for choice in chunk.get("choices", ()):
+            shown = choice["logprobs"] or {}
+            yield from shown.get("token_logprobs") or [token["logprob"] for token in shown.get("content") or ()]
+
+    chunks = [objects(message.text) for message in parse(transcript(view, events))[:-1]]
+    shown = [logprob for chunk in chunks for logprob in tokens(chunk)]
+    expected = [logprob for event in events if isinstance(event, TextDelta) for logprob in event.logprobs]
+    assert len(shown) == len(expected)
+    for one, other in zip(shown, expected, strict=True):
+        assert one is None or one == other  # null for what JSON cannot say
+
+
+@given(streams(1, only_done=True))
+def test_tgi_events_carry_the_whole_text_outside_special_tokens(events: list[Event]) -> None:
+    stream = transcript("tgi_details", events)
+    check_framing(stream)
+    shown = [objects(message.text) for message in parse(stream)]
+    text = texts_of(events)[0]
+    assert "".join(event["token"]["text"] for event in shown if not event["token"]["special"]) == text
+    assert shown[-1]["generated_text"] == facts().prompt_text + text
+    ids = [token_id for event in events if isinstance(event, TextDelta) for token_id in event.token_ids]
+    assert [event["token"]["id"] for event in shown] == ids
+    assert shown[-1]["details"]["generated_tokens"] == len(ids)
+
+
+@given(streams(1, only_done=True))
+def test_whole_answers_say_what_the_streams_say(events: list[Event]) -> None:
+    text = texts_of(events)[0]
+    chat = objects(VIEWS["chat"].open(facts()).whole(events).decode())
+    assert chat["choices"][0]["message"]["content"] == text
+    completion = objects(VIEWS["completion_logprobs"].open(facts()).whole(events).decode())
+    assert completion["choices"][0]["text"] == text
+    tgi = objects(VIEWS["tgi_details"].open(facts()).whole(events).decode())
+    assert tgi["generated_text"] == facts().prompt_text + text
+    streamed = [objects(message.text)["token"] for message in parse(transcript("tgi_details", events))]
+    assert tgi["details"]["tokens"] == streamed

@@ -1,0 +1,354 @@
+"""What clients may put into a body: it becomes a call or a refusal, never anything else, and never an echo."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tailrace.dialects import Call, native, openai, plain, tgi
+from tailrace.dialects.wire import JsonBody, failure_of, read_json, to_json
+from tailrace.errors import RequestError
+from tailrace.types import End, Failure, Usage
+
+CANARY = "Xyzzy"
+
+PARSERS: dict[str, Callable[[JsonBody], Call]] = {
+    "native": native.parse,
+    "chat": openai.parse_chat,
+    "completion": openai.parse_completion,
+    "tgi": partial(tgi.parse, stream=True),
+    "tgi_root": partial(tgi.parse, stream=None, full_text_by_default=True),
+}
+
+# Bodies
+
+
+def test_a_body_is_read() -> None:
+    assert read_json(b' {"a": [1, 2.5, "\\u00e9\xc3\xa9", null, true], "b": {}}\n') == {
+        "a": [1, 2.5, "éé", None, True],
+        "b": {},
+    }
+
+
+def test_of_duplicate_names_the_last_counts() -> None:
+    assert read_json(b'{"a": 1, "a": 2}') == {"a": 2}
+
+
+def test_an_escaped_surrogate_pair_is_one_character() -> None:
+    assert read_json(b'{"a": "\\ud83c\\udf0a"}') == {"a": "\U0001f30a"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b" ",
+        b"\0",
+        b"{",
+        b"{}{}",
+        b"{}\0",
+        b"[]",
+        b"null",
+        b'"a"',
+        b"1",
+        b"\xef\xbb\xbf{}",
+        b"{'a': 1}",
+        b'{"a": 1,}',
+        b'{"a": 1} // no comment',
+        b'{"a": NaN}',
+        b'{"a": Infinity}',
+        b'{"a": -Infinity}',
+        b'{"a": 1e999}',
+        b'{"a": -1e999}',
+        b'{"a": 01}',
+        b'{"a": "\n"}',
+        b'{"a": "\0"}',
+        b'{"a": "\xff"}',
+        b'{"a": "\xed\xa0\x80"}',
+        b'{"a": "\\ud800"}',
+        b'{"a": "\\udc00"}',
+        b'{"a": "\\ud800\\u0041"}',
+        b'{"\\ud800": 1}',
+        b'{"a": ' + b"9" * 5000 + b"}",
+        b'{"a": ' + b"[" * 65 + b"]" * 65 + b"}",
+        b'{"a": ' + b"[" * 1_000_000,
+        b'{"a": ' * 200_000 + b"1" + b"}" * 200_000,
+        '{"a": 1}'.encode("utf-16"),
+        '{"a": 1}'.encode("utf-32-le"),
+    ],
+    ids=lambda body: body[:24].decode("latin-1") + f"…{len(body)}",
+)
+def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+    with pytest.raises(RequestError) as caught:
+        read_json(body)
+    assert (caught.value.status, caught.value.code) == (400, "invalid_request")
+
+
+def test_nesting_is_bounded_and_not_below_what_people_send() -> None:
+    assert read_json(b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}")
+    with pytest.raises(RequestError, match="nested too deeply"):
+        read_json(b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}")
+
+
+@given(st.binary(max_size=200))
+@example(b'{"a":"' + CANARY.encode() + b"\xff")
+def test_any_bytes_are_json_or_refused(body: bytes) -> None:
+    try:
+        value = read_json(body)
+    except RequestError:
+        return
+    assert value == json.loads(body)
+
+
+@given(st.binary(max_size=40), st.binary(max_size=40))
+def test_no_refusal_of_a_body_repeats_it(before: bytes, after: bytes) -> None:
+    try:
+        read_json(before + CANARY.encode() + after)
+    except RequestError as error:
+        assert CANARY not in error.message
+
+
+json_values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(-(10**400), 10**400)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=4), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(json_values)
+def test_json_is_written_in_ascii_and_read_back(value: object) -> None:
+    written = to_json({"a": value} if not _has_big_integer(value) else {"a": None})
+    assert written.isascii()
+    assert b"\n" not in written
+    if not _has_big_integer(value):
+        assert json.loads(written) == {"a": value}
+
+
+def _has_big_integer(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_has_big_integer, value.values()))
+    if isinstance(value, list):
+        return any(map(_has_big_integer, value))
+    return isinstance(value, int) and not -(2**63) <= value < 2**63
+
+
+# Calls
+
+KNOWN = sorted(
+    {
+        *("model", "prompt", "messages", "inputs", "parameters", "stream", "stream_options", "user", "linger_s"),
+        *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
+        *("seed", "max_tokens", "max_completion_tokens", "stop", "ignore_eos", "n", "logprobs", "on_disconnect"),
+        *("do_sample", "max_new_tokens", "return_full_text", "truncate", "details", "role", "content", "type", "text"),
+        *("include_usage", "best_of", "tools", "grammar", "typical_p", "echo", "response_format", CANARY),
+    }
+)
+canaries = st.sampled_from([CANARY, [CANARY], {CANARY: CANARY}, {"type": CANARY}, {"role": CANARY, "content": CANARY}])
+chats = st.just([{"role": "user", "content": "Hi"}])
+fields = st.dictionaries(
+    st.sampled_from(KNOWN),
+    json_values | canaries | chats | st.dictionaries(st.sampled_from(KNOWN), json_values | canaries, max_size=6),
+    max_size=8,
+)
+bodies = st.builds(
+    lambda start, given: {**start, **given},
+    st.sampled_from([{}, {"prompt": "Hi"}, {"inputs": "Hi"}, {"messages": [{"role": "user", "content": "Hi"}]}]),
+    fields,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize("wire", PARSERS)
+@given(body=bodies)
+def test_any_body_is_a_call_or_refused_without_an_echo(wire: str, body: JsonBody) -> None:
+    try:
+        call = PARSERS[wire](body)
+    except RequestError as error:
+        # A field's name is said where that is the point; what is in it never is.
+        said = error.message.replace(f"Unknown field: {CANARY}.", "") + str(
+            error.param if error.param != CANARY else ""
+        )
+        assert CANARY not in said
+        return
+    assert (call.request.prompt is None) != (not call.request.messages)
+    sampling = call.request.sampling
+    assert 0 <= sampling.temperature <= 100
+    assert 0 < sampling.top_p <= 1
+    assert sampling.top_k >= 0
+    assert sampling.max_tokens is None or 1 <= sampling.max_tokens < 2**32
+    assert sampling.seed is None or -(2**63) <= sampling.seed < 2**64  # what the way to the engine can carry
+    assert len(sampling.stop) <= 4
+    assert all(sampling.stop)
+
+
+@pytest.mark.parametrize("wire", PARSERS)
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_field_of_a_wrong_type_is_refused_without_an_echo(wire: str, name: str) -> None:
+    start = {"inputs": "Hi"} if wire.startswith("tgi") else {"messages": [{"role": "user", "content": "Hi"}]}
+    if wire == "completion":
+        start = {"prompt": "Hi"}
+    for wrong in (CANARY, [CANARY], {CANARY: CANARY}, [{"role": CANARY, "content": [{"type": CANARY}]}]):
+        body = {**start, name: wrong}
+        try:
+            PARSERS[wire](body)
+        except RequestError as error:
+            assert CANARY not in error.message.replace(f"Unknown field: {CANARY}.", "")
+
+
+# What clients meet most
+
+base = {
+    "native": {"prompt": "Hi"},
+    "chat": {"messages": [{"role": "user", "content": "Hi"}]},
+    "completion": {"prompt": "Hi"},
+}
+
+
+@pytest.mark.parametrize("wire", base)
+@pytest.mark.parametrize(
+    ("name", "least", "most"),
+    [
+        ("temperature", 0, 2),
+        ("top_k", -1, 1_000_000),
+        ("min_p", 0, 1),
+        ("presence_penalty", -2, 2),
+        ("frequency_penalty", -2, 2),
+        ("seed", -(2**63), 2**63 - 1),
+        ("max_tokens", 1, 2**31 - 1),
+        ("max_completion_tokens", 1, 2**31 - 1),
+        ("n", 1, 1024),
+    ],
+)
+def test_ranges(wire: str, name: str, least: int, most: int) -> None:
+    parse = PARSERS[wire]
+    for good in (least, most, None):
+        parse({**base[wire], name: good})
+    for bad in (least - 1, most + 1, 10**30, -(10**30), "1", [], {}, True):
+        with pytest.raises(RequestError) as caught:
+            parse({**base[wire], name: bad})
+        assert caught.value.param == name
+
+
+@pytest.mark.parametrize("wire", base)
+@pytest.mark.parametrize(("name", "most"), [("top_p", 1), ("repetition_penalty", 100)])
+def test_ranges_without_their_least(wire: str, name: str, most: float) -> None:
+    parse = PARSERS[wire]
+    for good in (0.001, most, None):
+        parse({**base[wire], name: good})
+    for bad in (0, -1, most + 0.001, "1", True):
+        with pytest.raises(RequestError) as caught:
+            parse({**base[wire], name: bad})
+        assert caught.value.param == name
+
+
+@pytest.mark.parametrize("wire", base)
+def test_every_field_arrives(wire: str) -> None:
+    given = {
+        "temperature": 0.5,
+        "top_p": 0.25,
+        "top_k": 7,
+        "min_p": 0.125,
+        "repetition_penalty": 1.5,
+        "presence_penalty": -1.5,
+        "frequency_penalty": 1.25,
+        "seed": -9,
+        "max_tokens": 11,
+        "stop": ["a", "b"],
+        "ignore_eos": True,
+        "n": 3,
+        "model": "m",
+    }
+    request = PARSERS[wire]({**base[wire], **given}).request
+    shown = {name: getattr(request.sampling, name) for name in given if name != "model"}
+    assert {**shown, "stop": list(shown["stop"]), "model": request.model} == given
+
+
+@pytest.mark.parametrize("wire", base)
+def test_nulls_are_as_good_as_nothing(wire: str) -> None:
+    nulls = dict.fromkeys(
+        ["temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"]
+        + ["seed", "max_tokens", "max_completion_tokens", "stop", "ignore_eos", "n", "logprobs", "model"]
+        + ["tools", "best_of", "response_format", "logit_bias", "functions", "top_logprobs"]
+    )
+    assert PARSERS[wire]({**base[wire], **nulls}) == PARSERS[wire](base[wire])
+
+
+@pytest.mark.parametrize("wire", base)
+def test_greedy_asks_no_engine_for_what_cannot_matter(wire: str) -> None:
+    greedy = {"temperature": 0, "top_p": 0.5, "top_k": 5, "min_p": 0.5}
+    assert PARSERS[wire]({**base[wire], **greedy}) == PARSERS[wire]({**base[wire], "temperature": 0})
+    assert PARSERS[wire]({**base[wire], "top_k": -1}).request.sampling.top_k == 0
+
+
+@pytest.mark.parametrize("wire", base)
+def test_the_newer_name_of_max_tokens_wins(wire: str) -> None:
+    both = {"max_tokens": 5, "max_completion_tokens": 6}
+    assert PARSERS[wire]({**base[wire], **both}).request.sampling.max_tokens == 6
+
+
+@pytest.mark.parametrize("wire", base)
+def test_stop_strings_in_every_form(wire: str) -> None:
+    def stop(value: object) -> tuple[str, ...]:
+        return PARSERS[wire]({**base[wire], "stop": value}).request.sampling.stop
+
+    assert stop("a") == ("a",)
+    assert stop([]) == stop(None) == ()
+    assert stop(["a", "b", "c", "é" * 256]) == ("a", "b", "c", "é" * 256)
+    for wrong in ("", [""], ["a"] * 5, "a" * 257, [1], {"a": 1}, 1):
+        with pytest.raises(RequestError) as caught:
+            stop(wrong)
+        assert str(caught.value.param).partition("[")[0] == "stop"
+
+
+def test_a_plain_query() -> None:
+    call = plain.parse({"prompt": "Hi", "max_tokens": "7"}, has_template=True)
+    assert [(message.role, message.content) for message in call.request.messages] == [("user", "Hi")]
+    assert (call.request.sampling.max_tokens, call.request.sampling.temperature) == (7, 0.0)
+    assert call.request.on_disconnect == "cancel"
+    assert call.stream
+    assert plain.parse({"prompt": "Hi"}, has_template=False).request.prompt == "Hi"
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        {"prompt": ""},
+        {"prompt": "Hi", CANARY: "1"},
+        *({"prompt": "Hi", "max_tokens": digits} for digits in ("0", "-1", "", "1.0", "\u0661", "9" * 5000, CANARY)),
+    ],
+)
+def test_a_plain_query_that_is_refused(query: dict[str, str]) -> None:
+    with pytest.raises(RequestError) as caught:
+        plain.parse(query, has_template=True)
+    assert CANARY not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "retry_after_s"),
+    [
+        ("engine_lost", 503, 1.0),
+        ("engine_stalled", 504, None),
+        ("interrupted", 503, 1.0),
+        ("queue_timeout", 429, 1.0),
+        ("sequence_failed", 500, None),
+    ],
+)
+def test_the_error_that_a_failed_stream_stands_for(code: str, status: int, retry_after_s: float | None) -> None:
+    error = failure_of(End("error", Usage(1, 0), Failure(code, "why")))
+    assert (error.code, error.status, error.message, error.retry_after_s) == (code, status, "why", retry_after_s)
+
+
+def test_the_error_that_a_cancelled_stream_stands_for() -> None:
+    for end in (None, End("cancelled", Usage(1, 0))):
+        error = failure_of(end)
+        assert (error.code, error.status) == ("cancelled", 409)
