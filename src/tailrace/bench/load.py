@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 __all__ = ["Sample", "Timeline", "percentile", "run_load"]
 
 _MARKER = b"\ndata: "
-_TERMINAL = b"\nevent: "
+_TERMINAL = b"\nevent:"  # as long as the marker, so that one tail serves both
 
 
 @dataclass(slots=True)

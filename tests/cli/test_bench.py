@@ -1,0 +1,35 @@
+"""`tailrace bench` on the scripted engine: small, but real processes and sockets."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.timeout(60)
+def test_bench_reports_both_comparisons() -> None:
+    command = [sys.executable, "-m", "tailrace", "bench", "scripted:tokens_per_s=2000", "--json"]
+    command += [
+        "--streams",
+        "1,3",
+        "--max-tokens",
+        "20",
+        "--rounds",
+        "1",
+        "--server-streams",
+        "4",
+        "--server-tokens",
+        "50",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    report = json.loads(done.stdout)
+    loads = [(pair["ours"]["what"], pair["ours"]["streams"]) for pair in report["pairs"]]
+    assert loads == [("over HTTP", 1), ("over HTTP", 3), ("tailrace, scripted engine", 4)]
+    for pair in report["pairs"]:
+        assert pair["ratio"] > 0
+        assert pair["ours"]["tokens_per_s"] > 0
+        assert pair["theirs"]["ttft_p50_ms"] > 0
+    assert "Traceback" not in done.stderr
