@@ -16,10 +16,11 @@ from tailrace.types import End, Event, GenerateRequest, Message, Sampling
 __all__ = ["PlainView", "encode_error", "parse"]
 
 
-def parse(query: Mapping[str, str], *, has_template: bool) -> Call:
+def parse(query: Mapping[str, str], *, has_template: bool, repetition_penalty: float = 1.0) -> Call:
     """The prompt is one turn of a chat where the model can chat, and is taken as it stands where it cannot.
 
-    Greedy, as the tutorial's model call is. Raises: RequestError.
+    Greedy, as the tutorial's model call is; with a small repetition penalty where the engine has one, since small models
+    otherwise end in a loop. Raises: RequestError.
     """
     prompt = query["prompt"]
     if not prompt:
@@ -33,7 +34,7 @@ def parse(query: Mapping[str, str], *, has_template: bool) -> Call:
         if not (digits.isascii() and digits.isdigit() and len(digits) < 10 and int(digits) > 0):
             raise RequestError("max_tokens must be a whole number above 0.", param="max_tokens")
         max_tokens = int(digits)
-    sampling = Sampling(temperature=0.0, max_tokens=max_tokens)
+    sampling = Sampling(temperature=0.0, repetition_penalty=repetition_penalty, max_tokens=max_tokens)
     if has_template:
         request = GenerateRequest(messages=(Message("user", prompt),), sampling=sampling)
     else:

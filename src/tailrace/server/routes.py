@@ -162,7 +162,11 @@ class Routes:
 
     async def root(self, request: Request) -> ASGIApp:
         if "prompt" in request.query_params:
-            call = plain.parse(request.query_params, has_template=self._generator.chat is not None)
+            call = plain.parse(
+                request.query_params,
+                has_template=self._generator.chat is not None,
+                repetition_penalty=1.1 if "repetition_penalty" in self._generator.parameters else 1.0,
+            )
             return await self._answer(call, plain)
         return await self._answer(tgi.parse(await self._json(request), stream=None, full_text_by_default=True), tgi)
 
