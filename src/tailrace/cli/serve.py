@@ -16,6 +16,8 @@ from tailrace.server.settings import Settings, settings_table
 
 __all__ = ["serve"]
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
 
 def _options(command: Callable[..., None]) -> Callable[..., None]:
     """A flag and an environment variable for each setting."""
@@ -61,14 +63,20 @@ def _run(source: str, settings: Settings) -> int:
         _say(f"tailrace: cannot listen on {settings.host}:{settings.port} ({error.strerror}). Choose another --port.")
         return 1
     # Until the loop takes them over, a signal simply ends us, without a traceback.
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: sys.exit(130))
+    for number in _SIGNALS:
+        signal.signal(number, _leave)
     try:
         with sock:
             return _serve(source, settings, sock)
     except* ModelError as group:
         _say(f"tailrace: {_first(group)}")
     return 1
+
+
+def _leave(*_: object) -> None:
+    for number in _SIGNALS:
+        signal.signal(number, signal.SIG_IGN)  # another one would only interrupt the leaving
+    sys.exit(130)
 
 
 def _first(error: BaseException) -> BaseException:
@@ -100,17 +108,19 @@ def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket,
         if num_streams:
             _say(f"Stopping; {num_streams} streams have {settings.drain_s:g} s to finish.")
 
-    def main() -> None:
-        coroutine = serve_model(
-            found, settings, sock, cache_path=str(cache_path() / "prepared"), on_ready=on_ready, on_drain=on_drain
-        )
+    async def main() -> None:
+        prepared = str(cache_path() / "prepared")
         try:
-            import uvloop
-        except ImportError:
-            asyncio.run(coroutine)
-        else:
-            uvloop.run(coroutine)
+            await serve_model(found, settings, sock, cache_path=prepared, on_ready=on_ready, on_drain=on_drain)
+        finally:
+            # The loop gives back handlers that would show where the last, quick steps were interrupted.
+            signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
 
-    main()
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main())
+    else:
+        uvloop.run(main())
     _say("Stopped.")
     return 0

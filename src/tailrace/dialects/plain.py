@@ -19,8 +19,8 @@ __all__ = ["PlainView", "encode_error", "parse"]
 def parse(query: Mapping[str, str], *, has_template: bool, repetition_penalty: float = 1.0) -> Call:
     """The prompt is one turn of a chat where the model can chat, and is taken as it stands where it cannot.
 
-    Greedy, as the tutorial's model call is; with a small repetition penalty where the engine has one, since small models
-    otherwise end in a loop. Raises: RequestError.
+    Greedy, as the tutorial's model call is, with a small repetition penalty where the engine has one: small models
+    end in a loop without. Raises: RequestError.
     """
     prompt = query["prompt"]
     if not prompt:

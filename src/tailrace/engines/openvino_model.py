@@ -32,6 +32,8 @@ def load_pipeline(spec: EngineSpec) -> Any:  # Any: the library's stubs do not h
     properties: dict[str, Any] = {}
     if spec.exact:
         properties["INFERENCE_PRECISION_HINT"] = "f32"
+        # Quantised by channel, which is the default, a half-filled block is rounded anew with each chunk of a prompt.
+        properties["KEY_CACHE_QUANT_MODE"] = "BY_TOKEN"
     if spec.threads:
         properties["INFERENCE_NUM_THREADS"] = spec.threads
     path = Path(spec.path)

@@ -61,6 +61,12 @@ class _Link:
         for body in self._buffer.feed(chunk):
             yield decode_to_worker(body)
 
+    def receive_first(self) -> ToWorker:
+        """The first message, in however many pieces it comes. Raises: EOFError when the server is gone."""
+        while True:
+            for message in self.receive(wait=True):
+                return message
+
     def send(self, message: FromWorker) -> None:
         """Blocks while the server is too far behind, which is how far the engine may run ahead."""
         try:
@@ -110,7 +116,7 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     link = _Link(socket.socket(fileno=fd))
     with contextlib.suppress(EOFError):
-        start = next(link.receive(wait=True))
+        start = link.receive_first()
         if not isinstance(start, Start) or start.version != PROTOCOL_VERSION:
             link.send(Fatal("server and worker are of different versions"))
             return 1

@@ -176,6 +176,22 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
+class _Signals:
+    """SIGINT and SIGTERM, once the event loop runs: the first means to leave, the second to hurry."""
+
+    def __init__(self) -> None:
+        self.leaving = asyncio.Event()
+        self.hurrying = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._arrived)
+
+    def _arrived(self) -> None:
+        if self.leaving.is_set():
+            self.hurrying.set()
+        self.leaving.set()
+
+
 async def serve(
     source: Source,
     settings: Settings,
@@ -185,43 +201,48 @@ async def serve(
     on_ready: Callable[[Service], None] = lambda service: None,
     on_drain: Callable[[int], None] = lambda num_streams: None,
 ) -> None:
-    """Serve on a bound socket until SIGTERM or SIGINT, then drain. A second signal leaves at once.
+    """Serve on a bound socket until SIGTERM or SIGINT, then drain. A second signal leaves at once, and so does the
+    first while the engine loads.
 
     Raises: ModelError if the engine cannot load the model.
     """
-    async with start_service(source, settings, cache_path=cache_path) as service:
-        config = uvicorn.Config(
-            service.app,
-            log_config=None,
-            access_log=False,
-            lifespan="off",
-            http="httptools",
-            ws="none",
-            server_header=False,
-            timeout_graceful_shutdown=int(_CLOSE_S),
-        )
-        server = _Uvicorn(config)
-        leaving, hurrying = asyncio.Event(), asyncio.Event()
+    signals = _Signals()
+    ready = asyncio.Event()
 
-        def on_signal() -> None:
-            if leaving.is_set():
-                hurrying.set()
-            leaving.set()
+    async def run() -> None:
+        async with start_service(source, settings, cache_path=cache_path) as service:
+            ready.set()
+            # What was made so far stays: the collector need not look at it again, nor pause a stream for it.
+            gc.collect()
+            gc.freeze()
+            server = _Uvicorn(_uvicorn_config(service.app))
+            async with asyncio.TaskGroup() as serving:
+                serving.create_task(server.serve(sockets=[sock]))
+                on_ready(service)
+                await signals.leaving.wait()
+                on_drain(len(service.generator.live))
+                await _drain(service.generator, settings.drain_s, signals.hurrying)
+                server.force_exit = signals.hurrying.is_set()
+                server.should_exit = True
 
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, on_signal)
-        # What was made so far stays: the collector need not look at it again, nor pause a stream for it.
-        gc.collect()
-        gc.freeze()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(server.serve(sockets=[sock]))
-            on_ready(service)
-            await leaving.wait()
-            on_drain(len(service.generator.live))
-            await _drain(service.generator, settings.drain_s, hurrying)
-            server.force_exit = hurrying.is_set()
-            server.should_exit = True
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(run())
+        await signals.leaving.wait()
+        if not ready.is_set():
+            running.cancel()
+
+
+def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        http="httptools",
+        ws="none",
+        server_header=False,
+        timeout_graceful_shutdown=int(_CLOSE_S),
+    )
 
 
 async def _drain(generator: Generator, drain_s: float, hurrying: asyncio.Event) -> None:

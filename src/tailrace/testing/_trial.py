@@ -15,7 +15,7 @@ from tailrace.types import Sampling
 
 __all__ = ["Trial", "TrialSettings", "hold", "on_trial"]
 
-_PATIENCE_S = 60.0  # without a single delta, while something should run
+_PATIENCE_S = 30.0  # without a single delta, while something should run
 _sequence_ids = itertools.count(1)  # never used twice, so that an engine may be shared between laws
 
 
@@ -128,8 +128,7 @@ class Trial:
         for _ in range(8):
             if not self._running:
                 break
-            with contextlib.suppress(Exception):  # a lost engine has raised before, and that is what is to be told
-                self.step()
+            self.step()
 
 
 @contextmanager
@@ -138,6 +137,10 @@ def on_trial(settings: TrialSettings) -> Iterator[Trial]:
     trial = Trial(settings.make(), settings)
     try:
         yield trial
-    finally:
-        trial.clear_away()
-        trial.engine.close()
+    except BaseException:
+        with contextlib.suppress(Exception):  # what went wrong first is what is to be told
+            trial.clear_away()
+            trial.engine.close()
+        raise
+    trial.clear_away()
+    trial.engine.close()

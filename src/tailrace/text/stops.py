@@ -18,7 +18,8 @@ class StopMatcher:
     """Watches one sequence for stop strings.
 
     The match that completes first counts, and of those that complete with the same character the longest; so the result
-    does not depend on how the text was cut. `include` leaves the stop string in the text that is shown.
+    does not depend on how the text was cut. `include` leaves the stop string in the text that is shown, so that nothing
+    need be held back.
 
     Raises: RequestError for an empty stop string.
     """
@@ -82,7 +83,7 @@ class StopMatcher:
             return "", None
         if self._state == 0 and self._firsts.isdisjoint(text):
             return text, None
-        held = self._prefixes[self._state]
+        held = "" if self._include else self._prefixes[self._state]
         state = self._state
         for end, char in enumerate(text, 1):
             state = self._step(state, char)
@@ -94,10 +95,12 @@ class StopMatcher:
                 return (seen if self._include else seen[: len(seen) - len(stop)]), stop
         self._state = state
         seen = held + text
+        if self._include:
+            return seen, None
         return seen[: len(seen) - len(self._prefixes[state])], None
 
     def flush(self) -> str:
         """The end of the sequence: what was held back is no stop string and may be shown."""
-        held = self._prefixes[self._state]
+        held = "" if self._include else self._prefixes[self._state]
         self._state = 0
         return held
