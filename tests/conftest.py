@@ -1,4 +1,4 @@
-"""Servers for every test that wants a real one: `tailrace serve` on the scripted engine, at the other end of a socket."""
+"""Servers for every test that wants one: a real `tailrace serve`, at the other end of a socket."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
-
 from tests.server.process import Server
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.dialects.sse import parse, whole_events
 from tests.dialects.transcripts import GOLDEN, STREAMS, VIEWS, facts, transcript, vocabulary
@@ -142,6 +142,8 @@ def test_native_streams_number_their_events_and_end_once(path: Path) -> None:
 
 # Any stream at all.
 
+few = settings(max_examples=30, deadline=None)  # each is a stream of a dozen events
+
 texts = st.text(st.characters(codec="utf-8"), max_size=12)
 logprobs = st.floats(width=32)
 finishes: st.SearchStrategy[FinishReason] = st.sampled_from(["stop", "length"])
@@ -178,6 +180,7 @@ def texts_of(events: list[Event]) -> list[str]:
     return both
 
 
+@few
 @given(streams())
 def test_native_says_everything_there_is(events: list[Event]) -> None:
     stream = transcript("native", events)
@@ -197,6 +200,7 @@ def test_native_says_everything_there_is(events: list[Event]) -> None:
             assert len(shown.get("logprobs", ())) == len(event.logprobs)
 
 
+@few
 @given(streams(), st.integers(0, 12))
 def test_a_native_stream_may_be_encoded_from_anywhere(events: list[Event], seen: int) -> None:
     whole = whole_events(transcript("native", events))
@@ -221,6 +225,7 @@ def test_event_ids_stay_safe_for_browsers_across_origins() -> None:
     assert re.fullmatch(r"[A-Za-z0-9._~-]{1,40}", last_id)
 
 
+@few
 @given(st.sampled_from(["chat_two", "completion_two"]), streams())
 def test_openai_chunks_carry_the_whole_text_of_each_choice(view: str, events: list[Event]) -> None:
     stream = transcript(view, events)
@@ -240,6 +245,7 @@ def test_openai_chunks_carry_the_whole_text_of_each_choice(view: str, events: li
     assert sorted(finished) == ([0, 1] if end.status == "done" else [])
 
 
+@few
 @given(st.sampled_from(["chat_logprobs", "completion_logprobs"]), streams(1))
 def test_openai_chunks_with_logprobs_lose_no_token(view: str, events: list[Event]) -> None:
     def tokens(chunk: dict[str, Any]) -> Iterator[float | None]:  # Any: JSON
@@ -255,6 +261,7 @@ def test_openai_chunks_with_logprobs_lose_no_token(view: str, events: list[Event
         assert one is None or one == other  # null for what JSON cannot say
 
 
+@few
 @given(streams(1, only_done=True))
 def test_tgi_events_carry_the_whole_text_outside_special_tokens(events: list[Event]) -> None:
     stream = transcript("tgi_details", events)
@@ -268,6 +275,7 @@ def test_tgi_events_carry_the_whole_text_outside_special_tokens(events: list[Eve
     assert shown[-1]["details"]["generated_tokens"] == len(ids)
 
 
+@few
 @given(streams(1, only_done=True))
 def test_whole_answers_say_what_the_streams_say(events: list[Event]) -> None:
     text = texts_of(events)[0]

@@ -67,7 +67,6 @@ def test_how_many_messages(messages: list[object]) -> None:
         {"role": "user", "content": 1},
         {"role": "user", "content": ["a"]},
         {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}]},
-        {"role": "user", "content": [{"text": "a"}]},
         "a",
         None,
     ],

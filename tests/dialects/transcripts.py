@@ -85,6 +85,8 @@ STREAMS: dict[str, list[Event]] = {
         _step(" river", (EOS_ID,), finish_reason="stop"),
         End("done", Usage(4, 3)),
     ],
+    # The end token in one step with the last word.
+    "merged": [_step(" the river", (THE, RIVER, EOS_ID), finish_reason="stop"), End("done", Usage(4, 3))],
     "length": [
         _CUT,
         _step(" river runs", (RIVER, RUNS), finish_reason="length"),
@@ -146,7 +148,7 @@ STREAMED: dict[str, tuple[str, ...]] = {
     "completion_usage": ("plain", "error"),
     "completion_two": ("two",),
     "completion_logprobs": ("logprobs",),
-    "tgi": ("plain", "unicode", "held", *_ENDS),
+    "tgi": ("plain", "unicode", "held", "merged", *_ENDS),
     "tgi_details": ("plain", "unicode", "stop_shown", "length", "logprobs"),
     "plain": ("plain", "unicode", "stop"),
 }

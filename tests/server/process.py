@@ -14,7 +14,6 @@ from typing import Any
 
 import httpx
 import psutil
-
 from tests.server.wire import Wire
 
 __all__ = ["TAILRACE", "Server", "environment"]
@@ -33,7 +32,7 @@ class Server:
 
     def __init__(self, source: str, *flags: str) -> None:
         self.process = subprocess.Popen(
-            [TAILRACE, "serve", source, "--port", "0", *flags],
+            [TAILRACE, "serve", source, "--port", "0", "--drain-s", "0.2", *flags],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             text=True, env=environment(), start_new_session=True,
         )  # fmt: skip

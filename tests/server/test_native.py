@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
-
 from tests.server.oracle import Answer, chat_ids
 from tests.server.process import Server
 from tests.server.wire import Wire, as_json, sse_data, sse_ids
@@ -158,7 +157,16 @@ def test_a_cursor_must_be_of_this_stream_and_not_ahead_of_it(paced: Server) -> N
     assert _error(_events(paced, stream_id, "?after=9000")) == (400, "seq_out_of_range")
     assert _error(_events(paced, stream_id, last_event_id=f"{other_id}-1")) == (409, "foreign_cursor")
     assert _error(_events(paced, stream_id, f"?after={other_id}-1")) == (409, "foreign_cursor")
-    for malformed in ("-1", "+1", "1.5", "01", f"{stream_id}-", f"{stream_id}-x", "9" * 16, f"{stream_id}-" + "9" * 400):
+    for malformed in (
+        "-1",
+        "+1",
+        "1.5",
+        "01",
+        f"{stream_id}-",
+        f"{stream_id}-x",
+        "9" * 16,
+        f"{stream_id}-" + "9" * 400,
+    ):
         assert _error(_events(paced, stream_id, last_event_id=malformed)) == (400, "seq_out_of_range")
     assert _error(_events(paced, "A" * 22)) == (404, "unknown_stream")
     assert paced.http.delete(f"/v1/streams/{stream_id}").status_code == 204

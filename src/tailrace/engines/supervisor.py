@@ -212,13 +212,14 @@ class Supervisor:
             return await self._watch(worker, process)
         except OSError as error:
             self.failures += 1
-            ours.close()
             return EngineLost(f"The engine worker could not be started: {error}.")
         finally:
             self.pid = None
             worker_, self._worker = self._worker, None
             if worker_ is not None and worker_.transport is not None:
                 worker_.transport.abort()
+            else:
+                ours.close()
             if process is not None:
                 await _kill(process)
 

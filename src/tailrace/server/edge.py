@@ -1,4 +1,7 @@
-"""The first thing a request meets: is it addressed to us, from a page that may, with a body of reason?
+"""The first and the last thing a request meets.
+
+First: is it addressed to us, from a page that may, with a body of reason? Last: what nobody else has answered becomes a
+refusal, in the shape of the path's dialect.
 
 A server on loopback is reachable from every page in the user's browser, by its address or by a name that an attacker
 points at it. So the Host must be one of ours, and an Origin, where a browser sends one, too.
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
 import re
 import secrets
 import socket
@@ -15,13 +19,18 @@ import time
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tailrace.errors import BodyTimeout, BodyTooLarge, Forbidden, TailraceError
+from tailrace.dialects import Dialect
+from tailrace.errors import BodyTimeout, BodyTooLarge, Forbidden, RequestError, TailraceError
 from tailrace.server.answers import dialect_of, error_answer
 from tailrace.server.settings import Settings
 
 __all__ = ["BodyReader", "Edge"]
+
+logger = logging.getLogger("tailrace.server")
 
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}", re.ASCII)
 _DISCARD_BYTES = 32 * 2**20  # of a body that is too large, so that its sender gets to read why
@@ -45,19 +54,39 @@ class Edge:
         headers = Headers(scope=scope)
         given = headers.get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_urlsafe(12)
-        scope.setdefault("state", {})["request_id"] = request_id
+        has_begun = False
 
         async def send_with_id(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 MutableHeaders(raw=message["headers"])["x-request-id"] = request_id
             await send(message)
 
+        scope["app"] = self  # makes the router raise what it cannot route
         try:
             self._check(headers)
-        except TailraceError as error:
-            await error_answer(dialect_of(scope), error)(scope, receive, send_with_id)
-            return
-        await self._app(scope, receive, send_with_id)
+            await self._app(scope, receive, send_with_id)
+        except ConnectionError:
+            return  # the client has left
+        except Exception as error:
+            if has_begun:
+                logger.exception("request %s failed after its headers", request_id)
+                return  # without its end, the answer is cut off visibly
+            await self._refusal(error, dialect_of(scope), request_id)(scope, receive, send_with_id)
+
+    def _refusal(self, error: Exception, dialect: Dialect, request_id: str) -> Response:
+        if isinstance(error, HTTPException):
+            missing = error.status_code == 404
+            refusal = RequestError("There is nothing at this path." if missing else "This method is not allowed here.")
+            refusal.status, refusal.code = error.status_code, "not_found" if missing else "method_not_allowed"
+            answer = error_answer(dialect, refusal)
+            answer.headers.update(error.headers or {})
+            return answer
+        if isinstance(error, TailraceError):
+            return error_answer(dialect, error)
+        logger.error("request %s failed", request_id, exc_info=error)
+        return error_answer(dialect, TailraceError("The server failed; its log says how."))
 
     def _check(self, headers: Headers) -> None:
         hosts = headers.getlist("host")

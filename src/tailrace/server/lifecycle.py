@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 
 import uvicorn
-from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from tailrace.admission import Gate
@@ -23,7 +23,7 @@ from tailrace.errors import ModelError
 from tailrace.generation import Generator, Limits
 from tailrace.models import ModelCard
 from tailrace.server.edge import Edge
-from tailrace.server.routes import Routes, broken, not_routed
+from tailrace.server.routes import Routes
 from tailrace.server.settings import Settings
 from tailrace.server.source import Source
 from tailrace.streams import StreamStore
@@ -129,12 +129,8 @@ def _load_failure(reason: str) -> str:
 def build_app(generator: Generator, settings: Settings) -> ASGIApp:
     """The ASGI application over a generator."""
     routes = Routes(generator, settings, started_s=int(time.time()))
-    inner = Starlette(
-        routes=routes.table(),
-        exception_handlers={404: not_routed, 405: not_routed, 500: broken},
-    )
-    inner.router.redirect_slashes = False
-    return Edge(_let_origins_read(inner, settings), settings)
+    router = Router(routes.table(), redirect_slashes=False)
+    return Edge(_let_origins_read(router, settings), settings)
 
 
 def _let_origins_read(app: ASGIApp, settings: Settings) -> ASGIApp:

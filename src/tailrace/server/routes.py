@@ -9,18 +9,17 @@ from collections.abc import Awaitable, Callable
 from weakref import WeakValueDictionary
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace import __version__
 from tailrace.dialects import Call, Dialect, Encoder, StreamFacts, native, openai, plain, tgi
 from tailrace.dialects.wire import JsonBody, read_json, to_json
-from tailrace.errors import RequestError, SeqOutOfRange, TailraceError, UnknownModel, UnsupportedMediaType
+from tailrace.errors import RequestError, SeqOutOfRange, UnknownModel, UnsupportedMediaType
 from tailrace.generation import Generator, Run
-from tailrace.server.answers import JsonAnswer, StreamAnswer, WholeAnswer, dialect_of, error_answer
+from tailrace.server.answers import JsonAnswer, StreamAnswer, WholeAnswer
 from tailrace.server.edge import BodyReader
 from tailrace.server.settings import Settings
 from tailrace.streams import StreamLog, event_id, parse_cursor
@@ -247,32 +246,19 @@ def _names(log: StreamLog) -> dict[str, str]:
     return {"x-stream-id": log.stream_id}
 
 
+class _Endpoint:
+    """A handler as an ASGI application; what it raises is the edge's to answer.
+
+    Not a function: Starlette would wrap that in two more calls, which stay on the stack for as long as a stream runs.
+    """
+
+    def __init__(self, handler: _Handler) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = await self._handler(Request(scope, receive))
+        await answer(scope, receive, send)
+
+
 def _route(method: str, path: str, handler: _Handler) -> Route:
-    """A route whose refusals have the shape of its dialect."""
-
-    async def endpoint(request: Request) -> ASGIApp:
-        try:
-            return await handler(request)
-        except TailraceError as error:
-            return error_answer(dialect_of(request.scope), error)
-        except ConnectionError:
-            return Response(status_code=499)  # the client has left; nobody reads this
-
-    return Route(path, endpoint, methods=[method])
-
-
-async def not_routed(request: Request, exc: Exception) -> Response:
-    """404 and 405, with a body that says so."""
-    assert isinstance(exc, HTTPException)
-    error = RequestError(
-        "There is nothing at this path." if exc.status_code == 404 else "This method is not allowed here."
-    )
-    error.status, error.code = exc.status_code, "not_found" if exc.status_code == 404 else "method_not_allowed"
-    answer = error_answer(dialect_of(request.scope), error)
-    answer.headers.update(exc.headers or {})
-    return answer
-
-
-async def broken(request: Request, exc: Exception) -> Response:
-    """A defect of ours: say so without saying more."""
-    return error_answer(dialect_of(request.scope), TailraceError("The server failed; its log says how."))
+    return Route(path, _Endpoint(handler), methods=[method])

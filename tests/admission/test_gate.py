@@ -1,0 +1,361 @@
+"""The gate beside an oracle that keeps two lists: who waits, in order, and who runs."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tailrace.admission import Gate, Ticket
+from tailrace.errors import (
+    AdmissionError,
+    ContextLengthExceeded,
+    Draining,
+    EngineLost,
+    QueueFull,
+    RequestError,
+    TailraceError,
+)
+
+
+def new_gate(*, tokens: int = 100, sequences: int = 4, block: int = 1, max_requests: int = 128) -> Gate:
+    gate = Gate(max_requests=max_requests)
+    gate.open(capacity_tokens=tokens, capacity_sequences=sequences, block_tokens=block)
+    return gate
+
+
+def enter(gate: Gate, started: list[str], name: str = "", *, tokens: int = 1, sequences: int = 1) -> Ticket:
+    ticket = Ticket(tokens, sequences, lambda: started.append(name))
+    gate.enter(ticket)
+    return ticket
+
+
+class GateMachine(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[Ticket] = []
+        self.running: list[Ticket] = []
+        self.started: list[Ticket] = []
+        self.expected: list[Ticket] = []
+        self.hasty: set[Ticket] = set()  # leave as soon as they are started
+        self.is_open = False
+        self.refusal: type[TailraceError] | None = None
+
+    @initialize(
+        max_requests=st.integers(1, 8), tokens=st.integers(1, 60), sequences=st.integers(1, 4), block=st.integers(1, 8)
+    )
+    def build(self, max_requests: int, tokens: int, sequences: int, block: int) -> None:
+        self.gate = Gate(max_requests=max_requests)
+        self.max_requests, self.tokens, self.sequences, self.block = max_requests, tokens, sequences, block
+        self.open()
+
+    def admit(self) -> None:
+        """First come, first served: whoever is first runs when all of it fits, and nobody overtakes."""
+        while self.is_open and self.waiting:
+            used_tokens = sum(ticket.num_tokens for ticket in self.running)
+            used_sequences = sum(ticket.num_sequences for ticket in self.running)
+            first = self.waiting[0]
+            if used_tokens + first.num_tokens > self.tokens or used_sequences + first.num_sequences > self.sequences:
+                return
+            self.expected.append(self.waiting.pop(0))
+            if first not in self.hasty:
+                self.running.append(first)
+
+    def demand(self, tokens: int, sequences: int) -> int:
+        """Counted out block by block, with one to spare for each sequence where blocks hold more than one token."""
+        blocks = 0
+        while blocks * self.block < tokens:
+            blocks += 1
+        return sequences * (blocks + (1 if self.block > 1 else 0)) * self.block
+
+    def refusal_of(self, tokens: int, sequences: int) -> type[TailraceError] | None:
+        if self.refusal is not None:
+            return self.refusal
+        if tokens > self.tokens:
+            return ContextLengthExceeded
+        if sequences > self.sequences:
+            return RequestError
+        return QueueFull if len(self.waiting) + len(self.running) >= self.max_requests else None
+
+    @rule(prompt=st.integers(1, 40), answer=st.integers(1, 30), sequences=st.integers(1, 5), hasty=st.booleans())
+    def request(self, prompt: int, answer: int, sequences: int, hasty: bool) -> None:
+        wanted = self.demand(prompt + answer, sequences)
+        refusal = self.refusal_of(wanted, sequences)
+        if refusal is not None:
+            with pytest.raises(refusal) as caught:
+                self.gate.check(prompt, answer, sequences)
+            assert type(caught.value) is refusal
+            if refusal is QueueFull:
+                assert 1 <= (caught.value.retry_after_s or 0) <= 30
+            return
+        num_tokens = self.gate.check(prompt, answer, sequences)
+        assert num_tokens == wanted
+
+        def start() -> None:
+            self.started.append(ticket)
+            if hasty:
+                self.gate.leave(ticket)
+
+        ticket = Ticket(num_tokens, sequences, start)
+        if hasty:
+            self.hasty.add(ticket)
+        self.waiting.append(ticket)
+        self.admit()
+        self.gate.enter(ticket)
+
+    @precondition(lambda self: self.running)
+    @rule(pick=st.integers(0, 9))
+    def leave_running(self, pick: int) -> None:
+        ticket = self.running.pop(pick % len(self.running))
+        self.admit()
+        self.gate.leave(ticket)
+
+    @precondition(lambda self: self.waiting)
+    @rule(pick=st.integers(0, 9))
+    def leave_waiting(self, pick: int) -> None:
+        ticket = self.waiting.pop(pick % len(self.waiting))
+        self.admit()
+        self.gate.leave(ticket)
+
+    @rule()
+    def open(self) -> None:
+        self.is_open = True
+        if self.refusal is EngineLost:
+            self.refusal = None
+        self.admit()
+        self.gate.open(capacity_tokens=self.tokens, capacity_sequences=self.sequences, block_tokens=self.block)
+
+    @rule(hopeless=st.booleans())
+    def shut(self, hopeless: bool) -> None:
+        self.is_open = False
+        if self.refusal is not Draining:
+            self.refusal = EngineLost if hopeless else None
+        self.gate.shut(EngineLost("none") if hopeless else None)
+
+    @precondition(lambda self: self.started)
+    @rule()
+    def drain(self) -> None:
+        self.refusal = Draining
+        self.gate.drain(5.0)
+
+    @invariant()
+    def they_agree(self) -> None:
+        if not hasattr(self, "gate"):
+            return
+        assert self.started == self.expected
+        assert self.gate.num_running == len(self.running)
+        assert self.gate.num_waiting == len(self.waiting)
+        assert sum(ticket.num_tokens for ticket in self.running) <= self.tokens
+        assert sum(ticket.num_sequences for ticket in self.running) <= self.sequences
+        assert all(ticket.admitted_s is None for ticket in self.waiting)
+        assert all(ticket.admitted_s is not None for ticket in self.started)
+        assert 1 <= self.gate.retry_after_s <= 30
+        assert self.gate.is_draining == (self.refusal is Draining)
+
+
+GateMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestGateAgainstTwoLists = GateMachine.TestCase
+
+
+def test_a_large_one_at_the_head_is_not_overtaken() -> None:
+    started: list[str] = []
+    gate = new_gate(tokens=10)
+    first = enter(gate, started, "first", tokens=6)
+    enter(gate, started, "large", tokens=6)
+    enter(gate, started, "small", tokens=1)
+    assert started == ["first"]
+    gate.leave(first)
+    assert started == ["first", "large", "small"]
+
+
+def test_a_head_that_gives_up_lets_the_next_one_in() -> None:
+    started: list[str] = []
+    gate = new_gate(tokens=10)
+    enter(gate, started, "first", tokens=6)
+    large = enter(gate, started, "large", tokens=6)
+    enter(gate, started, "small", tokens=1)
+    gate.leave(large)
+    assert started == ["first", "small"]
+
+
+def test_who_gives_up_is_who_leaves() -> None:
+    started: list[str] = []
+    gate = new_gate(sequences=1)
+    first, second, third = [enter(gate, started, name) for name in ("first", "second", "third")]
+    gate.leave(third)
+    assert gate.num_waiting == 1
+    gate.leave(first)
+    gate.leave(second)
+    assert started == ["first", "second"]
+
+
+def test_sequences_are_a_budget_of_their_own() -> None:
+    started: list[str] = []
+    gate = new_gate(tokens=1_000, sequences=4)
+    first = enter(gate, started, "first", sequences=3)
+    enter(gate, started, "second", sequences=2)
+    assert started == ["first"]
+    gate.leave(first)
+    assert started == ["first", "second"]
+
+
+def test_many_that_leave_as_soon_as_they_are_started() -> None:
+    """As when the engine is lost between its coming and the first sequence."""
+    started: list[int] = []
+    gate = Gate(max_requests=5_000)
+
+    def start(number: int) -> None:
+        started.append(number)
+        gate.leave(tickets[number])
+
+    tickets: list[Ticket] = []
+    for number in range(2_000):
+        tickets.append(Ticket(1, 1, lambda number=number: start(number)))  # type: ignore[misc]
+        gate.enter(tickets[-1])
+    gate.open(capacity_tokens=1, capacity_sequences=1, block_tokens=1)
+    assert started == list(range(2_000))
+    assert (gate.num_running, gate.num_waiting) == (0, 0)
+
+
+def test_a_start_that_fails_is_not_the_end_of_the_gate() -> None:
+    def fail() -> None:
+        raise RuntimeError
+
+    started: list[str] = []
+    gate = new_gate(sequences=1)
+    broken = Ticket(1, 1, fail)
+    with pytest.raises(RuntimeError):
+        gate.enter(broken)
+    gate.leave(broken)
+    enter(gate, started, "next")
+    assert started == ["next"]
+
+
+@given(
+    num_prompt_tokens=st.integers(1, 300),
+    max_tokens=st.integers(1, 300),
+    sequences=st.integers(1, 6),
+    block=st.sampled_from([1, 2, 16, 32]),
+)
+def test_what_check_lets_through_fits_alone_and_what_it_refuses_never_does(
+    num_prompt_tokens: int, max_tokens: int, sequences: int, block: int
+) -> None:
+    gate = new_gate(tokens=640, sequences=4, block=block)
+    started: list[str] = []
+    spare = block if block > 1 else 0
+    exact = sequences * (num_prompt_tokens + max_tokens)
+    try:
+        num_tokens = gate.check(num_prompt_tokens, max_tokens, sequences)
+    except RequestError as error:
+        too_long = isinstance(error, ContextLengthExceeded)
+        assert exact + sequences * (block - 1 + spare) > 640 if too_long else sequences > 4
+        return
+    assert exact <= num_tokens <= exact + sequences * (block - 1 + spare)
+    assert num_tokens % block == 0
+    enter(gate, started, "it", tokens=num_tokens, sequences=sequences)
+    assert started == ["it"]
+
+
+def test_what_can_never_run_is_the_clients_mistake() -> None:
+    """Trying again would not help, so that neither 429 nor Retry-After may say that it would."""
+    gate = new_gate(tokens=100, sequences=2)
+    for num_prompt_tokens, max_tokens, sequences in ((60, 41, 1), (30, 21, 2), (1, 1, 3)):
+        with pytest.raises(RequestError) as caught:
+            gate.check(num_prompt_tokens, max_tokens, sequences)
+        assert caught.value.status == 400
+        assert caught.value.retry_after_s is None
+    assert gate.check(60, 40, 1) == 100
+    assert gate.check(30, 20, 2) == 100
+
+
+def test_the_refusal_names_both_counts() -> None:
+    with pytest.raises(ContextLengthExceeded) as caught:
+        new_gate(tokens=100).check(60, 50, 2)
+    error = caught.value
+    assert (error.num_prompt_tokens, error.max_tokens, error.limit_tokens) == (60, 50, 50)
+    assert error.message == "The prompt has 60 tokens and 50 were asked for, but 50 is the limit."
+
+
+def test_requests_are_bounded_running_and_waiting_together() -> None:
+    started: list[str] = []
+    gate = new_gate(sequences=2, max_requests=3)
+    tickets = []
+    for name in "abc":
+        gate.check(1, 1, 1)
+        tickets.append(enter(gate, started, name))
+    assert started == ["a", "b"]
+    with pytest.raises(QueueFull) as caught:
+        gate.check(1, 1, 1)
+    assert caught.value.status == 429
+    gate.leave(tickets[2])
+    gate.check(1, 1, 1)
+
+
+def test_draining_lets_nobody_in_and_lets_those_inside_run() -> None:
+    started: list[str] = []
+    gate = new_gate(sequences=1)
+    first = enter(gate, started, "first")
+    enter(gate, started, "second")
+    gate.drain(5.0)
+    gate.shut(EngineLost("gone"))
+    gate.open(capacity_tokens=100, capacity_sequences=1, block_tokens=1)
+    with pytest.raises(Draining) as caught:
+        gate.check(1, 1, 1)
+    assert (caught.value.status, caught.value.retry_after_s) == (503, 5.0)
+    gate.leave(first)
+    assert started == ["first", "second"]
+
+
+def test_while_it_is_shut_requests_wait() -> None:
+    started: list[str] = []
+    gate = new_gate(sequences=2)
+    running = enter(gate, started, "first")
+    gate.shut()
+    gate.check(1, 1, 1)
+    enter(gate, started, "second")
+    gate.leave(running)
+    assert started == ["first"]
+    gate.open(capacity_tokens=100, capacity_sequences=2, block_tokens=1)
+    assert started == ["first", "second"]
+
+
+def test_without_hope_requests_are_refused_until_there_is_an_engine_again() -> None:
+    gate = new_gate()
+    gate.shut(EngineLost("gone", retry_after_s=4.0))
+    with pytest.raises(EngineLost) as caught:
+        gate.check(1, 1, 1)
+    assert (caught.value.status, caught.value.retry_after_s) == (503, 4.0)
+    gate.open(capacity_tokens=100, capacity_sequences=1, block_tokens=1)
+    gate.check(1, 1, 1)
+
+
+def test_before_the_first_engine_nothing_is_known_and_requests_wait() -> None:
+    started: list[str] = []
+    gate = Gate(max_requests=1)
+    assert gate.check(10**6, 10**6, 100) == 2 * 10**8
+    enter(gate, started)
+    assert started == []
+    with pytest.raises(AdmissionError):
+        gate.check(1, 1, 1)
+
+
+@pytest.mark.parametrize(("service_s", "least", "most"), [(0.0, 1, 1), (8.0, 5, 15), (10**6, 30, 30)])
+def test_when_to_come_back_follows_how_long_requests_take(
+    service_s: float, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s = 50.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    started: list[str] = []
+    gate = new_gate(sequences=1)
+    for _ in range(40):
+        ticket = enter(gate, started)
+        now_s += service_s
+        gate.leave(ticket)
+    enter(gate, started)
+    assert least <= gate.retry_after_s <= most
+    alone = gate.retry_after_s
+    enter(gate, started)
+    assert gate.retry_after_s == min(30.0, 2 * alone) or alone == 1.0

@@ -1,0 +1,169 @@
+"""huggingface_hub's clients, pointed at the server's address as they would be at text-generation-inference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from huggingface_hub import AsyncInferenceClient, InferenceClient
+from huggingface_hub.errors import (
+    BadRequestError,
+    GenerationError,
+    HfHubHTTPError,
+    OverloadedError,
+    ValidationError,
+)
+from tests.server.oracle import LOGPROB, Answer, chat_ids
+from tests.server.process import Server
+
+PROMPT = "Tell me of rivers."
+SEED = 11
+ANSWER = Answer(PROMPT, 24, SEED)
+CHAT = Answer(chat_ids(PROMPT), 24, SEED)
+MESSAGES = [{"role": "user", "content": PROMPT}]
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[InferenceClient]:
+    with InferenceClient(server.url) as client:
+        yield client
+
+
+def test_a_plain_answer(client: InferenceClient) -> None:
+    text = client.text_generation(PROMPT, max_new_tokens=24, seed=SEED, return_full_text=False)
+    assert text == ANSWER.text
+    assert client.text_generation(PROMPT, max_new_tokens=24, seed=SEED) == PROMPT + ANSWER.text
+
+
+def test_an_answer_with_details(client: InferenceClient) -> None:
+    output = client.text_generation(
+        PROMPT, max_new_tokens=24, seed=SEED, details=True, do_sample=True, return_full_text=False
+    )
+    assert output.generated_text == ANSWER.text
+    details = output.details
+    assert details is not None
+    assert details.finish_reason == "length"
+    assert details.generated_tokens == 24
+    assert details.seed == SEED
+    assert [(token.id, token.text, token.special) for token in details.tokens] == [
+        (token_id, text, False) for token_id, text in zip(ANSWER.token_ids, ANSWER.texts, strict=True)
+    ]
+    assert {token.logprob for token in details.tokens} == {LOGPROB}
+
+
+def test_a_stream_of_text(client: InferenceClient) -> None:
+    texts = list(client.text_generation(PROMPT, max_new_tokens=24, seed=SEED, stream=True))
+    assert texts == ANSWER.texts
+
+
+def test_a_stream_with_details(client: InferenceClient) -> None:
+    events = list(client.text_generation(PROMPT, max_new_tokens=24, seed=SEED, stream=True, details=True))
+    assert [event.token.id for event in events] == ANSWER.token_ids
+    assert [event.index for event in events] == list(range(1, 25))
+    assert [event.generated_text for event in events] == [None] * 23 + [PROMPT + ANSWER.text]
+    details = events[-1].details
+    assert details is not None
+    assert (details.finish_reason, details.generated_tokens) == ("length", 24)
+    assert details.input_length == len(PROMPT)
+    assert all(event.details is None for event in events[:-1])
+
+
+def test_stop_sequences(client: InferenceClient) -> None:
+    stop = ANSWER.text[20:25]
+    output = client.text_generation(
+        PROMPT, max_new_tokens=24, seed=SEED, stop=[stop, "never"], details=True, return_full_text=False
+    )
+    assert output.generated_text == ANSWER.text[: ANSWER.text.index(stop) + len(stop)]
+    assert output.details is not None
+    assert output.details.finish_reason == "stop_sequence"
+    pieces = client.text_generation(
+        PROMPT, max_new_tokens=24, seed=SEED, stop=[stop], return_full_text=False, stream=True
+    )
+    assert "".join(pieces) == output.generated_text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_wrong_is_a_validation_error(client: InferenceClient, stream: bool) -> None:
+    with pytest.raises(ValidationError, match="temperature"):
+        list(client.text_generation(PROMPT, temperature=-1.0, stream=stream))
+    with pytest.raises(ValidationError, match="empty"):
+        list(client.text_generation("", stream=stream))
+    with pytest.raises(ValidationError, match="70000"):
+        list(client.text_generation(PROMPT, max_new_tokens=70_000, stream=stream))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failure_on_the_way_is_a_generation_error(client: InferenceClient, stream: bool) -> None:
+    with pytest.raises(GenerationError):
+        list(client.text_generation("<|fail|>", max_new_tokens=10, stream=stream))
+
+
+@pytest.fixture
+def full(serve: Callable[..., Server]) -> Server:
+    """A server with all its places taken."""
+    server = serve("scripted:tokens_per_s=50", "--max-concurrent-requests", "1")
+    server.create({"prompt": "Long.", "max_tokens": 5_000})
+    return server
+
+
+async def test_overload_is_an_overloaded_error(full: Server) -> None:
+    with InferenceClient(full.url) as client:
+        for stream in (False, True):
+            with pytest.raises(OverloadedError):
+                list(client.text_generation(PROMPT, stream=stream))
+        with pytest.raises(HfHubHTTPError) as error:
+            client.chat_completion(MESSAGES)
+        assert error.value.response.status_code == 429
+    async with AsyncInferenceClient(full.url) as client_:
+        with pytest.raises(OverloadedError):
+            await client_.text_generation(PROMPT)
+
+
+def test_chat(client: InferenceClient) -> None:
+    output = client.chat_completion(MESSAGES, max_tokens=24, seed=SEED)
+    assert output.choices[0].message.content == CHAT.text
+    assert output.choices[0].finish_reason == "length"
+    assert output.usage.completion_tokens == 24
+    with pytest.raises(BadRequestError, match="temperature"):
+        client.chat_completion(MESSAGES, temperature=9.0)
+
+
+def test_a_stream_of_chat(client: InferenceClient) -> None:
+    chunks = list(client.chat_completion(MESSAGES, max_tokens=24, seed=SEED, stream=True))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == CHAT.text
+    assert [chunk.choices[0].finish_reason for chunk in chunks][-1] == "length"
+    assert chunks[0].choices[0].delta.role == "assistant"
+
+
+def test_the_error_in_a_stream_of_chat_is_raised(serve: Callable[..., Server]) -> None:
+    server = serve("scripted:tokens_per_s=50")
+    with InferenceClient(server.url) as client:
+        chunks = client.chat_completion(MESSAGES, max_tokens=1_000, stream=True)
+        next(iter(chunks))
+        server.worker().kill()
+        with pytest.raises(GenerationError):
+            list(chunks)
+
+
+def test_info_and_health(server: Server) -> None:
+    with InferenceClient(server.url, provider="hf-inference") as client:
+        assert client.health_check()
+        assert client.get_endpoint_info()["model_id"] == "scripted"
+
+
+async def test_the_asynchronous_client(server: Server) -> None:
+    async with AsyncInferenceClient(server.url) as client:
+        text = await client.text_generation(PROMPT, max_new_tokens=24, seed=SEED, return_full_text=False)
+        assert text == ANSWER.text
+        stream = await client.text_generation(PROMPT, max_new_tokens=24, seed=SEED, stream=True)
+        assert [piece async for piece in stream] == ANSWER.texts
+        detailed = await client.text_generation(PROMPT, max_new_tokens=24, seed=SEED, stream=True, details=True)
+        events = [event async for event in detailed]
+        assert [event.token.id for event in events] == ANSWER.token_ids
+        with pytest.raises(ValidationError, match="temperature"):
+            await client.text_generation(PROMPT, temperature=-1.0)
+        failing = await client.text_generation("<|fail|>", max_new_tokens=10, stream=True)
+        with pytest.raises(GenerationError):
+            [piece async for piece in failing]
+        chunks = await client.chat_completion(MESSAGES, max_tokens=24, seed=SEED, stream=True)
+        assert "".join([chunk.choices[0].delta.content or "" async for chunk in chunks]) == CHAT.text

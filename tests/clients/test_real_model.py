@@ -1,0 +1,115 @@
+"""The small model that `tailrace serve` fetches by itself, asked by the clients that people have."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from huggingface_hub import InferenceClient
+from openai import AsyncOpenAI, OpenAI
+from openai.types.chat import ChatCompletionMessageParam
+from tests.server.process import Server
+from tests.server.wire import as_json, sse_data, sse_ids
+
+pytestmark = pytest.mark.timeout(300)  # the first run fetches 93 MB
+
+PROMPT = "The river runs"
+GREEDY = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0}
+MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Name three rivers."}]
+SSE = {"accept": "text/event-stream"}
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Server]:
+    with contextlib.closing(Server("smollm2")) as running:
+        try:
+            running.wait_ready(timeout_s=280)
+        except AssertionError:
+            if running.process.poll() == 1 and "fetch" in running.log.lower():
+                pytest.skip(f"the model cannot be fetched: {running.log.strip().splitlines()[-1]}")
+            raise
+        yield running
+
+
+@pytest.fixture(scope="module")
+def undisturbed(model: Server) -> str:
+    """What the model says when nobody interferes."""
+    answer = model.post("/v1/completions", GREEDY)
+    text = str(answer.json()["choices"][0]["text"])
+    assert len(text.split()) > 10
+    return text
+
+
+def _text(body: bytes) -> str:
+    return "".join(as_json(line).get("text", "") for line in sse_data(body))
+
+
+def test_a_stream_that_was_cut_goes_on_where_it_was(model: Server, undisturbed: str) -> None:
+    with model.wire() as wire:
+        wire.send("POST", "/v1/streams", GREEDY, SSE)
+        assert wire.head() == 200
+        first_half = b"".join(wire.event() for _ in range(20))
+        path = wire.headers["location"]
+    with model.wire() as wire:
+        wire.send("GET", path, headers={"last-event-id": sse_ids(first_half)[-1]})
+        assert wire.head() == 200
+        second_half = wire.body()
+    with model.wire() as wire:
+        status, whole = wire.request("GET", path)
+    assert status == 200
+    assert first_half + second_half == whole
+    assert b"event: done\n" in second_half
+    assert _text(whole) == undisturbed
+
+
+def test_neighbours_change_nothing(model: Server, undisturbed: str) -> None:
+    wires = [model.wire() for _ in range(3)]
+    for wire in wires:
+        wire.send("POST", "/v1/streams", GREEDY, SSE)
+    for wire in wires:
+        with wire:
+            assert wire.head() == 200
+            assert _text(wire.body()) == undisturbed
+
+
+def test_the_clients_agree(model: Server, undisturbed: str) -> None:
+    with InferenceClient(model.url) as hub:
+        assert hub.text_generation(PROMPT, max_new_tokens=40, return_full_text=False) == undisturbed
+        assert "".join(hub.text_generation(PROMPT, max_new_tokens=40, stream=True)) == undisturbed
+    with OpenAI(base_url=f"{model.url}/v1", api_key="unused", max_retries=0) as client:
+        completion = client.completions.create(model="smollm2", prompt=PROMPT, max_tokens=40, temperature=0)
+        assert completion.choices[0].text == undisturbed
+        with client.completions.create(
+            model="smollm2", prompt=PROMPT, max_tokens=40, temperature=0, stream=True
+        ) as stream:
+            assert "".join(chunk.choices[0].text for chunk in stream) == undisturbed
+
+
+async def test_a_chat(model: Server) -> None:
+    with InferenceClient(model.url) as hub:
+        chunks = hub.chat_completion(MESSAGES, max_tokens=30, temperature=0, stream=True)
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+    assert len(text.split()) > 3
+    async with AsyncOpenAI(base_url=f"{model.url}/v1", api_key="unused", max_retries=0) as client:
+        completion = await client.chat.completions.create(
+            model="smollm2", messages=MESSAGES, max_tokens=30, temperature=0
+        )
+    assert completion.choices[0].message.content == text
+    assert completion.usage is not None
+    assert 1 <= completion.usage.completion_tokens <= 30
+
+
+def test_a_stop_string_is_where_it_ends(model: Server, undisturbed: str) -> None:
+    stop = undisturbed[30:36]
+    body = {**GREEDY, "stop": [stop]}
+    choice = model.post("/v1/completions", body).json()["choices"][0]
+    assert choice["text"] == undisturbed[: undisturbed.index(stop)]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_the_plain_wire_speaks(model: Server) -> None:
+    with model.wire() as wire:
+        status, body = wire.request("POST", "/?prompt=Tell%20me%20a%20story%20about%20dogs.&max_tokens=30")
+    assert status == 200
+    assert len(body.decode().split()) > 10

@@ -1,0 +1,42 @@
+"""What the tests of this room ask of the scripted engine, and what it must answer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tailrace.engine import Sequence
+from tailrace.testing import CONTROL_TOKENS, scripted_token
+from tailrace.types import Sampling
+
+__all__ = ["ask", "control", "oracle", "until"]
+
+
+def ask(sequence_id: int, max_tokens: int = 8, *, fault: str = "", prompt: bytes = b"", seed: int = 7) -> Sequence:
+    """A sequence whose prompt is its own, so that two are never mistaken for each other."""
+    ids = tuple(prompt or b"ask %d" % sequence_id) + ((control(fault),) if fault else ())
+    return Sequence(sequence_id, ids, Sampling(temperature=0.0, seed=seed, max_tokens=max_tokens))
+
+
+def control(name: str) -> int:
+    """The id of a control token: `control("stall")` is that of `<|stall|>`."""
+    return 256 + CONTROL_TOKENS.index(f"<|{name}|>")
+
+
+def oracle(sequence: Sequence, count: int | None = None) -> tuple[int, ...]:
+    """The first `count` tokens of the answer; all of them where it is not given."""
+    wanted = sequence.sampling.max_tokens if count is None else count
+    assert wanted is not None
+    assert sequence.sampling.seed is not None
+    return tuple(scripted_token(sequence.prompt_ids, sequence.sampling.seed, index) for index in range(wanted))
+
+
+def until(condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
+    """Wait for a state of another process, of which the system sends no word.
+
+    Raises: AssertionError if it does not come.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "it did not come to that"
+        time.sleep(0.005)

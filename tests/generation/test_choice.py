@@ -1,0 +1,243 @@
+"""From ids to text: whatever pieces the engine's output comes in, the client gets what the definition says."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tests.generation.world import World, end_of, greedy, oracle, text_of, tokenizer
+from tests.streams.virtual_time import run as run_scenario
+
+from tailrace.engine import Delta
+from tailrace.engines.scripted import scripted_token
+from tailrace.types import End, Failure, Sampling, TextDelta
+
+seeds = st.integers(-(2**63), 2**64 - 1)
+
+
+def shown_before(ids: list[int]) -> str:
+    """The characters that these ids complete."""
+    return b"".join(tokenizer().pieces[i] for i in ids).decode("utf-8", "ignore")
+
+
+def stopped(text: str, stops: tuple[str, ...], include: bool) -> tuple[str, str | None]:
+    """By the definition: the match that completes first, and of those the longest."""
+    for end in range(1, len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            stop = max(found, key=len)
+            return text[: end if include else end - len(stop)], stop
+    return text, None
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=seeds, num_tokens=st.integers(1, 40), num_steps=st.integers(1, 9), utf8=st.booleans())
+def test_the_text_is_the_oracles(seed: int, num_tokens: int, num_steps: int, utf8: bool) -> None:
+    async def scenario() -> None:
+        world = World(options={"utf8": float(utf8)})
+        run = await world.create("Hi", greedy(num_tokens, seed=seed))
+        world.finish(run, num_steps=num_steps)
+        ids = [scripted_token(run.prompt_ids, seed % 2**64, i, utf8=utf8) for i in range(num_tokens)]
+        deltas = [event for event in run.log.events if isinstance(event, TextDelta)]
+        assert [i for delta in deltas for i in delta.token_ids] == ids
+        assert text_of(run.log) == b"".join(tokenizer().pieces[i] for i in ids).decode("utf-8", "replace")
+        assert [delta.finish_reason for delta in deltas] == [None] * (len(deltas) - 1) + ["length"]
+        assert end_of(run.log) == End("done", run.usage)
+        assert run.usage == (2, num_tokens)
+        # Never half a character on the way.
+        assert not any("\ufffd" in delta.text for delta in deltas[:-1])
+        world.check_idle()
+
+    run_scenario(scenario())
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    start=st.integers(0, 80),
+    length=st.integers(1, 14),
+    other=st.sampled_from(["", "e", "🌊", " the ", "never"]),
+    include=st.booleans(),
+    num_steps=st.sampled_from([1, 2, 3, 7, 50]),
+)
+@example(seed=1, start=30, length=3, other="", include=False, num_steps=50)
+def test_a_stop_string_wherever_it_lies(
+    seed: int, start: int, length: int, other: str, include: bool, num_steps: int
+) -> None:
+    """The stop string is cut out of the answer itself, so that it begins and ends inside tokens and characters."""
+
+    async def scenario() -> None:
+        world = World()
+        whole = oracle(tuple(b"Hi"), seed, 40)
+        stops = tuple(filter(None, [whole[start : start + length], other]))
+        expected, stop = stopped(whole, stops, include)
+        sampling = Sampling(temperature=0.0, seed=seed, max_tokens=40, stop=stops, include_stop=include)
+        run = await world.create("Hi", sampling)
+        world.finish(run, num_steps=num_steps)
+        assert text_of(run.log) == expected
+        last = run.log.events[-2]
+        assert isinstance(last, TextDelta)
+        assert (last.finish_reason, last.stop) == (("stop", stop) if stop else ("length", None))
+        ids = [scripted_token(run.prompt_ids, seed, i) for i in range(40)]
+        needed = next((n for n in range(41) if stopped(shown_before(ids[:n]), stops, True)[1]), 40)
+        assert run.usage == end_of(run.log).usage == (2, needed)
+        given_ids = [i for e in run.log.events if isinstance(e, TextDelta) for i in e.token_ids]
+        assert given_ids == ids[:needed]
+        world.check_idle()
+
+    run_scenario(scenario())
+
+
+async def test_a_stop_string_ends_the_work_in_the_engine() -> None:
+    world = World()
+    stop = oracle(tuple(b"Hi"), 1, 4)[-3:]
+    run = await world.create("Hi", greedy(400, stop=(stop,)))
+    for _ in range(10):
+        world.engine.step()
+    assert end_of(run.log).status == "done"
+    assert world.engine.aborted == [world.engine.submitted[0].sequence_id]
+    world.check_idle()
+
+
+async def test_a_stop_string_with_the_last_token_needs_no_abort() -> None:
+    world = World()
+    stop = oracle(tuple(b"Hi"), 1, 4)[-3:]
+    run = await world.create("Hi", greedy(4, stop=(stop,)))
+    world.finish(run)
+    last = run.log.events[-2]
+    assert isinstance(last, TextDelta)
+    assert (last.finish_reason, last.stop) == ("stop", stop)
+    assert world.engine.aborted == []
+
+
+async def test_one_choice_stops_and_the_other_goes_on() -> None:
+    world = World()
+    first, second = (oracle(tuple(b"Hi"), seed, 40) for seed in (1, 2))
+    stop = next(first[i : i + 6] for i in range(len(first)) if first[i : i + 6] not in second)
+    run = await world.create("Hi", greedy(40, stop=(stop,), n=2))
+    world.finish(run)
+    assert text_of(run.log, 0) == first[: first.index(stop)]
+    assert text_of(run.log, 1) == second
+    ids = [scripted_token(run.prompt_ids, 1, i) for i in range(40)]
+    needed = next(n for n in range(41) if stop in shown_before(ids[:n]))
+    assert end_of(run.log).usage == (2, needed + 40)
+    world.check_idle()
+
+
+async def test_what_was_held_back_is_shown_at_the_end() -> None:
+    world = World(options={"utf8": 0})
+    whole = oracle_words(7)
+    run = await world.create("Hi", greedy(7, stop=(whole[-4:] + "never",)))
+    world.finish(run)
+    assert text_of(run.log) == whole
+    texts = [event.text for event in run.log.events if isinstance(event, TextDelta)]
+    assert texts[-1].endswith(whole[-4:])
+    assert "".join(texts[:-1]) != whole
+
+
+def oracle_words(num_tokens: int) -> str:
+    ids = [scripted_token(tuple(b"Hi"), 1, i, utf8=False) for i in range(num_tokens)]
+    return shown_before(ids)
+
+
+async def test_half_a_character_at_the_end_can_complete_a_stop_string() -> None:
+    world = World()
+    run = await world.create("Hi", greedy(6, stop=("\ufffd",)))
+    world.finish(run)
+    last = run.log.events[-2]
+    assert isinstance(last, TextDelta)
+    assert (last.finish_reason, last.stop) == ("stop", "\ufffd")
+    assert text_of(run.log) == shown_before([scripted_token(run.prompt_ids, 1, i) for i in range(6)])
+    assert end_of(run.log).usage == (2, 6)
+
+
+@pytest.mark.parametrize("stop", [(), ("never",)])
+async def test_the_end_token_shows_no_text_and_counts(stop: tuple[str, ...]) -> None:
+    world = World(options={"eos_after": 5})
+    run = await world.create("Hi", greedy(40, stop=stop))
+    world.finish(run)
+    last = run.log.events[-2]
+    assert isinstance(last, TextDelta)
+    assert (last.finish_reason, last.stop, last.token_ids) == ("stop", None, (256,))
+    assert text_of(run.log) == shown_before([scripted_token(run.prompt_ids, 1, i) for i in range(4)])
+    assert end_of(run.log).usage == (2, 5)
+
+
+async def test_logprobs_go_with_their_tokens_and_end_with_the_stop_string() -> None:
+    world = World()
+    stop = oracle(tuple(b"Hi"), 1, 4)[-3:]
+    sampling = Sampling(temperature=0.0, seed=1, max_tokens=40, stop=(stop,), logprobs=True)
+    run = await world.create("Hi", sampling)
+    world.finish(run, num_steps=30)
+    deltas = [event for event in run.log.events if isinstance(event, TextDelta)]
+    assert [(len(delta.token_ids), delta.logprobs) for delta in deltas] == [(4, (-0.5,) * 4)]
+
+
+# What an engine should not do
+
+
+@pytest.mark.parametrize("start", [0, 2, 4, -1])
+async def test_a_gap_or_a_repetition_ends_the_stream_with_an_error(start: int) -> None:
+    world = World()
+    run = await world.create("Hi", greedy(10))
+    world.engine.step(3)
+    sequence_id = run.sequences[0].sequence_id
+    world.engine.hear([Delta(sequence_id, start, (97,))])
+    assert end_of(run.log).status == "error"
+    assert end_of(run.log).failure == Failure("engine_error", "The engine's output has a gap.")
+    assert world.engine.aborted == [sequence_id]
+    world.finish(run)
+    world.check_idle()
+
+
+async def test_a_sequence_that_fails_leaves_its_neighbours_alone() -> None:
+    world = World()
+    failing, neighbour = await world.create("<|fail|>", greedy(10)), await world.create("Hi", greedy(10))
+    world.finish(failing, neighbour)
+    assert end_of(failing.log).failure == Failure(
+        "sequence_failed", "The engine ended this sequence: the script says so."
+    )
+    assert end_of(failing.log).usage == (1, 3)
+    assert text_of(neighbour.log) == oracle(neighbour.prompt_ids, 1, 10)
+    assert end_of(neighbour.log).status == "done"
+    world.check_idle()
+
+
+async def test_one_failing_choice_ends_the_whole_stream() -> None:
+    world = World()
+    run = await world.create("Hi", greedy(10, n=2))
+    first, second = (sequence.sequence_id for sequence in run.sequences)
+    world.engine.step(2)
+    world.engine.engine.abort(first)
+    world.engine.hear([Delta(first, 2, (), (), "error", "why")])
+    assert end_of(run.log).status == "error"
+    assert second in world.engine.aborted
+    assert world.gate.num_running == 1  # the other is still in the engine
+    world.finish(run)
+    world.check_idle()
+
+
+async def test_a_delta_that_cannot_be_read_ends_one_stream_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    run, neighbour = await world.create("Hi", greedy(10)), await world.create("Ho", greedy(10))
+    garbage = cast("int", None)
+    world.engine.hear([Delta(run.sequences[0].sequence_id, 0, (garbage,))])
+    assert end_of(run.log).failure == Failure("internal_error", "The server failed to read the engine's output.")
+    assert "a delta could not be taken" in caplog.text
+    world.finish(run, neighbour)
+    assert end_of(neighbour.log).status == "done"
+    world.check_idle()
+
+
+async def test_what_comes_after_the_end_changes_nothing() -> None:
+    world = World()
+    run = await world.create("Hi", greedy(2))
+    sequence_id, receiver = next(iter(world.engine.receivers.items()))
+    world.finish(run)
+    before = list(run.log.events)
+    receiver.push(Delta(sequence_id, 2, (97,)))
+    receiver.push(Delta(sequence_id, 2, (97,), (), "length"))
+    assert run.log.events == before
+    world.check_idle()

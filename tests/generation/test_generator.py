@@ -1,0 +1,308 @@
+"""What is refused, and that nothing has begun then."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.generation.world import World, end_of, greedy, oracle, text_of, tokenizer
+
+from tailrace.errors import (
+    ContextLengthExceeded,
+    Draining,
+    EngineLost,
+    QueueFull,
+    TailraceError,
+    UnknownModel,
+    UnsupportedParameter,
+)
+from tailrace.generation import Limits
+from tailrace.types import GenerateRequest, Message, Sampling
+
+
+async def refused(world: World, request: GenerateRequest) -> TailraceError:
+    before = len(world.store)
+    with pytest.raises(TailraceError) as caught:
+        await world.generator.create(request)
+    assert len(world.store) == before
+    world.check_idle()
+    assert not world.engine.submitted
+    return caught.value
+
+
+async def test_a_prompt_becomes_its_answer() -> None:
+    world = World()
+    run = await world.create("Where?", greedy(40))
+    assert (run.status, run.model, run.prompt_text) == ("running", "scripted", "Where?")
+    assert run.prompt_ids == tuple(b"Where?")
+    world.finish(run)
+    assert text_of(run.log) == oracle(run.prompt_ids, 1, 40)
+    assert end_of(run.log).usage == (6, 40)
+    assert run.status == "done"
+    assert world.store.get(run.log.stream_id) is run.log
+    assert world.store.expires_s(run.log) is not None
+    world.check_idle()
+
+
+async def test_a_chat_is_encoded_with_its_template() -> None:
+    world = World()
+    messages = (Message("system", "Be <|user|>."), Message("user", "Hi"))
+    run = await world.generator.create(GenerateRequest(messages=messages, sampling=greedy(5)))
+    shown = "".join(tokenizer().token_text(i) for i in run.prompt_ids)
+    assert shown == "<|system|>Be <|user|>.\n<|user|>Hi\n<|assistant|>"
+    assert sum(i in tokenizer().special_ids for i in run.prompt_ids) == 3  # none of them from what was said
+    assert run.prompt_text == "Be <|user|>.Hi"
+    world.finish(run)
+    assert text_of(run.log) == oracle(run.prompt_ids, 1, 5)
+
+
+async def test_an_empty_message_is_a_prompt_all_the_same() -> None:
+    world = World()
+    run = await world.generator.create(GenerateRequest(messages=(Message("user", ""),), sampling=greedy(2)))
+    assert len(run.prompt_ids) == 3
+    world.finish(run)
+
+
+@pytest.mark.parametrize("model", [None, "", "scripted", "tgi", "dummy", "default"])
+async def test_names_of_the_model_that_are_ours(model: str | None) -> None:
+    world = World()
+    run = await world.generator.create(GenerateRequest(model=model, prompt="Hi", sampling=greedy(1)))
+    world.finish(run)
+    assert run.model == "scripted"
+
+
+async def test_the_name_of_another_model() -> None:
+    error = await refused(World(), GenerateRequest(model="gpt-4", prompt="Hi"))
+    assert isinstance(error, UnknownModel)
+    assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
+    assert "gpt-4" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling"),
+    [
+        ("top_p", Sampling(top_p=0.5)),
+        ("top_k", Sampling(top_k=5)),
+        ("min_p", Sampling(min_p=0.1)),
+        ("repetition_penalty", Sampling(repetition_penalty=1.1)),
+        ("presence_penalty", Sampling(presence_penalty=1.0)),
+        ("frequency_penalty", Sampling(frequency_penalty=1.0)),
+    ],
+)
+async def test_a_parameter_that_the_engine_lacks_is_named(name: str, sampling: Sampling) -> None:
+    error = await refused(World(), GenerateRequest(prompt="Hi", sampling=sampling))
+    assert isinstance(error, UnsupportedParameter)
+    assert (error.param, error.message) == (name, f"This engine does not support {name}.")
+
+
+async def test_parameters_that_are_kept_outside_the_engine_need_no_support() -> None:
+    world = World()
+    assert {"stop", "include_stop", "n", "seed", "max_tokens"} <= world.generator.parameters
+    run = await world.create("Hi", Sampling(seed=3, max_tokens=4, stop=("zzz",), include_stop=True, n=2))
+    world.finish(run)
+    assert end_of(run.log).status == "done"
+
+
+async def test_more_choices_than_allowed() -> None:
+    error = await refused(World(max_sequences=16), GenerateRequest(prompt="Hi", sampling=greedy(1, n=9)))
+    assert (error.status, error.param) == (400, "n")
+    world = World(max_sequences=16)
+    world.finish(await world.create("Hi", greedy(1, n=8)))
+
+
+async def test_more_choices_than_the_engine_runs_at_once() -> None:
+    error = await refused(World(max_sequences=2), GenerateRequest(prompt="Hi", sampling=greedy(1, n=3)))
+    assert (error.status, error.param, error.retry_after_s) == (400, "n", None)
+
+
+async def test_a_chat_without_a_template() -> None:
+    error = await refused(World(has_chat=False), GenerateRequest(messages=(Message("user", "Hi"),)))
+    assert isinstance(error, UnsupportedParameter)
+    assert error.param == "messages"
+
+
+async def test_an_empty_prompt() -> None:
+    error = await refused(World(), GenerateRequest(prompt=""))
+    assert (error.status, error.param, error.message) == (400, "prompt", "The prompt is empty.")
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        GenerateRequest(prompt="a\0b"),
+        GenerateRequest(messages=(Message("user", "\0"),)),
+        GenerateRequest(prompt="a", sampling=Sampling(stop=("\0",))),
+    ],
+)
+async def test_nul(request_: GenerateRequest) -> None:
+    error = await refused(World(), request_)
+    assert (error.status, error.message) == (400, "Text must not contain NUL characters.")
+
+
+async def test_lone_surrogates() -> None:
+    error = await refused(World(), GenerateRequest(prompt="a\ud800"))
+    assert error.status == 400
+
+
+# Lengths
+
+
+async def test_a_prompt_that_is_too_long_is_refused_with_both_counts() -> None:
+    error = await refused(World(context_tokens=100), GenerateRequest(prompt="x" * 150))
+    assert isinstance(error, ContextLengthExceeded)
+    assert (error.num_prompt_tokens, error.limit_tokens, error.param) == (150, 100, "prompt")
+    assert error.message == "The prompt has 150 tokens, but 100 is the limit."
+
+
+async def test_a_hopeless_prompt_is_refused_without_being_encoded() -> None:
+    error = await refused(World(context_tokens=100), GenerateRequest(prompt="x" * 500_000))
+    assert isinstance(error, ContextLengthExceeded)
+    assert 100 < error.num_prompt_tokens <= 500_000
+    assert error.message.startswith("The prompt has at least ")
+
+
+async def test_prompt_and_answer_that_are_too_long_together() -> None:
+    world = World(context_tokens=100)
+    error = await refused(world, GenerateRequest(prompt="x" * 60, sampling=greedy(41)))
+    assert isinstance(error, ContextLengthExceeded)
+    assert (error.num_prompt_tokens, error.max_tokens, error.limit_tokens) == (60, 41, 100)
+    assert (error.param, error.message) == (
+        "max_tokens",
+        "The prompt has 60 tokens and 41 were asked for, but 100 is the limit.",
+    )
+    run = await world.create("x" * 60, greedy(40))
+    world.finish(run)
+    assert end_of(run.log).usage == (60, 40)
+
+
+async def test_choices_share_the_memory() -> None:
+    world = World(context_tokens=1_000, kv_tokens=200)
+    error = await refused(world, GenerateRequest(prompt="x" * 50, sampling=greedy(50, n=2)))
+    assert isinstance(error, ContextLengthExceeded)
+    assert error.limit_tokens < 100
+    run = await world.create("x" * 50, greedy(error.limit_tokens - 50, n=2))
+    world.finish(run)
+    assert end_of(run.log).status == "done"
+
+
+async def test_memory_smaller_than_the_default_answer_still_serves() -> None:
+    world = World(context_tokens=8_000, kv_tokens=100)
+    run = await world.create("x" * 10, greedy())
+    world.finish(run)
+    assert end_of(run.log).status == "done"
+    num_prompt_tokens, num_completion_tokens = end_of(run.log).usage
+    assert num_prompt_tokens + num_completion_tokens == world.generator.limit_tokens(1) <= 100
+
+
+async def test_the_default_answer_is_as_long_as_the_window_lets_it() -> None:
+    world = World(context_tokens=100, limits=Limits(default_max_tokens=70))
+    short, long = await world.create("x" * 10, greedy()), await world.create("x" * 90, greedy())
+    world.finish(short, long)
+    assert end_of(short.log).usage == (10, 70)
+    assert end_of(long.log).usage == (90, 10)
+    error = await refused(World(context_tokens=100), GenerateRequest(prompt="x" * 100, sampling=greedy()))
+    assert isinstance(error, ContextLengthExceeded)
+
+
+async def test_truncation_keeps_the_end() -> None:
+    world = World(context_tokens=100)
+    request = GenerateRequest(prompt="a" * 5_000 + "bcd", truncate=3, sampling=greedy(4), on_disconnect="detach")
+    run = await world.generator.create(request)
+    assert run.prompt_ids == tuple(b"bcd")
+    world.finish(run)
+    assert end_of(run.log).usage == (3, 4)
+    assert text_of(run.log) == oracle(tuple(b"bcd"), 1, 4)
+    longer = await world.generator.create(GenerateRequest(prompt="abc", truncate=99, sampling=greedy(1)))
+    assert longer.prompt_ids == tuple(b"abc")
+
+
+async def test_a_long_prompt_is_encoded_in_a_thread() -> None:
+    world = World(context_tokens=65_536, kv_tokens=65_536)
+    creating = asyncio.create_task(world.create("x" * 20_000, greedy(3)))
+    await asyncio.sleep(0)
+    assert not creating.done()  # the loop goes on meanwhile
+    run = await creating
+    world.finish(run)
+    assert end_of(run.log).usage == (20_000, 3)
+
+
+async def test_a_request_that_is_given_up_while_it_is_encoded_leaves_nothing() -> None:
+    world = World(context_tokens=65_536, kv_tokens=65_536)
+    creating = asyncio.create_task(world.create("x" * 20_000, greedy(3)))
+    await asyncio.sleep(0)
+    creating.cancel()
+    await asyncio.wait([creating])
+    assert creating.cancelled()
+    assert len(world.store) == 0
+    world.check_idle()
+
+
+# Room
+
+
+async def test_a_full_house() -> None:
+    world = World(max_sequences=1, max_requests=2)
+    runs = [await world.create() for _ in range(2)]
+    with pytest.raises(QueueFull) as caught:
+        await world.create()
+    assert 1 <= (caught.value.retry_after_s or 0) <= 30
+    assert len(world.store) == 2
+    world.finish(*runs)
+    world.finish(await world.create())
+    world.check_idle()
+
+
+async def test_draining() -> None:
+    world = World()
+    run, longer = await world.create("Hi", greedy(5)), await world.create("Hi", greedy(50))
+    before = world.generator.is_ready
+    world.gate.drain(5.0)
+    assert (before, world.generator.is_ready) == (True, False)
+    with pytest.raises(Draining):
+        await world.create()
+    idle = asyncio.create_task(world.generator.idle())
+    await asyncio.sleep(0)
+    assert not idle.done()
+    world.engine.step(5)
+    await asyncio.sleep(0)
+    assert (run.status, idle.done()) == ("done", False)
+    world.finish(longer)
+    await idle
+    await world.generator.idle()  # at once
+    world.check_idle()
+
+
+async def test_an_engine_that_does_not_come_back() -> None:
+    world = World()
+    world.engine.failures = 3
+    world.engine.lose(EngineLost("gone"))
+    error = await refused(world, GenerateRequest(prompt="Hi"))
+    assert isinstance(error, EngineLost)
+    assert (error.status, error.retry_after_s) == (503, 4.0)
+    world.engine.come_back()
+    world.finish(await world.create())
+
+
+# Seeds
+
+
+@pytest.mark.parametrize("seed", [0, 7, -1, -(2**63), 2**63 - 1, 2**64 - 1])
+async def test_choices_have_seeds_of_their_own_that_engines_can_take(seed: int) -> None:
+    world = World()
+    run = await world.create("Hi", greedy(12, seed=seed, n=2))
+    assert run.seed == seed
+    given = [sequence.sampling.seed for sequence in world.engine.submitted]
+    assert given == [seed % 2**64, (seed + 1) % 2**64]
+    world.finish(run)
+    for choice in (0, 1):
+        assert text_of(run.log, choice) == oracle(run.prompt_ids, seed + choice, 12)
+    assert text_of(run.log, 0) != text_of(run.log, 1)
+    assert end_of(run.log).usage == (2, 24)
+
+
+async def test_without_a_seed_there_is_one_all_the_same() -> None:
+    world = World()
+    one, other = [await world.create("Hi", greedy(12, seed=None)) for _ in range(2)]
+    world.finish(one, other)
+    assert one.seed != other.seed
+    assert text_of(one.log) == oracle(one.prompt_ids, one.seed, 12)

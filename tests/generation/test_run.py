@@ -1,0 +1,417 @@
+"""The life of one request: queued, admitted, running, finished, and every way out of it."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.generation.world import World, end_of, greedy, oracle, text_of
+from tests.streams.virtual_time import run as run_scenario
+
+from tailrace.errors import EngineLost, EngineStalled
+from tailrace.generation import Limits
+from tailrace.streams import Reader
+from tailrace.types import End, Failure, GenerateRequest, Usage
+
+# Cancel
+
+
+async def test_cancel_while_queued_gives_the_place_back_at_once() -> None:
+    world = World(max_sequences=1)
+    running, queued, third = [await world.create() for _ in range(3)]
+    assert (running.status, queued.status, third.status) == ("running", "queued", "queued")
+    queued.cancel()
+    assert queued.log.events == [End("cancelled", Usage(2, 0))]
+    assert (queued.status, world.gate.num_waiting) == ("cancelled", 1)
+    assert world.engine.aborted == []  # the engine never heard of it
+    world.finish(running, third)
+    assert text_of(third.log) == oracle(third.prompt_ids, 1, 20)
+    assert len(world.engine.submitted) == 2
+    world.check_idle()
+
+
+async def test_cancel_while_running_keeps_the_place_until_the_engine_lets_go() -> None:
+    world = World(max_sequences=1)
+    run, queued = await world.create(), await world.create()
+    world.engine.step(3)
+    run.cancel()
+    assert end_of(run.log) == End("cancelled", Usage(2, 3))
+    assert world.engine.aborted == [run.choices[0].sequence_id]
+    assert (world.gate.num_running, queued.status) == (1, "queued")
+    world.engine.step()
+    assert (world.gate.num_running, queued.status) == (1, "running")
+    world.finish(queued)
+    world.check_idle()
+
+
+async def test_cancel_takes_every_choice_off_the_engine() -> None:
+    world = World()
+    run = await world.create("Hi", greedy(50, n=3))
+    world.engine.step(2)
+    run.cancel()
+    assert sorted(world.engine.aborted) == sorted(choice.sequence_id for choice in run.choices)
+    assert world.gate.num_running == 1
+    world.engine.step()
+    assert end_of(run.log) == End("cancelled", Usage(2, 6))
+    world.check_idle()
+
+
+async def test_cancel_before_the_first_token() -> None:
+    world = World()
+    run = await world.create()
+    run.cancel()
+    world.engine.step()
+    assert run.log.events == [End("cancelled", Usage(2, 0))]
+    world.check_idle()
+
+
+async def test_cancel_again_and_cancel_what_is_finished() -> None:
+    world = World()
+    run, other = await world.create("Hi", greedy(3)), await world.create("Hi", greedy(30))
+    world.engine.step(3)
+    before = list(run.log.events)
+    run.cancel()
+    run.interrupt()
+    run.fail("code", "message")
+    assert run.log.events == before
+    assert end_of(run.log).status == "done"
+    other.cancel()
+    other.cancel()
+    assert world.engine.aborted == [other.choices[0].sequence_id]
+    world.engine.step()
+    other.cancel()
+    assert end_of(other.log).status == "cancelled"
+    world.check_idle()
+
+
+@pytest.mark.parametrize("cancelled_first", [True, False])
+async def test_cancel_and_the_last_token_at_once(cancelled_first: bool) -> None:
+    """The last delta is on its way when the cancellation comes, or the other way round."""
+    world = World()
+    run = await world.create("Hi", greedy(3))
+    last = world.engine.compute(3)
+    if cancelled_first:
+        run.cancel()
+        world.engine.hear(last)
+    else:
+        world.engine.hear(last)
+        run.cancel()
+    assert end_of(run.log) == (End("cancelled", Usage(2, 0)) if cancelled_first else End("done", Usage(2, 3)))
+    world.engine.step()  # the abort of a sequence that is no longer there
+    world.check_idle()
+
+
+async def test_cancel_when_one_of_two_choices_is_complete() -> None:
+    world = World()
+    run = await world.create("Hi", greedy(40, stop=(oracle(tuple(b"Hi"), 1, 4)[-3:],), n=2))
+    while not run.choices[0].is_finished:
+        world.engine.step()
+    assert run.log.end is None
+    run.cancel()
+    assert end_of(run.log).status == "cancelled"
+    world.finish(run)
+    assert sorted(world.engine.aborted) == sorted(choice.sequence_id for choice in run.choices)
+    world.check_idle()
+
+
+async def test_interrupt() -> None:
+    world = World(max_sequences=1)
+    running, queued = await world.create(), await world.create()
+    world.engine.step(2)
+    for run in (running, queued):
+        run.interrupt()
+        end = end_of(run.log)
+        assert (end.status, end.failure and end.failure.code) == ("interrupted", "interrupted")
+    world.engine.step()
+    world.check_idle()
+
+
+# The engine goes
+
+
+async def test_a_lost_engine_ends_what_runs_and_not_what_waits() -> None:
+    world = World(max_sequences=2)
+    two, queued = await world.create("Hi", greedy(20, n=2)), await world.create("Ho", greedy(5))
+    world.engine.step(3)
+    world.engine.lose(EngineLost("The engine stopped: killed by SIGKILL."))
+    assert end_of(two.log) == End(
+        "error", Usage(2, 6), Failure("engine_lost", "The engine stopped: killed by SIGKILL.")
+    )
+    assert (queued.status, world.gate.num_running) == ("queued", 0)
+    world.engine.come_back()
+    world.finish(queued)
+    assert text_of(queued.log) == oracle(queued.prompt_ids, 1, 5)
+    world.check_idle()
+
+
+async def test_a_stalled_engine_says_so() -> None:
+    world = World()
+    run = await world.create()
+    world.engine.lose(EngineStalled("The engine made no progress for 30 s and was replaced."))
+    assert end_of(run.log).failure == Failure(
+        "engine_stalled", "The engine made no progress for 30 s and was replaced."
+    )
+    world.check_idle()
+
+
+async def test_a_loss_after_the_cancellation_frees_the_place() -> None:
+    world = World()
+    run = await world.create()
+    run.cancel()
+    world.engine.lose(EngineLost("gone"))
+    assert run.log.events == [End("cancelled", Usage(2, 0))]
+    world.check_idle()
+
+
+async def test_an_engine_that_is_gone_when_the_turn_comes() -> None:
+    """The gate has not heard of it yet."""
+    world = World(max_sequences=1)
+    world.engine.is_ready = False
+    run, next_run = await world.create(), await world.create("Hi", greedy(5, n=1))
+    for one in (run, next_run):
+        failure = end_of(one.log).failure
+        assert failure is not None
+        assert failure.code == "engine_lost"
+    world.check_idle()
+
+
+async def test_a_sequence_that_the_engine_refuses() -> None:
+    world = World()
+    world.engine.engine.capabilities = World(context_tokens=3).engine.engine.capabilities
+    run = await world.create("Hi", greedy(5))
+    world.finish(run)
+    failure = end_of(run.log).failure
+    assert failure is not None
+    assert failure.code == "sequence_failed"
+    world.check_idle()
+
+
+# Time
+
+
+def test_the_wait_in_the_queue_is_bounded() -> None:
+    async def scenario() -> None:
+        world = World(max_sequences=1, limits=Limits(queue_s=60.0))
+        running = await world.create("Hi", greedy(500))
+        await asyncio.sleep(30)
+        queued = await world.create()
+        await asyncio.sleep(59)
+        assert queued.status == "queued"
+        await asyncio.sleep(2)
+        assert queued.log.events == [
+            End(
+                "error",
+                Usage(2, 0),
+                Failure("queue_timeout", "The model was too busy to begin this request in time."),
+            )
+        ]
+        assert world.gate.num_waiting == 0
+        assert running.status == "running"
+        running.cancel()
+        world.engine.step()
+        world.check_idle()
+
+    run_scenario(scenario())
+
+
+def test_the_time_in_the_queue_does_not_count_once_it_runs() -> None:
+    async def scenario() -> None:
+        world = World(max_sequences=1, limits=Limits(queue_s=60.0))
+        first, second = await world.create("Hi", greedy(5)), await world.create("Hi", greedy(5))
+        await asyncio.sleep(50)
+        world.engine.step(5)
+        assert first.status == "done"
+        assert second.status == "running"
+        await asyncio.sleep(10_000)
+        assert second.status == "running"
+        world.finish(second)
+        assert end_of(second.log).status == "done"
+
+    run_scenario(scenario())
+
+
+def test_a_stream_that_nobody_reads_is_cancelled_after_its_time() -> None:
+    async def scenario() -> None:
+        world = World(limits=Limits(linger_s=60.0))
+        ours = await world.generator.create(GenerateRequest(prompt="Hi", on_disconnect="detach"))
+        theirs = await world.create(linger_s=5.0)
+        await asyncio.sleep(4.9)
+        assert (ours.status, theirs.status) == ("running", "running")
+        await asyncio.sleep(0.2)
+        assert (ours.status, theirs.status) == ("running", "cancelled")
+        await asyncio.sleep(54)
+        assert ours.status == "running"
+        await asyncio.sleep(1)
+        assert ours.status == "cancelled"
+        world.engine.step()
+        world.check_idle()
+
+    run_scenario(scenario())
+
+
+def test_a_queued_stream_that_nobody_reads_is_cancelled_as_well() -> None:
+    async def scenario() -> None:
+        world = World(max_sequences=1)
+        running, queued = await world.create(), await world.create(linger_s=5.0)
+        await asyncio.sleep(5.1)
+        assert (running.status, queued.status, world.gate.num_waiting) == ("running", "cancelled", 0)
+
+    run_scenario(scenario())
+
+
+def test_reading_stops_the_clock_and_leaving_starts_it_again() -> None:
+    async def scenario() -> None:
+        world = World()
+        run = await world.create(linger_s=5.0)
+        await asyncio.sleep(4)
+        with Reader(run.log):
+            await asyncio.sleep(1_000)
+            with Reader(run.log):
+                pass
+            await asyncio.sleep(1_000)
+        await asyncio.sleep(4)
+        with Reader(run.log):
+            await asyncio.sleep(1_000)
+        assert run.status == "running"
+        await asyncio.sleep(4.9)
+        assert run.status == "running"
+        await asyncio.sleep(0.2)
+        assert run.status == "cancelled"
+
+    run_scenario(scenario())
+
+
+def test_the_clock_of_a_finished_stream_does_nothing() -> None:
+    async def scenario() -> None:
+        world = World()
+        run = await world.create("Hi", greedy(3), linger_s=5.0)
+        world.finish(run)
+        before = list(run.log.events)
+        with Reader(run.log):
+            pass
+        await asyncio.sleep(10)
+        assert run.log.events == before
+
+    run_scenario(scenario())
+
+
+async def test_no_timer_holds_on_to_what_is_finished() -> None:
+    world = World(max_sequences=1)
+    first, queued = await world.create("Hi", greedy(3)), await world.create("Hi", greedy(3))
+    queued.cancel()
+    world.finish(first)
+    for run in (first, queued):
+        world.store.delete(run.log)
+    watched = [weakref.ref(run) for run in (first, queued)]
+    del first, queued, run
+    gc.collect()
+    assert [watch() for watch in watched] == [None, None]
+
+
+async def test_without_detaching_the_last_reader_takes_the_stream_along() -> None:
+    world = World()
+    run = await world.generator.create(
+        GenerateRequest(prompt="Hi", sampling=greedy(50), on_disconnect="cancel", linger_s=60)
+    )
+    first, second = Reader(run.log), Reader(run.log)
+    first.__enter__()
+    second.__enter__()
+    world.engine.step()
+    first.__exit__(None, None, None)
+    assert run.status == "running"
+    second.__exit__(None, None, None)
+    assert end_of(run.log) == End("cancelled", Usage(2, 1))
+    world.engine.step()
+    world.check_idle()
+
+
+async def test_leaving_while_queued_takes_the_stream_along_too() -> None:
+    world = World(max_sequences=1)
+    running = await world.create()
+    queued = await world.generator.create(GenerateRequest(prompt="Hi", on_disconnect="cancel"))
+    with Reader(queued.log):
+        assert queued.status == "queued"
+    assert (queued.status, world.gate.num_waiting) == ("cancelled", 0)
+    world.finish(running)
+    world.check_idle()
+
+
+async def test_a_reader_sees_everything_and_then_the_end() -> None:
+    world = World()
+    run = await world.create("Hi", greedy(30))
+
+    async def read() -> list[object]:
+        seen: list[object] = []
+        with Reader(run.log) as reader:
+            while not reader.is_finished:
+                await reader.wait()
+                seen.extend(reader.take())
+        return seen
+
+    reading = asyncio.create_task(read())
+    while run.log.end is None:
+        await asyncio.sleep(0)
+        world.engine.step(2)
+    assert await reading == run.log.events
+
+
+# Anything, in any order
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("create"), st.integers(1, 12)),
+        st.tuples(st.just("create_two"), st.integers(1, 12)),
+        st.tuples(st.just("fail"), st.integers(4, 12)),
+        st.tuples(st.just("step"), st.integers(1, 5)),
+        st.tuples(st.just("cancel"), st.integers(0, 9)),
+        st.tuples(st.just("interrupt"), st.integers(0, 9)),
+        st.tuples(st.just("lose"), st.just(0)),
+        st.tuples(st.just("sleep"), st.integers(1, 40)),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(actions)
+def test_every_stream_ends_once_and_every_place_is_given_back(actions: list[tuple[str, int]]) -> None:
+    async def scenario() -> None:
+        world = World(max_sequences=3, kv_tokens=60, context_tokens=60, limits=Limits(queue_s=60.0), max_requests=99)
+        runs = []
+        for action, number in actions:
+            if action in ("create", "create_two", "fail"):
+                sampling = greedy(number, n=2 if action == "create_two" else 1)
+                runs.append(await world.create("<|fail|>" if action == "fail" else "Hi", sampling, linger_s=100.0))
+            elif action == "step":
+                world.engine.step(number)
+            elif action in ("cancel", "interrupt") and runs:
+                getattr(runs[number % len(runs)], action)()
+            elif action == "lose":
+                world.engine.lose(EngineLost("gone"))
+                world.engine.come_back()
+            elif action == "sleep":
+                await asyncio.sleep(number)
+            assert world.gate._used_sequences <= 3
+            assert world.gate._used_tokens <= 60
+            assert len(world.engine.receivers) <= 3
+            assert world.generator.live == {run for run in runs if run.log.end is None}
+        idle = asyncio.create_task(world.generator.idle())
+        world.finish(*runs)
+        await idle
+        for run in runs:
+            end = end_of(run.log)
+            assert end.usage == run.usage
+            if end.status == "done":
+                for choice in run.choices:
+                    assert text_of(run.log, choice.index) == oracle(run.prompt_ids, 1 + choice.index, choice.num_tokens)
+            else:
+                assert (end.failure is None) == (end.status == "cancelled")
+        world.check_idle()
+        world.store.close()
+
+    run_scenario(scenario())

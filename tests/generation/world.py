@@ -1,0 +1,178 @@
+"""Everything behind the server's sockets, with the real scripted engine stepped by hand instead of by a worker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from tailrace.admission import Gate
+from tailrace.engine import Delta, Sequence
+from tailrace.engines import EngineSpec, Receiver, Supervisor
+from tailrace.engines.scripted import CHAT_TEMPLATE, ScriptedEngine, scripted_token, tokenizer_json
+from tailrace.errors import EngineError, EngineLost, SequenceFailed
+from tailrace.generation import Generator, Limits, Run
+from tailrace.streams import StreamLog, StreamStore
+from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
+from tailrace.types import End, Event, GenerateRequest, Sampling, TextDelta
+
+__all__ = ["HandStepped", "World", "end_of", "greedy", "oracle", "text_of", "tokenizer"]
+
+
+@lru_cache(maxsize=1)
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_json(tokenizer_json())
+
+
+def greedy(max_tokens: int | None = None, *, seed: int | None = 1, stop: tuple[str, ...] = (), n: int = 1) -> Sampling:
+    return Sampling(temperature=0.0, max_tokens=max_tokens, seed=seed, stop=stop, n=n)
+
+
+def oracle(prompt_ids: tuple[int, ...], seed: int, num_tokens: int) -> str:
+    """What the scripted engine says, decoded in one piece."""
+    ids = [scripted_token(prompt_ids, seed % 2**64, index) for index in range(num_tokens)]
+    return b"".join(tokenizer().pieces[i] for i in ids).decode("utf-8", "replace")
+
+
+def text_of(log: StreamLog, choice: int = 0) -> str:
+    return "".join(e.text for e in log.events if isinstance(e, TextDelta) and e.choice == choice)
+
+
+def end_of(log: StreamLog) -> End:
+    """The terminal event, which must be the last and the only one."""
+    assert [isinstance(event, End) for event in log.events].count(True) == 1
+    last: Event = log.events[-1]
+    assert isinstance(last, End)
+    return last
+
+
+class HandStepped(Supervisor):
+    """Its worker is in this process and steps when told to. What the engine says can be kept back before it is heard,
+    as if it were still in the socket."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        super().__init__(spec)
+        self.engine = ScriptedEngine(spec)
+        self.capabilities = self.engine.capabilities
+        self.is_ready = True
+        self.receivers: dict[int, Receiver] = {}
+        self.submitted: list[Sequence] = []
+        self.aborted: list[int] = []
+        self._refused: list[Delta] = []
+
+    def submit(self, sequence: Sequence, receiver: Receiver) -> None:
+        if not self.is_ready:
+            raise EngineLost("The engine is not running.", retry_after_s=self.retry_after_s)
+        self.submitted.append(sequence)
+        self.receivers[sequence.sequence_id] = receiver
+        try:
+            self.engine.submit(sequence)
+        except SequenceFailed as error:
+            self._refused.append(Delta(sequence.sequence_id, 0, (), (), "error", error.message))
+
+    def abort(self, sequence_id: int) -> None:
+        self.aborted.append(sequence_id)
+        self.engine.abort(sequence_id)
+
+    def compute(self, num_steps: int = 1) -> list[Delta]:
+        """What so many steps say, with the deltas of a sequence put together as by an engine that is ahead."""
+        merged: dict[int, Delta] = {}
+        for delta in [*self._refused, *(one for _ in range(num_steps) for one in self.engine.step())]:
+            before = merged.get(delta.sequence_id)
+            if before is not None:
+                delta = Delta(
+                    delta.sequence_id,
+                    before.start,
+                    before.token_ids + delta.token_ids,
+                    before.logprobs + delta.logprobs,
+                    delta.finish_reason,
+                    delta.failure,
+                )
+            merged[delta.sequence_id] = delta
+        self._refused = []
+        return list(merged.values())
+
+    def hear(self, deltas: list[Delta]) -> None:
+        for delta in deltas:
+            receiver = self.receivers.get(delta.sequence_id)
+            if receiver is not None:
+                if delta.finish_reason is not None:
+                    del self.receivers[delta.sequence_id]
+                receiver.push(delta)
+
+    def step(self, num_steps: int = 1) -> None:
+        self.hear(self.compute(num_steps))
+
+    def lose(self, error: EngineError) -> None:
+        """As when the worker dies: the gate hears of it first, then the sequences."""
+        self.is_ready = False
+        self.engine.close()
+        self._on_change()
+        lost, self.receivers = list(self.receivers.values()), {}
+        for receiver in lost:
+            receiver.lost(error)
+
+    def come_back(self) -> None:
+        self.is_ready = True
+        self._on_change()
+
+
+@dataclass
+class World:
+    """A generator with room for `max_sequences` at once."""
+
+    max_sequences: int = 4
+    context_tokens: int = 1_000
+    kv_tokens: int = 10_000
+    max_requests: int = 16
+    has_chat: bool = True
+    limits: Limits = field(default_factory=Limits)
+    options: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        spec = EngineSpec(
+            "scripted",
+            context_tokens=self.context_tokens,
+            kv_tokens=self.kv_tokens,
+            max_sequences=self.max_sequences,
+            options=self.options,
+        )
+        template = ChatTemplate(CHAT_TEMPLATE, bos_token="", eos_token="<|end|>")
+        self.engine = HandStepped(spec)
+        self.gate = Gate(max_requests=self.max_requests)
+        self.store = StreamStore()
+        self.generator = Generator(
+            model="scripted",
+            tokenizer=tokenizer(),
+            chat=ChatEncoder(tokenizer(), template) if self.has_chat else None,
+            context_tokens=self.context_tokens,
+            add_bos=False,
+            supervisor=self.engine,
+            gate=self.gate,
+            store=self.store,
+            limits=self.limits,
+        )
+        self.engine._on_change = self.generator.on_engine_change
+        self.generator.on_engine_change()
+
+    async def create(self, prompt: str = "Hi", sampling: Sampling | None = None, *, linger_s: float = 1e6) -> Run:
+        """A stream that stays when nobody reads, unless told otherwise."""
+        request = GenerateRequest(
+            prompt=prompt, sampling=sampling or greedy(20), on_disconnect="detach", linger_s=linger_s
+        )
+        return await self.generator.create(request)
+
+    def finish(self, *runs: Run, num_steps: int = 1) -> None:
+        """Step until these have ended and the engine has let go of everything."""
+        for _ in range(2_000):
+            if all(run.log.end is not None for run in runs) and not self.engine.receivers:
+                return
+            self.engine.step(num_steps)
+        raise AssertionError("this never ends")
+
+    def check_idle(self) -> None:
+        """Nothing runs, waits, or is owed."""
+        assert (self.gate.num_running, self.gate.num_waiting) == (0, 0)
+        assert self.gate._used_tokens == self.gate._used_sequences == 0
+        assert not self.generator.live
+        assert not self.engine.receivers
+        assert self.engine.compute() == []

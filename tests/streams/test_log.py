@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from tests.streams.virtual_time import run
+
+from tailrace.streams import Reader, StreamLog
+from tailrace.types import End, Event, Status, TextDelta, Usage
+
+END = End("done", Usage(1, 1))
+
+
+def delta(text: str = "a", choice: int = 0) -> TextDelta:
+    return TextDelta(text, (1,), choice)
+
+
+class Producer:
+    def __init__(self) -> None:
+        self.heard: list[str] = []
+
+    def cancel(self) -> None:
+        self.heard.append("cancel")
+
+    def unread(self) -> None:
+        self.heard.append("unread")
+
+    def read(self) -> None:
+        self.heard.append("read")
+
+
+def new_log() -> StreamLog:
+    return StreamLog("abc", created_s=1.0)
+
+
+def waiting(log: StreamLog) -> int:
+    return len(log._waiting) + len(log._ending)
+
+
+class LogMachine(RuleBasedStateMachine):
+    """A log and readers that come, wait, take, are interrupted and leave, beside a plain list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loop = asyncio.new_event_loop()
+        self.log = new_log()
+        self.producer = self.log.producer = Producer()
+        self.expected: list[Event] = []
+        self.readers: list[tuple[Reader, list[Event], int]] = []  # what it has had, from behind where
+        self.waits: dict[int, asyncio.Task[None]] = {}  # by id of the reader
+
+    def teardown(self) -> None:
+        for task in self.waits.values():
+            task.cancel()
+        self.turn()
+        assert waiting(self.log) == 0
+        self.loop.close()
+
+    def turn(self) -> None:
+        """Let every task run until it waits."""
+        for _ in range(3):
+            self.loop.run_until_complete(asyncio.sleep(0))
+
+    @property
+    def has_ended(self) -> bool:
+        return any(isinstance(event, End) for event in self.expected)
+
+    @rule(text=st.text(max_size=3), choice=st.integers(0, 1))
+    def append_delta(self, text: str, choice: int) -> None:
+        event = delta(text, choice)
+        self.log.append(event)
+        if not self.has_ended:
+            self.expected.append(event)
+
+    @rule(status=st.sampled_from(["done", "error", "cancelled", "interrupted"]))
+    def append_end(self, status: Status) -> None:
+        event = End(status, Usage(1, len(self.expected)))
+        self.log.append(event)
+        if not self.has_ended:
+            self.expected.append(event)
+
+    @rule(share=st.floats(0, 1), at_end_only=st.booleans())
+    def come(self, share: float, at_end_only: bool) -> None:
+        after = round(share * len(self.expected))
+        reader = Reader(self.log, after, at_end_only=at_end_only)
+        before = list(self.producer.heard)
+        reader.__enter__()
+        assert self.producer.heard[len(before) :] == ([] if self.readers else ["read"])
+        self.readers.append((reader, [], after))
+
+    @precondition(lambda self: self.readers)
+    @rule(pick=st.integers(0, 99))
+    def take(self, pick: int) -> None:
+        reader, had, after = self.readers[pick % len(self.readers)]
+        had.extend(reader.take())
+        assert had == self.expected[after:]
+        assert reader.cursor == len(self.expected)
+        assert reader.is_finished == self.has_ended
+
+    @precondition(lambda self: self.readers)
+    @rule(pick=st.integers(0, 99))
+    def wait(self, pick: int) -> None:
+        reader, _, _ = self.readers[pick % len(self.readers)]
+        task = self.waits.get(id(reader))
+        if task is None or task.done():
+            self.waits[id(reader)] = self.loop.create_task(reader.wait())
+            self.turn()
+
+    @precondition(lambda self: self.waits)
+    @rule(pick=st.integers(0, 99))
+    def interrupt(self, pick: int) -> None:
+        task = list(self.waits.values())[pick % len(self.waits)]
+        task.cancel()
+        self.turn()
+
+    @precondition(lambda self: self.waits)
+    @rule(pick=st.integers(0, 99))
+    def wake(self, pick: int) -> None:
+        chosen = list(self.waits)[pick % len(self.waits)]
+        reader = next(reader for reader, _, _ in self.readers if id(reader) == chosen)
+        reader.wake()
+        self.turn()
+        assert self.waits[chosen].done()
+
+    @precondition(lambda self: self.readers)
+    @rule(pick=st.integers(0, 99))
+    def leave(self, pick: int) -> None:
+        reader, _, _ = self.readers.pop(pick % len(self.readers))
+        task = self.waits.pop(id(reader), None)
+        if task is not None:
+            task.cancel()
+            self.turn()
+        before = list(self.producer.heard)
+        reader.__exit__(None, None, None)
+        assert self.producer.heard[len(before) :] == ([] if self.readers else ["unread"])
+
+    @invariant()
+    def the_log_is_the_list(self) -> None:
+        assert self.log.events == self.expected
+        assert self.log.last_seq == len(self.expected)
+        assert self.log.num_readers == len(self.readers)
+        assert (self.log.end is not None) == self.has_ended
+        assert sum(isinstance(event, End) for event in self.log.events) <= 1
+        for choice in (0, 1):
+            texts = [e.text for e in self.expected if isinstance(e, TextDelta) and e.choice == choice]
+            assert self.log.text(choice) == "".join(texts)
+
+    @invariant()
+    def who_waits_has_reason_to(self) -> None:
+        self.turn()
+        pending = 0
+        for reader, _, _ in self.readers:
+            task = self.waits.get(id(reader))
+            if task is not None and not task.done():
+                pending += 1
+                assert not self.has_ended
+                assert reader.at_end_only or reader.cursor == len(self.expected)
+        assert waiting(self.log) == pending
+
+
+LogMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+TestLogAgainstAList = LogMachine.TestCase
+
+
+def test_nothing_is_added_after_the_terminal_event() -> None:
+    log = new_log()
+    log.append(delta())
+    log.append(END)
+    log.append(delta("b"))
+    log.append(End("error", Usage(1, 1)))
+    assert log.events == [delta(), END]
+    assert log.end is END
+
+
+def test_bytes_grow_with_text_and_with_events() -> None:
+    log = new_log()
+    log.append(delta(""))
+    one = log.num_bytes
+    log.append(delta("x" * 1000))
+    assert log.num_bytes == 2 * one + 1000
+
+
+def test_what_was_taken_does_not_change_any_more() -> None:
+    log = new_log()
+    log.append(delta())
+    reader = Reader(log)
+    taken = reader.take()
+    log.append(delta("b"))
+    assert taken == [delta()]
+    assert reader.take() == [delta("b")]
+
+
+def test_a_reader_that_never_reads_is_not_known_to_the_log() -> None:
+    log = new_log()
+    with Reader(log) as reader:
+        for _ in range(100):
+            log.append(delta())
+        assert waiting(log) == 0
+        assert reader.cursor == 0
+        assert len(reader.take()) == 100
+
+
+def test_a_reader_for_the_end_is_woken_once() -> None:
+    async def scenario() -> None:
+        log = new_log()
+        wakes = 0
+
+        async def read() -> None:
+            nonlocal wakes
+            with Reader(log, at_end_only=True) as reader:
+                while log.end is None:
+                    await reader.wait()
+                    wakes += 1
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(read())
+            for _ in range(100):
+                await asyncio.sleep(0)
+                log.append(delta())
+            assert waiting(log) == 1
+            log.append(END)
+        assert wakes == 1
+
+    run(scenario())
+
+
+def test_a_reader_for_the_end_waits_though_there_is_something_to_take() -> None:
+    async def scenario() -> None:
+        log = new_log()
+        log.append(delta())
+        task = asyncio.create_task(Reader(log, at_end_only=True).wait())
+        await asyncio.sleep(0)
+        log.append(delta())
+        await asyncio.sleep(0)
+        assert not task.done()
+        log.append(END)
+        await task
+
+    run(scenario())
+
+
+def test_waiting_returns_at_once_when_there_is_something_to_take() -> None:
+    async def scenario() -> None:
+        log = new_log()
+        log.append(delta())
+        await Reader(log, 0).wait()
+        log.append(END)
+        await Reader(log, 2).wait()
+        await Reader(log, 0, at_end_only=True).wait()
+        assert waiting(log) == 0
+
+    run(scenario())
+
+
+def test_events_of_one_turn_wake_a_reader_once_for_all() -> None:
+    async def scenario() -> None:
+        log = new_log()
+        batches = []
+
+        async def read() -> None:
+            with Reader(log) as reader:
+                while not reader.is_finished:
+                    await reader.wait()
+                    batches.append(len(reader.take()))
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(read())
+            await asyncio.sleep(0)
+            for _ in range(5):
+                log.append(delta())
+            await asyncio.sleep(0)
+            log.append(END)
+        assert batches == [5, 1]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("at_end_only", [False, True])
+def test_a_wait_that_is_cancelled_leaves_nothing_behind(at_end_only: bool) -> None:
+    async def scenario() -> None:
+        log = new_log()
+        reader = Reader(log, at_end_only=at_end_only)
+        task = asyncio.create_task(reader.wait())
+        await asyncio.sleep(0)
+        assert waiting(log) == 1
+        task.cancel()
+        await asyncio.wait([task])
+        assert waiting(log) == 0
+        log.append(delta())
+        assert reader.take() == [delta()]
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("at_end_only", [False, True])
+def test_a_wait_that_is_cancelled_as_the_event_comes(at_end_only: bool) -> None:
+    async def scenario() -> None:
+        log = new_log()
+        reader = Reader(log, at_end_only=at_end_only)
+        task = asyncio.create_task(reader.wait())
+        await asyncio.sleep(0)
+        log.append(END)
+        task.cancel()
+        await asyncio.wait([task])
+        assert waiting(log) == 0
+        assert reader.take() == [END]
+        assert reader.is_finished
+
+    run(scenario())
+
+
+def test_wake_ends_a_wait_and_nothing_else() -> None:
+    async def scenario() -> None:
+        log = new_log()
+        reader = Reader(log)
+        reader.wake()  # nobody waits
+        task = asyncio.create_task(reader.wait())
+        await asyncio.sleep(0)
+        assert not task.done()
+        reader.wake()
+        reader.wake()
+        await task
+        assert waiting(log) == 0
+        assert reader.take() == []
+
+    run(scenario())
+
+
+def test_a_reader_ahead_of_the_log_gets_nothing_from_before_its_place() -> None:
+    async def scenario() -> None:
+        log = new_log()
+        reader = Reader(log, 2)
+        for text in "ab":
+            task = asyncio.create_task(reader.wait())
+            await asyncio.sleep(0)
+            log.append(delta(text))
+            await task
+            assert reader.take() == []
+        log.append(delta("c"))
+        assert reader.take() == [delta("c")]
+
+    run(scenario())

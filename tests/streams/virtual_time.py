@@ -1,0 +1,46 @@
+"""An event loop on which time passes only when there is nothing else to do."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from collections.abc import Coroutine
+from typing import TypeVar
+from unittest.mock import patch
+
+__all__ = ["run"]
+
+T = TypeVar("T")
+
+_DEADLOCK_S = 5.0  # of real time, for a scenario in which everybody waits for somebody else
+
+
+class _Selector(selectors.DefaultSelector):
+    """Where a loop would sleep until its next timer, the clock is put forward instead."""
+
+    now_s = 1000.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0)
+        if ready or timeout == 0:
+            return ready
+        if timeout is not None:
+            self.now_s += timeout
+            return []
+        ready = super().select(_DEADLOCK_S)
+        assert ready, "nothing is left that could wake the loop"
+        return ready
+
+
+def run(scenario: Coroutine[object, object, T]) -> T:
+    """Run a scenario on a loop of its own, with `time.monotonic` and the loop's timers on one virtual clock.
+
+    Nothing of the code under test is replaced: its timers are the loop's, and run in their order at their time.
+    """
+    selector = _Selector()
+    with (
+        patch.object(time, "monotonic", lambda: selector.now_s),
+        asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner,
+    ):
+        return runner.run(scenario)

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from tailrace import errors
+from tailrace.errors import ContextLengthExceeded, TailraceError
+
+ALL = [getattr(errors, name) for name in errors.__all__]
+
+# Clients compare these; a change here is a change of the API.
+CODES = {
+    "TailraceError": "internal_error",
+    "RequestError": "invalid_request",
+    "BodyTooLarge": "body_too_large",
+    "BodyTimeout": "body_timeout",
+    "UnsupportedMediaType": "unsupported_media_type",
+    "UnsupportedParameter": "unsupported_parameter",
+    "ContextLengthExceeded": "context_length_exceeded",
+    "UnknownModel": "model_not_found",
+    "Forbidden": "forbidden",
+    "IdempotencyConflict": "idempotency_conflict",
+    "AdmissionError": "overloaded",
+    "QueueFull": "overloaded",
+    "Draining": "draining",
+    "StreamError": "stream_error",
+    "UnknownStream": "unknown_stream",
+    "StreamExpired": "stream_expired",
+    "ForeignCursor": "foreign_cursor",
+    "SeqOutOfRange": "seq_out_of_range",
+    "EngineError": "engine_error",
+    "SequenceFailed": "sequence_failed",
+    "EngineLost": "engine_lost",
+    "EngineStalled": "engine_stalled",
+    "ModelError": "model_error",
+}
+
+
+def drawn() -> dict[str, tuple[str | None, str]]:
+    """The tree at the top of the module: name to parent and status."""
+    tree: dict[str, tuple[str | None, str]] = {}
+    path: list[str] = []
+    assert errors.__doc__
+    for indent, name, status in re.findall(r"^ {4}( *)(\w+) +(\d{3}|-)(?: .*)?$", errors.__doc__, re.MULTILINE):
+        depth = len(indent) // 2
+        path[depth:] = [name]
+        tree[name] = (path[depth - 1] if depth else None, status)
+    return tree
+
+
+def test_the_tree_in_the_docstring_is_the_one_in_the_code() -> None:
+    defined = {
+        name: kind
+        for name, kind in vars(errors).items()
+        if inspect.isclass(kind) and issubclass(kind, TailraceError) and kind.__module__ == errors.__name__
+    }
+    assert set(drawn()) == set(defined) == set(errors.__all__)
+    for name, (parent, status) in drawn().items():
+        assert parent is None or defined[name].__base__ is defined[parent]
+        assert status in ("-", str(defined[name].status))
+
+
+def test_codes_stay() -> None:
+    assert {kind.__name__: kind.code for kind in ALL} == CODES
+
+
+def test_names_are_exported_in_order() -> None:
+    assert errors.__all__ == sorted(errors.__all__)
+
+
+def test_what_an_error_carries() -> None:
+    error = errors.QueueFull("Later.", param="n", retry_after_s=1.5)
+    assert (str(error), error.message, error.param, error.retry_after_s) == ("Later.", "Later.", "n", 1.5)
+    assert (error.status, error.code) == (429, "overloaded")
+    assert TailraceError("a").retry_after_s is None
+
+
+@pytest.mark.parametrize(
+    ("error", "message", "param"),
+    [
+        (ContextLengthExceeded(9, 8), "The prompt has 9 tokens, but 8 is the limit.", "prompt"),
+        (
+            ContextLengthExceeded(5, 8, max_tokens=4),
+            "The prompt has 5 tokens and 4 were asked for, but 8 is the limit.",
+            "max_tokens",
+        ),
+        (ContextLengthExceeded(9, 8, at_least=True), "The prompt has at least 9 tokens, but 8 is the limit.", "prompt"),
+    ],
+)
+def test_a_length_is_refused_with_its_counts(error: ContextLengthExceeded, message: str, param: str) -> None:
+    assert (error.message, error.param, error.status) == (message, param, 400)
+    assert error.limit_tokens == 8
