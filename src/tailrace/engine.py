@@ -45,7 +45,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     start: int  # index of the first new token in the sequence
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
-    finish_reason: FinishReason | None = None  # on the last one of a sequence, and only there
+    # On the last one of a sequence, and only there. "stop" and "length" come with the token that they are about.
+    finish_reason: FinishReason | None = None
     failure: str = ""  # for people, with finish_reason "error"
 
 

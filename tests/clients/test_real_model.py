@@ -14,7 +14,7 @@ from tests.server.wire import as_json, sse_data, sse_ids
 
 pytestmark = pytest.mark.timeout(300)  # the first run fetches 93 MB
 
-PROMPT = "The river runs"
+PROMPT = "Once upon a time"
 GREEDY = {"prompt": PROMPT, "max_tokens": 40, "temperature": 0}
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Name three rivers."}]
 SSE = {"accept": "text/event-stream"}

@@ -68,7 +68,8 @@ class Worker:
             if not chunk:
                 return None
             self._bodies.extend(self._buffer.feed(chunk))
-        return decode_from_worker(self._bodies.popleft())
+        message: FromWorker = decode_from_worker(self._bodies.popleft())
+        return message
 
     def frames(self, num_ends: int) -> list[Frame]:
         """Frames until so many sequences have ended."""

@@ -381,4 +381,4 @@ def test_a_client_that_leaves_frees_its_place(single: Server, facade: Facade) ->
     if facade in STREAMING:
         state = single.state(leaver.headers["x-stream-id"])
         assert state["status"] == "cancelled"
-        assert state["usage"]["completion_tokens"] < 100
+        assert state["usage"]["completion_tokens"] < 50

@@ -5,7 +5,7 @@ Streams are exactly `data: ` and one line of JSON per chunk, ending in `data: [D
 frame with `error` (which OpenAI's clients raise) and `error_type` (which Hugging Face's raise).
 
 Divergences, on purpose: 1. A stream that was cancelled ends in an error frame, not in a finish_reason that the API does
-not have. 2. `finish_reason` has a chunk of its own, as OpenAI sends it and vLLM does not.
+not have. 2. In a chat `finish_reason` has a chunk of its own, as OpenAI sends it and vLLM does not.
 """
 
 from __future__ import annotations

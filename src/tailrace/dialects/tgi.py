@@ -39,6 +39,8 @@ from tailrace.types import End, Event, GenerateRequest, Sampling, TextDelta
 __all__ = ["encode_error", "encode_info", "parse"]
 
 _MAX_STOP_SEQUENCES = 4
+_MAX_FACTOR = 100.0  # beyond it engines compute infinities
+_MIN_TEMPERATURE = 1e-3  # below it the likeliest token is certain, and logits overflow
 _MAX_SEED = 2**64 - 1
 _NOT_YET: dict[str, tuple[object, ...]] = {
     "adapter_id": (),
@@ -106,6 +108,9 @@ def _check(given: Parameters) -> None:
         raise RequestError("`temperature` must be strictly positive", param="temperature")
     if given.repetition_penalty is not None and given.repetition_penalty <= 0:
         raise RequestError("`repetition_penalty` must be strictly positive", param="repetition_penalty")
+    for name in ("temperature", "repetition_penalty"):
+        if (getattr(given, name) or 0.0) > _MAX_FACTOR:
+            raise RequestError(f"`{name}` must be <= {_MAX_FACTOR}", param=name)
     if given.frequency_penalty is not None and not -2 <= given.frequency_penalty <= 2:
         raise RequestError("`frequency_penalty` must be >= -2.0 and <= 2.0", param="frequency_penalty")
     if given.top_p is not None and not 0 < given.top_p < 1:
@@ -123,12 +128,13 @@ def _check(given: Parameters) -> None:
 
 def _sampling(given: Parameters) -> Sampling:
     """Sampling is on where any field asks for it, as in TGI; otherwise the likeliest token is taken."""
-    temperature = 1.0 if given.temperature is None else min(given.temperature, 100.0)
+    temperature = 1.0 if given.temperature is None else given.temperature
     sampled = given.do_sample or temperature != 1.0 or given.top_k is not None or given.top_p is not None
+    sampled = sampled and temperature >= _MIN_TEMPERATURE
     return Sampling(
         temperature=temperature if sampled else 0.0,
-        top_p=given.top_p or 1.0,
-        top_k=given.top_k or 0,
+        top_p=(given.top_p or 1.0) if sampled else 1.0,
+        top_k=(given.top_k or 0) if sampled else 0,
         repetition_penalty=given.repetition_penalty or 1.0,
         frequency_penalty=given.frequency_penalty or 0.0,
         seed=given.seed,

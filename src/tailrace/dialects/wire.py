@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from tailrace.errors import EngineError, RequestError, TailraceError, UnsupportedParameter
+from tailrace.errors import AdmissionError, EngineError, RequestError, TailraceError, UnsupportedParameter
 from tailrace.types import End, Event, GenerateRequest, TextDelta
 
 __all__ = [
@@ -188,7 +188,8 @@ def failure_of(end: End | None) -> TailraceError:
         error: TailraceError = EngineError("The stream was cancelled before the answer was complete.")
         error.status, error.code = 409, "cancelled"
         return error
-    failed = EngineError(end.failure.message)
+    kind = AdmissionError if end.failure.code == "queue_timeout" else EngineError
+    failed = kind(end.failure.message)
     failed.code = end.failure.code
     failed.status = _STATUS_OF_FAILURE.get(end.failure.code, 500)
     failed.retry_after_s = 1.0 if failed.status in (429, 503) else None

@@ -93,7 +93,7 @@ class OpenVINOEngine:
             raise SequenceFailed("the prompt is too long for this engine")
         try:
             handle = self._add(sequence.sequence_id, sequence.prompt_ids, self._config(sequence.sampling))
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:  # TypeError: a seed beyond 64 bits
             raise SequenceFailed(f"the engine refused it: {_reason(error)}") from error
         self._runs[sequence.sequence_id] = _Run(handle, sequence.sampling.logprobs)
 
@@ -212,7 +212,7 @@ class OpenVINOEngine:
             self._companion = self._add(_COMPANION_ID + self._num_companions, (1, 2, 3), config)
 
 
-def _reason(error: RuntimeError) -> str:
+def _reason(error: Exception) -> str:
     """What the library says, without the place in its source."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1].strip().rstrip(".")[:200] if lines else type(error).__name__

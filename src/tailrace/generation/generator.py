@@ -107,8 +107,9 @@ class Generator:
     async def idle(self) -> None:
         """Return when no stream is without its end."""
         if self.live:
-            self._idle = asyncio.get_running_loop().create_future()
-            await self._idle
+            if self._idle is None or self._idle.done():
+                self._idle = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
 
     def on_engine_change(self) -> None:
         """The engine came or went: open or shut the gate accordingly."""

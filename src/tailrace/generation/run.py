@@ -16,6 +16,9 @@ from tailrace.types import End, Failure, Status, Usage
 __all__ = ["Run", "SequenceRunner"]
 
 
+_FIRST_READER_S = 60.0  # how long a stream that ends with its last reader may wait for its first
+
+
 class SequenceRunner(Protocol):
     """The part of the engine's supervisor that a run needs."""
 
@@ -72,10 +75,12 @@ class Run:
         """Take a place in the queue, for at most `queue_s`."""
         self._ticket = Ticket(num_tokens, len(self.choices), self._start)
         self._gate.enter(self._ticket)
-        if self._linger_s > 0:
-            self.unread()
+        # Whoever asked has not begun to read; if nobody ever does, nobody will leave either.
+        loop = asyncio.get_running_loop()
+        if self.log.end is None:
+            self._linger_timer = loop.call_later(self._linger_s or _FIRST_READER_S, self.cancel)
         if self._ticket is not None and self._ticket.admitted_s is None:
-            self._queue_timer = asyncio.get_running_loop().call_later(queue_s, self._expire)
+            self._queue_timer = loop.call_later(queue_s, self._expire)
 
     def unread(self) -> None:
         """Nobody reads any more: cancel, at once or when nobody has come back for `linger_s`."""

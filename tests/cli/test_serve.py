@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from tailrace import __version__
+from tailrace.cli import main
+from tailrace.server import settings_table
+
+
+def test_the_verbs() -> None:
+    result = CliRunner().invoke(main, ["--help"])
+    assert result.exit_code == 0
+    for verb in ("bench", "pull", "serve"):
+        assert f"  {verb} " in result.output
+    assert CliRunner().invoke(main, ["--version"]).output.strip().endswith(__version__)
+    assert CliRunner().invoke(main, ["serv"]).exit_code == 2
+
+
+def test_help_names_every_setting_with_its_default() -> None:
+    result = CliRunner().invoke(main, ["serve", "--help"], terminal_width=200)
+    assert result.exit_code == 0
+    words = result.output.split()
+    for row in settings_table():
+        assert row.flag in words or any(word.startswith(f"{row.flag}/") for word in words), row.name
+        assert row.text.split()[0] in words
+    assert "TAILRACE_MAX_STEP_TOKENS" in result.output
+
+
+def test_help_is_quick_because_it_imports_little() -> None:
+    script = (
+        "import sys; from click.testing import CliRunner; from tailrace.cli import main\n"
+        "assert CliRunner().invoke(main, ['serve', '--help']).exit_code == 0\n"
+        "print(sorted({'uvicorn', 'starlette', 'tokenizers', 'openvino_genai', 'numpy', 'rich'} & set(sys.modules)))"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20)
+    assert ran.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("flags", [["--port", "x"], ["--port"], ["--frobnicate"], ["a", "b"], ["--queue-s", "soon"]])
+def test_a_mistyped_command_line_is_exit_2(flags: list[str]) -> None:
+    result = CliRunner().invoke(main, ["serve", *flags])
+    assert result.exit_code == 2
+    assert "Error: " in result.stderr
+
+
+def test_the_environment_gives_settings_too() -> None:
+    result = CliRunner().invoke(main, ["serve", "scripted"], env={"TAILRACE_PORT": "x"})
+    assert result.exit_code == 2
+    assert "'x' is not a valid integer" in result.stderr

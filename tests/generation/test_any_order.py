@@ -1,0 +1,67 @@
+"""Requests, steps, cancellations, losses and time in any order: every stream ends, every place is given back."""
+
+from __future__ import annotations
+
+import asyncio
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.generation.world import World, end_of, greedy, oracle, text_of
+from tests.streams.virtual_time import run as run_scenario
+
+from tailrace.errors import EngineLost
+from tailrace.generation import Limits
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(st.just("create"), st.integers(1, 12)),
+        st.tuples(st.just("create_two"), st.integers(1, 12)),
+        st.tuples(st.just("fail"), st.integers(4, 12)),
+        st.tuples(st.just("step"), st.integers(1, 5)),
+        st.tuples(st.just("cancel"), st.integers(0, 9)),
+        st.tuples(st.just("interrupt"), st.integers(0, 9)),
+        st.tuples(st.just("lose"), st.just(0)),
+        st.tuples(st.just("sleep"), st.integers(1, 40)),
+    ),
+    max_size=30,
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(actions)
+def test_every_stream_ends_once_and_every_place_is_given_back(actions: list[tuple[str, int]]) -> None:
+    async def scenario() -> None:
+        world = World(max_sequences=3, kv_tokens=60, context_tokens=60, limits=Limits(queue_s=60.0), max_requests=99)
+        runs = []
+        for action, number in actions:
+            if action in ("create", "create_two", "fail"):
+                sampling = greedy(number, n=2 if action == "create_two" else 1)
+                runs.append(await world.create("<|fail|>" if action == "fail" else "Hi", sampling, linger_s=100.0))
+            elif action == "step":
+                world.engine.step(number)
+            elif action in ("cancel", "interrupt") and runs:
+                getattr(runs[number % len(runs)], action)()
+            elif action == "lose":
+                world.engine.lose(EngineLost("gone"))
+                world.engine.come_back()
+            elif action == "sleep":
+                await asyncio.sleep(number)
+            assert world.gate._used_sequences <= 3
+            assert world.gate._used_tokens <= 60
+            assert len(world.engine.receivers) <= 3
+            assert world.generator.live == {run for run in runs if run.log.end is None}
+        idle = asyncio.create_task(world.generator.idle())
+        world.finish(*runs)
+        await idle
+        for run in runs:
+            end = end_of(run.log)
+            assert end.usage == run.usage
+            if end.status == "done":
+                for choice in run.choices:
+                    assert text_of(run.log, choice.index) == oracle(run.prompt_ids, 1 + choice.index, choice.num_tokens)
+            else:
+                assert (end.failure is None) == (end.status == "cancelled")
+        world.check_idle()
+        world.store.close()
+
+    run_scenario(scenario())
