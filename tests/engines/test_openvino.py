@@ -1,4 +1,4 @@
-"""The laws on the real engine with the default model, and what is its own: exactness to the bit, companions, refusals."""
+"""The laws on the real engine with the default model, and what is its own: exactness to the bit, refusals."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class OpenVINOEngine:
         try:
             self._pipeline = load_pipeline(spec)
             self._warm_up()
-        except RuntimeError as error:
+        except (RuntimeError, LookupError, ValueError, MemoryError) as error:  # C++'s, as pybind11 translates them
             raise ModelError(_reason(error)) from error
         self._runs: dict[int, _Run] = {}
         self._companion: Any = None
