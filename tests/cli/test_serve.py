@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
@@ -51,3 +52,27 @@ def test_the_environment_gives_settings_too() -> None:
     result = CliRunner().invoke(main, ["serve", "scripted"], env={"TAILRACE_PORT": "x"})
     assert result.exit_code == 2
     assert "'x' is not a valid integer" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--port 65536",
+        "--port -1",
+        "--max-sequences 0",
+        "--kv-tokens -1",
+        "--drain-s nan",
+        "--queue-s inf",
+        "--body-s 0",
+    ],
+)
+def test_a_setting_out_of_bounds_is_refused_with_the_bounds(flags: str) -> None:
+    result = CliRunner().invoke(main, ["serve", "scripted", *flags.split()])
+    assert result.exit_code == 2
+    assert re.search(r"is not (from \S+ to \S+|\S+ or more)\.\n", result.stderr)
+
+
+def test_every_default_is_within_its_bounds() -> None:
+    for row in settings_table():
+        if row.kind in (int, float):
+            assert row.least <= row.default <= row.most, row.name

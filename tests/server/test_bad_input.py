@@ -521,15 +521,44 @@ def test_an_origin_of_ours(target: Server) -> None:
         assert wire.request("GET", "/v1/models", None, {"origin": target.url})[0] == 200
 
 
-def test_names_and_origins_that_were_allowed(serve: Callable[..., Server]) -> None:
-    server = serve("scripted", "--allowed-hosts", "one.test, TWO.test", "--allowed-origins", "http://page.test")
+@pytest.fixture(scope="module")
+def known() -> Iterator[Server]:
+    """A server with names and friends."""
+    flags = ("--allowed-hosts", "one.test, TWO.test", "--allowed-origins", "http://page.test")
+    with contextlib.closing(Server("scripted", *flags)) as server:
+        yield server.wait_ready()
+
+
+def test_names_that_were_allowed(known: Server) -> None:
     for host in ("one.test", "two.test:80"):
-        with server.wire() as wire:
-            headers = {"host": host, "origin": "http://page.test"}
-            assert wire.request("GET", "/v1/models", None, headers)[0] == 200
-    with server.wire() as wire:
+        with known.wire() as wire:
+            assert wire.request("GET", "/v1/models", None, {"host": host})[0] == 200
+    with known.wire() as wire:
         wire.send("GET", "/v1/models", None, {"host": "three.test"})
         assert _refused(wire, "openai").status == 403
+
+
+def test_a_page_that_was_allowed_reads_answers_and_refusals(known: Server) -> None:
+    origin = {"origin": "http://page.test"}
+    for method, path, body, status in [
+        ("GET", "/v1/models", None, 200),
+        ("POST", "/v1/streams", NATIVE.good, 201),
+        ("POST", "/v1/streams", {"prompt": ""}, 400),
+        ("GET", "/nowhere", None, 404),
+        ("PUT", "/v1/streams", None, 405),
+    ]:
+        with known.wire() as wire:
+            assert wire.request(method, path, body, origin)[0] == status
+            assert wire.headers["access-control-allow-origin"] == "http://page.test"
+            assert "x-stream-id" in wire.headers["access-control-expose-headers"]
+    with known.wire() as wire:
+        asked = {"access-control-request-method": "POST", "access-control-request-headers": "idempotency-key"}
+        assert wire.request("OPTIONS", "/v1/streams", None, {**origin, **asked})[0] == 200
+        assert "POST" in wire.headers["access-control-allow-methods"]
+    with known.wire() as wire:
+        wire.send("POST", "/v1/streams", NATIVE.good, {"origin": f"http://{CANARY}.test"})
+        assert _refused(wire, "openai").status == 403
+        assert "access-control-allow-origin" not in wire.headers
 
 
 @pytest.mark.parametrize("key", ["", "two words", "x" * 256, "Käse", "tab\there"], ids=lambda key: key[:5] or "empty")

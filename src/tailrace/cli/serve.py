@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 import sys
 import time
@@ -12,7 +13,7 @@ from typing import Any
 
 import click
 
-from tailrace.server.settings import Settings, settings_table
+from tailrace.server.settings import Setting, Settings, settings_table
 
 __all__ = ["serve"]
 
@@ -24,9 +25,22 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     for row in reversed(settings_table()):
         flag = f"{row.flag}/--no-{row.flag[2:]}" if row.kind is bool else row.flag
         command = click.option(
-            flag, row.name, type=row.kind, default=row.default, show_default=True, envvar=row.variable, help=row.text
-        )(command)
+            flag, row.name, type=row.kind, default=row.default, show_default=True, envvar=row.variable, help=row.text,
+            callback=_check(row) if row.kind in (int, float) else None,
+        )(command)  # fmt: skip
     return command
+
+
+def _check(row: Setting) -> Callable[[click.Context, click.Parameter, float], float]:
+    """Refuses numbers beyond the bounds of a setting, and what is no number or has no end."""
+
+    def check(ctx: click.Context, param: click.Parameter, value: float) -> float:
+        if row.least <= value <= row.most and value < math.inf:
+            return value
+        bounds = f"from {row.least:g} to {row.most:g}" if row.most < math.inf else f"{row.least:g} or more"
+        raise click.BadParameter(f"{value} is not {bounds}.", ctx, param)
+
+    return check
 
 
 @click.command()

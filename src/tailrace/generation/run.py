@@ -29,6 +29,25 @@ class SequenceRunner(Protocol):
 class Run:
     """The producer of one stream: queued, admitted, running, finished. Ends its log exactly once."""
 
+    __slots__ = (
+        "__weakref__",
+        "_engine",
+        "_gate",
+        "_linger_s",
+        "_linger_timer",
+        "_on_end",
+        "_queue_timer",
+        "_store",
+        "_ticket",
+        "choices",
+        "log",
+        "model",
+        "prompt_ids",
+        "prompt_text",
+        "seed",
+        "sequences",
+    )
+
     def __init__(
         self,
         log: StreamLog,

@@ -55,6 +55,8 @@ class StreamAnswer:
     make it look complete.
     """
 
+    __slots__ = ("_after", "_encoder", "_headers", "_heartbeat_s", "_is_gone", "_log")
+
     def __init__(
         self, log: StreamLog, encoder: Encoder, *, after: int, media_type: str, headers: Mapping[str, str],
         heartbeat_s: float,

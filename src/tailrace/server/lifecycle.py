@@ -130,11 +130,11 @@ def build_app(generator: Generator, settings: Settings) -> ASGIApp:
     """The ASGI application over a generator."""
     routes = Routes(generator, settings, started_s=int(time.time()))
     router = Router(routes.table(), redirect_slashes=False)
-    return Edge(_let_origins_read(router, settings), settings)
+    return _let_origins_read(Edge(router, settings), settings)
 
 
 def _let_origins_read(app: ASGIApp, settings: Settings) -> ASGIApp:
-    """Answer browsers' preflights for the origins that are allowed; the edge has turned the others away."""
+    """Answer browsers' preflights for the origins that are allowed, and let their pages read answers, refusals too."""
     origins = [origin.strip() for origin in settings.allowed_origins.split(",") if origin.strip()]
     if not origins:
         return app

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 __all__ = ["Setting", "Settings", "settings_table"]
 
 
-def _setting(default: Any, text: str) -> Any:  # Any: dataclass fields take their type from the annotation
-    return field(default=default, metadata={"help": text})
+# Any: dataclass fields take their type from the annotation
+def _setting(default: Any, text: str, *, least: float = 0, most: float = math.inf) -> Any:
+    return field(default=default, metadata={"help": text, "range": (least, most)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +19,7 @@ class Settings:
     """Units end the names: `_s` seconds, `_bytes`, `_tokens`."""
 
     host: str = _setting("127.0.0.1", "Address to listen on.")
-    port: int = _setting(8000, "Port to listen on; 0 takes a free one.")
+    port: int = _setting(8000, "Port to listen on; 0 takes a free one.", most=65_535)
     threads: int = _setting(0, "Threads the engine computes with; 0 lets it decide.")
     exact: bool = _setting(
         True,
@@ -25,11 +27,13 @@ class Settings:
         "--no-exact is a little faster on processors with bfloat16.",
     )
     context_tokens: int = _setting(0, "Longest prompt and answer together; 0 is what the model was made for.")
-    kv_tokens: int = _setting(65_536, "Tokens that the engine's memory holds, all streams together.")
-    max_step_tokens: int = _setting(256, "Prompt tokens worked on in one step: less is smoother, more is faster.")
-    max_sequences: int = _setting(64, "Sequences that run at once; more wait.")
-    max_concurrent_requests: int = _setting(128, "Requests running and waiting; more are refused with 429.")
-    default_max_tokens: int = _setting(1024, "Length of an answer whose client does not say.")
+    kv_tokens: int = _setting(65_536, "Tokens that the engine's memory holds, all streams together.", least=1)
+    max_step_tokens: int = _setting(
+        256, "Prompt tokens worked on in one step: less is smoother, more is faster.", least=1
+    )
+    max_sequences: int = _setting(64, "Sequences that run at once; more wait.", least=1)
+    max_concurrent_requests: int = _setting(128, "Requests running and waiting; more are refused with 429.", least=1)
+    default_max_tokens: int = _setting(1024, "Length of an answer whose client does not say.", least=1)
     queue_s: float = _setting(60.0, "How long a request may wait for its turn.")
     linger_s: float = _setting(60.0, "How long a stream of /v1/streams runs on with nobody reading.")
     retention_s: float = _setting(900.0, "How long a finished stream can still be read.")
@@ -37,11 +41,11 @@ class Settings:
     heartbeat_s: float = _setting(
         10.0, "Silence after which a stream gets a comment line, so that proxies keep it open."
     )
-    body_bytes: int = _setting(2_000_000, "Largest request body.")
-    body_gap_s: float = _setting(1.0, "Longest wait for the next piece of a request body.")
-    body_s: float = _setting(30.0, "Longest wait for a whole request body.")
-    stall_s: float = _setting(30.0, "Time without progress after which the engine is replaced.")
-    load_s: float = _setting(600.0, "Longest time that the engine may take to load.")
+    body_bytes: int = _setting(2_000_000, "Largest request body.", least=1)
+    body_gap_s: float = _setting(1.0, "Longest wait for the next piece of a request body.", least=0.1)
+    body_s: float = _setting(30.0, "Longest wait for a whole request body.", least=0.1)
+    stall_s: float = _setting(30.0, "Time without progress after which the engine is replaced.", least=0.1)
+    load_s: float = _setting(600.0, "Longest time that the engine may take to load.", least=0.1)
     drain_s: float = _setting(10.0, "Time that running streams get to finish on SIGTERM or Ctrl-C.")
     allowed_hosts: str = _setting(
         "", "Further names under which this server may be addressed, separated by commas; * is any."
@@ -57,6 +61,8 @@ class Setting:
     kind: type
     default: Any  # Any: of type `kind`
     text: str
+    least: float  # for numbers
+    most: float
 
     @property
     def flag(self) -> str:
@@ -68,4 +74,7 @@ class Setting:
 
 
 def settings_table() -> tuple[Setting, ...]:
-    return tuple(Setting(row.name, type(row.default), row.default, row.metadata["help"]) for row in fields(Settings))
+    return tuple(
+        Setting(row.name, type(row.default), row.default, row.metadata["help"], *row.metadata["range"])
+        for row in fields(Settings)
+    )
