@@ -64,13 +64,15 @@ def test_a_stream_that_was_cut_goes_on_where_it_was(model: Server, undisturbed: 
 
 
 def test_neighbours_change_nothing(model: Server, undisturbed: str) -> None:
-    wires = [model.wire() for _ in range(3)]
-    for wire in wires:
-        wire.send("POST", "/v1/streams", GREEDY, SSE)
-    for wire in wires:
-        with wire:
-            assert wire.head() == 200
-            assert _text(wire.body()) == undisturbed
+    prompts = [PROMPT, "Dogs and cats", "The weather in spring is often"]
+    alone = [model.post("/v1/completions", {**GREEDY, "prompt": prompt}).json() for prompt in prompts]
+    with contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(model.wire()) for _ in prompts]
+        for wire, prompt in zip(wires, prompts, strict=True):
+            wire.send("POST", "/v1/streams", {**GREEDY, "prompt": prompt}, SSE)
+        together = [_text(wire.body()) for wire in wires if wire.head() == 200]
+    assert together == [answer["choices"][0]["text"] for answer in alone]
+    assert together[0] == undisturbed
 
 
 def test_the_clients_agree(model: Server, undisturbed: str) -> None:

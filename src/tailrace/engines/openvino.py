@@ -8,9 +8,12 @@ What the library needs us to know (measured on 2026.4.1):
    it happens all the same, those sequences fail by name and never look finished.
 4. Reading a handle that has nothing blocks for ever: `can_read()` comes first, always.
 5. With `exact`, arithmetic is in float32 and no sequence ever decodes alone, since a lone sequence goes through other
-   kernels than a batch does. Any batch of two or more then gives the same ids, whatever its make-up. Source: 20
-   prompts of 96 tokens, greedy and seeded, alone, in a batch and staggered, on Sapphire Rapids (2026-11-21); with
-   bfloat16, which is the default there, the same test agreed in 2 of 20.
+   kernels than a batch does; keys are quantised by token, so that a prompt may be cut anywhere. Any batch of two or
+   more then gives the same ids, whatever its make-up. Source: 25 prompts of 96 tokens, greedy and seeded, alone and in
+   a batch, staggered, with neighbours that come and are aborted: 25 of 25, on Sapphire Rapids (2026-11-21). With
+   bfloat16, which is the default there, 2 of 20. What it does not cover: a prompt of which the prefix cache leaves one
+   token (6 of 12), a cached prefix that was an answer (4 of 12), and a last piece of a long prompt that is one token
+   long (9 of 12).
 """
 
 from __future__ import annotations

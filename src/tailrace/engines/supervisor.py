@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -38,8 +39,9 @@ logger = logging.getLogger("tailrace.engine")
 
 # How far the engine may run ahead of the server. The kernel counts its own bookkeeping as well, so that a frame of one
 # token takes about a kilobyte of this: some sixty steps at one stream.
-_AHEAD_BYTES = 32 * 1024
-_SECRET_ENDINGS = ("_TOKEN", "_KEY", "_SECRET", "_PASSWORD")
+_AHEAD_BYTES = 64 * 1024
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_SHORT_LIFE_S = 5.0  # a worker that dies so soon counts as one that did not start
 
 
 class Receiver(Protocol):
@@ -127,7 +129,7 @@ class Supervisor:
         self.spec = spec
         self.capabilities: Capabilities | None = None
         self.is_ready = False
-        self.failures = 0  # starts in a row that led to nothing
+        self.failures = 0  # workers in a row that did not start, or did not last
         self.restarts = 0
         self.last_reason = ""
         self.pid: int | None = None
@@ -177,7 +179,8 @@ class Supervisor:
             if once:
                 return
             self.restarts += 1
-            if self.failures:
+            has_worked = self.capabilities is not None
+            if self.failures > has_worked:  # what has worked is worth one more try at once
                 await asyncio.sleep(self.retry_after_s)
 
     def _report(self, error: EngineError) -> None:
@@ -200,7 +203,7 @@ class Supervisor:
             with theirs:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable, "-m", "tailrace.engines.worker", str(theirs.fileno()), str(os.getpid()),
-                    stdin=subprocess.DEVNULL, stdout=sys.stderr.fileno(), pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
                     env=_worker_environment(),
                 )  # fmt: skip
             self.pid = process.pid
@@ -231,10 +234,15 @@ class Supervisor:
             if not worker.gone.done():
                 return EngineLost(f"The engine did not load within {self._load_s:g} s.")
             return EngineLost(f"The engine did not load: {await _why(worker, process)}.")
-        self.failures = 0
         self.capabilities = worker.ready.result()
         self.is_ready = True
         self._on_change()
+        since_s = time.monotonic()
+        error = await self._until_lost(worker, process)
+        self.failures = self.failures + 1 if time.monotonic() - since_s < _SHORT_LIFE_S else 0
+        return error
+
+    async def _until_lost(self, worker: _Worker, process: asyncio.subprocess.Process) -> EngineError:
         while not worker.gone.done():
             idle_s = time.monotonic() - worker.last_progress
             if self._receivers and idle_s >= self._stall_s:
@@ -263,4 +271,4 @@ async def _kill(process: asyncio.subprocess.Process) -> None:
 
 def _worker_environment() -> dict[str, str]:
     """The server's environment without what looks like a secret: the engine has no use for any."""
-    return {name: value for name, value in os.environ.items() if not name.endswith(_SECRET_ENDINGS)}
+    return {name: value for name, value in os.environ.items() if not _SECRET.search(name)}

@@ -115,6 +115,9 @@ class Run:
             self._linger_timer.cancel()
             self._linger_timer = None
 
+    def forget(self) -> None:
+        self.choices.clear()
+
     def cancel(self) -> None:
         """End the stream as cancelled, at once and everywhere. Does nothing when it has ended."""
         self._end("cancelled")

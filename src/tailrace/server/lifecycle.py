@@ -34,6 +34,8 @@ __all__ = ["Service", "bind", "engine_spec", "serve", "start_service"]
 logger = logging.getLogger("tailrace.server")
 
 _DRAIN_RETRY_S = 5.0
+# Logs hold millions of events and no circles: little to find, and much to look through.
+_GC_THRESHOLD = (20_000, 50, 100)
 _CLOSE_S = 2.0  # for answers that are complete to reach their clients
 
 
@@ -211,6 +213,7 @@ async def serve(
             # What was made so far stays: the collector need not look at it again, nor pause a stream for it.
             gc.collect()
             gc.freeze()
+            gc.set_threshold(*_GC_THRESHOLD)
             server = _Uvicorn(_uvicorn_config(service.app))
             async with asyncio.TaskGroup() as serving:
                 serving.create_task(server.serve(sockets=[sock]))
@@ -237,6 +240,7 @@ def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
         http="httptools",
         ws="none",
         server_header=False,
+        proxy_headers=False,
         timeout_graceful_shutdown=int(_CLOSE_S),
     )
 

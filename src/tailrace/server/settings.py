@@ -23,8 +23,8 @@ class Settings:
     threads: int = _setting(0, "Threads the engine computes with; 0 lets it decide.")
     exact: bool = _setting(
         True,
-        "Answers do not depend on what else is running: full precision, and no sequence decodes alone. "
-        "--no-exact is a little faster on processors with bfloat16.",
+        "Answers do not depend on what else is running: full precision, and no sequence decodes alone. (They may "
+        "depend on what the prefix cache holds.) --no-exact may be faster on processors with bfloat16.",
     )
     context_tokens: int = _setting(0, "Longest prompt and answer together; 0 is what the model was made for.")
     kv_tokens: int = _setting(65_536, "Tokens that the engine's memory holds, all streams together.", least=1)

@@ -25,6 +25,9 @@ class Producer(Protocol):
     def read(self) -> None:
         """Somebody reads again."""
 
+    def forget(self) -> None:
+        """The stream is no longer kept; let go of what refers back to it."""
+
 
 class StreamLog:
     """The events of one request. Used from one event loop only."""

@@ -96,7 +96,10 @@ class StreamStore:
     def _drop(self, stream_id: str) -> None:
         _, num_bytes = self._finished.pop(stream_id)
         self._finished_bytes -= num_bytes
-        del self._streams[stream_id]
+        log = self._streams.pop(stream_id)
+        if log.producer is not None:  # without the circle its memory is free at once, and not when the collector comes
+            log.producer.forget()
+            log.producer = None
         key = self._key_of.pop(stream_id, None)
         if key is not None:
             del self._keys[key]
