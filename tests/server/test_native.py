@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
@@ -389,17 +389,12 @@ def test_stop_strings_and_logprobs(server: Server) -> None:
     assert end["status"] == "done"
 
 
-@pytest.fixture(scope="module")
-def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(20) as pool:
-        yield pool
-
-
-def test_create_and_cancel_race_without_a_stream_left_over(paced: Server, pool: ThreadPoolExecutor) -> None:
+def test_create_and_cancel_race_without_a_stream_left_over(paced: Server) -> None:
     def one(_: int) -> str:
         stream_id = paced.create({**BODY, "max_tokens": 10_000})
         with _follow(paced, stream_id) as reader:
             assert paced.http.post(f"/v1/streams/{stream_id}/cancel").json()["status"] == "cancelled"
             return reader.body().decode().rpartition("event: ")[2].partition("\n")[0]
 
-    assert set(pool.map(one, range(60))) == {"cancelled"}
+    with ThreadPoolExecutor(20) as pool:
+        assert set(pool.map(one, range(60))) == {"cancelled"}
