@@ -66,7 +66,7 @@ def spec(card: ModelCard) -> EngineSpec:
 
 @pytest.fixture(scope="module")
 def exact(spec: EngineSpec) -> Iterator[Shared]:
-    engine = load_engine(msgspec.structs.replace(spec, exact=True))
+    engine = load_engine(msgspec.structs.replace(spec, exact=True, prefix_cache=False))
     yield Shared(engine)
     engine.close()
 
@@ -111,7 +111,7 @@ def test_closing(spec: EngineSpec, capfd: pytest.CaptureFixture[str]) -> None:
     law = next(law for law in laws if law.name == _ON_ITS_OWN)
 
     def make() -> Engine:
-        engine = load_engine(msgspec.structs.replace(spec, exact=True))
+        engine = load_engine(msgspec.structs.replace(spec, exact=True, prefix_cache=False))
         engine.submit(_greedy(1, (1, 2, 3), 64))
         engine.step()
         return engine

@@ -25,7 +25,7 @@ def load_pipeline(spec: EngineSpec) -> Any:  # Any: the library's stubs do not h
     scheduler = genai.SchedulerConfig()
     blocks = -(-spec.kv_tokens // BLOCK_TOKENS)
     scheduler.num_kv_blocks = blocks + (-(-COMPANION_TOKENS // BLOCK_TOKENS) + 2 if spec.exact else 0)
-    scheduler.enable_prefix_caching = True
+    scheduler.enable_prefix_caching = spec.prefix_cache
     scheduler.dynamic_split_fuse = True
     scheduler.max_num_batched_tokens = max(spec.max_step_tokens, spec.max_sequences + 1)
     scheduler.max_num_seqs = spec.max_sequences + 1

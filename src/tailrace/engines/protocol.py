@@ -50,6 +50,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     eos_token_ids: tuple[int, ...] = ()
     cache_path: str = ""  # where an engine may keep a prepared form of the model; "": nowhere
     exact: bool = False  # ask for output that does not depend on neighbours, at some cost
+    prefix_cache: bool = True  # reuse what earlier prompts began with
     options: dict[str, float] = {}  # the scripted engine's speed and faults
 
 

@@ -110,6 +110,7 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
         eos_token_ids=source.card.eos_token_ids,
         cache_path=cache_path,
         exact=settings.exact,
+        prefix_cache=settings.prefix_cache,
         options=source.options,
     )
 

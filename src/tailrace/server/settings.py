@@ -23,8 +23,11 @@ class Settings:
     threads: int = _setting(0, "Threads the engine computes with; 0 lets it decide.")
     exact: bool = _setting(
         True,
-        "Answers do not depend on what else is running: full precision, and no sequence decodes alone. (They may "
-        "depend on what the prefix cache holds.) --no-exact may be faster on processors with bfloat16.",
+        "Answers do not depend on what else is running: full precision, and no sequence decodes alone. The prefix "
+        "cache leaves rare exceptions. --no-exact may be faster on processors with bfloat16.",
+    )
+    prefix_cache: bool = _setting(
+        True, "A prompt that begins like an earlier one starts sooner. Without it, --exact has no exceptions."
     )
     context_tokens: int = _setting(0, "Longest prompt and answer together; 0 is what the model was made for.")
     kv_tokens: int = _setting(65_536, "Tokens that the engine's memory holds, all streams together.", least=1)

@@ -237,6 +237,17 @@ def _hold_company_changes_nothing(trial: Trial, seeds: list[int | None], salt: s
 
 def _greedy(trial: Trial) -> None:
     _hold_company_changes_nothing(trial, [None] * trial.width, "greedy")
+    if trial.width < 2:
+        return
+    for prompt in trial.prompts(3, "twins"):
+        sampling = trial.sampling(24)
+        expected = trial.alone(prompt, sampling)
+        first = trial.submit(prompt, sampling)
+        trial.step()  # a prefix cache may hand the second what the first has computed so far
+        second = trial.submit(prompt, sampling)
+        trial.finish()
+        for twin in (first, second):
+            _hold_same(twin, trial.ids(twin), expected, "beside a twin that is one step apart")
 
 
 def _same_seed(trial: Trial) -> None:
