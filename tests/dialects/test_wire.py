@@ -358,4 +358,4 @@ def test_the_error_that_a_failed_stream_stands_for(code: str, status: int, retry
 def test_the_error_that_a_cancelled_stream_stands_for() -> None:
     for end in (None, End("cancelled", Usage(1, 0))):
         error = failure_of(end)
-        assert (error.code, error.status) == ("cancelled", 409)
+        assert (error.code, error.status) == ("cancelled", 499)

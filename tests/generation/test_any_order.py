@@ -6,11 +6,12 @@ import asyncio
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.generation.world import World, end_of, greedy, oracle, text_of
+from tests.generation.world import World, asked, end_of, greedy, oracle, text_of
 from tests.streams.virtual_time import run as run_scenario
 
 from tailrace.errors import EngineLost
 from tailrace.generation import Limits
+from tailrace.types import TextDelta
 
 actions = st.lists(
     st.one_of(
@@ -57,8 +58,10 @@ def test_every_stream_ends_once_and_every_place_is_given_back(actions: list[tupl
             end = end_of(run.log)
             assert end.usage == run.usage
             if end.status == "done":
-                for choice in run.choices:
-                    assert text_of(run.log, choice.index) == oracle(run.prompt_ids, 1 + choice.index, choice.num_tokens)
+                for choice in range(run.num_choices):
+                    deltas = [e for e in run.log.events if isinstance(e, TextDelta) and e.choice == choice]
+                    num_tokens = sum(len(delta.token_ids) for delta in deltas)
+                    assert text_of(run.log, choice) == oracle(asked(run), 1 + choice, num_tokens)
             else:
                 assert (end.failure is None) == (end.status == "cancelled")
         world.check_idle()

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.generation.world import World, end_of, greedy, oracle, text_of, tokenizer
+from tests.generation.world import World, asked, end_of, greedy, oracle, text_of, tokenizer
 from tests.streams.virtual_time import run as run_scenario
 
 from tailrace.engine import Delta
@@ -39,7 +39,7 @@ def test_the_text_is_the_oracles(seed: int, num_tokens: int, num_steps: int, utf
         world = World(options={"utf8": float(utf8)})
         run = await world.create("Hi", greedy(num_tokens, seed=seed))
         world.finish(run, num_steps=num_steps)
-        ids = [scripted_token(run.prompt_ids, seed % 2**64, i, utf8=utf8) for i in range(num_tokens)]
+        ids = [scripted_token(asked(run), seed % 2**64, i, utf8=utf8) for i in range(num_tokens)]
         deltas = [event for event in run.log.events if isinstance(event, TextDelta)]
         assert [i for delta in deltas for i in delta.token_ids] == ids
         assert text_of(run.log) == b"".join(tokenizer().pieces[i] for i in ids).decode("utf-8", "replace")
@@ -80,7 +80,7 @@ def test_a_stop_string_wherever_it_lies(
         last = run.log.events[-2]
         assert isinstance(last, TextDelta)
         assert (last.finish_reason, last.stop) == (("stop", stop) if stop else ("length", None))
-        ids = [scripted_token(run.prompt_ids, seed, i) for i in range(40)]
+        ids = [scripted_token(asked(run), seed, i) for i in range(40)]
         needed = next((n for n in range(41) if stopped(shown_before(ids[:n]), stops, True)[1]), 40)
         assert run.usage == end_of(run.log).usage == (2, needed)
         given_ids = [i for e in run.log.events if isinstance(e, TextDelta) for i in e.token_ids]
@@ -120,7 +120,7 @@ async def test_one_choice_stops_and_the_other_goes_on() -> None:
     world.finish(run)
     assert text_of(run.log, 0) == first[: first.index(stop)]
     assert text_of(run.log, 1) == second
-    ids = [scripted_token(run.prompt_ids, 1, i) for i in range(40)]
+    ids = [scripted_token(asked(run), 1, i) for i in range(40)]
     needed = next(n for n in range(41) if stop in shown_before(ids[:n]))
     assert end_of(run.log).usage == (2, needed + 40)
     world.check_idle()
@@ -149,7 +149,7 @@ async def test_half_a_character_at_the_end_can_complete_a_stop_string() -> None:
     last = run.log.events[-2]
     assert isinstance(last, TextDelta)
     assert (last.finish_reason, last.stop) == ("stop", "\ufffd")
-    assert text_of(run.log) == shown_before([scripted_token(run.prompt_ids, 1, i) for i in range(6)])
+    assert text_of(run.log) == shown_before([scripted_token(asked(run), 1, i) for i in range(6)])
     assert end_of(run.log).usage == (2, 6)
 
 
@@ -161,7 +161,7 @@ async def test_the_end_token_shows_no_text_and_counts(stop: tuple[str, ...]) -> 
     last = run.log.events[-2]
     assert isinstance(last, TextDelta)
     assert (last.finish_reason, last.stop, last.token_ids) == ("stop", None, (256,))
-    assert text_of(run.log) == shown_before([scripted_token(run.prompt_ids, 1, i) for i in range(4)])
+    assert text_of(run.log) == shown_before([scripted_token(asked(run), 1, i) for i in range(4)])
     assert end_of(run.log).usage == (2, 5)
 
 
@@ -200,7 +200,7 @@ async def test_a_sequence_that_fails_leaves_its_neighbours_alone() -> None:
         "sequence_failed", "The engine ended this sequence: the script says so."
     )
     assert end_of(failing.log).usage == (1, 3)
-    assert text_of(neighbour.log) == oracle(neighbour.prompt_ids, 1, 10)
+    assert text_of(neighbour.log) == oracle(asked(neighbour), 1, 10)
     assert end_of(neighbour.log).status == "done"
     world.check_idle()
 

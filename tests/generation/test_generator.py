@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.generation.world import World, end_of, greedy, oracle, text_of, tokenizer
+from tests.generation.world import World, asked, end_of, greedy, oracle, text_of, tokenizer
 
 from tailrace.errors import (
     ContextLengthExceeded,
@@ -36,7 +36,7 @@ async def test_a_prompt_becomes_its_answer() -> None:
     assert (run.status, run.model, run.prompt_text) == ("running", "scripted", "Where?")
     assert run.prompt_ids == tuple(b"Where?")
     world.finish(run)
-    assert text_of(run.log) == oracle(run.prompt_ids, 1, 40)
+    assert text_of(run.log) == oracle(asked(run), 1, 40)
     assert end_of(run.log).usage == (6, 40)
     assert run.status == "done"
     assert world.store.get(run.log.stream_id) is run.log
@@ -53,7 +53,7 @@ async def test_a_chat_is_encoded_with_its_template() -> None:
     assert sum(i in tokenizer().special_ids for i in run.prompt_ids) == 3  # none of them from what was said
     assert run.prompt_text == "Be <|user|>.Hi"
     world.finish(run)
-    assert text_of(run.log) == oracle(run.prompt_ids, 1, 5)
+    assert text_of(run.log) == oracle(asked(run), 1, 5)
 
 
 async def test_an_empty_message_is_a_prompt_all_the_same() -> None:
@@ -295,7 +295,7 @@ async def test_choices_have_seeds_of_their_own_that_engines_can_take(seed: int) 
     assert given == [seed % 2**64, (seed + 1) % 2**64]
     world.finish(run)
     for choice in (0, 1):
-        assert text_of(run.log, choice) == oracle(run.prompt_ids, seed + choice, 12)
+        assert text_of(run.log, choice) == oracle(asked(run), seed + choice, 12)
     assert text_of(run.log, 0) != text_of(run.log, 1)
     assert end_of(run.log).usage == (2, 24)
 
@@ -305,4 +305,4 @@ async def test_without_a_seed_there_is_one_all_the_same() -> None:
     one, other = [await world.create("Hi", greedy(12, seed=None)) for _ in range(2)]
     world.finish(one, other)
     assert one.seed != other.seed
-    assert text_of(one.log) == oracle(one.prompt_ids, one.seed, 12)
+    assert text_of(one.log) == oracle(asked(one), one.seed, 12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 from tailrace.admission import Gate
 from tailrace.engine import Delta, Sequence
@@ -11,6 +12,7 @@ from tailrace.engines import EngineSpec, Receiver, Supervisor
 from tailrace.engines.scripted import CHAT_TEMPLATE, ScriptedEngine, scripted_token, tokenizer_json
 from tailrace.errors import EngineError, EngineLost, SequenceFailed
 from tailrace.generation import Generator, Limits, Run
+from tailrace.generation.choice import Choice
 from tailrace.streams import StreamLog, StreamStore
 from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
 from tailrace.types import End, Event, GenerateRequest, Sampling, TextDelta
@@ -25,6 +27,14 @@ def tokenizer() -> Tokenizer:
 
 def greedy(max_tokens: int | None = None, *, seed: int | None = 1, stop: tuple[str, ...] = (), n: int = 1) -> Sampling:
     return Sampling(temperature=0.0, max_tokens=max_tokens, seed=seed, stop=stop, n=n)
+
+
+_PROMPTS: WeakKeyDictionary[Run, tuple[int, ...]] = WeakKeyDictionary()
+
+
+def asked(run: Run) -> tuple[int, ...]:
+    """The prompt's ids, which a run forgets once it has ended."""
+    return _PROMPTS.get(run, run.prompt_ids)
 
 
 def oracle(prompt_ids: tuple[int, ...], seed: int, num_tokens: int) -> str:
@@ -63,6 +73,8 @@ class HandStepped(Supervisor):
         if not self.is_ready:
             raise EngineLost("The engine is not running.", retry_after_s=self.retry_after_s)
         self.submitted.append(sequence)
+        if isinstance(receiver, Choice):
+            _PROMPTS[receiver._run] = sequence.prompt_ids
         self.receivers[sequence.sequence_id] = receiver
         try:
             self.engine.submit(sequence)

@@ -31,9 +31,6 @@ class Producer:
     def read(self) -> None:
         self.heard.append("read")
 
-    def forget(self) -> None:
-        self.heard.append("forget")
-
 
 def new_log() -> StreamLog:
     return StreamLog("abc", created_s=1.0)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tailrace.errors import ContextLengthExceeded, Draining, EngineLost, QueueFull, RequestError
 
@@ -42,6 +43,7 @@ class Gate:
         self._refusal: EngineLost | Draining | None = None
         self._waiting: deque[Ticket] = deque()
         self._num_running = 0
+        self._num_coming = 0
         self._is_admitting = False
         self._mean_service_s = 1.0
 
@@ -91,9 +93,28 @@ class Gate:
                 raise ContextLengthExceeded(num_prompt_tokens, limit, max_tokens=max_tokens)
             if num_sequences > self._capacity_sequences:
                 raise RequestError(f"n is at most {self._capacity_sequences} here.", param="n")
-        if self._num_running + len(self._waiting) >= self._max_requests:
-            raise QueueFull("The model is overloaded.", retry_after_s=self.retry_after_s)
+        self._check_room()
         return self._demand(num_prompt_tokens + max_tokens, num_sequences)
+
+    def check_open(self) -> None:
+        """Whether anybody is let in now, whatever they ask. Raises: QueueFull, Draining, EngineLost."""
+        if self._refusal is not None:
+            raise self._refusal
+        self._check_room()
+
+    def _check_room(self) -> None:
+        if self._num_running + len(self._waiting) + self._num_coming >= self._max_requests:
+            raise QueueFull("The model is overloaded.", retry_after_s=self.retry_after_s)
+
+    @contextmanager
+    def coming(self) -> Iterator[None]:
+        """Count a request among those that wait while it is being looked at. Raises: as `check_open`."""
+        self.check_open()
+        self._num_coming += 1
+        try:
+            yield
+        finally:
+            self._num_coming -= 1
 
     def enter(self, ticket: Ticket) -> None:
         """Queue a ticket, and start it if its turn has come. Call `check` first, without waiting in between."""

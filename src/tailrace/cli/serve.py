@@ -104,8 +104,8 @@ def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket,
     from tailrace.server.lifecycle import serve as serve_model
     from tailrace.server.source import find_source
 
-    started = time.monotonic()
     found = find_source(source, TerminalProgress())
+    started = time.monotonic()
     _say(f"Loading {found.card.name} into {found.engine} …")
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

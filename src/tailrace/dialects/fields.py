@@ -7,10 +7,20 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tailrace.errors import RequestError
+from tailrace.dialects.wire import JsonBody, printable
+from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import Message, Sampling
 
-__all__ = ["ChatMessage", "SamplingFields", "Seed", "Tokens", "read_messages", "sampling_of", "stops"]
+__all__ = [
+    "ChatMessage",
+    "SamplingFields",
+    "Seed",
+    "Tokens",
+    "read_messages",
+    "sampling_of",
+    "stops",
+    "unknown_in_messages",
+]
 
 _MAX_STOPS = 4
 _MAX_MESSAGES = 10_000
@@ -47,6 +57,8 @@ class TextPart(msgspec.Struct, tag="text"):
 class ChatMessage(msgspec.Struct):
     role: Literal["system", "developer", "user", "assistant"]  # templates build control tokens from it
     content: str | list[TextPart] | None = None
+    tool_calls: object = None
+    function_call: object = None
 
 
 def sampling_of(fields: SamplingFields, *, logprobs: bool = False, default_max_tokens: int | None = None) -> Sampling:
@@ -72,7 +84,19 @@ def read_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
         raise RequestError("messages is empty.", param="messages")
     if len(messages) > _MAX_MESSAGES:
         raise RequestError(f"messages has more than {_MAX_MESSAGES} entries.", param="messages")
+    for message in messages:
+        if message.tool_calls or message.function_call:
+            raise UnsupportedParameter("Tool calls are not supported here.", param="messages")
+        if message.content is None and message.role != "assistant":
+            raise RequestError("A message has no content.", param="messages")
     return tuple(Message(message.role, _text(message.content)) for message in messages)
+
+
+def unknown_in_messages(body: JsonBody) -> tuple[str, ...]:
+    """Fields of messages that nobody here knows, as `messages[].name`. To be asked once the body has been read."""
+    known = set(ChatMessage.__struct_fields__)
+    names = {name for message in body.get("messages") or [] for name in message if name not in known}
+    return tuple(f"messages[].{printable(name)}" for name in sorted(names)[:10])
 
 
 def _text(content: str | list[TextPart] | None) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tailrace.dialects.fields import ChatMessage, SamplingFields, read_messages, sampling_of
+from tailrace.dialects.fields import ChatMessage, SamplingFields, read_messages, sampling_of, unknown_in_messages
 from tailrace.dialects.wire import (
     Call,
     Encoder,
@@ -27,7 +27,7 @@ from tailrace.dialects.wire import (
     to_json,
     usage_json,
 )
-from tailrace.errors import RequestError, TailraceError
+from tailrace.errors import RequestError, TailraceError, UnsupportedParameter
 from tailrace.types import End, Event, GenerateRequest, TextDelta
 
 __all__ = ["NativeEncoder", "NativeView", "encode_error", "end_fields", "parse"]
@@ -66,6 +66,8 @@ def parse(body: JsonBody) -> Call:
     """Raises: RequestError; unknown fields are refused, since a typing mistake here has no other witness."""
     fields, _ = read_fields(body, Body, strict=True)
     refuse(body, _NOT_YET)
+    for name in unknown_in_messages(body):
+        raise UnsupportedParameter(f"Unknown field: {name}.", param=name)
     if (fields.prompt is None) == (fields.messages is None):
         raise RequestError("Give either prompt or messages.", param="prompt")
     request = GenerateRequest(

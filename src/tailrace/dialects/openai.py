@@ -16,7 +16,7 @@ from typing import Annotated
 
 import msgspec
 
-from tailrace.dialects.fields import ChatMessage, SamplingFields, read_messages, sampling_of
+from tailrace.dialects.fields import ChatMessage, SamplingFields, read_messages, sampling_of, unknown_in_messages
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.openai_chunks import ChatEncoder, TextEncoder
 from tailrace.dialects.wire import Call, Encoder, JsonBody, StreamFacts, read_fields, refuse, to_json
@@ -98,7 +98,7 @@ def parse_chat(body: JsonBody) -> Call:
         sampling=sampling_of(fields, logprobs=logprobs),
     )
     view = _ChatView(_include_usage(fields), request.sampling.n, logprobs)
-    return Call(request, view, bool(fields.stream), _unknown(ignored))
+    return Call(request, view, bool(fields.stream), _unknown(ignored) + unknown_in_messages(body))
 
 
 def parse_completion(body: JsonBody) -> Call:

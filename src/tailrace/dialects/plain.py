@@ -7,13 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import parse_qsl
 
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.wire import Call, Encoder, StreamFacts, failure_of
 from tailrace.errors import RequestError
 from tailrace.types import End, Event, GenerateRequest, Message, Sampling
 
-__all__ = ["PlainView", "encode_error", "parse"]
+__all__ = ["PlainView", "encode_error", "parse", "read_query"]
+
+
+def read_query(query: bytes) -> dict[str, str]:
+    """The fields of a query string, strictly: UTF-8, each once. Raises: RequestError."""
+    try:
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=16)
+    except ValueError:
+        raise RequestError("The query is not valid UTF-8, or has too many fields.") from None
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise RequestError("A field of the query is given twice.")
+    return fields
 
 
 def parse(query: Mapping[str, str], *, has_template: bool, repetition_penalty: float = 1.0) -> Call:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from json.encoder import encode_basestring_ascii
 from typing import Any, Protocol, TypeVar
 
@@ -24,6 +25,7 @@ __all__ = [
     "Vocabulary",
     "deltas_by_choice",
     "failure_of",
+    "printable",
     "quote",
     "read_fields",
     "read_json",
@@ -35,6 +37,7 @@ __all__ = [
 T = TypeVar("T", bound=msgspec.Struct)
 
 _MAX_DEPTH = 64
+_MAX_BRACKETS = 100_000  # of lists and objects (those in strings count, too): about 40 ms to look through
 
 JsonBody = dict[str, Any]  # Any: whatever the client sent, before it is checked
 
@@ -120,6 +123,8 @@ def read_json(body: bytes) -> JsonBody:
 
     Raises: RequestError, which never repeats what was sent.
     """
+    if body.count(b"[") + body.count(b"{") > _MAX_BRACKETS:
+        raise RequestError("The body has too many lists and objects.")
     try:
         value = msgspec.json.decode(body)
     except RecursionError:
@@ -149,7 +154,8 @@ def read_fields(body: JsonBody, shape: type[T], *, strict: bool = False) -> tupl
     Raises: RequestError that names the field, or with `strict` UnsupportedParameter for one that is unknown.
     """
     known = _field_names(shape)
-    ignored = tuple(sorted(_printable(name) for name in body if name not in known)[:10])
+    unknown = islice((name for name in body if name not in known), 10)
+    ignored = tuple(sorted(printable(name) for name in unknown))
     if strict and ignored:
         raise UnsupportedParameter(f"Unknown field: {ignored[0]}.", param=ignored[0])
     try:
@@ -168,7 +174,8 @@ def _field_names(shape: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(field.encode_name for field in msgspec.structs.fields(shape))
 
 
-def _printable(name: str) -> str:
+def printable(name: str) -> str:
+    """A field's name, fit for a header."""
     return re.sub(r"[^A-Za-z0-9_.-]", "?", name[:40])
 
 
@@ -186,7 +193,7 @@ def failure_of(end: End | None) -> TailraceError:
     """The error that a stream which did not end in `done` stands for."""
     if end is None or end.failure is None:
         error: TailraceError = EngineError("The stream was cancelled before the answer was complete.")
-        error.status, error.code = 409, "cancelled"
+        error.status, error.code = 499, "cancelled"  # clients repeat a 409
         return error
     kind = AdmissionError if end.failure.code == "queue_timeout" else EngineError
     failed = kind(end.failure.message)

@@ -17,7 +17,7 @@ from tailrace.engines.protocol import EngineSpec
 __all__ = ["BLOCK_TOKENS", "COMPANION_TOKENS", "load_pipeline"]
 
 BLOCK_TOKENS = 32  # in which the library hands out memory, on a CPU
-COMPANION_TOKENS = 2048  # how long the throw-away sequence beside a lone one may get
+COMPANION_TOKENS = 256  # how long the throw-away sequence beside a lone one may get: its past costs time too
 
 
 def load_pipeline(spec: EngineSpec) -> Any:  # Any: the library's stubs do not hold up

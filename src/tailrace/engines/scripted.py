@@ -22,7 +22,7 @@ from tailrace.engine import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import SequenceFailed
 
-__all__ = ["CHAT_TEMPLATE", "CONTROL_TOKENS", "EOS_ID", "ScriptedEngine", "scripted_token", "tokenizer_json"]
+__all__ = ["CHAT_TEMPLATE", "CONTROL_TOKENS", "EOS_ID", "OPTIONS", "ScriptedEngine", "scripted_token", "tokenizer_json"]
 
 CONTROL_TOKENS = (
     "<|end|>",
@@ -34,6 +34,7 @@ CONTROL_TOKENS = (
     "<|assistant|>",
     "<|system|>",
 )
+OPTIONS = ("eos_after", "fault_after", "tokens_per_s", "utf8")
 EOS_ID, CRASH_ID, STALL_ID, FAIL_ID, GARBAGE_ID = range(256, 261)
 _FIRST_WORD_ID = 256 + len(CONTROL_TOKENS)
 _WORDS = [

@@ -196,11 +196,12 @@ class Supervisor:
     async def _run_worker(self) -> EngineError:
         """One worker from start to end; says why it ended."""
         self._epoch += 1
-        ours, theirs = socket.socketpair()
-        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _AHEAD_BYTES)
+        ours: socket.socket | None = None
         process: asyncio.subprocess.Process | None = None
         try:
+            ours, theirs = socket.socketpair()
             with theirs:
+                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _AHEAD_BYTES)
                 process = await asyncio.create_subprocess_exec(
                     sys.executable, "-m", "tailrace.engines.worker", str(theirs.fileno()), str(os.getpid()),
                     stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
@@ -221,7 +222,7 @@ class Supervisor:
             worker_, self._worker = self._worker, None
             if worker_ is not None and worker_.transport is not None:
                 worker_.transport.abort()
-            else:
+            elif ours is not None:
                 ours.close()
             if process is not None:
                 await _kill(process)
@@ -259,8 +260,15 @@ async def _why(worker: _Worker, process: asyncio.subprocess.Process) -> str:
         return reason
     with contextlib.suppress(TimeoutError):
         status = await asyncio.wait_for(process.wait(), 1.0)
-        return f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+        return f"killed by {_signal_name(-status)}" if status < 0 else f"exit status {status}"
     return reason
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has none
+        return f"signal {number}"
 
 
 async def _kill(process: asyncio.subprocess.Process) -> None:

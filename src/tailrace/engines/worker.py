@@ -104,6 +104,8 @@ def run(engine: Engine, link: _Link, epoch: int) -> None:
             continue
         step += 1
         link.send(Frame(epoch, step, deltas))
+        if not live:
+            engine.step()  # nothing runs: whatever the engine kept beside the last sequence may rest
 
 
 def main(argv: list[str]) -> int:

@@ -27,6 +27,7 @@ __all__ = ["Generator", "Limits"]
 
 _INLINE_CHARACTERS = 8_192  # tokenised on the event loop; longer prompts go to a thread. About 2 ms.
 _SEEDS = 2**64  # engines take unsigned ones, clients also send negative ones
+_MESSAGE_CHARACTERS = 32  # what the template makes of a message, however short
 _HOPELESS_FAILURES = 3  # starts in a row without success, after which nobody is let into the queue
 _ANY_MODEL = frozenset({"tgi", "dummy", "default"})  # what clients send that know only a URL
 _ALWAYS = frozenset({"max_tokens", "seed", "stop", "include_stop", "n"})  # kept by this room, whatever the engine
@@ -89,7 +90,8 @@ class Generator:
         if there is no engine. Nothing has begun then.
         """
         self._check(request)
-        prompt_text, prompt_ids = await self._encode(request)
+        with self.gate.coming():
+            prompt_text, prompt_ids = await self._encode(request)
         if request.truncate is not None:
             prompt_ids = prompt_ids[-request.truncate :]
         if not prompt_ids:
@@ -154,7 +156,7 @@ class Generator:
         at_least = self.tokenizer.at_least_tokens(text)
         if at_least > self.context_tokens and request.truncate is None:
             raise ContextLengthExceeded(at_least, self.context_tokens, at_least=True)
-        if len(text) <= _INLINE_CHARACTERS:
+        if len(text) + _MESSAGE_CHARACTERS * len(request.messages) <= _INLINE_CHARACTERS:
             return text, tuple(self._ids(request))
         return text, tuple(await asyncio.to_thread(self._ids, request))
 

@@ -42,6 +42,8 @@ class Run:
         "choices",
         "log",
         "model",
+        "num_choices",
+        "num_prompt_tokens",
         "prompt_ids",
         "prompt_text",
         "seed",
@@ -66,6 +68,8 @@ class Run:
         log.producer = self
         self.model = model
         self.prompt_ids = prompt_ids
+        self.num_prompt_tokens = len(prompt_ids)
+        self.num_choices = 0
         self.prompt_text = prompt_text
         self.seed = seed
         self.choices: list[Choice] = []
@@ -81,7 +85,9 @@ class Run:
 
     @property
     def usage(self) -> Usage:
-        return Usage(len(self.prompt_ids), sum(choice.num_tokens for choice in self.choices))
+        if self.log.end is not None:
+            return self.log.end.usage
+        return Usage(self.num_prompt_tokens, sum(choice.num_tokens for choice in self.choices))
 
     @property
     def status(self) -> str:
@@ -92,7 +98,8 @@ class Run:
 
     def enter(self, num_tokens: int, *, queue_s: float) -> None:
         """Take a place in the queue, for at most `queue_s`."""
-        self._ticket = Ticket(num_tokens, len(self.choices), self._start)
+        self.num_choices = len(self.choices)
+        self._ticket = Ticket(num_tokens, self.num_choices, self._start)
         self._gate.enter(self._ticket)
         # Whoever asked has not begun to read; if nobody ever does, nobody will leave either.
         loop = asyncio.get_running_loop()
@@ -114,9 +121,6 @@ class Run:
         if self._linger_timer is not None:
             self._linger_timer.cancel()
             self._linger_timer = None
-
-    def forget(self) -> None:
-        self.choices.clear()
 
     def cancel(self) -> None:
         """End the stream as cancelled, at once and everywhere. Does nothing when it has ended."""
@@ -178,5 +182,12 @@ class Run:
     def _give_place_back(self) -> None:
         ticket, self._ticket = self._ticket, None
         if ticket is not None:
-            self.sequences.clear()
             self._gate.leave(ticket)
+        self._release()
+
+    def _release(self) -> None:
+        """Once it has ended and left the engine, a run keeps for its readers' time only what they may ask for."""
+        if self.log.end is not None and self._ticket is None:
+            self.choices.clear()
+            self.sequences.clear()
+            self.prompt_ids, self.prompt_text = (), ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope, Send
 from tailrace.dialects import Dialect, Encoder, native, plain, tgi
 from tailrace.errors import TailraceError
 from tailrace.streams import Reader, StreamLog
+from tailrace.types import Event
 
 __all__ = ["STREAM_HEADERS", "JsonAnswer", "StreamAnswer", "WholeAnswer", "dialect_of", "error_answer"]
 
@@ -81,22 +82,31 @@ class StreamAnswer:
                 watcher.cancel()
 
     async def _write(self, reader: Reader, send: Send) -> None:
-        encode = self._encoder.encode
         while not self._is_gone:
             seq = reader.cursor + 1
             events = reader.take()
             if events:
-                try:
-                    chunk = b"".join([encode(number, event) for number, event in enumerate(events, seq)])
-                except TailraceError:
-                    return  # a wire without a place for errors: an answer without its end says it
+                chunk, is_whole = self._encode(events, seq)
                 if chunk:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                if not is_whole:
+                    return
             elif reader.is_finished:
                 await send({"type": "http.response.body"})
                 return
             else:
                 await self._wait(reader, send)
+
+    def _encode(self, events: Sequence[Event], seq: int) -> tuple[bytes, bool]:
+        """The bytes of events from `seq` on. Not whole where the wire has no place for an error: an answer without its
+        end has to say it, after what came before."""
+        chunks: list[bytes] = []
+        try:
+            for number, event in enumerate(events, seq):
+                chunks.append(self._encoder.encode(number, event))
+        except TailraceError:
+            return b"".join(chunks), False
+        return b"".join(chunks), True
 
     async def _wait(self, reader: Reader, send: Send) -> None:
         if not self._heartbeat_s:

@@ -97,7 +97,7 @@ class Edge:
         origin = headers.get("origin")
         if origin is None or self._any_origin or origin.lower() in self._origins:
             return
-        if urlsplit(origin).netloc.lower() != hosts[0].lower():
+        if origin.lower().partition("://")[2] != hosts[0].lower():
             raise Forbidden(
                 "Pages of that origin may not call this server. Start it with --allowed-origins to let them.",
                 param="origin",

@@ -36,6 +36,7 @@ logger = logging.getLogger("tailrace.server")
 _DRAIN_RETRY_S = 5.0
 # Logs hold millions of events and no circles: little to find, and much to look through.
 _GC_THRESHOLD = (20_000, 50, 100)
+_BACKLOG = 2048
 _CLOSE_S = 2.0  # for answers that are complete to reach their clients
 
 
@@ -151,7 +152,7 @@ def _let_origins_read(app: ASGIApp, settings: Settings) -> ASGIApp:
 
 
 def bind(settings: Settings) -> socket.socket:
-    """The listening socket, before anything slow is begun.
+    """The socket, bound before anything slow is begun. It listens when there is something to say.
 
     Raises: OSError if the address cannot be had.
     """
@@ -160,7 +161,6 @@ def bind(settings: Settings) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((settings.host, settings.port))
-        sock.listen(2048)
     except OSError:
         sock.close()
         raise
@@ -215,6 +215,10 @@ async def serve(
             gc.collect()
             gc.freeze()
             gc.set_threshold(*_GC_THRESHOLD)
+            try:
+                sock.listen(_BACKLOG)
+            except OSError as error:  # somebody else began to, meanwhile
+                raise ModelError(f"Cannot listen on {settings.host}:{settings.port}: {error.strerror}.") from None
             server = _Uvicorn(_uvicorn_config(service.app))
             async with asyncio.TaskGroup() as serving:
                 serving.create_task(server.serve(sockets=[sock]))

@@ -135,8 +135,8 @@ class Routes:
         }
         if with_text:
             state["text"] = log.text()
-            if len(run.choices) > 1:
-                state["choices"] = [log.text(choice.index) for choice in run.choices]
+            if run.num_choices > 1:
+                state["choices"] = [log.text(choice) for choice in range(run.num_choices)]
         if log.end is not None:
             state |= native.end_fields(log.end)
         return state
@@ -162,7 +162,7 @@ class Routes:
     async def root(self, request: Request) -> ASGIApp:
         if "prompt" in request.query_params:
             call = plain.parse(
-                request.query_params,
+                plain.read_query(request.scope["query_string"]),
                 has_template=self._generator.chat is not None,
                 repetition_penalty=1.1 if "repetition_penalty" in self._generator.parameters else 1.0,
             )
@@ -231,7 +231,7 @@ class Routes:
             model=run.model,
             created_s=int(log.created_s),
             seed=run.seed,
-            num_prompt_tokens=len(run.prompt_ids),
+            num_prompt_tokens=run.num_prompt_tokens,
             prompt_text=run.prompt_text,
             vocabulary=self._generator.tokenizer,
         )

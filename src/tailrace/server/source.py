@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tailrace.engines.scripted import CHAT_TEMPLATE, CONTROL_TOKENS, EOS_ID, tokenizer_json
+from tailrace.engines.scripted import CHAT_TEMPLATE, CONTROL_TOKENS, EOS_ID, OPTIONS, tokenizer_json
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard, Progress, resolve
 
@@ -51,6 +51,8 @@ def _options(text: str) -> dict[str, float]:
     options = {}
     for pair in filter(None, text.split(",")):
         name, _, value = pair.partition("=")
+        if name not in OPTIONS:
+            raise ModelError(f"The scripted engine has no option {name!r}; it has {', '.join(OPTIONS)}.")
         try:
             options[name] = float(value)
         except ValueError:

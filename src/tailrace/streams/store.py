@@ -84,10 +84,6 @@ class StreamStore:
         self._keys[key] = (fingerprint, log.stream_id)
         self._key_of[log.stream_id] = key
 
-    def discard(self, log: StreamLog) -> None:
-        """Take back a stream that was never begun; its id is unknown again."""
-        self._streams.pop(log.stream_id, None)
-
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
@@ -96,10 +92,8 @@ class StreamStore:
     def _drop(self, stream_id: str) -> None:
         _, num_bytes = self._finished.pop(stream_id)
         self._finished_bytes -= num_bytes
-        log = self._streams.pop(stream_id)
-        if log.producer is not None:  # without the circle its memory is free at once, and not when the collector comes
-            log.producer.forget()
-            log.producer = None
+        # Without the circle its memory is free at once, and not when the collector comes.
+        self._streams.pop(stream_id).producer = None
         key = self._key_of.pop(stream_id, None)
         if key is not None:
             del self._keys[key]
