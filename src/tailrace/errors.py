@@ -27,7 +27,8 @@
       ModelError                    -    a model cannot be found, fetched or read (command line)
 
 `status`, `code` and `retry_after_s` are what a wire needs; only `server` turns them into HTTP, and after the headers
-they become an in-band event. Messages never repeat what the client sent. A client that leaves is not an error.
+they become an in-band event. Messages never repeat what the client sent, but for the
+cleaned name of an unknown field. A client that leaves is not an error.
 """
 
 from __future__ import annotations

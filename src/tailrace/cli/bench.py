@@ -20,8 +20,10 @@ __all__ = ["bench"]
 @click.command()
 @click.argument("model", default="smollm2", envvar="TAILRACE_MODEL")
 @click.option("--streams", default="1,8,32", show_default=True, help="Loads to measure, in streams at once.")
-@click.option("--max-tokens", default=128, show_default=True, help="Length of each stream.")
-@click.option("--rounds", default=3, show_default=True, help="Rounds of each load; medians are shown.")
+@click.option("--max-tokens", default=128, type=click.IntRange(min=2), show_default=True, help="Length of each stream.")
+@click.option(
+    "--rounds", default=3, type=click.IntRange(min=1), show_default=True, help="Rounds of each load; medians are shown."
+)
 @click.option("--server-streams", default=64, show_default=True, help="Streams of the server benchmark; 0 skips it.")
 @click.option("--server-tokens", default=4000, show_default=True, help="Length of each of those.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -33,8 +35,16 @@ def bench(
     Nothing else should run on the machine. Figures are medians over the rounds; the ratios are what carries over to
     another machine.
     """
-    loads = tuple(int(part) for part in streams.split(",") if part.strip().isdigit())
-    reports = asyncio.run(_measure(model, loads, max_tokens, rounds, server_streams, server_tokens))
+    from tailrace.errors import ModelError
+
+    try:
+        loads = tuple(int(part) for part in streams.split(",") if part.strip())
+    except ValueError:
+        raise click.BadParameter("numbers separated by commas, please", param_hint="--streams") from None
+    try:
+        reports = asyncio.run(_measure(model, loads, max_tokens, rounds, server_streams, server_tokens))
+    except (ModelError, RuntimeError) as error:
+        raise click.ClickException(str(error)) from error
     if as_json:
         click.echo(json.dumps({"machine": _machine(), "model": model, **_plain(reports)}, indent=2))
         return
