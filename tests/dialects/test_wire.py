@@ -359,3 +359,8 @@ def test_the_error_that_a_cancelled_stream_stands_for() -> None:
     for end in (None, End("cancelled", Usage(1, 0))):
         error = failure_of(end)
         assert (error.code, error.status) == ("cancelled", 499)
+
+
+def test_a_body_of_nothing_but_brackets_is_refused_unread() -> None:
+    with pytest.raises(RequestError, match="too many"):
+        read_json(b'{"a":[' + b"[]," * 200_000 + b"[]]}")

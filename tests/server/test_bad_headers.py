@@ -55,6 +55,7 @@ FORBIDDEN: dict[str, dict[str, str]] = {
     "none": {"host": ""},
     "foreign origin": {"origin": f"http://{CANARY}.example"},
     "null origin": {"origin": "null"},
+    "malformed origin": {"origin": "http://["},
     "origin that begins right": {"origin": f"http://localhost.{CANARY}.example"},
     "origin of another port": {"origin": "http://127.0.0.1:1"},
 }
