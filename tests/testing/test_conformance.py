@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import mmap
 from collections.abc import Callable
 
 import pytest
@@ -293,11 +294,13 @@ class _Leaks(_Broken):
 
     def __init__(self) -> None:
         super().__init__()
-        self._kept: list[bytearray] = []
+        self._kept: list[mmap.mmap] = []
 
     def submit(self, sequence: Sequence) -> None:
         super().submit(sequence)
-        self._kept.append(bytearray(b"x" * 100_000))
+        kept = mmap.mmap(-1, 100_000)  # not from the heap, where earlier tests may have left room
+        kept.write(b"x" * 100_000)
+        self._kept.append(kept)
 
 
 class _NeverIdle(_Broken):
