@@ -84,23 +84,25 @@ class Gate:
 
         Raises: ContextLengthExceeded and RequestError if never; QueueFull, Draining, EngineLost if not now.
         """
-        if self._refusal is not None:
-            raise self._refusal
+        self._check_refusal()
+        num_tokens = self._demand(num_prompt_tokens + max_tokens, num_sequences)
         if self._capacity_tokens:
-            tokens = self._demand(num_prompt_tokens + max_tokens, num_sequences)
-            if tokens > self._capacity_tokens:
+            if num_tokens > self._capacity_tokens:
                 limit = self._capacity_tokens // num_sequences
                 raise ContextLengthExceeded(num_prompt_tokens, limit, max_tokens=max_tokens)
             if num_sequences > self._capacity_sequences:
                 raise RequestError(f"n is at most {self._capacity_sequences} here.", param="n")
         self._check_room()
-        return self._demand(num_prompt_tokens + max_tokens, num_sequences)
+        return num_tokens
 
     def check_open(self) -> None:
         """Whether anybody is let in now, whatever they ask. Raises: QueueFull, Draining, EngineLost."""
+        self._check_refusal()
+        self._check_room()
+
+    def _check_refusal(self) -> None:
         if self._refusal is not None:
             raise self._refusal
-        self._check_room()
 
     def _check_room(self) -> None:
         if self._num_running + len(self._waiting) + self._num_coming >= self._max_requests:
