@@ -23,6 +23,7 @@ CODES = {
     "not_found": (404, "nothing is at this path"),
     "queue_timeout": (429, "the request waited for its turn longer than `--queue-s`"),
     "template_error": (400, "the model's chat template refuses these messages"),
+    "upgrade_required": (426, "`/v1/ws` was asked for without WebSocket's handshake"),
 }
 
 
@@ -49,7 +50,7 @@ def render() -> str:
     lines += [f"| `{code}` | {status} | {text} |" for code, (status, text) in sorted(error_rows().items())]
     lines += [
         "",
-        "On text-generation-inference's routes they are `validation` (422), `overloaded` (429, 503) and",
+        "On text-generation-inference's routes they are `validation` (422), `overloaded` (429) and",
         "`generation` (424).",
         "",
     ]

@@ -8,7 +8,7 @@ import pytest
 
 from tailrace.engine import Delta, Sequence
 from tailrace.engines.protocol import Submit, decode_to_worker, encode
-from tailrace.types import End, Failure, GenerateRequest, Sampling, TextDelta, Usage
+from tailrace.types import End, Failure, GenerateRequest, Grammar, Sampling, TextDelta, Usage
 
 
 def test_what_is_made_for_every_token_is_not_the_garbage_collectors_business() -> None:
@@ -25,7 +25,7 @@ def test_events_and_requests_do_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         Sampling().n = 2  # type: ignore[misc]
     with pytest.raises(FrozenInstanceError):
-        GenerateRequest().prompt = "a"  # type: ignore[misc]
+        GenerateRequest().prompts = ("a",)  # type: ignore[misc]
 
 
 def test_events_compare_by_what_they_say() -> None:
@@ -34,8 +34,28 @@ def test_events_compare_by_what_they_say() -> None:
 
 
 def test_every_sampling_parameter_reaches_the_worker() -> None:
-    sampling = Sampling(0.5, 0.25, 3, 0.125, 1.5, -1.0, 1.25, 2**64 - 1, 9, ("a", "é"), True, True, True, 2)
-    assert len(fields(sampling)) == 14
+    sampling = Sampling(
+        temperature=0.5,
+        top_p=0.25,
+        top_k=3,
+        min_p=0.125,
+        typical_p=0.75,
+        repetition_penalty=1.5,
+        presence_penalty=-1.0,
+        frequency_penalty=1.25,
+        seed=2**64 - 1,
+        max_tokens=9,
+        stop=("a", "é"),
+        include_stop=True,
+        ignore_eos=True,
+        logprobs=True,
+        top_logprobs=5,
+        logit_bias=((7, -100.0), (9, 0.5)),
+        grammar=Grammar("regex", "[a-zé]+"),
+        n=2,
+    )
+    plain = Sampling()
+    assert not [field.name for field in fields(sampling) if getattr(sampling, field.name) == getattr(plain, field.name)]
     sequence = Sequence(7, (1, 2, 3), sampling)
     sent = encode(Submit(sequence))[4:]  # behind the length
     received = decode_to_worker(sent)
@@ -47,9 +67,10 @@ def test_plain_sampling_asks_for_nothing() -> None:
     """What is left out must not look like a wish that an engine could lack."""
     plain = Sampling()
     assert (plain.temperature, plain.top_p, plain.top_k, plain.min_p, plain.repetition_penalty) == (1, 1, 0, 0, 1)
-    assert (plain.presence_penalty, plain.frequency_penalty, plain.n) == (0, 0, 1)
+    assert (plain.presence_penalty, plain.frequency_penalty, plain.typical_p, plain.n) == (0, 0, 1, 1)
     assert (plain.seed, plain.max_tokens, plain.stop) == (None, None, ())
     assert (plain.include_stop, plain.ignore_eos, plain.logprobs) == (False, False, False)
+    assert (plain.top_logprobs, plain.logit_bias, plain.grammar) == (0, (), None)
 
 
 def test_a_seed_beyond_the_protocol_cannot_be_sent() -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import msgspec
 
-from tailrace.types import FinishReason, Sampling
+from tailrace.types import FinishReason, Sampling, TopLogprobs
 
 __all__ = ["Capabilities", "Delta", "Engine", "Sequence"]
 
@@ -48,6 +48,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     # On the last one of a sequence, and only there. "stop" and "length" come with the token that they are about.
     finish_reason: FinishReason | None = None
     failure: str = ""  # for people, with finish_reason "error"
+    top_logprobs: tuple[TopLogprobs, ...] = ()  # for each token, where asked for
 
 
 class Engine(Protocol):

@@ -8,7 +8,7 @@ logs hold (with collected objects, a third of the server's time at full speed we
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
 
@@ -18,10 +18,13 @@ __all__ = [
     "Failure",
     "FinishReason",
     "GenerateRequest",
+    "Grammar",
     "Message",
     "Sampling",
     "Status",
     "TextDelta",
+    "ToolCall",
+    "TopLogprobs",
     "Usage",
 ]
 
@@ -30,11 +33,30 @@ Status: TypeAlias = Literal["done", "error", "cancelled", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A function that the model asked to be called, with its arguments as JSON."""
+
+    call_id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a chat, as a chat template sees it."""
 
     role: str
     content: str
+    tool_calls: tuple[ToolCall, ...] = ()
+    tool_call_id: str = ""  # what a message of role `tool` answers
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must look like: a JSON schema, or a regular expression for all of it."""
+
+    kind: Literal["json_schema", "regex"]
+    source: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +67,7 @@ class Sampling:
     top_p: float = 1.0
     top_k: int = 0  # 0 is off
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0  # over prompt and answer
     presence_penalty: float = 0.0  # over the answer
     frequency_penalty: float = 0.0  # over the answer
@@ -54,24 +77,32 @@ class Sampling:
     include_stop: bool = False  # leave the matched stop string in the text
     ignore_eos: bool = False
     logprobs: bool = False  # of the chosen tokens
+    top_logprobs: int = 0  # of so many likeliest tokens at each place
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids and what is added to their logits
+    grammar: Grammar | None = None
     n: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """What a client asked, whatever the wire. Exactly one of `prompt` and `messages` is given.
+    """What a client asked, whatever the wire. Either `prompts` or `messages` are given.
 
+    Each prompt is text or token ids, and is answered `sampling.n` times: choice number `i * n + j` is the j-th answer
+    to prompt i. `tools` are functions as JSON schemas, in OpenAI's form, for the chat template to show to the model.
     `on_disconnect` says what the last reader's leaving means; a detached stream that nobody reads for `linger_s` is
     cancelled all the same.
     """
 
     model: str | None = None
-    prompt: str | None = None
+    prompts: tuple[str | tuple[int, ...], ...] = ()
     messages: tuple[Message, ...] = ()
+    tools: tuple[dict[str, Any], ...] = ()
+    continue_final: bool = False  # the last message is the beginning of the answer
     sampling: Sampling = field(default_factory=Sampling)
     truncate: int | None = None  # keep only the last so many prompt tokens
     on_disconnect: Literal["cancel", "detach"] = "cancel"
     linger_s: float | None = None  # None: the server's default
+    memo: bytes = b""  # what the wire wants to see again with the stream, JSON
 
 
 class Usage(NamedTuple):
@@ -88,6 +119,9 @@ class Failure(NamedTuple):
     message: str
 
 
+TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]  # ids and logprobs of the likeliest tokens, likeliest first
+
+
 class TextDelta(msgspec.Struct, frozen=True, gc=False):
     """What one engine step added to one choice of a stream. Text may lag behind its tokens: half a character and what
     could yet become a stop string are held back."""
@@ -98,6 +132,7 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     logprobs: tuple[float, ...] = ()
     finish_reason: FinishReason | None = None  # on the last delta of a choice, and only there
     stop: str | None = None  # the stop string that ended the choice
+    top_logprobs: tuple[TopLogprobs, ...] = ()  # for each token, where asked for
 
 
 class End(msgspec.Struct, frozen=True, gc=False):

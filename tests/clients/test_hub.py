@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from huggingface_hub import AsyncInferenceClient, InferenceClient
@@ -15,6 +17,8 @@ from huggingface_hub.errors import (
 )
 from tests.server.oracle import LOGPROB, Answer, chat_ids
 from tests.server.process import Server
+
+from tailrace.engines.scripted import CONTROL_TOKENS
 
 PROMPT = "Tell me of rivers."
 SEED = 11
@@ -82,41 +86,85 @@ def test_stop_sequences(client: InferenceClient) -> None:
     assert "".join(pieces) == output.generated_text
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_what_is_wrong_is_a_validation_error(client: InferenceClient, stream: bool) -> None:
-    with pytest.raises(ValidationError, match="temperature"):
-        list(client.text_generation(PROMPT, temperature=-1.0, stream=stream))
-    with pytest.raises(ValidationError, match="empty"):
-        list(client.text_generation("", stream=stream))
-    with pytest.raises(ValidationError, match="70000"):
-        list(client.text_generation(PROMPT, max_new_tokens=70_000, stream=stream))
+WAYS = [pytest.param(way, id=way) for way in ("whole", "whole details", "stream", "stream details")]
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_failure_on_the_way_is_a_generation_error(client: InferenceClient, stream: bool) -> None:
+def ask(client: InferenceClient, way: str, prompt: str = PROMPT, **parameters: Any) -> list[Any]:  # Any: of hub
+    """What comes, piece by piece, or the one piece that there is."""
+    stream, details = way.startswith("stream"), way.endswith("details")
+    answer: Any = client.text_generation(prompt, stream=stream, details=details, **parameters)
+    return list(answer) if stream else [answer]
+
+
+async def ask_async(client: AsyncInferenceClient, way: str, prompt: str = PROMPT, **parameters: Any) -> list[Any]:
+    stream, details = way.startswith("stream"), way.endswith("details")
+    answer: Any = await client.text_generation(prompt, stream=stream, details=details, **parameters)
+    return [piece async for piece in answer] if stream else [answer]
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": -1.0}, "temperature"),
+    ({"prompt": ""}, "empty"),
+    ({"max_new_tokens": 70_000}, "70000"),
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_what_is_wrong_is_a_validation_error(way: str, client: InferenceClient, server: Server) -> None:
+    async with AsyncInferenceClient(server.url) as async_client:
+        for parameters, reason in WRONG:
+            with pytest.raises(ValidationError, match=reason):
+                ask(client, way, **parameters)
+            with pytest.raises(ValidationError, match=reason):
+                await ask_async(async_client, way, **parameters)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_failure_on_the_way_is_a_generation_error(way: str, client: InferenceClient, server: Server) -> None:
+    with pytest.raises(GenerationError, match="the script says so"):
+        ask(client, way, "<|fail|>", max_new_tokens=10)
+    async with AsyncInferenceClient(server.url) as async_client:
+        with pytest.raises(GenerationError, match="the script says so"):
+            await ask_async(async_client, way, "<|fail|>", max_new_tokens=10)
+
+
+def test_what_came_before_a_failure_is_shown(client: InferenceClient) -> None:
+    control = 256 + CONTROL_TOKENS.index("<|fail|>")
+    pieces = iter(client.text_generation("<|fail|>", max_new_tokens=10, seed=SEED, stream=True))
+    assert [next(pieces) for _ in range(3)] == Answer((control,), 10, SEED).texts[:3]
     with pytest.raises(GenerationError):
-        list(client.text_generation("<|fail|>", max_new_tokens=10, stream=stream))
+        next(pieces)
 
 
-@pytest.fixture
-def full(serve: Callable[..., Server]) -> Server:
+@pytest.mark.parametrize("way", ["whole details", "stream"])
+def test_the_death_of_the_worker_is_a_generation_error(way: str, serve: Callable[..., Server]) -> None:
+    with InferenceClient(serve("scripted").url) as client, pytest.raises(GenerationError):
+        ask(client, way, "<|crash|>", max_new_tokens=10)
+
+
+@pytest.fixture(scope="module")
+def full() -> Iterator[Server]:
     """A server with all its places taken."""
-    server = serve("scripted:tokens_per_s=50", "--max-concurrent-requests", "1")
-    server.create({"prompt": "Long.", "max_tokens": 5_000})
-    return server
+    with contextlib.closing(Server("scripted:tokens_per_s=50", "--max-concurrent-requests", "1")) as server:
+        server.wait_ready().create({"prompt": "Long.", "max_tokens": 20_000, "linger_s": 600})
+        yield server
 
 
-async def test_overload_is_an_overloaded_error(full: Server) -> None:
-    with InferenceClient(full.url) as client:
-        for stream in (False, True):
-            with pytest.raises(OverloadedError):
-                list(client.text_generation(PROMPT, stream=stream))
-        with pytest.raises(HfHubHTTPError) as error:
-            client.chat_completion(MESSAGES)
-        assert error.value.response.status_code == 429
-    async with AsyncInferenceClient(full.url) as client_:
+@pytest.mark.parametrize("way", WAYS)
+async def test_overload_is_an_overloaded_error(way: str, full: Server) -> None:
+    with InferenceClient(full.url) as client, pytest.raises(OverloadedError):
+        ask(client, way)
+    async with AsyncInferenceClient(full.url) as async_client:
         with pytest.raises(OverloadedError):
-            await client_.text_generation(PROMPT)
+            await ask_async(async_client, way)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_overload_of_a_chat_is_an_http_error(stream: bool, full: Server) -> None:
+    with InferenceClient(full.url) as client:
+        with pytest.raises(HfHubHTTPError) as error:
+            list(client.chat_completion(MESSAGES, stream=stream))
+        assert error.value.response.status_code == 429
 
 
 def test_chat(client: InferenceClient) -> None:

@@ -176,6 +176,8 @@ def test_overload_is_a_rate_limit_error_and_is_tried_again(serve: Callable[..., 
         with pytest.raises(openai.RateLimitError) as full:
             client.chat.completions.create(model="scripted", messages=MESSAGES, stream=True)
         assert int(full.value.response.headers["retry-after"]) >= 1
+        with pytest.raises(openai.RateLimitError):
+            client.completions.create(model="scripted", prompt=PROMPT)
         server.http.delete(f"/v1/streams/{stream_id}")
         completion = client.with_options(max_retries=2).completions.create(
             model="scripted", prompt=PROMPT, max_tokens=3, seed=SEED
@@ -190,6 +192,16 @@ def test_the_error_in_a_stream_is_raised(client: OpenAI) -> None:
         texts += [chunk.choices[0].text for chunk in stream]
     with pytest.raises(openai.InternalServerError):
         client.completions.create(model="scripted", prompt="<|fail|>", max_tokens=20)
+
+
+def test_the_death_of_the_worker_is_raised(serve: Callable[..., Server]) -> None:
+    with _client(serve("scripted")) as client:
+        stream = client.completions.create(model="scripted", prompt="<|crash|>", max_tokens=20, stream=True)
+        with pytest.raises(openai.APIError, match="engine"), stream:
+            list(stream)
+    with _client(serve("scripted")) as client, pytest.raises(openai.InternalServerError) as lost:
+        client.completions.create(model="scripted", prompt="<|crash|>", max_tokens=20)
+    assert lost.value.code == "engine_lost"
 
 
 def test_heartbeats_do_not_disturb(serve: Callable[..., Server]) -> None:

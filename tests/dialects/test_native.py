@@ -3,8 +3,12 @@ from __future__ import annotations
 import json
 
 import pytest
+from tests.dialects.asking import asked, prompt_of
+from tests.dialects.asking import native as parse
+from tests.dialects.transcripts import STREAMS, facts, facts_for
 
-from tailrace.dialects import native
+from tailrace.dialects import Call, native
+from tailrace.dialects.wire import Following
 from tailrace.errors import (
     AdmissionError,
     ContextLengthExceeded,
@@ -20,23 +24,64 @@ from tailrace.types import Message, Sampling
 
 
 def test_defaults() -> None:
-    call = native.parse({"prompt": "Hi"})
+    call = parse({"prompt": "Hi"})
     assert call.request.sampling == Sampling()
-    assert (call.request.prompt, call.request.messages, call.request.model) == ("Hi", (), None)
+    assert (call.request.prompts, call.request.messages, call.request.model) == (("Hi",), (), None)
     assert (call.request.on_disconnect, call.request.linger_s) == ("detach", None)
-    assert (call.stream, call.ignored) == (True, ())
+    assert (call.stream, call.at_once, call.status, call.ignored) == (False, True, 201, ())
 
 
 def test_what_other_wires_do_not_have() -> None:
-    request = native.parse({"prompt": "", "on_disconnect": "cancel", "linger_s": 0.5, "logprobs": True}).request
-    assert (request.prompt, request.on_disconnect, request.linger_s) == ("", "cancel", 0.5)
+    request = parse({"prompt": "", "on_disconnect": "cancel", "linger_s": 0.5, "logprobs": True}).request
+    assert (prompt_of(request), request.on_disconnect, request.linger_s) == ("", "cancel", 0.5)
     assert request.sampling.logprobs
+
+
+@pytest.mark.parametrize(
+    ("accept", "streams"),
+    [
+        ("text/event-stream", True),
+        ("application/json, text/event-stream;q=0.9", True),
+        ("*/*", False),
+        ("application/json", False),
+        ("", False),
+    ],
+)
+def test_what_is_accepted_decides_about_streaming(accept: str, streams: bool) -> None:
+    call = native.parse(asked({"prompt": "Hi"}, headers={"accept": accept}))
+    assert isinstance(call, Call)
+    assert call.stream is streams
+
+
+def test_a_post_with_a_cursor_is_a_following_whatever_its_body() -> None:
+    stream_id = facts().stream_id
+    found = native.parse(asked({"nonsense": 1}, headers={"last-event-id": f"{stream_id}-7"}))
+    assert isinstance(found, Following)
+    assert (found.stream_id, found.after, found.replay) == (stream_id, 7, False)
+
+
+@pytest.mark.parametrize(
+    ("header", "query", "after"),
+    [
+        (None, None, 0),
+        ("3", "9", 3),
+        (None, "9", 9),
+        (f"{'s' * 22}-4", "9", 4),
+        ("", "5", 5),
+        (None, f"{'s' * 22}-6", 6),
+    ],
+)
+def test_where_a_reader_goes_on(header: str | None, query: str | None, after: int) -> None:
+    headers = {} if header is None else {"last-event-id": header}
+    asking = asked(query={} if query is None else {"after": query}, path={"stream_id": "s" * 22}, headers=headers)
+    found = native.parse_following(asking)
+    assert (found.stream_id, found.after) == ("s" * 22, after)
 
 
 def test_messages() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     body = {"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": parts}, {"role": "assistant"}]}
-    assert native.parse(body).request.messages == (
+    assert parse(body).request.messages == (
         Message("system", "s"),
         Message("user", "ab"),
         Message("assistant", ""),
@@ -46,13 +91,13 @@ def test_messages() -> None:
 @pytest.mark.parametrize("body", [{}, {"prompt": None}, {"prompt": "a", "messages": [{"role": "user"}]}])
 def test_a_prompt_or_messages(body: dict[str, object]) -> None:
     with pytest.raises(RequestError, match="either prompt or messages"):
-        native.parse(body)
+        parse(body)
 
 
 @pytest.mark.parametrize("messages", [[], [{"role": "user"}] * 10_001])
 def test_how_many_messages(messages: list[object]) -> None:
     with pytest.raises(RequestError) as caught:
-        native.parse({"messages": messages})
+        parse({"messages": messages})
     assert caught.value.param == "messages"
 
 
@@ -61,7 +106,7 @@ def test_how_many_messages(messages: list[object]) -> None:
     [
         {},
         {"content": "a"},
-        {"role": "tool", "content": "a"},
+        {"role": "function", "content": "a"},
         {"role": "<|system|>", "content": "a"},
         {"role": None, "content": "a"},
         {"role": "user", "content": 1},
@@ -73,7 +118,7 @@ def test_how_many_messages(messages: list[object]) -> None:
 )
 def test_a_message_that_is_none(message: object) -> None:
     with pytest.raises(RequestError) as caught:
-        native.parse({"messages": [{"role": "user", "content": "Hi"}, message]})
+        parse({"messages": [{"role": "user", "content": "Hi"}, message]})
     assert str(caught.value.param).startswith("messages[1]")
     assert "passwd" not in caught.value.message
 
@@ -84,19 +129,19 @@ def test_a_message_that_is_none(message: object) -> None:
 )
 def test_ranges_of_its_own(name: str, value: object) -> None:
     with pytest.raises(RequestError) as caught:
-        native.parse({"prompt": "Hi", name: value})
+        parse({"prompt": "Hi", name: value})
     assert caught.value.param == name
 
 
 def test_a_typing_mistake_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedParameter) as caught:
-        native.parse({"prompt": "Hi", "temprature": 1})
+        parse({"prompt": "Hi", "temprature": 1})
     assert (caught.value.param, caught.value.message) == ("temprature", "Unknown field: temprature.")
 
 
 def test_an_unknown_name_is_shown_as_no_more_than_a_name() -> None:
     with pytest.raises(UnsupportedParameter) as caught:
-        native.parse({"prompt": "Hi", "a\r\nset-cookie: \u2028<b>" + "x" * 1000: 1})
+        parse({"prompt": "Hi", "a\r\nset-cookie: \u2028<b>" + "x" * 1000: 1})
     assert str(caught.value.param).isascii()
     assert len(str(caught.value.param)) <= 40
     assert not set(str(caught.value.param)) & set("\r\n<>: ")
@@ -115,9 +160,9 @@ def test_an_unknown_name_is_shown_as_no_more_than_a_name() -> None:
 )
 def test_what_cannot_be_honoured_is_refused_by_name(name: str, wanted: object, harmless: object) -> None:
     with pytest.raises(UnsupportedParameter) as caught:
-        native.parse({"prompt": "Hi", name: wanted})
+        parse({"prompt": "Hi", name: wanted})
     assert caught.value.param == name
-    assert native.parse({"prompt": "Hi", name: harmless}) == native.parse({"prompt": "Hi"})
+    assert parse({"prompt": "Hi", name: harmless}) == parse({"prompt": "Hi"})
 
 
 @pytest.mark.parametrize(
@@ -138,6 +183,38 @@ def test_errors(error: TailraceError, status: int, kind: str, code: str) -> None
     assert body == json.dumps(
         {"error": {"message": "m", "type": kind, "code": code, "param": "p"}}, separators=(",", ":")
     ).encode("ascii")
+
+
+def test_the_state_of_a_stream_that_has_ended() -> None:
+    shown = json.loads(native.NativeEncoder(facts()).whole(STREAMS["stop"]))
+    path = f"/v1/streams/{facts().stream_id}"
+    assert shown == {
+        "id": facts().stream_id,
+        "status": facts().status,
+        "model": "scripted",
+        "created": 1_700_000_000,
+        "last_event_id": f"{facts().stream_id}-5",
+        "events_url": path + "/events",
+        "cancel_url": path + "/cancel",
+        "expires_in_s": None,
+        "text": " the",
+    } | {"status": "done", "usage": {"prompt_tokens": 4, "completion_tokens": 6, "total_tokens": 10}}
+
+
+def test_the_state_of_a_stream_that_has_just_begun() -> None:
+    encoder = native.NativeEncoder(facts())
+    shown = json.loads(encoder.whole([]))
+    assert (shown["status"], shown["text"], shown["last_event_id"]) == ("running", "", f"{facts().stream_id}-0")
+    assert not {"usage", "choices", "error"} & set(shown)
+    shown = json.loads(encoder.whole(STREAMS["plain"][:2]))
+    assert (shown["text"], shown["last_event_id"]) == (" the river", f"{facts().stream_id}-2")
+
+
+def test_the_state_shows_every_choice_and_why_it_failed() -> None:
+    shown = json.loads(native.NativeEncoder(facts_for(STREAMS["two"])).whole(STREAMS["two"]))
+    assert (shown["text"], shown["choices"]) == (" the river runs", [" the river runs", " over"])
+    shown = json.loads(native.NativeEncoder(facts()).whole(STREAMS["error"]))
+    assert (shown["status"], shown["error"]["code"], shown["text"]) == ("error", "engine_lost", " the")
 
 
 def test_an_error_that_counts() -> None:

@@ -1,89 +1,356 @@
+"""OpenAI's requests. What its answers look like is in `test_openai_answers.py`."""
+
 from __future__ import annotations
 
 import json
 
 import pytest
+from tests.dialects.asking import FakeServer, asked, chat, completion
 
 from tailrace.dialects import openai
-from tailrace.dialects.wire import JsonBody
-from tailrace.errors import RequestError, UnsupportedParameter
-from tailrace.types import Message, Sampling
+from tailrace.dialects.bodies import JsonBody
+from tailrace.dialects.openai_chunks import ChatEncoder
+from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
+from tailrace.types import Grammar, Message, Sampling
 
 CHAT: JsonBody = {"messages": [{"role": "user", "content": "Hi"}]}
 TEXT: JsonBody = {"prompt": "Hi"}
+LOOK: JsonBody = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "string"}}}},
+}
+WAIT: JsonBody = {"type": "function", "function": {"name": "wait", "description": "Do nothing."}}
 
 
 def test_defaults_of_a_chat() -> None:
-    call = openai.parse_chat(CHAT)
+    call = chat(CHAT)
     assert call.request.sampling == Sampling()
-    assert (call.request.prompt, call.request.messages) == (None, (Message("user", "Hi"),))
+    assert (call.request.prompts, call.request.messages) == ((), (Message("user", "Hi"),))
+    assert (call.request.tools, call.request.continue_final) == ((), False)
     assert (call.request.on_disconnect, call.stream, call.ignored) == ("cancel", False, ())
 
 
 def test_defaults_of_a_completion() -> None:
-    call = openai.parse_completion(TEXT)
+    call = completion(TEXT)
     assert call.request.sampling == Sampling(max_tokens=16)
-    assert (call.request.prompt, call.request.messages) == ("Hi", ())
+    assert (call.request.prompts, call.request.messages) == (("Hi",), ())
     assert (call.request.on_disconnect, call.stream, call.ignored) == ("cancel", False, ())
-    assert openai.parse_completion(TEXT | {"max_tokens": 5}).request.sampling.max_tokens == 5
-    assert openai.parse_completion(TEXT | {"max_tokens": None}).request.sampling.max_tokens == 16
+    assert completion(TEXT | {"max_tokens": 5}).request.sampling.max_tokens == 5
+    assert completion(TEXT | {"max_tokens": None}).request.sampling.max_tokens == 16
 
 
 def test_a_developer_is_a_system_to_templates() -> None:
     body = {"messages": [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]}
-    assert openai.parse_chat(body).request.messages == (Message("system", "a"), Message("user", "b"))
+    assert chat(body).request.messages == (Message("system", "a"), Message("user", "b"))
 
 
 @pytest.mark.parametrize("body", [{}, {"messages": None}, {"messages": []}, {"messages": "Hi"}, {"prompt": "Hi"}])
 def test_a_chat_needs_messages(body: JsonBody) -> None:
     with pytest.raises(RequestError, match="messages"):
-        openai.parse_chat(body)
+        chat(body)
 
 
-@pytest.mark.parametrize("prompt", [["a", "b"], [1, 2], [[1, 2]], []])
-def test_prompts_that_are_not_one_text_are_refused_by_name(prompt: object) -> None:
-    with pytest.raises(UnsupportedParameter) as caught:
-        openai.parse_completion({"prompt": prompt})
-    assert caught.value.param == "prompt"
+# Prompts
 
 
-@pytest.mark.parametrize("body", [{}, {"prompt": None}, {"prompt": ""}, {"prompt": [""]}, {"prompt": 1}, CHAT])
-def test_a_completion_needs_a_prompt(body: JsonBody) -> None:
-    with pytest.raises(RequestError, match="prompt"):
-        openai.parse_completion(body)
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("Hi", ("Hi",)),
+        (["Hi"], ("Hi",)),
+        (["a", "b", "a"], ("a", "b", "a")),
+        ([1, 2], ((1, 2),)),
+        ([0], ((0,),)),
+        ([[1, 2], [3]], ((1, 2), (3,))),
+        (["a", [1]], ("a", (1,))),
+    ],
+)
+def test_prompts_in_every_form(prompt: object, prompts: tuple[object, ...]) -> None:
+    assert completion({"prompt": prompt}).request.prompts == prompts
 
 
-def test_a_list_of_one_prompt_is_that_prompt() -> None:
-    assert openai.parse_completion({"prompt": ["Hi"]}) == openai.parse_completion(TEXT)
+@pytest.mark.parametrize(
+    "prompt",
+    [None, "", [], [""], ["a", ""], [[]], [[1], []], 1, True, {}, [None], [True], [1.5], [[1.5]], [["a"]], [1, "a"],
+     ["a", 1], [[1], 1], [[[1]]], {"text": "Hi"}],
+)  # fmt: skip
+def test_what_is_no_prompt(prompt: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        completion({"prompt": prompt})
+    assert str(caught.value.param).partition("[")[0] == "prompt"
+
+
+def test_a_completion_needs_a_prompt() -> None:
+    for body in ({}, CHAT):
+        with pytest.raises(RequestError, match="prompt"):
+            completion(body)
+
+
+def test_an_assistants_message_at_the_end_is_continued() -> None:
+    before: list[object] = [{"role": "user", "content": "Count."}]
+    begun = {"role": "assistant", "content": "One,"}
+    assert chat({"messages": [*before, begun]}).request.continue_final
+    assert not chat({"messages": [*before, begun, *before]}).request.continue_final
+    called = {"role": "assistant", "tool_calls": [{"id": "1", "function": {"name": "look"}}]}
+    assert not chat({"messages": [*before, called]}).request.continue_final
+
+
+# Sampling
 
 
 def test_logprobs() -> None:
-    assert openai.parse_chat(CHAT | {"logprobs": True}).request.sampling.logprobs
-    assert not openai.parse_chat(CHAT | {"logprobs": False}).request.sampling.logprobs
-    assert openai.parse_completion(TEXT | {"logprobs": 0}).request.sampling.logprobs
-    assert not openai.parse_completion(TEXT | {"logprobs": None}).request.sampling.logprobs
+    assert chat(CHAT | {"logprobs": True}).request.sampling == Sampling(logprobs=True)
+    assert chat(CHAT | {"logprobs": True, "top_logprobs": 20}).request.sampling.top_logprobs == 20
+    assert not chat(CHAT | {"logprobs": False, "top_logprobs": 0}).request.sampling.logprobs
+    assert completion(TEXT | {"logprobs": 0}).request.sampling == Sampling(max_tokens=16, logprobs=True)
+    assert completion(TEXT | {"logprobs": 5}).request.sampling.top_logprobs == 5
+    assert not completion(TEXT | {"logprobs": None}).request.sampling.logprobs
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (TEXT | {"logprobs": True}, "logprobs"),
+        (TEXT | {"logprobs": -1}, "logprobs"),
+        (TEXT | {"logprobs": 6}, "logprobs"),
+        (CHAT | {"logprobs": 1}, "logprobs"),
+        (CHAT | {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        (CHAT | {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        (CHAT | {"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
+        (CHAT | {"top_logprobs": 1}, "top_logprobs"),
+    ],
+)
+def test_logprobs_that_cannot_be(body: JsonBody, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        (chat if "messages" in body else completion)(body)
+    assert caught.value.param == param
+
+
+def test_biases() -> None:
+    biases = {"50256": -100, "0": 0.5, "7": 100}
+    for parse, body in ((chat, CHAT), (completion, TEXT)):
+        assert parse(body | {"logit_bias": biases}).request.sampling.logit_bias == ((50256, -100), (0, 0.5), (7, 100))
+        assert parse(body | {"logit_bias": {}}) == parse(body)
+
+
+@pytest.mark.parametrize(
+    "biases",
+    [
+        {"a": 1},
+        {"-1": 1},
+        {"": 1},
+        {" 1": 1},
+        {"1.0": 1},
+        {"\u0661": 1},
+        {"9" * 10: 1},
+        {"1": 100.1},
+        {"1": -101},
+        {"1": "1"},
+        {"1": None},
+        {str(i): 1 for i in range(301)},
+        [1],
+        "1",
+    ],
+)
+def test_biases_that_are_none(biases: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(CHAT | {"logit_bias": biases})
+    assert str(caught.value.param).partition("[")[0] == "logit_bias"
+
+
+def test_what_vllm_adds() -> None:
+    for parse, body in ((chat, CHAT), (completion, TEXT)):
+        assert parse(body | {"include_stop_str_in_output": True, "stop": "a"}).request.sampling.include_stop
+        assert parse(body | {"truncate_prompt_tokens": 5}).request.truncate == 5
+        for wrong in (0, -1, "5", 2**31):
+            with pytest.raises(RequestError):
+                parse(body | {"truncate_prompt_tokens": wrong})
+
+
+# What the answer must look like
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    "response_format",
+    [
+        {"type": "json_schema", "json_schema": {"name": "x", "strict": True, "schema": SCHEMA}},
+        {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
+        {"type": "json_schema", "schema": SCHEMA},
+        {"type": "json_schema", "value": SCHEMA},
+        {"type": "json", "value": SCHEMA},
+        {"type": "json_object", "value": SCHEMA},
+    ],
+)
+def test_a_schema_in_every_form(response_format: object) -> None:
+    grammar = chat(CHAT | {"response_format": response_format}).request.sampling.grammar
+    assert grammar is not None
+    assert (grammar.kind, json.loads(grammar.source)) == ("json_schema", SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("response_format", "grammar"),
+    [
+        (None, None),
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, Grammar("json_schema", '{"type":"object"}')),
+        ({"type": "json_object", "value": None}, Grammar("json_schema", '{"type":"object"}')),
+        ({"type": "regex", "value": "[0-9]{1,3}"}, Grammar("regex", "[0-9]{1,3}")),
+    ],
+)
+def test_formats(response_format: object, grammar: Grammar | None) -> None:
+    assert chat(CHAT | {"response_format": response_format}).request.sampling.grammar == grammar
+
+
+@pytest.mark.parametrize(
+    "response_format",
+    [{}, {"type": "xml"}, {"type": 1}, {"type": ["text"]}, "text", [], {"type": "json_schema"},
+     {"type": "json_schema", "json_schema": {}}, {"type": "json_schema", "json_schema": {"schema": True}},
+     {"type": "json_schema", "json_schema": SCHEMA}, {"type": "json", "value": "a"}, {"type": "regex"}],
+)  # fmt: skip
+def test_formats_that_are_none(response_format: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(CHAT | {"response_format": response_format})
+    assert caught.value.param == "response_format"
+
+
+# Tools
+
+
+def tools_of(choice: object = None, *tools: JsonBody) -> tuple[tuple[str, ...], Grammar | None, ChatEncoder]:
+    from tests.dialects.transcripts import facts
+
+    body = CHAT | {"tools": list(tools or (LOOK, WAIT))} | ({} if choice is None else {"tool_choice": choice})
+    call = chat(body)
+    encoder = call.view.open(facts())
+    assert isinstance(encoder, ChatEncoder)
+    return tuple(tool["function"]["name"] for tool in call.request.tools), call.request.sampling.grammar, encoder
+
+
+def test_the_template_is_shown_tools_without_what_was_not_said() -> None:
+    assert chat(CHAT | {"tools": [LOOK, WAIT]}).request.tools == (LOOK, WAIT)
+    bare = {"function": {"name": "look"}}
+    assert chat(CHAT | {"tools": [bare]}).request.tools == ({"type": "function", **bare},)
+
+
+@pytest.mark.parametrize("choice", [None, "auto"])
+def test_the_model_may_call(choice: str | None) -> None:
+    names, grammar, encoder = tools_of(choice)
+    assert (names, grammar) == (("look", "wait"), None)
+    assert (encoder._readers, encoder._forced_tool) == ({}, False)
+
+
+def test_the_model_may_not_call() -> None:
+    names, grammar, encoder = tools_of("none")
+    assert (names, grammar, encoder._readers) == ((), None, None)
+
+
+def call_schema(name: str, arguments: JsonBody) -> JsonBody:
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": arguments},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+    }
+
+
+def test_the_model_must_call_one_or_a_certain_one() -> None:
+    look = call_schema("look", LOOK["function"]["parameters"])
+    wait = call_schema("wait", {"type": "object"})
+    for choice, schema in (
+        ("required", {"anyOf": [look, wait]}),
+        ({"type": "function", "function": {"name": "look"}}, look),
+        ({"function": {"name": "wait"}}, wait),
+    ):
+        names, grammar, encoder = tools_of(choice)
+        assert grammar is not None
+        assert (names, grammar.kind, json.loads(grammar.source)) == (("look", "wait"), "json_schema", schema)
+        assert encoder._forced_tool
+    assert json.loads((tools_of("required", LOOK)[1] or Grammar("regex", "")).source) == look
+
+
+def test_definitions_of_forced_arguments_stay_where_references_lead() -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"at": {"$ref": "#/$defs/Place"}},
+        "$defs": {"Place": {"type": "string"}},
+    }
+    tool = {"type": "function", "function": {"name": "go", "parameters": parameters}}
+    grammar = tools_of("required", tool)[1]
+    assert grammar is not None
+    schema = json.loads(grammar.source)
+    assert schema["$defs"] == {"Place": {"type": "string"}}
+    assert "$defs" not in schema["properties"]["arguments"]
+    assert chat(CHAT | {"tools": [tool]}).request.tools == (tool,)  # and the model is shown them where they were
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tools": [LOOK, LOOK]}, "tools"),
+        ({"tools": [{**LOOK, "function": {"name": f"f{i}"}} for i in range(129)]}, "tools"),
+        ({"tools": [{"type": "function"}]}, "tools[0]"),
+        ({"tools": [{"type": "retrieval", "function": {"name": "a"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a\n"}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": ""}}]}, "tools[0].function.name"),
+        ({"tools": [{"type": "function", "function": {"name": "a" * 65}}]}, "tools[0].function.name"),
+        ({"tools": [{"function": {"name": "a", "parameters": []}}]}, "tools[0].function.parameters"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "look"}}}, "tool_choice"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [LOOK], "tool_choice": {"type": "function", "function": {"name": "wait"}}}, "tool_choice"),
+        ({"tools": [LOOK], "tool_choice": "look"}, "tool_choice"),
+        ({"tools": [LOOK], "tool_choice": {"type": "allowed_tools"}}, "tool_choice.type"),
+        ({"tools": [LOOK], "response_format": {"type": "json_object"}}, "response_format"),
+    ],
+)  # fmt: skip
+def test_tools_that_cannot_be(more: JsonBody, param: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(CHAT | more)
+    assert caught.value.param == param
+
+
+def test_tools_in_the_words_of_tgi() -> None:
+    with pytest.raises(RequestError, match=r"^Tool error: Grammar and tools are mutually exclusive$"):
+        chat(CHAT | {"tools": [LOOK], "response_format": {"type": "json_object"}})
+    assert chat(CHAT | {"tools": [LOOK], "response_format": {"type": "text"}}).request.tools == (LOOK,)
+
+
+def test_a_forced_call_whose_arguments_no_engine_could_hold_to_is_refused() -> None:
+    tool = {"type": "function", "function": {"name": "a", "parameters": {"type": "object", "patternProperties": {}}}}
+    assert chat(CHAT | {"tools": [tool]}).request.tools == (tool,)  # where nothing is forced, it is only shown
     with pytest.raises(UnsupportedParameter) as caught:
-        openai.parse_completion(TEXT | {"logprobs": 1})
-    assert caught.value.param == "logprobs"
-    for wrong in (True, -1, 6):
-        with pytest.raises(RequestError) as refused:
-            openai.parse_completion(TEXT | {"logprobs": wrong})
-        assert refused.value.param == "logprobs"
+        chat(CHAT | {"tools": [tool], "tool_choice": "required"})
+    assert caught.value.param == "tools"
+
+
+# Usage, and what is unknown or refused
 
 
 def test_usage_is_asked_for_with_a_stream_only() -> None:
     options = {"stream_options": {"include_usage": True}}
-    with_usage = openai.parse_chat(CHAT | options | {"stream": True})
-    assert with_usage.view != openai.parse_chat(CHAT | {"stream": True}).view
+    with_usage = chat(CHAT | options | {"stream": True})
+    assert with_usage.view != chat(CHAT | {"stream": True}).view
     for none in ({"include_usage": False}, {"include_usage": None}, {}, None):
-        assert openai.parse_chat(CHAT | {"stream": True, "stream_options": none}).view == openai.parse_chat(CHAT).view
+        assert chat(CHAT | {"stream": True, "stream_options": none}).view == chat(CHAT).view
     for body in (CHAT | options, CHAT | options | {"stream": False}):
         with pytest.raises(RequestError) as caught:
-            openai.parse_chat(body)
+            chat(body)
         assert caught.value.param == "stream_options"
     with pytest.raises(RequestError) as refused:
-        openai.parse_completion(TEXT | {"stream": True, "stream_options": {"include_usage": 1}})
+        completion(TEXT | {"stream": True, "stream_options": {"include_usage": 1}})
     assert refused.value.param == "stream_options.include_usage"
+
+
+def test_continuous_usage_goes_with_usage() -> None:
+    both = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    usual = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": False}}
+    assert chat(CHAT | both).view != chat(CHAT | usual).view
+    with pytest.raises(RequestError) as caught:
+        chat(CHAT | {"stream": True, "stream_options": {"continuous_usage_stats": True}})
+    assert caught.value.param == "stream_options"
 
 
 def test_unknown_fields_are_named_and_known_ones_are_not() -> None:
@@ -95,48 +362,97 @@ def test_unknown_fields_are_named_and_known_ones_are_not() -> None:
         "tool_choice": "auto",
         "response_format": {"type": "text"},
         "modalities": ["text"],
+        "parallel_tool_calls": True,
     }
-    assert openai.parse_chat(CHAT | everything).ignored == ("metadata", "store")
-    assert openai.parse_completion(TEXT | {"suffix": "", "echo": False, "x": 1}).ignored == ("x",)
+    assert chat(CHAT | everything).ignored == ("metadata", "store", "user")
+    assert completion(TEXT | {"suffix": "", "echo": False, "x": 1}).ignored == ("x",)
 
 
 def test_unknown_names_fit_into_a_header() -> None:
     names = {f"\r\n\u2028{i:03}" + "x" * 100: 1 for i in range(50)}
-    ignored = openai.parse_chat(CHAT | names).ignored
+    ignored = chat(CHAT | names).ignored
     assert len(ignored) == 10
     assert all(name.isascii() and name.isprintable() and len(name) <= 40 for name in ignored)
 
 
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        ("audio", {"voice": "alloy"}),
-        ("best_of", 2),
-        ("echo", True),
-        ("function_call", "auto"),
-        ("functions", [{}]),
-        ("logit_bias", {"50256": -100}),
-        ("modalities", ["text", "audio"]),
-        ("prediction", {"type": "content"}),
-        ("response_format", {"type": "json_object"}),
-        ("suffix", "end"),
-        ("tool_choice", "required"),
-        ("tools", [{"type": "function"}]),
-        ("top_logprobs", 2),
-        ("web_search_options", {}),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused_by_name(name: str, wanted: object) -> None:
-    for parse, body in ((openai.parse_chat, CHAT), (openai.parse_completion, TEXT)):
+REFUSED: dict[str, object] = {
+    "allowed_token_ids": [1],
+    "audio": {"voice": "alloy"},
+    "bad_words": ["a"],
+    "best_of": 2,
+    "chat_template": "{{ messages }}",
+    "chat_template_kwargs": {"a": 1},
+    "function_call": "auto",
+    "functions": [{}],
+    "guided_choice": ["a"],
+    "guided_grammar": "root",
+    "guided_json": {},
+    "guided_regex": "a",
+    "length_penalty": 2,
+    "min_tokens": 1,
+    "modalities": ["text", "audio"],
+    "parallel_tool_calls": False,
+    "prompt_logprobs": 1,
+    "stop_token_ids": [1],
+    "structured_outputs": {},
+    "suffix": "end",
+    "tool_prompt": "a",
+    "use_beam_search": True,
+    "web_search_options": {},
+}
+REFUSED_IN_CHATS: dict[str, object] = {"echo": True}
+REFUSED_IN_TEXTS: dict[str, object] = {
+    "response_format": {"type": "json_object"},
+    "tool_choice": "required",
+    "tools": [LOOK],
+    "top_logprobs": 2,
+}
+
+
+@pytest.mark.parametrize("name", openai.WIRE.refused)
+def test_every_field_of_the_wires_table_is_refused_and_its_neutral_values_are_not(name: str) -> None:
+    for parse, body in ((chat, CHAT), (completion, TEXT)):
         with pytest.raises(UnsupportedParameter) as caught:
-            parse(body | {name: wanted})
+            parse(body | {name: {"anything": "else"}})
+        assert caught.value.param == name
+        for harmless in (None, *openai.WIRE.refused[name]):
+            assert parse(body | {name: harmless}) == parse(body)
+
+
+@pytest.mark.parametrize("name", REFUSED | REFUSED_IN_CHATS | REFUSED_IN_TEXTS)
+def test_what_cannot_be_honoured_is_refused_by_name(name: str) -> None:
+    for parse, body, own in ((chat, CHAT, REFUSED_IN_CHATS), (completion, TEXT, REFUSED_IN_TEXTS)):
+        refused = REFUSED | own
+        if name not in refused:
+            continue
+        with pytest.raises(UnsupportedParameter) as caught:
+            parse(body | {name: refused[name]})
         assert caught.value.param == name
         assert parse(body | {name: None}) == parse(body)
 
 
+def test_echo_with_logprobs_is_refused() -> None:
+    assert completion(TEXT | {"echo": True}).request == completion(TEXT).request
+    for logprobs in (0, 3):
+        with pytest.raises(UnsupportedParameter) as caught:
+            completion(TEXT | {"echo": True, "logprobs": logprobs})
+        assert caught.value.param == "echo"
+
+
+# Models
+
+
 def test_models() -> None:
-    assert json.loads(openai.encode_models(["a\u00df"], 5)) == {
-        "object": "list",
-        "data": [{"id": "a\u00df", "object": "model", "created": 5, "owned_by": "tailrace"}],
-    }
-    assert openai.encode_models(["\u2028"], 5).isascii()
+    server = FakeServer(model="a\u00df", started_s=5, max_total_tokens=99)
+    model = {"id": "a\u00df", "object": "model", "created": 5, "owned_by": "tailrace", "max_model_len": 99}
+    reply = openai.list_models(asked(server=server))
+    assert (reply.status, reply.media_type) == (200, "application/json")
+    assert json.loads(reply.body) == {"object": "list", "data": [model]}
+    assert json.loads(openai.show_model(asked(server=server, path={"name": "a\u00df"})).body) == model
+    assert openai.list_models(asked(server=FakeServer(model="\u2028"))).body.isascii()
+
+
+@pytest.mark.parametrize("name", ["", "scripte", "scripted/", "../scripted", "SCRIPTED"])
+def test_models_that_are_not_there(name: str) -> None:
+    with pytest.raises(UnknownModel):
+        openai.show_model(asked(path={"name": name}))

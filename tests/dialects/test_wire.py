@@ -9,9 +9,11 @@ from functools import partial
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.dialects.asking import FakeServer, asked, chat, completion, generate, native, prompt_of, tutorial
 
-from tailrace.dialects import Call, native, openai, plain, tgi
-from tailrace.dialects.wire import JsonBody, failure_of, read_json, to_json
+from tailrace.dialects import Call, tgi
+from tailrace.dialects.bodies import JsonBody, read_json, to_json
+from tailrace.dialects.wire import failure_of
 from tailrace.errors import RequestError
 from tailrace.types import End, Failure, Usage
 
@@ -37,11 +39,11 @@ def refusal(read: Callable[[], object]) -> str | None:
 
 
 PARSERS: dict[str, Callable[[JsonBody], Call]] = {
-    "native": native.parse,
-    "chat": openai.parse_chat,
-    "completion": openai.parse_completion,
-    "tgi": partial(tgi.parse, stream=True),
-    "tgi_root": partial(tgi.parse, stream=None, full_text_by_default=True),
+    "native": native,
+    "chat": chat,
+    "completion": completion,
+    "tgi": generate,
+    "tgi_root": lambda body: tgi.parse_root(asked(body)),
 }
 
 # Bodies
@@ -192,7 +194,7 @@ def test_any_body_is_a_call_or_refused_without_an_echo(wire: str, body: JsonBody
         assert CANARY not in said
         return
     call = PARSERS[wire](body)
-    assert (call.request.prompt is None) != (not call.request.messages)
+    assert bool(call.request.prompts) != bool(call.request.messages) or call.request.prompts == ("",)
     sampling = call.request.sampling
     assert 0 <= sampling.temperature <= 100
     assert 0 < sampling.top_p <= 1
@@ -318,12 +320,12 @@ def test_stop_strings_in_every_form(wire: str) -> None:
 
 
 def test_a_plain_query() -> None:
-    call = plain.parse({"prompt": "Hi", "max_tokens": "7"}, has_template=True)
+    call = tutorial({"prompt": "Hi", "max_tokens": "7"})
     assert [(message.role, message.content) for message in call.request.messages] == [("user", "Hi")]
     assert (call.request.sampling.max_tokens, call.request.sampling.temperature) == (7, 0.0)
     assert call.request.on_disconnect == "cancel"
     assert call.stream
-    assert plain.parse({"prompt": "Hi"}, has_template=False).request.prompt == "Hi"
+    assert prompt_of(tutorial({"prompt": "Hi"}, server=FakeServer(can_chat=False)).request) == "Hi"
 
 
 @pytest.mark.parametrize(
@@ -336,7 +338,7 @@ def test_a_plain_query() -> None:
 )
 def test_a_plain_query_that_is_refused(query: dict[str, str]) -> None:
     with pytest.raises(RequestError) as caught:
-        plain.parse(query, has_template=True)
+        tutorial(query)
     assert CANARY not in caught.value.message
 
 

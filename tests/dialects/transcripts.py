@@ -7,15 +7,15 @@ follow from 264. A test holds the texts below against them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 
-from tailrace.dialects import StreamFacts, View, native, openai, plain, tgi
-from tailrace.engines.scripted import EOS_ID, tokenizer_json
-from tailrace.text import Tokenizer
+from tests.dialects.asking import asked, chat, completion, generate, native, tutorial, view_of, vocabulary
+
+from tailrace.dialects import StreamFacts, View, anthropic, cumulative, ollama, tgi, triton
+from tailrace.engines.scripted import EOS_ID
 from tailrace.types import End, Event, Failure, FinishReason, TextDelta, Usage
 
-__all__ = ["GOLDEN", "STREAMED", "STREAMS", "VIEWS", "WHOLE", "facts", "transcript", "vocabulary"]
+__all__ = ["GOLDEN", "STREAMED", "STREAMS", "VIEWS", "WHOLE", "facts", "facts_for", "transcript", "vocabulary"]
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -32,6 +32,11 @@ def _step(
 ) -> TextDelta:
     """A delta whose ids may be written as the bytes that they stand for."""
     return TextDelta(text, tuple(token_ids), choice, logprobs, finish_reason, stop)
+
+
+def _spelled(text: str, finish_reason: FinishReason | None = None) -> TextDelta:
+    """A delta of which each byte is a token."""
+    return _step(text, text.encode(), finish_reason=finish_reason)
 
 
 _CUT = _step(" the", (THE,))
@@ -112,28 +117,74 @@ STREAMS: dict[str, list[Event]] = {
     "error": [_CUT, End("error", Usage(4, 1), _LOST)],
     "cancelled": [_CUT, End("cancelled", Usage(4, 1))],
     "interrupted": [_CUT, End("interrupted", Usage(4, 1), _GOING)],
+    # Text, a call, and another one that is not JSON.
+    "calls": [
+        _spelled("Let me see."),
+        _spelled('<tool_call>\n{"name": "weather", "argu'),
+        _spelled('ments": {"city": "K\u00f6ln", "days": [1, 2'),
+        _spelled("]}}\n</tool_call>"),
+        _spelled('<tool_call>{"name": "weather", "arguments": {"city" "Bonn"}}</tool_call>'),
+        _step("", (EOS_ID,), finish_reason="stop"),
+        End("done", Usage(4, 176)),
+    ],
+    # A call that was forced, with nothing around it.
+    "forced_call": [
+        _spelled('{"name":"weather","arguments":{"city":'),
+        _spelled('"Bonn"}}'),
+        _step("", (EOS_ID,), finish_reason="stop"),
+        End("done", Usage(4, 47)),
+    ],
+    # A call that the length cuts off.
+    "cut_call": [
+        _spelled('<tool_call>{"name": "weather", "arguments": {"ci'),
+        _spelled('ty": "Bo', finish_reason="length"),
+        End("done", Usage(4, 56)),
+    ],
     # Never began: the end is the first event.
     "refused": [End("error", Usage(4, 0), _BUSY)],
 }
+_STREAM_ID = "q83v-jRWeJCrze8SNF_4kA"
 _CHAT = {"messages": [{"role": "user", "content": "Hi"}], "stream": True}
 _TEXT = {"prompt": "Hi", "stream": True}
 _USAGE = {"stream_options": {"include_usage": True}}
 _DETAILS = {"details": True, "return_full_text": True, "do_sample": True}
 
+_MESSAGES = {"model": "scripted", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
+_LINES = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
+_LOOK = {"name": "weather", "input_schema": {"type": "object"}}
+_TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+_TENSORS = {"inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["Hi"]}]}
+
 VIEWS: dict[str, View] = {
-    "native": native.parse({"prompt": "Hi"}).view,
-    "chat": openai.parse_chat(_CHAT).view,
-    "chat_usage": openai.parse_chat(_CHAT | _USAGE).view,
-    "chat_two": openai.parse_chat(_CHAT | {"n": 2}).view,
-    "chat_logprobs": openai.parse_chat(_CHAT | {"logprobs": True}).view,
-    "completion": openai.parse_completion(_TEXT).view,
-    "completion_usage": openai.parse_completion(_TEXT | _USAGE).view,
-    "completion_two": openai.parse_completion(_TEXT | {"n": 2}).view,
-    "completion_logprobs": openai.parse_completion(_TEXT | {"logprobs": 0}).view,
-    "tgi": tgi.parse({"inputs": "Hi", "parameters": {}}, stream=True).view,
-    "tgi_details": tgi.parse({"inputs": "Hi", "parameters": _DETAILS}, stream=True).view,
-    "tgi_root": tgi.parse({"inputs": "Hi", "parameters": {"details": True}}, stream=None).view,
-    "plain": plain.parse({"prompt": "Hi"}, has_template=True).view,
+    "native": native({"prompt": "Hi"}).view,
+    "chat": chat(_CHAT).view,
+    "chat_usage": chat(_CHAT | _USAGE).view,
+    "chat_two": chat(_CHAT | {"n": 2}).view,
+    "chat_logprobs": chat(_CHAT | {"logprobs": True}).view,
+    "completion": completion(_TEXT).view,
+    "completion_usage": completion(_TEXT | _USAGE).view,
+    "completion_two": completion(_TEXT | {"n": 2}).view,
+    "completion_logprobs": completion(_TEXT | {"logprobs": 0}).view,
+    "tgi": generate({"inputs": "Hi", "parameters": {}}).view,
+    "tgi_details": generate({"inputs": "Hi", "parameters": _DETAILS}).view,
+    "tgi_root": tgi.parse_root(asked({"inputs": "Hi", "parameters": {"details": True}})).view,
+    "plain": tutorial({"prompt": "Hi"}).view,
+    "cumulative": cumulative.parse(asked({"prompt": "Hi"})).view,
+    "cumulative_followed": cumulative.parse_following(asked(query={"stream_id": _STREAM_ID})).view,
+    "anthropic": view_of(anthropic.parse(asked(_MESSAGES))),
+    "anthropic_tools": view_of(anthropic.parse(asked({**_MESSAGES, "tools": [_LOOK]}))),
+    "anthropic_forced": view_of(
+        anthropic.parse(asked({**_MESSAGES, "tools": [_LOOK], "tool_choice": {"type": "any"}}))
+    ),
+    "ollama_chat": view_of(ollama.parse_chat(asked(_LINES))),
+    "ollama_tools": view_of(ollama.parse_chat(asked({**_LINES, "tools": [_TOOL]}))),
+    "ollama_generate": view_of(ollama.parse_generate(asked({"model": "scripted", "prompt": "Hi"}))),
+    "ollama_logprobs": view_of(ollama.parse_generate(asked({"model": "scripted", "prompt": "Hi", "logprobs": True}))),
+    "triton": view_of(triton.parse_stream(asked({"text_input": "Hi"}, path={"model": "scripted"}))),
+    "triton_parameters": view_of(
+        triton.parse_generate(asked({"parameters": {"prompt": "Hi"}, "id": "7"}, path={"model": "scripted"}))
+    ),
+    "triton_tensors": view_of(triton.parse_infer(asked(_TENSORS, path={"model": "scripted"}))),
 }
 
 _ENDS = ("error", "cancelled", "interrupted", "refused")
@@ -151,6 +202,17 @@ STREAMED: dict[str, tuple[str, ...]] = {
     "tgi": ("plain", "unicode", "held", "merged", *_ENDS),
     "tgi_details": ("plain", "unicode", "stop_shown", "length", "logprobs"),
     "plain": ("plain", "unicode", "stop"),
+    "cumulative": _ALL,
+    "cumulative_followed": ("plain", "unicode", *_ENDS),
+    "anthropic": _ALL,
+    "anthropic_tools": ("plain", "calls", "cut_call", "stop", "error"),
+    "anthropic_forced": ("forced_call",),
+    "ollama_chat": _ALL,
+    "ollama_tools": ("plain", "calls", "cut_call"),
+    "ollama_generate": ("plain", "unicode", "stop", "length", "error"),
+    "ollama_logprobs": ("logprobs",),
+    "triton": _ALL,
+    "triton_parameters": ("plain",),
 }
 WHOLE: dict[str, tuple[str, ...]] = {
     "chat": ("plain", "unicode", "stop"),
@@ -162,27 +224,40 @@ WHOLE: dict[str, tuple[str, ...]] = {
     "tgi": ("plain", "held"),
     "tgi_details": ("stop_shown", "logprobs"),
     "tgi_root": ("plain",),
+    "cumulative": ("plain", "unicode"),
+    "anthropic": ("plain", "unicode", "stop", "length"),
+    "anthropic_tools": ("plain", "calls", "cut_call"),
+    "anthropic_forced": ("forced_call",),
+    "ollama_chat": ("plain", "unicode", "stop"),
+    "ollama_tools": ("calls", "cut_call"),
+    "ollama_generate": ("plain", "length"),
+    "ollama_logprobs": ("logprobs",),
+    "triton": ("plain",),
+    "triton_parameters": ("unicode",),
+    "triton_tensors": ("plain", "unicode"),
 }
 
 
-@lru_cache(maxsize=1)
-def vocabulary() -> Tokenizer:
-    return Tokenizer.from_json(tokenizer_json())
-
-
-def facts() -> StreamFacts:
+def facts(num_choices: int = 1) -> StreamFacts:
     return StreamFacts(
-        stream_id="q83v-jRWeJCrze8SNF_4kA",
+        stream_id=_STREAM_ID,
         model="scripted",
         created_s=1_700_000_000,
         seed=7,
         num_prompt_tokens=4,
-        prompt_text="Wo\u00df?",
+        prompts=("Wo\u00df?",),
+        prompt_ids=((1, 2, 3, 4),),
         vocabulary=vocabulary(),
+        num_choices=num_choices,
     )
+
+
+def facts_for(events: Sequence[Event]) -> StreamFacts:
+    """As many choices as there are in these events."""
+    return facts(1 + max((event.choice for event in events if isinstance(event, TextDelta)), default=0))
 
 
 def transcript(view: str, events: list[Event]) -> bytes:
     """A whole stream on the wire."""
-    encoder = VIEWS[view].open(facts())
+    encoder = VIEWS[view].open(facts_for(events))
     return b"".join(encoder.encode(seq, event) for seq, event in enumerate(events, 1))

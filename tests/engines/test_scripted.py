@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from tailrace.engine import Delta, Sequence
 from tailrace.engines import EngineSpec, load_engine
-from tailrace.engines.scripted import EOS_ID, tokenizer_json
+from tailrace.engines.scripted import EOS_ID, TEXTS, recited_tokens, tokenizer_json
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.testing import ScriptedEngine, scripted_token
 
@@ -144,6 +144,49 @@ def test_an_abort_does_not_wait_for_a_slow_sequence() -> None:
     began_s = time.monotonic()
     assert engine.step() == [Delta(1, 1, (), (), "cancelled")]
     assert time.monotonic() - began_s < 1
+
+
+@pytest.mark.parametrize("number", range(len(TEXTS)), ids=list(TEXTS))
+def test_it_recites(number: int, tokenizer: Tokenizer) -> None:
+    deltas = _run(_engine(text=number), ask(1, 200))[1]
+    assert _ids(deltas) == recited_tokens(number)
+    assert {len(delta.token_ids) for delta in deltas} == {1}
+    assert deltas[-1].finish_reason == "stop"
+    assert tokenizer.decode(recited_tokens(number)[:-1], skip_special_tokens=False) == list(TEXTS.values())[number]
+
+
+def test_texts_are_what_their_tests_need() -> None:
+    assert len(set(TEXTS.values())) == len(TEXTS)
+    assert not any("<<Response Finished>>" in text for text in TEXTS.values()), "it ends an answer on one wire"
+    everything = "".join(TEXTS.values())
+    assert {*map(chr, range(0x20)), *"\x7f\x80\x9f\u2028\u2029\ufeff\u200d\u202e"} <= set(everything)
+    emoji = recited_tokens(list(TEXTS).index("emoji"))
+    assert sum(0x80 <= token_id < 0x100 for token_id in emoji) > 10, "characters come in pieces"
+    assert max(len(text.encode()) for text in TEXTS.values()) > 65_536
+
+
+def test_a_text_may_be_cut_short_or_begun_anew() -> None:
+    assert _ids(_run(_engine(text=0), ask(1, 4))[1]) == recited_tokens(0)[:4]
+    sequence = ask(1, 40)
+    sampling = dataclasses.replace(sequence.sampling, ignore_eos=True)
+    deltas = _run(_engine(text=0), dataclasses.replace(sequence, sampling=sampling))[1]
+    assert _ids(deltas) == (recited_tokens(0) * 2)[:40]
+    assert deltas[-1].finish_reason == "length"
+
+
+def test_a_prompt_says_what_to_recite() -> None:
+    engine = _engine(text=-1)
+    said = _run(engine, ask(1, 99, prompt=b"Text 7, please, and not 8."), ask(2, 99, prompt=b"Anything."))
+    assert [_ids(said[number]) for number in (1, 2)] == [recited_tokens(7), recited_tokens(0)]
+    failing = _run(engine, ask(1, 99, prompt=f"Text {len(TEXTS) + 2}.".encode()))[1]
+    assert _ids(failing) == recited_tokens(0)[:3]
+    assert failing[-1].finish_reason == "error"
+
+
+def test_an_unknown_text_is_refused() -> None:
+    for number in (-2, len(TEXTS)):
+        with pytest.raises(ModelError, match="texts"):
+            _engine(text=number)
 
 
 def test_a_prompt_beyond_the_context_is_refused() -> None:

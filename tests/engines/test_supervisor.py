@@ -105,6 +105,7 @@ async def supervised(
     """A running supervisor; leaves no process behind."""
     spec = spec or EngineSpec(engine="scripted", context_tokens=512, options=options)
     engine = Engine(spec, stall_s, load_s)
+    before = set(psutil.Process().children())
     running = asyncio.create_task(engine.supervisor.run())
     try:
         yield engine
@@ -112,7 +113,7 @@ async def supervised(
         running.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await running
-        assert not psutil.Process().children(), "a worker outlived its supervisor"
+        assert not set(psutil.Process().children()) - before, "a worker outlived its supervisor"
 
 
 @pytest.fixture

@@ -236,7 +236,7 @@ def test_the_time_in_the_queue_does_not_count_once_it_runs() -> None:
 def test_a_stream_that_nobody_reads_is_cancelled_after_its_time() -> None:
     async def scenario() -> None:
         world = World(limits=Limits(linger_s=60.0))
-        ours = await world.generator.create(GenerateRequest(prompt="Hi", on_disconnect="detach"))
+        ours = await world.generator.create(GenerateRequest(prompts=("Hi",), on_disconnect="detach"))
         theirs = await world.create(linger_s=5.0)
         await asyncio.sleep(4.9)
         assert (ours.status, theirs.status) == ("running", "running")
@@ -318,7 +318,7 @@ async def test_what_is_no_longer_kept_is_freed_without_waiting_for_the_collector
 async def test_without_detaching_the_last_reader_takes_the_stream_along() -> None:
     world = World()
     run = await world.generator.create(
-        GenerateRequest(prompt="Hi", sampling=greedy(50), on_disconnect="cancel", linger_s=60)
+        GenerateRequest(prompts=("Hi",), sampling=greedy(50), on_disconnect="cancel", linger_s=60)
     )
     first, second = Reader(run.log), Reader(run.log)
     first.__enter__()
@@ -335,7 +335,7 @@ async def test_without_detaching_the_last_reader_takes_the_stream_along() -> Non
 async def test_leaving_while_queued_takes_the_stream_along_too() -> None:
     world = World(max_sequences=1)
     running = await world.create()
-    queued = await world.generator.create(GenerateRequest(prompt="Hi", on_disconnect="cancel"))
+    queued = await world.generator.create(GenerateRequest(prompts=("Hi",), on_disconnect="cancel"))
     with Reader(queued.log):
         assert queued.status == "queued"
     assert (queued.status, world.gate.num_waiting) == ("cancelled", 0)

@@ -34,7 +34,7 @@ _PROMPTS: WeakKeyDictionary[Run, tuple[int, ...]] = WeakKeyDictionary()
 
 def asked(run: Run) -> tuple[int, ...]:
     """The prompt's ids, which a run forgets once it has ended."""
-    return _PROMPTS.get(run, run.prompt_ids)
+    return _PROMPTS[run] if run in _PROMPTS else run.prompts[0].ids
 
 
 def oracle(prompt_ids: tuple[int, ...], seed: int, num_tokens: int) -> str:
@@ -169,7 +169,7 @@ class World:
     async def create(self, prompt: str = "Hi", sampling: Sampling | None = None, *, linger_s: float = 1e6) -> Run:
         """A stream that stays when nobody reads, unless told otherwise."""
         request = GenerateRequest(
-            prompt=prompt, sampling=sampling or greedy(20), on_disconnect="detach", linger_s=linger_s
+            prompts=(prompt,), sampling=sampling or greedy(20), on_disconnect="detach", linger_s=linger_s
         )
         return await self.generator.create(request)
 

@@ -18,7 +18,7 @@ _GAP_S = 1.0  # catches what hangs; how even a stream really is, is a matter for
 @pytest.fixture(scope="module")
 def target() -> Iterator[Server]:
     """A stream runs on it all the while, which is compared with the oracle at the end."""
-    with contextlib.closing(Server("scripted:tokens_per_s=200")) as server:
+    with contextlib.closing(Server("scripted:tokens_per_s=200", "--default-max-tokens", "1")) as server:
         server.wait_ready()
         prompt, seed = "Never mind them.", 9
         stream_id = server.create({"prompt": prompt, "max_tokens": 50_000, "seed": seed})

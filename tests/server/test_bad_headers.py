@@ -9,16 +9,19 @@ from collections.abc import Iterator
 import pytest
 from tests.server.process import Server
 from tests.server.refusals import (
+    BODIES,
     CANARY,
-    JSON_ENDPOINTS,
+    EVERYTHING,
     NATIVE,
+    NATIVE_SHAPE,
     PLAIN,
     Endpoint,
+    Names,
     ask,
     refused,
 )
 
-every = pytest.mark.parametrize("endpoint", JSON_ENDPOINTS, ids=lambda endpoint: endpoint.name)
+every = pytest.mark.parametrize("endpoint", BODIES, ids=lambda endpoint: endpoint.name)
 
 
 # Headers, hosts and origins
@@ -30,21 +33,15 @@ every = pytest.mark.parametrize("endpoint", JSON_ENDPOINTS, ids=lambda endpoint:
     ["text/plain", "", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "json", "text/json"],
 )
 def test_content_types_other_than_json(target: Server, endpoint: Endpoint, kind: str) -> None:
+    if not kind and endpoint.wire.name == "triton":
+        return  # its clients say nothing; a page's request without a type still says its origin
     refusal = ask(target, endpoint, json.dumps(endpoint.with_prompt(CANARY)).encode(), {"content-type": kind})
     assert refusal.status == 415
 
 
 EVERYWHERE = [
-    *((endpoint.name, "POST", endpoint.path, endpoint.shape) for endpoint in (*JSON_ENDPOINTS, PLAIN)),
-    ("models", "GET", "/v1/models", "openai"),
-    ("model", "GET", "/v1/models/scripted", "openai"),
-    ("state", "GET", "/v1/streams/x", "openai"),
-    ("events", "GET", "/v1/streams/x/events", "openai"),
-    ("cancel", "POST", "/v1/streams/x/cancel", "openai"),
-    ("delete", "DELETE", "/v1/streams/x", "openai"),
-    ("health", "GET", "/health", "tgi"),
-    ("info", "GET", "/info", "tgi"),
-    ("nowhere", "GET", "/nowhere", "openai"),
+    *((one.name, one.operation.method, one.path, one.shape) for one in EVERYTHING),
+    ("nowhere", "GET", "/nowhere", NATIVE_SHAPE),
 ]
 FORBIDDEN: dict[str, dict[str, str]] = {
     "name": {"host": f"{CANARY}.example"},
@@ -61,8 +58,8 @@ FORBIDDEN: dict[str, dict[str, str]] = {
 }
 
 
-@pytest.mark.parametrize(("name", "method", "path", "shape"), EVERYWHERE, ids=lambda value: value)
-def test_hosts_and_origins_that_are_not_ours(target: Server, name: str, method: str, path: str, shape: str) -> None:
+@pytest.mark.parametrize(("name", "method", "path", "shape"), EVERYWHERE, ids=[entry[0] for entry in EVERYWHERE])
+def test_hosts_and_origins_that_are_not_ours(target: Server, name: str, method: str, path: str, shape: Names) -> None:
     for case, headers in FORBIDDEN.items():
         with target.wire() as wire:
             wire.send(method, path, None, headers)
@@ -72,7 +69,7 @@ def test_hosts_and_origins_that_are_not_ours(target: Server, name: str, method: 
 def test_two_hosts(target: Server) -> None:
     with target.wire() as wire:
         wire.send_bytes(f"GET /v1/models HTTP/1.1\r\nhost: {CANARY}.example\r\nhost: localhost\r\n\r\n".encode())
-        assert refused(wire, "openai").status == 403
+        assert refused(wire, NATIVE_SHAPE).status == 403
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:80", "a.localhost"])
@@ -100,7 +97,7 @@ def test_names_that_were_allowed(known: Server) -> None:
             assert wire.request("GET", "/v1/models", None, {"host": host})[0] == 200
     with known.wire() as wire:
         wire.send("GET", "/v1/models", None, {"host": "three.test"})
-        assert refused(wire, "openai").status == 403
+        assert refused(wire, NATIVE_SHAPE).status == 403
 
 
 def test_a_page_that_was_allowed_reads_answers_and_refusals(known: Server) -> None:
@@ -122,7 +119,7 @@ def test_a_page_that_was_allowed_reads_answers_and_refusals(known: Server) -> No
         assert "POST" in wire.headers["access-control-allow-methods"]
     with known.wire() as wire:
         wire.send("POST", "/v1/streams", NATIVE.good, {"origin": f"http://{CANARY}.test"})
-        assert refused(wire, "openai").status == 403
+        assert refused(wire, NATIVE_SHAPE).status == 403
         assert "access-control-allow-origin" not in wire.headers
 
 
@@ -134,7 +131,7 @@ def test_idempotency_keys_that_are_none(target: Server, key: str) -> None:
             f"POST /v1/streams HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\nidempotency-key: {key}"
         )
         wire.send_bytes(f"{head}\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode("latin-1"))
-        refusal = refused(wire, "openai")
+        refusal = refused(wire, NATIVE_SHAPE)
     assert (refusal.status, refusal.param) == (400, "idempotency-key")
 
 
@@ -156,20 +153,21 @@ def test_streams_that_are_not_there(target: Server, method: str, suffix: str) ->
     for stream_id in STREAM_IDS:
         with target.wire() as wire:
             wire.send(method, f"/v1/streams/{stream_id}{suffix}", None)
-            assert refused(wire, "openai").status == 404, stream_id
+            assert refused(wire, NATIVE_SHAPE).status == 404, stream_id
 
 
 # Methods and paths
 
 
 @pytest.mark.parametrize(("name", "good", "path", "shape"), EVERYWHERE[:-1], ids=lambda value: value)
-def test_wrong_methods(target: Server, name: str, good: str, path: str, shape: str) -> None:
+def test_wrong_methods(target: Server, name: str, good: str, path: str, shape: Names) -> None:
     for method in ("PUT", "PATCH", "OPTIONS", "TRACE", "PROPFIND"):
         with target.wire() as wire:
             wire.send(method, path, None)
             refusal = refused(wire, shape)
             assert refusal.status == 405
-            assert good in refusal.headers["allow"] or path in ("/", PLAIN.path, "/v1/streams/x")
+            here = {one.operation.method for one in EVERYTHING if one.path.partition("?")[0] == path.partition("?")[0]}
+            assert here & set(refusal.headers["allow"].split(", ")), good
 
 
 @pytest.mark.parametrize(
@@ -188,14 +186,13 @@ def test_wrong_methods(target: Server, name: str, good: str, path: str, shape: s
         "/%2e%2e/etc/passwd",
         "/generate/",
         "/docs",
-        "/openapi.json",
         "/metrics/x",
     ],
 )
 def test_unknown_paths(target: Server, path: str) -> None:
     with target.wire() as wire:
         wire.send("GET", path)
-        assert refused(wire, "openai").status == 404
+        assert refused(wire, NATIVE_SHAPE).status == 404
 
 
 # Plain

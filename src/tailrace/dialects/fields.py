@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from tailrace.dialects.wire import JsonBody, printable
-from tailrace.errors import RequestError, UnsupportedParameter
-from tailrace.types import Message, Sampling
+from tailrace.dialects.bodies import to_json
+from tailrace.errors import RequestError
+from tailrace.types import Grammar, Message, Sampling, ToolCall
 
 __all__ = [
     "ChatMessage",
+    "FunctionCall",
     "SamplingFields",
     "Seed",
+    "TextPart",
     "Tokens",
+    "ToolCallBody",
     "read_messages",
     "sampling_of",
     "stops",
-    "unknown_in_messages",
 ]
 
 _MAX_STOPS = 4
 _MAX_MESSAGES = 10_000
 _MAX_STOP_CHARACTERS = 256
+_MAX_BIASED = 300
 
 Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
@@ -54,14 +57,34 @@ class TextPart(msgspec.Struct, tag="text"):
     text: str
 
 
+class FunctionCall(msgspec.Struct):
+    name: str
+    arguments: str | dict[str, Any] = ""  # Any: JSON, for the chat template
+
+
+class ToolCallBody(msgspec.Struct):
+    function: FunctionCall
+    id: str = ""
+    type: Literal["function"] = "function"
+
+
 class ChatMessage(msgspec.Struct):
-    role: Literal["system", "developer", "user", "assistant"]  # templates build control tokens from it
+    role: Literal["system", "developer", "user", "assistant", "tool"]  # templates build control tokens from it
     content: str | list[TextPart] | None = None
-    tool_calls: object = None
-    function_call: object = None
+    tool_calls: list[ToolCallBody] | None = None
+    tool_call_id: str | None = None
 
 
-def sampling_of(fields: SamplingFields, *, logprobs: bool = False, default_max_tokens: int | None = None) -> Sampling:
+def sampling_of(
+    fields: SamplingFields,
+    *,
+    logprobs: bool = False,
+    top_logprobs: int = 0,
+    logit_bias: Mapping[str, float] | None = None,
+    grammar: Grammar | None = None,
+    include_stop: bool = False,
+    default_max_tokens: int | None = None,
+) -> Sampling:
     """The sampling parameters, with what was left out at its neutral value. Raises: RequestError."""
     named = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
              "seed", "max_tokens", "ignore_eos", "n")  # fmt: skip
@@ -75,7 +98,25 @@ def sampling_of(fields: SamplingFields, *, logprobs: bool = False, default_max_t
         # The likeliest token does not depend on these, and no engine need be asked whether it agrees.
         for name in ("top_p", "top_k", "min_p"):
             given.pop(name, None)
-    return Sampling(**given, logprobs=logprobs, stop=stops(fields.stop))
+    return Sampling(
+        **given,
+        logprobs=logprobs,
+        top_logprobs=top_logprobs,
+        logit_bias=_bias(logit_bias or {}),
+        grammar=grammar,
+        include_stop=include_stop,
+        stop=stops(fields.stop),
+    )
+
+
+def _bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    if len(bias) > _MAX_BIASED:
+        raise RequestError(f"logit_bias has more than {_MAX_BIASED} entries.", param="logit_bias")
+    if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in bias):
+        raise RequestError("logit_bias takes token ids as names.", param="logit_bias")
+    if not all(-100 <= value <= 100 for value in bias.values()):
+        raise RequestError("logit_bias takes values from -100 to 100.", param="logit_bias")
+    return tuple((int(name), value) for name, value in bias.items())
 
 
 def read_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
@@ -85,18 +126,24 @@ def read_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
     if len(messages) > _MAX_MESSAGES:
         raise RequestError(f"messages has more than {_MAX_MESSAGES} entries.", param="messages")
     for message in messages:
-        if message.tool_calls or message.function_call:
-            raise UnsupportedParameter("Tool calls are not supported here.", param="messages")
         if message.content is None and message.role != "assistant":
             raise RequestError("A message has no content.", param="messages")
-    return tuple(Message(message.role, _text(message.content)) for message in messages)
+        if message.tool_calls and message.role != "assistant":
+            raise RequestError("Only an assistant's message has tool_calls.", param="messages")
+    return tuple(_message(message) for message in messages)
 
 
-def unknown_in_messages(body: JsonBody) -> tuple[str, ...]:
-    """Fields of messages that nobody here knows, as `messages[].name`. To be asked once the body has been read."""
-    known = set(ChatMessage.__struct_fields__)
-    names = {name for message in body.get("messages") or [] for name in message if name not in known}
-    return tuple(f"messages[].{printable(name)}" for name in sorted(names)[:10])
+def _message(message: ChatMessage) -> Message:
+    calls = tuple(
+        ToolCall(call.id, call.function.name, _arguments(call.function.arguments)) for call in message.tool_calls or ()
+    )
+    # The newer name of the same role, which templates do not know.
+    role = "system" if message.role == "developer" else message.role
+    return Message(role, _text(message.content), calls, message.tool_call_id or "")
+
+
+def _arguments(arguments: str | dict[str, Any]) -> str:
+    return arguments if isinstance(arguments, str) else to_json(arguments).decode()
 
 
 def _text(content: str | list[TextPart] | None) -> str:

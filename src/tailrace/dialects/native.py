@@ -13,36 +13,32 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tailrace.dialects.fields import ChatMessage, SamplingFields, read_messages, sampling_of, unknown_in_messages
+from tailrace.dialects.bodies import JsonBody, quote, read_fields, refuse, to_json
+from tailrace.dialects.fields import ChatMessage, SamplingFields, read_messages, sampling_of
 from tailrace.dialects.wire import (
+    HEARTBEAT,
+    SSE,
+    Asked,
     Call,
     Encoder,
-    JsonBody,
+    Follow,
+    Following,
+    Generate,
+    OnStream,
+    Operation,
     StreamFacts,
+    View,
+    Wire,
     deltas_by_choice,
-    failure_of,
-    quote,
-    read_fields,
-    refuse,
-    to_json,
     usage_json,
 )
-from tailrace.errors import RequestError, TailraceError, UnsupportedParameter
+from tailrace.errors import RequestError, TailraceError
+from tailrace.streams import event_id, parse_cursor
 from tailrace.types import End, Event, GenerateRequest, TextDelta
 
-__all__ = ["NativeEncoder", "NativeView", "encode_error", "end_fields", "parse"]
+__all__ = ["WIRE", "NativeEncoder", "NativeView", "encode_error", "end_fields", "parse", "parse_body"]
 
 _RETRY_MS = 1000
-
-# Known from OpenAI's API, and not to be ignored quietly. The values beside them ask for nothing.
-_NOT_YET: dict[str, tuple[object, ...]] = {
-    "best_of": (1,),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "response_format": ({"type": "text"},),
-    "tools": ([],),
-    "top_logprobs": (0,),
-}
 
 
 class Body(SamplingFields, kw_only=True):
@@ -54,47 +50,85 @@ class Body(SamplingFields, kw_only=True):
     logprobs: bool | None = None
     on_disconnect: Literal["cancel", "detach"] = "detach"
     linger_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
-    best_of: object = None
-    functions: object = None
-    logit_bias: object = None
-    response_format: object = None
-    tools: object = None
-    top_logprobs: object = None
 
 
-def parse(body: JsonBody) -> Call:
+# Known from OpenAI's API, and not to be ignored quietly. The values beside them ask for nothing.
+_REFUSED: dict[str, tuple[object, ...]] = {
+    "best_of": (1,),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "response_format": ({"type": "text"},),
+    "tools": ([],),
+    "top_logprobs": (0,),
+}
+
+
+def parse(asked: Asked) -> Call | Following:
+    """A new stream; or the one of a Last-Event-ID, since a client that repeats its POST to resume must never generate
+    again. Raises: RequestError."""
+    cursor = asked.headers.get("last-event-id")
+    if cursor is not None:
+        return Following(*parse_cursor(cursor), NativeView())
+    streams = "text/event-stream" in asked.headers.get("accept", "")
+    return Call(parse_body(asked.body), NativeView(), stream=streams, at_once=True, status=201)
+
+
+def parse_body(body: JsonBody) -> GenerateRequest:
     """Raises: RequestError; unknown fields are refused, since a typing mistake here has no other witness."""
-    fields, _ = read_fields(body, Body, strict=True)
-    refuse(body, _NOT_YET)
-    for name in unknown_in_messages(body):
-        raise UnsupportedParameter(f"Unknown field: {name}.", param=name)
+    refuse(body, _REFUSED)
+    known = {name: value for name, value in body.items() if name not in _REFUSED}
+    fields, _ = read_fields(known, Body, strict=True)
     if (fields.prompt is None) == (fields.messages is None):
         raise RequestError("Give either prompt or messages.", param="prompt")
-    request = GenerateRequest(
+    return GenerateRequest(
         model=fields.model,
-        prompt=fields.prompt,
+        prompts=(fields.prompt,) if fields.prompt is not None else (),
         messages=read_messages(fields.messages) if fields.messages is not None else (),
         sampling=sampling_of(fields, logprobs=bool(fields.logprobs)),
         on_disconnect=fields.on_disconnect,
         linger_s=fields.linger_s,
     )
-    return Call(request, NativeView(), stream=True)
+
+
+def parse_following(asked: Asked) -> Following:
+    """The header wins: an EventSource that reconnects keeps the address that it was made with."""
+    stream_id = asked.path["stream_id"]
+    cursor = asked.headers.get("last-event-id") or asked.query.get("after")
+    after = parse_cursor(cursor, stream_id)[1] if cursor else 0
+    return Following(stream_id, after, NativeView())
+
+
+def find(asked: Asked) -> tuple[str, View]:
+    return asked.path["stream_id"], NativeView()
+
+
+def find_to_delete(asked: Asked) -> tuple[str, View]:
+    return asked.path["stream_id"], _NothingView()
 
 
 @dataclass(frozen=True, slots=True)
 class NativeView:
-    media_type = "text/event-stream; charset=utf-8"
+    media_type = SSE
+    heartbeat = HEARTBEAT
 
     def open(self, facts: StreamFacts) -> Encoder:
         return NativeEncoder(facts)
 
 
+class _NothingView(NativeView):
+    """Of a stream that is no more."""
+
+    def open(self, facts: StreamFacts) -> Encoder:
+        return _NothingEncoder(facts)
+
+
 class NativeEncoder:
     """Events as they stand on the wire. Keeps nothing between events, so that it may start anywhere."""
 
-    __slots__ = ("_prefix",)
+    __slots__ = ("_facts", "_prefix")
 
     def __init__(self, facts: StreamFacts) -> None:
+        self._facts = facts
         self._prefix = f"id: {facts.stream_id}-"
 
     def encode(self, seq: int, event: Event) -> bytes:
@@ -114,11 +148,31 @@ class NativeEncoder:
         )
 
     def whole(self, events: Sequence[Event]) -> bytes:
-        end = events[-1] if events else None
-        if not isinstance(end, End) or end.status != "done":
-            raise failure_of(end if isinstance(end, End) else None)
-        deltas = deltas_by_choice(events, 1)[0]
-        return to_json({"text": "".join(delta.text for delta in deltas), **end_fields(end)})
+        """The stream's state, and its text so far."""
+        facts = self._facts
+        path = f"/v1/streams/{facts.stream_id}"
+        texts = ["".join(delta.text for delta in deltas) for deltas in deltas_by_choice(events, facts.num_choices)]
+        state: JsonBody = {
+            "id": facts.stream_id,
+            "status": facts.status,
+            "model": facts.model,
+            "created": facts.created_s,
+            "last_event_id": event_id(facts.stream_id, len(events)),
+            "events_url": path + "/events",
+            "cancel_url": path + "/cancel",
+            "expires_in_s": facts.expires_in_s,
+            "text": texts[0],
+        }
+        if len(texts) > 1:
+            state["choices"] = texts
+        if events and isinstance(events[-1], End):
+            state |= end_fields(events[-1])
+        return to_json(state)
+
+
+class _NothingEncoder(NativeEncoder):
+    def whole(self, events: Sequence[Event]) -> bytes:
+        return b""
 
 
 def _extra_json(event: TextDelta) -> str:
@@ -153,3 +207,33 @@ def encode_error(error: TailraceError) -> tuple[int, bytes]:
         kind = "rate_limit_error"
     body = {"message": error.message, "type": kind, "code": error.code, "param": error.param}
     return error.status, to_json({"error": body})
+
+
+_STREAM = "/v1/streams/{stream_id}"
+
+WIRE = Wire(
+    name="native",
+    title="tailrace: streams that resume",
+    operations=(
+        Operation(
+            "POST",
+            "/v1/streams",
+            Generate(parse),
+            "Begin a stream; answered with its events where the client accepts text/event-stream.",
+            body=Body,
+            example={"messages": [{"role": "user", "content": "Tell me a story about dogs."}], "max_tokens": 64},
+        ),
+        Operation(
+            "GET",
+            _STREAM + "/events",
+            Follow(parse_following),
+            "The events of a stream, from behind Last-Event-ID or `after` on.",
+            query=("after",),
+        ),
+        Operation("GET", _STREAM, OnStream(find), "The state of a stream and its text so far."),
+        Operation("POST", _STREAM + "/cancel", OnStream(find, "cancel"), "Stop a stream, everywhere and at once."),
+        Operation("DELETE", _STREAM, OnStream(find_to_delete, "delete"), "Stop a stream and forget it."),
+    ),
+    encode_error=encode_error,
+    refused=_REFUSED,
+)

@@ -1,149 +1,336 @@
-"""OpenAI's wire: `/v1/chat/completions` and `/v1/completions`.
+"""OpenAI's wire: `/v1/chat/completions` and `/v1/completions`, with the fields that vLLM adds. Answers:
+`openai_chunks.py`.
 
 Streams are exactly `data: ` and one line of JSON per chunk, ending in `data: [DONE]`, also after an error. There are no
 `id:` lines: the official client takes a heartbeat after one for an event without JSON. A failure in the middle is a
 frame with `error` (which OpenAI's clients raise) and `error_type` (which Hugging Face's raise).
 
 Divergences, on purpose: 1. A stream that was cancelled ends in an error frame, not in a finish_reason that the API does
-not have. 2. In a chat `finish_reason` has a chunk of its own, as OpenAI sends it and vLLM does not.
+not have. 2. In a chat `finish_reason` has a chunk of its own, as OpenAI sends it and vLLM does not. 3. A chat that ends
+with an assistant's message is continued from there, as with TGI. 4. A call that was forced ends in `tool_calls`, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
-from tailrace.dialects.fields import ChatMessage, SamplingFields, read_messages, sampling_of, unknown_in_messages
+from tailrace.dialects.bodies import JsonBody, read_known, to_json
+from tailrace.dialects.fields import ChatMessage, SamplingFields, Tokens, read_messages, sampling_of
+from tailrace.dialects.grammars import grammar_of_schema, read_response_format
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.openai_chunks import ChatEncoder, TextEncoder
-from tailrace.dialects.wire import Call, Encoder, JsonBody, StreamFacts, read_fields, refuse, to_json
-from tailrace.errors import RequestError, UnsupportedParameter
-from tailrace.types import GenerateRequest, Message
+from tailrace.dialects.wire import (
+    HEARTBEAT,
+    SSE,
+    Asked,
+    Call,
+    Encoder,
+    Generate,
+    Operation,
+    Reply,
+    Show,
+    StreamFacts,
+    Wire,
+)
+from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
+from tailrace.types import GenerateRequest, Grammar
 
-__all__ = ["encode_error", "encode_models", "parse_chat", "parse_completion"]
+__all__ = [
+    "WIRE",
+    "ChosenFunction",
+    "ChosenTool",
+    "Function",
+    "StreamOptions",
+    "Tool",
+    "choice_of",
+    "choose_tools",
+    "encode_error",
+    "parse_chat",
+    "parse_completion",
+]
 
 _DEFAULT_COMPLETION_TOKENS = 16  # what OpenAI's reference says
-_NOT_YET: dict[str, tuple[object, ...]] = {
+_MAX_TOOLS = 128
+_REFUSED: dict[str, tuple[object, ...]] = {
+    "allowed_token_ids": ([],),
     "audio": (),
+    "bad_words": ([],),
     "best_of": (1,),
-    "echo": (False,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
     "function_call": ("none",),
     "functions": ([],),
-    "logit_bias": ({},),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "guided_json": (),
+    "guided_regex": (),
+    "length_penalty": (1, 1.0),
+    "min_tokens": (0,),
     "modalities": (["text"],),
-    "prediction": (),
-    "response_format": ({"type": "text"},),
+    "parallel_tool_calls": (True,),
+    "prompt_logprobs": (),
+    "skip_special_tokens": (True,),
+    "spaces_between_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "structured_outputs": (),
     "suffix": ("",),
+    "tool_prompt": (),
+    "use_beam_search": (False,),
+    "web_search_options": (),
+}
+# What one of the two has and the other has not.
+_REFUSED_IN_CHATS = _REFUSED | {"echo": (False,)}
+_REFUSED_IN_TEXTS = _REFUSED | {
+    "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
-    "web_search_options": (),
 }
 
 
 class StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Function(msgspec.Struct):
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+    description: str | None = None
+    parameters: JsonBody | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct):
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class ChosenFunction(msgspec.Struct):
+    name: str
+
+
+class ChosenTool(msgspec.Struct):
+    function: ChosenFunction
+    type: Literal["function"] = "function"
 
 
 class _Body(SamplingFields, kw_only=True):
     model: str | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    user: str | None = None
+    logit_bias: dict[str, float] | None = None
+    include_stop_str_in_output: bool | None = None
+    response_format: JsonBody | None = None
+    truncate_prompt_tokens: Tokens | None = None
 
 
 class ChatBody(_Body, kw_only=True):
     messages: list[ChatMessage]
     logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
 
 
 class CompletionBody(_Body, kw_only=True):
     prompt: str | list[str | int | list[int]]
     logprobs: Annotated[int, msgspec.Meta(ge=0, le=5)] | None = None
+    echo: bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _ChatView:
+class _View:
     include_usage: bool
-    n: int
+    continuous_usage: bool
     logprobs: bool
-    media_type = "text/event-stream; charset=utf-8"
-
-    def open(self, facts: StreamFacts) -> Encoder:
-        return ChatEncoder(facts, include_usage=self.include_usage, n=self.n, logprobs=self.logprobs)
+    media_type = SSE
+    heartbeat = HEARTBEAT
 
 
 @dataclass(frozen=True, slots=True)
-class _TextView:
-    include_usage: bool
-    n: int
-    logprobs: bool
-    media_type = "text/event-stream; charset=utf-8"
+class _ChatView(_View):
+    reads_tools: bool = False
+    forced_tool: bool = False
 
     def open(self, facts: StreamFacts) -> Encoder:
-        return TextEncoder(facts, include_usage=self.include_usage, n=self.n, logprobs=self.logprobs)
+        return ChatEncoder(facts, self)
 
 
-def parse_chat(body: JsonBody) -> Call:
+@dataclass(frozen=True, slots=True)
+class _TextView(_View):
+    echo: bool = False
+
+    def open(self, facts: StreamFacts) -> Encoder:
+        return TextEncoder(facts, self)
+
+
+def parse_chat(asked: Asked) -> Call:
     """Raises: RequestError."""
-    fields, ignored = read_fields(body, ChatBody)
-    refuse(body, _NOT_YET)
+    fields, ignored = read_known(asked.body, ChatBody, _REFUSED_IN_CHATS)
+    tools, forced = choose_tools(fields.tools or [], choice_of(fields.tool_choice))
+    grammar = read_response_format(fields.response_format)
+    if tools and grammar is not None:
+        raise RequestError("Tool error: Grammar and tools are mutually exclusive", param="response_format")
     logprobs = bool(fields.logprobs)
+    if fields.top_logprobs and not logprobs:
+        raise RequestError("top_logprobs goes with logprobs.", param="top_logprobs")
+    messages = read_messages(fields.messages)
     request = GenerateRequest(
         model=fields.model,
-        messages=tuple(_as_template_knows(message) for message in read_messages(fields.messages)),
-        sampling=sampling_of(fields, logprobs=logprobs),
+        messages=messages,
+        tools=tools,
+        continue_final=messages[-1].role == "assistant" and not messages[-1].tool_calls,
+        truncate=fields.truncate_prompt_tokens,
+        sampling=sampling_of(
+            fields,
+            logprobs=logprobs,
+            top_logprobs=fields.top_logprobs or 0,
+            logit_bias=fields.logit_bias,
+            grammar=forced or grammar,
+            include_stop=bool(fields.include_stop_str_in_output),
+        ),
     )
-    view = _ChatView(_include_usage(fields), request.sampling.n, logprobs)
-    return Call(request, view, bool(fields.stream), _unknown(ignored) + unknown_in_messages(body))
+    view = _ChatView(*_usage(fields), logprobs, reads_tools=bool(tools), forced_tool=forced is not None)
+    return Call(request, view, bool(fields.stream), ignored)
 
 
-def parse_completion(body: JsonBody) -> Call:
+def parse_completion(asked: Asked) -> Call:
     """Raises: RequestError."""
-    fields, ignored = read_fields(body, CompletionBody)
-    refuse(body, _NOT_YET)
-    prompt = fields.prompt
-    if isinstance(prompt, list):
-        if len(prompt) != 1 or not isinstance(prompt[0], str):
-            raise UnsupportedParameter(
-                "prompt must be one string; lists and token ids are not supported.", param="prompt"
-            )
-        prompt = prompt[0]
-    if not prompt:
-        raise RequestError("The prompt is empty.", param="prompt")
-    if fields.logprobs:
-        raise UnsupportedParameter("logprobs above 0 asks for alternatives, which are not supported.", param="logprobs")
-    logprobs = fields.logprobs is not None
-    sampling = sampling_of(fields, logprobs=logprobs, default_max_tokens=_DEFAULT_COMPLETION_TOKENS)
-    request = GenerateRequest(model=fields.model, prompt=prompt, sampling=sampling)
-    return Call(
-        request, _TextView(_include_usage(fields), sampling.n, logprobs), bool(fields.stream), _unknown(ignored)
+    fields, ignored = read_known(asked.body, CompletionBody, _REFUSED_IN_TEXTS)
+    if fields.echo and fields.logprobs is not None:
+        raise UnsupportedParameter("echo with logprobs is not supported.", param="echo")
+    request = GenerateRequest(
+        model=fields.model,
+        prompts=_prompts(fields.prompt),
+        truncate=fields.truncate_prompt_tokens,
+        sampling=sampling_of(
+            fields,
+            logprobs=fields.logprobs is not None,
+            top_logprobs=fields.logprobs or 0,
+            logit_bias=fields.logit_bias,
+            grammar=read_response_format(fields.response_format),
+            include_stop=bool(fields.include_stop_str_in_output),
+            default_max_tokens=_DEFAULT_COMPLETION_TOKENS,
+        ),
     )
+    view = _TextView(*_usage(fields), fields.logprobs is not None, echo=bool(fields.echo))
+    return Call(request, view, bool(fields.stream), ignored)
 
 
-def _include_usage(fields: _Body) -> bool:
-    if fields.stream_options is None:
-        return False
+def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[str | tuple[int, ...], ...]:
+    """One prompt or several, each text or token ids. Raises: RequestError."""
+    if isinstance(prompt, str):
+        prompts: list[str | tuple[int, ...]] = [prompt]
+    elif prompt and all(isinstance(one, int) for one in prompt):
+        prompts = [tuple(one for one in prompt if isinstance(one, int))]
+    elif any(isinstance(one, int) for one in prompt):
+        raise RequestError("prompt: token ids and texts cannot be mixed.", param="prompt")
+    else:
+        prompts = [one if isinstance(one, str) else tuple(one) for one in prompt if not isinstance(one, int)]
+    if not prompts or not all(prompts):
+        raise RequestError("The prompt is empty.", param="prompt")
+    return tuple(prompts)
+
+
+def choice_of(choice: str | ChosenTool | None) -> str | None:
+    """The name of the function that must be called, or "none", "auto", "required" with a sign that no name has."""
+    return choice.function.name if isinstance(choice, ChosenTool) else f"<{choice or 'auto'}>"
+
+
+def choose_tools(tools: list[Tool], choice: str | None) -> tuple[tuple[JsonBody, ...], Grammar | None]:
+    """The tools to be shown to the model, and what forces it to call one. Raises: RequestError."""
+    names = [tool.function.name for tool in tools]
+    if len(tools) > _MAX_TOOLS or len(set(names)) < len(names):
+        raise RequestError(f"There are at most {_MAX_TOOLS} tools, each with a name of its own.", param="tools")
+    if choice == "<none>" or not tools:
+        if choice not in ("<none>", "<auto>"):
+            raise RequestError("tool_choice asks for a tool, and there is none.", param="tool_choice")
+        return (), None
+    shown = tuple(msgspec.to_builtins(tool) for tool in tools)
+    for one in shown:
+        one["function"] = {name: value for name, value in one["function"].items() if value is not None}
+    if choice == "<auto>":
+        return shown, None
+    callable_now = [tool.function for tool in tools if choice in ("<required>", tool.function.name)]
+    if not callable_now:
+        raise RequestError("Tool error: tool_choice names a function that is not among the tools.", param="tool_choice")
+    return shown, _grammar_of_calls(callable_now)
+
+
+def _grammar_of_calls(functions: list[Function]) -> Grammar:
+    """One call of one of these functions."""
+    calls: list[JsonBody] = []
+    definitions: JsonBody = {}
+    for function in functions:
+        arguments = dict(function.parameters or {"type": "object"})
+        definitions |= arguments.pop("$defs", {})
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": function.name}, "arguments": arguments},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    return grammar_of_schema(schema | ({"$defs": definitions} if definitions else {}), "tools")
+
+
+def _usage(fields: _Body) -> tuple[bool, bool]:
+    """Whether usage is wanted at the end of a stream, and with each chunk."""
+    options = fields.stream_options
+    if options is None:
+        return False, False
     if not fields.stream:
         raise RequestError("stream_options is only allowed with stream.", param="stream_options")
-    return bool(fields.stream_options.include_usage)
+    continuous = bool(options.continuous_usage_stats)
+    if continuous and not options.include_usage:
+        raise RequestError("continuous_usage_stats goes with include_usage.", param="stream_options")
+    return bool(options.include_usage), continuous
 
 
-def _unknown(ignored: Sequence[str]) -> tuple[str, ...]:
-    return tuple(name for name in ignored if name not in _NOT_YET)
+def list_models(asked: Asked) -> Reply:
+    return Reply(to_json({"object": "list", "data": [_model(asked)]}))
 
 
-def _as_template_knows(message: Message) -> Message:
-    return Message("system", message.content) if message.role == "developer" else message
+def show_model(asked: Asked) -> Reply:
+    if asked.path["name"] != asked.server.model:
+        raise UnknownModel("There is no such model here.", param="model")
+    return Reply(to_json(_model(asked)))
 
 
-def encode_models(names: Sequence[str], created_s: int) -> bytes:
-    """The list at `/v1/models`."""
-    return to_json({"object": "list", "data": [encode_model(name, created_s) for name in names]})
+def _model(asked: Asked) -> JsonBody:
+    server = asked.server
+    return {
+        "id": server.model,
+        "object": "model",
+        "created": server.started_s,
+        "owned_by": "tailrace",
+        "max_model_len": server.max_total_tokens,
+    }
 
 
-def encode_model(name: str, created_s: int) -> JsonBody:
-    return {"id": name, "object": "model", "created": created_s, "owned_by": "tailrace"}
+_CHAT = {"messages": [{"role": "user", "content": "Tell me a story about dogs."}], "max_tokens": 64, "stream": True}
+
+WIRE = Wire(
+    name="openai",
+    title="OpenAI: chat and text completions",
+    operations=(
+        Operation("POST", "/v1/chat/completions", Generate(parse_chat), "Answer a chat.", body=ChatBody, example=_CHAT),
+        Operation(
+            "POST",
+            "/v1/completions",
+            Generate(parse_completion),
+            "Continue prompts.",
+            body=CompletionBody,
+            example={"prompt": "The river runs", "max_tokens": 32},
+        ),
+        Operation("GET", "/v1/models", Show(list_models), "The models that are served."),
+        Operation("GET", "/v1/models/{name:path}", Show(show_model), "One of them."),
+    ),
+    encode_error=encode_error,
+    refused=_REFUSED,
+)

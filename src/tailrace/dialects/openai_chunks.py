@@ -3,21 +3,46 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
+from tailrace.dialects.bodies import JsonBody, quote, to_json
+from tailrace.dialects.tool_calls import CallPart, ToolCallReader
 from tailrace.dialects.wire import (
-    JsonBody,
     StreamFacts,
     deltas_by_choice,
     failure_of,
-    quote,
-    to_json,
+    finished_end,
     usage_json,
 )
-from tailrace.types import End, Event, TextDelta
+from tailrace.types import End, Event, TextDelta, TopLogprobs
 
-__all__ = ["ChatEncoder", "TextEncoder"]
+__all__ = ["ChatEncoder", "ChatLook", "TextEncoder", "TextLook"]
 
 _DONE = b"data: [DONE]\n\n"
+_LEAST = -9999.0  # JSON has no infinity
+
+
+class _Look(Protocol):
+    """What a client may ask of chunks."""
+
+    @property
+    def include_usage(self) -> bool: ...
+    @property
+    def continuous_usage(self) -> bool: ...
+    @property
+    def logprobs(self) -> bool: ...
+
+
+class ChatLook(_Look, Protocol):
+    @property
+    def reads_tools(self) -> bool: ...
+    @property
+    def forced_tool(self) -> bool: ...
+
+
+class TextLook(_Look, Protocol):
+    @property
+    def echo(self) -> bool: ...
 
 
 class _Encoder:
@@ -26,16 +51,27 @@ class _Encoder:
     object_name: str
     id_prefix: str
 
-    def __init__(self, facts: StreamFacts, *, include_usage: bool, n: int, logprobs: bool) -> None:
+    def __init__(self, facts: StreamFacts, look: _Look) -> None:
         self._facts = facts
-        self._include_usage = include_usage
-        self._n = n
-        self._logprobs = logprobs
+        self._include_usage = look.include_usage
+        self._continuous_usage = look.continuous_usage
+        self._logprobs = look.logprobs
+        self._num_tokens = 0
         self._head = (
             f'data: {{"id":{quote(self.id_prefix + facts.stream_id)},"object":"{self.object_name}",'
-            f'"created":{facts.created_s},"model":{quote(facts.model)},"choices":['
+            f'"created":{facts.created_s},"model":{quote(facts.model)},"system_fingerprint":null,"choices":['
         )
-        self._tail = '],"usage":null}\n\n' if include_usage else "]}\n\n"
+        self._tail = '],"usage":null}\n\n' if look.include_usage else "]}\n\n"
+
+    def _count(self, delta: TextDelta) -> None:
+        """Have the usage so far in this delta's chunks, where that is wanted."""
+        if self._continuous_usage:
+            self._num_tokens += len(delta.token_ids)
+            prompt, answer = self._facts.num_prompt_tokens, self._num_tokens
+            self._tail = (
+                f'],"usage":{{"prompt_tokens":{prompt},"completion_tokens":{answer},'
+                f'"total_tokens":{prompt + answer}}}}}\n\n'
+            )
 
     def _end(self, end: End) -> bytes:
         if end.status != "done":
@@ -45,9 +81,6 @@ class _Encoder:
         return f'{self._head}],"usage":{to_json(usage_json(end)).decode()}}}\n\n'.encode("ascii") + _DONE
 
     def _whole(self, object_name: str, events: Sequence[Event], choices: list[JsonBody]) -> bytes:
-        end = events[-1] if events else None
-        if not isinstance(end, End) or end.status != "done":
-            raise failure_of(end if isinstance(end, End) else None)
         facts = self._facts
         return to_json(
             {
@@ -56,66 +89,113 @@ class _Encoder:
                 "created": facts.created_s,
                 "model": facts.model,
                 "choices": choices,
-                "usage": usage_json(end),
+                "usage": usage_json(finished_end(events)),
                 "system_fingerprint": None,
             }
         )
 
 
 class ChatEncoder(_Encoder):
-    """`chat.completion.chunk`s: the role first, then content, then the finish_reason in a chunk of its own."""
+    """`chat.completion.chunk`s: the role first, then content and tool calls, then the finish_reason by itself."""
 
     object_name = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
 
-    def __init__(self, facts: StreamFacts, *, include_usage: bool, n: int, logprobs: bool) -> None:
-        super().__init__(facts, include_usage=include_usage, n=n, logprobs=logprobs)
+    def __init__(self, facts: StreamFacts, look: ChatLook) -> None:
+        super().__init__(facts, look)
         self._opened: set[int] = set()
+        self._forced_tool = look.forced_tool
+        self._readers: dict[int, ToolCallReader] | None = {} if look.reads_tools else None
 
     def encode(self, seq: int, event: Event) -> bytes:
         if type(event) is End:
             return self._end(event)
         assert type(event) is TextDelta
+        self._count(event)
         choice, chunks = event.choice, ""
         if choice not in self._opened:
             self._opened.add(choice)
             chunks = self._chunk(choice, '{"role":"assistant","content":""}', "null", "null")
-        if event.text or self._logprobs:
+        finish: str | None = event.finish_reason
+        if self._readers is not None:
+            reader = self._reader(choice)
+            parts = reader.push(event.text) + (reader.flush() if finish else [])
+            chunks += "".join(self._chunk(choice, self._part(choice, part), "null", "null") for part in parts)
+            if reader.num_calls and finish == "stop":
+                finish = "tool_calls"
+        elif event.text or self._logprobs:
             logprobs = to_json(self._logprobs_json([event])).decode() if self._logprobs else "null"
             chunks += self._chunk(choice, f'{{"content":{quote(event.text)}}}', logprobs, "null")
-        if event.finish_reason is not None:
-            chunks += self._chunk(choice, "{}", "null", f'"{event.finish_reason}"')
+        if finish is not None:
+            chunks += self._chunk(choice, "{}", "null", f'"{finish}"')
         return chunks.encode("ascii")
 
     def whole(self, events: Sequence[Event]) -> bytes:
-        choices: list[JsonBody] = [
-            {
-                "index": index,
-                "message": {"role": "assistant", "content": "".join(delta.text for delta in deltas), "refusal": None},
-                "logprobs": self._logprobs_json(deltas) if self._logprobs else None,
-                "finish_reason": deltas[-1].finish_reason if deltas else None,
-            }
-            for index, deltas in enumerate(deltas_by_choice(events, self._n))
-        ]
-        return self._whole("chat.completion", events, choices)
+        finished_end(events)
+        choices = deltas_by_choice(events, self._facts.num_choices)
+        return self._whole("chat.completion", events, [self._whole_choice(*one) for one in enumerate(choices)])
+
+    def _whole_choice(self, index: int, deltas: Sequence[TextDelta]) -> JsonBody:
+        finish: str | None = deltas[-1].finish_reason
+        message: JsonBody = {"role": "assistant", "content": "".join(delta.text for delta in deltas), "refusal": None}
+        if self._readers is not None:
+            reader = self._reader(index)
+            parts = reader.push(message["content"]) + reader.flush()
+            message["content"] = "".join(part for part in parts if isinstance(part, str)) or None
+            if reader.num_calls:
+                calls: list[JsonBody] = [
+                    {"id": self._call_id(index, call), "type": "function", "function": {"name": "", "arguments": ""}}
+                    for call in range(reader.num_calls)
+                ]
+                for part in parts:
+                    if isinstance(part, CallPart):
+                        calls[part.index]["function"]["name"] += part.name
+                        calls[part.index]["function"]["arguments"] += part.arguments
+                message["tool_calls"] = calls
+                finish = "tool_calls" if finish == "stop" else finish
+        return {
+            "index": index,
+            "message": message,
+            "logprobs": self._logprobs_json(deltas) if self._logprobs else None,
+            "finish_reason": finish,
+        }
+
+    def _reader(self, choice: int) -> ToolCallReader:
+        assert self._readers is not None
+        return self._readers.setdefault(choice, ToolCallReader(forced=self._forced_tool))
+
+    def _call_id(self, choice: int, index: int) -> str:
+        return f"call_{self._facts.stream_id}_{choice}_{index}"
+
+    def _part(self, choice: int, part: str | CallPart) -> str:
+        if isinstance(part, str):
+            return f'{{"content":{quote(part)}}}'
+        call: JsonBody = {"index": part.index, "function": {"arguments": part.arguments}}
+        if part.name:
+            call = {"index": part.index, "id": self._call_id(choice, part.index), "type": "function",
+                    "function": {"name": part.name, "arguments": ""}}  # fmt: skip
+        return to_json({"tool_calls": [call]}).decode()
 
     def _chunk(self, choice: int, delta: str, logprobs: str, finish: str) -> str:
         body = f'{{"index":{choice},"delta":{delta},"logprobs":{logprobs},"finish_reason":{finish}}}'
         return self._head + body + self._tail
 
     def _logprobs_json(self, deltas: Sequence[TextDelta]) -> JsonBody:
-        vocabulary = self._facts.vocabulary
         content = [
-            {
-                "token": vocabulary.token_text(token_id),
-                "logprob": logprob,
-                "bytes": list(vocabulary.pieces[token_id]),
-                "top_logprobs": [],
-            }
+            self._token(token_id, logprob)
+            | {"top_logprobs": [self._token(*one) for one in _at(delta.top_logprobs, place)]}
             for delta in deltas
-            for token_id, logprob in zip(delta.token_ids, delta.logprobs, strict=False)
+            for place, (token_id, logprob) in enumerate(zip(delta.token_ids, delta.logprobs, strict=False))
         ]
         return {"content": content, "refusal": None}
+
+    def _token(self, token_id: int, logprob: float) -> JsonBody:
+        vocabulary = self._facts.vocabulary
+        return {
+            "token": vocabulary.token_text(token_id),
+            "logprob": max(logprob, _LEAST),
+            "bytes": list(vocabulary.pieces[token_id]),
+        }
 
 
 class TextEncoder(_Encoder):
@@ -124,15 +204,21 @@ class TextEncoder(_Encoder):
     object_name = "text_completion"
     id_prefix = "cmpl-"
 
-    def __init__(self, facts: StreamFacts, *, include_usage: bool, n: int, logprobs: bool) -> None:
-        super().__init__(facts, include_usage=include_usage, n=n, logprobs=logprobs)
-        self._offsets = [0] * n
+    def __init__(self, facts: StreamFacts, look: TextLook) -> None:
+        super().__init__(facts, look)
+        self._offsets = [0] * facts.num_choices
+        self._echoes = [""] * facts.num_choices
+        if look.echo:
+            each = facts.num_choices // len(facts.prompts)
+            self._echoes = [facts.prompts[choice // each] for choice in range(facts.num_choices)]
 
     def encode(self, seq: int, event: Event) -> bytes:
         if type(event) is End:
             return self._end(event)
         assert type(event) is TextDelta
-        if not event.text and not self._logprobs and event.finish_reason is None:
+        self._count(event)
+        text, self._echoes[event.choice] = self._echoes[event.choice] + event.text, ""
+        if not text and not self._logprobs and event.finish_reason is None:
             return b""
         finish = "null" if event.finish_reason is None else f'"{event.finish_reason}"'
         logprobs = "null"
@@ -140,31 +226,45 @@ class TextEncoder(_Encoder):
             logprobs = to_json(self._logprobs_json([event], self._offsets[event.choice])).decode()
             self._offsets[event.choice] += len(event.text)
         return (
-            f'{self._head}{{"text":{quote(event.text)},"index":{event.choice},"logprobs":{logprobs},'
+            f'{self._head}{{"text":{quote(text)},"index":{event.choice},"logprobs":{logprobs},'
             f'"finish_reason":{finish}}}{self._tail}'
         ).encode("ascii")
 
     def whole(self, events: Sequence[Event]) -> bytes:
+        finished_end(events)
         choices: list[JsonBody] = [
             {
-                "text": "".join(delta.text for delta in deltas),
+                "text": self._echoes[index] + "".join(delta.text for delta in deltas),
                 "index": index,
                 "logprobs": self._logprobs_json(deltas, 0) if self._logprobs else None,
-                "finish_reason": deltas[-1].finish_reason if deltas else None,
+                "finish_reason": deltas[-1].finish_reason,
             }
-            for index, deltas in enumerate(deltas_by_choice(events, self._n))
+            for index, deltas in enumerate(deltas_by_choice(events, self._facts.num_choices))
         ]
         return self._whole("text_completion", events, choices)
 
     def _logprobs_json(self, deltas: Sequence[TextDelta], offset: int) -> JsonBody:
-        tokens, logprobs, offsets = [], [], []
+        tokens, logprobs, offsets, alternatives = [], [], [], []
+        name = self._facts.vocabulary.token_text
         for delta in deltas:
-            for token_id, logprob in zip(delta.token_ids, delta.logprobs, strict=False):
-                tokens.append(self._facts.vocabulary.token_text(token_id))
-                logprobs.append(logprob)
+            for place, (token_id, logprob) in enumerate(zip(delta.token_ids, delta.logprobs, strict=False)):
+                tokens.append(name(token_id))
+                logprobs.append(max(logprob, _LEAST))
                 offsets.append(offset)
+                top = (*_at(delta.top_logprobs, place), (token_id, logprob))
+                alternatives.append({name(one): max(value, _LEAST) for one, value in top})
             offset += len(delta.text)
-        return {"tokens": tokens, "token_logprobs": logprobs, "top_logprobs": None, "text_offset": offsets}
+        has_alternatives = any(delta.top_logprobs for delta in deltas)
+        return {
+            "tokens": tokens,
+            "token_logprobs": logprobs,
+            "top_logprobs": alternatives if has_alternatives else None,
+            "text_offset": offsets,
+        }
+
+
+def _at(top: Sequence[TopLogprobs], place: int) -> TopLogprobs:
+    return top[place] if place < len(top) else ()
 
 
 def error_frame(end: End) -> bytes:

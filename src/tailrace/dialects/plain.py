@@ -1,66 +1,85 @@
-"""Text as it comes: `POST /?prompt=…` as in Ray Serve's chatbot tutorial.
+"""Bare text in, bare text out: the bots of Ray Serve's tutorial, and the FastAPI article's endpoint.
 
-A plain body has no place for an error, so one that cannot be completed is cut off without its terminating chunk.
+- `POST /?prompt=…`: chunks of text as they come (Ray Serve's Textbot and Batchbot);
+- `GET` and `POST /query-stream/?query=…`: the same, labelled `text/event-stream` as in the article, although nothing in
+  it is an event. Browsers' EventSource cannot read it; `/v1/streams` is for that.
+
+A bare body has no place for an error, so one that cannot be completed is cut off without its terminating chunk.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import parse_qsl
 
 from tailrace.dialects.native import encode_error
-from tailrace.dialects.wire import Call, Encoder, StreamFacts, failure_of
+from tailrace.dialects.queries import read_count
+from tailrace.dialects.wire import (
+    Asked,
+    Call,
+    Encoder,
+    Generate,
+    Operation,
+    ServerFacts,
+    StreamFacts,
+    Wire,
+    failure_of,
+)
 from tailrace.errors import RequestError
 from tailrace.types import End, Event, GenerateRequest, Message, Sampling
 
-__all__ = ["PlainView", "encode_error", "parse", "read_query"]
+__all__ = ["WIRE", "bare_request", "bare_sampling", "encode_error"]
 
 
-def read_query(query: bytes) -> dict[str, str]:
-    """The fields of a query string, strictly: UTF-8, each once. Raises: RequestError."""
-    try:
-        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=16)
-    except ValueError:
-        raise RequestError("The query is not valid UTF-8, or has too many fields.") from None
-    fields = dict(pairs)
-    if len(fields) < len(pairs):
-        raise RequestError("A field of the query is given twice.")
-    return fields
+def bare_sampling(server: ServerFacts, max_tokens: int | None = None) -> Sampling:
+    """Greedy, as the tutorial's model call is, with a small repetition penalty where the engine has one: small models
+    end in a loop without."""
+    penalty = 1.1 if "repetition_penalty" in server.parameters else 1.0
+    return Sampling(temperature=0.0, repetition_penalty=penalty, max_tokens=max_tokens)
 
 
-def parse(query: Mapping[str, str], *, has_template: bool, repetition_penalty: float = 1.0) -> Call:
-    """The prompt is one turn of a chat where the model can chat, and is taken as it stands where it cannot.
-
-    Greedy, as the tutorial's model call is, with a small repetition penalty where the engine has one: small models
-    end in a loop without. Raises: RequestError.
-    """
-    prompt = query["prompt"]
+def bare_request(server: ServerFacts, prompt: str, sampling: Sampling) -> GenerateRequest:
+    """A prompt without anything around it: put into `--prompt-template` if there is one, else one turn of a chat where
+    the model can chat, else taken as it stands. Raises: RequestError if it is empty."""
     if not prompt:
         raise RequestError("The prompt is empty.", param="prompt")
-    unknown = [name for name in query if name not in ("prompt", "max_tokens")]
-    if unknown:
-        raise RequestError("Only prompt and max_tokens can be given here; use /v1/streams for more.")
-    max_tokens: int | None = None
-    if "max_tokens" in query:
-        digits = query["max_tokens"]
-        if not (digits.isascii() and digits.isdigit() and len(digits) < 10 and int(digits) > 0):
-            raise RequestError("max_tokens must be a whole number above 0.", param="max_tokens")
-        max_tokens = int(digits)
-    sampling = Sampling(temperature=0.0, repetition_penalty=repetition_penalty, max_tokens=max_tokens)
-    if has_template:
-        request = GenerateRequest(messages=(Message("user", prompt),), sampling=sampling)
-    else:
-        request = GenerateRequest(prompt=prompt, sampling=sampling)
-    return Call(request, PlainView(), stream=True)
+    if server.prompt_template:
+        return GenerateRequest(prompts=(server.prompt_template.replace("{prompt}", prompt),), sampling=sampling)
+    if server.can_chat:
+        return GenerateRequest(messages=(Message("user", prompt),), sampling=sampling)
+    return GenerateRequest(prompts=(prompt,), sampling=sampling)
+
+
+def parse_tutorial(asked: Asked) -> Call:
+    """Raises: RequestError."""
+    return _parse(asked, "prompt", TEXT)
+
+
+def parse_article(asked: Asked) -> Call:
+    """Raises: RequestError."""
+    if "query" not in asked.query:
+        raise RequestError("Give the prompt as ?query=….", param="query")
+    return _parse(asked, "query", LABELLED)
+
+
+def _parse(asked: Asked, name: str, view: _View) -> Call:
+    if any(field not in (name, "max_tokens") for field in asked.query):
+        raise RequestError(f"Only {name} and max_tokens can be given here; use /v1/streams for more.")
+    sampling = bare_sampling(asked.server, read_count(asked.query, "max_tokens"))
+    return Call(bare_request(asked.server, asked.query[name], sampling), view, stream=True)
 
 
 @dataclass(frozen=True, slots=True)
-class PlainView:
-    media_type = "text/plain; charset=utf-8"
+class _View:
+    media_type: str
+    heartbeat = b""  # everything in the body is text
 
     def open(self, facts: StreamFacts) -> Encoder:
         return _PlainEncoder()
+
+
+TEXT = _View("text/plain; charset=utf-8")
+LABELLED = _View("text/event-stream; charset=utf-8")
 
 
 class _PlainEncoder:
@@ -75,3 +94,27 @@ class _PlainEncoder:
 
     def whole(self, events: Sequence[Event]) -> bytes:
         return b"".join(self.encode(seq, event) for seq, event in enumerate(events, 1))
+
+
+_ARTICLE = "Answer a query with bare text, as FastAPI's StreamingResponse does in the article."
+
+WIRE = Wire(
+    name="plain",
+    title="Bare text: the chatbots of Ray Serve's tutorial, the FastAPI article",
+    operations=(
+        Operation(
+            "POST",
+            "/",
+            Generate(parse_tutorial),
+            "Answer a prompt with bare text.",
+            query=("prompt!", "max_tokens"),
+            only_with="prompt",
+        ),
+        *(
+            Operation(method, path, Generate(parse_article), _ARTICLE, query=("query!", "max_tokens"))
+            for path in ("/query-stream/", "/query-stream")
+            for method in ("GET", "POST")
+        ),
+    ),
+    encode_error=encode_error,
+)

@@ -1,4 +1,4 @@
-"""text-generation-inference's wire: `POST /`, `/generate`, `/generate_stream`, `/info`, `/health`.
+"""text-generation-inference's wire: what may be asked of it, and in which words it refuses. Answers: `tgi_answers.py`.
 
 One event a token, `data: ` with one line of JSON, no `[DONE]`; the last one carries `generated_text` and the details.
 Defaults and error texts are those of TGI 3.3.7, with these divergences, each better for its clients:
@@ -7,134 +7,175 @@ Defaults and error texts are those of TGI 3.3.7, with these divergences, each be
 2. Half a character at the very end is shown as U+FFFD; TGI then loses the whole `generated_text`.
 3. A stop string is found wherever it ends, also inside a token, and nothing behind it is shown.
 4. A prompt and `max_new_tokens` that exceed the window together are refused, also above 1,024 new tokens.
-5. Text that was held back, as it could have become a stop string, until the end token came: that token shows it and is
-   not marked special, because clients drop what is.
+5. Text that was held back, as it could have become a stop string, until the end token came: that token shows it and
+   is not marked special, because clients drop what is.
+6. `decoder_input_details` lists the prompt's tokens without logprobs; TGI has them only behind a flag, and an empty
+   list otherwise.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 
-from tailrace.dialects.fields import Tokens, stops
-from tailrace.dialects.wire import (
-    Call,
-    Encoder,
-    JsonBody,
-    StreamFacts,
-    deltas_by_choice,
-    failure_of,
-    quote,
-    read_fields,
-    refuse,
-    to_json,
-)
-from tailrace.errors import AdmissionError, EngineError, RequestError, TailraceError
-from tailrace.types import End, Event, GenerateRequest, Sampling, TextDelta
+from tailrace.dialects.bodies import JsonBody, read_fields, refuse, to_json
+from tailrace.dialects.fields import ChatMessage, read_messages, stops
+from tailrace.dialects.grammars import read_tgi_grammar
+from tailrace.dialects.tgi_answers import TGIView, encode_error, encode_tokens
+from tailrace.dialects.wire import Asked, Call, Generate, Operation, Reply, Show, Wire
+from tailrace.errors import RequestError
+from tailrace.types import GenerateRequest, Sampling
 
-__all__ = ["encode_error", "encode_info", "parse"]
+__all__ = ["WIRE", "encode_error", "parse_generate", "parse_root", "parse_stream"]
 
 _MAX_STOP_SEQUENCES = 4
+_MAX_TOP_N_TOKENS = 5
+_MAX_BEST_OF = 2
 _MAX_FACTOR = 100.0  # beyond it engines compute infinities
 _MIN_TEMPERATURE = 1e-3  # below it the likeliest token is certain, and logits overflow
 _MAX_SEED = 2**64 - 1
-_NOT_YET: dict[str, tuple[object, ...]] = {
-    "adapter_id": (),
-    "best_of": (0, 1),
-    "decoder_input_details": (False,),
-    "grammar": (),
-    "top_n_tokens": (0,),
-    "typical_p": (1.0,),
-    "watermark": (False,),
-}
+_REFUSED: dict[str, tuple[object, ...]] = {"adapter_id": (), "watermark": (False,)}  # inside of `parameters`
+
+
+class Grammar(msgspec.Struct):
+    type: str
+    value: Any  # of a kind that depends on the type
 
 
 class Parameters(msgspec.Struct, kw_only=True):
+    best_of: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
     temperature: float | None = None
     repetition_penalty: float | None = None
     frequency_penalty: float | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-(2**31), lt=2**31)] | None = None
     top_p: float | None = None
+    typical_p: float | None = None
     do_sample: bool = False
     max_new_tokens: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
     return_full_text: bool | None = None
     stop: list[str] = []
-    truncate: Tokens | None = None
+    truncate: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
     details: bool = False
+    decoder_input_details: bool = False
     seed: Annotated[int, msgspec.Meta(ge=0)] | None = None
-    adapter_id: object = None
-    best_of: object = None
-    decoder_input_details: object = None
-    grammar: object = None
-    top_n_tokens: object = None
-    typical_p: object = None
-    watermark: object = None
+    top_n_tokens: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
+    grammar: Grammar | None = None
+    adapter_id: str | None = None
+    watermark: bool = False
 
 
 class Body(msgspec.Struct, kw_only=True):
     inputs: str
-    parameters: JsonBody | None = None
+    parameters: Parameters | None = None
     stream: bool = False
 
 
-def parse(body: JsonBody, *, stream: bool | None, full_text_by_default: bool = False) -> Call:
-    """A body of any of the three routes; `stream` is None on `/`, where the body says. Raises: RequestError."""
-    fields, ignored = read_fields(body, Body)
-    given = fields.parameters if fields.parameters is not None else {"do_sample": True}
-    parameters, ignored_parameters = read_fields(given, Parameters)
-    refuse(given, _NOT_YET)
-    _check(parameters)
+class ChatBody(msgspec.Struct, kw_only=True):
+    messages: list[ChatMessage]
+
+
+def parse_root(asked: Asked) -> Call:
+    """`POST /`, where the body says whether to stream, and where the prompt is shown unless it says not to."""
+    return _parse(asked, whole_in_list=True, full_text_by_default=True)
+
+
+def parse_generate(asked: Asked) -> Call:
+    return _parse(asked, stream=False)
+
+
+def parse_stream(asked: Asked) -> Call:
+    return _parse(asked, stream=True)
+
+
+def _parse(
+    asked: Asked, *, stream: bool | None = None, whole_in_list: bool = False, full_text_by_default: bool = False
+) -> Call:
+    """Raises: RequestError."""
+    fields, ignored = read_fields(asked.body, Body)
+    given = fields.parameters if fields.parameters is not None else Parameters(do_sample=True)
+    refuse(asked.body.get("parameters") or {}, _REFUSED)
+    streaming = fields.stream if stream is None else stream
+    sampled = _is_sampled(given)
+    _check(given, sampled, streaming)
     if not fields.inputs:
         raise RequestError("`inputs` cannot be empty", param="inputs")
-    request = GenerateRequest(prompt=fields.inputs, sampling=_sampling(parameters), truncate=parameters.truncate)
-    full_text = parameters.return_full_text
-    view = _View(
-        whole_in_list=stream is None,
-        details=parameters.details,
-        full_text=full_text_by_default if full_text is None else full_text,
-        sampled=request.sampling.temperature > 0,
+    if given.truncate is not None and not 0 < given.truncate < asked.server.max_total_tokens:
+        most = asked.server.max_total_tokens - 1
+        text = f"`truncate` must be strictly positive and less than {most}. Given: {given.truncate}"
+        raise RequestError(text, param="truncate")
+    if given.grammar is not None and "grammar" not in asked.server.parameters:
+        raise RequestError("grammar is not supported", param="grammar")
+    request = GenerateRequest(prompts=(fields.inputs,), sampling=_sampling(given, sampled), truncate=given.truncate)
+    full_text = full_text_by_default if given.return_full_text is None else given.return_full_text
+    view = TGIView(
+        whole_in_list=whole_in_list,
+        details=given.details or given.decoder_input_details,
+        prefill=given.decoder_input_details,
+        full_text=full_text,
+        sampled=sampled,
     )
-    streaming = fields.stream if stream is None else stream
-    return Call(request, view, streaming, ignored + ignored_parameters)
+    return Call(request, view, streaming, ignored)
 
 
-def _check(given: Parameters) -> None:
+def _check(given: Parameters, sampled: bool, streaming: bool) -> None:
     """TGI's ranges, in its order and its words."""
-    if given.temperature is not None and given.temperature <= 0:
-        raise RequestError("`temperature` must be strictly positive", param="temperature")
-    if given.repetition_penalty is not None and given.repetition_penalty <= 0:
-        raise RequestError("`repetition_penalty` must be strictly positive", param="repetition_penalty")
-    for name in ("temperature", "repetition_penalty"):
-        if (getattr(given, name) or 0.0) > _MAX_FACTOR:
-            raise RequestError(f"`{name}` must be <= {_MAX_FACTOR}", param=name)
-    if given.frequency_penalty is not None and not -2 <= given.frequency_penalty <= 2:
-        raise RequestError("`frequency_penalty` must be >= -2.0 and <= 2.0", param="frequency_penalty")
-    if given.top_p is not None and not 0 < given.top_p < 1:
-        raise RequestError("`top_p` must be > 0.0 and < 1.0", param="top_p")
-    if given.top_k is not None and given.top_k <= 0:
-        raise RequestError("`top_k` must be strictly positive", param="top_k")
+    best_of = 1 if given.best_of is None else given.best_of
+    if streaming and best_of != 1:
+        raise RequestError("`best_of` != 1 is not supported when streaming tokens", param="best_of")
+    if streaming and given.decoder_input_details:
+        text = "`decoder_input_details` == true is not supported when streaming tokens"
+        raise RequestError(text, param="decoder_input_details")
+    if best_of > _MAX_BEST_OF:
+        raise RequestError(f"`best_of` must be > 0 and <= {_MAX_BEST_OF}. Given: {best_of}", param="best_of")
+    if best_of > 1 and not sampled:
+        raise RequestError("you must use sampling when `best_of` is > 1", param="best_of")
+    _check_ranges(given)
     if given.max_new_tokens == 0:
         raise RequestError("`max_new_tokens` must be strictly positive", param="max_new_tokens")
-    if given.seed is not None and given.seed > _MAX_SEED:
-        raise RequestError(f"`seed` must be <= {_MAX_SEED}", param="seed")
     if len(given.stop) > _MAX_STOP_SEQUENCES:
         count = len(given.stop)
         raise RequestError(f"`stop` supports up to {_MAX_STOP_SEQUENCES} stop sequences. Given: {count}", param="stop")
+    if best_of > 1 and given.seed is not None:
+        raise RequestError("`seed` must not be set when `best_of` > 1", param="seed")
+    if given.seed is not None and given.seed > _MAX_SEED:
+        raise RequestError(f"`seed` must be <= {_MAX_SEED}", param="seed")
+    if (given.top_n_tokens or 0) > _MAX_TOP_N_TOKENS:
+        text = f"`top_n_tokens` must be >= 0 and <= {_MAX_TOP_N_TOKENS}. Given: {given.top_n_tokens}"
+        raise RequestError(text, param="top_n_tokens")
 
 
-def _sampling(given: Parameters) -> Sampling:
+def _check_ranges(given: Parameters) -> None:
+    for name in ("temperature", "repetition_penalty"):
+        value = getattr(given, name)
+        if value is not None and value <= 0:
+            raise RequestError(f"`{name}` must be strictly positive", param=name)
+        if (value or 0.0) > _MAX_FACTOR:
+            raise RequestError(f"`{name}` must be <= {_MAX_FACTOR}", param=name)
+    if given.frequency_penalty is not None and not -2 <= given.frequency_penalty <= 2:
+        raise RequestError("`frequency_penalty` must be >= -2.0 and <= 2.0", param="frequency_penalty")
+    for name in ("top_p", "typical_p"):
+        value = getattr(given, name)
+        if value is not None and not 0 < value < 1:
+            raise RequestError(f"`{name}` must be > 0.0 and < 1.0", param=name)
+    if given.top_k is not None and given.top_k <= 0:
+        raise RequestError("`top_k` must be strictly positive", param="top_k")
+
+
+def _is_sampled(given: Parameters) -> bool:
     """Sampling is on where any field asks for it, as in TGI; otherwise the likeliest token is taken."""
-    temperature = 1.0 if given.temperature is None else given.temperature
-    sampled = given.do_sample or temperature != 1.0 or given.top_k is not None or given.top_p is not None
-    sampled = sampled and temperature >= _MIN_TEMPERATURE
+    if given.temperature is not None and given.temperature < _MIN_TEMPERATURE:
+        return False
+    asks = any(value is not None for value in (given.top_k, given.top_p, given.typical_p))
+    return given.do_sample or asks or given.temperature not in (None, 1.0)
+
+
+def _sampling(given: Parameters, sampled: bool) -> Sampling:
     return Sampling(
-        temperature=temperature if sampled else 0.0,
+        temperature=(1.0 if given.temperature is None else given.temperature) if sampled else 0.0,
         top_p=(given.top_p or 1.0) if sampled else 1.0,
         top_k=(given.top_k or 0) if sampled else 0,
+        typical_p=(given.typical_p or 1.0) if sampled else 1.0,
         repetition_penalty=given.repetition_penalty or 1.0,
         frequency_penalty=given.frequency_penalty or 0.0,
         seed=given.seed,
@@ -142,147 +183,89 @@ def _sampling(given: Parameters) -> Sampling:
         stop=stops(given.stop),
         include_stop=True,
         logprobs=True,
+        top_logprobs=given.top_n_tokens or 0,
+        grammar=read_tgi_grammar(given.grammar.type, given.grammar.value) if given.grammar is not None else None,
+        n=given.best_of or 1,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    whole_in_list: bool
-    details: bool
-    full_text: bool
-    sampled: bool
-    media_type = "text/event-stream; charset=utf-8"
-
-    def open(self, facts: StreamFacts) -> Encoder:
-        return _Encoder(facts, self)
-
-
-class _Encoder:
-    def __init__(self, facts: StreamFacts, view: _View) -> None:
-        self._facts = facts
-        self._view = view
-        self._text: list[str] = []
-        self._num_tokens = 0
-
-    def encode(self, seq: int, event: Event) -> bytes:
-        if type(event) is End:
-            if event.status == "done":
-                return b""
-            _, body = encode_error(failure_of(event))
-            return b"data: " + body + b"\n\n"
-        assert type(event) is TextDelta
-        self._text.append(event.text)
-        if not event.token_ids:
-            return b""
-        frames = []
-        last = len(event.token_ids) - 1
-        for position, token in enumerate(self._tokens(event)):
-            self._num_tokens += 1
-            generated = details = "null"
-            if position == last and event.finish_reason is not None:
-                generated = quote(self._full("".join(self._text)))
-                if self._view.details:
-                    details = to_json(self._stream_details(event)).decode()
-            frames.append(
-                f'data: {{"index":{self._num_tokens},"token":{token},'
-                f'"generated_text":{generated},"details":{details}}}\n\n'
-            )
-        return "".join(frames).encode("ascii")
-
-    def whole(self, events: Sequence[Event]) -> bytes:
-        end = events[-1] if events else None
-        if not isinstance(end, End) or end.status != "done":
-            raise failure_of(end if isinstance(end, End) else None)
-        deltas = deltas_by_choice(events, 1)[0]
-        answer: JsonBody = {"generated_text": self._full("".join(delta.text for delta in deltas))}
-        if self._view.details:
-            tokens = [msgspec.Raw(token.encode()) for delta in deltas for token in self._tokens(delta)]
-            answer["details"] = {
-                "finish_reason": _finish_reason(deltas[-1]),
-                "generated_tokens": end.usage.num_completion_tokens,
-                "seed": self._seed,
-                "prefill": [],
-                "tokens": tokens,
-            }
-        return to_json([answer] if self._view.whole_in_list else answer)
-
-    @property
-    def _seed(self) -> int | None:
-        return self._facts.seed if self._view.sampled else None
-
-    def _full(self, text: str) -> str:
-        return self._facts.prompt_text + text if self._view.full_text else text
-
-    def _tokens(self, delta: TextDelta) -> list[str]:
-        """Each token's JSON. A step's text goes with the last of its tokens that is not special; special ones show
-        their name."""
-        vocabulary = self._facts.vocabulary
-        places = [i for i, token_id in enumerate(delta.token_ids) if token_id not in vocabulary.special_ids]
-        place = places[-1] if places else len(delta.token_ids) - 1
-        tokens = []
-        for position, token_id in enumerate(delta.token_ids):
-            text = delta.text if position == place else ""
-            special = token_id in vocabulary.special_ids and not text
-            if special:
-                text = vocabulary.token_text(token_id)
-            logprob = _logprob(delta.logprobs[position]) if position < len(delta.logprobs) else "null"
-            flag = "true" if special else "false"
-            tokens.append(f'{{"id":{token_id},"text":{quote(text)},"logprob":{logprob},"special":{flag}}}')
-        return tokens
-
-    def _stream_details(self, last: TextDelta) -> JsonBody:
-        return {
-            "finish_reason": _finish_reason(last),
-            "generated_tokens": self._num_tokens,
-            "seed": self._seed,
-            "input_length": self._facts.num_prompt_tokens,
-        }
+def show_info(asked: Asked) -> Reply:
+    server = asked.server
+    facts: JsonBody = {
+        "model_id": server.model,
+        "model_sha": None,
+        "model_pipeline_tag": "text-generation",
+        "max_concurrent_requests": server.max_requests,
+        "max_best_of": _MAX_BEST_OF,
+        "max_stop_sequences": _MAX_STOP_SEQUENCES,
+        "max_input_tokens": server.max_total_tokens - 1,
+        "max_total_tokens": server.max_total_tokens,
+        "validation_workers": 1,
+        "max_client_batch_size": server.max_prompts,
+        "router": "tailrace",
+        "version": server.version,
+        "sha": None,
+        "docker_label": None,
+    }
+    return Reply(to_json(facts))
 
 
-def _logprob(logprob: float) -> str:
-    """As the single-precision number that it is in TGI; JSON has no infinity."""
-    if not math.isfinite(logprob):
-        return "null"
-    digits = f"{logprob:.8g}"
-    return digits if "." in digits or "e" in digits else digits + ".0"
+def show_health(asked: Asked) -> Reply:
+    if not asked.server.is_ready:
+        return Reply(to_json({"error": "unhealthy", "error_type": "healthcheck"}), 503, retry_after_s=1.0)
+    return Reply(b"", media_type="text/plain")
 
 
-def _finish_reason(last: TextDelta) -> str:
-    if last.finish_reason == "stop":
-        return "eos_token" if last.stop is None else "stop_sequence"
-    return str(last.finish_reason)
+def tokenize(asked: Asked) -> Reply:
+    fields, _ = read_fields(asked.body, Body)
+    return Reply(to_json(encode_tokens(fields.inputs, asked.server.tokenize(fields.inputs))))
 
 
-def encode_error(error: TailraceError) -> tuple[int, bytes]:
-    """`{"error", "error_type"}`; it is `error_type` that TGI's clients turn into exceptions."""
-    if isinstance(error, AdmissionError):
-        return error.status, to_json({"error": "Model is overloaded", "error_type": "overloaded"})
-    if isinstance(error, EngineError):
-        message = f"Request failed during generation: {error.message}"
-        return 424, to_json({"error": message, "error_type": "generation"})
-    if isinstance(error, RequestError):
-        status = 422 if error.status == 400 else error.status
-        return status, to_json({"error": f"Input validation error: {error.message}", "error_type": "validation"})
-    return error.status, to_json({"error": error.message, "error_type": error.code})
+def tokenize_chat(asked: Asked) -> Reply:
+    fields, _ = read_fields(asked.body, ChatBody)
+    text = asked.server.render(read_messages(fields.messages))
+    tokens = encode_tokens(text, asked.server.tokenize(text))
+    return Reply(to_json({"tokenize_response": tokens, "templated_text": text}))
 
 
-def encode_info(*, model: str, max_requests: int, max_total_tokens: int, version: str) -> bytes:
-    """The answer of `/info`."""
-    return to_json(
-        {
-            "model_id": model,
-            "model_sha": None,
-            "model_pipeline_tag": "text-generation",
-            "max_concurrent_requests": max_requests,
-            "max_best_of": 1,
-            "max_stop_sequences": _MAX_STOP_SEQUENCES,
-            "max_input_tokens": max_total_tokens - 1,
-            "max_total_tokens": max_total_tokens,
-            "validation_workers": 1,
-            "max_client_batch_size": 1,
-            "router": "tailrace",
-            "version": version,
-            "sha": None,
-            "docker_label": None,
-        }
-    )
+_EXAMPLE = {"inputs": "What is Deep Learning?", "parameters": {"max_new_tokens": 20}}
+
+WIRE = Wire(
+    name="tgi",
+    title="Text Generation Inference (TGI)",
+    operations=(
+        Operation(
+            "POST",
+            "/",
+            Generate(parse_root),
+            "Generate; as events where `stream` is true.",
+            body=Body,
+            example={**_EXAMPLE, "stream": True},
+        ),
+        Operation("POST", "/generate", Generate(parse_generate), "Generate.", body=Body, example=_EXAMPLE),
+        Operation(
+            "POST", "/generate_stream", Generate(parse_stream), "Generate, as events.", body=Body, example=_EXAMPLE
+        ),
+        Operation(
+            "POST",
+            "/tokenize",
+            Show(tokenize, is_slow=True),
+            "The tokens of a text.",
+            body=Body,
+            example={"inputs": "What is Deep Learning?"},
+        ),
+        Operation(
+            "POST",
+            "/chat_tokenize",
+            Show(tokenize_chat, is_slow=True),
+            "A chat as the model sees it.",
+            body=ChatBody,
+            example={"messages": [{"role": "user", "content": "Hello"}]},
+        ),
+        Operation("GET", "/info", Show(show_info), "What is served, and its limits."),
+        Operation("GET", "/health", Show(show_health), "Whether requests are taken."),
+        Operation("GET", "/ping", Show(show_health), "The same, as SageMaker asks it."),
+    ),
+    encode_error=encode_error,
+    refused={f"parameters.{name}": harmless for name, harmless in _REFUSED.items()},
+)

@@ -1,49 +1,53 @@
-"""What all dialects share: the shape of a call, the facts an encoder may use, and the reading of JSON bodies."""
+"""What a wire is: a table of operations, and encoders that show a stream.
+
+A wire is one module with one `Wire` in it. Its operations say which method and path they answer, what goes in (for the
+reader, and for the OpenAPI document), and what is to be done; the server does it, the same way for every wire:
+
+- `Generate` begins a stream, and shows it as it grows or in one piece;
+- `Follow` shows a stream that exists, from a position on;
+- `OnStream` tells of a stream that exists, after cancelling or deleting it where the verb says so;
+- `Show` answers from what the server knows anyway.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cache
-from itertools import islice
-from json.encoder import encode_basestring_ascii
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol, TypeAlias
 
 import msgspec
 
-from tailrace.errors import AdmissionError, EngineError, RequestError, TailraceError, UnsupportedParameter
-from tailrace.types import End, Event, GenerateRequest, TextDelta
+from tailrace.dialects.bodies import JsonBody, require_json
+from tailrace.errors import AdmissionError, EngineError, TailraceError
+from tailrace.types import End, Event, GenerateRequest, Message, TextDelta
 
 __all__ = [
+    "HEARTBEAT",
+    "SSE",
+    "Asked",
     "Call",
-    "Dialect",
     "Encoder",
-    "JsonBody",
+    "Example",
+    "Follow",
+    "Following",
+    "Generate",
+    "OnStream",
+    "Operation",
+    "Reply",
+    "ServerFacts",
+    "Show",
     "StreamFacts",
     "View",
     "Vocabulary",
+    "Wire",
     "deltas_by_choice",
     "failure_of",
-    "printable",
-    "quote",
-    "read_fields",
-    "read_json",
-    "refuse",
-    "to_json",
+    "finished_end",
     "usage_json",
 ]
 
-T = TypeVar("T", bound=msgspec.Struct)
-
-_MAX_DEPTH = 64
-_MAX_BRACKETS = 100_000  # of lists and objects (those in strings count, too): about 40 ms to look through
-
-JsonBody = dict[str, Any]  # Any: whatever the client sent, before it is checked
-
-# Everything beyond ASCII is escaped: clients that split lines as Unicode does would break at U+2028, U+2029 and U+0085.
-quote = encode_basestring_ascii
-_encode_json = msgspec.json.Encoder().encode
+SSE = "text/event-stream; charset=utf-8"
+HEARTBEAT = b": hb\n"  # a comment without a blank line: some clients would take that for an event
 
 
 class Vocabulary(Protocol):
@@ -64,8 +68,65 @@ class StreamFacts:
     created_s: int  # since the epoch
     seed: int
     num_prompt_tokens: int
-    prompt_text: str
+    prompts: tuple[str, ...]  # the prompts' texts, while the stream runs
+    prompt_ids: tuple[tuple[int, ...], ...]
     vocabulary: Vocabulary
+    num_choices: int = 1
+    status: str = "running"  # queued, running, or how it ended, at the time of asking
+    expires_in_s: float | None = None
+    memo: bytes = b""  # what the wire that began the stream asked to be kept (GenerateRequest.memo)
+
+
+class ServerFacts(Protocol):
+    """What an operation may know of the server."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def started_s(self) -> int: ...
+    @property
+    def is_ready(self) -> bool: ...
+    @property
+    def parameters(self) -> frozenset[str]:
+        """Names of the `Sampling` fields that the engine honours."""
+
+    @property
+    def can_chat(self) -> bool:
+        """The model has a chat template."""
+
+    @property
+    def context_tokens(self) -> int: ...
+    @property
+    def max_total_tokens(self) -> int:
+        """Prompt and answer together."""
+
+    @property
+    def max_requests(self) -> int: ...
+    @property
+    def max_prompts(self) -> int:
+        """In one request."""
+
+    @property
+    def takes_tools(self) -> bool:
+        """The chat template shows tools to the model."""
+
+    @property
+    def prompt_template(self) -> str:
+        """What the prompts of bare wires are put into, with `{prompt}` in it, or nothing."""
+
+    def past(self, stream_id: str) -> tuple[StreamFacts, Sequence[Event]]:
+        """A stream that is still kept. Raises: StreamError."""
+
+    def tokenize(self, text: str) -> list[tuple[int, int, int]]:
+        """Ids with the range of characters that each stands for."""
+
+    def render(self, messages: tuple[Message, ...]) -> str:
+        """The prompt that the chat template makes of messages. Raises: RequestError."""
+
+    def count_tokens(self, request: GenerateRequest) -> int:
+        """How many tokens the request's prompts have. May take a while. Raises: RequestError."""
 
 
 class Encoder(Protocol):
@@ -75,15 +136,33 @@ class Encoder(Protocol):
         """The bytes that a streaming answer has for an event, b"" for none. Events come in order."""
 
     def whole(self, events: Sequence[Event]) -> bytes:
-        """The body of an answer in one piece. Raises: TailraceError if the stream did not end well."""
+        """The body of an answer in one piece. Raises: TailraceError if the stream did not end well, unless the dialect
+        has a shape for that, or for one that has not ended."""
 
 
 class View(Protocol):
     """How a call wants its answer shown."""
 
-    media_type: str  # of a streaming answer
+    @property
+    def media_type(self) -> str:
+        """Of a streaming answer."""
+
+    @property
+    def heartbeat(self) -> bytes:
+        """What may be sent between events to keep a silent connection open, b"" for nothing."""
 
     def open(self, facts: StreamFacts) -> Encoder: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a request holds, read but not yet understood."""
+
+    server: ServerFacts
+    body: JsonBody = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+    path: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,99 +173,82 @@ class Call:
     view: View
     stream: bool
     ignored: tuple[str, ...] = ()  # names of fields that nobody here knows
+    at_once: bool = False  # where not streamed: answer what is there already, and do not wait for the end
+    status: int = 200
 
 
-class Dialect(Protocol):
-    """A wire's own errors; what else it has differs too much to be listed."""
+@dataclass(frozen=True, slots=True)
+class Following:
+    """A stream that exists, to be shown from behind event `after` on. With `replay` the encoder is given what came
+    before, too, though nobody is shown it."""
 
-    def encode_error(self, error: TailraceError) -> tuple[int, bytes]:
-        """Status and JSON body of a refusal before the first byte."""
-
-
-def to_json(value: object) -> bytes:
-    """Compact JSON in ASCII."""
-    text = _encode_json(value)
-    if text.isascii():
-        return text
-    return _BEYOND_ASCII.sub(_escape, text.decode()).encode("ascii")
+    stream_id: str
+    after: int
+    view: View
+    replay: bool = False
 
 
-_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
+@dataclass(frozen=True, slots=True)
+class Reply:
+    body: bytes
+    status: int = 200
+    media_type: str = "application/json"
+    retry_after_s: float | None = None
 
 
-def _escape(match: re.Match[str]) -> str:
-    return quote(match[0])[1:-1]
+@dataclass(frozen=True, slots=True)
+class Generate:
+    parse: Callable[[Asked], Call | Following | Reply]  # a reply where nothing has to be generated
 
 
-def read_json(body: bytes) -> JsonBody:
-    """A JSON object, strictly: no NaN, no lone surrogates, nothing nested beyond reason.
-
-    Raises: RequestError, which never repeats what was sent.
-    """
-    if body.count(b"[") + body.count(b"{") > _MAX_BRACKETS:
-        raise RequestError("The body has too many lists and objects.")
-    try:
-        value = msgspec.json.decode(body)
-    except RecursionError:
-        raise RequestError("The body is nested too deeply.") from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        position = re.search(r"\(byte (\d+)\)", str(error))
-        where = f" at byte {position[1]}" if position else ""
-        raise RequestError(f"The body is not valid JSON{where}.") from None
-    if not isinstance(value, dict):
-        raise RequestError("The body must be a JSON object.")
-    _bound_depth(value, _MAX_DEPTH)
-    return value
+@dataclass(frozen=True, slots=True)
+class Follow:
+    parse: Callable[[Asked], Following]
 
 
-def _bound_depth(value: object, depth: int) -> None:
-    if isinstance(value, dict | list):
-        if not depth:
-            raise RequestError("The body is nested too deeply.")
-        for item in value.values() if isinstance(value, dict) else value:
-            if isinstance(item, dict | list):
-                _bound_depth(item, depth - 1)
+@dataclass(frozen=True, slots=True)
+class OnStream:
+    """`find` names the stream and how to show it."""
+
+    find: Callable[[Asked], tuple[str, View]]
+    verb: Literal["show", "cancel", "delete"] = "show"
 
 
-def read_fields(body: JsonBody, shape: type[T], *, strict: bool = False) -> tuple[T, tuple[str, ...]]:
-    """The body as a msgspec struct, and the names of the fields that it does not have, at most ten of them.
-
-    Raises: RequestError that names the field, or with `strict` UnsupportedParameter for one that is unknown.
-    """
-    known = _field_names(shape)
-    unknown = islice((name for name in body if name not in known), 10)
-    ignored = tuple(sorted(printable(name) for name in unknown))
-    if strict and ignored:
-        raise UnsupportedParameter(f"Unknown field: {ignored[0]}.", param=ignored[0])
-    try:
-        return msgspec.convert(body, shape), ignored
-    except msgspec.ValidationError as error:
-        reason, _, path = str(error).partition(" - at `$")
-        param = path.rstrip("`").lstrip(".")[:100] or None
-        if "contains unknown field" in reason or "Invalid enum value" in reason or "Invalid value" in reason:
-            reason = "Not one of the values that this field takes"  # the original repeats the input
-        where = f"{param}: " if param else ""
-        raise RequestError(f"{where}{reason[:200]}.", param=param) from None
+@dataclass(frozen=True, slots=True)
+class Show:
+    render: Callable[[Asked], Reply]
+    is_slow: bool = False  # to be done beside the event loop, and only so often at once
 
 
-@cache
-def _field_names(shape: type[msgspec.Struct]) -> frozenset[str]:
-    return frozenset(field.encode_name for field in msgspec.structs.fields(shape))
+Example: TypeAlias = JsonBody
 
 
-def printable(name: str) -> str:
-    """A field's name, fit for a header."""
-    return re.sub(r"[^A-Za-z0-9_.-]", "?", name[:40])
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A method and a path that a wire answers."""
+
+    method: Literal["GET", "POST", "DELETE"]
+    path: str  # with {names}, as in OpenAPI
+    act: Generate | Follow | OnStream | Show
+    summary: str
+    body: type[msgspec.Struct] | None = None
+    check: Callable[[Mapping[str, str]], None] = require_json  # what the headers say of a body, before it is read
+    query: tuple[str, ...] = ()  # names of the fields that are known; a `!` behind one that must be given
+    example: Example | None = None  # of the body
+    only_with: str | None = None  # `name` or `name=value` in the query, without which this operation is not meant
 
 
-def refuse(body: JsonBody, neutral: dict[str, tuple[object, ...]]) -> None:
-    """Refuse known fields that cannot be honoured yet, unless they hold a value that asks for nothing.
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """One dialect: its operations and its errors."""
 
-    Raises: UnsupportedParameter that names the field.
-    """
-    for name, harmless in neutral.items():
-        if name in body and body[name] is not None and body[name] not in harmless:
-            raise UnsupportedParameter(f"{name} is not supported here.", param=name)
+    name: str
+    title: str
+    operations: tuple[Operation, ...]
+    encode_error: Callable[[TailraceError], tuple[int, bytes]]  # status and JSON body of a refusal
+    prefix: str = "\n"  # of paths whose errors have this wire's shape even where it has no operation
+    # Fields that are known and cannot be honoured, and values of theirs that ask for nothing.
+    refused: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
 
 
 def failure_of(end: End | None) -> TailraceError:
@@ -204,6 +266,14 @@ def failure_of(end: End | None) -> TailraceError:
 
 
 _STATUS_OF_FAILURE = {"engine_lost": 503, "engine_stalled": 504, "interrupted": 503, "queue_timeout": 429}
+
+
+def finished_end(events: Sequence[Event]) -> End:
+    """The terminal event of a stream that ended in `done`. Raises: the TailraceError that it stands for, otherwise."""
+    end = events[-1] if events else None
+    if not isinstance(end, End) or end.status != "done":
+        raise failure_of(end if isinstance(end, End) else None)
+    return end
 
 
 def deltas_by_choice(events: Sequence[Event], num_choices: int) -> list[list[TextDelta]]:

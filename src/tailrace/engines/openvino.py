@@ -32,7 +32,7 @@ from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.types import FinishReason, Sampling
 
-__all__ = ["OpenVINOEngine"]
+__all__ = ["PARAMETERS", "OpenVINOEngine"]
 
 _COMPANION_ID = 2**63  # no sequence of the server's comes near it
 _FINISH: dict[Any, FinishReason] = {
@@ -41,9 +41,10 @@ _FINISH: dict[Any, FinishReason] = {
 }
 
 
-_PARAMETERS = frozenset(
+PARAMETERS = frozenset(
     (
         "frequency_penalty",
+        "grammar",
         "ignore_eos",
         "logprobs",
         "max_tokens",
@@ -88,7 +89,7 @@ class OpenVINOEngine:
             kv_tokens=spec.kv_tokens,
             block_tokens=BLOCK_TOKENS,
             max_sequences=spec.max_sequences,
-            parameters=_PARAMETERS,
+            parameters=PARAMETERS,
             exact=spec.exact and not spec.prefix_cache,
         )
 
@@ -170,6 +171,10 @@ class OpenVINOEngine:
         config.frequency_penalty = sampling.frequency_penalty
         if sampling.logprobs:
             config.logprobs = 1
+        if sampling.grammar is not None:
+            structure = genai.StructuredOutputConfig()
+            setattr(structure, sampling.grammar.kind, sampling.grammar.source)
+            config.structured_output_config = structure
         config.validate()
         return config
 

@@ -1,28 +1,43 @@
 """An engine that computes nothing: token *i* is a function of prompt, seed and *i*, so every fault has an oracle.
 
-Its vocabulary is the 256 bytes, a few control tokens and some words. Prompts tokenise to bytes; answers are words, with
-a four-byte character at every eighth place when `utf8` is on, so that characters are split over tokens. Writing a
-control token into a prompt makes the engine misbehave once that sequence has emitted `fault_after` tokens:
-`<|crash|>` kills the worker, `<|stall|>` hangs it, `<|fail|>` fails the sequence, `<|garbage|>` raises.
+Its vocabulary is the 256 bytes, a few control tokens, some words and pieces of the texts that it can recite. Prompts
+tokenise to bytes; answers are words, with a four-byte character at every eighth place when `utf8` is on, so that
+characters are split over tokens. Writing a control token into a prompt makes the engine misbehave once that sequence
+has emitted `fault_after` tokens: `<|crash|>` kills the worker, `<|stall|>` hangs it, `<|fail|>` fails the sequence,
+`<|garbage|>` raises.
 
 Options: `tokens_per_s` (of each sequence; 0 is as fast as it goes), `utf8` (0 or 1), `fault_after` (tokens),
-`eos_after` (tokens; 0 never).
+`eos_after` (tokens; 0 never), `text` (recite that one of `TEXTS` and end; -1 takes its number from the prompt, and
+numbers beyond the texts are the faults in the order above, for wires on which control tokens stay text).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import time
 import zlib
 from functools import lru_cache
 
 from tailrace.engine import Capabilities, Delta, Sequence
+from tailrace.engines._scripted_texts import PIECES, TEXTS, cut
 from tailrace.engines.protocol import EngineSpec
-from tailrace.errors import SequenceFailed
+from tailrace.errors import ModelError, SequenceFailed
+from tailrace.types import FinishReason
 
-__all__ = ["CHAT_TEMPLATE", "CONTROL_TOKENS", "EOS_ID", "OPTIONS", "ScriptedEngine", "scripted_token", "tokenizer_json"]
+__all__ = [
+    "CHAT_TEMPLATE",
+    "CONTROL_TOKENS",
+    "EOS_ID",
+    "OPTIONS",
+    "TEXTS",
+    "ScriptedEngine",
+    "recited_tokens",
+    "scripted_token",
+    "tokenizer_json",
+]
 
 CONTROL_TOKENS = (
     "<|end|>",
@@ -34,7 +49,7 @@ CONTROL_TOKENS = (
     "<|assistant|>",
     "<|system|>",
 )
-OPTIONS = ("eos_after", "fault_after", "tokens_per_s", "utf8")
+OPTIONS = ("eos_after", "fault_after", "text", "tokens_per_s", "utf8")
 EOS_ID, CRASH_ID, STALL_ID, FAIL_ID, GARBAGE_ID = range(256, 261)
 _FIRST_WORD_ID = 256 + len(CONTROL_TOKENS)
 _WORDS = [
@@ -101,13 +116,25 @@ def _token(key: int, index: int, utf8: bool) -> int:
     return _FIRST_WORD_ID + ((key + index * 40503) * 2654435761 >> 9) % len(_WORDS)
 
 
+@lru_cache(maxsize=len(TEXTS))
+def recited_tokens(number: int) -> tuple[int, ...]:
+    """The tokens of one of `TEXTS` and the end token: the oracle of an engine with the option `text`."""
+    words = [f" {word}".encode() for word in _WORDS]
+    ids = {bytes([byte]): byte for byte in range(256)}
+    ids |= {piece: _FIRST_WORD_ID + offset for offset, piece in enumerate((*words, *PIECES))}
+    return (*(ids[piece] for piece in cut(number, words)), EOS_ID)
+
+
 @lru_cache(maxsize=1)
 def tokenizer_json() -> str:
     """The engine's vocabulary in the form of the `tokenizers` library."""
-    vocabulary = {character: byte for byte, character in enumerate(_byte_characters())}
+    characters = _byte_characters()
+    vocabulary = {character: byte for byte, character in enumerate(characters)}
     vocabulary |= {token: 256 + offset for offset, token in enumerate(CONTROL_TOKENS)}
     for offset, word in enumerate(_WORDS):
         vocabulary["Ġ" + word] = _FIRST_WORD_ID + offset
+    for offset, piece in enumerate(PIECES, _FIRST_WORD_ID + len(_WORDS)):
+        vocabulary["".join(characters[byte] for byte in piece)] = offset
     added = [
         {"id": 256 + offset, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
          "normalized": False, "special": True}
@@ -130,14 +157,20 @@ def _byte_characters() -> list[str]:
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
 
 
-class _Run:
-    __slots__ = ("aborted", "count", "due_s", "eos_after", "fault", "key", "limit", "logprobs", "sequence_id")
+def _number_in(prompt_ids: tuple[int, ...]) -> int:
+    found = re.search(rb"[0-9]+", bytes(token_id for token_id in prompt_ids if token_id < 256))
+    return int(found[0]) if found else 0
 
-    def __init__(self, sequence: Sequence, limit: int, eos_after: int, now_s: float) -> None:
+
+class _Run:
+    __slots__ = ("aborted", "count", "due_s", "eos_after", "fault", "key", "limit", "logprobs", "script", "sequence_id")
+
+    def __init__(self, sequence: Sequence, limit: int, eos_after: int, script: tuple[int, ...], now_s: float) -> None:
         self.sequence_id = sequence.sequence_id
         self.key = _prompt_hash(sequence.prompt_ids, sequence.sampling.seed or 0)
         self.limit = limit
         self.eos_after = eos_after
+        self.script = script
         self.count = 0
         self.due_s = now_s
         self.aborted = False
@@ -154,6 +187,9 @@ class ScriptedEngine:
         self._utf8 = bool(options.get("utf8", 1))
         self._fault_after = int(options.get("fault_after", 3))
         self._eos_after = int(options.get("eos_after", 0))
+        self._text = int(options["text"]) if "text" in options else None
+        if self._text is not None and not -1 <= self._text < len(TEXTS):
+            raise ModelError(f"The scripted engine knows {len(TEXTS)} texts; -1 lets the prompt say which.")
         self._runs: dict[int, _Run] = {}
         self.capabilities = Capabilities(
             engine="scripted 1",
@@ -169,10 +205,15 @@ class ScriptedEngine:
         limit = sequence.sampling.max_tokens or 1
         if len(sequence.prompt_ids) + limit > self.capabilities.context_tokens:
             raise SequenceFailed("the prompt is too long for this engine")
-        eos_after = 0 if sequence.sampling.ignore_eos else self._eos_after
+        number = self._text if self._text != -1 else _number_in(sequence.prompt_ids)
+        script = () if number is None else recited_tokens(number if number < len(TEXTS) else 0)
+        eos_after = 0 if sequence.sampling.ignore_eos else len(script) or self._eos_after
         if eos_after:
             limit = min(limit, eos_after)
-        self._runs[sequence.sequence_id] = _Run(sequence, limit, eos_after, time.monotonic())
+        run = _Run(sequence, limit, eos_after, script, time.monotonic())
+        if number is not None and number >= len(TEXTS):
+            run.fault = CRASH_ID + (number - len(TEXTS)) % 4
+        self._runs[sequence.sequence_id] = run
 
     def abort(self, sequence_id: int) -> None:
         if sequence_id in self._runs:
@@ -204,11 +245,12 @@ class ScriptedEngine:
         index = run.count
         run.count = index + 1
         run.due_s += self._interval_s
-        if run.count < run.limit:
-            return Delta(run.sequence_id, index, (_token(run.key, index, self._utf8),), run.logprobs)
-        if run.eos_after == run.limit:
+        if run.count == run.eos_after:
             return Delta(run.sequence_id, index, (EOS_ID,), run.logprobs, "stop")
-        return Delta(run.sequence_id, index, (_token(run.key, index, self._utf8),), run.logprobs, "length")
+        script = run.script
+        token_id = script[index % len(script)] if script else _token(run.key, index, self._utf8)
+        finish_reason: FinishReason | None = "length" if run.count == run.limit else None
+        return Delta(run.sequence_id, index, (token_id,), run.logprobs, finish_reason)
 
     def _wait(self) -> None:
         """Sleep until a sequence is due, but never so long that an abort would wait for it."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tailrace.engine import Delta
 from tailrace.errors import EngineError
 from tailrace.text import Detokenizer, StopMatcher
-from tailrace.types import FinishReason, TextDelta
+from tailrace.types import TextDelta
 
 if TYPE_CHECKING:
     from tailrace.generation.run import Run
@@ -59,23 +59,26 @@ class Choice:
         if delta.start != self.num_tokens:
             self._run.fail("engine_error", "The engine's output has a gap.")
             return
-        token_ids, logprobs = delta.token_ids, delta.logprobs
+        if not delta.start:
+            self._run.begun()
+        token_ids, logprobs, top = delta.token_ids, delta.logprobs, delta.top_logprobs
         stop = None
         if self._stops is None:
             text = self._detokenizer.push(token_ids)
         else:
             text, num_kept, stop = self._push_until_stop(self._stops, token_ids)
-            token_ids, logprobs = token_ids[:num_kept], logprobs[:num_kept]
+            token_ids, logprobs, top = token_ids[:num_kept], logprobs[:num_kept], top[:num_kept]
         self.num_tokens += len(token_ids)
         if stop is not None:
-            self._finish(text, token_ids, logprobs, "stop", stop)
+            self._finish(TextDelta(text, token_ids, self.index, logprobs, "stop", stop, top))
             if finish is None:
                 self._run.abort(self)
         elif finish is None:
-            self._run.log.append(TextDelta(text, token_ids, self.index, logprobs))
+            self._run.log.append(TextDelta(text, token_ids, self.index, logprobs, None, None, top))
         else:
             rest, stop = self._flush()
-            self._finish(text + rest, token_ids, logprobs, "stop" if stop else finish, stop)
+            finish = "stop" if stop else finish
+            self._finish(TextDelta(text + rest, token_ids, self.index, logprobs, finish, stop, top))
 
     def _push_until_stop(self, stops: StopMatcher, token_ids: tuple[int, ...]) -> tuple[str, int, str | None]:
         """The text that may be shown, how many of the ids it took, and the stop string that one of them completed."""
@@ -95,9 +98,7 @@ class Choice:
         shown, stop = self._stops.push(text)
         return (shown, stop) if stop is not None else (shown + self._stops.flush(), None)
 
-    def _finish(
-        self, text: str, token_ids: tuple[int, ...], logprobs: tuple[float, ...], finish: FinishReason, stop: str | None
-    ) -> None:
+    def _finish(self, last: TextDelta) -> None:
         self.is_finished = True
-        self._run.log.append(TextDelta(text, token_ids, self.index, logprobs, finish, stop))
+        self._run.log.append(last)
         self._run.finished()

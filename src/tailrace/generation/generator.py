@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from tailrace.admission import Gate
@@ -18,7 +20,7 @@ from tailrace.errors import (
     UnsupportedParameter,
 )
 from tailrace.generation.choice import Choice
-from tailrace.generation.run import Run
+from tailrace.generation.run import Prompt, Run
 from tailrace.streams import StreamStore
 from tailrace.text import ChatEncoder, Detokenizer, StopMatcher, Tokenizer
 from tailrace.types import GenerateRequest, Sampling
@@ -39,6 +41,7 @@ class Limits:
 
     default_max_tokens: int = 1024
     max_n: int = 8
+    max_choices: int = 64  # prompts times n
     queue_s: float = 60.0
     linger_s: float = 60.0
 
@@ -67,6 +70,7 @@ class Generator:
         self.gate = gate
         self.limits = limits
         self.live: set[Run] = set()  # without their terminal event
+        self.on_end: Callable[[Run], None] = lambda run: None  # called with each run that has ended
         self._add_bos = add_bos
         self._supervisor = supervisor
         self._idle: asyncio.Future[None] | None = None
@@ -89,19 +93,19 @@ class Generator:
         Raises: RequestError in one of its kinds if the request cannot be served, AdmissionError if not now, EngineLost
         if there is no engine. Nothing has begun then.
         """
+        asked_s = time.monotonic()
         self._check(request)
         with self.gate.coming():
-            prompt_text, prompt_ids = await self._encode(request)
-        if request.truncate is not None:
-            prompt_ids = prompt_ids[-request.truncate :]
-        if not prompt_ids:
+            prompts = await self.encode(request)
+        if not all(prompt.ids for prompt in prompts):
             raise RequestError("The prompt is empty.", param="prompt")
-        sampling = self._complete(request.sampling, len(prompt_ids))
+        longest = max(len(prompt.ids) for prompt in prompts)
+        num_choices = len(prompts) * request.sampling.n
+        sampling = self._complete(request.sampling, longest, num_choices)
         assert sampling.max_tokens is not None
         # From here on nothing waits: the check and the place in the queue belong together.
-        num_tokens = self.gate.check(len(prompt_ids), sampling.max_tokens, sampling.n)
-        linger_s = self.limits.linger_s if request.linger_s is None else request.linger_s
-        run = self._prepare(prompt_text, prompt_ids, sampling, linger_s if request.on_disconnect == "detach" else 0.0)
+        num_tokens = self.gate.check(longest, sampling.max_tokens, num_choices)
+        run = self._prepare(request, prompts, sampling, asked_s)
         self.live.add(run)
         run.enter(num_tokens, queue_s=self.limits.queue_s)
         return run
@@ -131,6 +135,7 @@ class Generator:
 
     def _ended(self, run: Run) -> None:
         self.live.discard(run)
+        self.on_end(run)
         if not self.live and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
@@ -144,65 +149,114 @@ class Generator:
                     raise UnsupportedParameter(f"This engine does not support {name}.", param=name)
         if sampling.n > self.limits.max_n:
             raise RequestError(f"n is at most {self.limits.max_n}.", param="n")
+        if len(request.prompts) * sampling.n > self.limits.max_choices:
+            most = self.limits.max_choices // sampling.n
+            raise RequestError(f"There are at most {most} prompts in a request.", param="prompt")
         if request.messages and self.chat is None:
             raise UnsupportedParameter("This model has no chat template; send a prompt instead.", param="messages")
-        texts = [request.prompt or "", *(message.content for message in request.messages), *sampling.stop]
+        if request.tools and not (self.chat is not None and self.chat.takes_tools):
+            raise UnsupportedParameter("This model's chat template has no place for tools.", param="tools")
+        for token_id, _ in sampling.logit_bias:
+            if not 0 <= token_id < self.tokenizer.vocab_size:
+                raise RequestError("logit_bias names a token that the model does not have.", param="logit_bias")
+        texts = [*(prompt for prompt in request.prompts if isinstance(prompt, str)), *sampling.stop]
+        texts += [message.content for message in request.messages]
+        has_tools = any(message.tool_calls or message.role == "tool" for message in request.messages)
+        if has_tools and not (self.chat is not None and self.chat.takes_tools):
+            raise UnsupportedParameter("This model's chat template has no place for tool calls.", param="messages")
         if any("\0" in text for text in texts):
             raise RequestError("Text must not contain NUL characters.", param="prompt")
 
-    async def _encode(self, request: GenerateRequest) -> tuple[str, tuple[int, ...]]:
-        """The prompt's text as the client knows it, and its ids. Raises: ContextLengthExceeded, RequestError."""
-        text = request.prompt if request.prompt is not None else "".join(m.content for m in request.messages)
-        at_least = self.tokenizer.at_least_tokens(text)
-        if at_least > self.context_tokens and request.truncate is None:
-            raise ContextLengthExceeded(at_least, self.context_tokens, at_least=True)
-        if len(text) + _MESSAGE_CHARACTERS * len(request.messages) <= _INLINE_CHARACTERS:
-            return text, tuple(self._ids(request))
-        return text, tuple(await asyncio.to_thread(self._ids, request))
+    async def encode(self, request: GenerateRequest) -> tuple[Prompt, ...]:
+        """The prompts' texts as the client knows them, and their ids. Raises: ContextLengthExceeded, RequestError."""
+        texts = self._texts(request)
+        for text in texts:
+            at_least = self.tokenizer.at_least_tokens(text)
+            if at_least > self.context_tokens and request.truncate is None:
+                raise ContextLengthExceeded(at_least, self.context_tokens, at_least=True)
+        num_characters = sum(map(len, texts)) + _MESSAGE_CHARACTERS * (len(request.messages) + len(texts))
+        if num_characters <= _INLINE_CHARACTERS and not request.tools:
+            return self._ids(request, texts)
+        return await asyncio.to_thread(self._ids, request, texts)
 
-    def _ids(self, request: GenerateRequest) -> list[int]:
-        if request.prompt is not None:
-            return self.tokenizer.encode(request.prompt, special=True, bos=self._add_bos)
-        assert self.chat is not None
-        return self.chat.encode(request.messages)
+    def _ids(self, request: GenerateRequest, texts: Iterable[str]) -> tuple[Prompt, ...]:
+        if request.messages:
+            assert self.chat is not None
+            found = [self.chat.encode(request.messages, tools=request.tools, continue_final=request.continue_final)]
+        else:
+            found = [self._prompt_ids(prompt) for prompt in request.prompts]
+        cut = slice(-request.truncate if request.truncate is not None else None, None)
+        return tuple(Prompt(text, tuple(ids[cut])) for text, ids in zip(texts, found, strict=True))
 
-    def _complete(self, sampling: Sampling, num_prompt_tokens: int) -> Sampling:
+    def _texts(self, request: GenerateRequest) -> list[str]:
+        if request.messages:
+            return ["".join(message.content for message in request.messages)]
+        return [self._text_of(prompt) for prompt in request.prompts]
+
+    def _text_of(self, prompt: str | tuple[int, ...]) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        if not all(0 <= token_id < self.tokenizer.vocab_size for token_id in prompt):
+            raise RequestError("The prompt names a token that the model does not have.", param="prompt")
+        return b"".join(self.tokenizer.pieces[token_id] for token_id in prompt).decode("utf-8", "replace")
+
+    def _prompt_ids(self, prompt: str | tuple[int, ...]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, special=True, bos=self._add_bos)
+        return list(prompt)
+
+    def count_tokens(self, request: GenerateRequest) -> int:
+        """How many tokens the prompts of a request have, however many the model takes. May take a while.
+
+        Raises: RequestError.
+        """
+        self._check(request)
+        return sum(len(prompt.ids) for prompt in self._ids(request, self._texts(request)))
+
+    def tokenize(self, text: str) -> list[tuple[int, int, int]]:
+        """The ids of a prompt, each with the range of characters that it stands for. May take a while."""
+        return self.tokenizer.offsets(text, bos=self._add_bos)
+
+    def _complete(self, sampling: Sampling, num_prompt_tokens: int, num_choices: int) -> Sampling:
         """Fill in what the client left open. Raises: ContextLengthExceeded."""
-        room = self.limit_tokens(sampling.n) - num_prompt_tokens
+        room = self.limit_tokens(num_choices) - num_prompt_tokens
         max_tokens = sampling.max_tokens
         if max_tokens is None:
             max_tokens = max(1, min(self.limits.default_max_tokens, room))
         if max_tokens > room:
             asked = sampling.max_tokens or 0
-            raise ContextLengthExceeded(num_prompt_tokens, self.limit_tokens(sampling.n), max_tokens=asked)
+            raise ContextLengthExceeded(num_prompt_tokens, self.limit_tokens(num_choices), max_tokens=asked)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(32)
         return replace(sampling, max_tokens=max_tokens, seed=seed)
 
-    def limit_tokens(self, n: int) -> int:
+    def limit_tokens(self, num_choices: int = 1) -> int:
         """How long prompt and answer may be together: the model's window, or the engine's memory if that is less."""
         capabilities = self._supervisor.capabilities
         if capabilities is None:
             return self.context_tokens
-        return min(self.context_tokens, capabilities.kv_tokens // n - 2 * capabilities.block_tokens)
+        return min(self.context_tokens, capabilities.kv_tokens // num_choices - 2 * capabilities.block_tokens)
 
-    def _prepare(self, prompt_text: str, prompt_ids: tuple[int, ...], sampling: Sampling, linger_s: float) -> Run:
+    def _prepare(
+        self, request: GenerateRequest, prompts: tuple[Prompt, ...], sampling: Sampling, asked_s: float
+    ) -> Run:
         seed = sampling.seed or 0
+        linger_s = self.limits.linger_s if request.linger_s is None else request.linger_s
         run = Run(
-            self.store.create(),
+            self.store.create(request.memo),
             model=self.model,
-            prompt_ids=prompt_ids,
-            prompt_text=prompt_text,
+            prompts=prompts,
             seed=seed,
-            linger_s=linger_s,
+            asked_s=asked_s,
+            linger_s=linger_s if request.on_disconnect == "detach" else 0.0,
             store=self.store,
             gate=self.gate,
             engine=self._supervisor,
             on_end=self._ended,
         )
-        for index in range(sampling.n):
+        for index in range(len(prompts) * sampling.n):
             sequence_id = next(self._sequence_ids)
             stops = StopMatcher(sampling.stop, sampling.include_stop) if sampling.stop else None
             run.choices.append(Choice(run, index, sequence_id, Detokenizer(self.tokenizer), stops))
-            sampling_of_choice = replace(sampling, seed=(seed + index) % _SEEDS)
-            run.sequences.append(Sequence(sequence_id, prompt_ids, sampling_of_choice))
+            sampling_of_choice = replace(sampling, seed=(seed + index % sampling.n) % _SEEDS)
+            run.sequences.append(Sequence(sequence_id, prompts[index // sampling.n].ids, sampling_of_choice))
         return run

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 from tailrace.admission import Gate, Ticket
 from tailrace.engine import Sequence
@@ -13,10 +15,28 @@ from tailrace.generation.choice import Choice
 from tailrace.streams import StreamLog, StreamStore
 from tailrace.types import End, Failure, Status, Usage
 
-__all__ = ["Run", "SequenceRunner"]
+__all__ = ["Prompt", "Run", "SequenceRunner", "Times"]
 
 
 _FIRST_READER_S = 60.0  # how long a stream that ends with its last reader may wait for its first
+
+
+class Prompt(NamedTuple):
+    """One prompt of a request: its text as the client knows it, "" where ids were given, and its ids."""
+
+    text: str
+    ids: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Times:
+    """When a request came to each of its stations, on the monotonic clock; None for what it has not come to."""
+
+    asked_s: float
+    entered_s: float | None = None  # the queue
+    admitted_s: float | None = None
+    first_s: float | None = None  # the first token
+    ended_s: float | None = None
 
 
 class SequenceRunner(Protocol):
@@ -44,10 +64,10 @@ class Run:
         "model",
         "num_choices",
         "num_prompt_tokens",
-        "prompt_ids",
-        "prompt_text",
+        "prompts",
         "seed",
         "sequences",
+        "times",
     )
 
     def __init__(
@@ -55,9 +75,9 @@ class Run:
         log: StreamLog,
         *,
         model: str,
-        prompt_ids: tuple[int, ...],
-        prompt_text: str,
+        prompts: tuple[Prompt, ...],
         seed: int,
+        asked_s: float,
         linger_s: float,
         store: StreamStore,
         gate: Gate,
@@ -67,11 +87,11 @@ class Run:
         self.log = log
         log.producer = self
         self.model = model
-        self.prompt_ids = prompt_ids
-        self.num_prompt_tokens = len(prompt_ids)
+        self.prompts = prompts
+        self.num_prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
         self.num_choices = 0
-        self.prompt_text = prompt_text
         self.seed = seed
+        self.times = Times(asked_s)
         self.choices: list[Choice] = []
         self.sequences: list[Sequence] = []
         self._store = store
@@ -99,6 +119,7 @@ class Run:
     def enter(self, num_tokens: int, *, queue_s: float) -> None:
         """Take a place in the queue, for at most `queue_s`."""
         self.num_choices = len(self.choices)
+        self.times.entered_s = time.monotonic()
         self._ticket = Ticket(num_tokens, self.num_choices, self._start)
         self._gate.enter(self._ticket)
         # Whoever asked has not begun to read; if nobody ever does, nobody will leave either.
@@ -134,6 +155,11 @@ class Run:
         """End the stream with an error."""
         self._end("error", Failure(code, message))
 
+    def begun(self) -> None:
+        """A choice has its first token."""
+        if self.times.first_s is None:
+            self.times.first_s = time.monotonic()
+
     def finished(self) -> None:
         """A choice is complete; so is the stream, if it was the last."""
         if all(choice.is_finished for choice in self.choices):
@@ -149,6 +175,7 @@ class Run:
             self._give_place_back()
 
     def _start(self) -> None:
+        self.times.admitted_s = time.monotonic()
         if self._queue_timer is not None:
             self._queue_timer.cancel()
         try:
@@ -164,6 +191,7 @@ class Run:
     def _end(self, status: Status, failure: Failure | None = None) -> None:
         if self.log.end is not None:
             return
+        self.times.ended_s = time.monotonic()
         waiting = self._ticket is not None and self._ticket.admitted_s is None
         for choice in self.choices:
             if not choice.is_finished:
@@ -190,4 +218,4 @@ class Run:
         if self.log.end is not None and self._ticket is None:
             self.choices.clear()
             self.sequences.clear()
-            self.prompt_ids, self.prompt_text = (), ""
+            self.prompts = ()

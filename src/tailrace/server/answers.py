@@ -11,35 +11,65 @@ from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tailrace.dialects import Dialect, Encoder, native, plain, tgi
+from tailrace.dialects import WIRES, Encoder, View, Wire
+from tailrace.dialects.wire import Operation
 from tailrace.errors import TailraceError
 from tailrace.streams import Reader, StreamLog
 from tailrace.types import Event
 
-__all__ = ["STREAM_HEADERS", "JsonAnswer", "StreamAnswer", "WholeAnswer", "dialect_of", "error_answer"]
+__all__ = ["STREAM_HEADERS", "JsonAnswer", "StreamAnswer", "WholeAnswer", "error_answer", "is_meant", "wire_of"]
 
 STREAM_HEADERS = {
     "cache-control": "no-cache, no-transform",  # no proxy may hold it back to compress it
     "x-accel-buffering": "no",  # nor to fill a buffer
     "x-content-type-options": "nosniff",
 }
-_HEARTBEAT = b": hb\n"  # without a blank line: some clients would take that for an event
 
 
 class JsonAnswer(Response):
     media_type = "application/json"
 
 
-def dialect_of(scope: Scope) -> Dialect:
+def wire_of(scope: Scope) -> Wire:
     """Whose error shape a request gets; also for one that has no route."""
-    if scope["path"] == "/" and "prompt" in QueryParams(scope["query_string"]):
-        return plain
-    return tgi if scope["path"] in ("/", "/generate", "/generate_stream", "/info", "/health") else native
+    exact = _BY_PATH.get(scope["path"], ())
+    for wire, operation in exact:
+        if is_meant(operation, QueryParams(scope["query_string"])):
+            return wire
+    for prefix, wire in _BY_PREFIX:
+        if scope["path"].startswith(prefix):
+            return wire
+    return WIRES[0]
 
 
-def error_answer(dialect: Dialect, error: TailraceError) -> Response:
+def is_meant(operation: Operation, query: QueryParams) -> bool:
+    """Whether a request with this query is for the operation, where wires share a path."""
+    name, equals, value = (operation.only_with or "").partition("=")
+    return not name or (query.get(name) == value if equals else name in query)
+
+
+def _paths() -> tuple[dict[str, list[tuple[Wire, Operation]]], list[tuple[str, Wire]]]:
+    """Wires by the paths that they have, and by what their paths begin with, the longest first."""
+    by_path: dict[str, list[tuple[Wire, Operation]]] = {}
+    by_prefix = {wire.prefix: wire for wire in WIRES}
+    for wire in WIRES:
+        for operation in wire.operations:
+            head, brace, _ = operation.path.partition("{")
+            if brace:
+                by_prefix[head] = wire
+            else:
+                by_path.setdefault(head, []).append((wire, operation))
+    for sharing in by_path.values():
+        sharing.sort(key=lambda entry: entry[1].only_with is None)
+    return by_path, sorted(by_prefix.items(), key=lambda entry: -len(entry[0]))
+
+
+_BY_PATH, _BY_PREFIX = _paths()
+
+
+def error_answer(wire: Wire, error: TailraceError) -> Response:
     """A refusal before the first byte."""
-    status, body = dialect.encode_error(error)
+    status, body = wire.encode_error(error)
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
@@ -56,17 +86,24 @@ class StreamAnswer:
     make it look complete.
     """
 
-    __slots__ = ("_after", "_encoder", "_headers", "_heartbeat_s", "_is_gone", "_log")
+    __slots__ = ("_after", "_encoder", "_headers", "_heartbeat", "_heartbeat_s", "_is_gone", "_log")
 
     def __init__(
-        self, log: StreamLog, encoder: Encoder, *, after: int, media_type: str, headers: Mapping[str, str],
+        self,
+        log: StreamLog,
+        encoder: Encoder,
+        view: View,
+        *,
+        after: int,
+        headers: Mapping[str, str],
         heartbeat_s: float,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._log = log
         self._encoder = encoder
         self._after = after
-        self._heartbeat_s = heartbeat_s if media_type.startswith("text/event-stream") else 0.0
-        self._headers = Response(headers={**STREAM_HEADERS, **headers}, media_type=media_type).raw_headers
+        self._heartbeat = view.heartbeat
+        self._heartbeat_s = heartbeat_s if view.heartbeat else 0.0
+        self._headers = Response(headers={**STREAM_HEADERS, **headers}, media_type=view.media_type).raw_headers
         self._headers = [header for header in self._headers if header[0] != b"content-length"]
         self._is_gone = False
 
@@ -118,7 +155,7 @@ class StreamAnswer:
         finally:
             timer.cancel()
         if not self._is_gone and reader.cursor == self._log.last_seq and not reader.is_finished:
-            await send({"type": "http.response.body", "body": _HEARTBEAT, "more_body": True})
+            await send({"type": "http.response.body", "body": self._heartbeat, "more_body": True})
 
     async def _watch(self, receive: Receive, reader: Reader) -> None:
         """Servers do not tell a writer that its reader has left; they tell who asks."""
@@ -131,10 +168,10 @@ class StreamAnswer:
 class WholeAnswer:
     """Waits for the end of a log and answers in one piece: an ASGI application."""
 
-    def __init__(self, log: StreamLog, encoder: Encoder, dialect: Dialect, headers: Mapping[str, str]) -> None:
+    def __init__(self, log: StreamLog, encoder: Encoder, wire: Wire, headers: Mapping[str, str]) -> None:
         self._log = log
         self._encoder = encoder
-        self._dialect = dialect
+        self._wire = wire
         self._headers = dict(headers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -148,7 +185,7 @@ class WholeAnswer:
         try:
             response: Response = JsonAnswer(self._encoder.whole(self._log.events), headers=self._headers)
         except TailraceError as error:
-            response = error_answer(self._dialect, error)
+            response = error_answer(self._wire, error)
             response.headers.update(self._headers)
         with contextlib.suppress(ConnectionError):
             await response(scope, receive, send)

@@ -23,15 +23,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tailrace.dialects import Dialect
+from tailrace.dialects import Wire, native
 from tailrace.errors import BodyTimeout, BodyTooLarge, Forbidden, RequestError, TailraceError
-from tailrace.server.answers import dialect_of, error_answer
+from tailrace.server.answers import error_answer, wire_of
 from tailrace.server.settings import Settings
 
 __all__ = ["BodyReader", "Edge"]
 
 logger = logging.getLogger("tailrace.server")
 
+_BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}", re.ASCII)
 _DISCARD_BYTES = 32 * 2**20  # of a body that is too large, so that its sender gets to read why
 _DISCARD_S = 0.5
@@ -48,7 +49,7 @@ class Edge:
         self._is_loopback = _is_loopback(settings.host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
@@ -58,7 +59,7 @@ class Edge:
 
         async def send_with_id(message: Message) -> None:
             nonlocal has_begun
-            if message["type"] == "http.response.start":
+            if message["type"] in _BEGINNINGS:
                 has_begun = True
                 MutableHeaders(raw=message["headers"])["x-request-id"] = request_id
             await send(message)
@@ -72,21 +73,31 @@ class Edge:
         except Exception as error:
             if has_begun:
                 logger.exception("request %s failed after its headers", request_id)
+                if scope["type"] == "websocket":
+                    await send({"type": "websocket.close", "code": 1011, "reason": "The server failed."})
                 return  # without its end, the answer is cut off visibly
-            await self._refusal(error, dialect_of(scope), request_id)(scope, receive, send_with_id)
+            if scope["type"] == "websocket":
+                # Answers before the upgrade are HTTP: Starlette's know how, where the server lets them.
+                if "websocket.http.response" not in scope.get("extensions", {}):
+                    await send({"type": "websocket.close", "code": 1008})
+                    return
+                answer = self._refusal(error, native.WIRE, request_id)
+            else:
+                answer = self._refusal(error, wire_of(scope), request_id)
+            await answer(scope, receive, send_with_id)
 
-    def _refusal(self, error: Exception, dialect: Dialect, request_id: str) -> Response:
+    def _refusal(self, error: Exception, wire: Wire, request_id: str) -> Response:
         if isinstance(error, HTTPException):
             missing = error.status_code == 404
             refusal = RequestError("There is nothing at this path." if missing else "This method is not allowed here.")
             refusal.status, refusal.code = error.status_code, "not_found" if missing else "method_not_allowed"
-            answer = error_answer(dialect, refusal)
+            answer = error_answer(wire, refusal)
             answer.headers.update(error.headers or {})
             return answer
         if isinstance(error, TailraceError):
-            return error_answer(dialect, error)
+            return error_answer(wire, error)
         logger.error("request %s failed", request_id, exc_info=error)
-        return error_answer(dialect, TailraceError("The server failed; its log says how."))
+        return error_answer(wire, TailraceError("The server failed; its log says how."))
 
     def _check(self, headers: Headers) -> None:
         hosts = headers.getlist("host")

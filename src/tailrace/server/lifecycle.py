@@ -22,14 +22,16 @@ from tailrace.engines import EngineSpec, Supervisor
 from tailrace.errors import ModelError
 from tailrace.generation import Generator, Limits
 from tailrace.models import ModelCard
+from tailrace.server._websocket import WebSocketProtocol
 from tailrace.server.edge import Edge
 from tailrace.server.routes import Routes
 from tailrace.server.settings import Settings
+from tailrace.server.sockets import Sockets
 from tailrace.server.source import Source
 from tailrace.streams import StreamStore
 from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
 
-__all__ = ["Service", "bind", "engine_spec", "serve", "start_service"]
+__all__ = ["Service", "bind", "engine_spec", "serve", "start_service", "uvicorn_config"]
 
 logger = logging.getLogger("tailrace.server")
 
@@ -133,7 +135,7 @@ def _load_failure(reason: str) -> str:
 def build_app(generator: Generator, settings: Settings) -> ASGIApp:
     """The ASGI application over a generator."""
     routes = Routes(generator, settings, started_s=int(time.time()))
-    router = Router(routes.table(), redirect_slashes=False)
+    router = Router([*routes.table(), *Sockets(generator, settings).table()], redirect_slashes=False)
     return _let_origins_read(Edge(router, settings), settings)
 
 
@@ -146,7 +148,14 @@ def _let_origins_read(app: ASGIApp, settings: Settings) -> ASGIApp:
         app,
         allow_origins=origins,
         allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["authorization", "content-type", "idempotency-key", "last-event-id", "x-request-id"],
+        allow_headers=[
+            "authorization",
+            "content-type",
+            "idempotency-key",
+            "last-event-id",
+            "x-request-id",
+            "x-tailrace-linger",
+        ],
         expose_headers=["location", "retry-after", "x-request-id", "x-stream-id", "x-tailrace-ignored"],
     )
 
@@ -219,7 +228,7 @@ async def serve(
                 sock.listen(_BACKLOG)
             except OSError as error:  # somebody else began to, meanwhile
                 raise ModelError(f"Cannot listen on {settings.host}:{settings.port}: {error.strerror}.") from None
-            server = _Uvicorn(_uvicorn_config(service.app))
+            server = _Uvicorn(uvicorn_config(service.app, settings))
             async with asyncio.TaskGroup() as serving:
                 serving.create_task(server.serve(sockets=[sock]))
                 on_ready(service)
@@ -236,14 +245,17 @@ async def serve(
             running.cancel()
 
 
-def _uvicorn_config(app: ASGIApp) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
+    """How HTTP and WebSockets are spoken."""
     return uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         lifespan="off",
         http="httptools",
-        ws="none",
+        ws=WebSocketProtocol,
+        ws_max_size=settings.ws_message_bytes,
+        ws_ping_interval=settings.ws_ping_s,
         server_header=False,
         proxy_headers=False,
         timeout_graceful_shutdown=int(_CLOSE_S),

@@ -1,11 +1,16 @@
-"""The routes: which path speaks which dialect, and what it does."""
+"""The routes: every wire's operations, done one way.
+
+What an operation asks for is parsed by its dialect; beginning, following, cancelling and answering are here, once.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from itertools import groupby
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -14,236 +19,244 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tailrace import __version__
-from tailrace.dialects import Call, Dialect, Encoder, StreamFacts, native, openai, plain, tgi
-from tailrace.dialects.wire import JsonBody, read_json, to_json
-from tailrace.errors import RequestError, SeqOutOfRange, UnknownModel, UnsupportedMediaType
-from tailrace.generation import Generator, Run
-from tailrace.server.answers import JsonAnswer, StreamAnswer, WholeAnswer
+from tailrace.dialects import WIRES, Asked, Call, Encoder, Wire
+from tailrace.dialects.bodies import read_json
+from tailrace.dialects.queries import read_query
+from tailrace.dialects.wire import Follow, Following, Generate, OnStream, Operation, Reply, Show, View
+from tailrace.errors import (
+    Forbidden,
+    QueueFull,
+    RequestError,
+    SeqOutOfRange,
+    TailraceError,
+    UnsupportedParameter,
+)
+from tailrace.generation import Generator
+from tailrace.server.answers import JsonAnswer, StreamAnswer, WholeAnswer, is_meant
 from tailrace.server.edge import BodyReader
+from tailrace.server.facts import Facts, facts_of, run_of
+from tailrace.server.metrics import Metrics
+from tailrace.server.openapi import document
+from tailrace.server.pages import Pages, wants_page
 from tailrace.server.settings import Settings
-from tailrace.streams import StreamLog, event_id, parse_cursor
+from tailrace.streams import StreamLog
+from tailrace.types import GenerateRequest
 
 __all__ = ["Routes"]
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
-_Handler = Callable[[Request], Awaitable[ASGIApp]]
+_LINGER = re.compile(r"[0-9]{1,5}", re.ASCII)
+_SLOW_AT_ONCE = 2  # operations beside the event loop; more wait
+_SLOW_WAITING = 32
+
+Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class Routes:
-    """All handlers, over one generator."""
+    """All operations of all wires, over one generator."""
 
     def __init__(self, generator: Generator, settings: Settings, *, started_s: int) -> None:
         self._generator = generator
         self._settings = settings
-        self._started_s = started_s
+        self._facts = Facts(generator, settings, started_s=started_s)
         self._bodies = BodyReader(settings)
         self._keys_in_use: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._metrics = Metrics(generator)
+        self._pages = Pages()
+        self._slow = asyncio.Semaphore(_SLOW_AT_ONCE)
+        self._num_slow = 0
 
     def table(self) -> list[Route]:
-        stream = "/v1/streams/{stream_id}"
-        return [
-            _route("POST", "/v1/streams", self.create_stream),
-            _route("GET", stream + "/events", self.follow_stream),
-            _route("POST", stream + "/cancel", self.cancel_stream),
-            _route("GET", stream, self.show_stream),
-            _route("DELETE", stream, self.delete_stream),
-            _route("POST", "/v1/chat/completions", self.chat),
-            _route("POST", "/v1/completions", self.complete),
-            _route("GET", "/v1/models", self.list_models),
-            _route("GET", "/v1/models/{name:path}", self.show_model),
-            _route("POST", "/", self.root),
-            _route("GET", "/", self.welcome),
-            _route("POST", "/generate", self.generate),
-            _route("POST", "/generate_stream", self.generate_stream),
-            _route("GET", "/info", self.show_info),
-            _route("GET", "/health", self.health),
+        """A route for each method and path. Where wires share one, the query says which is meant."""
+
+        def door(entry: tuple[Wire, Operation]) -> tuple[str, str]:
+            return entry[1].path, entry[1].method
+
+        entries = sorted(((wire, operation) for wire in WIRES for operation in wire.operations), key=door)
+        routes = [
+            route(method, path, self._handler(list(sharing))) for (path, method), sharing in groupby(entries, key=door)
         ]
+        routes += [
+            route("GET", "/", self.welcome),
+            route("GET", "/metrics", self.show_metrics),
+            route("GET", "/openapi.json", self.show_openapi),
+            *self._pages.table(),
+        ]
+        return sorted(routes, key=lambda one: ":path}" in one.path)  # those that swallow whole paths come last
 
-    # tailrace's own wire
+    async def welcome(self, request: Request) -> ASGIApp:
+        if wants_page(request):
+            return await self._pages.index(request)
+        return PlainTextResponse(
+            f"tailrace {self._facts.version} runs {self._facts.model}. POST /?prompt=… streams text; "
+            "/openapi.json says what else there is.\n"
+        )
 
-    async def create_stream(self, request: Request) -> ASGIApp:
-        wants_events = "text/event-stream" in request.headers.get("accept", "")
-        cursor = request.headers.get("last-event-id")
-        if cursor is not None:  # a client that repeats its POST to resume must never generate again
-            stream_id, after = parse_cursor(cursor)
-            return self._follow(request, self._log(stream_id), after)
-        body = await self._json(request)
-        log = await self._recall_or_create(request, body)
-        if wants_events:
-            return self._follow(request, log, 0)
-        return JsonAnswer(to_json(self._state(log)), 201, {**_names(log), "location": f"/v1/streams/{log.stream_id}"})
+    async def show_metrics(self, request: Request) -> ASGIApp:
+        return self._metrics.answer()
 
-    async def _recall_or_create(self, request: Request, body: JsonBody) -> StreamLog:
+    async def show_openapi(self, request: Request) -> ASGIApp:
+        return JsonAnswer(document())
+
+    def _handler(self, sharing: Sequence[tuple[Wire, Operation]]) -> Handler:
+        by_query = sorted(sharing, key=lambda entry: entry[1].only_with is None)
+
+        async def handle(request: Request) -> ASGIApp:
+            for wire, operation in by_query:
+                if is_meant(operation, request.query_params):
+                    return await self._perform(wire, operation, request)
+            raise RequestError("This path needs a query.")
+
+        return handle
+
+    async def _perform(self, wire: Wire, operation: Operation, request: Request) -> ASGIApp:
+        asked = await self._asked(operation, request)
+        match operation.act:
+            case Generate(parse):
+                return await self._generate(wire, request, asked, parse)
+            case Follow(parse_following):
+                return self._follow(parse_following(asked))
+            case OnStream(find, verb):
+                return self._on_stream(*find(asked), verb)
+            case Show(render, is_slow):
+                if not is_slow:
+                    return _reply(render(asked))
+                return await self._show_slowly(render, asked)
+
+    async def _show_slowly(self, render: Callable[[Asked], Reply], asked: Asked) -> ASGIApp:
+        if self._num_slow >= _SLOW_WAITING:
+            raise QueueFull("Too many requests of this kind are waiting.", retry_after_s=1.0)
+        self._num_slow += 1
+        try:
+            async with self._slow:
+                return _reply(await asyncio.to_thread(render, asked))
+        finally:
+            self._num_slow -= 1
+
+    async def _asked(self, operation: Operation, request: Request) -> Asked:
+        return Asked(
+            server=self._facts,
+            body=await self._json(operation, request) if operation.body is not None else {},
+            query=read_query(request.scope["query_string"], operation.query),
+            path=request.path_params,
+            headers=request.headers,
+        )
+
+    async def _json(self, operation: Operation, request: Request) -> dict[str, object]:
+        operation.check(request.headers)
+        return read_json(await self._bodies.read(request.headers, request.receive))
+
+    # Streams
+
+    async def _generate(
+        self, wire: Wire, request: Request, asked: Asked, parse: Callable[[Asked], Call | Following | Reply]
+    ) -> ASGIApp:
+        self._metrics.asked()
+        try:
+            return await self._begin(wire, request, asked, parse(asked))
+        except TailraceError as error:
+            self._metrics.refused(error)
+            raise
+
+    async def _begin(self, wire: Wire, request: Request, asked: Asked, call: Call | Following | Reply) -> ASGIApp:
+        if isinstance(call, Reply):
+            return _reply(call)
+        if isinstance(call, Following):
+            return self._follow(call)
+        if call.ignored and self._settings.strict:
+            raise UnsupportedParameter(f"Unknown field: {call.ignored[0]}.", param=call.ignored[0])
+        if request.method == "HEAD":
+            return Response(media_type=call.view.media_type)
+        if request.method == "GET" and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            # What a page of another origin can have a browser GET, with no Origin to tell it by.
+            raise Forbidden("Other pages may not make this server generate.", param="sec-fetch-site")
+        log = await self._recall_or_create(request, asked, _lingering(call.request, request))
+        headers = _names(log)
+        if call.ignored:
+            headers["x-tailrace-ignored"] = ", ".join(call.ignored)
+        facts = facts_of(self._generator, log)
+        if not facts.prompts:  # an Idempotency-Key found it again, after its end
+            prompts = await self._generator.encode(call.request)
+            texts, ids = tuple(prompt.text for prompt in prompts), tuple(prompt.ids for prompt in prompts)
+            facts = replace(facts, prompts=texts, prompt_ids=ids)
+        encoder = call.view.open(facts)
+        if call.stream:
+            return self._stream(log, encoder, 0, call.view, headers)
+        if call.at_once:
+            return JsonAnswer(encoder.whole(log.events), call.status, headers | {"location": _path(log)})
+        return WholeAnswer(log, encoder, wire, headers)
+
+    async def _recall_or_create(self, request: Request, asked: Asked, wanted: GenerateRequest) -> StreamLog:
         key = request.headers.get("idempotency-key")
         if key is None:
-            return (await self._generator.create(native.parse(body).request)).log
+            return (await self._generator.create(wanted)).log
         if not _IDEMPOTENCY_KEY.fullmatch(key):
             raise RequestError("An Idempotency-Key has 1 to 255 printable characters.", param="idempotency-key")
         store = self._generator.store
-        fingerprint = hashlib.sha256(msgspec.json.encode(body, order="deterministic")).digest()
+        content = [request.url.path, dict(asked.query), asked.body]
+        fingerprint = hashlib.sha256(msgspec.json.encode(content, order="deterministic")).digest()
         async with self._keys_in_use.setdefault(key, asyncio.Lock()):  # twins wait here for the first of them
             log = store.recall(key, fingerprint)
             if log is None:
-                log = (await self._generator.create(native.parse(body).request)).log
+                log = (await self._generator.create(wanted)).log
                 store.remember(key, fingerprint, log)
             return log
 
-    async def follow_stream(self, request: Request) -> ASGIApp:
-        log = self._log(request.path_params["stream_id"])
-        cursor = request.headers.get("last-event-id") or request.query_params.get("after")
-        after = parse_cursor(cursor, log.stream_id)[1] if cursor else 0
-        return self._follow(request, log, after)
-
-    def _follow(self, request: Request, log: StreamLog, after: int) -> ASGIApp:
-        if log.end is not None and after >= log.last_seq:
+    def _follow(self, following: Following) -> ASGIApp:
+        log = self._generator.store.get(following.stream_id)
+        if log.end is not None and following.after >= log.last_seq:
             return Response(status_code=204, headers=_names(log))  # what makes an EventSource stop
-        if after > log.last_seq:
+        if following.after > log.last_seq:
             raise SeqOutOfRange("This stream has not come that far.", param="last-event-id")
-        view = native.NativeView()
-        path = f"/v1/streams/{log.stream_id}"
-        headers = {**_names(log), "location": path + "/events", "content-location": path}
-        return self._stream(log, view.open(self._facts(log)), after, view.media_type, headers)
+        encoder = following.view.open(facts_of(self._generator, log))
+        if following.replay:
+            for seq, event in enumerate(log.events[: following.after], 1):
+                encoder.encode(seq, event)
+        return self._stream(log, encoder, following.after, following.view, _names(log))
 
-    async def show_stream(self, request: Request) -> ASGIApp:
-        log = self._log(request.path_params["stream_id"])
-        return JsonAnswer(to_json(self._state(log, with_text=True)), headers=_names(log))
+    def _on_stream(self, stream_id: str, view: View, verb: str) -> ASGIApp:
+        log = self._generator.store.get(stream_id)
+        if verb != "show":
+            run_of(log).cancel()
+        body = view.open(facts_of(self._generator, log)).whole(log.events)
+        if verb == "delete":
+            self._generator.store.delete(log)
+        return JsonAnswer(body, 200, _names(log)) if body else Response(status_code=204, headers=_names(log))
 
-    async def cancel_stream(self, request: Request) -> ASGIApp:
-        log = self._log(request.path_params["stream_id"])
-        _run(log).cancel()
-        return JsonAnswer(to_json(self._state(log, with_text=True)), headers=_names(log))
-
-    async def delete_stream(self, request: Request) -> ASGIApp:
-        log = self._log(request.path_params["stream_id"])
-        _run(log).cancel()
-        self._generator.store.delete(log)
-        return Response(status_code=204)
-
-    def _state(self, log: StreamLog, *, with_text: bool = False) -> JsonBody:
-        run = _run(log)
-        path = f"/v1/streams/{log.stream_id}"
-        state: JsonBody = {
-            "id": log.stream_id,
-            "status": run.status,
-            "model": run.model,
-            "created": int(log.created_s),
-            "last_event_id": event_id(log.stream_id, log.last_seq),
-            "events_url": path + "/events",
-            "cancel_url": path + "/cancel",
-            "expires_in_s": self._generator.store.expires_s(log),
-        }
-        if with_text:
-            state["text"] = log.text()
-            if run.num_choices > 1:
-                state["choices"] = [log.text(choice) for choice in range(run.num_choices)]
-        if log.end is not None:
-            state |= native.end_fields(log.end)
-        return state
-
-    # OpenAI
-
-    async def chat(self, request: Request) -> ASGIApp:
-        return await self._answer(openai.parse_chat(await self._json(request)), openai)
-
-    async def complete(self, request: Request) -> ASGIApp:
-        return await self._answer(openai.parse_completion(await self._json(request)), openai)
-
-    async def list_models(self, request: Request) -> ASGIApp:
-        return JsonAnswer(openai.encode_models([self._generator.model], self._started_s))
-
-    async def show_model(self, request: Request) -> ASGIApp:
-        if request.path_params["name"] != self._generator.model:
-            raise UnknownModel("There is no such model here.", param="model")
-        return JsonAnswer(to_json(openai.encode_model(self._generator.model, self._started_s)))
-
-    # text-generation-inference, and the Ray tutorial where it asks with a query
-
-    async def root(self, request: Request) -> ASGIApp:
-        if "prompt" in request.query_params:
-            call = plain.parse(
-                plain.read_query(request.scope["query_string"]),
-                has_template=self._generator.chat is not None,
-                repetition_penalty=1.1 if "repetition_penalty" in self._generator.parameters else 1.0,
-            )
-            return await self._answer(call, plain)
-        return await self._answer(tgi.parse(await self._json(request), stream=None, full_text_by_default=True), tgi)
-
-    async def generate(self, request: Request) -> ASGIApp:
-        return await self._answer(tgi.parse(await self._json(request), stream=False), tgi)
-
-    async def generate_stream(self, request: Request) -> ASGIApp:
-        return await self._answer(tgi.parse(await self._json(request), stream=True), tgi)
-
-    async def show_info(self, request: Request) -> ASGIApp:
-        return JsonAnswer(
-            tgi.encode_info(
-                model=self._generator.model,
-                max_requests=self._settings.max_concurrent_requests,
-                max_total_tokens=self._generator.limit_tokens(1),
-                version=__version__,
-            )
-        )
-
-    async def health(self, request: Request) -> ASGIApp:
-        if self._generator.is_ready:
-            return Response(status_code=200)
-        return JsonAnswer(to_json({"error": "unhealthy", "error_type": "healthcheck"}), 503, {"retry-after": "1"})
-
-    async def welcome(self, request: Request) -> ASGIApp:
-        return PlainTextResponse(
-            f"tailrace {__version__} runs {self._generator.model}. POST /?prompt=… streams text.\n"
-        )
-
-    # What they share
-
-    async def _json(self, request: Request) -> JsonBody:
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-            # Also what keeps a form on a foreign page from posting here.
-            raise UnsupportedMediaType("Send the body as Content-Type: application/json.", param="content-type")
-        return read_json(await self._bodies.read(request.headers, request.receive))
-
-    async def _answer(self, call: Call, dialect: Dialect) -> ASGIApp:
-        run = await self._generator.create(call.request)
-        headers = _names(run.log)
-        if call.ignored:
-            headers["x-tailrace-ignored"] = ", ".join(call.ignored)
-        encoder = call.view.open(self._facts(run.log))
-        if call.stream:
-            return self._stream(run.log, encoder, 0, call.view.media_type, headers)
-        return WholeAnswer(run.log, encoder, dialect, headers)
-
-    def _stream(
-        self, log: StreamLog, encoder: Encoder, after: int, media_type: str, headers: dict[str, str]
-    ) -> ASGIApp:
+    def _stream(self, log: StreamLog, encoder: Encoder, after: int, view: View, headers: dict[str, str]) -> ASGIApp:
         return StreamAnswer(
-            log, encoder, after=after, media_type=media_type, headers=headers, heartbeat_s=self._settings.heartbeat_s
-        )
-
-    def _log(self, stream_id: str) -> StreamLog:
-        return self._generator.store.get(stream_id)
-
-    def _facts(self, log: StreamLog) -> StreamFacts:
-        run = _run(log)
-        return StreamFacts(
-            stream_id=log.stream_id,
-            model=run.model,
-            created_s=int(log.created_s),
-            seed=run.seed,
-            num_prompt_tokens=run.num_prompt_tokens,
-            prompt_text=run.prompt_text,
-            vocabulary=self._generator.tokenizer,
+            log,
+            encoder,
+            view,
+            after=after,
+            headers={**headers, "location": _path(log) + "/events", "content-location": _path(log)},
+            heartbeat_s=self._settings.heartbeat_s,
         )
 
 
-def _run(log: StreamLog) -> Run:
-    assert isinstance(log.producer, Run)
-    return log.producer
+def _lingering(wanted: GenerateRequest, request: Request) -> GenerateRequest:
+    """The request, with what its client asked for the time after it has left: so long, or, with an Idempotency-Key, as
+    long as streams of `/v1/streams` run on, since it means to come back. Raises: RequestError."""
+    given = request.headers.get("x-tailrace-linger")
+    if given is None:
+        return replace(wanted, on_disconnect="detach") if "idempotency-key" in request.headers else wanted
+    if not _LINGER.fullmatch(given) or int(given) > 86_400:
+        raise RequestError("X-Tailrace-Linger is a number of seconds, at most 86400.", param="x-tailrace-linger")
+    return replace(wanted, on_disconnect="detach", linger_s=float(given))
 
 
 def _names(log: StreamLog) -> dict[str, str]:
     return {"x-stream-id": log.stream_id}
+
+
+def _path(log: StreamLog) -> str:
+    """Where any stream can be looked at, whatever wire began it."""
+    return f"/v1/streams/{log.stream_id}"
+
+
+def _reply(reply: Reply) -> Response:
+    headers = {} if reply.retry_after_s is None else {"retry-after": f"{reply.retry_after_s:.0f}"}
+    return Response(reply.body, reply.status, headers, reply.media_type)
 
 
 class _Endpoint:
@@ -252,7 +265,7 @@ class _Endpoint:
     Not a function: Starlette would wrap that in two more calls, which stay on the stack for as long as a stream runs.
     """
 
-    def __init__(self, handler: _Handler) -> None:
+    def __init__(self, handler: Handler) -> None:
         self._handler = handler
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -260,5 +273,6 @@ class _Endpoint:
         await answer(scope, receive, send)
 
 
-def _route(method: str, path: str, handler: _Handler) -> Route:
+def route(method: str, path: str, handler: Handler) -> Route:
+    """A route whose handler gives back the ASGI application that answers."""
     return Route(path, _Endpoint(handler), methods=[method])

@@ -37,6 +37,10 @@ class Settings:
     max_sequences: int = _setting(64, "Sequences that run at once; more wait.", least=1)
     max_concurrent_requests: int = _setting(128, "Requests running and waiting; more are refused with 429.", least=1)
     default_max_tokens: int = _setting(1024, "Length of an answer whose client does not say.", least=1)
+    prompt_template: str = _setting(
+        "", "What prompts of the bare wires (/?prompt=, /query-stream, /generate-stream) are put into, at {prompt}."
+    )
+    strict: bool = _setting(False, "Refuse fields that nobody knows, instead of naming them in X-Tailrace-Ignored.")
     queue_s: float = _setting(60.0, "How long a request may wait for its turn.")
     linger_s: float = _setting(60.0, "How long a stream of /v1/streams runs on with nobody reading.")
     retention_s: float = _setting(900.0, "How long a finished stream can still be read.")
@@ -50,6 +54,15 @@ class Settings:
     stall_s: float = _setting(30.0, "Time without progress after which the engine is replaced.", least=0.1)
     load_s: float = _setting(600.0, "Longest time that the engine may take to load.", least=0.1)
     drain_s: float = _setting(10.0, "Time that running streams get to finish on SIGTERM or Ctrl-C.")
+    ws_sockets: int = _setting(1000, "WebSockets open at once; more are refused with 429.", least=1)
+    ws_streams: int = _setting(64, "Streams that one WebSocket follows at once.", least=1)
+    ws_message_bytes: int = _setting(2**20, "Largest message on a WebSocket.", least=1)
+    ws_ping_s: float = _setting(
+        20.0, "Time between pings on a WebSocket; a client not heard for two is cut off. 0 is never."
+    )
+    ws_idle_s: float = _setting(
+        3600.0, "How long a WebSocket stays open with nothing said by its client and nothing running. 0 is for ever."
+    )
     allowed_hosts: str = _setting(
         "", "Further names under which this server may be addressed, separated by commas; * is any."
     )

@@ -30,11 +30,12 @@ class Producer(Protocol):
 class StreamLog:
     """The events of one request. Used from one event loop only."""
 
-    __slots__ = ("_ending", "_readers", "_waiting", "created_s", "end", "events", "producer", "stream_id")
+    __slots__ = ("_ending", "_readers", "_waiting", "created_s", "end", "events", "memo", "producer", "stream_id")
 
-    def __init__(self, stream_id: str, *, created_s: float) -> None:
+    def __init__(self, stream_id: str, *, created_s: float, memo: bytes = b"") -> None:
         self.stream_id = stream_id
         self.created_s = created_s  # seconds since the epoch
+        self.memo = memo  # what the wire that began it wants to see again
         self.events: list[Event] = []  # seq n is events[n - 1]
         self.end: End | None = None
         self.producer: Producer | None = None
@@ -52,10 +53,9 @@ class StreamLog:
 
     @property
     def num_bytes(self) -> int:
-        """About how much memory the events take."""
-        return sum(len(event.text) for event in self.events if isinstance(event, TextDelta)) + _EVENT_BYTES * len(
-            self.events
-        )
+        """About how much memory it takes."""
+        text = sum(len(event.text) for event in self.events if isinstance(event, TextDelta))
+        return text + _EVENT_BYTES * len(self.events) + len(self.memo)
 
     def append(self, event: Event) -> None:
         """Add an event and wake whoever waits for it. After the terminal event nothing is added any more."""

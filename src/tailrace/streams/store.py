@@ -33,9 +33,9 @@ class StreamStore:
     def __len__(self) -> int:
         return len(self._streams)
 
-    def create(self) -> StreamLog:
+    def create(self, memo: bytes = b"") -> StreamLog:
         """A new, empty stream. Its id is 128 random bits and works as the right to read it."""
-        log = StreamLog(secrets.token_urlsafe(16), created_s=time.time())
+        log = StreamLog(secrets.token_urlsafe(16), created_s=time.time(), memo=memo)
         self._streams[log.stream_id] = log
         return log
 

@@ -13,11 +13,12 @@ roles which do not exist.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 from tailrace.errors import RequestError
-from tailrace.text.templates import ChatTemplate
+from tailrace.text.templates import ChatTemplate, TemplateError, Turn, turn_of
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.types import Message
 
@@ -40,26 +41,42 @@ class ChatEncoder:
         self._endings = frozenset(text[i:] for text in spellings for i in range(1, len(text)))
         self._longest = max(map(len, spellings), default=0)
 
-    def encode(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[int]:
-        """The prompt for these messages as ids.
+    @property
+    def takes_tools(self) -> bool:
+        """The template shows tools to the model."""
+        return self._template.takes_tools
+
+    def render(self, messages: Sequence[Message]) -> str:
+        """The prompt for these messages as text. Raises: TemplateError."""
+        return self._template.render(messages)
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Turn] = (),
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+    ) -> list[int]:
+        """The prompt for these messages as ids. With `continue_final` the last message is left open at its end.
 
         Equal to encoding the rendered text with its special tokens where no message contains the spelling of one.
 
         Raises: TemplateError from the template; RequestError for text with lone surrogates.
         """
-        risks = [(self._risks(message.role), self._risks(message.content)) for message in messages]
-        chars = {
-            text[i]
-            for message, positions in zip(messages, risks, strict=True)
-            for text, starts in zip((message.role, message.content), positions, strict=True)
-            for i in starts
-        }
-        disguise = self._choose_disguise(messages, chars) if chars else {}
-        disguised = [
-            Message(_swap(message.role, in_role, disguise), _swap(message.content, in_content, disguise))
-            for message, (in_role, in_content) in zip(messages, risks, strict=True)
-        ]
-        rendered = self._template.render(disguised, add_generation_prompt=add_generation_prompt)
+        turns = [turn_of(message) for message in messages]
+        texts = set(_texts_in(turns)).union(_texts_in(list(tools)))
+        risks = {text: starts for text in texts if (starts := self._risks(text))}
+        chars = {text[i] for text, starts in risks.items() for i in starts}
+        disguise = self._choose_disguise(texts, chars) if chars else {}
+        if disguise:
+            swapped = {text: _swap(text, starts, disguise) for text, starts in risks.items()}
+            turns, tools = _replace_texts(turns, swapped), _replace_texts(list(tools), swapped)
+        rendered = self._template.render_turns(
+            turns, tools=tools, add_generation_prompt=add_generation_prompt and not continue_final
+        )
+        if continue_final:
+            rendered = _open_end(rendered, turns[-1]["content"])
         undo = {ord(private): char for char, private in disguise.items()}
         return self._tokenizer.encode_parts(self._parts(rendered, undo))
 
@@ -75,10 +92,10 @@ class ChatEncoder:
             starts.add(0)
         return starts
 
-    def _choose_disguise(self, messages: Sequence[Message], chars: set[str]) -> dict[str, str]:
+    def _choose_disguise(self, texts: Iterable[str], chars: set[str]) -> dict[str, str]:
         """One private-use character, absent from the chat, the template and the control tokens, for each of `chars`."""
         used = set(self._template.source).union(*self._tokenizer.control_tokens)
-        used.update(*(message.role + message.content for message in messages))
+        used.update(*texts)
         unused = (chr(code) for code in chain(*_PRIVATE_USE) if chr(code) not in used)
         chosen = dict(zip(sorted(chars), unused, strict=False))
         if len(chosen) < len(chars):
@@ -92,6 +109,38 @@ class ChatEncoder:
             yield self._tokenizer.control_tokens[match[0]]
             done = match.end()
         yield rendered[done:].translate(undo)
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    """Every string in a nest of lists and dicts, keys too."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts_in(item)
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield name
+            yield from _texts_in(item)
+
+
+def _replace_texts(value: Any, swapped: dict[str, str]) -> Any:  # Any: gives back what it was given
+    if isinstance(value, str):
+        return swapped.get(value, value)
+    if isinstance(value, list):
+        return [_replace_texts(item, swapped) for item in value]
+    if isinstance(value, dict):
+        return {swapped.get(name, name): _replace_texts(item, swapped) for name, item in value.items()}
+    return value
+
+
+def _open_end(rendered: str, final: str) -> str:
+    """What was rendered, up to the end of the last message's text. Raises: TemplateError."""
+    final = final.strip()  # templates may strip it
+    start = rendered.rfind(final)
+    if start < 0:
+        raise TemplateError("The model's chat template cannot continue a message.", param="messages")
+    return rendered[: start + len(final)]
 
 
 def _swap(text: str, positions: set[int], disguise: dict[str, str]) -> str:

@@ -16,18 +16,42 @@ from typing import Any, NoReturn
 from jinja2 import TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.meta import find_undeclared_variables
 from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tailrace.errors import ModelError, RequestError
-from tailrace.types import Message
+from tailrace.types import Message, ToolCall
 
-__all__ = ["ChatTemplate", "TemplateError"]
+__all__ = ["ChatTemplate", "TemplateError", "Turn", "turn_of"]
 
 MAX_OUTPUT_CHARS = 1 << 20
 MAX_GROWTH = 8
 MAX_MESSAGE_CHARS = 200
+
+
+Turn = dict[str, Any]  # Any: what templates look into, which differs from model to model
+
+
+def turn_of(message: Message) -> Turn:
+    """A message in the form that templates are written for: arguments of tool calls as values, not as text."""
+    turn: Turn = {"role": message.role, "content": message.content}
+    if message.tool_calls:
+        turn["tool_calls"] = [
+            {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
+            for call in message.tool_calls
+        ]
+    if message.tool_call_id:
+        turn["tool_call_id"] = message.tool_call_id
+    return turn
+
+
+def _arguments(call: ToolCall) -> object:
+    try:
+        return json.loads(call.arguments)
+    except ValueError:
+        return call.arguments
 
 
 class TemplateError(RequestError):
@@ -108,23 +132,31 @@ class ChatTemplate:
             raise ModelError(f"The chat template cannot be compiled: {type(error).__name__}.") from error
         # Templates ask `tools is not none` as well as `if tools`; undefined would pass the first.
         self._names = {"bos_token": bos_token, "eos_token": eos_token, "tools": None, "documents": None}
+        self.takes_tools = "tools" in find_undeclared_variables(_environment().parse(source))
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The prompt for these messages, control tokens spelled out.
+        """The prompt for these messages, control tokens spelled out. Raises: as `render_turns`."""
+        return self.render_turns(
+            [turn_of(message) for message in messages], add_generation_prompt=add_generation_prompt
+        )
+
+    def render_turns(
+        self, turns: Sequence[Turn], *, tools: Sequence[Turn] = (), add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt for messages as templates know them.
 
         Spelling inside of messages looks just like the template's own; `ChatEncoder` tells them apart.
 
         Raises: TemplateError for anything that goes wrong in the template. Only the text that the template itself gave
         to `raise_exception` is repeated.
         """
-        turns = [{"role": message.role, "content": message.content} for message in messages]
-        limit = MAX_OUTPUT_CHARS + MAX_GROWTH * sum(len(message.content) for message in messages)
+        num_given = sum(len(turn["content"]) for turn in turns) + (len(repr(tools)) if tools else 0)
+        limit = MAX_OUTPUT_CHARS + MAX_GROWTH * num_given
+        names = self._names | {"tools": list(tools)} if tools else self._names
         parts: list[str] = []
         num_chars = 0
         try:
-            for part in self._template.generate(
-                self._names, messages=turns, add_generation_prompt=add_generation_prompt
-            ):
+            for part in self._template.generate(names, messages=turns, add_generation_prompt=add_generation_prompt):
                 num_chars += len(part)
                 if num_chars > limit:
                     raise SecurityError("output too long")

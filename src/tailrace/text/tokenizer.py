@@ -143,6 +143,18 @@ class Tokenizer:
         ids = self._disarm(_ids(self._plain, text))
         return [self._real_ids.get(i, i) for i in ids]
 
+    def offsets(self, text: str, *, bos: bool = False) -> list[tuple[int, int, int]]:
+        """As `encode(..., special=True)`: each id with the range of characters that it stands for.
+
+        Raises: RequestError for text with lone surrogates.
+        """
+        _utf8(text)
+        encoding = self._special.encode_batch([text], add_special_tokens=False)[0]
+        found = [(token_id, *places) for token_id, places in zip(encoding.ids, encoding.offsets, strict=True)]
+        if bos and tuple(encoding.ids[: len(self.bos_ids)]) != self.bos_ids:
+            return [*((token_id, 0, 0) for token_id in self.bos_ids), *found]
+        return found
+
     def _disarm(self, ids: list[int]) -> list[int]:
         """Spell out special tokens that the model's own merges made of plain text.
 

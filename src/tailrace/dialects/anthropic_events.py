@@ -1,0 +1,167 @@
+"""How Anthropic's wire shows a stream: named events around blocks of content, whole messages, and errors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tailrace.dialects.bodies import JsonBody, quote, to_json
+from tailrace.dialects.tool_calls import CallPart, ToolCallReader, WholeCall, WholeCallReader
+from tailrace.dialects.wire import SSE, Encoder, StreamFacts, deltas_by_choice, failure_of, finished_end
+from tailrace.errors import TailraceError
+from tailrace.types import End, Event, TextDelta
+
+__all__ = ["MessagesEncoder", "MessagesView", "encode_error"]
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    499: "api_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class MessagesView:
+    reads_tools: bool = False
+    forced_tool: bool = False
+    media_type = SSE
+    heartbeat = b'event: ping\ndata: {"type":"ping"}\n\n'
+
+    def open(self, facts: StreamFacts) -> Encoder:
+        return MessagesEncoder(facts, self)
+
+
+class MessagesEncoder:
+    """A block of content is open until one of another kind begins."""
+
+    def __init__(self, facts: StreamFacts, view: MessagesView) -> None:
+        self._facts = facts
+        self._view = view
+        self._reader = ToolCallReader(forced=view.forced_tool) if view.reads_tools else None
+        self._has_begun = False
+        self._block = -1  # number of the last one
+        self._open_kind = ""
+        self._stop: JsonBody = {}
+
+    def encode(self, seq: int, event: Event) -> bytes:
+        frames = []
+        if type(event) is End:
+            if event.status != "done":
+                return b"event: error\ndata: " + encode_error(failure_of(event))[1] + b"\n\n"
+            frames.append(_frame("message_delta", {"delta": self._stop, "usage": _usage(*event.usage)}))
+            frames.append(_frame("message_stop", {}))
+            return "".join(frames).encode("ascii")
+        assert type(event) is TextDelta
+        if not self._has_begun:
+            self._has_begun = True
+            message = self._message([], {"stop_reason": None, "stop_sequence": None})
+            frames.append(_frame("message_start", {"message": message | {"usage": _usage(self._num_prompt_tokens, 0)}}))
+        finish = event.finish_reason
+        if self._reader is None:
+            frames.append(self._text(event.text))
+        else:
+            parts = self._reader.push(event.text) + (self._reader.flush() if finish else [])
+            frames += [self._text(part) if isinstance(part, str) else self._call(part) for part in parts]
+        if finish is not None:
+            frames.append(self._close())
+            self._stop = _stop_of(event, self._reader.num_calls if self._reader is not None else 0)
+        return "".join(frames).encode("ascii")
+
+    def whole(self, events: Sequence[Event]) -> bytes:
+        end = finished_end(events)
+        (deltas,) = deltas_by_choice(events, 1)
+        text = "".join(delta.text for delta in deltas)
+        reader = WholeCallReader(forced=self._view.forced_tool)
+        parts: Sequence[str | WholeCall] = [text]
+        if self._view.reads_tools:
+            parts = reader.push(text) + reader.flush()
+        content: list[JsonBody] = []
+        num_calls = 0
+        for part in parts:
+            if isinstance(part, WholeCall):
+                call_id = self._call_id(num_calls)
+                content.append({"type": "tool_use", "id": call_id, "name": part.name, "input": part.arguments})
+                num_calls += 1
+            elif content and content[-1]["type"] == "text":
+                content[-1]["text"] += part
+            elif part:
+                content.append({"type": "text", "text": part})
+        message = self._message(content, _stop_of(deltas[-1], num_calls))
+        return to_json(message | {"usage": _usage(*end.usage)})
+
+    @property
+    def _num_prompt_tokens(self) -> int:
+        return self._facts.num_prompt_tokens
+
+    def _message(self, content: Sequence[JsonBody], stop: JsonBody) -> JsonBody:
+        return {
+            "id": f"msg_{self._facts.stream_id}",
+            "type": "message",
+            "role": "assistant",
+            "model": self._facts.model,
+            "content": content,
+            **stop,
+        }
+
+    def _call_id(self, number: int) -> str:
+        return f"toolu_{self._facts.stream_id}_{number}"
+
+    def _text(self, text: str) -> str:
+        if not text:
+            return ""
+        begin = "" if self._open_kind == "text" else self._begin({"type": "text", "text": ""})
+        return begin + self._delta(f'{{"type":"text_delta","text":{quote(text)}}}')
+
+    def _call(self, part: CallPart) -> str:
+        if part.arguments:
+            return self._delta(f'{{"type":"input_json_delta","partial_json":{quote(part.arguments)}}}')
+        return self._begin({"type": "tool_use", "id": self._call_id(part.index), "name": part.name, "input": {}})
+
+    def _begin(self, block: JsonBody) -> str:
+        closed = self._close()
+        self._block += 1
+        self._open_kind = block["type"]
+        return closed + _frame("content_block_start", {"index": self._block, "content_block": block})
+
+    def _delta(self, delta: str) -> str:
+        return (
+            f'event: content_block_delta\ndata: {{"type":"content_block_delta","index":{self._block},'
+            f'"delta":{delta}}}\n\n'
+        )
+
+    def _close(self) -> str:
+        if not self._open_kind:
+            return ""
+        self._open_kind = ""
+        return _frame("content_block_stop", {"index": self._block})
+
+
+def _frame(name: str, fields: JsonBody) -> str:
+    return f"event: {name}\ndata: {to_json({'type': name, **fields}).decode()}\n\n"
+
+
+def _stop_of(last: TextDelta, num_calls: int) -> JsonBody:
+    reason = "end_turn"
+    if last.finish_reason == "length":
+        reason = "max_tokens"
+    elif last.stop is not None:
+        reason = "stop_sequence"
+    elif num_calls:
+        reason = "tool_use"
+    return {"stop_reason": reason, "stop_sequence": last.stop}
+
+
+def _usage(num_prompt_tokens: int, num_completion_tokens: int) -> JsonBody:
+    return {"input_tokens": num_prompt_tokens, "output_tokens": num_completion_tokens}
+
+
+def encode_error(error: TailraceError) -> tuple[int, bytes]:
+    """`{"type": "error", "error": {"type", "message"}}`, also as the last event of a stream. The official client tries
+    429 and 5xx again, after as long as Retry-After says."""
+    kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
+    return error.status, to_json({"type": "error", "error": {"type": kind, "message": error.message}})

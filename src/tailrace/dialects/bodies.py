@@ -1,0 +1,183 @@
+"""JSON in and out: bodies read strictly, and written so that no client trips over them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from functools import cache
+from itertools import islice
+from json.encoder import encode_basestring_ascii
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+from tailrace.errors import RequestError, UnsupportedMediaType, UnsupportedParameter
+
+__all__ = [
+    "JsonBody",
+    "printable",
+    "quote",
+    "read_fields",
+    "read_json",
+    "read_known",
+    "refuse",
+    "require_json",
+    "to_json",
+]
+
+T = TypeVar("T", bound=msgspec.Struct)
+
+_MAX_DEPTH = 64
+_MAX_BRACKETS = 100_000  # of lists and objects (those in strings count, too): about 40 ms to look through
+_MAX_NAMED = 10
+
+JsonBody = dict[str, Any]  # Any: whatever the client sent, before it is checked
+
+# Everything beyond ASCII is escaped: clients that split lines as Unicode does would break at U+2028, U+2029 and U+0085.
+quote = encode_basestring_ascii
+_encode_json = msgspec.json.Encoder().encode
+
+
+def to_json(value: object) -> bytes:
+    """Compact JSON in ASCII."""
+    text = _encode_json(value)
+    if text.isascii():
+        return text
+    return _BEYOND_ASCII.sub(_escape, text.decode()).encode("ascii")
+
+
+_BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
+
+
+def _escape(match: re.Match[str]) -> str:
+    return quote(match[0])[1:-1]
+
+
+def require_json(headers: Mapping[str, str]) -> None:
+    """What a body must say that it is. It also keeps a form on a foreign page from posting here.
+
+    Raises: UnsupportedMediaType.
+    """
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        raise UnsupportedMediaType("Send the body as Content-Type: application/json.", param="content-type")
+
+
+def read_json(body: bytes) -> JsonBody:
+    """A JSON object, strictly: no NaN, no lone surrogates, nothing nested beyond reason.
+
+    Raises: RequestError, which never repeats what was sent.
+    """
+    if body.count(b"[") + body.count(b"{") > _MAX_BRACKETS:
+        raise RequestError("The body has too many lists and objects.")
+    try:
+        value = msgspec.json.decode(body)
+    except RecursionError:
+        raise RequestError("The body is nested too deeply.") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        position = re.search(r"\(byte (\d+)\)", str(error))
+        where = f" at byte {position[1]}" if position else ""
+        raise RequestError(f"The body is not valid JSON{where}.") from None
+    if not isinstance(value, dict):
+        raise RequestError("The body must be a JSON object.")
+    _bound_depth(value, _MAX_DEPTH)
+    return value
+
+
+def _bound_depth(value: object, depth: int) -> None:
+    if isinstance(value, dict | list):
+        if not depth:
+            raise RequestError("The body is nested too deeply.")
+        for item in value.values() if isinstance(value, dict) else value:
+            if isinstance(item, dict | list):
+                _bound_depth(item, depth - 1)
+
+
+def read_fields(body: JsonBody, shape: type[T], *, strict: bool = False) -> tuple[T, tuple[str, ...]]:
+    """The body as a msgspec struct, and the names of the fields that nobody there knows, at any depth (at most ten).
+
+    Raises: RequestError that names the field, or with `strict` UnsupportedParameter for one that is unknown.
+    """
+    try:
+        value = msgspec.convert(body, shape)
+    except msgspec.ValidationError as error:
+        reason, _, path = str(error).partition(" - at `$")
+        param = path.rstrip("`").lstrip(".")[:100] or None
+        if "contains unknown field" in reason or "Invalid enum value" in reason or "Invalid value" in reason:
+            reason = "Not one of the values that this field takes"  # the original repeats the input
+        where = f"{param}: " if param else ""
+        raise RequestError(f"{where}{reason[:200]}.", param=param) from None
+    ignored = tuple(sorted(set(islice(_unknown(body, _type_of(shape), ""), _MAX_NAMED))))
+    if strict and ignored:
+        raise UnsupportedParameter(f"Unknown field: {ignored[0]}.", param=ignored[0])
+    return value, ignored
+
+
+def read_known(body: JsonBody, shape: type[T], refused: Mapping[str, tuple[object, ...]]) -> tuple[T, tuple[str, ...]]:
+    """As `read_fields`, once it is sure that nothing is asked for that is known and cannot be honoured.
+
+    Raises: RequestError; UnsupportedParameter for what cannot be honoured.
+    """
+    refuse(body, refused)
+    return read_fields({name: value for name, value in body.items() if name not in refused}, shape)
+
+
+def _unknown(value: object, shape: inspect.Type, where: str) -> Iterator[str]:
+    """Names of fields that a shape does not have. The value has been found to be of that shape."""
+    if isinstance(value, dict):
+        known = _fields(shape, str(value.get("type", "")))
+        if known is None:
+            return
+        for name, item in value.items():
+            if name not in known:
+                yield where + printable(name)
+            elif isinstance(item, dict | list):
+                yield from _unknown(item, known[name], f"{where}{name}.")
+    elif isinstance(value, list):
+        items = _items(shape)
+        if items is not None:
+            for item in value:
+                yield from _unknown(item, items, f"{where[:-1]}[].")
+
+
+_type_of = cache(inspect.type_info)
+
+
+def _fields(shape: inspect.Type, tag: str) -> Mapping[str, inspect.Type] | None:
+    """The fields of the object that a shape allows, None where it may hold anything."""
+    for one in _alternatives(shape):
+        if isinstance(one, inspect.StructType) and (one.tag is None or one.tag == tag):
+            return _fields_of(one.cls)
+    return None
+
+
+@cache
+def _fields_of(shape: type[msgspec.Struct]) -> Mapping[str, inspect.Type]:
+    struct = inspect.type_info(shape)
+    assert isinstance(struct, inspect.StructType)
+    tag: dict[str, inspect.Type] = {struct.tag_field: inspect.StrType()} if struct.tag_field else {}
+    return tag | {field.encode_name: field.type for field in struct.fields}
+
+
+def _items(shape: inspect.Type) -> inspect.Type | None:
+    return next((one.item_type for one in _alternatives(shape) if isinstance(one, inspect.ListType)), None)
+
+
+def _alternatives(shape: inspect.Type) -> tuple[inspect.Type, ...]:
+    return shape.types if isinstance(shape, inspect.UnionType) else (shape,)
+
+
+def printable(name: str) -> str:
+    """A field's name, fit for a header."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "?", name[:40])
+
+
+def refuse(body: JsonBody, neutral: Mapping[str, tuple[object, ...]]) -> None:
+    """Refuse known fields that cannot be honoured, unless they hold a value that asks for nothing.
+
+    Raises: UnsupportedParameter that names the field.
+    """
+    for name, harmless in neutral.items():
+        if name in body and body[name] is not None and body[name] not in harmless:
+            raise UnsupportedParameter(f"{name} is not supported here.", param=name)

@@ -1,0 +1,128 @@
+"""The endpoint of the vLLM article: `POST /generate-stream` with `{"prompt"}`.
+
+Each event is `data: {"text": …}` with all the text so far, as its code sends it (vLLM's outputs are cumulative), and
+the last is `data: [DONE]`. A long answer so takes bytes in the square of its length; `/v1/streams` sends each
+word once.
+
+The article goes on with `new EventSource(url)`, which only asks with GET and so never meets that POST's answer. Done
+right: `GET /generate-stream?stream_id=…`, with the id from the POST's `X-Stream-Id`. There the events carry ids, so
+that a browser that lost the connection goes on where it was, and one that has seen the end is told to stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tailrace.dialects.bodies import quote, read_known, to_json
+from tailrace.dialects.fields import SamplingFields, sampling_of
+from tailrace.dialects.native import encode_error
+from tailrace.dialects.plain import bare_request, bare_sampling
+from tailrace.dialects.wire import (
+    HEARTBEAT,
+    SSE,
+    Asked,
+    Call,
+    Encoder,
+    Follow,
+    Following,
+    Generate,
+    Operation,
+    StreamFacts,
+    Wire,
+    failure_of,
+    finished_end,
+)
+from tailrace.errors import RequestError
+from tailrace.streams import event_id, parse_cursor
+from tailrace.types import End, Event, TextDelta
+
+__all__ = ["WIRE"]
+
+_REFUSED: dict[str, tuple[object, ...]] = {"best_of": (1,), "use_beam_search": (False,), "n": (1,)}
+
+
+class Body(SamplingFields, kw_only=True):
+    """The article's one field, and sampling parameters by the names that vLLM gives them."""
+
+    prompt: str
+
+
+def parse(asked: Asked) -> Call:
+    """Raises: RequestError."""
+    fields, ignored = read_known(asked.body, Body, _REFUSED)
+    named = {name for name in SamplingFields.__struct_fields__ if getattr(fields, name) is not None}
+    sampling = sampling_of(fields)
+    if not named - {"max_tokens", "max_completion_tokens", "stop"}:
+        sampling = replace(bare_sampling(asked.server, sampling.max_tokens), stop=sampling.stop)
+    return Call(bare_request(asked.server, fields.prompt, sampling), _View(), stream=True, ignored=ignored)
+
+
+def parse_following(asked: Asked) -> Following:
+    """Raises: RequestError."""
+    stream_id = asked.query.get("stream_id")
+    if not stream_id:
+        raise RequestError(
+            "Begin with POST, and follow with ?stream_id= and what its answer has in X-Stream-Id.", param="stream_id"
+        )
+    cursor = asked.headers.get("last-event-id")
+    after = parse_cursor(cursor, stream_id)[1] if cursor else 0
+    return Following(stream_id, after, _View(with_ids=True), replay=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    with_ids: bool = False
+    media_type = SSE
+    heartbeat = HEARTBEAT
+
+    def open(self, facts: StreamFacts) -> Encoder:
+        return _Encoder(facts.stream_id if self.with_ids else "")
+
+
+class _Encoder:
+    def __init__(self, stream_id: str) -> None:
+        self._stream_id = stream_id
+        self._text: list[str] = []  # escaped
+
+    def encode(self, seq: int, event: Event) -> bytes:
+        name = f"id: {event_id(self._stream_id, seq)}\n" if self._stream_id else ""
+        if type(event) is End:
+            if event.status == "done":
+                return f"{name}data: [DONE]\n\n".encode("ascii")
+            _, body = encode_error(failure_of(event))
+            return name.encode("ascii") + b"data: " + body + b"\n\n"
+        assert type(event) is TextDelta
+        if not event.text:
+            return b""
+        self._text.append(quote(event.text)[1:-1])
+        return f'{name}data: {{"text": "{"".join(self._text)}"}}\n\n'.encode("ascii")
+
+    def whole(self, events: Sequence[Event]) -> bytes:
+        finished_end(events)
+        return to_json({"text": "".join(event.text for event in events if isinstance(event, TextDelta))})
+
+
+WIRE = Wire(
+    name="cumulative",
+    title="The vLLM article's endpoint",
+    operations=(
+        Operation(
+            "POST",
+            "/generate-stream",
+            Generate(parse),
+            "Answer a prompt with events that hold all the text so far.",
+            body=Body,
+            example={"prompt": "How are you?", "max_tokens": 64},
+        ),
+        Operation(
+            "GET",
+            "/generate-stream",
+            Follow(parse_following),
+            "Follow such an answer, or any stream, with EventSource.",
+            query=("stream_id!",),
+        ),
+    ),
+    encode_error=encode_error,
+    refused=_REFUSED,
+)

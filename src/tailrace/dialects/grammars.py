@@ -1,0 +1,232 @@
+"""What an answer must look like, read from requests: JSON schemas and regular expressions, and only such as are safe.
+
+An engine compiles a grammar inside a step that everybody waits for, and one that it cannot compile takes the engine
+down. So a schema may hold only the keywords below, each of which is known to be honoured, and only so much of it.
+Measured with openvino-genai 2026.4.1 on two Sapphire Rapids cores: within these limits compiling takes at most about
+0.3 s; a `maxLength` of 2,000 takes 6 s, and then one second for every token.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+from tailrace.dialects.bodies import JsonBody, to_json
+from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.types import Grammar
+
+__all__ = ["ANY_OBJECT", "grammar_of_schema", "read_response_format", "read_tgi_grammar"]
+
+_MAX_SCHEMAS = 100  # schemas within a schema
+_MAX_VALUES = 200  # of all enums
+_MAX_LENGTH = 48  # of strings that are bounded, together
+_MAX_ITEMS = 64
+_MAX_DEPTH = 16
+_MAX_TEXT = 2_000  # characters of a regular expression
+_MAX_REPEATS = 64
+
+_TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
+_FORMATS = frozenset({"date", "time", "date-time", "email", "uuid", "ipv4", "ipv6"})
+_ANNOTATIONS = frozenset({"$schema", "$id", "title", "description", "default", "examples", "strict"})
+_CHECKED = frozenset(
+    {"$defs", "$ref", "additionalProperties", "anyOf", "const", "definitions", "enum", "format", "items", "maxItems",
+     "maxLength", "maximum", "minItems", "minLength", "minimum", "pattern", "prefixItems", "properties", "required",
+     "type"}
+)  # fmt: skip
+_KNOWN = frozenset(  # to JSON Schema; only these are named, so that nothing is repeated that a client made up
+    {"additionalItems", "allOf", "contains", "dependencies", "dependentRequired", "dependentSchemas", "else",
+     "exclusiveMaximum", "exclusiveMinimum", "if", "maxContains", "maxProperties", "minContains", "minProperties",
+     "multipleOf", "not", "nullable", "oneOf", "patternProperties", "propertyNames", "then", "unevaluatedItems",
+     "unevaluatedProperties", "uniqueItems"}
+)  # fmt: skip
+_REGEX_ESCAPES = set("dDwWsS.\\[](){}*+?|^$/-nrt\"'")
+
+ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
+
+
+def read_response_format(value: object) -> Grammar | None:
+    """OpenAI's `response_format`; what Hugging Face's client makes of it is read, too. Raises: RequestError."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise RequestError("response_format must be an object.", param="response_format")
+    kind = value.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_schema":
+        wrapped = value.get("json_schema")
+        schema = wrapped.get("schema") if isinstance(wrapped, dict) else value.get("schema", value.get("value"))
+        return grammar_of_schema(schema, "response_format")
+    if kind in ("json_object", "json"):
+        return grammar_of_schema(value["value"], "response_format") if value.get("value") is not None else ANY_OBJECT
+    if kind == "regex":
+        return _grammar_of_regex(value.get("value"), "response_format")
+    raise RequestError("response_format takes the types text, json_object and json_schema.", param="response_format")
+
+
+def read_tgi_grammar(kind: str, value: object) -> Grammar:
+    """TGI's `grammar`, in its words where it has some. Raises: RequestError."""
+    if kind == "regex":
+        return _grammar_of_regex(value, "grammar")
+    if kind not in ("json", "json_object", "json_schema"):
+        raise RequestError("grammar is not valid: the types are json, json_schema and regex", param="grammar")
+    if kind == "json_schema" and isinstance(value, dict) and isinstance(value.get("schema"), dict):
+        value = value["schema"]
+    if not isinstance(value, dict) or "properties" not in value:
+        raise RequestError("grammar is not valid: Grammar must have a 'properties' field", param="grammar")
+    return grammar_of_schema(value, "grammar")
+
+
+def grammar_of_schema(schema: object, param: str) -> Grammar:
+    """A JSON schema as a grammar, once it has been found to be one that engines honour. Raises: RequestError."""
+    if not isinstance(schema, dict):
+        raise RequestError(f"{param} needs a JSON schema.", param=param)
+    _Schema(schema, param).check()
+    return Grammar("json_schema", to_json(schema).decode())
+
+
+class _Schema:
+    """One schema from a client, on its way through the checks."""
+
+    def __init__(self, root: JsonBody, param: str) -> None:
+        self._root = root
+        self._param = param
+        self._num_schemas = 0
+        self._num_values = 0
+        self._length = 0
+
+    def check(self) -> None:
+        self._one(self._root, 0)
+        if self._num_schemas > _MAX_SCHEMAS or self._num_values > _MAX_VALUES or self._length > _MAX_LENGTH:
+            raise self._bad(
+                f"it is too large: at most {_MAX_SCHEMAS} schemas, {_MAX_VALUES} values in enums, and {_MAX_LENGTH} "
+                "characters in strings with a maxLength or minLength, together"
+            )
+
+    def _one(self, schema: object, depth: int) -> None:
+        if isinstance(schema, bool):
+            return
+        if not isinstance(schema, dict):
+            raise self._bad("a schema is an object")
+        self._num_schemas += 1
+        if depth > _MAX_DEPTH or self._num_schemas > _MAX_SCHEMAS:
+            raise self._bad(f"it is too large: at most {_MAX_SCHEMAS} schemas, nested {_MAX_DEPTH} deep")
+        for name in schema:
+            if name not in _CHECKED and name not in _ANNOTATIONS:
+                which = f"the keyword {name}" if name in _KNOWN else "a keyword that it has"
+                raise UnsupportedParameter(f"{self._param}: {which} is not supported.", param=self._param)
+        self._keywords(schema)
+        for inner in _inner(schema):
+            self._one(inner, depth + 1)
+
+    def _keywords(self, schema: JsonBody) -> None:
+        kinds = schema.get("type", [])
+        if not _is_list(kinds if isinstance(kinds, list) else [kinds], lambda kind: kind in _TYPES):
+            raise self._bad("a type is object, array, string, integer, number, boolean or null")
+        for name in ("minItems", "maxItems", "minLength", "maxLength"):
+            most = _MAX_ITEMS if name.endswith("Items") else _MAX_LENGTH
+            value = schema.get(name, 0)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
+                raise self._bad(f"{name} is a whole number from 0 to {most}")
+        self._length += max(schema.get("maxLength", 0), schema.get("minLength", 0))
+        for low, high in (("minItems", "maxItems"), ("minLength", "maxLength"), ("minimum", "maximum")):
+            if low in schema and high in schema and schema[low] > schema[high]:
+                raise self._bad(f"{low} is above {high}")
+        for name in ("minimum", "maximum"):
+            value = schema.get(name, 0)
+            if (
+                not isinstance(value, int)
+                or isinstance(value, bool)
+                or abs(value) > 10**12
+                or (name in schema and schema.get("type") != "integer")
+            ):
+                raise self._bad(f"{name} is a whole number, and goes with the type integer")
+        if not _is_list(schema.get("required", []), lambda name: isinstance(name, str)):
+            raise self._bad("required is a list of names")
+        if "enum" in schema:
+            if not schema["enum"] or not _is_list(schema["enum"], _is_scalar):
+                raise self._bad("enum is a list of strings, numbers, booleans and nulls")
+            self._num_values += len(schema["enum"])
+        if "const" in schema and not _is_scalar(schema["const"]):
+            raise self._bad("const is a string, a number, a boolean or null")
+        if "format" in schema and schema["format"] not in _FORMATS:
+            raise self._bad(f"format is one of {', '.join(sorted(_FORMATS))}")
+        if "pattern" in schema:
+            _grammar_of_regex(schema["pattern"], self._param)
+        if "$ref" in schema and not self._leads_somewhere(schema["$ref"]):
+            raise self._bad("a $ref leads to #/$defs/name or #/definitions/name")
+        for name in ("properties", "$defs", "definitions"):
+            if not isinstance(schema.get(name, {}), dict):
+                raise self._bad(f"{name} is an object")
+        for name in ("anyOf", "prefixItems"):
+            if name in schema and not (isinstance(schema[name], list) and schema[name]):
+                raise self._bad(f"{name} is a list of schemas")
+
+    def _leads_somewhere(self, reference: object) -> bool:
+        target = self._target(reference)
+        return isinstance(target, dict) and "$ref" not in target and not self._is_endless(target, [])
+
+    def _target(self, reference: object) -> object:
+        match = re.fullmatch(r"#/(\$defs|definitions)/([^/~%]+)", reference) if isinstance(reference, str) else None
+        where = self._root.get(match[1]) if match else None
+        return where.get(match[2]) if match and isinstance(where, dict) else None
+
+    def _is_endless(self, schema: JsonBody, above: list[int]) -> bool:
+        """A schema that is itself, or one of several of which it is one: it would never come to a character."""
+        if id(schema) in above:
+            return True
+        choices = schema.get("anyOf", [])
+        if not isinstance(choices, list) or len(above) > _MAX_DEPTH:
+            return True
+        for choice in choices:
+            if isinstance(choice, dict):
+                target = self._target(choice["$ref"]) if "$ref" in choice else choice
+                if isinstance(target, dict) and self._is_endless(target, [*above, id(schema)]):
+                    return True
+        return False
+
+    def _bad(self, reason: str) -> RequestError:
+        return RequestError(f"{self._param}: this is no JSON schema that can be used: {reason}.", param=self._param)
+
+
+def _inner(schema: JsonBody) -> Iterator[object]:
+    for name in ("properties", "$defs", "definitions"):
+        yield from schema.get(name, {}).values()
+    for name in ("anyOf", "prefixItems"):
+        yield from schema.get(name, [])
+    for name in ("items", "additionalProperties"):
+        if name in schema:
+            yield schema[name]
+
+
+def _is_scalar(value: object) -> bool:
+    return value is None or isinstance(value, str | int | float)
+
+
+def _is_list(value: object, allowed: Callable[[object], bool]) -> bool:
+    return isinstance(value, list) and all(not isinstance(one, list | dict) and allowed(one) for one in value)
+
+
+def _grammar_of_regex(text: object, param: str) -> Grammar:
+    """A regular expression for a whole answer, of the kind that is one everywhere: no look-around, no back-references,
+    no counts beyond reason. Raises: RequestError."""
+    if not isinstance(text, str) or not text or len(text) > _MAX_TEXT:
+        raise RequestError(f"{param}: a regular expression has 1 to {_MAX_TEXT} characters.", param=param)
+    try:
+        re.compile(text)
+    except (re.error, RecursionError, OverflowError):
+        raise RequestError(f"{param}: this is not a regular expression.", param=param) from None
+    escapes = re.findall(r"\\(.)", text, re.DOTALL)
+    counts = [int(count) for count in re.findall(r"[{,](\d+)(?=[,}])", text)]
+    if (
+        re.search(r"\(\?(?!:)|[*+?}][+]|\$(?!$)|(?<!^)(?<![\\\[])\^", text)
+        or any(escape not in _REGEX_ESCAPES for escape in escapes)
+        or any(count > _MAX_REPEATS for count in counts)
+        or len(counts) > _MAX_REPEATS
+    ):
+        raise UnsupportedParameter(
+            f"{param}: of regular expressions, look-around, back-references, named groups and counts above "
+            f"{_MAX_REPEATS} are not supported.",
+            param=param,
+        )
+    return Grammar("regex", text)

@@ -1,0 +1,248 @@
+"""Ollama's wire: `/api/chat` and `/api/generate` in lines of JSON, and what its clients ask about models.
+
+What is left out is chosen as Ollama does (temperature 0.8, top_k 40, top_p 0.9), so far as the engine can: who comes
+with another URL expects the answers to read as before. Answers: `ollama_answers.py`. Divergences, on purpose:
+
+1. A prompt that does not fit is refused; Ollama drops its beginning, or the chat's. `num_ctx`, `keep_alive` and the
+   other options of loading are this server's settings, and are named as ignored.
+2. `num_predict` of -1 or -2 means `--default-max-tokens`, as leaving it out does. Penalties look at prompt and answer.
+3. Durations are left out, as nobody here has measured them; `context` is neither given nor taken.
+4. `/api/version` says which version of Ollama has this API, since clients compare it.
+5. A digest is one of the model's name: `ollama ls` shows its first twelve characters, and fails without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from tailrace.dialects import ollama_models as models
+from tailrace.dialects.bodies import JsonBody, read_known, refuse, to_json
+from tailrace.dialects.fields import ChatMessage, SamplingFields, Seed, ToolCallBody, read_messages, sampling_of
+from tailrace.dialects.grammars import ANY_OBJECT, grammar_of_schema
+from tailrace.dialects.ollama_answers import OllamaView, encode_error, time_of
+from tailrace.dialects.openai import Tool, choose_tools
+from tailrace.dialects.plain import bare_request
+from tailrace.dialects.wire import Asked, Call, Generate, Operation, Reply, Show, Wire
+from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.types import GenerateRequest, Grammar, Message, Sampling
+
+__all__ = ["WIRE"]
+
+_DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
+_UNLOADED = (0, "0", "0s", "0m")
+_REFUSED: dict[str, tuple[object, ...]] = {
+    "context": ([],),
+    "images": ([],),
+    "shift": (False,),
+    "suffix": ("",),
+    "template": ("",),
+    "think": (False,),
+    "truncate": (False,),
+}
+_REFUSED_OPTIONS: dict[str, tuple[object, ...]] = {
+    "mirostat": (0,),
+    "penalize_newline": (True,),
+    "repeat_last_n": (-1,),
+    "tfs_z": (1, 1.0),
+}
+
+
+class Options(msgspec.Struct, kw_only=True):
+    num_predict: Annotated[int, msgspec.Meta(ge=-2, le=2**31 - 1)] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
+    typical_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    repeat_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
+    presence_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] | None = None
+    seed: Seed | None = None
+    stop: str | list[str] | None = None
+
+
+class _Body(msgspec.Struct, kw_only=True):
+    model: Annotated[str, msgspec.Meta(min_length=1)]
+    stream: bool | None = None
+    format: JsonBody | Literal["", "json"] | None = None
+    options: Options | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+
+
+class GenerateBody(_Body, kw_only=True):
+    prompt: str | None = None
+    system: str | None = None
+    raw: bool | None = None
+
+
+class Turn(msgspec.Struct):
+    role: Literal["system", "user", "assistant", "tool"]
+    content: str | None = None
+    images: list[str] | None = None
+    tool_calls: list[ToolCallBody] | None = None
+    tool_name: str | None = None
+    tool_call_id: str | None = None
+
+
+class ChatBody(_Body, kw_only=True):
+    messages: list[Turn] | None = None
+    tools: list[Tool] | None = None
+
+
+_T = TypeVar("_T", bound=_Body)
+
+
+def parse_generate(asked: Asked) -> Call | Reply:
+    """Raises: RequestError."""
+    fields, ignored = _read(asked, GenerateBody)
+    if not fields.prompt:
+        return _loaded(asked, fields.model, {"response": ""})
+    sampling = _sampling(asked, fields, _grammar(fields.format))
+    if fields.raw:
+        if fields.system:
+            raise RequestError("raw and system exclude each other.", param="system")
+        request = GenerateRequest(prompts=(fields.prompt,), sampling=sampling)
+    elif fields.system:
+        messages = (Message("system", fields.system), Message("user", fields.prompt))
+        request = GenerateRequest(messages=messages, sampling=sampling)
+    else:
+        request = bare_request(asked.server, fields.prompt, sampling)
+    return _call(asked, fields, request, ignored)
+
+
+def parse_chat(asked: Asked) -> Call | Reply:
+    """Raises: RequestError."""
+    fields, ignored = _read(asked, ChatBody)
+    if not fields.messages:
+        return _loaded(asked, fields.model, {"message": {"role": "assistant", "content": ""}})
+    tools, _ = choose_tools(fields.tools or [], "<auto>")
+    grammar = _grammar(fields.format)
+    if tools and grammar is not None:
+        raise RequestError("format and tools exclude each other.", param="format")
+    messages = _messages(fields.messages)
+    sampling = _sampling(asked, fields, grammar)
+    continues = messages[-1].role == "assistant" and not messages[-1].tool_calls
+    request = GenerateRequest(messages=messages, tools=tools, continue_final=continues, sampling=sampling)
+    return _call(asked, fields, request, ignored)
+
+
+def _read(asked: Asked, shape: type[_T]) -> tuple[_T, tuple[str, ...]]:
+    body, options = asked.body, asked.body.get("options")
+    if isinstance(options, dict):
+        refuse(options, _REFUSED_OPTIONS)
+        body = {**body, "options": {name: one for name, one in options.items() if name not in _REFUSED_OPTIONS}}
+    return read_known(body, shape, _REFUSED)
+
+
+def _call(asked: Asked, fields: _Body, request: GenerateRequest, ignored: tuple[str, ...]) -> Call:
+    view = OllamaView(
+        model=asked.server.model,
+        is_chat=isinstance(fields, ChatBody),
+        logprobs=request.sampling.logprobs,
+        reads_tools=bool(request.tools),
+    )
+    named = replace(request, model=models.served_name(asked.server, fields.model))
+    return Call(named, view, fields.stream is not False, ignored)
+
+
+def _loaded(asked: Asked, name: str, shown: JsonBody) -> Reply:
+    """What asking for nothing is answered with: the model is there. Raises: RequestError if it is another one's, or
+    if it is to go."""
+    models.require(asked.server, name)
+    if asked.body.get("keep_alive") in _UNLOADED:
+        raise UnsupportedParameter("This server keeps its model loaded.", param="keep_alive")
+    head = {"model": asked.server.model, "created_at": time_of(asked.server.started_s)}
+    return Reply(to_json({**head, **shown, "done": True, "done_reason": "load"}))
+
+
+def _grammar(value: object) -> Grammar | None:
+    if value is None or value == "":
+        return None
+    return ANY_OBJECT if value == "json" else grammar_of_schema(value, "format")
+
+
+def _sampling(asked: Asked, fields: _Body, grammar: Grammar | None) -> Sampling:
+    """What is asked for, over Ollama's defaults. Raises: RequestError."""
+    options = fields.options or Options()
+    if fields.top_logprobs and not fields.logprobs:
+        raise RequestError("top_logprobs goes with logprobs.", param="top_logprobs")
+    chosen: dict[str, Any] = {name: value for name, value in _DEFAULTS.items() if name in asked.server.parameters}
+    for name in ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop"):
+        if getattr(options, name) is not None:
+            chosen[name] = getattr(options, name)
+    named = SamplingFields(
+        **chosen,
+        repetition_penalty=options.repeat_penalty,
+        seed=None if options.seed == -1 else options.seed,
+        max_tokens=options.num_predict if (options.num_predict or 0) > 0 else None,
+    )
+    sampling = sampling_of(
+        named, logprobs=bool(fields.logprobs), top_logprobs=fields.top_logprobs or 0, grammar=grammar
+    )
+    return sampling if options.typical_p is None else replace(sampling, typical_p=options.typical_p)
+
+
+def _messages(turns: Sequence[Turn]) -> tuple[Message, ...]:
+    """The messages of a chat. Calls and their results have no ids here, and templates want some.
+
+    Raises: RequestError.
+    """
+    messages: list[ChatMessage] = []
+    waiting: list[tuple[str, str]] = []  # calls without their results: ids and names
+    num_calls = 0
+    for turn in turns:
+        if turn.images:
+            raise UnsupportedParameter("images are not supported here.", param="messages")
+        for call in turn.tool_calls or ():
+            num_calls += 1
+            call.id = call.id or f"call{num_calls:05}"  # nine characters: some templates take no others
+            waiting.append((call.id, call.function.name))
+        answered = turn.tool_call_id
+        if turn.role == "tool" and not answered:
+            match = next((one for one in waiting if turn.tool_name in (None, one[1])), None)
+            if match is not None:
+                waiting.remove(match)
+                answered = match[0]
+        messages.append(ChatMessage(turn.role, turn.content or "", turn.tool_calls, answered))
+    return read_messages(messages)
+
+
+_MODEL = {"model": "default"}
+_TURNS = [{"role": "user", "content": "Tell me a story about dogs."}]
+
+WIRE = Wire(
+    name="ollama",
+    title="Ollama",
+    operations=(
+        Operation(
+            "POST",
+            "/api/chat",
+            Generate(parse_chat),
+            "Answer a chat.",
+            body=ChatBody,
+            example={**_MODEL, "messages": _TURNS, "options": {"num_predict": 64}},
+        ),
+        Operation(
+            "POST",
+            "/api/generate",
+            Generate(parse_generate),
+            "Answer a prompt.",
+            body=GenerateBody,
+            example={**_MODEL, "prompt": "Why do rivers bend?", "options": {"num_predict": 64}},
+        ),
+        Operation(
+            "POST", "/api/show", Show(models.show_model), "What it can do.", body=models.ShowBody, example=_MODEL
+        ),
+        Operation("GET", "/api/tags", Show(models.list_models), "The models that are served."),
+        Operation("GET", "/api/ps", Show(models.list_running), "The models that are loaded."),
+        Operation("GET", "/api/version", Show(models.show_version), "The version of Ollama that has this API."),
+    ),
+    encode_error=encode_error,
+    prefix="/api/",
+    refused=_REFUSED | {f"options.{name}": harmless for name, harmless in _REFUSED_OPTIONS.items()},
+)

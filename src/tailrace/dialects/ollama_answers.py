@@ -1,0 +1,138 @@
+"""How Ollama's wire shows a stream: lines of JSON, the last of them with `done` and the counts, and whole answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from tailrace.dialects.bodies import JsonBody, quote, to_json
+from tailrace.dialects.tool_calls import WholeCall, WholeCallReader
+from tailrace.dialects.wire import Encoder, StreamFacts, deltas_by_choice, failure_of, finished_end
+from tailrace.errors import AdmissionError, TailraceError
+from tailrace.types import End, Event, TextDelta, TopLogprobs
+
+__all__ = ["OllamaEncoder", "OllamaView", "encode_error", "time_of"]
+
+_LEAST = -9999.0  # JSON has no infinity
+
+
+@dataclass(frozen=True, slots=True)
+class OllamaView:
+    model: str
+    is_chat: bool
+    logprobs: bool = False
+    reads_tools: bool = False
+    media_type = "application/x-ndjson"
+
+    @property
+    def heartbeat(self) -> bytes:
+        """A piece with nothing in it: clients parse every line, and know no comments."""
+        return to_json({"model": self.model, **_shown(self, "", []), "done": False}) + b"\n"
+
+    def open(self, facts: StreamFacts) -> Encoder:
+        return OllamaEncoder(facts, self)
+
+
+class OllamaEncoder:
+    def __init__(self, facts: StreamFacts, view: OllamaView) -> None:
+        self._facts = facts
+        self._view = view
+        self._named: JsonBody = {"model": facts.model, "created_at": time_of(facts.created_s)}
+        self._head = to_json(self._named)[:-1].decode()
+        self._reader = WholeCallReader() if view.reads_tools else None
+        self._num_calls = 0
+        self._reason = "stop"
+
+    def encode(self, seq: int, event: Event) -> bytes:
+        if type(event) is End:
+            if event.status != "done":
+                return encode_error(failure_of(event))[1] + b"\n"
+            return to_json({**self._named, **_shown(self._view, "", []), **self._done(event)}) + b"\n"
+        assert type(event) is TextDelta
+        if event.finish_reason is not None:
+            self._reason = event.finish_reason
+        logprobs = f',"logprobs":{to_json(self._logprobs([event])).decode()}' if self._view.logprobs else ""
+        if self._reader is None:
+            return self._line(quote(event.text), logprobs) if event.text or logprobs else b""
+        parts = self._reader.push(event.text) + (self._reader.flush() if event.finish_reason else [])
+        lines = [self._part(part) for part in parts]
+        if logprobs:
+            lines.append(self._line('""', logprobs))
+        return b"".join(lines)
+
+    def whole(self, events: Sequence[Event]) -> bytes:
+        end = finished_end(events)
+        (deltas,) = deltas_by_choice(events, 1)
+        self._reason = str(deltas[-1].finish_reason)
+        text = "".join(delta.text for delta in deltas)
+        parts = [text] if self._reader is None else self._reader.push(text) + self._reader.flush()
+        content = "".join(part for part in parts if isinstance(part, str))
+        calls = [part for part in parts if isinstance(part, WholeCall)]
+        answer = {**self._named, **_shown(self._view, content, calls), **self._done(end)}
+        if self._view.logprobs:
+            answer["logprobs"] = self._logprobs(deltas)
+        return to_json(answer)
+
+    def _line(self, text: str, more: str = "") -> bytes:
+        """A piece of text, which is JSON already."""
+        shown = f'"message":{{"role":"assistant","content":{text}}}' if self._view.is_chat else f'"response":{text}'
+        return f'{self._head},{shown},"done":false{more}}}\n'.encode("ascii")
+
+    def _part(self, part: str | WholeCall) -> bytes:
+        if isinstance(part, str):
+            return self._line(quote(part)) if part else b""
+        shown = _shown(self._view, "", [part], index=self._num_calls)
+        self._num_calls += 1
+        return to_json({**self._named, **shown, "done": False}) + b"\n"
+
+    def _done(self, end: End) -> JsonBody:
+        return {
+            "done": True,
+            "done_reason": self._reason,
+            "prompt_eval_count": end.usage.num_prompt_tokens,
+            "eval_count": end.usage.num_completion_tokens,
+        }
+
+    def _logprobs(self, deltas: Sequence[TextDelta]) -> list[JsonBody]:
+        found = []
+        for delta in deltas:
+            for place, (token_id, logprob) in enumerate(zip(delta.token_ids, delta.logprobs, strict=False)):
+                entry = self._token(token_id, logprob)
+                if place < len(delta.top_logprobs):
+                    entry["top_logprobs"] = self._top(delta.top_logprobs[place])
+                found.append(entry)
+        return found
+
+    def _top(self, top: TopLogprobs) -> list[JsonBody]:
+        return [self._token(*one) for one in top]
+
+    def _token(self, token_id: int, logprob: float) -> JsonBody:
+        vocabulary = self._facts.vocabulary
+        token = vocabulary.token_text(token_id)
+        shown = logprob if math.isfinite(logprob) else _LEAST
+        return {"token": token, "logprob": shown, "bytes": list(vocabulary.pieces[token_id])}
+
+
+def _shown(view: OllamaView, text: str, calls: Sequence[WholeCall], *, index: int = 0) -> JsonBody:
+    """The text and the calls of a line, the first of which is call number `index`."""
+    if not view.is_chat:
+        return {"response": text}
+    message: JsonBody = {"role": "assistant", "content": text}
+    if calls:
+        message["tool_calls"] = [
+            {"function": {"index": number, "name": call.name, "arguments": call.arguments}}
+            for number, call in enumerate(calls, index)
+        ]
+    return {"message": message}
+
+
+def time_of(seconds: int) -> str:
+    """As RFC 3339 writes it."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def encode_error(error: TailraceError) -> tuple[int, bytes]:
+    """`{"error"}`, as on its own routes and in the last line of a stream; too many requests are a 503 here."""
+    return 503 if isinstance(error, AdmissionError) else error.status, to_json({"error": error.message})

@@ -1,0 +1,84 @@
+"""What Ollama's clients ask about models. There is one here, and it is always loaded.
+
+What nobody here knows of it (its size, its family) is left out, or empty where clients look for a text.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from tailrace.dialects.bodies import JsonBody, read_fields, to_json
+from tailrace.dialects.ollama_answers import time_of
+from tailrace.dialects.wire import Asked, Reply, ServerFacts
+from tailrace.errors import RequestError, UnknownModel
+
+__all__ = ["ShowBody", "list_models", "list_running", "require", "served_name", "show_model", "show_version"]
+
+_API_VERSION = "0.12.11"  # the first with logprobs
+_FOR_EVER = "9999-12-31T23:59:59Z"
+_DETAILS = {"parent_model": "", "format": "", "family": "", "families": [], "parameter_size": "",
+            "quantization_level": ""}  # fmt: skip
+
+
+class ShowBody(msgspec.Struct):
+    model: str | None = None
+    name: str | None = None  # what older clients call it
+    verbose: bool | None = None
+
+
+def served_name(server: ServerFacts, name: str) -> str:
+    """The model that a client means: it says `name:latest` where no tag was given."""
+    return server.model if name.removesuffix(":latest") in (server.model, "default") else name
+
+
+def require(server: ServerFacts, name: str) -> None:
+    """Raises: UnknownModel unless the model is the one that is served."""
+    if served_name(server, name) != server.model:
+        raise UnknownModel(f"This server runs {server.model}; there is no such model here.", param="model")
+
+
+def list_models(asked: Asked) -> Reply:
+    model = _entry(asked.server) | {"modified_at": time_of(asked.server.started_s)}
+    return Reply(to_json({"models": [model]}))
+
+
+def list_running(asked: Asked) -> Reply:
+    model = _entry(asked.server) | {"expires_at": _FOR_EVER, "context_length": asked.server.max_total_tokens}
+    return Reply(to_json({"models": [model]}))
+
+
+def show_model(asked: Asked) -> Reply:
+    """Raises: RequestError."""
+    fields, _ = read_fields(asked.body, ShowBody)
+    name = fields.model or fields.name
+    if not name:
+        raise RequestError("model is required", param="model")
+    server = asked.server
+    require(server, name)
+    return Reply(
+        to_json(
+            {
+                "details": _DETAILS,
+                # Clients look for the length under a name that begins with the architecture's.
+                "model_info": {
+                    "general.architecture": "unknown",
+                    "general.basename": server.model,
+                    "unknown.context_length": server.max_total_tokens,
+                },
+                "capabilities": ["completion", "tools"] if server.takes_tools else ["completion"],
+                "modified_at": time_of(server.started_s),
+            }
+        )
+    )
+
+
+def show_version(asked: Asked) -> Reply:
+    return Reply(to_json({"version": _API_VERSION}))
+
+
+def _entry(server: ServerFacts) -> JsonBody:
+    name = server.model if ":" in server.model else server.model + ":latest"
+    digest = hashlib.sha256(server.model.encode()).hexdigest()
+    return {"name": name, "model": name, "digest": digest, "details": _DETAILS}

@@ -1,0 +1,263 @@
+"""OpenAI's newer wire: `/v1/responses`, with background answers and the way to come back to one. Answers:
+`responses_events.py`.
+
+A response is a stream: its id is `resp_` and the stream's. What its object has to repeat of the request is kept with
+the stream, and so is the conversation, for a `previous_response_id`; `store: false` leaves the latter out.
+
+Divergences, on purpose: 1. A failure in a stream is `response.failed` and then an `error` event whose `error` the
+official client raises; without the latter it would end as if nothing were wrong. 2. A stream that ends while it is
+cancelled ends in the same way. 3. `cached_tokens` is always 0: engines here do not tell.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import Annotated, Literal
+
+import msgspec
+
+from tailrace.dialects.bodies import JsonBody, read_known
+from tailrace.dialects.fields import SamplingFields, TextPart, sampling_of
+from tailrace.dialects.grammars import read_response_format
+from tailrace.dialects.native import encode_error
+from tailrace.dialects.openai import ChosenFunction, ChosenTool, Function, Tool, choice_of, choose_tools
+from tailrace.dialects.responses_events import ResponsesView, spoken
+from tailrace.dialects.wire import (
+    Asked,
+    Call,
+    Follow,
+    Following,
+    Generate,
+    OnStream,
+    Operation,
+    ServerFacts,
+    View,
+    Wire,
+)
+from tailrace.errors import RequestError, SeqOutOfRange, UnknownStream
+from tailrace.types import GenerateRequest, Message, ToolCall
+
+__all__ = ["WIRE"]
+
+_BACKGROUND_S = 3600.0  # how long an answer in the background may wait for somebody to look at it
+_REFUSED: dict[str, tuple[object, ...]] = {
+    "context_management": ([],),
+    "conversation": (),
+    "image": (),
+    "max_tool_calls": (),
+    "max_completion_tokens": (),
+    "max_tokens": (),
+    "moderation": (),
+    "n": (1,),
+    "parallel_tool_calls": (True,),
+    "prompt": (),
+    "truncation": ("disabled",),
+}
+
+
+class InputText(TextPart, tag="input_text"):
+    pass
+
+
+class OutputText(TextPart, tag="output_text"):
+    pass
+
+
+class InputMessage(msgspec.Struct, tag="message"):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[InputText | OutputText]
+
+
+class FunctionCallItem(msgspec.Struct, tag="function_call"):
+    call_id: str
+    name: str
+    arguments: str
+
+
+class FunctionOutputItem(msgspec.Struct, tag="function_call_output"):
+    call_id: str
+    output: str | list[InputText]
+
+
+Item = InputMessage | FunctionCallItem | FunctionOutputItem
+
+
+class FunctionTool(msgspec.Struct, tag="function"):
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+    description: str | None = None
+    parameters: JsonBody | None = None
+    strict: bool | None = None
+
+
+class ChosenByName(msgspec.Struct, tag="function"):
+    name: str
+
+
+class TextOptions(msgspec.Struct):
+    format: JsonBody | None = None
+
+
+class Body(SamplingFields, kw_only=True):
+    input: str | list[JsonBody]
+    model: str | None = None
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)] | None = None
+    stream: bool | None = None
+    background: bool | None = None
+    store: bool | None = None
+    previous_response_id: str | None = None
+    metadata: dict[str, str] | None = None
+    include: list[str] | None = None
+    top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    text: TextOptions | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenByName | None = None
+    user: str | None = None
+
+
+def parse(asked: Asked) -> Call:
+    """Raises: RequestError; StreamError for a previous response that is not there."""
+    fields, ignored = read_known(asked.body, Body, _REFUSED)
+    if fields.background and fields.store is False:
+        raise RequestError("An answer in the background has to be stored.", param="store")
+    tools = [Tool(Function(tool.name, tool.description, tool.parameters, tool.strict)) for tool in fields.tools or ()]
+    chosen = fields.tool_choice
+    named = ChosenTool(ChosenFunction(chosen.name)) if isinstance(chosen, ChosenByName) else chosen
+    shown, forced = choose_tools(tools, choice_of(named))
+    grammar = read_response_format(_format(fields))
+    if shown and grammar is not None:
+        raise RequestError("text.format and tools exclude each other.", param="text")
+    said = _before(asked.server, fields.previous_response_id) + _messages(fields.input)
+    messages = ((Message("system", fields.instructions),) if fields.instructions else ()) + said
+    wants_logprobs = "message.output_text.logprobs" in (fields.include or ()) or fields.top_logprobs is not None
+    request = GenerateRequest(
+        model=fields.model,
+        messages=messages,
+        tools=shown,
+        sampling=replace(
+            sampling_of(
+                fields, logprobs=wants_logprobs, top_logprobs=fields.top_logprobs or 0, grammar=forced or grammar
+            ),
+            max_tokens=fields.max_output_tokens,
+        ),
+        on_disconnect="detach" if fields.background else "cancel",
+        linger_s=_BACKGROUND_S if fields.background else None,
+        memo=_memo(fields, said, forced is not None, wants_logprobs),
+    )
+    view = ResponsesView(must_finish=not fields.background)
+    return Call(request, view, bool(fields.stream), ignored, at_once=bool(fields.background))
+
+
+def _format(fields: Body) -> JsonBody | None:
+    """Unlike in chat completions, the schema stands beside its type."""
+    given = fields.text.format if fields.text is not None else None
+    if given is not None and given.get("type") == "json_schema" and "schema" in given:
+        return {"type": "json_schema", "json_schema": {"schema": given["schema"]}}
+    return given
+
+
+def _messages(given: str | list[JsonBody]) -> tuple[Message, ...]:
+    if isinstance(given, str):
+        return (Message("user", given),)
+    if not given:
+        raise RequestError("input is empty.", param="input")
+    messages: list[Message] = []
+    for place, item in enumerate(given):
+        try:
+            one = msgspec.convert(item if "type" in item else {**item, "type": "message"}, Item)
+        except msgspec.ValidationError:
+            raise RequestError(
+                f"input[{place}] is not a message of text, a function_call or a function_call_output.", param="input"
+            ) from None
+        if isinstance(one, FunctionCallItem):
+            call = ToolCall(one.call_id, one.name, one.arguments)
+            if messages and messages[-1].role == "assistant":
+                messages[-1] = replace(messages[-1], tool_calls=(*messages[-1].tool_calls, call))
+            else:
+                messages.append(Message("assistant", "", (call,)))
+        elif isinstance(one, FunctionOutputItem):
+            messages.append(Message("tool", _text(one.output), tool_call_id=one.call_id))
+        else:
+            messages.append(Message("system" if one.role == "developer" else one.role, _text(one.content)))
+    return tuple(messages)
+
+
+def _text(content: str | list[InputText] | list[InputText | OutputText]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _before(server: ServerFacts, response_id: str | None) -> tuple[Message, ...]:
+    """The conversation that ended in a response."""
+    if response_id is None:
+        return ()
+    facts, events = server.past(_stream_id(response_id))
+    kept = msgspec.json.decode(facts.memo).get("said") if facts.memo else None
+    if kept is None:
+        raise UnknownStream("The conversation of that response is not kept.", param="previous_response_id")
+    return (*msgspec.convert(kept, tuple[Message, ...]), spoken(facts, events))
+
+
+def _memo(fields: Body, said: tuple[Message, ...], forced: bool, logprobs: bool) -> bytes:
+    names = ("background", "instructions", "max_output_tokens", "metadata",
+             "previous_response_id", "temperature", "top_p", "top_logprobs", "tool_choice", "user")  # fmt: skip
+    echo = {name: msgspec.to_builtins(value) for name in names if (value := getattr(fields, name)) is not None}
+    echo["store"] = fields.store is not False
+    echo["tools"] = msgspec.to_builtins(fields.tools or [])
+    if fields.text is not None and fields.text.format is not None:
+        echo["text"] = {"format": fields.text.format}
+    kept = said if echo["store"] else None
+    return msgspec.json.encode({"echo": echo, "forced": forced, "logprobs": logprobs, "said": kept})
+
+
+def parse_following(asked: Asked) -> Following:
+    """Raises: SeqOutOfRange."""
+    after = asked.query.get("starting_after", "")
+    if after and not re.fullmatch("[0-9]{1,15}", after, re.ASCII):
+        raise SeqOutOfRange("starting_after is a sequence number.", param="starting_after")
+    return Following(
+        _stream_id(asked.path["response_id"]), 0, ResponsesView(starting_after=int(after) if after else -1)
+    )
+
+
+def find(asked: Asked) -> tuple[str, View]:
+    return _stream_id(asked.path["response_id"]), ResponsesView()
+
+
+def find_to_delete(asked: Asked) -> tuple[str, View]:
+    return _stream_id(asked.path["response_id"]), ResponsesView(is_deleted=True)
+
+
+def _stream_id(response_id: str) -> str:
+    return response_id.removeprefix("resp_")
+
+
+_ONE = "/v1/responses/{response_id}"
+
+WIRE = Wire(
+    name="responses",
+    title="OpenAI: responses",
+    operations=(
+        Operation(
+            "POST",
+            "/v1/responses",
+            Generate(parse),
+            "Answer an input; at once, with the state so far, where `background` is true.",
+            body=Body,
+            example={"input": "Tell me a story about dogs.", "max_output_tokens": 64, "stream": True},
+        ),
+        Operation(
+            "GET",
+            _ONE,
+            Follow(parse_following),
+            "The events of a response, from behind `starting_after` on.",
+            query=("stream!", "starting_after"),
+            only_with="stream=true",
+        ),
+        Operation("GET", _ONE, OnStream(find), "A response as it is now.", query=("stream",)),
+        Operation("POST", _ONE + "/cancel", OnStream(find, "cancel"), "Stop a response."),
+        Operation("DELETE", _ONE, OnStream(find_to_delete, "delete"), "Stop a response and forget it."),
+    ),
+    encode_error=encode_error,
+    refused=_REFUSED,
+)

@@ -1,0 +1,230 @@
+"""How the wire of `/v1/responses` shows a stream: numbered events, and the response object."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from tailrace.dialects.bodies import JsonBody, to_json
+from tailrace.dialects.tool_calls import CallPart, ToolCallReader
+from tailrace.dialects.wire import HEARTBEAT, SSE, Encoder, StreamFacts, failure_of, finished_end
+from tailrace.types import End, Event, Message, TextDelta, ToolCall
+
+__all__ = ["ResponsesEncoder", "ResponsesView", "spoken"]
+
+_STATUS = {"queued": "queued", "running": "in_progress", "cancelled": "cancelled", "error": "failed",
+           "interrupted": "failed"}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ResponsesView:
+    starting_after: int = -1  # the number of the last event that the client has seen
+    must_finish: bool = False  # an answer in one piece that did not end well is an error
+    is_deleted: bool = False
+    media_type = SSE
+    heartbeat = HEARTBEAT
+
+    def open(self, facts: StreamFacts) -> Encoder:
+        return ResponsesEncoder(facts, self)
+
+
+def spoken(facts: StreamFacts, events: Sequence[Event]) -> Message:
+    """What the model said in a stream, as a message of a conversation."""
+    encoder = ResponsesEncoder(facts, ResponsesView())
+    for seq, event in enumerate(events, 1):
+        encoder.encode(seq, event)
+    text = "".join(part["text"] for item in encoder.items if item["type"] == "message" for part in item["content"])
+    calls = tuple(
+        ToolCall(item["call_id"], item["name"], item["arguments"])
+        for item in encoder.items
+        if item["type"] == "function_call"
+    )
+    return Message("assistant", text, calls)
+
+
+class ResponsesEncoder:
+    """Events are numbered from 0 in the order in which they come about, so that every reader counts the same."""
+
+    def __init__(self, facts: StreamFacts, view: ResponsesView) -> None:
+        memo = msgspec.json.decode(facts.memo) if facts.memo else {}
+        self._facts = facts
+        self._view = view
+        self._echo: JsonBody = memo.get("echo", {})
+        self._logprobs: bool = memo.get("logprobs", False)
+        self._reader = ToolCallReader(forced=memo.get("forced", False)) if self._echo.get("tools") else None
+        self._next_number = 0
+        self._out: list[str] = []
+        self._finish: str | None = None
+        self.items: list[JsonBody] = []  # of the output; the last one may be growing
+
+    def encode(self, seq: int, event: Event) -> bytes:
+        if seq == 1:
+            for kind in ("response.created", "response.in_progress"):
+                self._emit(kind, {"response": self._response("in_progress", None)})
+        if isinstance(event, End):
+            self._close(event)
+        elif event.choice == 0:
+            self._grow(event)
+        out, self._out = "".join(self._out), []
+        return out.encode("ascii")
+
+    def whole(self, events: Sequence[Event]) -> bytes:
+        if self._view.is_deleted:
+            return to_json({"id": self._id, "object": "response", "deleted": True})
+        if self._view.must_finish:
+            finished_end(events)
+        for seq, event in enumerate(events, 1):
+            self.encode(seq, event)
+        end = events[-1] if events and isinstance(events[-1], End) else None
+        return to_json(self._response(self._status(end), end))
+
+    @property
+    def _id(self) -> str:
+        return f"resp_{self._facts.stream_id}"
+
+    def _status(self, end: End | None) -> str:
+        if end is None or end.status != "done":
+            return _STATUS[end.status if end is not None else self._facts.status]
+        return "incomplete" if self._finish == "length" else "completed"
+
+    def _emit(self, kind: str, fields: JsonBody) -> None:
+        number, self._next_number = self._next_number, self._next_number + 1
+        if number > self._view.starting_after:
+            body = to_json({"type": kind, "sequence_number": number, **fields}).decode()
+            self._out.append(f"event: {kind}\ndata: {body}\n\n")
+
+    def _grow(self, delta: TextDelta) -> None:
+        parts: list[str | CallPart] = [delta.text] if delta.text else []
+        if self._reader is not None:
+            parts = self._reader.push(delta.text) + (self._reader.flush() if delta.finish_reason else [])
+        for part in parts:
+            if isinstance(part, str):
+                self._say(part, delta)
+            else:
+                self._call(part)
+        if delta.finish_reason is not None:
+            self._finish = delta.finish_reason
+
+    def _say(self, text: str, delta: TextDelta) -> None:
+        if not self.items or self.items[-1]["type"] != "message":
+            self._open_message()
+        item = self.items[-1]
+        logprobs = self._logprobs_json(delta) if self._logprobs else []
+        item["content"][0]["text"] += text
+        item["content"][0]["logprobs"] += logprobs
+        self._emit("response.output_text.delta", {**self._place(item), "delta": text, "logprobs": logprobs})
+
+    def _open_message(self) -> None:
+        self._finish_item("completed")
+        item: JsonBody = {
+            "id": f"msg_{self._facts.stream_id}_{len(self.items)}",
+            "type": "message",
+            "status": "in_progress",
+            "role": "assistant",
+            "content": [],
+        }
+        self.items.append(item)
+        self._emit("response.output_item.added", {"output_index": len(self.items) - 1, "item": item})
+        item["content"] = [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]
+        self._emit("response.content_part.added", {**self._place(item), "part": item["content"][0]})
+
+    def _call(self, part: CallPart) -> None:
+        if part.name:
+            self._finish_item("completed")
+            name = f"{self._facts.stream_id}_{len(self.items)}"
+            item: JsonBody = {"id": f"fc_{name}", "type": "function_call", "status": "in_progress",
+                              "call_id": f"call_{name}", "name": part.name, "arguments": ""}  # fmt: skip
+            self.items.append(item)
+            self._emit("response.output_item.added", {"output_index": len(self.items) - 1, "item": item})
+            return
+        item = self.items[-1]
+        item["arguments"] += part.arguments
+        place = {"item_id": item["id"], "output_index": len(self.items) - 1}
+        self._emit("response.function_call_arguments.delta", {**place, "delta": part.arguments})
+
+    def _place(self, item: JsonBody) -> JsonBody:
+        return {"item_id": item["id"], "output_index": len(self.items) - 1, "content_index": 0}
+
+    def _finish_item(self, status: str) -> None:
+        """Close the item that is growing, if one is."""
+        if not self.items or self.items[-1]["status"] != "in_progress":
+            return
+        item = self.items[-1]
+        item["status"] = status
+        if item["type"] == "message":
+            part = item["content"][0]
+            done = {"text": part["text"], "logprobs": part["logprobs"]}
+            self._emit("response.output_text.done", {**self._place(item), **done})
+            self._emit("response.content_part.done", {**self._place(item), "part": part})
+        else:
+            place = {"item_id": item["id"], "output_index": len(self.items) - 1}
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            self._emit("response.function_call_arguments.done", {**place, **done})
+        self._emit("response.output_item.done", {"output_index": len(self.items) - 1, "item": item})
+
+    def _close(self, end: End) -> None:
+        status = self._status(end)
+        if not self.items and end.status == "done":
+            self._open_message()
+        self._finish_item("completed" if status == "completed" else "incomplete")
+        event = status if status in ("completed", "failed") else "incomplete"
+        self._emit(f"response.{event}", {"response": self._response(status, end)})
+        if end.status != "done":
+            error = failure_of(end)
+            body = {"type": "server_error", "code": error.code, "message": error.message, "param": None}
+            self._emit("error", {"code": error.code, "message": error.message, "param": None, "error": body})
+
+    def _response(self, status: str, end: End | None) -> JsonBody:
+        echo = self._echo
+        failed = end is not None and end.status in ("error", "interrupted")
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._facts.created_s,
+            "status": status,
+            "background": echo.get("background", False),
+            "error": {"code": "server_error", "message": failure_of(end).message} if failed else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "instructions": echo.get("instructions"),
+            "max_output_tokens": echo.get("max_output_tokens"),
+            "model": self._facts.model,
+            "output": list(self.items),
+            "parallel_tool_calls": True,
+            "previous_response_id": echo.get("previous_response_id"),
+            "reasoning": {"effort": None, "summary": None},
+            "store": echo.get("store", True),
+            "temperature": echo.get("temperature", 1.0),
+            "text": echo.get("text", {"format": {"type": "text"}}),
+            "tool_choice": echo.get("tool_choice", "auto"),
+            "tools": echo.get("tools", []),
+            "top_logprobs": echo.get("top_logprobs", 0),
+            "top_p": echo.get("top_p", 1.0),
+            "truncation": "disabled",
+            "usage": _usage(end) if end is not None else None,
+            "user": echo.get("user"),
+            "metadata": echo.get("metadata", {}),
+        }
+
+    def _logprobs_json(self, delta: TextDelta) -> list[JsonBody]:
+        def one(token_id: int, logprob: float) -> JsonBody:
+            vocabulary = self._facts.vocabulary
+            token = vocabulary.token_text(token_id)
+            return {"token": token, "bytes": list(vocabulary.pieces[token_id]), "logprob": max(logprob, -9999.0)}
+
+        places = enumerate(zip(delta.token_ids, delta.logprobs, strict=False))
+        return [
+            one(*pair) | {"top_logprobs": [one(*top) for top in (delta.top_logprobs[i] if delta.top_logprobs else ())]}
+            for i, pair in places
+        ]
+
+
+def _usage(end: End) -> JsonBody:
+    return {
+        "input_tokens": end.usage.num_prompt_tokens,
+        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+        "output_tokens": end.usage.num_completion_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": sum(end.usage),
+    }

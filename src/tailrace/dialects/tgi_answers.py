@@ -1,0 +1,206 @@
+"""How TGI's wire shows a stream: events, whole answers and errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from tailrace.dialects.bodies import JsonBody, quote, to_json
+from tailrace.dialects.wire import (
+    HEARTBEAT,
+    SSE,
+    Encoder,
+    StreamFacts,
+    Vocabulary,
+    deltas_by_choice,
+    failure_of,
+    finished_end,
+)
+from tailrace.errors import AdmissionError, ContextLengthExceeded, EngineError, RequestError, TailraceError
+from tailrace.types import End, Event, TextDelta, TopLogprobs
+
+__all__ = ["TGIEncoder", "TGIView", "encode_error", "encode_tokens"]
+
+
+@dataclass(frozen=True, slots=True)
+class TGIView:
+    whole_in_list: bool
+    details: bool
+    prefill: bool
+    full_text: bool
+    sampled: bool
+    media_type = SSE
+    heartbeat = HEARTBEAT
+
+    def open(self, facts: StreamFacts) -> Encoder:
+        return TGIEncoder(facts, self)
+
+
+class TGIEncoder:
+    def __init__(self, facts: StreamFacts, view: TGIView) -> None:
+        self._facts = facts
+        self._view = view
+        self._text: list[str] = []
+        self._num_tokens = 0
+
+    def encode(self, seq: int, event: Event) -> bytes:
+        if type(event) is End:
+            if event.status == "done":
+                return b""
+            _, body = encode_error(failure_of(event))
+            return b"data: " + body + b"\n\n"
+        assert type(event) is TextDelta
+        self._text.append(event.text)
+        if not event.token_ids:
+            return b""
+        frames = []
+        last = len(event.token_ids) - 1
+        for position, token in enumerate(self._tokens(event)):
+            self._num_tokens += 1
+            generated = details = "null"
+            top = ""
+            if position < len(event.top_logprobs):
+                top = f'"top_tokens":{_top_tokens(event.top_logprobs[position], self._facts.vocabulary)},'
+            if position == last and event.finish_reason is not None:
+                generated = quote(self._full("".join(self._text)))
+                if self._view.details:
+                    details = to_json(self._stream_details(event)).decode()
+            frames.append(
+                f'data: {{"index":{self._num_tokens},"token":{token},'
+                f'{top}"generated_text":{generated},"details":{details}}}\n\n'
+            )
+        return "".join(frames).encode("ascii")
+
+    def whole(self, events: Sequence[Event]) -> bytes:
+        finished_end(events)
+        facts, view = self._facts, self._view
+        choices = deltas_by_choice(events, facts.num_choices)
+        order = sorted(range(len(choices)), key=lambda choice: -_mean_logprob(choices[choice]))
+        texts = [self._full("".join(delta.text for delta in choices[choice])) for choice in order]
+        answer: JsonBody = {"generated_text": texts[0]}
+        if view.details:
+            prefill = [
+                {"id": token_id, "text": facts.vocabulary.token_text(token_id), "logprob": None}
+                for token_id in facts.prompt_ids[0]
+            ]
+            answers = [self._details(choice, choices[choice], prefill if view.prefill else []) for choice in order]
+            answer["details"] = answers[0]
+            if len(answers) > 1:
+                others = zip(texts[1:], answers[1:], strict=True)
+                answer["details"]["best_of_sequences"] = [{"generated_text": text, **one} for text, one in others]
+        return to_json([answer] if view.whole_in_list else answer)
+
+    def _details(self, choice: int, deltas: Sequence[TextDelta], prefill: list[JsonBody]) -> JsonBody:
+        details: JsonBody = {
+            "finish_reason": _finish_reason(deltas[-1]),
+            "generated_tokens": sum(len(delta.token_ids) for delta in deltas),
+            "seed": None if self._seed is None else self._seed + choice,
+            "prefill": prefill,
+            "tokens": [msgspec.Raw(token.encode()) for delta in deltas for token in self._tokens(delta)],
+        }
+        if deltas[0].top_logprobs:
+            details["top_tokens"] = [
+                msgspec.Raw(_top_tokens(top, self._facts.vocabulary).encode())
+                for delta in deltas
+                for top in delta.top_logprobs
+            ]
+        return details
+
+    @property
+    def _seed(self) -> int | None:
+        return self._facts.seed if self._view.sampled else None
+
+    def _full(self, text: str) -> str:
+        return self._facts.prompts[0] + text if self._view.full_text else text
+
+    def _tokens(self, delta: TextDelta) -> list[str]:
+        """Each token's JSON. A step's text goes with the last of its tokens that is not special; special ones show
+        their name."""
+        vocabulary = self._facts.vocabulary
+        places = [i for i, token_id in enumerate(delta.token_ids) if token_id not in vocabulary.special_ids]
+        place = places[-1] if places else len(delta.token_ids) - 1
+        tokens = []
+        for position, token_id in enumerate(delta.token_ids):
+            text = delta.text if position == place else ""
+            special = token_id in vocabulary.special_ids and not text
+            if special:
+                text = vocabulary.token_text(token_id)
+            logprob = delta.logprobs[position] if position < len(delta.logprobs) else math.nan
+            tokens.append(_token(token_id, text, logprob, special))
+        return tokens
+
+    def _stream_details(self, last: TextDelta) -> JsonBody:
+        return {
+            "finish_reason": _finish_reason(last),
+            "generated_tokens": self._num_tokens,
+            "seed": self._seed,
+            "input_length": self._facts.num_prompt_tokens,
+        }
+
+
+def _token(token_id: int, text: str, logprob: float, special: bool) -> str:
+    flag = "true" if special else "false"
+    return f'{{"id":{token_id},"text":{quote(text)},"logprob":{_logprob(logprob)},"special":{flag}}}'
+
+
+def _top_tokens(top: TopLogprobs, vocabulary: Vocabulary) -> str:
+    tokens = (
+        _token(token_id, vocabulary.token_text(token_id), logprob, token_id in vocabulary.special_ids)
+        for token_id, logprob in top
+    )
+    return f"[{','.join(tokens)}]"
+
+
+def _mean_logprob(deltas: Sequence[TextDelta]) -> float:
+    logprobs = [logprob for delta in deltas for logprob in delta.logprobs]
+    return sum(logprobs) / len(logprobs) if logprobs else -math.inf
+
+
+def encode_tokens(text: str, tokens: Sequence[tuple[int, int, int]]) -> list[JsonBody]:
+    """What `/tokenize` says: ids, and which characters they stand for."""
+    return [
+        {"id": token_id, "text": text[start:stop], "start": start, "stop": stop} for token_id, start, stop in tokens
+    ]
+
+
+def _logprob(logprob: float) -> str:
+    """As the single-precision number that it is in TGI; JSON has no infinity."""
+    if not math.isfinite(logprob):
+        return "null"
+    digits = f"{logprob:.8g}"
+    return digits if "." in digits or "e" in digits else digits + ".0"
+
+
+def _finish_reason(last: TextDelta) -> str:
+    if last.finish_reason == "stop":
+        return "eos_token" if last.stop is None else "stop_sequence"
+    return str(last.finish_reason)
+
+
+def encode_error(error: TailraceError) -> tuple[int, bytes]:
+    """`{"error", "error_type"}`; it is `error_type` that TGI's clients turn into exceptions."""
+    if isinstance(error, AdmissionError):
+        # Never 503: a client of this wire (huggingface.js) repeats that at once and for ever.
+        return 429, to_json({"error": "Model is overloaded", "error_type": "overloaded"})
+    if isinstance(error, EngineError):
+        message = f"Request failed during generation: {error.message}"
+        return 424, to_json({"error": message, "error_type": "generation"})
+    if isinstance(error, ContextLengthExceeded):
+        return 422, to_json({"error": f"Input validation error: {_too_long(error)}", "error_type": "validation"})
+    if isinstance(error, RequestError):
+        status = 422 if error.status == 400 else error.status
+        return status, to_json({"error": f"Input validation error: {error.message}", "error_type": "validation"})
+    return error.status, to_json({"error": error.message, "error_type": error.code})
+
+
+def _too_long(error: ContextLengthExceeded) -> str:
+    given, most = error.num_prompt_tokens, error.limit_tokens
+    if not error.max_tokens:
+        return f"`inputs` must have less than {most} tokens. Given: {given}"
+    return (
+        f"`inputs` tokens + `max_new_tokens` must be <= {most}. Given: {given} `inputs` tokens and "
+        f"{error.max_tokens} `max_new_tokens`"
+    )

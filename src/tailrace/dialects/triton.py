@@ -1,0 +1,233 @@
+"""The wire of Triton, KServe (its v2 protocol) and Inferless: `/v2/models/{model}/infer`, `/generate` and
+`/generate_stream`, each also under `/versions/1/`. Answers: `triton_answers.py`.
+
+A prompt comes as one of three inputs, and the answer goes out under the name that belongs to it: `TEXT` as `OUT`
+(Inferless' template), `text_input` as `text_output` (Triton's backends), `prompt` as `generated_text`. Next to it stand
+sampling parameters by their names here, as tensors of one element in `inputs`, or as plain values, bare or in
+`parameters`. With none but a length and stop strings, an answer is greedy, as on the other bare wires.
+
+Divergences, on purpose: 1. `infer` answers streaming models, too: in one piece. 2. An answer is the new text, without
+the prompt (`exclude_input_in_output`). 3. A model that is not served is 404; Triton says 400. 4. A prompt that the
+model can take as a chat's is one, as on the other bare wires. 5. Binary tensors are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, Any
+
+import msgspec
+
+from tailrace.dialects import triton_models as models
+from tailrace.dialects.bodies import JsonBody, read_fields, read_known, require_json
+from tailrace.dialects.fields import SamplingFields, Tokens, sampling_of
+from tailrace.dialects.plain import bare_request, bare_sampling
+from tailrace.dialects.triton_answers import TritonView, encode_error
+from tailrace.dialects.triton_models import OUTPUTS
+from tailrace.dialects.wire import Asked, Call, Generate, Operation, Show, Wire
+from tailrace.errors import RequestError, UnsupportedParameter
+
+__all__ = ["WIRE"]
+
+_INTEGERS = {f"{kind}{bits}": (bits, kind == "INT") for bits in (8, 16, 32, 64) for kind in ("INT", "UINT")}
+_FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
+_TEXTS = frozenset({"BYTES", "STRING"})  # Triton's name for them, and Inferless'
+_REFUSED: dict[str, tuple[object, ...]] = {
+    "bad_words": ("", [], [""]),
+    "beam_width": (1,),
+    "end_id": (),
+    "exclude_input_in_output": (True,),
+    "image": ("", []),
+    "length_penalty": (1, 1.0),
+    "lora_name": ("",),
+    "min_length": (0,),
+    "n": (1,),
+    "pad_id": (),
+    "priority": (0,),
+    "return_context_logits": (False,),
+    "return_finish_reason": (False,),
+    "return_generation_logits": (False,),
+    "return_log_probs": (False,),
+    "return_logprobs": (False,),
+    "return_num_input_tokens": (False,),
+    "return_num_output_tokens": (False,),
+    "return_token_ids": (False,),
+    "sampling_parameters": ("", {}),
+    "sequence_end": (False,),
+    "sequence_id": (0, ""),
+    "sequence_start": (False,),
+    "timeout": (0,),
+}
+
+
+RequestId = Annotated[str, msgspec.Meta(max_length=256)]  # stands in every event
+
+
+class Inputs(SamplingFields, kw_only=True):
+    """What can be asked, with one of the prompts."""
+
+    TEXT: str | None = None
+    text_input: str | None = None
+    prompt: str | None = None
+    max_new_tokens: Tokens | None = None
+    stop_words: str | list[str] | None = None
+    stream: bool | None = None
+
+
+class Tensor(msgspec.Struct):
+    name: str
+    shape: list[int]
+    datatype: str
+    data: list[Any]  # Any: what it holds is checked against the datatype
+    parameters: JsonBody | None = None
+    optional: bool | None = None
+
+
+class RequestedOutput(msgspec.Struct):
+    name: str
+    parameters: JsonBody | None = None
+
+
+class GenerateBody(Inputs, kw_only=True):
+    parameters: JsonBody | None = None  # or here
+    id: RequestId | None = None
+
+
+class InferBody(msgspec.Struct, kw_only=True):
+    inputs: list[Tensor] | None = None
+    outputs: list[RequestedOutput] | None = None
+    parameters: JsonBody | None = None
+    id: RequestId | None = None
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Triton's client says nothing of what it sends, which a page in a browser could only do with its Origin."""
+    if "inference-header-content-length" in headers:
+        raise UnsupportedParameter(
+            "Binary tensors are not supported: send data in the JSON (binary_data=False).",
+            param="inference-header-content-length",
+        )
+    if headers.get("content-type"):
+        require_json(headers)
+
+
+def parse_infer(asked: Asked) -> Call:
+    """Raises: RequestError."""
+    return _call(asked, is_tensor=True)
+
+
+def parse_generate(asked: Asked) -> Call:
+    """Raises: RequestError."""
+    return _call(asked)
+
+
+def parse_stream(asked: Asked) -> Call:
+    """Raises: RequestError."""
+    return _call(asked, stream=True)
+
+
+def _given(body: JsonBody) -> tuple[JsonBody, InferBody, tuple[str, ...]]:
+    """The inputs as plain values, wherever they stand; what stands around them; and what nobody knows there.
+
+    Raises: RequestError.
+    """
+    shape = {name: body[name] for name in InferBody.__struct_fields__ if name in body} if "inputs" not in body else body
+    around, ignored = read_fields(shape, InferBody)
+    given = dict(around.parameters or {})
+    if around.inputs is None:
+        return {**given, **{name: value for name, value in body.items() if name not in shape}}, around, ()
+    for name, value in _values(around.inputs):
+        if name in given:
+            raise RequestError("An input is given twice.", param="inputs")
+        given[name] = value
+    return given, around, ignored
+
+
+def _call(asked: Asked, *, is_tensor: bool = False, stream: bool = False) -> Call:
+    models.require(asked)
+    given, around, unknown = _given(asked.body)
+    fields, ignored = read_known(given, Inputs, _REFUSED)
+    prompts = [name for name in OUTPUTS if getattr(fields, name) is not None]
+    if len(prompts) != 1:
+        raise RequestError(f"Give one of the inputs {', '.join(OUTPUTS)}.", param="text_input")
+    output = OUTPUTS[prompts[0]]
+    if any(wanted.name != output for wanted in around.outputs or ()):
+        raise RequestError(f"The only output is {output}.", param="outputs")
+    if fields.stream is not None and fields.stream != stream:
+        raise RequestError("stream: ask generate_stream for a stream, and generate for none.", param="stream")
+    fields.max_tokens = fields.max_tokens or fields.max_new_tokens
+    words = [fields.stop_words] if isinstance(fields.stop_words, str) else fields.stop_words or []
+    fields.stop = fields.stop if fields.stop is not None else [word for word in words if word] or None
+    named = {name for name in SamplingFields.__struct_fields__ if getattr(fields, name) is not None}
+    sampling = sampling_of(fields)
+    if not named - {"max_tokens", "max_completion_tokens", "stop"}:
+        sampling = replace(bare_sampling(asked.server, sampling.max_tokens), stop=sampling.stop)
+    request = bare_request(asked.server, getattr(fields, prompts[0]), sampling)
+    shape = next((tuple(tensor.shape) for tensor in around.inputs or () if tensor.name == prompts[0]), (1,))
+    view = TritonView(output, is_tensor=is_tensor, shape=shape, request_id=around.id)
+    return Call(request, view, stream, (*unknown, *ignored))
+
+
+def _values(tensors: list[Tensor]) -> Iterator[tuple[str, object]]:
+    """The one element of each tensor. Raises: RequestError."""
+    for place, tensor in enumerate(tensors):
+        where = f"inputs[{place}]"
+        if tensor.shape not in ([1], [1, 1]):
+            raise RequestError(f"{where}: its shape must be [1] or [1, 1].", param="inputs")
+        data: Any = tensor.data
+        if len(tensor.shape) == 2 and len(data) == 1 and isinstance(data[0], list):
+            data = data[0]
+        if len(data) != 1 or not _is_of(data[0], tensor.datatype):
+            raise RequestError(f"{where}: its data must be one value of its datatype.", param="inputs")
+        value = data[0]
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # counts come as floats, too
+        yield tensor.name, value
+
+
+def _is_of(value: object, datatype: str) -> bool:
+    if datatype in _INTEGERS:
+        bits, is_signed = _INTEGERS[datatype]
+        low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1)) if is_signed else (0, 2**bits)
+        return isinstance(value, int) and not isinstance(value, bool) and low <= value < high
+    if datatype in _FLOATS:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, str) if datatype in _TEXTS else isinstance(value, bool) and datatype == "BOOL"
+
+
+_TENSORS = {"inputs": [{"name": "TEXT", "shape": [1], "datatype": "BYTES", "data": ["Why do rivers bend?"]}]}
+_PLAIN = {"text_input": "Why do rivers bend?", "max_tokens": 64}
+
+
+def _of_model(path: str) -> tuple[Operation, ...]:
+    asks: list[tuple[str, Callable[[Asked], Call], str, type[msgspec.Struct], JsonBody]] = [
+        ("infer", parse_infer, "Answer a prompt in a tensor.", InferBody, _TENSORS),
+        ("generate", parse_generate, "Answer a prompt.", GenerateBody, _PLAIN),
+        ("generate_stream", parse_stream, "Answer a prompt, as events.", GenerateBody, _PLAIN),
+    ]
+    return (
+        *(
+            Operation("POST", f"{path}/{verb}", Generate(parse), text, body=body, example=example, check=check_headers)
+            for verb, parse, text, body, example in asks
+        ),
+        Operation("GET", path, Show(models.show_model), "What a model takes and gives."),
+        Operation("GET", path + "/config", Show(models.show_config), "The same, as Triton's configuration."),
+        Operation("GET", path + "/ready", Show(models.show_model_ready), "Whether a model takes requests."),
+    )
+
+
+WIRE = Wire(
+    name="triton",
+    title="Triton, KServe v2 and Inferless",
+    operations=(
+        Operation("GET", "/v2", Show(models.show_server), "What runs here."),
+        Operation("GET", "/v2/health/live", Show(models.show_live), "Whether there is a server."),
+        Operation("GET", "/v2/health/ready", Show(models.show_ready), "Whether it takes requests."),
+        *_of_model("/v2/models/{model}"),
+        *_of_model("/v2/models/{model}/versions/{version}"),
+    ),
+    encode_error=encode_error,
+    prefix="/v2/",
+    refused=_REFUSED,
+)

@@ -1,0 +1,197 @@
+"""WebSocket at `/v1/ws`: the streams of the native wire, several on one socket, as JSON text frames both ways.
+
+Every command has one direct answer: `created`, `following` or `ended`, `unfollowed`, `status`, `pong`, or `refused`.
+Behind `created` and `following` come the events of that stream, one frame each, in order and without gaps, up to its
+terminal one. The fields of an event's frame are those of the same event on `/v1/streams/{id}/events`, with `type`,
+`id`, `stream_id` and `seq` before them; so what a client reads there it can read here.
+
+A socket is closed only for what its client cannot be told in a frame: 1001 idle, 1002 broken framing, 1003 a binary
+frame, 1007 a frame that is not UTF-8, 1008 too many frames in a row that are not JSON objects, 1009 a message that is
+too large, 1011 pings without an answer or a defect of the server, 1012 the server goes away. Streams do not end with
+their socket, unless they were made with `"on_disconnect": "cancel"`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, NamedTuple, TypeAlias
+
+import msgspec
+
+from tailrace.dialects.bodies import JsonBody, quote, read_fields, read_json, to_json
+from tailrace.dialects.native import NativeEncoder, encode_error, parse_body
+from tailrace.dialects.wire import StreamFacts
+from tailrace.errors import RequestError, TailraceError
+from tailrace.streams import parse_cursor
+from tailrace.types import End, Event, GenerateRequest
+
+__all__ = [
+    "Cancel",
+    "Close",
+    "Command",
+    "Create",
+    "Follow",
+    "Frames",
+    "Ping",
+    "Unfollow",
+    "encode_pong",
+    "encode_refusal",
+    "encode_status",
+    "name_of",
+    "parse",
+    "read",
+]
+
+_MAX_REASON_BYTES = 123  # RFC 6455, 5.5
+_MAX_NAME_CHARACTERS = 128
+
+
+class Close(NamedTuple):
+    """Why a socket is closed, as its client sees it."""
+
+    code: int
+    reason: str
+
+    @classmethod
+    def saying(cls, code: int, reason: str) -> Close:
+        """A reason cut to what a close frame holds."""
+        return cls(code, reason.encode()[:_MAX_REASON_BYTES].decode(errors="ignore"))
+
+
+class Create(NamedTuple):
+    name: str | None  # the client's, for its stream on this socket; None: the stream's id
+    request: GenerateRequest
+
+
+class Follow(NamedTuple):
+    name: str | None
+    stream_id: str
+    after: int
+
+
+class Unfollow(NamedTuple):
+    name: str
+
+
+class Cancel(NamedTuple):
+    """One of the two names it: `stream_id` any stream, `name` one that is followed here."""
+
+    name: str | None
+    stream_id: str | None
+
+
+class Ping(NamedTuple):
+    name: str | None
+
+
+Command: TypeAlias = Create | Follow | Unfollow | Cancel | Ping
+
+_Name = Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_NAME_CHARACTERS)]
+_StreamId = Annotated[str, msgspec.Meta(max_length=64)]
+
+
+class _Named(msgspec.Struct):
+    type: str
+    id: _Name | None = None
+
+
+class _Follow(_Named):
+    last_event_id: Annotated[str, msgspec.Meta(max_length=128)] | None = None
+    stream_id: _StreamId | None = None
+    after: Annotated[int, msgspec.Meta(ge=0, le=10**15)] = 0
+
+
+class _Cancel(_Named):
+    stream_id: _StreamId | None = None
+
+
+def read(text: str) -> JsonBody:
+    """A frame as a JSON object. Raises: RequestError."""
+    return read_json(text.encode())
+
+
+def name_of(body: JsonBody) -> str | None:
+    """The name that a refusal of this command carries, so that its client knows what was refused."""
+    name = body.get("id")
+    return name if isinstance(name, str) and len(name) <= _MAX_NAME_CHARACTERS else None
+
+
+def parse(body: JsonBody) -> Command:
+    """Raises: RequestError; unknown fields are refused, as in `POST /v1/streams`."""
+    match body.get("type"):
+        case "create":
+            named, _ = read_fields({name: body[name] for name in ("type", "id") if name in body}, _Named)
+            return Create(named.id, parse_body({name: body[name] for name in body if name not in ("type", "id")}))
+        case "follow":
+            return _parse_follow(read_fields(body, _Follow, strict=True)[0])
+        case "unfollow":
+            unfollow, _ = read_fields(body, _Named, strict=True)
+            if unfollow.id is None:
+                raise RequestError("Say which one, with id.", param="id")
+            return Unfollow(unfollow.id)
+        case "cancel":
+            cancel, _ = read_fields(body, _Cancel, strict=True)
+            if cancel.id is None and cancel.stream_id is None:
+                raise RequestError("Say which stream, with id or stream_id.", param="id")
+            return Cancel(cancel.id, cancel.stream_id)
+        case "ping":
+            return Ping(read_fields(body, _Named, strict=True)[0].id)
+    raise RequestError("type is create, follow, unfollow, cancel or ping.", param="type")
+
+
+def _parse_follow(fields: _Follow) -> Follow:
+    if (fields.last_event_id is None) == (fields.stream_id is None):
+        raise RequestError("Give either last_event_id or stream_id.", param="stream_id")
+    if fields.stream_id is not None:
+        return Follow(fields.id, fields.stream_id, fields.after)
+    assert fields.last_event_id is not None
+    if fields.after:
+        raise RequestError("after goes with stream_id; last_event_id says it already.", param="after")
+    return Follow(fields.id, *parse_cursor(fields.last_event_id))
+
+
+class Frames:
+    """What a socket says of one stream that it follows."""
+
+    __slots__ = ("_delta", "_encoder", "_head")
+
+    def __init__(self, name: str | None, facts: StreamFacts) -> None:
+        self._encoder = NativeEncoder(facts)
+        self._head = f'"id":{quote(name or facts.stream_id)},"stream_id":"{facts.stream_id}"'.encode("ascii")
+        self._delta = b'{"type":"delta",%b,"seq":' % self._head
+
+    def created(self) -> bytes:
+        return b'{"type":"created",%b}' % self._head
+
+    def following(self, after: int) -> bytes:
+        return b'{"type":"following",%b,"after":%d}' % (self._head, after)
+
+    def ended(self, after: int) -> bytes:
+        """There is nothing behind `after`, which was the terminal event."""
+        return b'{"type":"ended",%b,"after":%d}' % (self._head, after)
+
+    def unfollowed(self, seq: int) -> bytes:
+        """No more frames of this stream; `seq` was the last."""
+        return b'{"type":"unfollowed",%b,"seq":%d}' % (self._head, seq)
+
+    def event(self, seq: int, event: Event) -> bytes:
+        # The encoder writes `id: …` and such, then one JSON object, then a blank line.
+        block = self._encoder.encode(seq, event)
+        fields = block[block.index(b"{") + 1 : -2]
+        if isinstance(event, End):
+            return b'{"type":"%b",%b,"seq":%d,%b' % (event.status.encode("ascii"), self._head, seq, fields)
+        return b"%b%d,%b" % (self._delta, seq, fields)
+
+
+def encode_status(name: str | None, stream_id: str, status: str) -> bytes:
+    """How a stream stands after a `cancel`."""
+    return to_json({"type": "status", "id": name or stream_id, "stream_id": stream_id, "status": status})
+
+
+def encode_pong(name: str | None) -> bytes:
+    return to_json({"type": "pong"} if name is None else {"type": "pong", "id": name})
+
+
+def encode_refusal(name: str | None, error: TailraceError) -> bytes:
+    """The command has changed nothing. `error` is what the HTTP routes have in its place."""
+    again = b"" if error.retry_after_s is None else b',"retry_after_s":%b' % to_json(error.retry_after_s)
+    return b'{"type":"refused","id":%b,%b%b}' % (to_json(name), encode_error(error)[1][1:-1], again)

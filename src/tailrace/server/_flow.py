@@ -1,0 +1,100 @@
+"""What flows between a WebSocket's transport and its application: messages one way, turns and frames the other."""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections import deque
+
+from starlette.types import Message
+
+__all__ = ["SEND_MANY", "Inbox", "Turns", "frames_of"]
+
+# An extension of ASGI, and the type of its message: `frames`, a sequence of texts in UTF-8, to be sent in one write.
+SEND_MANY = "tailrace.websocket.send"
+
+_TEXT, _BINARY = 0x81, 0x82  # first bytes of frames that are whole messages
+
+
+class Inbox:
+    """What the application has still to receive. Bounded by reading no further while anything is in it."""
+
+    def __init__(self) -> None:
+        self._messages: deque[Message] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def put(self, message: Message) -> None:
+        self._messages.append(message)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def get(self) -> Message:
+        """Cancellation: leaves the messages where they are. Called by one task at a time."""
+        while not self._messages:
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._messages.popleft()
+
+
+class Turns:
+    """Who may write next, while the transport has no room: first come, first served, one frame each."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self.is_full = False  # the transport wants no more
+
+    def __len__(self) -> int:
+        """How many wait."""
+        return len(self._waiting)
+
+    async def wait(self) -> None:
+        """Return when it is one's turn. Call `next` when the turn has been used.
+
+        Cancellation: the turn goes to the next.
+        """
+        if not self.is_full and not self._waiting:
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self.next()
+            raise
+
+    def next(self) -> None:
+        """Wake the next writer, if there is room."""
+        while self._waiting and not self.is_full:
+            turn = self._waiting.popleft()
+            if not turn.done():
+                turn.set_result(None)
+                return
+
+    def open(self) -> None:
+        """Wake everybody: nothing can be written any more, and they should hear of it."""
+        for turn in self._waiting:
+            if not turn.done():
+                turn.set_result(None)
+        self._waiting.clear()
+
+
+def frames_of(message: Message) -> bytes:
+    """What an application sends, as it stands on the wire."""
+    if message["type"] == SEND_MANY:
+        return b"".join([_frame(_TEXT, frame) for frame in message["frames"]])
+    text = message.get("text")
+    return _frame(_BINARY, message["bytes"]) if text is None else _frame(_TEXT, text.encode())
+
+
+def _frame(kind: int, payload: bytes) -> bytes:
+    """A server's frame. The core's way, with its checks and its masks, takes four times as long."""
+    length = len(payload)
+    if length < 126:
+        return bytes((kind, length)) + payload
+    if length < 65_536:
+        return struct.pack("!BBH", kind, 126, length) + payload
+    return struct.pack("!BBQ", kind, 127, length) + payload

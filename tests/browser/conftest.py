@@ -1,0 +1,80 @@
+"""A real browser: the machine's own Chromium, driven by Playwright. Without one these tests are skipped and say so.
+
+All share one event loop, since they share the browser.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, BrowserContext, async_playwright
+from tests.browser.cable import Cable
+from tests.browser.tab import RIVER_TOKENS, Tab
+from tests.server.process import Server
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+_FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--no-proxy-server",
+]  # fmt: skip
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    """TAILRACE_CHROMIUM may say where it is."""
+    path = os.environ.get("TAILRACE_CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
+    if path is None:
+        pytest.skip("no Chromium on PATH, nor named by TAILRACE_CHROMIUM")
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=path, args=_FLAGS)
+        yield browser
+        await browser.close()
+
+
+@pytest.fixture(scope="session")
+def river() -> Iterator[Server]:
+    """A server whose answers have RIVER_TOKENS unless asked otherwise, and take most of a second."""
+    flags = ("--default-max-tokens", str(RIVER_TOKENS))
+    with contextlib.closing(Server("scripted:tokens_per_s=100", *flags)) as server:
+        yield server.wait_ready()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
+    """A browser's profile of its own, empty."""
+    async with await browser.new_context() as context:
+        context.set_default_timeout(10_000)
+        yield context
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def open_tab(context: BrowserContext) -> AsyncIterator[Callable[[str], Awaitable[Tab]]]:
+    """Opens the page at an address. At the end there must be no faults, and no requests but to that address."""
+    tabs: list[tuple[Tab, str]] = []
+
+    async def open_at(url: str) -> Tab:
+        tab = await Tab.open(context, url)
+        tabs.append((tab, url))
+        return tab
+
+    yield open_at
+    for tab, url in tabs:
+        assert tab.faults == []
+        assert all(request.startswith(url) for request in tab.requests)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def plug() -> AsyncIterator[Callable[[Server], Awaitable[Cable]]]:
+    """Puts a cable between the browser and a server."""
+    async with AsyncExitStack() as cables:
+
+        async def plug_in(server: Server) -> Cable:
+            return await cables.enter_async_context(Cable(server.port))
+
+        yield plug_in

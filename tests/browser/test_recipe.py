@@ -1,0 +1,55 @@
+"""The page that docs/wires/browser.md prints, at another origin than the server's."""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from collections.abc import Callable, Iterator
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from playwright.async_api import BrowserContext
+from tests.server.process import Server
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.deep]
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "wires" / "browser.md"
+WHOLE = "() => document.querySelector('#end').textContent"
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - its name there
+        pass
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[tuple[Path, str]]:
+    """What `python3 -m http.server` serves, and where."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=str(tmp_path))) as static:
+        threading.Thread(target=static.serve_forever, daemon=True).start()
+        yield tmp_path, f"http://127.0.0.1:{static.server_port}"
+        static.shutdown()
+
+
+async def test_it_runs_as_printed(
+    context: BrowserContext, serve: Callable[..., Server], folder: tuple[Path, str]
+) -> None:
+    path, origin = folder
+    flags = ("--allowed-origins", origin, "--default-max-tokens", "60")
+    server = serve("scripted:tokens_per_s=100", *flags)
+    match = re.search(r"```html\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    assert match is not None
+    (path / "river.html").write_text(match[1].replace("http://127.0.0.1:8000", server.url))
+    page = await context.new_page()
+    async with page.expect_response(lambda answer: answer.status == 201) as created:
+        await page.goto(f"{origin}/river.html")
+    stream_id = (await (await created.value).json())["id"]
+    assert await (await page.wait_for_function(WHOLE)).json_value() == "done after 60 tokens"
+    assert await page.text_content("#answer") == server.state(stream_id)["text"]
+
+    await page.reload()
+    await page.wait_for_function("() => document.querySelector('#answer').textContent.length > 20")
+    await page.get_by_role("button").click()
+    assert re.fullmatch(r"cancelled after \d+ tokens", await (await page.wait_for_function(WHOLE)).json_value())

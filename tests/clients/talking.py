@@ -1,0 +1,36 @@
+"""What one says to a WebSocket with the `websockets` library."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+from tests.server.process import Server
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+
+__all__ = ["close_of", "dial", "hear", "say"]
+
+
+def dial(server: Server, path: str = "/v1/ws", *, compression: str | None = None) -> ClientConnection:
+    return connect(f"ws://127.0.0.1:{server.port}{path}", proxy=None, compression=compression)
+
+
+def say(socket: ClientConnection, **command: object) -> None:
+    socket.send(json.dumps(command))
+
+
+def hear(socket: ClientConnection) -> dict[str, Any]:
+    found = json.loads(socket.recv(timeout=20))
+    assert isinstance(found, dict)
+    return found
+
+
+def close_of(socket: ClientConnection) -> tuple[int, str]:
+    """Code and reason with which the server closes."""
+    with suppress(ConnectionClosed):
+        while True:
+            socket.recv(timeout=10)
+    assert socket.close_code is not None
+    return socket.close_code, socket.close_reason or ""

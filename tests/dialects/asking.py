@@ -1,0 +1,118 @@
+"""Asks an operation something, with a server that is only its facts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from functools import lru_cache
+
+from tailrace.dialects import Asked, Call, StreamFacts, View, openai, plain, tgi
+from tailrace.dialects.bodies import JsonBody
+from tailrace.dialects.native import parse as parse_native
+from tailrace.dialects.wire import Following, Reply
+from tailrace.engines.scripted import tokenizer_json
+from tailrace.errors import UnknownStream
+from tailrace.text import Tokenizer
+from tailrace.types import Event, GenerateRequest, Message, Sampling
+
+__all__ = [
+    "EVERYTHING",
+    "FakeServer",
+    "asked",
+    "chat",
+    "completion",
+    "generate",
+    "native",
+    "prompt_of",
+    "tutorial",
+    "view_of",
+    "vocabulary",
+]
+
+EVERYTHING = frozenset(field.name for field in fields(Sampling))
+
+
+@lru_cache(maxsize=1)
+def vocabulary() -> Tokenizer:
+    return Tokenizer.from_json(tokenizer_json())
+
+
+@dataclass(frozen=True)
+class FakeServer:
+    """The facts of a server that can do everything. Its tokens are the scripted engine's."""
+
+    model: str = "scripted"
+    version: str = "1.2"
+    started_s: int = 1_700_000_000
+    is_ready: bool = True
+    parameters: frozenset[str] = EVERYTHING
+    can_chat: bool = True
+    context_tokens: int = 4096
+    max_total_tokens: int = 4096
+    max_requests: int = 128
+    max_prompts: int = 64
+    takes_tools: bool = True
+    prompt_template: str = ""
+
+    def past(self, stream_id: str) -> tuple[StreamFacts, list[Event]]:
+        raise UnknownStream("There is no such stream.")
+
+    def tokenize(self, text: str) -> list[tuple[int, int, int]]:
+        return vocabulary().offsets(text)
+
+    def render(self, messages: tuple[Message, ...]) -> str:
+        return "".join(f"<|{message.role}|>{message.content}\n" for message in messages) + "<|assistant|>"
+
+    def count_tokens(self, request: GenerateRequest) -> int:
+        return len(self.tokenize(self.render(request.messages)))
+
+
+def asked(
+    body: JsonBody | None = None,
+    *,
+    query: Mapping[str, str] | None = None,
+    path: Mapping[str, str] | None = None,
+    headers: Mapping[str, str] | None = None,
+    server: FakeServer | None = None,
+) -> Asked:
+    return Asked(server or FakeServer(), body or {}, query or {}, path or {}, headers or {})
+
+
+def native(body: JsonBody) -> Call:
+    """POST /v1/streams."""
+    call = parse_native(asked(body))
+    assert isinstance(call, Call)
+    return call
+
+
+def chat(body: JsonBody) -> Call:
+    """POST /v1/chat/completions."""
+    return openai.parse_chat(asked(body))
+
+
+def completion(body: JsonBody) -> Call:
+    """POST /v1/completions."""
+    return openai.parse_completion(asked(body))
+
+
+def generate(body: JsonBody, *, server: FakeServer | None = None) -> Call:
+    """POST /generate_stream."""
+    return tgi.parse_stream(asked(body, server=server))
+
+
+def tutorial(query: Mapping[str, str], *, server: FakeServer | None = None) -> Call:
+    """POST /?prompt=…"""
+    return plain.parse_tutorial(asked(query=query, server=server))
+
+
+def view_of(call: Call | Following | Reply) -> View:
+    """How a call that generates wants to be shown."""
+    assert isinstance(call, Call)
+    return call.view
+
+
+def prompt_of(request: GenerateRequest) -> str:
+    """The one prompt of a request."""
+    (prompt,) = request.prompts
+    assert isinstance(prompt, str)
+    return prompt

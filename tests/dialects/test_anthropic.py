@@ -1,0 +1,338 @@
+"""Anthropic's wire: what its clients may ask, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.dialects.asking import FakeServer, asked, view_of
+from tests.dialects.sse import parse
+from tests.dialects.transcripts import GOLDEN, facts
+
+from tailrace.dialects import Call, anthropic
+from tailrace.dialects.anthropic_events import MessagesEncoder, MessagesView, encode_error
+from tailrace.dialects.bodies import JsonBody
+from tailrace.errors import (
+    BodyTooLarge,
+    EngineError,
+    EngineLost,
+    EngineStalled,
+    Forbidden,
+    QueueFull,
+    RequestError,
+    TailraceError,
+    UnknownModel,
+    UnsupportedParameter,
+)
+from tailrace.types import End, Event, Message, Sampling, TextDelta, ToolCall, Usage
+
+HI: JsonBody = {"model": "scripted", "max_tokens": 9, "messages": [{"role": "user", "content": "Hi"}]}
+LOOK: JsonBody = {"name": "look", "description": "d", "input_schema": {"type": "object"}}
+ASK: JsonBody = {"name": "ask", "input_schema": {"type": "object", "properties": {"of": {"type": "string"}}}}
+
+
+def call_of(body: JsonBody) -> Call:
+    return anthropic.parse(asked({**HI, **body}))
+
+
+def sampling(body: JsonBody) -> Sampling:
+    return call_of(body).request.sampling
+
+
+def messages(*turns: JsonBody, **more: object) -> tuple[Message, ...]:
+    return call_of({"messages": list(turns), **more}).request.messages
+
+
+def text(words: str) -> JsonBody:
+    return {"type": "text", "text": words}
+
+
+def user(content: object) -> JsonBody:
+    return {"role": "user", "content": content}
+
+
+def assistant(content: object) -> JsonBody:
+    return {"role": "assistant", "content": content}
+
+
+def schema(grammar: object) -> Any:  # Any: JSON
+    assert grammar is not None
+    return json.loads(getattr(grammar, "source", ""))
+
+
+def test_it_streams_when_it_is_told_to() -> None:
+    assert call_of({"stream": True}).stream
+    assert not call_of({}).stream
+
+
+def test_sampling() -> None:
+    assert sampling({}) == Sampling(max_tokens=9)
+    asks = {"temperature": 0.5, "top_p": 0.25, "top_k": 3, "stop_sequences": ["x", "yz"]}
+    assert sampling(asks) == Sampling(temperature=0.5, top_p=0.25, top_k=3, stop=("x", "yz"), max_tokens=9)
+
+
+def test_turns_as_texts_and_as_blocks() -> None:
+    assert messages(user("Hi")) == (Message("user", "Hi"),)
+    assert messages(user([text("a"), text(""), text("b")])) == (Message("user", "a\nb"),)
+
+
+def test_system_prompts() -> None:
+    expected = (Message("system", "Be\nbrief."), Message("user", "Hi"))
+    assert messages(user("Hi"), system="Be\nbrief.") == expected
+    assert messages(user("Hi"), system=[text("Be"), text("brief.")]) == expected
+    assert messages(user("Hi"), system="") == messages(user("Hi"), system=None) == expected[1:]
+
+
+def test_a_system_turn_stays_where_it_is() -> None:
+    turns = messages(user("Hi"), assistant("Yes?"), {"role": "system", "content": "Be brief."}, user("Go."))
+    assert [turn.role for turn in turns] == ["user", "assistant", "system", "user"]
+
+
+def test_turns_of_one_role_become_one() -> None:
+    turns = messages(user("a"), user([text("b")]), assistant("c"), assistant("d"), user("e"))
+    assert turns == (Message("user", "a\nb"), Message("assistant", "c\nd"), Message("user", "e"))
+
+
+def test_calls_and_their_results() -> None:
+    calls = [
+        text("Let me see."),
+        {"type": "tool_use", "id": "t1", "name": "look", "input": {"at": "é"}},
+        {"type": "tool_use", "id": "t2", "name": "ask", "input": {}},
+    ]
+    results = [
+        {"type": "tool_result", "tool_use_id": "t1", "content": "a"},
+        {"type": "tool_result", "tool_use_id": "t2", "content": [text("b"), text("c")]},
+        {"type": "tool_result", "tool_use_id": "t3"},
+        text("And now?"),
+    ]
+    turns = messages(user("Hi"), assistant(calls), user(results), assistant([calls[1]]), assistant("So."), user("Go."))
+    assert turns == (
+        Message("user", "Hi"),
+        Message("assistant", "Let me see.", (ToolCall("t1", "look", '{"at":"\\u00e9"}'), ToolCall("t2", "ask", "{}"))),
+        Message("tool", "a", (), "t1"),
+        Message("tool", "b\nc", (), "t2"),
+        Message("tool", "", (), "t3"),
+        Message("user", "And now?"),
+        Message("assistant", "", (ToolCall("t1", "look", '{"at":"\\u00e9"}'),)),
+        Message("assistant", "So."),
+        Message("user", "Go."),
+    )
+
+
+def test_a_chat_that_ends_with_the_beginning_of_an_answer_is_continued() -> None:
+    request = call_of({"messages": [user("Hi"), assistant("The best")]}).request
+    assert request.continue_final
+    assert request.messages[-1] == Message("assistant", "The best")
+    assert not call_of({}).request.continue_final
+    call = {"type": "tool_use", "id": "t1", "name": "look", "input": {}}
+    assert not call_of({"messages": [user("Hi"), assistant([call])]}).request.continue_final
+
+
+def test_an_empty_beginning_is_none() -> None:
+    request = call_of({"messages": [user("Hi"), assistant("")]}).request
+    assert not request.continue_final
+    assert request.messages == (Message("user", "Hi"),)
+
+
+@pytest.mark.parametrize("beginning", ["The best ", "a\n", " "])
+def test_a_beginning_that_ends_in_space_is_refused(beginning: str) -> None:
+    with pytest.raises(RequestError, match="trailing whitespace"):
+        call_of({"messages": [user("Hi"), assistant(beginning)]})
+
+
+def test_tools_are_shown_in_the_form_of_chat_templates() -> None:
+    call = call_of({"tools": [LOOK, ASK]})
+    assert call.request.tools == (
+        {"type": "function", "function": {"name": "look", "description": "d", "parameters": LOOK["input_schema"]}},
+        {"type": "function", "function": {"name": "ask", "parameters": ASK["input_schema"]}},
+    )
+    assert call.request.sampling.grammar is None
+    assert view_of(call) == MessagesView(reads_tools=True)
+
+
+def test_choosing_tools() -> None:
+    tools = {"tools": [LOOK, ASK]}
+    assert call_of({**tools, "tool_choice": {"type": "none"}}).request.tools == ()
+    assert call_of({**tools, "tool_choice": {"type": "auto"}}) == call_of(tools)
+    named = call_of({**tools, "tool_choice": {"type": "tool", "name": "ask"}})
+    assert schema(named.request.sampling.grammar)["properties"]["name"] == {"const": "ask"}
+    assert view_of(named) == MessagesView(reads_tools=True, forced_tool=True)
+    anything = schema(call_of({**tools, "tool_choice": {"type": "any"}}).request.sampling.grammar)
+    assert [one["properties"]["name"]["const"] for one in anything["anyOf"]] == ["look", "ask"]
+
+
+def test_structured_output() -> None:
+    wanted = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    asks = {"output_config": {"format": {"type": "json_schema", "schema": wanted}}}
+    assert schema(sampling(asks).grammar) == wanted
+    with pytest.raises(RequestError, match="exclude"):
+        call_of({**asks, "tools": [LOOK]})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"container": "c"},
+        {"mcp_servers": [{"type": "url", "url": "http://a/", "name": "a"}]},
+        {"context_management": {"edits": []}},
+        {"inference_geo": "eu"},
+        {"speed": "fast"},
+        {"diagnostics": {"previous_message_id": "m"}},
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(body: JsonBody) -> None:
+    with pytest.raises(UnsupportedParameter) as refused:
+        call_of(body)
+    assert refused.value.param in body
+
+
+@pytest.mark.parametrize(
+    "body", [{"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive"}}, {"thinking": None}]
+)
+def test_what_asks_for_no_thinking_is_taken(body: JsonBody) -> None:
+    assert call_of(body) == call_of({})
+
+
+def test_what_changes_no_answer_is_ignored_and_named() -> None:
+    kept = {"cache_control": {"type": "ephemeral"}}
+    failed = {"type": "tool_result", "tool_use_id": "t1", "content": "no", "is_error": True}
+    body = {
+        "metadata": {"user_id": "u"},
+        "service_tier": "auto",
+        "messages": [user([failed, {**text("Hi"), **kept}])],
+        "tools": [{**LOOK, "strict": True}],
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+    }
+    assert call_of(body).ignored == (
+        "messages[].content[].cache_control",
+        "messages[].content[].is_error",
+        "metadata",
+        "service_tier",
+        "tool_choice.disable_parallel_tool_use",
+        "tools[].strict",
+    )
+
+
+IMAGE = {"type": "image", "source": {"type": "url", "url": "http://a/"}}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"max_tokens": None},
+        {"max_tokens": 0},
+        {"model": None},
+        {"temperature": 1.1},
+        {"top_p": 0},
+        {"top_k": -1},
+        {"stop_sequences": "x"},
+        {"stop_sequences": [""]},
+        {"stream": "yes"},
+        {"system": 5},
+        {"system": [IMAGE]},
+        {"messages": []},
+        {"messages": [{"role": "system", "content": "Be brief."}]},
+        {"messages": [user("")]},
+        {"messages": [user([])]},
+        {"messages": [user([IMAGE])]},
+        {"messages": [{"role": "tool", "content": "Hi"}]},
+        {"messages": [user([{"type": "tool_use", "id": "t", "name": "n", "input": {}}])]},
+        {"messages": [assistant([{"type": "tool_result", "tool_use_id": "t"}]), user("Hi")]},
+        {"tools": [{"name": "a b", "input_schema": {}}]},
+        {"tools": [{"type": "web_search_20250305", "name": "web_search"}]},
+        {"tools": [LOOK, LOOK]},
+        {"tool_choice": {"type": "any"}},
+        {"tools": [LOOK], "tool_choice": {"type": "tool"}},
+        {"tools": [LOOK], "tool_choice": {"type": "tool", "name": ""}},
+        {"tools": [LOOK], "tool_choice": {"type": "tool", "name": "<auto>"}},
+        {"tools": [LOOK], "tool_choice": {"type": "tool", "name": "ask"}},
+        {"tools": [LOOK], "tool_choice": {"type": "auto", "name": "look"}},
+        {"output_config": {"format": {"type": "json_schema", "schema": 5}}},
+    ],
+    ids=str,
+)
+def test_wrong_values_are_refused(body: JsonBody) -> None:
+    with pytest.raises(RequestError):
+        call_of(body)
+
+
+def test_many_turns_of_one_role_are_joined_in_no_time() -> None:
+    turns = [user("x" * 30)] * 60_000
+    (joined,) = messages(*turns)
+    assert len(joined.content) == 60_000 * 31 - 1
+
+
+def test_counting_tokens() -> None:
+    body = {name: value for name, value in HI.items() if name != "max_tokens"}
+    expected = FakeServer().count_tokens(call_of({}).request)
+    assert json.loads(anthropic.count_tokens(asked(body)).body) == {"input_tokens": expected}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (RequestError("No."), 400, "invalid_request_error"),
+        (Forbidden("No."), 403, "permission_error"),
+        (UnknownModel("No."), 404, "not_found_error"),
+        (BodyTooLarge("No."), 413, "request_too_large"),
+        (QueueFull("No."), 429, "rate_limit_error"),
+        (TailraceError("No."), 500, "api_error"),
+        (EngineError("No."), 500, "api_error"),
+        (EngineLost("No."), 503, "overloaded_error"),
+        (EngineStalled("No."), 504, "timeout_error"),
+    ],
+)
+def test_errors(error: TailraceError, status: int, kind: str) -> None:
+    found, body = encode_error(error)
+    assert found == status
+    assert json.loads(body) == {"type": "error", "error": {"type": kind, "message": "No."}}
+
+
+def test_a_heartbeat_is_a_ping() -> None:
+    (ping,) = parse(MessagesView().heartbeat)
+    assert ping.event == json.loads(ping.text)["type"] == "ping"
+
+
+@pytest.mark.parametrize(
+    "path", sorted(GOLDEN.glob("anthropic*/*.txt")), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_events_are_in_the_order_that_clients_build_on(path: Path) -> None:
+    events = parse(path.read_bytes())
+    assert [json.loads(event.text)["type"] for event in events] == [event.event for event in events]
+    names = " ".join(re.sub("^(content_block|message)_", r"\1.", event.event) for event in events)
+    block = r"content_block\.start( content_block\.delta)* content_block\.stop"
+    if path.stem == "refused":
+        assert names == "error"
+    elif "error" in names:
+        assert re.fullmatch(r"message\.start content_block\.start content_block\.delta error", names)
+    else:
+        assert re.fullmatch(rf"message\.start( {block})* message\.delta message\.stop", names)
+    open_block = -1
+    for event in events:
+        fields = json.loads(event.text)
+        open_block += event.event == "content_block_start"
+        assert fields.get("index", open_block) == open_block
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.text(max_size=20), max_size=8), st.booleans())
+def test_events_carry_the_whole_text(texts: list[str], reads_tools: bool) -> None:
+    view = MessagesView(reads_tools=reads_tools)
+    events: list[Event] = [
+        *(TextDelta(words, (97,)) for words in texts),
+        TextDelta("", (256,), finish_reason="stop"),
+        End("done", Usage(4, len(texts) + 1)),
+    ]
+    encoder = MessagesEncoder(facts(), view)
+    stream = parse(b"".join(encoder.encode(seq, event) for seq, event in enumerate(events, 1)))
+    deltas = [json.loads(event.text)["delta"] for event in stream if event.event == "content_block_delta"]
+    assert "".join(delta["text"] for delta in deltas) == "".join(texts)
+    whole = json.loads(MessagesEncoder(facts(), view).whole(events))
+    assert "".join(block["text"] for block in whole["content"]) == "".join(texts)
+    assert whole["usage"] == {"input_tokens": 4, "output_tokens": len(texts) + 1}

@@ -1,0 +1,360 @@
+"""Ollama's wire: what its clients may ask, and what becomes of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import inf, nan
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.dialects.asking import FakeServer, asked, prompt_of, view_of
+from tests.dialects.transcripts import GOLDEN, facts
+
+from tailrace.dialects import Call, ollama
+from tailrace.dialects.bodies import JsonBody
+from tailrace.dialects.ollama_answers import OllamaEncoder, OllamaView, encode_error
+from tailrace.dialects.wire import Reply, Show
+from tailrace.errors import EngineLost, QueueFull, RequestError, UnknownModel, UnsupportedParameter
+from tailrace.types import Message, Sampling, TextDelta, ToolCall
+
+HI: JsonBody = {"model": "scripted", "prompt": "Hi"}
+CHAT: JsonBody = {"model": "scripted", "messages": [{"role": "user", "content": "Hi"}]}
+BARE = FakeServer(can_chat=False, takes_tools=False, parameters=frozenset({"max_tokens", "seed", "temperature"}))
+TOOL = {"type": "function", "function": {"name": "look", "description": "d", "parameters": {"type": "object"}}}
+
+
+def generate(body: JsonBody, *, server: FakeServer | None = None) -> Call:
+    call = ollama.parse_generate(asked({**HI, **body}, server=server))
+    assert isinstance(call, Call)
+    return call
+
+
+def chat(body: JsonBody, *, server: FakeServer | None = None) -> Call:
+    call = ollama.parse_chat(asked({**CHAT, **body}, server=server))
+    assert isinstance(call, Call)
+    return call
+
+
+def sampling(options: JsonBody, **more: object) -> Sampling:
+    return generate({"options": options, **more}).request.sampling
+
+
+def shown(path: str, body: JsonBody | None = None, *, server: FakeServer | None = None) -> JsonBody:
+    (act,) = [operation.act for operation in ollama.WIRE.operations if operation.path == path]
+    assert isinstance(act, Show)
+    found: JsonBody = json.loads(act.render(asked(body, server=server)).body)
+    return found
+
+
+def test_it_streams_unless_it_is_told_not_to() -> None:
+    assert chat({}).stream
+    assert chat({"stream": True}).stream
+    assert chat({"stream": None}).stream
+    assert not chat({"stream": False}).stream
+
+
+def test_defaults_are_ollamas_as_far_as_the_engine_goes() -> None:
+    assert generate({}).request.sampling == Sampling(temperature=0.8, top_k=40, top_p=0.9)
+    assert generate({}, server=BARE).request.sampling == Sampling(temperature=0.8)
+    assert sampling({"temperature": 0}) == Sampling(temperature=0.0)
+
+
+def test_options() -> None:
+    options = {
+        "num_predict": 7,
+        "temperature": 0.5,
+        "top_k": 3,
+        "top_p": 0.25,
+        "min_p": 0.1,
+        "typical_p": 0.75,
+        "repeat_penalty": 1.5,
+        "presence_penalty": 0.5,
+        "frequency_penalty": -0.5,
+        "seed": 0,
+        "stop": ["x", "yz"],
+    }
+    assert sampling(options) == Sampling(
+        temperature=0.5,
+        top_p=0.25,
+        top_k=3,
+        min_p=0.1,
+        typical_p=0.75,
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        seed=0,
+        max_tokens=7,
+        stop=("x", "yz"),
+    )
+
+
+@pytest.mark.parametrize("count", [-2, -1, 0])
+def test_no_limit_is_the_servers(count: int) -> None:
+    assert sampling({"num_predict": count}).max_tokens is None
+
+
+def test_a_seed_of_minus_one_is_none() -> None:
+    assert sampling({"seed": -1}).seed is None
+
+
+@pytest.mark.parametrize("model", ["scripted", "scripted:latest"])
+def test_a_model_may_have_the_tag_latest(model: str) -> None:
+    assert generate({"model": model}).request.model == "scripted"
+    assert shown("/api/show", {"model": model})["capabilities"] == ["completion", "tools"]
+
+
+def test_another_model_is_left_for_the_server_to_refuse() -> None:
+    assert generate({"model": "scripted:135m"}).request.model == "scripted:135m"
+
+
+def test_a_bare_prompt_is_a_chats_turn_where_the_model_can_chat() -> None:
+    assert generate({}).request.messages == (Message("user", "Hi"),)
+    assert prompt_of(generate({}, server=BARE).request) == "Hi"
+    assert prompt_of(generate({}, server=FakeServer(prompt_template="<{prompt}>")).request) == "<Hi>"
+
+
+def test_a_raw_prompt_is_taken_as_it_stands() -> None:
+    assert prompt_of(generate({"raw": True}).request) == "Hi"
+    with pytest.raises(RequestError, match="raw and system"):
+        generate({"raw": True, "system": "Be brief."})
+
+
+def test_a_system_prompt() -> None:
+    assert generate({"system": "Be brief."}).request.messages == (Message("system", "Be brief."), Message("user", "Hi"))
+
+
+def test_a_chat_that_ends_with_an_answer_is_continued() -> None:
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "He"}]
+    assert chat({"messages": turns}).request.continue_final
+    assert not chat({}).request.continue_final
+
+
+def test_calls_and_their_results_are_given_ids() -> None:
+    calls = [{"function": {"name": name, "arguments": {"n": n}}} for n, name in enumerate(("look", "ask", "look"))]
+    turns = [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "tool_calls": calls},
+        {"role": "tool", "content": "a", "tool_name": "ask"},
+        {"role": "tool", "content": "b"},
+        {"role": "tool", "content": "c", "tool_name": "look"},
+        {"role": "tool", "content": "d", "tool_name": "look"},
+        {"role": "tool", "content": "e", "tool_call_id": "its own"},
+    ]
+    _, asking, *results = chat({"messages": turns}).request.messages
+    assert asking.tool_calls == (
+        ToolCall("call00001", "look", '{"n":0}'),
+        ToolCall("call00002", "ask", '{"n":1}'),
+        ToolCall("call00003", "look", '{"n":2}'),
+    )
+    answered = [(result.content, result.tool_call_id) for result in results]
+    assert answered == [("a", "call00002"), ("b", "call00001"), ("c", "call00003"), ("d", ""), ("e", "its own")]
+
+
+def test_tools_are_shown_and_their_calls_read() -> None:
+    call = chat({"tools": [TOOL]})
+    assert call.request.tools == (TOOL,)
+    assert view_of(call) == OllamaView("scripted", is_chat=True, reads_tools=True)
+    assert chat({"tools": []}).request.tools == ()
+
+
+def test_formats() -> None:
+    assert sampling({}, format="").grammar is None
+    grammar = sampling({}, format="json").grammar
+    assert grammar is not None
+    assert json.loads(grammar.source) == {"type": "object"}
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
+    grammar = sampling({}, format=schema).grammar
+    assert grammar is not None
+    assert json.loads(grammar.source) == schema
+
+
+def test_logprobs() -> None:
+    wanted = sampling({}, logprobs=True, top_logprobs=3)
+    assert (wanted.logprobs, wanted.top_logprobs) == (True, 3)
+    with pytest.raises(RequestError, match="goes with"):
+        generate({"top_logprobs": 3})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"context": [1, 2]},
+        {"images": ["aGk="]},
+        {"suffix": "x"},
+        {"template": "{{ .Prompt }}"},
+        {"think": True},
+        {"think": "high"},
+        {"truncate": True},
+        {"options": {"mirostat": 2}},
+        {"options": {"repeat_last_n": 64}},
+        {"options": {"tfs_z": 0.5}},
+        {"messages": [{"role": "user", "content": "Hi", "images": ["aGk="]}]},
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(body: JsonBody) -> None:
+    name = next(iter(body.get("options", body)))
+    with pytest.raises(UnsupportedParameter) as refused:
+        chat(body)
+    assert refused.value.param == name
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"context": [], "images": [], "suffix": "", "template": "", "think": False, "truncate": False},
+        {"context": None, "think": None, "options": None},
+        {"options": {"mirostat": 0, "repeat_last_n": -1, "tfs_z": 1.0, "penalize_newline": True}},
+    ],
+)
+def test_what_asks_for_nothing_is_taken(body: JsonBody) -> None:
+    assert generate(body).ignored == ()
+
+
+def test_options_of_loading_are_ignored_and_named() -> None:
+    body = {"keep_alive": "5m", "options": {"num_ctx": 8192, "num_gpu": 1, "num_keep": 4}}
+    assert generate(body).ignored == ("keep_alive", "options.num_ctx", "options.num_gpu", "options.num_keep")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"model": ""},
+        {"model": 5},
+        {"prompt": 5},
+        {"format": "xml"},
+        {"format": 5},
+        {"options": []},
+        {"options": {"num_predict": -3}},
+        {"options": {"temperature": "hot"}},
+        {"options": {"top_p": 0}},
+        {"options": {"seed": 2**64}},
+        {"options": {"stop": ["a", "b", "c", "d", "e"]}},
+        {"top_logprobs": 21, "logprobs": True},
+        {"stream": "yes"},
+        {"system": 5},
+    ],
+)
+def test_wrong_values_are_refused(body: JsonBody) -> None:
+    with pytest.raises(RequestError):
+        generate(body)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        5,
+        [5],
+        [{"content": "Hi"}],
+        [{"role": "robot", "content": "Hi"}],
+        [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}],
+        [{"role": "user", "content": "Hi", "tool_calls": [{"function": {"name": "a"}}]}],
+    ],
+)
+def test_wrong_messages_are_refused(messages: object) -> None:
+    with pytest.raises(RequestError):
+        chat({"messages": messages})
+
+
+def test_tools_and_a_format_exclude_each_other() -> None:
+    with pytest.raises(RequestError, match="exclude"):
+        chat({"tools": [TOOL], "format": "json"})
+
+
+@pytest.mark.parametrize("body", [{"prompt": ""}, {"prompt": None}, {"stream": False, "prompt": ""}])
+def test_asking_for_nothing_says_that_the_model_is_there(body: JsonBody) -> None:
+    reply = ollama.parse_generate(asked({**HI, **body}))
+    assert isinstance(reply, Reply)
+    head = {"model": "scripted", "created_at": "2023-11-14T22:13:20Z"}
+    assert json.loads(reply.body) == {**head, "response": "", "done": True, "done_reason": "load"}
+    reply = ollama.parse_chat(asked({**CHAT, "messages": []}))
+    assert isinstance(reply, Reply)
+    message = {"role": "assistant", "content": ""}
+    assert json.loads(reply.body) == {**head, "message": message, "done": True, "done_reason": "load"}
+
+
+def test_asking_for_nothing_of_another_model_is_refused() -> None:
+    with pytest.raises(UnknownModel):
+        ollama.parse_generate(asked({"model": "other"}))
+    with pytest.raises(UnknownModel):
+        shown("/api/show", {"model": "other"})
+    with pytest.raises(RequestError, match="model is required"):
+        shown("/api/show", {})
+
+
+@pytest.mark.parametrize("keep_alive", [0, 0.0, "0", "0s"])
+def test_the_model_is_not_unloaded(keep_alive: object) -> None:
+    with pytest.raises(UnsupportedParameter) as refused:
+        ollama.parse_generate(asked({"model": "scripted", "keep_alive": keep_alive}))
+    assert refused.value.param == "keep_alive"
+
+
+def test_what_is_said_about_the_model() -> None:
+    for path in ("/api/tags", "/api/ps"):
+        (model,) = shown(path)["models"]
+        assert model["name"] == model["model"] == "scripted:latest"
+        assert len(model["digest"]) == 64
+    assert shown("/api/tags", server=FakeServer(model="a:b"))["models"][0]["name"] == "a:b"
+    found = shown("/api/show", {"name": "scripted"}, server=BARE)
+    assert found["capabilities"] == ["completion"]
+    architecture = found["model_info"]["general.architecture"]
+    assert found["model_info"][f"{architecture}.context_length"] == 4096
+    assert [int(part) for part in shown("/api/version")["version"].split(".")] >= [0, 6, 4]
+
+
+def test_errors() -> None:
+    assert encode_error(RequestError("No.")) == (400, b'{"error":"No."}')
+    assert encode_error(UnknownModel("No."))[0] == 404
+    assert encode_error(QueueFull("Later."))[0] == 503
+    assert encode_error(EngineLost("Gone."))[0] == 503
+
+
+@pytest.mark.parametrize("view", [OllamaView("a", is_chat=True), OllamaView("a", is_chat=False)])
+def test_a_heartbeat_is_a_piece_with_nothing_in_it(view: OllamaView) -> None:
+    assert view.heartbeat.endswith(b"\n")
+    beat = json.loads(view.heartbeat)
+    assert not beat["done"]
+    assert beat.get("response", beat.get("message", {}).get("content")) == ""
+
+
+@pytest.mark.parametrize(
+    "path", sorted(GOLDEN.glob("ollama*/*.txt")), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_every_line_is_json_and_the_last_one_says_how_it_ended(path: object) -> None:
+    content = GOLDEN.joinpath(str(path)).read_bytes()
+    assert content.isascii()
+    assert content.endswith(b"\n")
+    assert content.decode().splitlines() == content.decode().split("\n")[:-1]
+    *lines, last = [json.loads(line) for line in content.splitlines()]
+    assert all(line["done"] is False and "error" not in line for line in lines)
+    assert last.get("done") or set(last) == {"error"}
+
+
+def test_impossible_logprobs_are_still_numbers() -> None:
+    encoder = OllamaEncoder(facts(), OllamaView("scripted", is_chat=False, logprobs=True))
+    line = json.loads(encoder.encode(1, TextDelta("a", (97, 97, 97), 0, (-inf, nan, inf))))
+    assert [entry["logprob"] for entry in line["logprobs"]] == [-9999.0] * 3
+
+
+def test_alternatives() -> None:
+    encoder = OllamaEncoder(facts(), OllamaView("scripted", is_chat=False, logprobs=True))
+    line = json.loads(encoder.encode(1, TextDelta("a", (97,), 0, (-0.5,), top_logprobs=(((97, -0.5), (98, -1.0)),))))
+    (entry,) = line["logprobs"]
+    assert [(one["token"], one["logprob"]) for one in entry["top_logprobs"]] == [("a", -0.5), ("b", -1.0)]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.text(max_size=20), max_size=8), st.booleans())
+def test_lines_carry_the_whole_text(texts: list[str], reads_tools: bool) -> None:
+    encoder = OllamaEncoder(facts(), OllamaView("scripted", is_chat=True, reads_tools=reads_tools))
+    deltas = [TextDelta(text, (97,)) for text in texts] + [TextDelta("", (256,), finish_reason="stop")]
+    lines = b"".join(encoder.encode(seq, delta) for seq, delta in enumerate(deltas, 1))
+    shown = [json.loads(line) for line in lines.decode().splitlines()]
+    assert "".join(line["message"]["content"] for line in shown) == "".join(texts)
+
+
+def test_a_request_without_tools_is_shown_as_it_is() -> None:
+    view = replace(OllamaView("scripted", is_chat=True))
+    line = OllamaEncoder(facts(), view).encode(1, TextDelta("<tool_call>", (97,)))
+    assert json.loads(line)["message"]["content"] == "<tool_call>"

@@ -1,0 +1,184 @@
+"""A proxy between a client and the server that changes how an answer arrives, and never what it says.
+
+Requests pass as they are. Of an answer's chunked body every byte becomes a chunk and a write of its own, so that a
+client gets to see it alone however fast it reads; or the connection is cut at a place in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import socket
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import TracebackType
+
+__all__ = ["Cut", "Proxy"]
+
+_FINE_BYTES = 32_768  # of a body go byte by byte; the rest in pieces of a size that divides nothing
+_COARSE_BYTES = 97
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where connections are cut: behind `events` events of a stream, and so many bytes of the next as is their turn in
+    `more_bytes`. An event's last newline is never cut off alone, unless `more_bytes` is None: then it always is. With 0
+    events it is any kind of answer that is cut."""
+
+    events: int
+    more_bytes: Sequence[int] | None = (0,)
+
+    def place(self, body: bytes, turn: int) -> int | None:
+        """Where to cut a body, None if it has not come that far."""
+        place = 0
+        for _ in range(self.events):
+            place = body.find(b"\n\n", place) + 2
+            if place == 1:
+                return None
+        if self.more_bytes is None:
+            found = body.find(b"\n\n", place)
+            return found + 1 if found >= 0 else None
+        place += self.more_bytes[turn % len(self.more_bytes)]
+        place += body[place - 1 : place + 1] == b"\n\n"
+        return place if place < len(body) else None
+
+
+class Proxy:
+    """Listens on a port of its own, in a thread of its own, for as long as its context lasts.
+
+    Without `cut` every byte comes alone. With it each event stream breaks off there, and `num_cuts` counts how often;
+    `retry: 1000` becomes `retry: 0001`, since nobody is going to wait that long.
+    """
+
+    def __init__(self, port: int, cut: Cut | None = None) -> None:
+        self._server_port = port
+        self._cut = cut
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="proxy")
+        self._bound: Future[int] = Future()
+        self._stop = asyncio.Event()
+        self.num_cuts = 0
+        self.url = ""
+
+    def __enter__(self) -> Proxy:
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._bound.result(10)}"
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        with contextlib.closing(self._loop):
+            self._loop.run_until_complete(self._listen())
+
+    async def _listen(self) -> None:
+        connections: set[asyncio.Task[None]] = set()
+
+        def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = self._loop.create_task(self._connect(reader, writer))
+            connections.add(task)
+            task.add_done_callback(connections.discard)
+
+        try:
+            listener = await asyncio.start_server(accept, "127.0.0.1", 0)
+        except BaseException as error:
+            self._bound.set_exception(error)
+            raise
+        self._bound.set_result(listener.sockets[0].getsockname()[1])
+        await self._stop.wait()
+        listener.close()
+        for task in connections:
+            task.cancel()
+        await asyncio.gather(*connections, return_exceptions=True)
+
+    async def _connect(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
+        to_client.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        requests = self._loop.create_task(_pass_on(from_client, to_server))
+        try:
+            while await self._answer(from_server, to_client):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            requests.cancel()
+            for writer in (to_server, to_client):
+                writer.close()
+
+    async def _answer(self, server: asyncio.StreamReader, client: asyncio.StreamWriter) -> bool:
+        """Pass one answer on. False if the connection is at its end."""
+        head = await server.readuntil(b"\r\n\r\n")
+        await _write(client, _bytes(head))
+        cut = self._cut
+        if cut is not None and cut.events and b"text/event-stream" not in head:
+            cut = None
+        if b"transfer-encoding: chunked" not in head.lower():
+            found = re.search(rb"\r\ncontent-length: ([0-9]+)\r\n", head, re.IGNORECASE)
+            body = await server.readexactly(int(found[1]) if found else 0)
+            await _write(client, _bytes(body[: cut.place(body, 0) if cut else None]))
+            return cut is None
+        if cut is not None:
+            is_whole = await self._cut_body(server, client, cut)
+        else:
+            is_whole = await _split_body(server, client)
+        if is_whole:
+            await _write(client, [b"0\r\n\r\n"])
+        return is_whole
+
+    async def _cut_body(self, server: asyncio.StreamReader, client: asyncio.StreamWriter, cut: Cut) -> bool:
+        body, num_written = b"", 0
+        while chunk := await _chunk(server):
+            body += chunk.replace(b"retry: 1000\n", b"retry: 0001\n")
+            place = cut.place(body, self.num_cuts)
+            await _write(client, _chunked([body[num_written:place]]))
+            if place is not None:
+                self.num_cuts += 1
+                return False
+            num_written = len(body)
+        return True
+
+
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        while received := await reader.read(1 << 16):
+            writer.write(received)
+            await writer.drain()
+        writer.close()
+
+
+async def _chunk(server: asyncio.StreamReader) -> bytes:
+    """The next chunk of a body, b"" at its end."""
+    size = int(await server.readuntil(b"\r\n"), 16)
+    chunk = await server.readexactly(size + 2)
+    return chunk[:-2]
+
+
+async def _split_body(server: asyncio.StreamReader, client: asyncio.StreamWriter) -> bool:
+    num_bytes = 0
+    while chunk := await _chunk(server):
+        fine = max(0, _FINE_BYTES - num_bytes)
+        await _write(client, _chunked([*_bytes(chunk[:fine]), *_bytes(chunk[fine:], _COARSE_BYTES)]))
+        num_bytes += len(chunk)
+    return True
+
+
+async def _write(client: asyncio.StreamWriter, pieces: Iterable[bytes]) -> None:
+    for piece in pieces:
+        client.write(piece)
+    await client.drain()
+
+
+def _chunked(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    return (b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces if piece)
+
+
+def _bytes(content: bytes, size: int = 1) -> Iterator[bytes]:
+    return (content[start : start + size] for start in range(0, len(content), size))
