@@ -1,61 +1,83 @@
-"""The APIs that docs/compatibility.md is about: which fields they have, and a value of each that asks for something."""
+"""The APIs that docs/compatibility.md is about: which fields they have, and a value of each that asks for something.
+
+The fields are those that the wire knows, and those of the official clients where there is one.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+from anthropic.types.beta.message_create_params import MessageCreateParamsBase as BetaMessageParams
+from anthropic.types.message_count_tokens_params import MessageCountTokensParams as CountParams
+from anthropic.types.message_create_params import MessageCreateParamsBase as MessageParams
+from anthropic.types.output_config_param import OutputConfigParam
+from msgspec import inspect
+from ollama._types import ChatRequest, GenerateRequest, Options
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 from openai.types.responses.response_create_params import ResponseCreateParamsBase as ResponseParams
 
+from tailrace.dialects import anthropic, cumulative, native, ollama, openai, responses, tgi, triton
 from tailrace.dialects.bodies import JsonBody
 
-__all__ = ["APIS", "Api"]
+__all__ = ["ANY", "APIS", "Api", "Value", "fields_of"]
 
 Value = Any  # Any: of JSON
+ANY = "*"  # stands for a field that nobody knows, and for every field where something holds for all
+
+
+def _as_it_is(body: JsonBody) -> JsonBody:
+    return body
 
 
 @dataclass(frozen=True)
 class Api:
+    """One door of one API. Its body is `base`, or its query where `in_query`, with one field after the other."""
+
     title: str
-    path: str
+    door: str  # method and path, or command and path of a WebSocket
     base: JsonBody
-    fields: Sequence[str]  # with a dot where they are inside of another
+    fields: Iterable[str]  # with a dot where they are inside of another
     samples: Mapping[str, Value]
-    companions: Mapping[str, JsonBody] = field(default_factory=dict)  # what a field needs beside it
+    companions: Mapping[str, JsonBody] = field(default_factory=dict)  # what a field needs beside it; None: not there
+    # Fields that change nothing, and why that is right. ANY: all that the base does without.
+    moot: Mapping[str, str] = field(default_factory=dict)
+    form: Callable[[JsonBody], JsonBody] = _as_it_is  # makes the body of its fields
+    note: str = ""
+    in_query: bool = False
+
+
+def fields_of(shape: type[msgspec.Struct], *inside: str) -> set[str]:
+    """The names of a body's fields; of those named by `inside`, the names of theirs."""
+    struct = inspect.type_info(shape)
+    assert isinstance(struct, inspect.StructType)
+    names = set()
+    for one in struct.fields:
+        kinds = one.type.types if isinstance(one.type, inspect.UnionType) else (one.type,)
+        inner = next((kind.cls for kind in kinds if isinstance(kind, inspect.StructType)), None)
+        if one.encode_name in inside and inner is not None:
+            names |= {f"{one.encode_name}.{name}" for name in fields_of(inner)}
+        else:
+            names.add(one.encode_name)
+    return names
 
 
 _TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 _SCHEMA = {"type": "object", "properties": {"name": {"type": "string"}}}
 
 _SAMPLING: dict[str, Value] = {
-    "frequency_penalty": 0.5,
-    "ignore_eos": True,
-    "include_stop_str_in_output": True,
-    "logit_bias": {"5": 1},
-    "max_completion_tokens": 7,
-    "max_tokens": 7,
-    "min_p": 0.1,
-    "model": "default",
-    "n": 2,
-    "presence_penalty": 0.5,
+    "frequency_penalty": 0.5, "ignore_eos": True, "include_stop_str_in_output": True, "logit_bias": {"5": 1},
+    "max_completion_tokens": 7, "max_tokens": 7, "min_p": 0.1, "model": "default", "n": 2, "presence_penalty": 0.5,
     "repetition_penalty": 1.2,
-    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}},
-    "seed": 7,
-    "stop": ["x"],
-    "stream": True,
-    "stream_options": {"include_usage": True},
-    "stream_options.continuous_usage_stats": True,
-    "stream_options.include_obfuscation": False,
-    "stream_options.include_usage": True,
-    "temperature": 0.5,
-    "top_k": 5,
-    "top_p": 0.5,
-    "truncate_prompt_tokens": 5,
+    "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}, "seed": 7,
+    "stop": ["x"], "stream": True, "stream_options": {"include_usage": True},
+    "stream_options.continuous_usage_stats": True, "stream_options.include_obfuscation": False,
+    "stream_options.include_usage": True, "temperature": 0.5, "top_k": 5, "top_p": 0.5, "truncate_prompt_tokens": 5,
     "typical_p": 0.5,
-}
+}  # fmt: skip
 _STREAMED: dict[str, JsonBody] = {
     "stream_options": {"stream": True},
     "stream_options.include_usage": {"stream": True},
@@ -70,46 +92,169 @@ _VLLM = ["allowed_token_ids", "bad_words", "chat_template", "chat_template_kwarg
          "stream_options.include_obfuscation", "stream_options.include_usage", "structured_outputs", "top_k",
          "truncate_prompt_tokens", "use_beam_search"]  # fmt: skip
 
-_TGI = {
-    "adapter_id": "a",
-    "best_of": 2,
-    "decoder_input_details": True,
-    "details": True,
-    "do_sample": True,
-    "frequency_penalty": 0.5,
-    "grammar": {"type": "json", "value": _SCHEMA},
-    "max_new_tokens": 7,
-    "repetition_penalty": 1.2,
-    "return_full_text": True,
-    "seed": 7,
-    "stop": ["x"],
-    "temperature": 0.5,
-    "top_k": 5,
-    "top_n_tokens": 2,
-    "top_p": 0.5,
-    "truncate": 5,
-    "typical_p": 0.5,
-    "watermark": True,
+_TGI: dict[str, Value] = {
+    "adapter_id": "a", "best_of": 2, "decoder_input_details": True, "details": True, "do_sample": True,
+    "frequency_penalty": 0.5, "grammar": {"type": "json", "value": _SCHEMA}, "max_new_tokens": 7,
+    "repetition_penalty": 1.2, "return_full_text": True, "seed": 7, "stop": ["x"], "temperature": 0.5, "top_k": 5,
+    "top_n_tokens": 2, "top_p": 0.5, "truncate": 5, "typical_p": 0.5, "watermark": True,
+}  # fmt: skip
+
+
+def _tgi(door: str, *, full_text: bool = False, **more: Any) -> Api:  # Any: of an Api's fields
+    asked = {f"parameters.{name}": value for name, value in _TGI.items()}
+    return Api(
+        "Text Generation Inference",
+        door,
+        {"inputs": "Hi", "parameters": {}},
+        fields_of(tgi.Body, "parameters") | set(asked) | {"parameters.*"},
+        {"inputs": "Ho", "stream": True, **asked, "parameters.return_full_text": not full_text},
+        {"parameters.best_of": {"parameters": {"do_sample": True}}, "parameters.seed": {"parameters": {"top_k": 3}}},
+        **more,
+    )
+
+
+_SAID = "its path says whether it streams"
+_USER = {"role": "user", "content": "Hi"}
+_OTHER_USER = {"role": "user", "content": "Ho"}
+
+_NATIVE_SAMPLES = _SAMPLING | {
+    "best_of": 2, "functions": [_TOOL], "id": "mine", "linger_s": 5, "logprobs": True, "messages": [_OTHER_USER],
+    "on_disconnect": "cancel", "prompt": "Ho", "tools": [_TOOL], "top_logprobs": 2,
+}  # fmt: skip
+_NATIVE_FIELDS = fields_of(native.Body) | set(native.WIRE.refused)
+
+_ANTHROPIC_TOOL = {"name": "look", "input_schema": {"type": "object"}}
+_ANTHROPIC_SAMPLES: dict[str, Value] = {
+    "max_tokens": 7, "messages": [_OTHER_USER], "model": "default",
+    "output_config.format": {"type": "json_schema", "schema": _SCHEMA}, "stop_sequences": ["x"], "stream": True,
+    "system": "Be kind.", "temperature": 0.5, "thinking": {"type": "enabled", "budget_tokens": 1024},
+    "tool_choice": {"type": "none"}, "tool_choice.disable_parallel_tool_use": True, "tools": [_ANTHROPIC_TOOL],
+    "top_k": 5, "top_p": 0.5,
+}  # fmt: skip
+_ANTHROPIC_COMPANIONS: dict[str, JsonBody] = {
+    "tool_choice": {"tools": [_ANTHROPIC_TOOL]},
+    "tool_choice.disable_parallel_tool_use": {"tools": [_ANTHROPIC_TOOL], "tool_choice": {"type": "auto"}},
 }
+# The beta's `betas` is a header.
+_ANTHROPIC_FIELDS = {*MessageParams.__annotations__, *BetaMessageParams.__annotations__} - {"betas", "output_config"}
+_IN_CONFIG = {f"output_config.{name}" for name in OutputConfigParam.__annotations__}
+
+_OLLAMA_SAMPLES: dict[str, Value] = {
+    "context": [1, 2], "format": "json", "images": ["aGk="], "logprobs": True, "messages": [_OTHER_USER],
+    "model": "other", "prompt": "Ho", "raw": True, "stream": False, "suffix": "x", "system": "Be kind.",
+    "template": "x", "think": True, "tools": [_TOOL], "top_logprobs": 2, "options.frequency_penalty": 0.5,
+    "options.min_p": 0.1, "options.mirostat": 1, "options.num_predict": 7, "options.penalize_newline": False,
+    "options.presence_penalty": 0.5, "options.repeat_last_n": 64, "options.repeat_penalty": 1.2, "options.seed": 7,
+    "options.stop": ["x"], "options.temperature": 0.5, "options.tfs_z": 0.5, "options.top_k": 5, "options.top_p": 0.5,
+    "options.typical_p": 0.5,
+}  # fmt: skip
+_IN_OPTIONS = {f"options.{name}" for name in Options.model_fields} | {"options.*"}
+
+
+def _ollama(door: str, base: JsonBody, theirs: Iterable[str], body: type[msgspec.Struct]) -> Api:
+    return Api(
+        "Ollama",
+        door,
+        {"model": "scripted", **base},
+        ({*theirs} - {"options"}) | _IN_OPTIONS | fields_of(body, "options") | set(ollama.WIRE.refused),
+        _OLLAMA_SAMPLES,
+        {"top_logprobs": {"logprobs": True}},
+    )
+
+
+_TRITON_SAMPLES = _SAMPLING | {
+    "TEXT": "Ho", "bad_words": "x", "beam_width": 2, "exclude_input_in_output": False, "id": "mine", "image": "x",
+    "max_new_tokens": 7, "outputs": [{"name": "OUT"}], "outputs[].parameters.binary_data": True,
+    "outputs[].parameters.classification": 3, "outputs[].parameters.shared_memory_region": "x", "prompt": "Ho",
+    "return_log_probs": True, "sampling_parameters": '{"temperature": 0.5}', "stop": "x", "stop_words": "x",
+    "text_input": "Ho",
+}  # fmt: skip
+_DATATYPES = {str: "BYTES", bool: "BOOL", int: "INT32", float: "FP32"}
+_AROUND = ("id", "outputs")  # stand beside the inputs, wherever those are
+_OF_OUTPUTS = [f"outputs[].parameters.{name}" for name in ("binary_data", "classification", "shared_memory_region")]
+
+
+def _as_tensors(given: JsonBody) -> JsonBody:
+    inputs = {name: value for name, value in given.items() if name not in _AROUND}
+    tensors = [
+        {"name": name, "shape": [1], "datatype": _DATATYPES.get(type(value), "BYTES"), "data": [value]}
+        for name, value in inputs.items()
+    ]
+    return {name: given[name] for name in _AROUND if name in given} | {"inputs": tensors}
+
+
+def _as_parameters(given: JsonBody) -> JsonBody:
+    inputs = {name: value for name, value in given.items() if name not in _AROUND}
+    return {name: given[name] for name in _AROUND if name in given} | {"parameters": inputs}
+
+
+def _triton(verb: str) -> list[Api]:
+    forms = [
+        (_as_tensors, "as tensors in `inputs`"),
+        (_as_parameters, "inside of `parameters`"),
+        (_as_it_is, "beside each other"),
+    ]
+    return [
+        Api(
+            "Triton, KServe v2 and Inferless",
+            f"POST /v2/models/{{model}}/{verb}",
+            {"TEXT": "Hi"},
+            fields_of(triton.Inputs) | set(triton.WIRE.refused) | set(_AROUND) | set(_OF_OUTPUTS),
+            _TRITON_SAMPLES
+            | dict.fromkeys(("end_id", "min_length", "n", "pad_id", "priority", "sequence_id", "timeout"), 5)
+            | {
+                name: True
+                for name in triton.WIRE.refused
+                if name.startswith(("return_", "sequence_start", "sequence_end"))
+            }
+            | {"length_penalty": 0.5, "lora_name": "x", "stream": verb != "generate_stream"},
+            {"prompt": {"TEXT": None}, "text_input": {"TEXT": None}}
+            | {name: {"outputs": [{"name": "OUT"}]} for name in _OF_OUTPUTS},
+            {"outputs": "the one output that there is comes anyway, and another is refused"},
+            form,
+            note,
+        )
+        for form, note in forms
+    ]
+
+
+_FOLLOWING = {ANY: "a query's other fields are not read"}
 
 APIS = [
     Api(
-        "Text Generation Inference",
-        "/generate",
-        {"inputs": "Hi", "parameters": {}},
-        ["inputs", *(f"parameters.{name}" for name in _TGI)],
-        {"inputs": "Ho", **{f"parameters.{name}": value for name, value in _TGI.items()}},
-        {"parameters.best_of": {"parameters": {"do_sample": True}}, "parameters.seed": {"parameters": {"top_k": 3}}},
+        "tailrace",
+        "POST /v1/streams",
+        {"messages": [_USER]},
+        _NATIVE_FIELDS,
+        _NATIVE_SAMPLES,
+        {"prompt": {"messages": None}},
+    ),
+    Api(
+        "tailrace",
+        "create /v1/ws",
+        {"messages": [_USER]},
+        _NATIVE_FIELDS | {"id"},
+        _NATIVE_SAMPLES,
+        {"prompt": {"messages": None}},
+    ),
+    Api(
+        "tailrace",
+        "GET /v1/streams/{stream_id}/events",
+        {},
+        ["after"],
+        {"after": "5"},
+        moot=_FOLLOWING,
+        in_query=True,
     ),
     Api(
         "OpenAI and vLLM: chat completions",
-        "/v1/chat/completions",
-        {"messages": [{"role": "user", "content": "Hi"}]},
-        sorted({*ChatParams.__annotations__, *_VLLM, "stream"}),
+        "POST /v1/chat/completions",
+        {"messages": [_USER]},
+        {*ChatParams.__annotations__, *_VLLM, *openai.WIRE.refused, "stream"} | fields_of(openai.ChatBody),
         _SAMPLING
         | {
             "logprobs": True,
-            "messages": [{"role": "user", "content": "Ho"}],
+            "messages": [_OTHER_USER],
             "tool_choice": "required",
             "tools": [_TOOL],
             "top_logprobs": 2,
@@ -119,22 +264,22 @@ APIS = [
     ),
     Api(
         "OpenAI and vLLM: completions",
-        "/v1/completions",
+        "POST /v1/completions",
         {"prompt": "Hi"},
-        sorted({*CompletionParams.__annotations__, *_VLLM, "stream", "response_format"}),
+        {*CompletionParams.__annotations__, *_VLLM, *openai.WIRE.refused} | fields_of(openai.CompletionBody),
         _SAMPLING | {"echo": True, "logprobs": 2, "prompt": ["Ho", "Ha"], "best_of": 2},
         _STREAMED,
     ),
     Api(
         "OpenAI: responses",
-        "/v1/responses",
+        "POST /v1/responses",
         {"input": "Hi"},
-        sorted({*ResponseParams.__annotations__, "stream"}),
+        {*ResponseParams.__annotations__, "stream"} | fields_of(responses.Body) | set(responses.WIRE.refused),
         _SAMPLING
         | {
             "background": True,
             "include": ["message.output_text.logprobs"],
-            "input": [{"role": "user", "content": "Ho"}],
+            "input": [_OTHER_USER],
             "instructions": "Be kind.",
             "max_output_tokens": 7,
             "metadata": {"a": "b"},
@@ -150,10 +295,97 @@ APIS = [
         {**_STREAMED, "tool_choice": {"tools": [{"type": "function", "name": "look"}]}},
     ),
     Api(
+        "OpenAI: responses",
+        "GET /v1/responses/{response_id}",
+        {},
+        ["stream", "starting_after"],
+        {"stream": "true", "starting_after": "5"},
+        {"starting_after": {"stream": "true"}},
+        moot=_FOLLOWING,
+        in_query=True,
+    ),
+    Api(
+        "Anthropic",
+        "POST /v1/messages",
+        {"model": "scripted", "max_tokens": 9, "messages": [_USER]},
+        _ANTHROPIC_FIELDS
+        | _IN_CONFIG
+        | fields_of(anthropic.Body, "output_config")
+        | set(anthropic.WIRE.refused)
+        | {"tool_choice.disable_parallel_tool_use"},
+        _ANTHROPIC_SAMPLES,
+        _ANTHROPIC_COMPANIONS,
+    ),
+    Api(
+        "Anthropic",
+        "POST /v1/messages/count_tokens",
+        {"model": "scripted", "messages": [_USER]},
+        {*CountParams.__annotations__} | fields_of(anthropic.CountBody) | set(anthropic.WIRE.refused),
+        _ANTHROPIC_SAMPLES,
+        _ANTHROPIC_COMPANIONS,
+        {ANY: "it does not change how many tokens the prompt has"},
+    ),
+    _ollama("POST /api/chat", {"messages": [_USER]}, ChatRequest.model_fields, ollama.ChatBody),
+    _ollama("POST /api/generate", {"prompt": "Hi"}, GenerateRequest.model_fields, ollama.GenerateBody),
+    Api(
+        "Ollama",
+        "POST /api/show",
+        {"model": "scripted"},
+        ["model", "name", "verbose"],
+        {"model": "scripted", "name": "scripted", "verbose": True},
+        {"model": {"model": None}, "name": {"model": None}},
+        {ANY: "there is nothing more to say"},
+    ),
+    *(api for verb in ("infer", "generate", "generate_stream") for api in _triton(verb)),
+    _tgi("POST /generate", moot={"stream": _SAID}),
+    _tgi("POST /generate_stream", moot={"stream": _SAID}),
+    _tgi("POST /", full_text=True),
+    Api(
+        "Text Generation Inference",
+        "POST /tokenize",
+        {"inputs": "Hi"},
+        fields_of(tgi.Body),
+        {"inputs": "Ho", "parameters": {"truncate": 1}, "stream": True},
+        moot={ANY: "nothing is generated"},
+    ),
+    Api(
+        "Text Generation Inference",
+        "POST /chat_tokenize",
+        {"messages": [_USER]},
+        fields_of(tgi.ChatBody),
+        {"messages": [_OTHER_USER]},
+        moot={ANY: "nothing is generated"},
+    ),
+    Api(
         "The vLLM article",
-        "/generate-stream",
+        "POST /generate-stream",
         {"prompt": "Hi"},
-        ["prompt", "max_tokens", "temperature", "top_p", "top_k", "seed", "stop", "n", "best_of"],
-        _SAMPLING | {"prompt": "Ho"},
+        fields_of(cumulative.Body) | set(cumulative.WIRE.refused),
+        _SAMPLING | {"best_of": 2, "prompt": "Ho", "use_beam_search": True},
+    ),
+    Api(
+        "The vLLM article",
+        "GET /generate-stream",
+        {"stream_id": "a"},
+        ["stream_id"],
+        {"stream_id": "b"},
+        moot=_FOLLOWING,
+        in_query=True,
+    ),
+    Api(
+        "The FastAPI article",
+        "GET /query-stream/",
+        {"query": "Hi"},
+        ["query", "max_tokens"],
+        {"query": "Ho", "max_tokens": "7"},
+        in_query=True,
+    ),
+    Api(
+        "Ray Serve's tutorial",
+        "POST /",
+        {"prompt": "Hi"},
+        ["prompt", "max_tokens"],
+        {"prompt": "Ho", "max_tokens": "7"},
+        in_query=True,
     ),
 ]

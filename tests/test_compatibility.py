@@ -1,33 +1,42 @@
 """docs/compatibility.md says what becomes of every field of every API. TAILRACE_REGENERATE=1 writes it anew.
 
 The fields are those of the official clients where there is one, so that a new one shows up here; what becomes of them
-is found out by parsing a body with and without each, not written down.
+is found out by parsing what is asked with and without each, not written down.
 """
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
+from zlib import crc32
 
 import msgspec
 import pytest
-from tests.compatibility import APIS, Api, Value
+from starlette.datastructures import QueryParams
+from tests.compatibility import ANY, APIS, Api, Value, fields_of
 from tests.dialects.asking import FakeServer, asked
 from tests.dialects.transcripts import facts
 
-from tailrace.dialects import WIRES, StreamFacts
+from tailrace.dialects import WIRES, Call, StreamFacts, Wire, websocket
 from tailrace.dialects.bodies import JsonBody
-from tailrace.dialects.wire import Call, Generate
+from tailrace.dialects.wire import Follow, Generate, OnStream, Operation, Show
 from tailrace.engines.openvino import PARAMETERS
-from tailrace.errors import UnsupportedParameter
-from tailrace.types import Event, Sampling
+from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.server.answers import is_meant
+from tailrace.types import Event, GenerateRequest, Sampling
 
 PAGE = Path(__file__).parent.parent / "docs" / "compatibility.md"
 _EVERYWHERE = PARAMETERS | {"max_tokens", "seed", "stop", "include_stop", "n"}
+_UNKNOWN = "nobody_knows"
 
-HONOURED, SOMETIMES = "honoured", "honoured where the engine can, else refused"
-REFUSED, IGNORED = "refused", "ignored, and named in `X-Tailrace-Ignored`"
+HONOURED, REFUSED, IGNORED = "honoured", "refused", "ignored, and named"
+_ORDER = (HONOURED, REFUSED, IGNORED, "")
 
 
 @dataclass(frozen=True)
@@ -38,63 +47,215 @@ class _Server(FakeServer):
         said = [{"role": "user", "content": "Before."}]
         return replace(facts(), memo=msgspec.json.encode({"said": said})), []
 
+    def count_tokens(self, request: GenerateRequest) -> int:
+        return crc32(repr(request).encode())  # another number for another prompt
 
-def _parse(api: Api, body: JsonBody) -> Call:
-    for wire in WIRES:
-        for operation in wire.operations:
-            if (operation.method, operation.path) == ("POST", api.path) and isinstance(operation.act, Generate):
-                call = operation.act.parse(asked(body, server=_Server()))
-                assert isinstance(call, Call)
-                return call
-    raise AssertionError(f"no wire has {api.path}")
+
+class _Meant(NamedTuple):
+    """What was understood: the same for two bodies that ask for the same."""
+
+    told: object
+    request: GenerateRequest | None
+    ignored: tuple[str, ...] = ()
+
+
+def _meant(api: Api, given: JsonBody) -> _Meant:
+    """Raises: RequestError."""
+    given = {name: value for name, value in given.items() if value is not None}
+    if api.door.startswith("create "):
+        command = websocket.parse({"type": "create", **given})
+        assert isinstance(command, websocket.Create)
+        return _Meant(command, command.request)
+    query = given if api.in_query else {}
+    _, operation = _door(api, query)
+    wanted = asked(
+        {} if api.in_query else api.form(given),
+        query=query,
+        path={"model": "scripted", "stream_id": "a", "response_id": "resp_a"},
+        server=_Server(),
+    )
+    match operation.act:
+        case Generate(parse):
+            call = parse(wanted)
+            if isinstance(call, Call):
+                return _Meant((call.request, call.view, call.stream, call.at_once), call.request, call.ignored)
+            return _Meant(call, None)
+        case Follow(parse_following):
+            return _Meant(parse_following(wanted), None)
+        case OnStream(find):
+            return _Meant(find(wanted), None)
+        case Show(render):
+            return _Meant(render(wanted), None)
+
+
+def _operations(api: Api) -> list[tuple[Wire, Operation]]:
+    """Those behind a door. They take a body, or a query, as the API says."""
+    return [
+        (wire, operation)
+        for wire in WIRES
+        for operation in wire.operations
+        if f"{operation.method} {operation.path}" == api.door and (operation.body is None) == api.in_query
+    ]
+
+
+def _door(api: Api, query: JsonBody) -> tuple[Wire, Operation]:
+    """Chosen as the server does."""
+    found = sorted(_operations(api), key=lambda entry: entry[1].only_with is None)
+    return next(entry for entry in found if is_meant(entry[1], QueryParams(query)))
 
 
 def _with(body: JsonBody, name: str, value: Value) -> JsonBody:
     outer, _, inner = name.partition(".")
+    if outer.endswith("[]"):
+        first, *others = body[outer[:-2]]
+        return {**body, outer[:-2]: [_with(first, inner, value), *others]}
     return {**body, outer: _with(body.get(outer, {}), inner, value) if inner else value}
 
 
-def verdict(api: Api, name: str) -> str:
-    """What becomes of a field. Fails for one that is accepted and changes nothing."""
-    companions = api.companions.get(name, {})
-    base = {**api.base, **companions}
+def _refusal(api: Api, name: str, error: RequestError) -> str:
+    """What a client is told, in its wire's own shape."""
+    # Anything else than this is a sample that makes no sense, unless somebody chose it.
+    assert isinstance(error, UnsupportedParameter) or name in api.samples, f"{api.door}: {name}: {error.message}"
+    inner = name.rpartition(".")[2]
+    assert error.param in (name, inner), f"{api.door}: {name} is refused as {error.param}"
+    if api.door.startswith("create "):
+        told = json.loads(websocket.encode_refusal(None, error))
+        return f"a frame `{told['type']}`, `{told['error']['code']}`"
+    wire, _ = _door(api, api.base if api.in_query else {})
+    status, body = wire.encode_error(error)
+    assert inner in body.decode(), f"{api.door}: the refusal does not name {name}"
+    told = json.loads(body)
+    shaped = told["error"] if isinstance(told["error"], dict) else told
+    kind = shaped.get("code") or shaped.get("error_type") or shaped.get("type")
+    return f"{status} `{kind}`" if kind else str(status)
+
+
+@cache
+def _verdicts(door: int) -> dict[str, str]:
+    api = APIS[door]
+    return {name: verdict(api, name) for name in sorted({*api.fields, ANY}, key=_place)}
+
+
+def verdict(api: Api, shown: str) -> str:
+    """What becomes of a field. Fails for one that is accepted and changes nothing, unless that is said to be right."""
+    name = shown.replace(ANY, _UNKNOWN)
+    reason = api.moot.get(shown) or (None if name in api.base else api.moot.get(ANY))
+    base = {**api.base, **api.companions.get(name, {})}
     try:
-        call = _parse(api, _with(base, name, api.samples.get(name, {"asks": "for something"})))
-    except UnsupportedParameter as error:
-        return REFUSED if error.param in (name, name.rpartition(".")[2]) else f"refused as {error.param}"
-    if name in call.ignored:
+        meant = _meant(api, _with(base, name, api.samples.get(name, "something")))
+    except RequestError as error:
+        return f"{REFUSED}: {_refusal(api, name, error)}"
+    if name in meant.ignored:
         return IGNORED
-    without = _parse(api, base)
-    assert (call.request, call.view, call.stream) != (without.request, without.view, without.stream), (
-        f"{api.title}: {name} is accepted and changes nothing"
-    )
-    ours, theirs = call.request.sampling, without.request.sampling
+    try:
+        without = _meant(api, base)
+    except RequestError:
+        assert None in api.companions[name].values(), f"{api.door}: the body without {name} is wrong"
+        return HONOURED  # nothing goes without it
+    if meant.told == without.told:
+        assert reason, f"{api.door}: {name} is accepted and changes nothing"
+        return f"without effect: {reason}"
+    assert shown not in api.moot, f"{api.door}: {name} does change something"
+    if meant.request is None or without.request is None:
+        return HONOURED
+    ours, theirs = meant.request.sampling, without.request.sampling
     changed = {one.name for one in fields(Sampling) if getattr(ours, one.name) != getattr(theirs, one.name)}
-    return HONOURED if changed <= _EVERYWHERE else SOMETIMES
+    if changed <= _EVERYWHERE:
+        return HONOURED
+    unable = UnsupportedParameter(f"The engine has no {name}.", param=name)
+    return f"{HONOURED} where the engine can, else refused: {_refusal(api, name, unable)}"
+
+
+def _place(name: str) -> tuple[bool, str]:
+    return name.endswith(ANY), name
+
+
+def _shown(name: str) -> str:
+    if name == ANY:
+        return "any other"
+    return f"any other of `{name[:-2]}`" if name.endswith(ANY) else f"`{name}`"
+
+
+_INTRODUCTION = """# Compatibility
+
+What becomes of every field of every API. Made from the code by
+
+    TAILRACE_REGENERATE=1 pytest tests/test_compatibility.py
+
+- **honoured**: it does what it says. *Where the engine can*: the default engine cannot, others may.
+- **refused**: it asks for what is not done here. Behind it stand the status, and the code or type of the error where
+  the wire's errors have one (those of Ollama and Triton are a sentence). The answer names the field. A value that asks
+  for nothing is not refused: some clients send one by default.
+- **ignored, and named**: it has no effect, and the answer says so in its header `X-Tailrace-Ignored`. `--strict`
+  refuses it.
+- **without effect**: it has none, for the reason given. Nothing else is taken in silence.
+"""
 
 
 def render() -> str:
-    lines = ["# Compatibility", ""]
-    lines += ["What becomes of every field of every API. Made from the code by", ""]
-    lines += ["    TAILRACE_REGENERATE=1 pytest tests/test_compatibility.py", ""]
-    lines += [
-        "A field that is refused is answered with 400 (422 on TGI's routes) and its name. A field that nobody here"
-    ]
-    lines += [
-        "knows is ignored, and named in the header `X-Tailrace-Ignored`; `--strict` refuses those, too. Nothing is"
-    ]
-    lines += ["accepted without effect. Whether the default engine can is what the table says; others can do more.", ""]
-    for api in APIS:
-        lines += [f"## {api.title}: `POST {api.path}`", "", "| field | |", "|---|---|"]
-        lines += [f"| `{name}` | {verdict(api, name)} |" for name in api.fields]
-        lines += [""]
+    parts = [_INTRODUCTION]
+    for title, doors in groupby(range(len(APIS)), key=lambda door: APIS[door].title):
+        parts += [f"## {title}", ""]
+        alike: dict[str, list[Api]] = {}
+        for door in doors:
+            alike.setdefault(_table(_verdicts(door)), []).append(APIS[door])
+        for table, apis in alike.items():
+            parts += [_heading(apis), "", table, ""]
+    return "\n".join(parts)
+
+
+def _heading(apis: Sequence[Api]) -> str:
+    """Their doors, and where their fields stand."""
+    doors = list(dict.fromkeys(f"`{door}`" for api in apis for door in _doors(api)))
+    notes = list(dict.fromkeys(api.note for api in apis if api.note))
+    if any(api.in_query for api in apis):
+        notes.append("in the query")
+    return ", ".join(doors) + (f"; {', or '.join(notes)}" if notes else "") + ":"
+
+
+def _doors(api: Api) -> list[str]:
+    """Everything that is answered the same way as this."""
+    acts = [operation.act for _, operation in _operations(api)]
+    same = [one for wire in WIRES for one in wire.operations if one.act in acts]
+    return [f"{operation.method} {operation.path}" for operation in same] or [api.door]
+
+
+def _table(verdicts: dict[str, str]) -> str:
+    lines = ["| what becomes of it | fields |", "|---|---|"]
+    for kind in sorted(set(verdicts.values()), key=_rank):
+        names = [_shown(name) for name, one in verdicts.items() if one == kind]
+        lines += [f"| {kind} | {', '.join(names)} |"]
     return "\n".join(lines)
 
 
-@pytest.mark.parametrize("api", APIS, ids=lambda api: api.path)
-def test_no_field_is_accepted_without_effect(api: Api) -> None:
-    for name in api.fields:
-        verdict(api, name)
+def _rank(kind: str) -> tuple[int, str]:
+    return next(place for place, word in enumerate(_ORDER) if kind.startswith(word)), kind
+
+
+@pytest.mark.parametrize("door", range(len(APIS)), ids=lambda door: f"{APIS[door].door} {APIS[door].note}")
+def test_no_field_is_accepted_without_effect(door: int) -> None:
+    assert _verdicts(door)
+
+
+def test_every_operation_that_takes_fields_has_its_entry() -> None:
+    page = PAGE.read_text()
+    described = [operation.act for api in APIS for _, operation in _operations(api)]
+    for wire in WIRES:
+        for operation in wire.operations:
+            if isinstance(operation.act, Generate) or operation.body is not None or operation.query:
+                door = f"{operation.method} {operation.path}"
+                assert operation.act in described, f"{wire.name}: tests/compatibility.py does not know {door}"
+                assert f"`{door}`" in page, f"{wire.name}: {door} is not in {PAGE.name}"
+
+
+def test_every_field_of_a_body_has_its_entry() -> None:
+    for api in APIS:
+        for _, operation in _operations(api):
+            known = fields_of(operation.body) if operation.body is not None else set(operation.query)
+            listed = {part for name in api.fields for part in (name, name.partition(".")[0])}
+            missing = {name.rstrip("!") for name in known} - listed
+            missing -= {"inputs", "parameters"} if api.note else set()  # what holds the fields
+            assert not missing, f"{api.door}: {sorted(missing)}"
 
 
 def test_the_page_is_current() -> None:

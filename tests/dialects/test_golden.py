@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from tests.dialects.transcripts import GOLDEN, STREAMED, STREAMS, VIEWS, WHOLE, facts_for, transcript, vocabulary
+from tests.dialects.transcripts import GOLDEN, STREAMED, STREAMS, WHOLE, encoder_for, transcript, vocabulary
 
 from tailrace.text import Detokenizer
 from tailrace.types import End, TextDelta
@@ -29,7 +29,7 @@ def test_a_streaming_answer(view: str, stream: str) -> None:
 
 @pytest.mark.parametrize(("view", "stream"), _whole)
 def test_an_answer_in_one_piece(view: str, stream: str) -> None:
-    check(GOLDEN / view / f"{stream}.json", VIEWS[view].open(facts_for(STREAMS[stream])).whole(STREAMS[stream]))
+    check(GOLDEN / view / f"{stream}.json", encoder_for(view, STREAMS[stream]).whole(STREAMS[stream]))
 
 
 def test_no_transcript_is_left_over() -> None:

@@ -7,15 +7,28 @@ follow from 264. A test holds the texts below against them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tests.dialects.asking import asked, chat, completion, generate, native, tutorial, view_of, vocabulary
 
-from tailrace.dialects import StreamFacts, View, anthropic, cumulative, ollama, tgi, triton
+from tailrace.dialects import Encoder, StreamFacts, View, anthropic, cumulative, ollama, responses, tgi, triton
 from tailrace.engines.scripted import EOS_ID
 from tailrace.types import End, Event, Failure, FinishReason, TextDelta, Usage
 
-__all__ = ["GOLDEN", "STREAMED", "STREAMS", "VIEWS", "WHOLE", "facts", "facts_for", "transcript", "vocabulary"]
+__all__ = [
+    "GOLDEN",
+    "MEMOS",
+    "STREAMED",
+    "STREAMS",
+    "VIEWS",
+    "WHOLE",
+    "encoder_for",
+    "facts",
+    "facts_for",
+    "transcript",
+    "vocabulary",
+]
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 
@@ -155,6 +168,24 @@ _LOOK = {"name": "weather", "input_schema": {"type": "object"}}
 _TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 _TENSORS = {"inputs": [{"name": "TEXT", "shape": [1, 1], "datatype": "BYTES", "data": ["Hi"]}]}
 
+_INPUT = {"input": "Hi", "stream": True}
+_FUNCTION = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
+_REMEMBERED = {
+    "instructions": "Be brief.",
+    "max_output_tokens": 9,
+    "metadata": {"k\u00e9y": "v"},
+    "temperature": 0.5,
+    "text": {"format": {"type": "json_object"}},
+}
+_RESPONSES = {
+    "responses": responses.parse(asked(_INPUT)),
+    "responses_tools": responses.parse(asked({**_INPUT, "tools": [_FUNCTION]})),
+    "responses_forced": responses.parse(asked({**_INPUT, "tools": [_FUNCTION], "tool_choice": "required"})),
+    "responses_logprobs": responses.parse(asked({**_INPUT, "include": ["message.output_text.logprobs"]})),
+    "responses_background": responses.parse(asked({**_INPUT, **_REMEMBERED, "background": True})),
+}
+MEMOS = {name: call.request.memo for name, call in _RESPONSES.items()}  # of views that want something to be kept
+
 VIEWS: dict[str, View] = {
     "native": native({"prompt": "Hi"}).view,
     "chat": chat(_CHAT).view,
@@ -185,6 +216,7 @@ VIEWS: dict[str, View] = {
         triton.parse_generate(asked({"parameters": {"prompt": "Hi"}, "id": "7"}, path={"model": "scripted"}))
     ),
     "triton_tensors": view_of(triton.parse_infer(asked(_TENSORS, path={"model": "scripted"}))),
+    **{name: call.view for name, call in _RESPONSES.items()},
 }
 
 _ENDS = ("error", "cancelled", "interrupted", "refused")
@@ -213,6 +245,11 @@ STREAMED: dict[str, tuple[str, ...]] = {
     "ollama_logprobs": ("logprobs",),
     "triton": _ALL,
     "triton_parameters": ("plain",),
+    "responses": _ALL,
+    "responses_tools": ("plain", "calls", "cut_call", "error"),
+    "responses_forced": ("forced_call",),
+    "responses_logprobs": ("logprobs",),
+    "responses_background": ("plain", "length", "cancelled"),
 }
 WHOLE: dict[str, tuple[str, ...]] = {
     "chat": ("plain", "unicode", "stop"),
@@ -235,6 +272,11 @@ WHOLE: dict[str, tuple[str, ...]] = {
     "triton": ("plain",),
     "triton_parameters": ("unicode",),
     "triton_tensors": ("plain", "unicode"),
+    "responses": ("plain", "unicode", "length"),
+    "responses_tools": ("calls", "cut_call"),
+    "responses_forced": ("forced_call",),
+    "responses_logprobs": ("logprobs",),
+    "responses_background": ("plain", *_ENDS),
 }
 
 
@@ -257,7 +299,12 @@ def facts_for(events: Sequence[Event]) -> StreamFacts:
     return facts(1 + max((event.choice for event in events if isinstance(event, TextDelta)), default=0))
 
 
+def encoder_for(view: str, events: Sequence[Event]) -> Encoder:
+    """What shows these events in that way."""
+    return VIEWS[view].open(replace(facts_for(events), memo=MEMOS.get(view, b"")))
+
+
 def transcript(view: str, events: list[Event]) -> bytes:
     """A whole stream on the wire."""
-    encoder = VIEWS[view].open(facts_for(events))
+    encoder = encoder_for(view, events)
     return b"".join(encoder.encode(seq, event) for seq, event in enumerate(events, 1))

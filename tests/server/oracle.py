@@ -118,7 +118,13 @@ class Answer:
             choices = [*choices, []]
         frames = []
         for choice in choices:
-            head = {"id": completion_id, "object": kind, "created": created_s, "model": "scripted"}
+            head = {
+                "id": completion_id,
+                "object": kind,
+                "created": created_s,
+                "model": "scripted",
+                "system_fingerprint": None,
+            }
             usage = {"usage": None if choice else self.usage} if include_usage else {}
             frames.append(f"data: {_compact({**head, 'choices': choice, **usage})}\n\n")
         return "".join([*frames, "data: [DONE]\n\n"]).encode()

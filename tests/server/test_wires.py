@@ -338,7 +338,7 @@ def test_ignored_fields_are_named(server: Server, facade: Facade) -> None:
 
 def test_unknown_parameters_of_tgi_are_named(server: Server) -> None:
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 1, "frobnicate": 1}}
-    assert server.post("/generate", body).headers["x-tailrace-ignored"] == "frobnicate"
+    assert server.post("/generate", body).headers["x-tailrace-ignored"] == "parameters.frobnicate"
 
 
 @whole

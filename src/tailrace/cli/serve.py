@@ -127,10 +127,8 @@ def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket,
         try:
             await serve_model(found, settings, sock, cache_path=prepared, on_ready=on_ready, on_drain=on_drain)
         finally:
-            # The loop would bring back the handlers that show where the last, quick steps were interrupted.
             for number in _SIGNALS:
-                asyncio.get_running_loop().remove_signal_handler(number)
-                signal.signal(number, signal.SIG_IGN)
+                signal.signal(number, signal.SIG_IGN)  # the last steps are quick
 
     try:
         import uvloop

@@ -38,6 +38,7 @@ from tailrace.types import GenerateRequest, Grammar
 __all__ = ["WIRE"]
 
 _REFUSED: dict[str, tuple[object, ...]] = {
+    "compaction": (),
     "container": (),
     "context_management": ({},),
     "diagnostics": (),
@@ -45,6 +46,7 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "mcp_servers": ([],),
     "speed": ("standard",),
     "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
+    "thread": (),
 }
 _CHOICES = {"auto": "<auto>", "any": "<required>", "none": "<none>"}  # as `choose_tools` has them
 

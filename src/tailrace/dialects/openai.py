@@ -43,6 +43,7 @@ __all__ = [
     "ChosenFunction",
     "ChosenTool",
     "Function",
+    "FunctionName",
     "StreamOptions",
     "Tool",
     "choice_of",
@@ -96,8 +97,11 @@ class StreamOptions(msgspec.Struct):
     continuous_usage_stats: bool | None = None
 
 
+FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+
+
 class Function(msgspec.Struct):
-    name: Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+    name: FunctionName
     description: str | None = None
     parameters: JsonBody | None = None
     strict: bool | None = None
@@ -109,7 +113,7 @@ class Tool(msgspec.Struct):
 
 
 class ChosenFunction(msgspec.Struct):
-    name: str
+    name: FunctionName
 
 
 class ChosenTool(msgspec.Struct):
@@ -266,7 +270,10 @@ def _grammar_of_calls(functions: list[Function]) -> Grammar:
     definitions: JsonBody = {}
     for function in functions:
         arguments = dict(function.parameters or {"type": "object"})
-        definitions |= arguments.pop("$defs", {})
+        if isinstance(arguments.get("$defs"), dict):  # else it is refused where it stands
+            for name, one in arguments.pop("$defs").items():
+                if definitions.setdefault(name, one) != one:
+                    raise RequestError("Two tools have different $defs of one name.", param="tools")
         calls.append(
             {
                 "type": "object",

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tailrace.dialects.bodies import printable
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.queries import read_count
 from tailrace.dialects.wire import (
@@ -25,7 +26,7 @@ from tailrace.dialects.wire import (
     Wire,
     failure_of,
 )
-from tailrace.errors import RequestError
+from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import End, Event, GenerateRequest, Message, Sampling
 
 __all__ = ["WIRE", "bare_request", "bare_sampling", "encode_error"]
@@ -63,8 +64,10 @@ def parse_article(asked: Asked) -> Call:
 
 
 def _parse(asked: Asked, name: str, view: _View) -> Call:
-    if any(field not in (name, "max_tokens") for field in asked.query):
-        raise RequestError(f"Only {name} and max_tokens can be given here; use /v1/streams for more.")
+    if others := [printable(field) for field in asked.query if field not in (name, "max_tokens")]:
+        raise UnsupportedParameter(
+            f"Only {name} and max_tokens can be given here; use /v1/streams for more.", param=others[0]
+        )
     sampling = bare_sampling(asked.server, read_count(asked.query, "max_tokens"))
     return Call(bare_request(asked.server, asked.query[name], sampling), view, stream=True)
 

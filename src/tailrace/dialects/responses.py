@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import groupby
 from typing import Annotated, Literal
 
 import msgspec
@@ -21,7 +22,15 @@ from tailrace.dialects.bodies import JsonBody, read_known
 from tailrace.dialects.fields import SamplingFields, TextPart, sampling_of
 from tailrace.dialects.grammars import read_response_format
 from tailrace.dialects.native import encode_error
-from tailrace.dialects.openai import ChosenFunction, ChosenTool, Function, Tool, choice_of, choose_tools
+from tailrace.dialects.openai import (
+    ChosenFunction,
+    ChosenTool,
+    Function,
+    FunctionName,
+    Tool,
+    choice_of,
+    choose_tools,
+)
 from tailrace.dialects.responses_events import ResponsesView, spoken
 from tailrace.dialects.wire import (
     Asked,
@@ -84,14 +93,14 @@ Item = InputMessage | FunctionCallItem | FunctionOutputItem
 
 
 class FunctionTool(msgspec.Struct, tag="function"):
-    name: Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+    name: FunctionName
     description: str | None = None
     parameters: JsonBody | None = None
     strict: bool | None = None
 
 
 class ChosenByName(msgspec.Struct, tag="function"):
-    name: str
+    name: FunctionName
 
 
 class TextOptions(msgspec.Struct):
@@ -125,9 +134,9 @@ def parse(asked: Asked) -> Call:
     chosen = fields.tool_choice
     named = ChosenTool(ChosenFunction(chosen.name)) if isinstance(chosen, ChosenByName) else chosen
     shown, forced = choose_tools(tools, choice_of(named))
-    grammar = read_response_format(_format(fields))
+    grammar = read_response_format(_format(fields), "text.format")
     if shown and grammar is not None:
-        raise RequestError("text.format and tools exclude each other.", param="text")
+        raise RequestError("text.format and tools exclude each other.", param="text.format")
     said = _before(asked.server, fields.previous_response_id) + _messages(fields.input)
     messages = ((Message("system", fields.instructions),) if fields.instructions else ()) + said
     wants_logprobs = "message.output_text.logprobs" in (fields.include or ()) or fields.top_logprobs is not None
@@ -143,7 +152,7 @@ def parse(asked: Asked) -> Call:
         ),
         on_disconnect="detach" if fields.background else "cancel",
         linger_s=_BACKGROUND_S if fields.background else None,
-        memo=_memo(fields, said, forced is not None, wants_logprobs),
+        memo=_memo(fields, said, bool(shown), forced is not None, wants_logprobs),
     )
     view = ResponsesView(must_finish=not fields.background)
     return Call(request, view, bool(fields.stream), ignored, at_once=bool(fields.background))
@@ -163,24 +172,30 @@ def _messages(given: str | list[JsonBody]) -> tuple[Message, ...]:
     if not given:
         raise RequestError("input is empty.", param="input")
     messages: list[Message] = []
-    for place, item in enumerate(given):
-        try:
-            one = msgspec.convert(item if "type" in item else {**item, "type": "message"}, Item)
-        except msgspec.ValidationError:
-            raise RequestError(
-                f"input[{place}] is not a message of text, a function_call or a function_call_output.", param="input"
-            ) from None
-        if isinstance(one, FunctionCallItem):
-            call = ToolCall(one.call_id, one.name, one.arguments)
-            if messages and messages[-1].role == "assistant":
-                messages[-1] = replace(messages[-1], tool_calls=(*messages[-1].tool_calls, call))
-            else:
-                messages.append(Message("assistant", "", (call,)))
-        elif isinstance(one, FunctionOutputItem):
-            messages.append(Message("tool", _text(one.output), tool_call_id=one.call_id))
-        else:
-            messages.append(Message("system" if one.role == "developer" else one.role, _text(one.content)))
+    items = (_item(item, place) for place, item in enumerate(given))
+    for are_calls, group in groupby(items, lambda item: isinstance(item, FunctionCallItem)):
+        if are_calls:  # of one turn, with what was said before them
+            calls = tuple(
+                ToolCall(one.call_id, one.name, one.arguments) for one in group if isinstance(one, FunctionCallItem)
+            )
+            said = messages.pop().content if messages and messages[-1].role == "assistant" else ""
+            messages.append(Message("assistant", said, calls))
+            continue
+        for one in group:
+            if isinstance(one, FunctionOutputItem):
+                messages.append(Message("tool", _text(one.output), tool_call_id=one.call_id))
+            elif isinstance(one, InputMessage):
+                messages.append(Message("system" if one.role == "developer" else one.role, _text(one.content)))
     return tuple(messages)
+
+
+def _item(item: JsonBody, place: int) -> Item:
+    try:
+        return msgspec.convert(item if "type" in item else {**item, "type": "message"}, Item)
+    except msgspec.ValidationError:
+        raise RequestError(
+            f"input[{place}] is not a message of text, a function_call or a function_call_output.", param="input"
+        ) from None
 
 
 def _text(content: str | list[InputText] | list[InputText | OutputText]) -> str:
@@ -198,7 +213,7 @@ def _before(server: ServerFacts, response_id: str | None) -> tuple[Message, ...]
     return (*msgspec.convert(kept, tuple[Message, ...]), spoken(facts, events))
 
 
-def _memo(fields: Body, said: tuple[Message, ...], forced: bool, logprobs: bool) -> bytes:
+def _memo(fields: Body, said: tuple[Message, ...], reads_tools: bool, forced: bool, logprobs: bool) -> bytes:
     names = ("background", "instructions", "max_output_tokens", "metadata",
              "previous_response_id", "temperature", "top_p", "top_logprobs", "tool_choice", "user")  # fmt: skip
     echo = {name: msgspec.to_builtins(value) for name in names if (value := getattr(fields, name)) is not None}
@@ -207,7 +222,9 @@ def _memo(fields: Body, said: tuple[Message, ...], forced: bool, logprobs: bool)
     if fields.text is not None and fields.text.format is not None:
         echo["text"] = {"format": fields.text.format}
     kept = said if echo["store"] else None
-    return msgspec.json.encode({"echo": echo, "forced": forced, "logprobs": logprobs, "said": kept})
+    return msgspec.json.encode(
+        {"echo": echo, "reads_tools": reads_tools, "forced": forced, "logprobs": logprobs, "said": kept}
+    )
 
 
 def parse_following(asked: Asked) -> Following:

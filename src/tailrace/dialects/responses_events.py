@@ -53,9 +53,10 @@ class ResponsesEncoder:
         self._view = view
         self._echo: JsonBody = memo.get("echo", {})
         self._logprobs: bool = memo.get("logprobs", False)
-        self._reader = ToolCallReader(forced=memo.get("forced", False)) if self._echo.get("tools") else None
+        self._reader = ToolCallReader(forced=memo.get("forced", False)) if memo.get("reads_tools") else None
         self._next_number = 0
         self._out: list[str] = []
+        self._unsaid: list[JsonBody] = []  # logprobs of tokens whose text is still held back
         self._finish: str | None = None
         self.items: list[JsonBody] = []  # of the output; the last one may be growing
 
@@ -99,19 +100,21 @@ class ResponsesEncoder:
         parts: list[str | CallPart] = [delta.text] if delta.text else []
         if self._reader is not None:
             parts = self._reader.push(delta.text) + (self._reader.flush() if delta.finish_reason else [])
+        if self._logprobs:
+            self._unsaid += self._logprobs_json(delta)
         for part in parts:
             if isinstance(part, str):
-                self._say(part, delta)
+                self._say(part)
             else:
                 self._call(part)
         if delta.finish_reason is not None:
             self._finish = delta.finish_reason
 
-    def _say(self, text: str, delta: TextDelta) -> None:
+    def _say(self, text: str) -> None:
         if not self.items or self.items[-1]["type"] != "message":
             self._open_message()
         item = self.items[-1]
-        logprobs = self._logprobs_json(delta) if self._logprobs else []
+        logprobs, self._unsaid = self._unsaid, []
         item["content"][0]["text"] += text
         item["content"][0]["logprobs"] += logprobs
         self._emit("response.output_text.delta", {**self._place(item), "delta": text, "logprobs": logprobs})
@@ -131,6 +134,7 @@ class ResponsesEncoder:
         self._emit("response.content_part.added", {**self._place(item), "part": item["content"][0]})
 
     def _call(self, part: CallPart) -> None:
+        self._unsaid = []  # a call shows none
         if part.name:
             self._finish_item("completed")
             name = f"{self._facts.stream_id}_{len(self.items)}"

@@ -13,14 +13,14 @@ model can take as a chat's is one, as on the other bare wires. 5. Binary tensors
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
 
 import msgspec
 
 from tailrace.dialects import triton_models as models
-from tailrace.dialects.bodies import JsonBody, read_fields, read_known, require_json
+from tailrace.dialects.bodies import JsonBody, printable, read_fields, read_known, refuse, require_json
 from tailrace.dialects.fields import SamplingFields, Tokens, sampling_of
 from tailrace.dialects.plain import bare_request, bare_sampling
 from tailrace.dialects.triton_answers import TritonView, encode_error
@@ -59,7 +59,8 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "sequence_start": (False,),
     "timeout": (0,),
 }
-
+_REFUSED_OF_OUTPUTS: dict[str, tuple[object, ...]] = {"classification": (0,), "shared_memory_region": ()}
+_MAX_NAMED = 10
 
 RequestId = Annotated[str, msgspec.Meta(max_length=256)]  # stands in every event
 
@@ -134,14 +135,28 @@ def _given(body: JsonBody) -> tuple[JsonBody, InferBody, tuple[str, ...]]:
     """
     shape = {name: body[name] for name in InferBody.__struct_fields__ if name in body} if "inputs" not in body else body
     around, ignored = read_fields(shape, InferBody)
+    ignored += _unread(around.outputs or ())
     given = dict(around.parameters or {})
     if around.inputs is None:
-        return {**given, **{name: value for name, value in body.items() if name not in shape}}, around, ()
+        return {**given, **{name: value for name, value in body.items() if name not in shape}}, around, ignored
     for name, value in _values(around.inputs):
         if name in given:
             raise RequestError("An input is given twice.", param="inputs")
         given[name] = value
     return given, around, ignored
+
+
+def _unread(outputs: Sequence[RequestedOutput]) -> tuple[str, ...]:
+    """What is asked of outputs and not done. The official client asks for binary ones unless it is told not to.
+
+    Raises: UnsupportedParameter.
+    """
+    names = set()
+    for wanted in outputs:
+        given = wanted.parameters or {}
+        refuse(given, _REFUSED_OF_OUTPUTS)
+        names |= {name for name in given if name not in _REFUSED_OF_OUTPUTS and given[name] is not False}
+    return tuple(f"outputs[].parameters.{printable(name)}" for name in sorted(names)[:_MAX_NAMED])
 
 
 def _call(asked: Asked, *, is_tensor: bool = False, stream: bool = False) -> Call:

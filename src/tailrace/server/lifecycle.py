@@ -191,8 +191,9 @@ class _Signals:
         self.leaving = asyncio.Event()
         self.hurrying = asyncio.Event()
         loop = asyncio.get_running_loop()
+        # Not the loop's own handlers: when it lets go of those, a signal kills for a moment.
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._arrived)
+            signal.signal(number, lambda *_: loop.call_soon_threadsafe(self._arrived))
 
     def _arrived(self) -> None:
         if self.leaving.is_set():

@@ -89,7 +89,8 @@ class Routes:
             return await self._pages.index(request)
         return PlainTextResponse(
             f"tailrace {self._facts.version} runs {self._facts.model}. POST /?prompt=… streams text; "
-            "/openapi.json says what else there is.\n"
+            "/openapi.json says what else there is.\n",
+            headers={"vary": "accept"},
         )
 
     async def show_metrics(self, request: Request) -> ASGIApp:

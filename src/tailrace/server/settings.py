@@ -27,7 +27,9 @@ class Settings:
         "cache leaves rare exceptions. --no-exact may be faster on processors with bfloat16.",
     )
     prefix_cache: bool = _setting(
-        True, "A prompt that begins like an earlier one starts sooner. Without it, --exact has no exceptions."
+        True,
+        "A prompt that begins like an earlier one starts sooner. Without it, --exact has no exceptions on processors "
+        "with AVX-512, and on others none for prompts of one step.",
     )
     context_tokens: int = _setting(0, "Longest prompt and answer together; 0 is what the model was made for.")
     kv_tokens: int = _setting(65_536, "Tokens that the engine's memory holds, all streams together.", least=1)
