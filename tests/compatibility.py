@@ -334,7 +334,7 @@ APIS = [
         ["model", "name", "verbose"],
         {"model": "scripted", "name": "scripted", "verbose": True},
         {"model": {"model": None}, "name": {"model": None}},
-        {ANY: "there is nothing more to say"},
+        {"verbose": "there is nothing more to say"},
     ),
     *(api for verb in ("infer", "generate", "generate_stream") for api in _triton(verb)),
     _tgi("POST /generate", moot={"stream": _SAID}),

@@ -85,7 +85,8 @@ def _meant(api: Api, given: JsonBody) -> _Meant:
         case OnStream(find):
             return _Meant(find(wanted), None)
         case Show(render):
-            return _Meant(render(wanted), None)
+            reply = render(wanted)
+            return _Meant(replace(reply, ignored=()), None, reply.ignored)
 
 
 def _operations(api: Api) -> list[tuple[Wire, Operation]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ from tailrace.engines import EngineSpec, load_engine
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.models import ModelCard, NoProgress, models_path, resolve
 from tailrace.testing import Law, laws
-from tailrace.types import Sampling
+from tailrace.types import Grammar, Sampling
 
 pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first
 
@@ -252,6 +254,36 @@ def test_sampling_that_the_library_refuses_fails_one_sequence(exact: Shared, wro
         exact.submit(Sequence(1, (5, 6, 7), sampling))
     steps.finish()
     assert len(steps.bits(neighbour)) == 4
+
+
+def _obeyed(engine: Engine, grammar: Grammar, card: ModelCard, prompt: tuple[int, ...] = (1, 2, 3)) -> str:
+    said: list[Delta] = []
+    engine.submit(Sequence(1, prompt, Sampling(temperature=0.0, seed=3, max_tokens=60, grammar=grammar)))
+    while not said or said[-1].finish_reason is None:
+        said += engine.step()
+    assert said[-1].finish_reason == "stop"
+    return Tokenizer.from_str(card.tokenizer_json).decode([each for delta in said for each in delta.token_ids])
+
+
+def test_grammar_is_obeyed(fast: Shared, card: ModelCard, chat: Callable[[str], tuple[int, ...]]) -> None:
+    schema = '{"type":"object","properties":{"wet":{"type":"boolean"}},"required":["wet"],"additionalProperties":false}'
+    assert "grammar" in fast.capabilities.parameters
+    assert re.fullmatch("[a-c]{5}", _obeyed(fast, Grammar("regex", "[a-c]{5}"), card))
+    answer = _obeyed(fast, Grammar("json_schema", schema), card, chat("Is water wet? Answer in JSON."))
+    assert list(json.loads(answer)) == ["wet"]
+
+
+@pytest.mark.deep
+def test_grammar_is_obeyed_by_what_is_prepared_now_and_later(spec: EngineSpec, card: ModelCard, tmp_path: Path) -> None:
+    for _ in range(2):
+        engine = load_engine(msgspec.structs.replace(spec, cache_path=str(tmp_path)))
+        assert re.fullmatch("[a-c]{5}", _obeyed(engine, Grammar("regex", "[a-c]{5}"), card))
+        engine.close()
+    (prepared,) = tmp_path.iterdir()
+    (prepared / "openvino_tokenizer.xml").unlink()
+    engine = load_engine(msgspec.structs.replace(spec, path=str(prepared)))
+    assert "grammar" not in engine.capabilities.parameters
+    engine.close()
 
 
 def test_file_that_is_no_model(tmp_path: Path) -> None:

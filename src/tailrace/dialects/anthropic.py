@@ -129,9 +129,9 @@ def parse(asked: Asked) -> Call:
 
 def count_tokens(asked: Asked) -> Reply:
     """Raises: RequestError."""
-    fields, _ = read_known(asked.body, CountBody, _REFUSED)
+    fields, ignored = read_known(asked.body, CountBody, _REFUSED)
     request, _ = _prompt(fields)
-    return Reply(to_json({"input_tokens": asked.server.count_tokens(request)}))
+    return Reply(to_json({"input_tokens": asked.server.count_tokens(request)}), ignored=ignored)
 
 
 def _prompt(fields: CountBody) -> tuple[GenerateRequest, Grammar | None]:

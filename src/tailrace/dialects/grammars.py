@@ -1,7 +1,8 @@
 """What an answer must look like, read from requests: JSON schemas and regular expressions, and only such as are safe.
 
 An engine compiles a grammar inside a step that everybody waits for, and one that it cannot compile takes the engine
-down. So a schema may hold only the keywords below, each of which is known to be honoured, and only so much of it.
+down (a name with a quote in it is enough, or a | with nothing beside it). So a schema may hold only the keywords below,
+each of which is known to be honoured, and only so much of it.
 Measured with openvino-genai 2026.4.1 on two Sapphire Rapids cores: within these limits compiling takes at most about
 0.3 s; a `maxLength` of 2,000 takes 6 s, and then one second for every token.
 """
@@ -24,6 +25,8 @@ _MAX_ITEMS = 64
 _MAX_DEPTH = 16
 _MAX_TEXT = 2_000  # characters of a regular expression
 _MAX_REPEATS = 64
+_MAX_SIZE = 4_096  # of regular expressions, with their counts written out, together
+_SET_SIZE = 64  # of what stands for many characters: .{128} took 2 s, (.{64}){64} 34 s, (a{64}){64} 0.1 s
 
 _TYPES = frozenset({"object", "array", "string", "integer", "number", "boolean", "null"})
 _FORMATS = frozenset({"date", "time", "date-time", "email", "uuid", "ipv4", "ipv6"})
@@ -39,29 +42,30 @@ _KNOWN = frozenset(  # to JSON Schema; only these are named, so that nothing is 
      "multipleOf", "not", "nullable", "oneOf", "patternProperties", "propertyNames", "then", "unevaluatedItems",
      "unevaluatedProperties", "uniqueItems"}
 )  # fmt: skip
+_CLASS = re.compile(r"\[\^?\]?[^]]*\]")  # in a regular expression without escapes
 _REGEX_ESCAPES = set("dDwWsS.\\[](){}*+?|^$/-nrt\"'")
 
 ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 
 
-def read_response_format(value: object) -> Grammar | None:
+def read_response_format(value: object, param: str = "response_format") -> Grammar | None:
     """OpenAI's `response_format`; what Hugging Face's client makes of it is read, too. Raises: RequestError."""
     if value is None:
         return None
     if not isinstance(value, dict):
-        raise RequestError("response_format must be an object.", param="response_format")
+        raise RequestError(f"{param} must be an object.", param=param)
     kind = value.get("type")
     if kind == "text":
         return None
     if kind == "json_schema":
         wrapped = value.get("json_schema")
         schema = wrapped.get("schema") if isinstance(wrapped, dict) else value.get("schema", value.get("value"))
-        return grammar_of_schema(schema, "response_format")
+        return grammar_of_schema(schema, param)
     if kind in ("json_object", "json"):
-        return grammar_of_schema(value["value"], "response_format") if value.get("value") is not None else ANY_OBJECT
+        return grammar_of_schema(value["value"], param) if value.get("value") is not None else ANY_OBJECT
     if kind == "regex":
-        return _grammar_of_regex(value.get("value"), "response_format")
-    raise RequestError("response_format takes the types text, json_object and json_schema.", param="response_format")
+        return _grammar_of_regex(value.get("value"), param)
+    raise RequestError(f"{param} takes the types text, json_object and json_schema.", param=param)
 
 
 def read_tgi_grammar(kind: str, value: object) -> Grammar:
@@ -94,6 +98,7 @@ class _Schema:
         self._num_schemas = 0
         self._num_values = 0
         self._length = 0
+        self._finite: set[int] = set()  # schemas, by identity, that have been found to come to an end
 
     def check(self) -> None:
         self._one(self._root, 0)
@@ -117,6 +122,8 @@ class _Schema:
                 raise UnsupportedParameter(f"{self._param}: {which} is not supported.", param=self._param)
         self._keywords(schema)
         for inner in _inner(schema):
+            if inner is False:  # what has to be there and may not takes an engine down
+                raise self._bad("false is for additionalProperties, and for items beside prefixItems")
             self._one(inner, depth + 1)
 
     def _keywords(self, schema: JsonBody) -> None:
@@ -129,9 +136,6 @@ class _Schema:
             if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
                 raise self._bad(f"{name} is a whole number from 0 to {most}")
         self._length += max(schema.get("maxLength", 0), schema.get("minLength", 0))
-        for low, high in (("minItems", "maxItems"), ("minLength", "maxLength"), ("minimum", "maximum")):
-            if low in schema and high in schema and schema[low] > schema[high]:
-                raise self._bad(f"{low} is above {high}")
         for name in ("minimum", "maximum"):
             value = schema.get(name, 0)
             if (
@@ -141,6 +145,9 @@ class _Schema:
                 or (name in schema and schema.get("type") != "integer")
             ):
                 raise self._bad(f"{name} is a whole number, and goes with the type integer")
+        for low, high in (("minItems", "maxItems"), ("minLength", "maxLength"), ("minimum", "maximum")):
+            if low in schema and high in schema and schema[low] > schema[high]:
+                raise self._bad(f"{low} is above {high}")
         if not _is_list(schema.get("required", []), lambda name: isinstance(name, str)):
             raise self._bad("required is a list of names")
         if "enum" in schema:
@@ -149,18 +156,25 @@ class _Schema:
             self._num_values += len(schema["enum"])
         if "const" in schema and not _is_scalar(schema["const"]):
             raise self._bad("const is a string, a number, a boolean or null")
-        if "format" in schema and schema["format"] not in _FORMATS:
+        if "format" in schema and not _is_list([schema["format"]], lambda name: name in _FORMATS):
             raise self._bad(f"format is one of {', '.join(sorted(_FORMATS))}")
         if "pattern" in schema:
             _grammar_of_regex(schema["pattern"], self._param)
+        if "$ref" in schema and _CHECKED & schema.keys() - {"$ref", "$defs", "definitions"}:
+            raise self._bad("nothing that restricts an answer goes beside a $ref")  # engines would not look at it
         if "$ref" in schema and not self._leads_somewhere(schema["$ref"]):
             raise self._bad("a $ref leads to #/$defs/name or #/definitions/name")
         for name in ("properties", "$defs", "definitions"):
             if not isinstance(schema.get(name, {}), dict):
                 raise self._bad(f"{name} is an object")
+        if any(re.search(r'["\\\x00-\x1f]', name) for name in schema.get("properties", {})):
+            raise self._bad("the name of a property has no quotes, backslashes or control characters")
         for name in ("anyOf", "prefixItems"):
             if name in schema and not (isinstance(schema[name], list) and schema[name]):
                 raise self._bad(f"{name} is a list of schemas")
+        num_places = len(schema.get("prefixItems", []))
+        if num_places and not schema.get("minItems", 0) <= num_places <= schema.get("maxItems", num_places):
+            raise self._bad("the prefixItems do not fit minItems and maxItems")
 
     def _leads_somewhere(self, reference: object) -> bool:
         target = self._target(reference)
@@ -175,6 +189,8 @@ class _Schema:
         """A schema that is itself, or one of several of which it is one: it would never come to a character."""
         if id(schema) in above:
             return True
+        if id(schema) in self._finite:  # else the ways through choices of choices would be counted, which are many
+            return False
         choices = schema.get("anyOf", [])
         if not isinstance(choices, list) or len(above) > _MAX_DEPTH:
             return True
@@ -183,6 +199,7 @@ class _Schema:
                 target = self._target(choice["$ref"]) if "$ref" in choice else choice
                 if isinstance(target, dict) and self._is_endless(target, [*above, id(schema)]):
                     return True
+        self._finite.add(id(schema))
         return False
 
     def _bad(self, reason: str) -> RequestError:
@@ -194,9 +211,10 @@ def _inner(schema: JsonBody) -> Iterator[object]:
         yield from schema.get(name, {}).values()
     for name in ("anyOf", "prefixItems"):
         yield from schema.get(name, [])
-    for name in ("items", "additionalProperties"):
-        if name in schema:
-            yield schema[name]
+    if "items" in schema and not ("prefixItems" in schema and schema["items"] is False):
+        yield schema["items"]
+    if schema.get("additionalProperties", False) is not False:
+        yield schema["additionalProperties"]
 
 
 def _is_scalar(value: object) -> bool:
@@ -212,21 +230,48 @@ def _grammar_of_regex(text: object, param: str) -> Grammar:
     no counts beyond reason. Raises: RequestError."""
     if not isinstance(text, str) or not text or len(text) > _MAX_TEXT:
         raise RequestError(f"{param}: a regular expression has 1 to {_MAX_TEXT} characters.", param=param)
+    escapes = re.findall(r"\\(.)", text, re.DOTALL)
+    bare = re.sub(r"\\.", lambda match: "." if match[0][1] in "dDwWsS" else "x", text, flags=re.DOTALL)
+    classes = re.findall(_CLASS, bare)
+    bare = re.sub(_CLASS, ".", bare)
+    if (
+        re.search(r"\(\?(?!:)|[*+?}][+]|\$(?!\Z)|(?<!^)\^|\{(?![0-9]+(,[0-9]*)?\})", bare)
+        or re.search(r"(?:\A\^?|\((?:\?:)?|\|)\||\|(?:\)|\$?\Z)", bare)  # nothing on one side of a |
+        or any(re.search(r"\[\[|\[\^?\]|--|&&|~~|\|\|", one) for one in classes)
+        or any(escape not in _REGEX_ESCAPES for escape in escapes)
+        or any(int(count) > _MAX_REPEATS for count in re.findall("[0-9]+(?=[,0-9]*})", bare))
+    ):
+        raise UnsupportedParameter(
+            f"{param}: of regular expressions, look-around, back-references, named groups, sets of sets, empty "
+            f"alternatives, braces that are no counts, and counts above {_MAX_REPEATS} are not supported.",
+            param=param,
+        )
     try:
+        if "[" in bare:  # not closed, of which Python might warn before it raises
+            raise re.error("a set without its end")
         re.compile(text)
     except (re.error, RecursionError, OverflowError):
         raise RequestError(f"{param}: this is not a regular expression.", param=param) from None
-    escapes = re.findall(r"\\(.)", text, re.DOTALL)
-    counts = [int(count) for count in re.findall(r"[{,](\d+)(?=[,}])", text)]
-    if (
-        re.search(r"\(\?(?!:)|[*+?}][+]|\$(?!$)|(?<!^)(?<![\\\[])\^", text)
-        or any(escape not in _REGEX_ESCAPES for escape in escapes)
-        or any(count > _MAX_REPEATS for count in counts)
-        or len(counts) > _MAX_REPEATS
-    ):
+    if _size(bare) > _MAX_SIZE:
         raise UnsupportedParameter(
-            f"{param}: of regular expressions, look-around, back-references, named groups and counts above "
-            f"{_MAX_REPEATS} are not supported.",
+            f"{param}: this regular expression is too large: with its counts written out, it has at most {_MAX_SIZE} "
+            f"characters, of which . and sets count for {_SET_SIZE} each.",
             param=param,
         )
     return Grammar("regex", text)
+
+
+def _size(bare: str) -> int:
+    """How large a regular expression is, in which a . stands for each set, when its counts are written out."""
+    sizes, last = [0], 0  # of the groups that are open, and of what a count would repeat
+    for one in re.findall(r"\(\?:|\{[^}]*\}|.", bare, re.DOTALL):
+        if one[0] == "(":
+            sizes.append(0)
+        elif one[0] == "{":
+            most = max(1, *(int(count) for count in re.findall("[0-9]+", one)))
+            sizes[-1] += last * (most - 1)
+            last *= most
+        else:
+            last = sizes.pop() if one == ")" else _SET_SIZE if one == "." else 1
+            sizes[-1] += last
+    return sizes[0]

@@ -51,27 +51,24 @@ def list_running(asked: Asked) -> Reply:
 
 def show_model(asked: Asked) -> Reply:
     """Raises: RequestError."""
-    fields, _ = read_fields(asked.body, ShowBody)
+    fields, ignored = read_fields(asked.body, ShowBody)
     name = fields.model or fields.name
     if not name:
         raise RequestError("model is required", param="model")
     server = asked.server
     require(server, name)
-    return Reply(
-        to_json(
-            {
-                "details": _DETAILS,
-                # Clients look for the length under a name that begins with the architecture's.
-                "model_info": {
-                    "general.architecture": "unknown",
-                    "general.basename": server.model,
-                    "unknown.context_length": server.max_total_tokens,
-                },
-                "capabilities": ["completion", "tools"] if server.takes_tools else ["completion"],
-                "modified_at": time_of(server.started_s),
-            }
-        )
-    )
+    facts = {
+        "details": _DETAILS,
+        # Clients look for the length under a name that begins with the architecture's.
+        "model_info": {
+            "general.architecture": "unknown",
+            "general.basename": server.model,
+            "unknown.context_length": server.max_total_tokens,
+        },
+        "capabilities": ["completion", "tools"] if server.takes_tools else ["completion"],
+        "modified_at": time_of(server.started_s),
+    }
+    return Reply(to_json(facts), ignored=ignored)
 
 
 def show_version(asked: Asked) -> Reply:

@@ -191,11 +191,12 @@ def _messages(given: str | list[JsonBody]) -> tuple[Message, ...]:
 
 def _item(item: JsonBody, place: int) -> Item:
     try:
-        return msgspec.convert(item if "type" in item else {**item, "type": "message"}, Item)
+        found: Item = msgspec.convert(item if "type" in item else {**item, "type": "message"}, Item)
     except msgspec.ValidationError:
         raise RequestError(
             f"input[{place}] is not a message of text, a function_call or a function_call_output.", param="input"
         ) from None
+    return found
 
 
 def _text(content: str | list[InputText] | list[InputText | OutputText]) -> str:

@@ -217,15 +217,15 @@ def show_health(asked: Asked) -> Reply:
 
 
 def tokenize(asked: Asked) -> Reply:
-    fields, _ = read_fields(asked.body, Body)
-    return Reply(to_json(encode_tokens(fields.inputs, asked.server.tokenize(fields.inputs))))
+    fields, ignored = read_fields(asked.body, Body)
+    return Reply(to_json(encode_tokens(fields.inputs, asked.server.tokenize(fields.inputs))), ignored=ignored)
 
 
 def tokenize_chat(asked: Asked) -> Reply:
-    fields, _ = read_fields(asked.body, ChatBody)
+    fields, ignored = read_fields(asked.body, ChatBody)
     text = asked.server.render(read_messages(fields.messages))
     tokens = encode_tokens(text, asked.server.tokenize(text))
-    return Reply(to_json({"tokenize_response": tokens, "templated_text": text}))
+    return Reply(to_json({"tokenize_response": tokens, "templated_text": text}), ignored=ignored)
 
 
 _EXAMPLE = {"inputs": "What is Deep Learning?", "parameters": {"max_new_tokens": 20}}

@@ -194,6 +194,7 @@ class Reply:
     status: int = 200
     media_type: str = "application/json"
     retry_after_s: float | None = None
+    ignored: tuple[str, ...] = ()  # as in `Call`
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,10 +28,10 @@ import openvino as ov
 import openvino_genai as genai
 
 from tailrace.engine import Capabilities, Delta, Sequence
-from tailrace.engines.openvino_model import BLOCK_TOKENS, COMPANION_TOKENS, load_pipeline
+from tailrace.engines.openvino_model import BLOCK_TOKENS, COMPANION_TOKENS, has_tokenizer, load_pipeline
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError, SequenceFailed
-from tailrace.types import FinishReason, Sampling
+from tailrace.types import FinishReason, Grammar, Sampling
 
 __all__ = ["PARAMETERS", "OpenVINOEngine"]
 
@@ -79,6 +79,8 @@ class OpenVINOEngine:
         try:
             self._pipeline = load_pipeline(spec)
             self._warm_up()
+            if has_tokenizer(spec):
+                self._warm_up(Grammar("regex", "[ab]"))
         except (RuntimeError, LookupError, ValueError, MemoryError) as error:  # C++'s, as pybind11 translates them
             raise ModelError(_reason(error)) from error
         self._runs: dict[int, _Run] = {}
@@ -90,7 +92,7 @@ class OpenVINOEngine:
             kv_tokens=spec.kv_tokens,
             block_tokens=BLOCK_TOKENS,
             max_sequences=spec.max_sequences,
-            parameters=PARAMETERS,
+            parameters=PARAMETERS if has_tokenizer(spec) else PARAMETERS - {"grammar"},
             exact=spec.exact and not spec.prefix_cache and _cuts_change_nothing(),
         )
 
@@ -142,14 +144,12 @@ class OpenVINOEngine:
         while self._pipeline.has_non_finished_requests():
             self._pipeline.step()
 
-    def _warm_up(self) -> None:
-        """Run once, so that it is known to work and the first request does not pay for it (0.3 s)."""
-        config = genai.GenerationConfig()
-        config.max_new_tokens = 2
-        self._set_end(config, ignore_eos=True)
+    def _warm_up(self, grammar: Grammar | None = None) -> None:
+        """Run once, so that it is known to work and the first request does not pay for it (0.3 s, and as much for the
+        first grammar, for which all others would wait)."""
+        config = self._config(Sampling(temperature=0.0, seed=0, max_tokens=2, ignore_eos=True, grammar=grammar))
         handle = self._add(_COMPANION_ID, (1, 2, 3), config)
-        while self._pipeline.has_non_finished_requests():
-            self._pipeline.step()
+        self._drain()
         handle.read_all()
 
     def _add(self, request_id: int, ids: tuple[int, ...], config: Any) -> Any:

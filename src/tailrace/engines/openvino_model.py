@@ -14,10 +14,19 @@ import openvino_genai as genai
 
 from tailrace.engines.protocol import EngineSpec
 
-__all__ = ["BLOCK_TOKENS", "COMPANION_TOKENS", "load_pipeline"]
+__all__ = ["BLOCK_TOKENS", "COMPANION_TOKENS", "has_tokenizer", "load_pipeline"]
 
 BLOCK_TOKENS = 32  # in which the library hands out memory, on a CPU
 COMPANION_TOKENS = 256  # how long the throw-away sequence beside a lone one may get: its past costs time too
+
+
+_SAVE = {"enable_save_ov_model": True}
+
+
+def has_tokenizer(spec: EngineSpec) -> bool:
+    """Whether the library gets to know the tokens, which it needs for grammars. Out of a GGUF it always does."""
+    path = Path(spec.path)
+    return not path.is_dir() or (path / "openvino_tokenizer.xml").is_file()
 
 
 def load_pipeline(spec: EngineSpec) -> Any:  # Any: the library's stubs do not hold up
@@ -50,7 +59,8 @@ def _load_gguf(path: Path, cache: Path | None, scheduler: Any, properties: dict[
     if cache is None:
         return genai.ContinuousBatchingPipeline(str(path), scheduler, "CPU", properties)
     state = path.stat()
-    key = hashlib.sha256(f"{path.resolve()} {state.st_size} {state.st_mtime_ns} {genai.__version__}".encode())
+    facts = f"with tokenizer {path.resolve()} {state.st_size} {state.st_mtime_ns} {genai.__version__}"
+    key = hashlib.sha256(facts.encode())
     prepared = cache / f"{path.stem}-{key.hexdigest()[:16]}"
     if prepared.is_dir():
         try:
@@ -67,9 +77,7 @@ def _load_gguf(path: Path, cache: Path | None, scheduler: Any, properties: dict[
     try:
         link = work / path.name  # the library writes beside the file that it reads
         os.symlink(path.resolve(), link)
-        pipeline = genai.ContinuousBatchingPipeline(
-            str(link), scheduler, "CPU", properties | {"enable_save_ov_model": True}
-        )
+        pipeline = genai.ContinuousBatchingPipeline(str(link), scheduler, "CPU", properties | _SAVE, _SAVE)
         link.unlink()
         with contextlib.suppress(OSError):  # another worker was quicker
             work.rename(prepared)

@@ -121,7 +121,7 @@ class Routes:
                 return self._on_stream(*find(asked), verb)
             case Show(render, is_slow):
                 if not is_slow:
-                    return _reply(render(asked))
+                    return self._reply(render(asked))
                 return await self._show_slowly(render, asked)
 
     async def _show_slowly(self, render: Callable[[Asked], Reply], asked: Asked) -> ASGIApp:
@@ -130,7 +130,7 @@ class Routes:
         self._num_slow += 1
         try:
             async with self._slow:
-                return _reply(await asyncio.to_thread(render, asked))
+                return self._reply(await asyncio.to_thread(render, asked))
         finally:
             self._num_slow -= 1
 
@@ -147,6 +147,12 @@ class Routes:
         operation.check(request.headers)
         return read_json(await self._bodies.read(request.headers, request.receive))
 
+    def _reply(self, reply: Reply) -> Response:
+        headers = self._naming(reply.ignored)
+        if reply.retry_after_s is not None:
+            headers["retry-after"] = f"{reply.retry_after_s:.0f}"
+        return Response(reply.body, reply.status, headers, reply.media_type)
+
     # Streams
 
     async def _generate(
@@ -161,20 +167,17 @@ class Routes:
 
     async def _begin(self, wire: Wire, request: Request, asked: Asked, call: Call | Following | Reply) -> ASGIApp:
         if isinstance(call, Reply):
-            return _reply(call)
+            return self._reply(call)
         if isinstance(call, Following):
             return self._follow(call)
-        if call.ignored and self._settings.strict:
-            raise UnsupportedParameter(f"Unknown field: {call.ignored[0]}.", param=call.ignored[0])
+        naming = self._naming(call.ignored)
         if request.method == "HEAD":
             return Response(media_type=call.view.media_type)
         if request.method == "GET" and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             # What a page of another origin can have a browser GET, with no Origin to tell it by.
             raise Forbidden("Other pages may not make this server generate.", param="sec-fetch-site")
         log = await self._recall_or_create(request, asked, _lingering(call.request, request))
-        headers = _names(log)
-        if call.ignored:
-            headers["x-tailrace-ignored"] = ", ".join(call.ignored)
+        headers = _names(log) | naming
         facts = facts_of(self._generator, log)
         if not facts.prompts:  # an Idempotency-Key found it again, after its end
             prompts = await self._generator.encode(call.request)
@@ -186,6 +189,12 @@ class Routes:
         if call.at_once:
             return JsonAnswer(encoder.whole(log.events), call.status, headers | {"location": _path(log)})
         return WholeAnswer(log, encoder, wire, headers)
+
+    def _naming(self, ignored: Sequence[str]) -> dict[str, str]:
+        """The header that names fields which nobody here knows. Raises: UnsupportedParameter, where we are strict."""
+        if ignored and self._settings.strict:
+            raise UnsupportedParameter(f"Unknown field: {ignored[0]}.", param=ignored[0])
+        return {"x-tailrace-ignored": ", ".join(ignored)} if ignored else {}
 
     async def _recall_or_create(self, request: Request, asked: Asked, wanted: GenerateRequest) -> StreamLog:
         key = request.headers.get("idempotency-key")
@@ -253,11 +262,6 @@ def _names(log: StreamLog) -> dict[str, str]:
 def _path(log: StreamLog) -> str:
     """Where any stream can be looked at, whatever wire began it."""
     return f"/v1/streams/{log.stream_id}"
-
-
-def _reply(reply: Reply) -> Response:
-    headers = {} if reply.retry_after_s is None else {"retry-after": f"{reply.retry_after_s:.0f}"}
-    return Response(reply.body, reply.status, headers, reply.media_type)
 
 
 class _Endpoint:

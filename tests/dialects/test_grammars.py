@@ -1,0 +1,464 @@
+"""Grammars of clients: what engines honour passes as it is, and nothing else does, whatever it is made of."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.dialects.bodies import JsonBody, read_json, to_json
+from tailrace.dialects.grammars import ANY_OBJECT, grammar_of_schema, read_response_format, read_tgi_grammar
+from tailrace.errors import RequestError, TailraceError, UnsupportedParameter
+from tailrace.types import Grammar
+
+CANARY = "kanarienvogel"  # whatever a client made up; no message may say it again
+_MOST_S = 1.0  # catches what hangs
+
+
+def refusal(read: Callable[[], object]) -> TailraceError:
+    begun_s = time.perf_counter()
+    with pytest.raises(TailraceError) as refused:
+        read()
+    assert time.perf_counter() - begun_s < _MOST_S
+    assert CANARY not in refused.value.message
+    assert len(refused.value.message) < 400
+    return refused.value
+
+
+def outcome(read: Callable[[], Grammar | None]) -> Grammar | RequestError | None:
+    """What comes of it, if that is either of the two that may."""
+    try:
+        return read()
+    except RequestError as error:
+        return error
+
+
+def of_schema(schema: object) -> TailraceError:
+    error = refusal(lambda: grammar_of_schema(schema, "field"))
+    assert error.param == "field"
+    assert error.message.startswith("field")
+    return error
+
+
+def of_regex(text: object) -> TailraceError:
+    """Why it is refused, on its own and in a schema."""
+    error = refusal(lambda: read_tgi_grammar("regex", text))
+    assert error.param == "grammar"
+    assert type(of_schema({"type": "string", "pattern": text})) is type(error)
+    return error
+
+
+def each(*values: object) -> tuple[object, ...]:
+    """Values of all types, for one test."""
+    return values
+
+
+def nested(depth: int) -> JsonBody:
+    """A schema at that depth below the one it stands in."""
+    schema: JsonBody = {"type": "null"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema}
+    return schema
+
+
+def chain(num_links: int, num_choices: int = 2) -> JsonBody:
+    """Definitions of which each is one of several, all of them the next: the ways through multiply."""
+    links: JsonBody = {
+        f"d{number}": {"anyOf": [{"$ref": f"#/$defs/d{number + 1}"}] * num_choices} for number in range(num_links)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": links | {f"d{num_links}": {"type": "null"}}}
+
+
+LIST = {"type": "object", "properties": {"next": {"$ref": "#/$defs/list"}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {},
+        *({"type": kind} for kind in each("object", "array", "string", "integer", "number", "boolean", "null")),
+        {"type": ["string", "null"]},
+        {"type": "object", "properties": {"a": {}, "b": True}, "required": ["a"], "additionalProperties": False},
+        {"type": "object", "additionalProperties": {"type": "integer"}},
+        {"type": "array", "items": {"type": "integer"}, "minItems": 0, "maxItems": 64},
+        {"type": "array", "prefixItems": [{"type": "integer"}, {"type": "string"}], "items": False},
+        {"type": "array", "prefixItems": [{"type": "integer"}], "minItems": 1, "maxItems": 1},
+        {"type": "string", "minLength": 3, "maxLength": 48},
+        {"type": "string", "minLength": 3, "maxLength": 3},
+        *({"type": "string", "format": name}
+          for name in ("date", "time", "date-time", "email", "uuid", "ipv4", "ipv6")),
+        {"type": "string", "pattern": "^[a-z]+$"},
+        {"type": "integer", "minimum": -(10**12), "maximum": 10**12},
+        {"type": "integer", "minimum": 5, "maximum": 5},
+        {"enum": ["a", 1, 1.5, True, None]},
+        {"const": "\u00e9"},
+        {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        {"$ref": "#/$defs/a", "description": "d", "$defs": {"a": {"type": "string"}}},
+        {"$ref": "#/definitions/a b", "definitions": {"a b": {"type": "string"}}},
+        {"$ref": "#/$defs/list", "$defs": {"list": LIST}},
+        {"anyOf": [{"$ref": "#/$defs/a"}] * 20, "$defs": {"a": {"type": "null"}}},
+        {"$schema": "s", "$id": "i", "title": "t", "description": "d", "default": {"a": [1]}, "examples": [{}],
+         "strict": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_honoured_passes_as_it_is(schema: JsonBody) -> None:
+    grammar = grammar_of_schema(schema, "field")
+    assert grammar.kind == "json_schema"
+    assert grammar.source.isascii()
+    assert json.loads(grammar.source) == schema
+    assert list(json.loads(grammar.source)) == list(schema)  # properties come in the order of the schema
+
+
+def test_properties_may_have_the_names_of_keywords() -> None:
+    schema = {"type": "object", "properties": {"oneOf": {"type": "string"}, "$ref": {"type": "null"}, CANARY: {}}}
+    assert json.loads(grammar_of_schema(schema, "field").source) == schema
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["additionalItems", "allOf", "contains", "dependencies", "dependentRequired", "dependentSchemas", "else",
+     "exclusiveMaximum", "exclusiveMinimum", "if", "maxContains", "maxProperties", "minContains", "minProperties",
+     "multipleOf", "not", "nullable", "oneOf", "patternProperties", "propertyNames", "then", "unevaluatedItems",
+     "unevaluatedProperties", "uniqueItems"],
+)  # fmt: skip
+@pytest.mark.parametrize("below", [False, True])
+def test_keywords_that_are_not_honoured_are_named(name: str, below: bool) -> None:
+    schema: JsonBody = {"type": "string", name: CANARY}
+    error = of_schema({"anyOf": [{}, {"items": schema}]} if below else schema)
+    assert isinstance(error, UnsupportedParameter)
+    assert name in error.message
+
+
+@pytest.mark.parametrize("name", [CANARY, "", "Type", "$anchor", "$dynamicRef"])
+def test_keywords_that_a_client_made_up_are_not_repeated(name: str) -> None:
+    error = of_schema({name: 1})
+    assert isinstance(error, UnsupportedParameter)
+    assert "a keyword that it has" in error.message
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        *((value, "needs a JSON schema") for value in each(None, True, 5, "{}", [])),
+        *(({"type": kind}, "a type is") for kind in each(CANARY, 5, None, {}, {"a": 1}, [[]], ["string", {}], ["any"])),
+        *(({name: value}, f"{name} is a whole number from 0")
+          for name in ("minItems", "maxItems", "minLength", "maxLength")
+          for value in each(-1, 65, 10**30, 1.0, True, None, CANARY, [], {})),
+        *(({"type": "integer", name: value}, f"{name} is a whole number, and")
+          for name in ("minimum", "maximum")
+          for value in each(10**12 + 1, -(10**12) - 1, 10**30, 1.5, False, None, CANARY, [], {})),
+        ({"minimum": 1}, "goes with the type integer"),
+        ({"type": "number", "maximum": 1}, "goes with the type integer"),
+        ({"type": ["integer", "null"], "maximum": 1}, "goes with the type integer"),
+        # Two that cannot even be compared.
+        ({"type": "integer", "minimum": CANARY, "maximum": 1}, "minimum is a whole number"),
+        ({"type": "integer", "minimum": 1, "maximum": None}, "maximum is a whole number"),
+        ({"prefixItems": [{}, {}], "maxItems": 1}, "do not fit"),
+        ({"prefixItems": [{}, {}], "minItems": 3}, "do not fit"),
+        *(({"properties": {f"{CANARY}{character}": {}}}, "the name of a property") for character in '"\\\n\0\x1f'),
+        *((schema, "false is for additionalProperties")
+          for schema in ({"items": False}, {"anyOf": [{}, False]}, {"properties": {"a": False}},
+                         {"prefixItems": [False]}, {"$defs": {"a": False}}, {"definitions": {"a": False}})),
+        ({"minItems": 3, "maxItems": 2}, "minItems is above maxItems"),
+        ({"minLength": 3, "maxLength": 2}, "minLength is above maxLength"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "minimum is above maximum"),
+        *(({"required": value}, "required is a list") for value in each(CANARY, 5, None, {}, [1], [None], [["a"]])),
+        *(({"enum": value}, "enum is a list") for value in each([], {}, None, 5, CANARY, [[]], [{}], [1, [CANARY]])),
+        *(({"const": value}, "const is a string") for value in each([], {}, [CANARY])),
+        *(({"type": "string", "format": value}, "format is one of") for value in each(CANARY, "uri", 5, None, [], {})),
+        *(({name: value}, f"{name} is an object")
+          for name in ("properties", "$defs", "definitions") for value in each([], None, 5, CANARY)),
+        *(({name: value}, f"{name} is a list of schemas")
+          for name in ("anyOf", "prefixItems") for value in each([], {}, None, 5, CANARY)),
+        *((schema, "a schema is an object")
+          for value in each(5, None, CANARY, [], [{}])
+          for schema in ({"items": value}, {"additionalProperties": value}, {"properties": {CANARY: value}},
+                         {"anyOf": [value]}, {"prefixItems": [value]}, {"$defs": {CANARY: value}})),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_wrong_values_are_refused_with_the_reason(schema: object, said: str) -> None:
+    error = of_schema(schema)
+    assert type(error) is RequestError
+    assert said in error.message
+
+
+@pytest.mark.parametrize(
+    ("reference", "definitions"),
+    [
+        *((value, {"a": {}}) for value in
+          each(None, 5, [], {}, "", "#", "#/", "a", "#/$defs/b", "#/$defs/", "#/$defs/a/b", "#/$defs/a~1b",
+           "#/$defs/%61", "#/properties/a", f"http://{CANARY}/#/$defs/a", "#/$defs/a#", "##/$defs/a")),
+        *(("#/$defs/a", value) for value in
+          each({}, {"a": True},
+           # In circles, without ever coming to a character.
+           {"a": {"$ref": "#/$defs/a"}},
+           {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}},
+           {"a": {"anyOf": [{"$ref": "#/$defs/a"}]}},
+           {"a": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/a"}]}},
+           {"a": {"anyOf": [{"type": "null"}, {"anyOf": [{"$ref": "#/$defs/a"}]}]}},
+           {"a": {"anyOf": [{"$ref": "#/$defs/b"}]}, "b": {"anyOf": [{"$ref": "#/$defs/a"}]}},
+           {"a": {"anyOf": [{"$ref": "#/$defs/b"}, {"$ref": "#/$defs/b"}]},
+            "b": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/a"}]}})),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_references_that_lead_nowhere_are_refused(reference: object, definitions: object) -> None:
+    error = of_schema({"type": "array", "items": {"$ref": reference}, "$defs": definitions})
+    assert type(error) is RequestError
+    assert "a $ref leads to" in error.message
+
+
+@pytest.mark.parametrize("beside", [{"type": "string"}, {"required": ["a"]}, {"maxLength": 3}, {"enum": [1]}])
+def test_what_an_engine_would_not_see_beside_a_reference_is_refused(beside: JsonBody) -> None:
+    error = of_schema({"$ref": "#/$defs/a", **beside, "$defs": {"a": {}}})
+    assert type(error) is RequestError
+    assert "beside a $ref" in error.message
+
+
+@pytest.mark.parametrize(
+    ("fits", "too_large"),
+    [
+        (nested(16), nested(17)),
+        ({"prefixItems": [{}] * 99}, {"prefixItems": [{}] * 100}),
+        ({"properties": {str(n): {} for n in range(99)}}, {"properties": {str(n): {} for n in range(100)}}),
+        ({"enum": list(range(200))}, {"enum": list(range(201))}),
+        ({"prefixItems": [{"enum": list(range(100))}] * 2}, {"prefixItems": [{"enum": list(range(67))}] * 3}),
+        ({"prefixItems": [{"maxLength": 24}] * 2}, {"prefixItems": [{"maxLength": 17}] * 3}),
+        ({"prefixItems": [{"minLength": 24}] * 2}, {"prefixItems": [{"minLength": 17}] * 3}),
+        (chain(14), chain(200)),
+    ],
+    ids=lambda schema: str(schema)[:60],
+)
+def test_size_has_limits(fits: JsonBody, too_large: JsonBody) -> None:
+    assert json.loads(grammar_of_schema(fits, "field").source) == fits
+    assert type(of_schema(too_large)) is RequestError
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        nested(60),
+        {"enum": list(range(100_000))},
+        {"enum": [CANARY] * 100_000},
+        {"properties": {f"{CANARY}{number}": {} for number in range(30_000)}},
+        {"anyOf": [{}] * 90_000},
+        {"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"$ref": "#/$defs/b"}] * 30_000}, "b": {}}},
+        chain(14, num_choices=7),
+        chain(5_000),
+        {"$ref": "#/$defs/" + "a" * 1_000_000},
+        {"type": "x" * 1_000_000},
+        {"pattern": "(" * 1_000_000},
+    ],
+    ids=lambda schema: str(schema)[:60],
+)
+def test_hostile_schemas_are_refused_in_no_time(schema: JsonBody) -> None:
+    of_schema(read_json(to_json(schema)))
+
+
+def test_ways_through_choices_of_choices_are_not_counted() -> None:
+    """Six choices at thirteen places make as many as there are people."""
+    begun_s = time.perf_counter()
+    grammar_of_schema(chain(13, num_choices=6), "field")
+    assert time.perf_counter() - begun_s < _MOST_S
+
+
+# Regular expressions
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["a", "\u00e9", "a|b", "(a|b)c", "(?:a)", "()", "a*b+c?", "a*?", "a{3}", "a{3,}", "a{3,64}", "^a$", "[^a-z]", ".",
+     r"\d\D\w\W\s\S", r"\.\\\[\]\(\)\{\}\*\+\?\|\^\$\/\-\n\r\t", r"\"\'", "[*+]", "[a^]", "[(?=)]", "[{}]", r"[\]\[]",
+     r"\(?\d{3}\)?", r"\$\d+", r"\++", r"\|?", r"\{x\}", "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
+     "(a{64}){64}", ".{64}", "(?:.{32}){2}", "[a-z]" * 64, "x" * 2000, r"[^\\]\\", "(a+)+$", "(a*)*b"],
+)  # fmt: skip
+def test_regexes_that_are_the_same_everywhere_pass_as_they_are(text: str) -> None:
+    assert read_tgi_grammar("regex", text) == Grammar("regex", text)
+    assert read_response_format({"type": "regex", "value": text}) == Grammar("regex", text)
+    assert json.loads(grammar_of_schema({"pattern": text}, "field").source) == {"pattern": text}
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["(?=a)b", "(?!a)b", "(?<=a)b", "(?<!a)b", "(?P<n>a)", "(?P<n>a)(?P=n)", "(?i)a", "(?#a)b", "(?>a)b", r"(a)\1",
+     "(a)(?(1)b|c)", r"\ba", r"\Ba", r"\Aa", r"a\Z", r"\x41", r"\u0041", r"\p{L}", r"\0", "a*+", "a++", "a?+", "a{2}+",
+     "a^b", "^^a", "(^a)", "a$b", "(a$)", "a$\n", r"a\\^b", r"\[^a", "[[a]]", "[[:alpha:]]", "[]a]", "[^]a]", "[a--b]",
+     "[a&&b]", "[a||b]", "[a~~b]",
+     # On these the engine breaks down (measured with openvino-genai 2026.4.1).
+     "a|", "|a", "a||b", "(|a)", "(a|)", "(?:|a)", "^|a", "a|$", "{", "a{", "{}", "a{}", "a{b}", "a{,5}", "a{ 2}",
+     '{"a": 1}',
+     # Too many.
+     "a{65}", "a{65,}", "a{1,65}", "a{99999999999}", "a{1,99999999999999999999}", "a{" + "9" * 1990 + "}",
+     "((a{64}){64}){2}", "(?:(?:a{64}){64}){64}", "(?:ab{64}){63}" * 2, ".{64}.", "(?:.{33}){2}",
+     r"\w{60}\d{5}", "[a-z]" * 65],
+)  # fmt: skip
+def test_regexes_beyond_that_are_refused(text: str) -> None:
+    assert type(of_regex(text)) is UnsupportedParameter
+
+
+@pytest.mark.parametrize(
+    "text", [None, 5, [], {}, "", "x" * 2001, "(", ")", "(" * 2000, "[", "a\\", "*", "a**", "a{3,2}", "[b-a]", "(?:"]
+)
+def test_what_is_no_regex_is_refused(text: object) -> None:
+    assert type(of_regex(text)) is RequestError
+
+
+def test_what_a_regex_says_is_not_repeated() -> None:
+    of_regex(f"({CANARY}")
+    of_regex(f"(?={CANARY})")
+    of_regex(f"(?P<{CANARY}>a)")
+
+
+@settings(max_examples=400, deadline=1000)
+@given(st.text("ab0159()[]{}|*+?^$\\.-,:=!<>PiudDwnx&~\n", max_size=30))
+def test_any_text_as_a_regex_is_taken_or_refused(text: str) -> None:
+    """Warnings are errors here: what Python finds doubtful is not the same everywhere."""
+    found = outcome(lambda: read_tgi_grammar("regex", text))
+    assert found == Grammar("regex", text) or (isinstance(found, RequestError) and found.param == "grammar")
+
+
+@pytest.mark.parametrize(
+    "text", ["[a" * 1000, "[" * 2000, "\\" * 2000, "(?:" * 600, "a|" * 1000, "{" * 2000, "{1,1}" * 400, "a{1}b" * 400,
+             "(a*)*" * 400, "(" * 900 + ")" * 900, "(((a*)*)*)*" * 100, "[^" * 1000, "x*" * 1000]
+)  # fmt: skip
+def test_hostile_regexes_take_no_time(text: str) -> None:
+    begun_s = time.perf_counter()
+    outcome(lambda: read_tgi_grammar("regex", text))
+    assert time.perf_counter() - begun_s < _MOST_S
+
+
+# Anything at all
+
+scalars = st.none() | st.booleans() | st.integers(-(10**13), 10**13) | st.floats(allow_nan=False) | st.text(max_size=4)
+values = st.recursive(
+    scalars | st.sampled_from(["string", "integer", "date", "#/$defs/a", "#/$defs/b", "[a-z]{3}"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(
+                ["$defs", "$ref", "additionalProperties", "anyOf", "const", "definitions", "enum", "format", "items",
+                 "maxItems", "maxLength", "maximum", "minItems", "minLength", "minimum", "pattern", "prefixItems",
+                 "properties", "required", "type", "title", "oneOf", "a", "b", CANARY]
+            ),
+            inner,
+            max_size=6,
+        )
+    ),
+    max_leaves=30,
+)  # fmt: skip
+
+
+@settings(max_examples=500, deadline=1000)
+@given(values)
+def test_any_json_as_a_schema_is_taken_or_refused(schema: object) -> None:
+    found = outcome(lambda: grammar_of_schema(schema, "field"))
+    if isinstance(found, Grammar):
+        assert json.loads(found.source) == schema
+    else:
+        assert found is not None
+        assert found.param == "field"
+        assert CANARY not in found.message
+
+
+@settings(max_examples=300, deadline=1000)
+@given(values, st.sampled_from(["json", "json_object", "json_schema", "regex", "text", "x"]))
+def test_any_json_in_its_wrappings_is_taken_or_refused(value: object, kind: str) -> None:
+    formats: list[object] = [
+        value,
+        {"type": value},
+        {"type": kind, "json_schema": value},
+        {"type": kind, "json_schema": {"schema": value}},
+        {"type": kind, "value": value},
+        {"type": kind, "schema": value},
+    ]
+    for one in formats:
+        found = outcome(partial(read_response_format, one))
+        assert not isinstance(found, RequestError) or found.param == "response_format"
+    found = outcome(lambda: read_tgi_grammar(kind, value))
+    assert not isinstance(found, RequestError) or found.param == "grammar"
+
+
+# What wires wrap around them
+
+SCHEMA: JsonBody = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA, "strict": True}},
+        {"type": "json_schema", "schema": SCHEMA},
+        {"type": "json_schema", "value": SCHEMA},
+        {"type": "json_object", "value": SCHEMA},
+        {"type": "json", "value": SCHEMA},
+    ],
+    ids=str,
+)
+def test_response_formats_with_a_schema(wrapped: JsonBody) -> None:
+    grammar = read_response_format(wrapped)
+    assert grammar is not None
+    assert json.loads(grammar.source) == SCHEMA
+
+
+def test_response_formats_without_one() -> None:
+    assert read_response_format(None) is None
+    assert read_response_format({"type": "text"}) is None
+    assert read_response_format({"type": "json_object"}) == ANY_OBJECT
+    assert read_response_format({"type": "json"}) == ANY_OBJECT
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        5,
+        [],
+        CANARY,
+        {},
+        {"type": CANARY},
+        {"type": None},
+        {"type": ["json"]},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": SCHEMA},
+        {"type": "json_schema", "json_schema": {"schema": CANARY}},
+        {"type": "json_object", "value": 5},
+        {"type": "regex"},
+    ],
+    ids=str,
+)
+def test_response_formats_that_are_none(wrapped: object) -> None:
+    error = refusal(lambda: read_response_format(wrapped))
+    assert type(error) is RequestError
+    assert error.param == "response_format"
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("json", SCHEMA), ("json_object", SCHEMA), ("json_schema", SCHEMA), ("json_schema", {"schema": SCHEMA})],
+)
+def test_grammars_of_tgi(kind: str, value: JsonBody) -> None:
+    assert json.loads(read_tgi_grammar(kind, value).source) == SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "said"),
+    [
+        (CANARY, SCHEMA, "the types are json, json_schema and regex"),
+        ("json", {}, "must have a 'properties' field"),
+        ("json", {"type": "object"}, "must have a 'properties' field"),
+        ("json", "{}", "must have a 'properties' field"),
+        ("json", {"schema": SCHEMA}, "must have a 'properties' field"),
+        ("json_schema", {"schema": {"type": "object"}}, "must have a 'properties' field"),
+    ],
+)
+def test_grammars_that_tgi_refuses(kind: str, value: object, said: str) -> None:
+    error = refusal(lambda: read_tgi_grammar(kind, value))
+    assert type(error) is RequestError
+    assert error.param == "grammar"
+    assert said in error.message

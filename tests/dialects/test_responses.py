@@ -1,0 +1,466 @@
+"""OpenAI's responses: what clients may ask, and events that their own library takes for what they are."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+from tests.dialects.asking import FakeServer, asked
+from tests.dialects.sse import parse as parse_sse
+from tests.dialects.transcripts import GOLDEN, MEMOS, STREAMS, facts, facts_for
+
+from tailrace.dialects import Call, StreamFacts, responses
+from tailrace.dialects.bodies import JsonBody
+from tailrace.dialects.responses_events import ResponsesEncoder, ResponsesView, spoken
+from tailrace.errors import EngineError, RequestError, SeqOutOfRange, TailraceError, UnknownStream, UnsupportedParameter
+from tailrace.types import End, Event, GenerateRequest, Message, Sampling, TextDelta, ToolCall, Usage
+
+EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)  # Any: a union of half a hundred
+LOOK: JsonBody = {"type": "function", "name": "look", "parameters": {"type": "object"}}
+WAIT: JsonBody = {"type": "function", "name": "wait", "description": "d"}
+SCHEMA: JsonBody = {"type": "object", "properties": {"a": {"type": "integer"}}}
+CALL = '<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call>'
+TOKEN = (97,)
+
+
+def each(*values: object) -> tuple[object, ...]:
+    """Values of all types, for one test."""
+    return values
+
+
+def call_of(body: JsonBody, *, server: FakeServer | None = None) -> Call:
+    return responses.parse(asked({"input": "Hi", **body}, server=server))
+
+
+def request_of(body: JsonBody) -> GenerateRequest:
+    return call_of(body).request
+
+
+def messages(given: object, **more: object) -> tuple[Message, ...]:
+    return request_of({"input": given, **more}).messages
+
+
+def refused(body: JsonBody, *, server: FakeServer | None = None) -> TailraceError:
+    with pytest.raises(TailraceError) as error:
+        call_of(body, server=server)
+    return error.value
+
+
+def facts_of(body: JsonBody) -> StreamFacts:
+    return replace(facts(), memo=request_of(body).memo)
+
+
+def said(*texts: str, end: bool = True) -> list[Event]:
+    events: list[Event] = [TextDelta(text, TOKEN) for text in texts]
+    if end:
+        events += [TextDelta("", (256,), finish_reason="stop"), End("done", Usage(4, len(texts) + 1))]
+    return events
+
+
+def shown(body: JsonBody, events: list[Event], view: ResponsesView | None = None) -> list[JsonBody]:
+    """The events of a stream as its reader sees them, each of which OpenAI's library has to know."""
+    encoder = ResponsesEncoder(facts_of(body), view or ResponsesView())
+    return read(b"".join(encoder.encode(seq, event) for seq, event in enumerate(events, 1)))
+
+
+def read(stream: bytes) -> list[JsonBody]:
+    found = []
+    for event in parse_sse(stream):
+        known = EVENT.validate_json(event.text, strict=True)
+        fields = json.loads(event.text)
+        assert known.type == fields["type"] == event.event
+        found.append(fields)
+    return found
+
+
+def whole(body: JsonBody, events: list[Event]) -> Response:
+    found = ResponsesEncoder(facts_of(body), ResponsesView()).whole(events)
+    return Response.model_validate_json(found, strict=True)
+
+
+# What is asked
+
+
+def test_an_input_is_a_message() -> None:
+    assert messages("Hi") == (Message("user", "Hi"),)
+    assert request_of({}).sampling == Sampling()
+    assert not call_of({}).stream
+    assert call_of({"stream": True}).stream
+
+
+def test_sampling() -> None:
+    asks = {"temperature": 0.5, "top_p": 0.25, "max_output_tokens": 9, "seed": 3}
+    assert request_of(asks).sampling == Sampling(temperature=0.5, top_p=0.25, max_tokens=9, seed=3)
+    wanted = request_of({"include": ["message.output_text.logprobs"], "top_logprobs": 2}).sampling
+    assert (wanted.logprobs, wanted.top_logprobs) == (True, 2)
+    assert not request_of({"include": ["reasoning.encrypted_content"]}).sampling.logprobs
+
+
+def test_instructions_come_first() -> None:
+    assert messages("Hi", instructions="Be brief.") == (Message("system", "Be brief."), Message("user", "Hi"))
+    assert messages("Hi", instructions="") == messages("Hi", instructions=None) == (Message("user", "Hi"),)
+
+
+def test_items() -> None:
+    turns = messages(
+        [
+            {"role": "developer", "content": "Be brief."},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": t} for t in "ab"]},
+            {"role": "assistant", "content": [{"type": "output_text", "text": "So.", "annotations": []}]},
+            {"type": "function_call", "id": "i", "call_id": "c1", "name": "look", "arguments": "{}"},
+            {"type": "function_call", "call_id": "c2", "name": "wait", "arguments": '{"s": 1}'},
+            {"type": "function_call_output", "call_id": "c1", "output": "a river"},
+            {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "ok"}]},
+            {"type": "function_call", "call_id": "c3", "name": "look", "arguments": "{}"},
+            {"role": "system", "content": "Go."},
+        ]
+    )
+    assert turns == (
+        Message("system", "Be brief."),
+        Message("user", "ab"),
+        Message("assistant", "So.", (ToolCall("c1", "look", "{}"), ToolCall("c2", "wait", '{"s": 1}'))),
+        Message("tool", "a river", (), "c1"),
+        Message("tool", "ok", (), "c2"),
+        Message("assistant", "", (ToolCall("c3", "look", "{}"),)),
+        Message("system", "Go."),
+    )
+
+
+def test_many_calls_are_read_in_no_time() -> None:
+    item = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    begun_s = time.perf_counter()
+    (turn,) = messages([item] * 90_000)
+    assert len(turn.tool_calls) == 90_000
+    assert time.perf_counter() - begun_s < 5  # copied at each step, they take a minute
+
+
+def test_tools_are_shown_in_the_form_of_chat_templates() -> None:
+    tools = request_of({"tools": [LOOK, WAIT]}).tools
+    assert tools == (
+        {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}},
+        {"type": "function", "function": {"name": "wait", "description": "d"}},
+    )
+    assert request_of({"tools": [LOOK], "tool_choice": "none"}).tools == ()
+    for choice in ("required", {"type": "function", "name": "look"}):
+        forced = request_of({"tools": [LOOK, WAIT], "tool_choice": choice})
+        assert forced.sampling.grammar is not None
+        assert '"const":"look"' in forced.sampling.grammar.source
+        assert ('"const":"wait"' in forced.sampling.grammar.source) == (choice == "required")
+
+
+@pytest.mark.parametrize("how", ["as openai has it", "as in chats"])
+def test_structured_output(how: str) -> None:
+    schema: JsonBody = {"schema": SCHEMA} if how == "as openai has it" else {"json_schema": {"schema": SCHEMA}}
+    grammar = request_of({"text": {"format": {"type": "json_schema", "name": "n", **schema}}}).sampling.grammar
+    assert grammar is not None
+    assert json.loads(grammar.source) == SCHEMA
+    assert request_of({"text": {"format": {"type": "text"}}}).sampling.grammar is None
+
+
+def test_background_answers_live_on_without_readers() -> None:
+    call = call_of({"background": True})
+    assert call.at_once
+    assert (call.request.on_disconnect, call.request.linger_s) == ("detach", 3600)
+    assert (request_of({}).on_disconnect, request_of({}).linger_s) == ("cancel", None)
+    assert not call_of({}).at_once
+
+
+def test_what_nobody_knows_is_ignored_and_named() -> None:
+    assert call_of({"service_tier": "auto", "reasoning": {}}).ignored == ("reasoning", "service_tier")
+
+
+IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "http://a/"}]}
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "kind"),
+    [
+        *(({name: value}, name, UnsupportedParameter) for name, value in
+          {"conversation": "c", "max_tool_calls": 1, "max_tokens": 5, "max_completion_tokens": 5, "n": 2,
+           "parallel_tool_calls": False, "prompt": {"id": "p"}, "truncation": "auto",
+           "context_management": [{"type": "compaction"}]}.items()),
+        *(({"input": value}, "input", RequestError) for value in
+          each(None, 5, {}, [], [IMAGE], [{}], [{"type": None, "content": "Hi"}], [{"type": ["message"]}],
+           [{"role": "tool", "content": "Hi"}], [{"type": "reasoning", "summary": []}],
+           [{"type": "item_reference", "id": "i"}], [{"type": "function_call", "call_id": "c", "name": "n"}],
+           [{"type": "function_call_output", "output": "o"}])),
+        ({"input": ["Hi"]}, "input[0]", RequestError),
+        ({"instructions": []}, "instructions", RequestError),
+        ({"max_output_tokens": 0}, "max_output_tokens", RequestError),
+        ({"temperature": 2.5}, "temperature", RequestError),
+        ({"top_p": 0}, "top_p", RequestError),
+        ({"top_logprobs": 21}, "top_logprobs", RequestError),
+        ({"stream": "yes"}, "stream", RequestError),
+        ({"background": 1}, "background", RequestError),
+        ({"background": True, "store": False}, "store", RequestError),
+        ({"metadata": {"a": 1}}, "metadata[...]", RequestError),
+        ({"text": {"format": {"type": "xml"}}}, "text.format", RequestError),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format", RequestError),
+        ({"text": {"format": {"type": "json_schema", "schema": {"type": "kanarienvogel"}}}}, "text.format",
+         RequestError),
+        ({"text": {"format": {"type": "json_schema", "schema": {"oneOf": []}}}}, "text.format", UnsupportedParameter),
+        ({"text": {"format": {"type": "json_object"}}, "tools": [LOOK]}, "text.format", RequestError),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", RequestError),
+        ({"tools": [{**LOOK, "name": "a b"}]}, "tools[0].name", RequestError),
+        ({"tools": [LOOK, LOOK]}, "tools", RequestError),
+        ({"tools": [{**LOOK, "parameters": {"$defs": 5}}], "tool_choice": "required"}, "tools", RequestError),
+        ({"tools": [{**LOOK, "parameters": {"$defs": {"a": {}}}},
+                    {**WAIT, "parameters": {"$defs": {"a": {"type": "null"}}}}], "tool_choice": "required"},
+         "tools", RequestError),
+        ({"tool_choice": "required"}, "tool_choice", RequestError),
+        ({"tools": [LOOK], "tool_choice": "look"}, "tool_choice", RequestError),
+        ({"tools": [LOOK], "tool_choice": {"type": "function", "name": "wait"}}, "tool_choice", RequestError),
+        ({"tools": [LOOK], "tool_choice": {"type": "function", "name": "<auto>"}}, "tool_choice.name", RequestError),
+        ({"tools": [LOOK], "tool_choice": {"type": "file_search"}}, "tool_choice.type", RequestError),
+        ({"previous_response_id": 5}, "previous_response_id", RequestError),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_is_refused_is_named(body: JsonBody, param: str, kind: type[RequestError]) -> None:
+    error = refused(body)
+    assert (error.param, type(error)) == (param, kind)
+    assert "kanarienvogel" not in error.message
+
+
+@pytest.mark.parametrize("name", ["conversation", "n", "parallel_tool_calls", "prompt", "truncation"])
+def test_what_asks_for_nothing_is_taken(name: str) -> None:
+    harmless = {"n": 1, "parallel_tool_calls": True, "truncation": "disabled"}
+    assert call_of({name: harmless.get(name)}) == call_of({})
+
+
+# Conversations
+
+
+@dataclass(frozen=True)
+class Remembering(FakeServer):
+    """A server that keeps one stream."""
+
+    memo: bytes = b""
+    events: list[Event] = field(default_factory=list)
+
+    def past(self, stream_id: str) -> tuple[StreamFacts, list[Event]]:
+        if stream_id != "s":
+            raise UnknownStream("There is no such stream.")
+        return replace(facts(), stream_id="s", memo=self.memo), self.events
+
+
+def test_a_response_goes_on_from_another() -> None:
+    before = {"input": "Look!", "instructions": "Be brief.", "tools": [LOOK]}
+    server = Remembering(memo=request_of(before).memo, events=said("So: ", CALL))
+    result = {"type": "function_call_output", "call_id": "call_s_1", "output": "a river"}
+    second = call_of({"previous_response_id": "resp_s", "input": [result]}, server=server).request
+    conversation = (
+        Message("user", "Look!"),  # the instructions were for that response only
+        Message("assistant", "So: ", (ToolCall("call_s_1", "look", '{"a": 1}'),)),
+        Message("tool", "a river", (), "call_s_1"),
+    )
+    assert second.messages == conversation
+    server = Remembering(memo=second.memo, events=said("A river."))
+    third = call_of({"previous_response_id": "resp_s", "instructions": "Now!"}, server=server).request
+    assert third.messages == (
+        Message("system", "Now!"), *conversation, Message("assistant", "A river."), Message("user", "Hi")
+    )  # fmt: skip
+
+
+def test_what_was_not_stored_cannot_be_gone_on_from() -> None:
+    for memo in (request_of({"store": False}).memo, b""):
+        error = refused({"previous_response_id": "resp_s"}, server=Remembering(memo=memo, events=said("a")))
+        assert type(error) is UnknownStream
+        assert error.param == "previous_response_id"
+    assert type(refused({"previous_response_id": "resp_x"}, server=Remembering())) is UnknownStream
+
+
+def test_what_was_said_is_kept_only_where_it_may_be() -> None:
+    assert b"secret" in request_of({"input": "secret"}).memo
+    assert b"secret" not in request_of({"input": "secret", "store": False}).memo
+
+
+# Ways back
+
+
+def test_following_goes_by_sequence_numbers() -> None:
+    def view(**query: str) -> ResponsesView:
+        following = responses.parse_following(asked(query=query, path={"response_id": "resp_s"}))
+        assert (following.stream_id, following.after) == ("s", 0)
+        assert isinstance(following.view, ResponsesView)
+        return following.view
+
+    assert view().starting_after == view(starting_after="").starting_after == -1
+    assert view(starting_after="7").starting_after == 7
+    for wrong in ("-1", "1.5", "x", "\u0663", "1" * 16, " 1"):
+        with pytest.raises(SeqOutOfRange) as error:
+            view(starting_after=wrong)
+        assert error.value.param == "starting_after"
+
+
+@pytest.mark.parametrize(
+    "path", sorted(GOLDEN.glob("responses*/*.txt")), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_a_reader_can_come_back_behind_every_event(path: Path) -> None:
+    stream = path.read_bytes()
+    blocks = [block + b"\n\n" for block in stream.removesuffix(b"\n\n").split(b"\n\n")]
+    events = STREAMS[path.stem]
+    known = replace(facts_for(events), memo=MEMOS[path.parent.name])
+    for number in range(-1, len(blocks) + 1):
+        encoder = ResponsesEncoder(known, ResponsesView(starting_after=number))
+        rest = b"".join(encoder.encode(seq, event) for seq, event in enumerate(events, 1))
+        assert rest == b"".join(blocks[number + 1 :])
+
+
+def test_states_name_their_stream() -> None:
+    for find in (responses.find, responses.find_to_delete):
+        assert find(asked(path={"response_id": "resp_s"}))[0] == "s"
+    _, view = responses.find_to_delete(asked(path={"response_id": "resp_s"}))
+    found = json.loads(view.open(facts()).whole(said("a", end=False)))
+    assert found == {"id": f"resp_{facts().stream_id}", "object": "response", "deleted": True}
+
+
+# What is shown
+
+MESSAGE = r"output_item\.added content_part\.added( output_text\.delta)* output_text\.done "
+MESSAGE += r"content_part\.done output_item\.done"
+FUNCTION = r"output_item\.added( function_call_arguments\.delta)* function_call_arguments\.done output_item\.done"
+ENDS = {"length": "incomplete", "cut_call": "incomplete", "cancelled": "incomplete error"}
+ENDS |= dict.fromkeys(("error", "interrupted", "refused"), "failed error")
+
+
+@pytest.mark.parametrize(
+    "path", sorted(GOLDEN.glob("responses*/*.txt")), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_events_are_in_the_order_that_clients_build_on(path: Path) -> None:
+    events = read(path.read_bytes())
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    names = " ".join(event["type"].removeprefix("response.") for event in events)
+    end = "incomplete" if "unicode" in path.stem else ENDS.get(path.stem, "completed")
+    assert re.fullmatch(rf"created in_progress( {MESSAGE}| {FUNCTION})* {end}", names), names
+    _check_items(events)
+
+
+def _check_items(events: list[JsonBody]) -> None:
+    """What the deltas add up to, what `done` says and what the last object holds are the same."""
+    last = [event["response"] for event in events if "response" in event][-1]
+    items: list[JsonBody] = []
+    for event in events:
+        if event["type"] == "response.output_item.added":
+            assert event["output_index"] == len(items)
+            items.append({"id": event["item"]["id"], "text": ""})
+        if "delta" in event:
+            items[-1]["text"] += event["delta"]
+        if "item_id" in event:
+            assert (event["item_id"], event["output_index"]) == (items[-1]["id"], len(items) - 1)
+        if event["type"].endswith(("text.done", "arguments.done")):
+            assert event.get("text", event.get("arguments")) == items[-1]["text"]
+        if event["type"] == "response.output_item.done":
+            assert event["item"] == last["output"][len(items) - 1]
+    assert len({item["id"] for item in items}) == len(items) == len(last["output"])
+
+
+@pytest.mark.parametrize(
+    "path", sorted(GOLDEN.glob("responses*/*.json")), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_objects_are_what_the_official_library_takes_them_for(path: Path) -> None:
+    response = Response.model_validate_json(path.read_bytes(), strict=True)
+    assert response.object == "response"
+    streamed = path.with_suffix(".txt")
+    if streamed.exists():
+        last = [event["response"] for event in read(streamed.read_bytes()) if "response" in event][-1]
+        assert last == json.loads(path.read_bytes())
+
+
+def test_an_answer_in_one_piece() -> None:
+    response = whole({"metadata": {"a": "b"}, "instructions": "i", "user": "u"}, said("The", " river"))
+    assert response.output_text == "The river"
+    assert (response.status, response.error, response.incomplete_details) == ("completed", None, None)
+    assert (response.metadata, response.instructions, response.user) == ({"a": "b"}, "i", "u")
+    assert response.usage is not None
+    assert (response.usage.input_tokens, response.usage.output_tokens, response.usage.total_tokens) == (4, 3, 7)
+
+
+@pytest.mark.parametrize("stream", ["error", "interrupted", "cancelled", "refused"])
+def test_an_answer_in_one_piece_that_fails_is_an_error(stream: str) -> None:
+    view = call_of({}).view
+    with pytest.raises(TailraceError) as error:
+        view.open(facts_of({})).whole(STREAMS[stream])
+    assert isinstance(error.value, EngineError) or stream == "refused"
+    background = json.loads(
+        call_of({"background": True}).view.open(facts_of({"background": True})).whole(STREAMS[stream])
+    )
+    assert background["status"] == ("cancelled" if stream == "cancelled" else "failed")
+    assert (background["error"] is None) == (stream == "cancelled")
+
+
+@pytest.mark.parametrize(("status", "named"), [("queued", "queued"), ("running", "in_progress")])
+def test_an_answer_that_is_not_there_yet(status: str, named: str) -> None:
+    encoder = ResponsesEncoder(replace(facts_of({"background": True}), status=status), ResponsesView())
+    response = Response.model_validate_json(encoder.whole([]), strict=True)
+    assert (response.status, response.background, response.output, response.usage) == (named, True, [], None)
+
+
+def test_a_reader_of_a_failed_stream_hears_why() -> None:
+    failed, error = shown({}, STREAMS["error"])[-2:]
+    assert failed["response"]["error"]["code"] == "server_error"
+    assert error["code"] == error["error"]["code"] == "engine_lost"
+    assert error["message"] == error["error"]["message"] == failed["response"]["error"]["message"]
+
+
+def test_text_that_looks_like_a_call_is_one_only_where_tools_were_shown() -> None:
+    def kinds(body: JsonBody) -> list[str]:
+        return [item.type for item in whole(body, said(CALL)).output]
+
+    assert kinds({"tools": [LOOK]}) == ["function_call"]
+    assert kinds({}) == ["message"]
+    assert kinds({"tools": [LOOK], "tool_choice": "none"}) == ["message"]
+
+
+def test_every_token_of_the_text_has_its_logprob_once() -> None:
+    """Text is held back: for the end of a character, for what could be a call."""
+    asks: JsonBody = {"tools": [LOOK], "top_logprobs": 0}
+    texts = ["So <", "tool", " it", "", "\u00e9", CALL + "and", " on"]
+    events: list[Event] = [TextDelta(text, (97 + n,), logprobs=(-1.0 - n,)) for n, text in enumerate(texts)]
+    events += [TextDelta("", (256,), logprobs=(-9.0,), finish_reason="stop"), End("done", Usage(4, 8))]
+    before, call, behind = shown(asks, events)[-1]["response"]["output"]
+    assert call["type"] == "function_call"
+    assert [one["logprob"] for one in before["content"][0]["logprobs"]] == [-1.0, -2.0, -3.0, -4.0, -5.0]
+    assert [one["logprob"] for one in behind["content"][0]["logprobs"]] == [-7.0]
+
+
+def test_what_was_spoken() -> None:
+    assert spoken(facts_of({"tools": [LOOK]}), said("a", CALL, "b")) == Message(
+        "assistant", "ab", (ToolCall(f"call_{facts().stream_id}_1", "look", '{"a": 1}'),)
+    )
+    assert spoken(facts_of({}), []) == Message("assistant", "")
+
+
+pieces = st.sampled_from(
+    [CALL, "<tool_call>", "</tool_call>", "<tool", '{"name": "a", "arguments": {', "}}", "a", "\n", ""]
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(pieces | st.text(max_size=5), max_size=8), st.booleans(), st.sampled_from(["stop", "length", "", "lost"])
+)
+def test_any_stream_is_one_that_the_official_library_knows(texts: list[str], tools: bool, end: str) -> None:
+    body: JsonBody = {"tools": [LOOK]} if tools else {}
+    events = said(*texts, end=False)
+    if end in ("stop", "length"):
+        events += [TextDelta("", (256,), finish_reason="stop" if end == "stop" else "length")]
+        events += [End("done", Usage(4, len(texts) + 1))]
+    elif end:
+        events += [*STREAMS["error"][-1:]]
+    found = shown(body, events)
+    assert [event["sequence_number"] for event in found] == list(range(len(found)))
+    if end:
+        _check_items(found)
+    response = whole(body, events)
+    if not tools:
+        assert response.output_text == "".join(texts)
