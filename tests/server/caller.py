@@ -15,6 +15,7 @@ from tests.streams.virtual_time import run as run_scenario
 
 from tailrace.server._flow import SEND_MANY
 from tailrace.server.edge import Edge
+from tailrace.server.metrics import Metrics
 from tailrace.server.settings import Settings
 from tailrace.server.sockets import Sockets
 
@@ -134,7 +135,7 @@ class Caller:
 
 def app_of(world: World, **settings: Any) -> ASGIApp:  # Any: of any of the settings' types
     given = Settings(**settings)
-    return Edge(Router(Sockets(world.generator, given).table()), given)
+    return Edge(Router(Sockets(world.generator, given, Metrics(world.generator)).table()), given)
 
 
 def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:

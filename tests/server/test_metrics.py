@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.server.process import Server
+from websockets.sync.client import connect
 
 Samples = dict[str, float]  # by name and labels, as they stand on the wire
 
-# Source: ../shared/reference/tgi.md, 4; those that say something about this server.
+# Those of TGI's router that say something about this server, and ours.
 HISTOGRAMS = (
     "tgi_request_duration",
     "tgi_request_validation_duration",
@@ -216,6 +218,24 @@ def test_no_client_can_make_series(server: Server) -> None:
     assert "kanarienvogel" not in answer.lower()
     assert set(scrape(server)) == before
     assert len(before) < 500
+
+
+def test_sockets_count_as_requests_do(server: Server) -> None:
+    before = scrape(server)
+    with connect(f"ws://127.0.0.1:{server.port}/v1/ws", proxy=None) as socket:
+        socket.send(json.dumps({"type": "create", "prompt": "Tell me of rivers.", "max_tokens": 3}))
+        while json.loads(socket.recv(10))["type"] != "done":
+            pass
+        socket.send(json.dumps({"type": "create", "prompt": "Tell me.", "max_tokens": 10**9}))
+        assert json.loads(socket.recv(10))["type"] == "refused"
+    with connect(f"ws://127.0.0.1:{server.port}/", proxy=None) as socket:
+        socket.send("Tell me of rivers.")
+        while socket.recv(10) != "<<Response Finished>>":
+            pass
+    found = grown(before, scrape(server))
+    assert found["tgi_request_count"] == 3
+    assert found["tgi_request_success"] == 2
+    assert found["tgi_request_failure{err=validation}"] == 1
 
 
 def test_looking_is_not_counted(server: Server) -> None:

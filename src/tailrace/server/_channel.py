@@ -11,6 +11,7 @@ from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceErro
 from tailrace.generation import Generator
 from tailrace.server._socket import Over, Socket
 from tailrace.server.facts import facts_of, run_of
+from tailrace.server.metrics import Metrics
 from tailrace.server.settings import Settings
 from tailrace.streams import Reader, StreamLog
 
@@ -44,9 +45,10 @@ class Channel:
     """A socket of `/v1/ws`: commands in, the frames of many streams out. A command is done before the next is read."""
 
     def __init__(
-        self, generator: Generator, settings: Settings, socket: Socket, group: asyncio.TaskGroup
-    ) -> None:  # fmt: skip
+        self, generator: Generator, settings: Settings, metrics: Metrics, socket: Socket, group: asyncio.TaskGroup
+    ) -> None:
         self._generator = generator
+        self._metrics = metrics
         self._socket = socket
         self._group = group
         self._max_streams = settings.ws_streams
@@ -88,8 +90,9 @@ class Channel:
         return body
 
     async def _create(self, create: websocket.Create) -> None:
-        self._check_free(create.name)
-        run = await self._generator.create(create.request)
+        with self._metrics.asking():
+            self._check_free(create.name)
+            run = await self._generator.create(create.request)
         following = self._frames_of(create.name, run.log, 0)
         await self._begin(create.name, following, following.frames.created())
 

@@ -11,6 +11,7 @@ from tailrace.dialects.wire import failure_of
 from tailrace.errors import ContextLengthExceeded, QueueFull, TailraceError
 from tailrace.generation import Generator, Run
 from tailrace.server._socket import Over, Socket
+from tailrace.server.metrics import Metrics
 from tailrace.server.settings import Settings
 from tailrace.streams import Reader
 from tailrace.types import End
@@ -21,8 +22,9 @@ __all__ = ["Chat"]
 class Chat:
     """A chatbot's conversation: prompts in, answers out, one after the other."""
 
-    def __init__(self, generator: Generator, settings: Settings, socket: Socket) -> None:
+    def __init__(self, generator: Generator, settings: Settings, metrics: Metrics, socket: Socket) -> None:
         self._generator = generator
+        self._metrics = metrics
         self._socket = socket
         self._queue_s = settings.queue_s
         self._max_characters = settings.ws_message_bytes
@@ -60,7 +62,8 @@ class Chat:
 
     async def _answer(self, prompt: str) -> None:
         """Raises: TailraceError if the answer cannot begin, or is not complete."""
-        run = await self._begin(prompt)
+        with self._metrics.asking():
+            run = await self._begin(prompt)
         with Reader(run.log) as reader:
             while not reader.is_finished:
                 await reader.wait()

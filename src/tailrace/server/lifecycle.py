@@ -24,6 +24,7 @@ from tailrace.generation import Generator, Limits
 from tailrace.models import ModelCard
 from tailrace.server._websocket import WebSocketProtocol
 from tailrace.server.edge import Edge
+from tailrace.server.metrics import Metrics
 from tailrace.server.routes import Routes
 from tailrace.server.settings import Settings
 from tailrace.server.sockets import Sockets
@@ -134,8 +135,10 @@ def _load_failure(reason: str) -> str:
 
 def build_app(generator: Generator, settings: Settings) -> ASGIApp:
     """The ASGI application over a generator."""
-    routes = Routes(generator, settings, started_s=int(time.time()))
-    router = Router([*routes.table(), *Sockets(generator, settings).table()], redirect_slashes=False)
+    metrics = Metrics(generator)
+    routes = Routes(generator, settings, metrics, started_s=int(time.time()))
+    sockets = Sockets(generator, settings, metrics)
+    router = Router([*routes.table(), *sockets.table()], redirect_slashes=False)
     return _let_origins_read(Edge(router, settings), settings)
 
 

@@ -5,10 +5,14 @@ TGI has no time to first token; `tailrace_time_to_first_token_seconds` is ours. 
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from prometheus_client import CollectorRegistry, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.responses import Response
 
+from tailrace.dialects.wire import failure_of
 from tailrace.errors import AdmissionError, EngineError, RequestError, TailraceError
 from tailrace.generation import Generator, Run
 
@@ -52,20 +56,22 @@ class Metrics:
             Gauge(name, text, registry=self._registry).set_function(value)
         generator.on_end = self.ended
 
-    def asked(self) -> None:
-        """A request for a generation has come."""
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[None]:
+        """Around a request for a generation, until its stream exists."""
         self._count.inc()
-
-    def refused(self, error: TailraceError) -> None:
-        """It was not let in."""
-        self._failure.labels(_reason(error)).inc()
+        try:
+            yield
+        except TailraceError as error:
+            self._failure.labels(_reason(error)).inc()
+            raise
 
     def ended(self, run: Run) -> None:
         """A stream has its terminal event."""
         end, times = run.log.end, run.times
         assert end is not None
         if end.status != "done":
-            self._failure.labels("dropped" if end.status == "cancelled" else "generation").inc()
+            self._failure.labels("dropped" if end.status == "cancelled" else _reason(failure_of(end))).inc()
             return
         assert times.entered_s is not None
         assert times.admitted_s is not None

@@ -28,7 +28,6 @@ from tailrace.errors import (
     QueueFull,
     RequestError,
     SeqOutOfRange,
-    TailraceError,
     UnsupportedParameter,
 )
 from tailrace.generation import Generator
@@ -55,13 +54,13 @@ Handler = Callable[[Request], Awaitable[ASGIApp]]
 class Routes:
     """All operations of all wires, over one generator."""
 
-    def __init__(self, generator: Generator, settings: Settings, *, started_s: int) -> None:
+    def __init__(self, generator: Generator, settings: Settings, metrics: Metrics, *, started_s: int) -> None:
         self._generator = generator
         self._settings = settings
         self._facts = Facts(generator, settings, started_s=started_s)
         self._bodies = BodyReader(settings)
         self._keys_in_use: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._metrics = Metrics(generator)
+        self._metrics = metrics
         self._pages = Pages()
         self._slow = asyncio.Semaphore(_SLOW_AT_ONCE)
         self._num_slow = 0
@@ -158,12 +157,8 @@ class Routes:
     async def _generate(
         self, wire: Wire, request: Request, asked: Asked, parse: Callable[[Asked], Call | Following | Reply]
     ) -> ASGIApp:
-        self._metrics.asked()
-        try:
+        with self._metrics.asking():
             return await self._begin(wire, request, asked, parse(asked))
-        except TailraceError as error:
-            self._metrics.refused(error)
-            raise
 
     async def _begin(self, wire: Wire, request: Request, asked: Asked, call: Call | Following | Reply) -> ASGIApp:
         if isinstance(call, Reply):

@@ -22,6 +22,7 @@ from tailrace.generation import Generator
 from tailrace.server._channel import Channel
 from tailrace.server._chat import Chat
 from tailrace.server._socket import Socket, end_of
+from tailrace.server.metrics import Metrics
 from tailrace.server.settings import Settings
 
 __all__ = ["Sockets"]
@@ -32,8 +33,9 @@ _RETRY_S = 5.0  # for a client whose socket is refused
 class Sockets:
     """Both wires, over one generator."""
 
-    def __init__(self, generator: Generator, settings: Settings) -> None:
+    def __init__(self, generator: Generator, settings: Settings, metrics: Metrics) -> None:
         self._generator = generator
+        self._metrics = metrics
         self._settings = settings
         self._num_open = 0
 
@@ -65,14 +67,14 @@ class Sockets:
             self._num_open -= 1
 
     async def _chat(self, socket: Socket) -> None:
-        chat = Chat(self._generator, self._settings, socket)
+        chat = Chat(self._generator, self._settings, self._metrics, socket)
         async with asyncio.TaskGroup() as group:
             group.create_task(chat.answer_all())
             await chat.listen()
 
     async def _follow(self, socket: Socket) -> None:
         async with asyncio.TaskGroup() as group:
-            await Channel(self._generator, self._settings, socket, group).obey_all()
+            await Channel(self._generator, self._settings, self._metrics, socket, group).obey_all()
 
 
 class _Endpoint:
