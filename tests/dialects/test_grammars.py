@@ -219,7 +219,38 @@ def test_references_that_lead_nowhere_are_refused(reference: object, definitions
 def test_what_an_engine_would_not_see_beside_a_reference_is_refused(beside: JsonBody) -> None:
     error = of_schema({"$ref": "#/$defs/a", **beside, "$defs": {"a": {}}})
     assert type(error) is RequestError
-    assert "beside a $ref" in error.message
+    assert "beside $ref" in error.message
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"anyOf": [{"type": "string"}], "type": "string"},
+        {"enum": ["a"], "maxLength": 1},
+        {"const": "a", "enum": ["a"]},
+        {"type": "string", "pattern": "a", "minLength": 1},
+        {"type": "string", "format": "date", "pattern": "a"},
+        {"pattern": "a"},
+        {"format": "date"},
+    ],
+)
+def test_what_an_engine_would_look_at_alone_stands_alone(schema: JsonBody) -> None:
+    assert type(of_schema(schema)) is RequestError
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"enum": ["a" * 20_001]},
+        {"enum": ["a" * 200] * 101},
+        {"properties": {"a" * 10_001: {"const": "b" * 10_000}}},
+        {"prefixItems": [{"type": "string", "pattern": "[ab]{60}"}] * 2},
+    ],
+)
+def test_what_takes_long_to_compile_is_refused(schema: JsonBody) -> None:
+    error = of_schema(schema)
+    assert isinstance(error, RequestError)
+    assert "too large" in error.message
 
 
 @pytest.mark.parametrize(
@@ -282,7 +313,8 @@ def test_ways_through_choices_of_choices_are_not_counted() -> None:
 def test_regexes_that_are_the_same_everywhere_pass_as_they_are(text: str) -> None:
     assert read_tgi_grammar("regex", text) == Grammar("regex", text)
     assert read_response_format({"type": "regex", "value": text}) == Grammar("regex", text)
-    assert json.loads(grammar_of_schema({"pattern": text}, "field").source) == {"pattern": text}
+    schema = {"type": "string", "pattern": text}
+    assert json.loads(grammar_of_schema(schema, "field").source) == schema
 
 
 @pytest.mark.parametrize(

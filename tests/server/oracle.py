@@ -76,9 +76,9 @@ class Answer:
             if seq == self.count:
                 fields["finish_reason"] = "length"
             retry = "retry: 1000\n" if seq == 1 else ""
-            events.append(f"id: {stream_id}-{seq}\n{retry}data: {_compact(fields)}\n\n".encode())
+            events.append(f"{retry}data: {_compact(fields)}\nid: {stream_id}-{seq}\n\n".encode())
         end = _compact({"status": "done", "usage": self.usage})
-        events.append(f"id: {stream_id}-{self.count + 1}\nevent: done\ndata: {end}\n\n".encode())
+        events.append(f"event: done\ndata: {end}\nid: {stream_id}-{self.count + 1}\n\n".encode())
         return events
 
     def tgi(self, *, prompt_text: str = "", details: dict[str, Any] | None = None) -> bytes:  # Any: of JSON

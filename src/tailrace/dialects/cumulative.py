@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from tailrace.dialects.bodies import quote, read_known, to_json
 from tailrace.dialects.fields import SamplingFields, sampling_of
-from tailrace.dialects.native import encode_error
+from tailrace.dialects.native import RETRY_MS, encode_error
 from tailrace.dialects.plain import bare_request, bare_sampling
 from tailrace.dialects.wire import (
     HEARTBEAT,
@@ -87,16 +87,17 @@ class _Encoder:
 
     def encode(self, seq: int, event: Event) -> bytes:
         name = f"id: {event_id(self._stream_id, seq)}\n" if self._stream_id else ""
+        retry = f"retry: {RETRY_MS}\n" if self._stream_id and seq == 1 else ""
         if type(event) is End:
             if event.status == "done":
-                return f"{name}data: [DONE]\n\n".encode("ascii")
+                return f"data: [DONE]\n{name}\n".encode("ascii")
             _, body = encode_error(failure_of(event))
-            return name.encode("ascii") + b"data: " + body + b"\n\n"
+            return b"data: " + body + b"\n" + name.encode("ascii") + b"\n"
         assert type(event) is TextDelta
         if not event.text:
-            return b""
+            return retry.encode("ascii")
         self._text.append(quote(event.text)[1:-1])
-        return f'{name}data: {{"text": "{"".join(self._text)}"}}\n\n'.encode("ascii")
+        return f'{retry}data: {{"text": "{"".join(self._text)}"}}\n{name}\n'.encode("ascii")
 
     def whole(self, events: Sequence[Event]) -> bytes:
         finished_end(events)

@@ -21,6 +21,7 @@ __all__ = ["ANY_OBJECT", "grammar_of_schema", "read_response_format", "read_tgi_
 _MAX_SCHEMAS = 100  # schemas within a schema
 _MAX_VALUES = 200  # of all enums
 _MAX_LENGTH = 48  # of strings that are bounded, together
+_MAX_CHARACTERS = 20_000  # of all names and values: ten times as many took 1.1 s
 _MAX_ITEMS = 64
 _MAX_DEPTH = 16
 _MAX_TEXT = 2_000  # characters of a regular expression
@@ -42,6 +43,14 @@ _KNOWN = frozenset(  # to JSON Schema; only these are named, so that nothing is 
      "multipleOf", "not", "nullable", "oneOf", "patternProperties", "propertyNames", "then", "unevaluatedItems",
      "unevaluatedProperties", "uniqueItems"}
 )  # fmt: skip
+_ALONE = {  # keywords which engines look at alone: what else they let stand beside themselves
+    "$ref": frozenset({"$defs", "definitions"}),
+    "anyOf": frozenset({"$defs", "definitions"}),
+    "const": frozenset({"type"}),
+    "enum": frozenset({"type"}),
+    "format": frozenset({"type"}),
+    "pattern": frozenset({"type"}),
+}
 _CLASS = re.compile(r"\[\^?\]?[^]]*\]")  # in a regular expression without escapes
 _REGEX_ESCAPES = set("dDwWsS.\\[](){}*+?|^$/-nrt\"'")
 
@@ -98,6 +107,8 @@ class _Schema:
         self._num_schemas = 0
         self._num_values = 0
         self._length = 0
+        self._num_characters = 0
+        self._size = 0
         self._finite: set[int] = set()  # schemas, by identity, that have been found to come to an end
 
     def check(self) -> None:
@@ -106,6 +117,11 @@ class _Schema:
             raise self._bad(
                 f"it is too large: at most {_MAX_SCHEMAS} schemas, {_MAX_VALUES} values in enums, and {_MAX_LENGTH} "
                 "characters in strings with a maxLength or minLength, together"
+            )
+        if self._num_characters > _MAX_CHARACTERS or self._size > _MAX_SIZE:
+            raise self._bad(
+                f"it is too large: at most {_MAX_CHARACTERS} characters in names and values, and patterns of "
+                f"{_MAX_SIZE} with their counts written out, together"
             )
 
     def _one(self, schema: object, depth: int) -> None:
@@ -160,13 +176,24 @@ class _Schema:
             raise self._bad(f"format is one of {', '.join(sorted(_FORMATS))}")
         if "pattern" in schema:
             _grammar_of_regex(schema["pattern"], self._param)
-        if "$ref" in schema and _CHECKED & schema.keys() - {"$ref", "$defs", "definitions"}:
-            raise self._bad("nothing that restricts an answer goes beside a $ref")  # engines would not look at it
+            self._size += _size(_bare(schema["pattern"]))
+        for name, beside in _ALONE.items():
+            if name in schema and (_CHECKED & schema.keys()) - beside - {name}:
+                raise self._bad(f"nothing else that restricts an answer goes beside {name}")
+        if ("pattern" in schema or "format" in schema) and schema.get("type") != "string":
+            raise self._bad("pattern and format go with the type string")
         if "$ref" in schema and not self._leads_somewhere(schema["$ref"]):
             raise self._bad("a $ref leads to #/$defs/name or #/definitions/name")
         for name in ("properties", "$defs", "definitions"):
             if not isinstance(schema.get(name, {}), dict):
                 raise self._bad(f"{name} is an object")
+        texts = (
+            schema.get("properties", {}),
+            schema.get("required", ()),
+            schema.get("enum", ()),
+            [schema.get("const")],
+        )
+        self._num_characters += sum(len(text) for some in texts for text in some if isinstance(text, str))
         if any(re.search(r'["\\\x00-\x1f]', name) for name in schema.get("properties", {})):
             raise self._bad("the name of a property has no quotes, backslashes or control characters")
         for name in ("anyOf", "prefixItems"):
@@ -231,9 +258,9 @@ def _grammar_of_regex(text: object, param: str) -> Grammar:
     if not isinstance(text, str) or not text or len(text) > _MAX_TEXT:
         raise RequestError(f"{param}: a regular expression has 1 to {_MAX_TEXT} characters.", param=param)
     escapes = re.findall(r"\\(.)", text, re.DOTALL)
-    bare = re.sub(r"\\.", lambda match: "." if match[0][1] in "dDwWsS" else "x", text, flags=re.DOTALL)
+    bare = _unescaped(text)
     classes = re.findall(_CLASS, bare)
-    bare = re.sub(_CLASS, ".", bare)
+    bare = _bare(text)
     if (
         re.search(r"\(\?(?!:)|[*+?}][+]|\$(?!\Z)|(?<!^)\^|\{(?![0-9]+(,[0-9]*)?\})", bare)
         or re.search(r"(?:\A\^?|\((?:\?:)?|\|)\||\|(?:\)|\$?\Z)", bare)  # nothing on one side of a |
@@ -259,6 +286,16 @@ def _grammar_of_regex(text: object, param: str) -> Grammar:
             param=param,
         )
     return Grammar("regex", text)
+
+
+def _unescaped(text: str) -> str:
+    """With a . for an escape that stands for a set, and an x for any other."""
+    return re.sub(r"\\.", lambda match: "." if match[0][1] in "dDwWsS" else "x", text, flags=re.DOTALL)
+
+
+def _bare(text: str) -> str:
+    """A regular expression's structure: with a . for every set, too."""
+    return re.sub(_CLASS, ".", _unescaped(text))
 
 
 def _size(bare: str) -> int:

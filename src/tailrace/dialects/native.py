@@ -36,9 +36,19 @@ from tailrace.errors import RequestError, TailraceError
 from tailrace.streams import event_id, parse_cursor
 from tailrace.types import End, Event, GenerateRequest, TextDelta
 
-__all__ = ["WIRE", "NativeEncoder", "NativeView", "encode_error", "end_fields", "parse", "parse_body"]
+__all__ = [
+    "RETRY_MS",
+    "WIRE",
+    "NativeEncoder",
+    "NativeView",
+    "encode_error",
+    "end_fields",
+    "event_json",
+    "parse",
+    "parse_body",
+]
 
-_RETRY_MS = 1000
+RETRY_MS = 1000
 
 
 class Body(SamplingFields, kw_only=True):
@@ -123,29 +133,23 @@ class _NothingView(NativeView):
 
 
 class NativeEncoder:
-    """Events as they stand on the wire. Keeps nothing between events, so that it may start anywhere."""
+    """Events as they stand on the wire. Keeps nothing between events, so that it may start anywhere.
 
-    __slots__ = ("_facts", "_prefix")
+    The id is an event's last line: @microsoft/fetch-event-source takes an event for seen as soon as it has read that,
+    and would lose what is cut off behind it.
+    """
+
+    __slots__ = ("_facts", "_id")
 
     def __init__(self, facts: StreamFacts) -> None:
         self._facts = facts
-        self._prefix = f"id: {facts.stream_id}-"
+        self._id = f"id: {facts.stream_id}-"
 
     def encode(self, seq: int, event: Event) -> bytes:
         if type(event) is End:
-            return f"{self._prefix}{seq}\nevent: {event.status}\ndata: {_end_json(event)}\n\n".encode("ascii")
-        assert type(event) is TextDelta
-        token_ids = event.token_ids
-        ids = token_ids[0] if len(token_ids) == 1 else ",".join(map(str, token_ids))
-        extra = ""
-        if event.finish_reason is not None or event.choice or event.logprobs:
-            extra = _extra_json(event)
-        retry = f"retry: {_RETRY_MS}\n" if seq == 1 else ""
-        return (
-            f'{self._prefix}{seq}\n{retry}data: {{"text":{quote(event.text)},"token_ids":[{ids}]{extra}}}\n\n'.encode(
-                "ascii"
-            )
-        )
+            return f"event: {event.status}\ndata: {event_json(event)}\n{self._id}{seq}\n\n".encode("ascii")
+        retry = f"retry: {RETRY_MS}\n" if seq == 1 else ""
+        return f"{retry}data: {event_json(event)}\n{self._id}{seq}\n\n".encode("ascii")
 
     def whole(self, events: Sequence[Event]) -> bytes:
         """The stream's state, and its text so far."""
@@ -175,6 +179,19 @@ class _NothingEncoder(NativeEncoder):
         return b""
 
 
+def event_json(event: Event) -> str:
+    """An event as one line of JSON: `{"text", "token_ids"}` and what else there is, or how the stream ended."""
+    if type(event) is End:
+        return to_json(end_fields(event)).decode()
+    assert type(event) is TextDelta
+    token_ids = event.token_ids
+    ids = token_ids[0] if len(token_ids) == 1 else ",".join(map(str, token_ids))
+    extra = ""
+    if event.finish_reason is not None or event.choice or event.logprobs:
+        extra = _extra_json(event)
+    return f'{{"text":{quote(event.text)},"token_ids":[{ids}]{extra}}}'
+
+
 def _extra_json(event: TextDelta) -> str:
     fields: JsonBody = {}
     if event.choice:
@@ -194,10 +211,6 @@ def end_fields(end: End) -> JsonBody:
     if end.failure is not None:
         fields["error"] = {"code": end.failure.code, "message": end.failure.message}
     return fields
-
-
-def _end_json(end: End) -> str:
-    return to_json(end_fields(end)).decode()
 
 
 def encode_error(error: TailraceError) -> tuple[int, bytes]:

@@ -11,7 +11,6 @@ import msgspec
 from tailrace.dialects.bodies import JsonBody, quote, to_json
 from tailrace.dialects.wire import (
     HEARTBEAT,
-    SSE,
     Encoder,
     StreamFacts,
     Vocabulary,
@@ -32,7 +31,7 @@ class TGIView:
     prefill: bool
     full_text: bool
     sampled: bool
-    media_type = SSE
+    media_type = "text/event-stream"  # and no more, as there: @huggingface/inference 2 compares it
     heartbeat = HEARTBEAT
 
     def open(self, facts: StreamFacts) -> Encoder:

@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, quote, read_fields, read_json, to_json
-from tailrace.dialects.native import NativeEncoder, encode_error, parse_body
+from tailrace.dialects.native import encode_error, event_json, parse_body
 from tailrace.dialects.wire import StreamFacts
 from tailrace.errors import RequestError, TailraceError
 from tailrace.streams import parse_cursor
@@ -152,10 +152,9 @@ def _parse_follow(fields: _Follow) -> Follow:
 class Frames:
     """What a socket says of one stream that it follows."""
 
-    __slots__ = ("_delta", "_encoder", "_head")
+    __slots__ = ("_delta", "_head")
 
     def __init__(self, name: str | None, facts: StreamFacts) -> None:
-        self._encoder = NativeEncoder(facts)
         self._head = f'"id":{quote(name or facts.stream_id)},"stream_id":"{facts.stream_id}"'.encode("ascii")
         self._delta = b'{"type":"delta",%b,"seq":' % self._head
 
@@ -174,9 +173,7 @@ class Frames:
         return b'{"type":"unfollowed",%b,"seq":%d}' % (self._head, seq)
 
     def event(self, seq: int, event: Event) -> bytes:
-        # The encoder writes `id: …` and such, then one JSON object, then a blank line.
-        block = self._encoder.encode(seq, event)
-        fields = block[block.index(b"{") + 1 : -2]
+        fields = event_json(event)[1:].encode("ascii")
         if isinstance(event, End):
             return b'{"type":"%b",%b,"seq":%d,%b' % (event.status.encode("ascii"), self._head, seq, fields)
         return b"%b%d,%b" % (self._delta, seq, fields)

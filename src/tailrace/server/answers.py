@@ -103,7 +103,7 @@ class StreamAnswer:
         self._after = after
         self._heartbeat = view.heartbeat
         self._heartbeat_s = heartbeat_s if view.heartbeat else 0.0
-        self._headers = Response(headers={**STREAM_HEADERS, **headers}, media_type=view.media_type).raw_headers
+        self._headers = Response(headers={**STREAM_HEADERS, "content-type": view.media_type, **headers}).raw_headers
         self._headers = [header for header in self._headers if header[0] != b"content-length"]
         self._is_gone = False
 

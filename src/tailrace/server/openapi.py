@@ -30,6 +30,12 @@ _KEY: JsonBody = {
     "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
 }
 
+_ELSEWHERE = {  # what is no wire's: the name of its operation, what it is, and as what it comes
+    "/": ("welcome", "A page to chat on, for browsers; a line of text for others.", ("text/html", "text/plain")),
+    "/metrics": ("metrics", "What Prometheus may know.", ("text/plain",)),
+    "/openapi.json": ("openapi", "This document.", ("application/json",)),
+}
+
 
 def document() -> bytes:
     """The whole document, in OpenAPI 3.1."""
@@ -43,6 +49,10 @@ def document() -> bytes:
         described = _operation(wire, operation, by_body)
         shared = methods.get(operation.method.lower())
         methods[operation.method.lower()] = described if shared is None else _merged(shared, described)
+    for path, (name, summary, kinds) in _ELSEWHERE.items():
+        content = {kind: {"schema": {} if "json" in kind else {"type": "string"}} for kind in kinds}
+        answer = {"description": summary, "content": content, "headers": _ERROR_HEADERS}
+        paths.setdefault(path, {})["get"] = {"summary": summary, "operationId": name, "responses": {"200": answer}}
     return to_json(
         {
             "openapi": "3.1.0",

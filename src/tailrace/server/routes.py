@@ -167,7 +167,7 @@ class Routes:
             return self._follow(call)
         naming = self._naming(call.ignored)
         if request.method == "HEAD":
-            return Response(media_type=call.view.media_type)
+            return Response(headers={"content-type": call.view.media_type})
         if request.method == "GET" and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             # What a page of another origin can have a browser GET, with no Origin to tell it by.
             raise Forbidden("Other pages may not make this server generate.", param="sec-fetch-site")
