@@ -1,7 +1,8 @@
 """A proxy between a client and the server that changes how an answer arrives, and never what it says.
 
 Requests pass as they are. Of an answer's chunked body every byte becomes a chunk and a write of its own, so that a
-client gets to see it alone however fast it reads; or the connection is cut at a place in it.
+client gets to see it alone however fast it reads; or the connection is cut at a place in it. What a WebSocket says is
+one long body.
 """
 
 from __future__ import annotations
@@ -120,6 +121,8 @@ class Proxy:
         cut = self._cut
         if cut is not None and cut.events and b"text/event-stream" not in head:
             cut = None
+        if head.startswith(b"HTTP/1.1 101"):
+            return await _pass_frames(server, client, cut)
         if b"transfer-encoding: chunked" not in head.lower():
             found = re.search(rb"\r\ncontent-length: ([0-9]+)\r\n", head, re.IGNORECASE)
             body = await server.readexactly(int(found[1]) if found else 0)
@@ -152,6 +155,17 @@ async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
             writer.write(received)
             await writer.drain()
         writer.close()
+
+
+async def _pass_frames(server: asyncio.StreamReader, client: asyncio.StreamWriter, cut: Cut | None) -> bool:
+    num_bytes = 0
+    while received := await server.read(1 << 16):
+        fine = max(0, _FINE_BYTES - num_bytes)
+        num_bytes += len(received)
+        if cut is not None and num_bytes > sum(cut.more_bytes or ()):
+            break
+        await _write(client, [*_bytes(received[:fine]), *_bytes(received[fine:], _COARSE_BYTES)])
+    return False
 
 
 async def _chunk(server: asyncio.StreamReader) -> bytes:
