@@ -29,7 +29,7 @@ from tailrace.dialects.wire import Follow, Generate, OnStream, Operation, Show
 from tailrace.engines.openvino import PARAMETERS
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.server.answers import is_meant
-from tailrace.types import Event, GenerateRequest, Sampling
+from tailrace.types import End, Event, GenerateRequest, Sampling, Usage
 
 PAGE = Path(__file__).parent.parent / "docs" / "compatibility.md"
 _EVERYWHERE = PARAMETERS | {"max_tokens", "seed", "stop", "include_stop", "n"}
@@ -45,7 +45,7 @@ class _Server(FakeServer):
 
     def past(self, stream_id: str) -> tuple[StreamFacts, list[Event]]:
         said = [{"role": "user", "content": "Before."}]
-        return replace(facts(), memo=msgspec.json.encode({"said": said})), []
+        return replace(facts(), memo=msgspec.json.encode({"said": said})), [End("done", Usage(1, 1))]
 
     def count_tokens(self, request: GenerateRequest) -> int:
         return crc32(repr(request).encode())  # another number for another prompt

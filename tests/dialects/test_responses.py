@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -277,6 +278,17 @@ def test_what_was_not_stored_cannot_be_gone_on_from() -> None:
         assert type(error) is UnknownStream
         assert error.param == "previous_response_id"
     assert type(refused({"previous_response_id": "resp_x"}, server=Remembering())) is UnknownStream
+
+
+def test_what_is_not_complete_cannot_be_gone_on_from() -> None:
+    whole = said("A river.")
+    end = whole[-1]
+    assert isinstance(end, End)
+    for events in ([], whole[:-1], [*whole[:-1], msgspec.structs.replace(end, status="cancelled")]):
+        server = Remembering(memo=request_of({}).memo, events=events)
+        error = refused({"previous_response_id": "resp_s"}, server=server)
+        assert type(error) is RequestError
+        assert error.param == "previous_response_id"
 
 
 def test_what_was_said_is_kept_only_where_it_may_be() -> None:

@@ -15,8 +15,7 @@ from tests.server.process import Server
 from tailrace.engines.scripted import TEXTS
 
 # fails: the engine gives up after three tokens. cut: the connection breaks off, unless the client resumes then.
-# Before the first byte: too long (400, 422), full (429), draining (503).
-# One client shows nothing for a 503: it tries again at once, and then forgets to pass on what the second try returns.
+# Before the first byte: too long (400, 422), full (429), draining (503, and 429 on TGI's wire, whose clients know it).
 _TABLE = """
 client                                | fails                 | cut                   | too long              | full                  | draining
 hub text                              | GenerationError       | RemoteProtocolError   | ValidationError       | OverloadedError       | OverloadedError

@@ -45,7 +45,7 @@ from tailrace.dialects.wire import (
     Wire,
 )
 from tailrace.errors import RequestError, SeqOutOfRange, UnknownStream
-from tailrace.types import GenerateRequest, Message, ToolCall
+from tailrace.types import End, GenerateRequest, Message, ToolCall
 
 __all__ = ["WIRE"]
 
@@ -211,6 +211,8 @@ def _before(server: ServerFacts, response_id: str | None) -> tuple[Message, ...]
     kept = msgspec.json.decode(facts.memo).get("said") if facts.memo else None
     if kept is None:
         raise UnknownStream("The conversation of that response is not kept.", param="previous_response_id")
+    if not events or not isinstance(events[-1], End) or events[-1].status != "done":
+        raise RequestError("That response is not complete.", param="previous_response_id")
     return (*msgspec.convert(kept, tuple[Message, ...]), spoken(facts, events))
 
 
