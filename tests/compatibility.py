@@ -218,8 +218,6 @@ def _triton(verb: str) -> list[Api]:
     ]
 
 
-_FOLLOWING = {ANY: "a query's other fields are not read"}
-
 APIS = [
     Api(
         "tailrace",
@@ -243,7 +241,6 @@ APIS = [
         {},
         ["after"],
         {"after": "5"},
-        moot=_FOLLOWING,
         in_query=True,
     ),
     Api(
@@ -301,7 +298,6 @@ APIS = [
         ["stream", "starting_after"],
         {"stream": "true", "starting_after": "5"},
         {"starting_after": {"stream": "true"}},
-        moot=_FOLLOWING,
         in_query=True,
     ),
     Api(
@@ -369,7 +365,6 @@ APIS = [
         {"stream_id": "a"},
         ["stream_id"],
         {"stream_id": "b"},
-        moot=_FOLLOWING,
         in_query=True,
     ),
     Api(

@@ -74,16 +74,19 @@ def _meant(api: Api, given: JsonBody) -> _Meant:
         path={"model": "scripted", "stream_id": "a", "response_id": "resp_a"},
         server=_Server(),
     )
+    known = [name.rstrip("!") for name in operation.query]
+    unknown = tuple(name for name in query if name not in known)  # which the routes name, whatever the act
     match operation.act:
         case Generate(parse):
             call = parse(wanted)
             if isinstance(call, Call):
-                return _Meant((call.request, call.view, call.stream, call.at_once), call.request, call.ignored)
-            return _Meant(call, None)
+                told = (call.request, call.view, call.stream, call.at_once)
+                return _Meant(told, call.request, call.ignored + unknown)
+            return _Meant(call, None, unknown)
         case Follow(parse_following):
-            return _Meant(parse_following(wanted), None)
+            return _Meant(parse_following(wanted), None, unknown)
         case OnStream(find):
-            return _Meant(find(wanted), None)
+            return _Meant(find(wanted), None, unknown)
         case Show(render):
             reply = render(wanted)
             return _Meant(replace(reply, ignored=()), None, reply.ignored)

@@ -152,6 +152,16 @@ def test_calls_and_their_results_are_given_ids() -> None:
     assert answered == [("a", "call00002"), ("b", "call00001"), ("c", "call00003"), ("d", ""), ("e", "its own")]
 
 
+def test_many_calls_and_results_find_each_other_in_as_many_steps() -> None:
+    calls = [{"function": {"name": "look", "arguments": {}}}] * 2000
+    others = [{"role": "tool", "content": "", "tool_name": "ask"}] * 2000
+    ours = [{"role": "tool", "content": "", "tool_name": name} for name in ("look", None)] * 1000
+    turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "tool_calls": calls}, *others, *ours]
+    messages = chat({"messages": turns}).request.messages
+    assert [message.tool_call_id for message in messages[2:2002]] == [""] * 2000
+    assert [message.tool_call_id for message in messages[2002:]] == [f"call{n:05}" for n in range(1, 2001)]
+
+
 def test_tools_are_shown_and_their_calls_read() -> None:
     call = chat({"tools": [TOOL]})
     assert call.request.tools == (TOOL,)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 
+import msgspec
 import pytest
 from tests.dialects.asking import FakeServer, asked, chat, completion
+from tests.dialects.transcripts import facts
 
 from tailrace.dialects import openai
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.openai_chunks import ChatEncoder
 from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
-from tailrace.types import Grammar, Message, Sampling
+from tailrace.types import Grammar, Message, Sampling, TextDelta
 
 CHAT: JsonBody = {"messages": [{"role": "user", "content": "Hi"}]}
 TEXT: JsonBody = {"prompt": "Hi"}
@@ -239,6 +241,18 @@ def test_the_model_may_call(choice: str | None) -> None:
     names, grammar, encoder = tools_of(choice)
     assert (names, grammar) == (("look", "wait"), None)
     assert (encoder._readers, encoder._forced_tool) == ({}, False)
+
+
+def test_logprobs_beside_tools_are_those_of_all_tokens_once() -> None:
+    body = CHAT | {"tools": [LOOK], "logprobs": True, "stream": True}
+    texts = ["So ", "<tool", '_call>{"name": "look", "arg', 'uments": {}}</tool_call>', ""]
+    deltas = [TextDelta(text, (65 + n,), logprobs=(-0.5 * n,)) for n, text in enumerate(texts)]
+    deltas[-1] = msgspec.structs.replace(deltas[-1], finish_reason="stop")
+    encoder = chat(body).view.open(facts())
+    frames = [line for n, delta in enumerate(deltas, 1) for line in encoder.encode(n, delta).decode().splitlines()]
+    found = [json.loads(line[6:])["choices"][0]["logprobs"] for line in frames if line]
+    shown = [token["logprob"] for logprobs in found if logprobs for token in logprobs["content"]]
+    assert shown == [delta.logprobs[0] for delta in deltas]
 
 
 def test_the_model_may_not_call() -> None:

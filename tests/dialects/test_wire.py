@@ -332,7 +332,7 @@ def test_a_plain_query() -> None:
     "query",
     [
         {"prompt": ""},
-        {"prompt": "Hi", CANARY: "1"},
+        {"prompt": "Hi", "temperature": "1"},
         *({"prompt": "Hi", "max_tokens": digits} for digits in ("0", "-1", "", "1.0", "\u0661", "9" * 5000, CANARY)),
     ],
 )

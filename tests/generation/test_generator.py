@@ -162,6 +162,18 @@ async def test_a_hopeless_prompt_is_refused_without_being_encoded() -> None:
     assert error.message.startswith("The prompt has at least ")
 
 
+async def test_too_many_ids_are_refused_without_being_looked_at() -> None:
+    error = await refused(World(context_tokens=5), GenerateRequest(prompts=((10**9,) * 6,)))
+    assert isinstance(error, ContextLengthExceeded)
+    assert error.num_prompt_tokens == 6
+
+
+async def test_of_ids_that_are_truncated_the_end_counts() -> None:
+    world = World(context_tokens=20)
+    run = await world.generator.create(GenerateRequest(prompts=((10**9, 65, 66),), truncate=2, sampling=greedy(1)))
+    assert (run.prompts[0].text, run.prompts[0].ids) == ("AB", (65, 66))
+
+
 async def test_prompt_and_answer_that_are_too_long_together() -> None:
     world = World(context_tokens=100)
     error = await refused(world, GenerateRequest(prompts=("x" * 60,), sampling=greedy(41)))

@@ -9,6 +9,7 @@ from tests.server.caller import Caller, app_of, scenario
 
 from tailrace.generation import Limits
 from tailrace.server._flow import Turns
+from tailrace.server.facts import run_of
 
 
 def _create(name: str, *, count: int = 8, seed: int = 1, **fields: object) -> dict[str, object]:
@@ -81,6 +82,29 @@ async def test_streams_of_others_can_be_followed_cancelled_and_left() -> None:
         assert caller.read_json()[0]["status"] == "cancelled"
     world.finish()
     world.check_idle()
+
+
+@scenario
+async def test_a_stream_that_nobody_has_any_more_can_still_be_cancelled_by_who_follows_it() -> None:
+    world = World()
+    async with Caller(app_of(world)) as caller:
+        await caller.ask(_create("a", count=500))
+        (created,) = caller.read_json()
+        caller.is_reading = False
+        for _ in range(3):
+            world.engine.step()
+        await caller.moment()
+        log = world.generator.store.get(created["stream_id"])
+        run_of(log).cancel()
+        world.generator.store.delete(log)
+        await caller.ask({"type": "cancel", "id": "a"})
+        caller.is_reading = True
+        await caller.moment()
+        frames = caller.read_json()
+        assert [frame["status"] for frame in frames if frame["type"] == "status"] == ["cancelled"]
+        assert "cancelled" in [frame["type"] for frame in frames]
+        await caller.ask(_create("b"))
+        assert caller.read_json()[0]["type"] == "created"
 
 
 @scenario

@@ -336,6 +336,15 @@ def test_ignored_fields_are_named(server: Server, facade: Facade) -> None:
     assert "x-tailrace-ignored" not in server.post(facade.path, body).headers
 
 
+@pytest.mark.parametrize("path", ["/v1/models", "/health", "/v1/streams/{}/events", "/v1/streams/{}"])
+def test_fields_of_a_query_that_nobody_knows_are_named(server: Server, path: str) -> None:
+    path = path.format(server.create({"prompt": PROMPT, "max_tokens": 1}))
+    answer = server.http.get(path, params={"affter": "4", "Käse\n": ""})
+    assert answer.status_code == 200
+    assert answer.headers["x-tailrace-ignored"] == "affter, K?se?"
+    assert "x-tailrace-ignored" not in server.http.get(path).headers
+
+
 def test_unknown_parameters_of_tgi_are_named(server: Server) -> None:
     body = {"inputs": PROMPT, "parameters": {"max_new_tokens": 1, "frobnicate": 1}}
     assert server.post("/generate", body).headers["x-tailrace-ignored"] == "parameters.frobnicate"

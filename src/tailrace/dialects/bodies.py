@@ -13,6 +13,7 @@ import msgspec
 from msgspec import inspect
 
 from tailrace.errors import RequestError, UnsupportedMediaType, UnsupportedParameter
+from tailrace.text.nesting import is_deeper
 
 __all__ = [
     "JsonBody",
@@ -28,7 +29,6 @@ __all__ = [
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_MAX_DEPTH = 64
 _MAX_BRACKETS = 100_000  # of lists and objects (those in strings count, too): about 40 ms to look through
 _MAX_NAMED = 10
 
@@ -81,17 +81,9 @@ def read_json(body: bytes) -> JsonBody:
         raise RequestError(f"The body is not valid JSON{where}.") from None
     if not isinstance(value, dict):
         raise RequestError("The body must be a JSON object.")
-    _bound_depth(value, _MAX_DEPTH)
+    if is_deeper(value):
+        raise RequestError("The body is nested too deeply.")
     return value
-
-
-def _bound_depth(value: object, depth: int) -> None:
-    if isinstance(value, dict | list):
-        if not depth:
-            raise RequestError("The body is nested too deeply.")
-        for item in value.values() if isinstance(value, dict) else value:
-            if isinstance(item, dict | list):
-                _bound_depth(item, depth - 1)
 
 
 def read_fields(body: JsonBody, shape: type[T], *, strict: bool = False) -> tuple[T, tuple[str, ...]]:
@@ -138,7 +130,8 @@ def _unknown(value: object, shape: inspect.Type, where: str) -> Iterator[str]:
         items = _items(shape)
         if items is not None:
             for item in value:
-                yield from _unknown(item, items, f"{where[:-1]}[].")
+                if isinstance(item, dict | list):  # most lists are long ones of numbers
+                    yield from _unknown(item, items, f"{where[:-1]}[].")
 
 
 _type_of = cache(inspect.type_info)

@@ -2,7 +2,8 @@
 
 Each event is `data: {"text": …}` with all the text so far, as its code sends it (vLLM's outputs are cumulative), and
 the last is `data: [DONE]`. A long answer so takes bytes in the square of its length; `/v1/streams` sends each
-word once.
+word once. A reader that is behind by more than one write goes on from the newest event: each one replaces those before,
+and vLLM leaves them out, too (`RequestOutputCollector.put`).
 
 The article goes on with `new EventSource(url)`, which only asks with GET and so never meets that POST's answer. Done
 right: `GET /generate-stream?stream_id=…`, with the id from the POST's `X-Stream-Id`. There the events carry ids, so
@@ -83,25 +84,37 @@ class _View:
 class _Encoder:
     def __init__(self, stream_id: str) -> None:
         self._stream_id = stream_id
-        self._text: list[str] = []  # escaped
+        self._text = bytearray()  # escaped
 
     def encode(self, seq: int, event: Event) -> bytes:
-        name = f"id: {event_id(self._stream_id, seq)}\n" if self._stream_id else ""
-        retry = f"retry: {RETRY_MS}\n" if self._stream_id and seq == 1 else ""
+        name = f"id: {event_id(self._stream_id, seq)}\n".encode("ascii") if self._stream_id else b""
         if type(event) is End:
-            if event.status == "done":
-                return f"data: [DONE]\n{name}\n".encode("ascii")
-            _, body = encode_error(failure_of(event))
-            return b"data: " + body + b"\n" + name.encode("ascii") + b"\n"
+            body = b"[DONE]" if event.status == "done" else encode_error(failure_of(event))[1]
+            return b"data: " + body + b"\n" + name + b"\n"
         assert type(event) is TextDelta
+        retry = f"retry: {RETRY_MS}\n".encode("ascii") if self._stream_id and seq == 1 else b""
         if not event.text:
-            return retry.encode("ascii")
-        self._text.append(quote(event.text)[1:-1])
-        return f'{retry}data: {{"text": "{"".join(self._text)}"}}\n{name}\n'.encode("ascii")
+            return retry
+        self._text += _escaped(event.text)
+        return b"".join((retry, b'data: {"text": "', self._text, b'"}\n', name, b"\n"))
+
+    def skip(self, events: Sequence[Event]) -> None:
+        self._text += _escaped("".join(event.text for event in events if type(event) is TextDelta))
+
+    def num_stale(self, events: Sequence[Event]) -> int:
+        for place in reversed(range(len(events))):
+            event = events[place]
+            if type(event) is TextDelta and event.text:
+                return place
+        return 0
 
     def whole(self, events: Sequence[Event]) -> bytes:
         finished_end(events)
         return to_json({"text": "".join(event.text for event in events if isinstance(event, TextDelta))})
+
+
+def _escaped(text: str) -> bytes:
+    return quote(text)[1:-1].encode("ascii")
 
 
 WIRE = Wire(

@@ -13,6 +13,7 @@ with another URL expects the answers to read as before. Answers: `ollama_answers
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
@@ -187,13 +188,36 @@ def _sampling(asked: Asked, fields: _Body, grammar: Grammar | None) -> Sampling:
     return sampling if options.typical_p is None else replace(sampling, typical_p=options.typical_p)
 
 
+class _Waiting:
+    """Calls without their results, the oldest first. A chat of any length takes no more steps than it has turns."""
+
+    def __init__(self) -> None:
+        self._all: deque[str] = deque()
+        self._by_name: dict[str, deque[str]] = {}
+        self._answered: set[str] = set()
+
+    def add(self, call_id: str, name: str) -> None:
+        self._all.append(call_id)
+        self._by_name.setdefault(name, deque()).append(call_id)
+
+    def take(self, name: str | None) -> str | None:
+        """The call that a result is of, which may name the tool."""
+        ids = self._all if name is None else self._by_name.get(name, deque())
+        while ids:
+            call_id = ids.popleft()
+            if call_id not in self._answered:
+                self._answered.add(call_id)
+                return call_id
+        return None
+
+
 def _messages(turns: Sequence[Turn]) -> tuple[Message, ...]:
     """The messages of a chat. Calls and their results have no ids here, and templates want some.
 
     Raises: RequestError.
     """
     messages: list[ChatMessage] = []
-    waiting: list[tuple[str, str]] = []  # calls without their results: ids and names
+    waiting = _Waiting()
     num_calls = 0
     for turn in turns:
         if turn.images:
@@ -201,13 +225,10 @@ def _messages(turns: Sequence[Turn]) -> tuple[Message, ...]:
         for call in turn.tool_calls or ():
             num_calls += 1
             call.id = call.id or f"call{num_calls:05}"  # nine characters: some templates take no others
-            waiting.append((call.id, call.function.name))
+            waiting.add(call.id, call.function.name)
         answered = turn.tool_call_id
         if turn.role == "tool" and not answered:
-            match = next((one for one in waiting if turn.tool_name in (None, one[1])), None)
-            if match is not None:
-                waiting.remove(match)
-                answered = match[0]
+            answered = waiting.take(turn.tool_name)
         messages.append(ChatMessage(turn.role, turn.content or "", turn.tool_calls, answered))
     return read_messages(messages)
 

@@ -105,6 +105,7 @@ class ChatEncoder(_Encoder):
         super().__init__(facts, look)
         self._opened: set[int] = set()
         self._forced_tool = look.forced_tool
+        self._unsaid: dict[int, list[TextDelta]] = {}  # whose logprobs wait for a chunk, by choice
         self._readers: dict[int, ToolCallReader] | None = {} if look.reads_tools else None
 
     def encode(self, seq: int, event: Event) -> bytes:
@@ -120,15 +121,22 @@ class ChatEncoder(_Encoder):
         if self._readers is not None:
             reader = self._reader(choice)
             parts = reader.push(event.text) + (reader.flush() if finish else [])
-            chunks += "".join(self._chunk(choice, self._part(choice, part), "null", "null") for part in parts)
+            self._unsaid.setdefault(choice, []).append(event)
+            for part in parts:
+                chunks += self._chunk(choice, self._part(choice, part), self._logprobs_unsaid(choice), "null")
             if reader.num_calls and finish == "stop":
                 finish = "tool_calls"
         elif event.text or self._logprobs:
             logprobs = to_json(self._logprobs_json([event])).decode() if self._logprobs else "null"
             chunks += self._chunk(choice, f'{{"content":{quote(event.text)}}}', logprobs, "null")
         if finish is not None:
-            chunks += self._chunk(choice, "{}", "null", f'"{finish}"')
+            chunks += self._chunk(choice, "{}", self._logprobs_unsaid(choice), f'"{finish}"')
         return chunks.encode("ascii")
+
+    def _logprobs_unsaid(self, choice: int) -> str:
+        """Those of tokens whose text was held back until it was clear that it is no call, or is one."""
+        deltas = self._unsaid.pop(choice, [])
+        return to_json(self._logprobs_json(deltas)).decode() if self._logprobs and deltas else "null"
 
     def whole(self, events: Sequence[Event]) -> bytes:
         finished_end(events)

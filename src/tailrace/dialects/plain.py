@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tailrace.dialects.bodies import printable
+from tailrace.dialects.fields import SamplingFields
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.queries import read_count
 from tailrace.dialects.wire import (
@@ -64,10 +64,9 @@ def parse_article(asked: Asked) -> Call:
 
 
 def _parse(asked: Asked, name: str, view: _View) -> Call:
-    if others := [printable(field) for field in asked.query if field not in (name, "max_tokens")]:
-        raise UnsupportedParameter(
-            f"Only {name} and max_tokens can be given here; use /v1/streams for more.", param=others[0]
-        )
+    for field in SamplingFields.__struct_fields__:
+        if field in asked.query and field != "max_tokens":
+            raise UnsupportedParameter(f"{field} cannot be given here; use /v1/streams for it.", param=field)
     sampling = bare_sampling(asked.server, read_count(asked.query, "max_tokens"))
     return Call(bare_request(asked.server, asked.query[name], sampling), view, stream=True)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from urllib.parse import parse_qsl
 
 from tailrace.errors import RequestError
@@ -10,9 +10,9 @@ from tailrace.errors import RequestError
 __all__ = ["read_count", "read_query"]
 
 
-def read_query(query: bytes, names: Sequence[str]) -> dict[str, str]:
-    """The fields of a query string: UTF-8, each once. Nothing where no names are known. Raises: RequestError."""
-    if not names:
+def read_query(query: bytes) -> dict[str, str]:
+    """The fields of a query string: UTF-8, each once. Raises: RequestError."""
+    if not query:
         return {}
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=16)

@@ -18,8 +18,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tailrace.dialects.bodies import JsonBody, read_known
-from tailrace.dialects.fields import SamplingFields, TextPart, sampling_of
+from tailrace.dialects.bodies import JsonBody, read_fields, read_known
+from tailrace.dialects.fields import _MAX_MESSAGES, SamplingFields, TextPart, sampling_of
 from tailrace.dialects.grammars import read_response_format
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.openai import (
@@ -44,11 +44,12 @@ from tailrace.dialects.wire import (
     View,
     Wire,
 )
-from tailrace.errors import RequestError, SeqOutOfRange, UnknownStream
+from tailrace.errors import RequestError, SeqOutOfRange, UnknownStream, UnsupportedParameter
 from tailrace.types import End, GenerateRequest, Message, ToolCall
 
 __all__ = ["WIRE"]
 
+_LOGPROBS = "message.output_text.logprobs"  # all that an answer here can include
 _BACKGROUND_S = 3600.0  # how long an answer in the background may wait for somebody to look at it
 _REFUSED: dict[str, tuple[object, ...]] = {
     "context_management": ([],),
@@ -70,26 +71,38 @@ class InputText(TextPart, tag="input_text"):
 
 
 class OutputText(TextPart, tag="output_text"):
-    pass
+    annotations: list[JsonBody] | None = None
+    logprobs: list[JsonBody] | None = None
 
 
-class InputMessage(msgspec.Struct, tag="message"):
+class _Item(msgspec.Struct):
+    """What a response's own items have, and ask for nothing when a client hands them back."""
+
+    id: str | None = None
+    status: str | None = None
+
+
+class InputMessage(_Item, tag="message", kw_only=True):
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[InputText | OutputText]
 
 
-class FunctionCallItem(msgspec.Struct, tag="function_call"):
+class FunctionCallItem(_Item, tag="function_call", kw_only=True):
     call_id: str
     name: str
     arguments: str
 
 
-class FunctionOutputItem(msgspec.Struct, tag="function_call_output"):
+class FunctionOutputItem(_Item, tag="function_call_output", kw_only=True):
     call_id: str
     output: str | list[InputText]
 
 
 Item = InputMessage | FunctionCallItem | FunctionOutputItem
+
+
+class _Input(msgspec.Struct):
+    input: list[Item]
 
 
 class FunctionTool(msgspec.Struct, tag="function"):
@@ -128,6 +141,8 @@ class Body(SamplingFields, kw_only=True):
 def parse(asked: Asked) -> Call:
     """Raises: RequestError; StreamError for a previous response that is not there."""
     fields, ignored = read_known(asked.body, Body, _REFUSED)
+    if any(one != _LOGPROBS for one in fields.include or ()):
+        raise UnsupportedParameter(f"include takes {_LOGPROBS} only.", param="include")
     if fields.background and fields.store is False:
         raise RequestError("An answer in the background has to be stored.", param="store")
     tools = [Tool(Function(tool.name, tool.description, tool.parameters, tool.strict)) for tool in fields.tools or ()]
@@ -137,9 +152,12 @@ def parse(asked: Asked) -> Call:
     grammar = read_response_format(_format(fields), "text.format")
     if shown and grammar is not None:
         raise RequestError("text.format and tools exclude each other.", param="text.format")
-    said = _before(asked.server, fields.previous_response_id) + _messages(fields.input)
+    items, ignored_in_items = _read_input(fields.input)
+    said = _before(asked.server, fields.previous_response_id) + _messages(items)
+    if len(said) > _MAX_MESSAGES:
+        raise RequestError(f"The conversation has more than {_MAX_MESSAGES} messages.", param="previous_response_id")
     messages = ((Message("system", fields.instructions),) if fields.instructions else ()) + said
-    wants_logprobs = "message.output_text.logprobs" in (fields.include or ()) or fields.top_logprobs is not None
+    wants_logprobs = bool(fields.include) or fields.top_logprobs is not None
     request = GenerateRequest(
         model=fields.model,
         messages=messages,
@@ -155,7 +173,7 @@ def parse(asked: Asked) -> Call:
         memo=_memo(fields, said, bool(shown), forced is not None, wants_logprobs),
     )
     view = ResponsesView(must_finish=not fields.background)
-    return Call(request, view, bool(fields.stream), ignored, at_once=bool(fields.background))
+    return Call(request, view, bool(fields.stream), ignored + ignored_in_items, at_once=bool(fields.background))
 
 
 def _format(fields: Body) -> JsonBody | None:
@@ -166,13 +184,27 @@ def _format(fields: Body) -> JsonBody | None:
     return given
 
 
-def _messages(given: str | list[JsonBody]) -> tuple[Message, ...]:
+def _read_input(given: str | list[JsonBody]) -> tuple[list[Item], tuple[str, ...]]:
+    """The items, and the names of the fields in them that nobody knows."""
     if isinstance(given, str):
-        return (Message("user", given),)
+        return [InputMessage(role="user", content=given)], ()
     if not given:
         raise RequestError("input is empty.", param="input")
+    if len(given) > _MAX_MESSAGES:
+        raise RequestError(f"input has more than {_MAX_MESSAGES} entries.", param="input")
+    typed = [item if "type" in item else {**item, "type": "message"} for item in given]
+    try:
+        found, ignored = read_fields({"input": typed}, _Input)
+    except RequestError as error:
+        which = (error.param or "input").partition(".")[0]
+        raise RequestError(
+            f"{which} is not a message of text, a function_call or a function_call_output.", param="input"
+        ) from None
+    return found.input, ignored
+
+
+def _messages(items: list[Item]) -> tuple[Message, ...]:
     messages: list[Message] = []
-    items = (_item(item, place) for place, item in enumerate(given))
     for are_calls, group in groupby(items, lambda item: isinstance(item, FunctionCallItem)):
         if are_calls:  # of one turn, with what was said before them
             calls = tuple(
@@ -187,16 +219,6 @@ def _messages(given: str | list[JsonBody]) -> tuple[Message, ...]:
             elif isinstance(one, InputMessage):
                 messages.append(Message("system" if one.role == "developer" else one.role, _text(one.content)))
     return tuple(messages)
-
-
-def _item(item: JsonBody, place: int) -> Item:
-    try:
-        found: Item = msgspec.convert(item if "type" in item else {**item, "type": "message"}, Item)
-    except msgspec.ValidationError:
-        raise RequestError(
-            f"input[{place}] is not a message of text, a function_call or a function_call_output.", param="input"
-        ) from None
-    return found
 
 
 def _text(content: str | list[InputText] | list[InputText | OutputText]) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -33,8 +34,7 @@ class ResponsesView:
 def spoken(facts: StreamFacts, events: Sequence[Event]) -> Message:
     """What the model said in a stream, as a message of a conversation."""
     encoder = ResponsesEncoder(facts, ResponsesView())
-    for seq, event in enumerate(events, 1):
-        encoder.encode(seq, event)
+    encoder.fold(events)
     text = "".join(part["text"] for item in encoder.items if item["type"] == "message" for part in item["content"])
     calls = tuple(
         ToolCall(item["call_id"], item["name"], item["arguments"])
@@ -51,11 +51,13 @@ class ResponsesEncoder:
         memo = msgspec.json.decode(facts.memo) if facts.memo else {}
         self._facts = facts
         self._view = view
+        self._starting_after = view.starting_after
         self._echo: JsonBody = memo.get("echo", {})
         self._logprobs: bool = memo.get("logprobs", False)
         self._reader = ToolCallReader(forced=memo.get("forced", False)) if memo.get("reads_tools") else None
         self._next_number = 0
         self._out: list[str] = []
+        self._grown: list[str] = []  # what the last item gained and does not hold yet: added to it, it is copied
         self._unsaid: list[JsonBody] = []  # logprobs of tokens whose text is still held back
         self._finish: str | None = None
         self.items: list[JsonBody] = []  # of the output; the last one may be growing
@@ -76,10 +78,16 @@ class ResponsesEncoder:
             return to_json({"id": self._id, "object": "response", "deleted": True})
         if self._view.must_finish:
             finished_end(events)
-        for seq, event in enumerate(events, 1):
-            self.encode(seq, event)
+        self.fold(events)
         end = events[-1] if events and isinstance(events[-1], End) else None
         return to_json(self._response(self._status(end), end))
+
+    def fold(self, events: Sequence[Event]) -> None:
+        """Take in a stream's events and show none: what they come to is in `items`."""
+        self._starting_after = sys.maxsize
+        for seq, event in enumerate(events if self._logprobs else _joined(events), 1):
+            self.encode(seq, event)
+        self._settle()
 
     @property
     def _id(self) -> str:
@@ -92,7 +100,7 @@ class ResponsesEncoder:
 
     def _emit(self, kind: str, fields: JsonBody) -> None:
         number, self._next_number = self._next_number, self._next_number + 1
-        if number > self._view.starting_after:
+        if number > self._starting_after:
             body = to_json({"type": kind, "sequence_number": number, **fields}).decode()
             self._out.append(f"event: {kind}\ndata: {body}\n\n")
 
@@ -115,7 +123,7 @@ class ResponsesEncoder:
             self._open_message()
         item = self.items[-1]
         logprobs, self._unsaid = self._unsaid, []
-        item["content"][0]["text"] += text
+        self._grown.append(text)
         item["content"][0]["logprobs"] += logprobs
         self._emit("response.output_text.delta", {**self._place(item), "delta": text, "logprobs": logprobs})
 
@@ -144,15 +152,24 @@ class ResponsesEncoder:
             self._emit("response.output_item.added", {"output_index": len(self.items) - 1, "item": item})
             return
         item = self.items[-1]
-        item["arguments"] += part.arguments
+        self._grown.append(part.arguments)
         place = {"item_id": item["id"], "output_index": len(self.items) - 1}
         self._emit("response.function_call_arguments.delta", {**place, "delta": part.arguments})
 
     def _place(self, item: JsonBody) -> JsonBody:
         return {"item_id": item["id"], "output_index": len(self.items) - 1, "content_index": 0}
 
+    def _settle(self) -> None:
+        """Give the last item what it has gained."""
+        grown, self._grown = "".join(self._grown), []
+        if grown and self.items[-1]["type"] == "message":
+            self.items[-1]["content"][0]["text"] += grown
+        elif grown:
+            self.items[-1]["arguments"] += grown
+
     def _finish_item(self, status: str) -> None:
         """Close the item that is growing, if one is."""
+        self._settle()
         if not self.items or self.items[-1]["status"] != "in_progress":
             return
         item = self.items[-1]
@@ -222,6 +239,15 @@ class ResponsesEncoder:
             one(*pair) | {"top_logprobs": [one(*top) for top in (delta.top_logprobs[i] if delta.top_logprobs else ())]}
             for i, pair in places
         ]
+
+
+def _joined(events: Sequence[Event]) -> Iterator[Event]:
+    """What comes to the same as a stream's events, where nobody asks how its text was cut."""
+    deltas = [event for event in events if isinstance(event, TextDelta) and event.choice == 0]
+    if deltas:
+        yield TextDelta("".join(delta.text for delta in deltas), (), finish_reason=deltas[-1].finish_reason)
+    if events and isinstance(events[-1], End):
+        yield events[-1]
 
 
 def _usage(end: End) -> JsonBody:

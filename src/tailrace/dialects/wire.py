@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
@@ -26,6 +26,7 @@ __all__ = [
     "SSE",
     "Asked",
     "Call",
+    "CumulativeEncoder",
     "Encoder",
     "Example",
     "Follow",
@@ -140,6 +141,17 @@ class Encoder(Protocol):
         has a shape for that, or for one that has not ended."""
 
 
+@runtime_checkable
+class CumulativeEncoder(Encoder, Protocol):
+    """Each event that it shows holds all that came before, so that a reader loses nothing by those left out."""
+
+    def skip(self, events: Sequence[Event]) -> None:
+        """Take in the next events without showing them. Takes time in the length of their text, and no more."""
+
+    def num_stale(self, events: Sequence[Event]) -> int:
+        """How many of the next events say nothing that a later one of them does not say again."""
+
+
 class View(Protocol):
     """How a call wants its answer shown."""
 
@@ -179,8 +191,8 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """A stream that exists, to be shown from behind event `after` on. With `replay` the encoder is given what came
-    before, too, though nobody is shown it."""
+    """A stream that exists, to be shown from behind event `after` on. With `replay` the view's encoder is a
+    `CumulativeEncoder`, and skips what came before."""
 
     stream_id: str
     after: int

@@ -8,6 +8,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from tailrace.admission import Gate
 from tailrace.engine import Sequence
@@ -160,7 +161,8 @@ class Generator:
             if not 0 <= token_id < self.tokenizer.vocab_size:
                 raise RequestError("logit_bias names a token that the model does not have.", param="logit_bias")
         texts = [*(prompt for prompt in request.prompts if isinstance(prompt, str)), *sampling.stop]
-        texts += [message.content for message in request.messages]
+        for message in request.messages:
+            texts += [message.content, *(text for call in message.tool_calls for text in (call.name, call.arguments))]
         has_tools = any(message.tool_calls or message.role == "tool" for message in request.messages)
         if has_tools and not (self.chat is not None and self.chat.takes_tools):
             raise UnsupportedParameter("This model's chat template has no place for tool calls.", param="messages")
@@ -189,13 +191,22 @@ class Generator:
         return tuple(Prompt(text, tuple(ids[cut])) for text, ids in zip(texts, found, strict=True))
 
     def _texts(self, request: GenerateRequest) -> list[str]:
+        """What a request says, in one string for each prompt. Raises: ContextLengthExceeded, RequestError."""
         if request.messages:
-            return ["".join(message.content for message in request.messages)]
-        return [self._text_of(prompt) for prompt in request.prompts]
+            said = (
+                (message.content, *(call.name + call.arguments for call in message.tool_calls))
+                for message in request.messages
+            )
+            return ["".join(chain.from_iterable(said))]
+        return [self._text_of(prompt, request.truncate) for prompt in request.prompts]
 
-    def _text_of(self, prompt: str | tuple[int, ...]) -> str:
+    def _text_of(self, prompt: str | tuple[int, ...], truncate: int | None) -> str:
         if isinstance(prompt, str):
             return prompt
+        if truncate is not None:
+            prompt = prompt[-truncate:]
+        if len(prompt) > self.context_tokens:
+            raise ContextLengthExceeded(len(prompt), self.context_tokens)
         if not all(0 <= token_id < self.tokenizer.vocab_size for token_id in prompt):
             raise RequestError("The prompt names a token that the model does not have.", param="prompt")
         return b"".join(self.tokenizer.pieces[token_id] for token_id in prompt).decode("utf-8", "replace")

@@ -120,9 +120,10 @@ class Channel:
         else:
             assert cancel.name is not None
             log = self._find(cancel.name).log
-        run = run_of(log)
-        run.cancel()
-        await self._socket.say(websocket.encode_status(cancel.name, log.stream_id, run.status))
+        if log.end is None:  # else nobody may be left who wrote it
+            run_of(log).cancel()
+        status = run_of(log).status if log.end is None else log.end.status
+        await self._socket.say(websocket.encode_status(cancel.name, log.stream_id, status))
 
     def _check_free(self, name: str | None) -> None:
         """Raises: RequestError if the name is taken, QueueFull if one stream more is one too many."""

@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from tailrace.dialects import WIRES, Encoder, View, Wire
-from tailrace.dialects.wire import Operation
+from tailrace.dialects.wire import CumulativeEncoder, Operation
 from tailrace.errors import TailraceError
 from tailrace.streams import Reader, StreamLog
-from tailrace.types import Event
 
 __all__ = ["STREAM_HEADERS", "JsonAnswer", "StreamAnswer", "WholeAnswer", "error_answer", "is_meant", "wire_of"]
 
@@ -24,6 +23,9 @@ STREAM_HEADERS = {
     "x-accel-buffering": "no",  # nor to fill a buffer
     "x-content-type-options": "nosniff",
 }
+
+
+_WRITE_BYTES = 64 * 2**10  # about as much of a stream is encoded and waits for a slow socket
 
 
 class JsonAnswer(Response):
@@ -81,7 +83,8 @@ def error_answer(wire: Wire, error: TailraceError) -> Response:
 class StreamAnswer:
     """Writes a log to one client: an ASGI application.
 
-    All that is ready goes out in one write. When the client leaves, only its reader ends; what that means for the
+    All that is ready goes out in one write, up to a bound. A reader that is behind by more is spared what the newest
+    event of a wire repeats anyway. When the client leaves, only its reader ends; what that means for the
     stream is the producer's business. A stream that cannot be shown to its end is cut off without the chunk that would
     make it look complete.
     """
@@ -120,30 +123,47 @@ class StreamAnswer:
 
     async def _write(self, reader: Reader, send: Send) -> None:
         while not self._is_gone:
-            seq = reader.cursor + 1
-            events = reader.take()
-            if events:
-                chunk, is_whole = self._encode(events, seq)
+            if reader.cursor < self._log.last_seq:
+                chunk, is_whole = self._encode(reader)
                 if chunk:
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 if not is_whole:
                     return
+                if len(chunk) >= _WRITE_BYTES:
+                    self._catch_up(reader)
+                if reader.cursor < self._log.last_seq:
+                    await asyncio.sleep(0)  # a send that finds room returns at once, and there may be none to send
             elif reader.is_finished:
                 await send({"type": "http.response.body"})
                 return
             else:
                 await self._wait(reader, send)
 
-    def _encode(self, events: Sequence[Event], seq: int) -> tuple[bytes, bool]:
-        """The bytes of events from `seq` on. Not whole where the wire has no place for an error: an answer without its
-        end has to say it, after what came before."""
+    def _encode(self, reader: Reader) -> tuple[bytes, bool]:
+        """The bytes of the next events, as many as one write takes, and the reader moved behind them. Not whole where
+        the wire has no place for an error: an answer without its end has to say it, after what came before."""
         chunks: list[bytes] = []
+        num_bytes, seq = 0, reader.cursor
         try:
-            for number, event in enumerate(events, seq):
-                chunks.append(self._encoder.encode(number, event))
+            for event in reader.take():
+                seq += 1
+                chunk = self._encoder.encode(seq, event)
+                chunks.append(chunk)
+                num_bytes += len(chunk)
+                if num_bytes >= _WRITE_BYTES:
+                    break
         except TailraceError:
             return b"".join(chunks), False
+        reader.cursor = seq
         return b"".join(chunks), True
+
+    def _catch_up(self, reader: Reader) -> None:
+        """Leave out the events that the newest one makes needless."""
+        if isinstance(self._encoder, CumulativeEncoder):
+            events = self._log.events[reader.cursor :]
+            num_stale = self._encoder.num_stale(events)
+            self._encoder.skip(events[:num_stale])
+            reader.cursor += num_stale
 
     async def _wait(self, reader: Reader, send: Send) -> None:
         if not self._heartbeat_s:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ _LINGER: JsonBody = {
     "name": "X-Tailrace-Linger",
     "in": "header",
     "description": "Seconds that the stream runs on with nobody reading, instead of ending with its reader.",
-    "schema": {"type": "string", "pattern": "^[0-9]{1,4}$"},
+    "schema": {"type": "string", "pattern": "^[0-9]{1,5}$"},
 }
 _KEY: JsonBody = {
     "name": "Idempotency-Key",
@@ -37,6 +38,7 @@ _ELSEWHERE = {  # what is no wire's: the name of its operation, what it is, and 
 }
 
 
+@cache
 def document() -> bytes:
     """The whole document, in OpenAPI 3.1."""
     entries = [(wire, operation) for wire in WIRES for operation in wire.operations]

@@ -8,21 +8,23 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.dialects import WIRES, Asked, Call, Encoder, Wire
-from tailrace.dialects.bodies import read_json
+from tailrace.dialects.bodies import printable, read_json
 from tailrace.dialects.queries import read_query
-from tailrace.dialects.wire import Follow, Following, Generate, OnStream, Operation, Reply, Show, View
+from tailrace.dialects.wire import CumulativeEncoder, Follow, Following, Generate, OnStream, Operation, Reply, Show, View
 from tailrace.errors import (
     Forbidden,
     QueueFull,
@@ -111,6 +113,12 @@ class Routes:
 
     async def _perform(self, wire: Wire, operation: Operation, request: Request) -> ASGIApp:
         asked = await self._asked(operation, request)
+        known = [name.rstrip("!") for name in operation.query]
+        naming = self._naming([printable(name) for name in asked.query if name not in known])
+        answer = await self._act(wire, operation, request, asked)
+        return _Named(answer, naming) if naming else answer
+
+    async def _act(self, wire: Wire, operation: Operation, request: Request, asked: Asked) -> ASGIApp:
         match operation.act:
             case Generate(parse):
                 return await self._generate(wire, request, asked, parse)
@@ -137,7 +145,7 @@ class Routes:
         return Asked(
             server=self._facts,
             body=await self._json(operation, request) if operation.body is not None else {},
-            query=read_query(request.scope["query_string"], operation.query),
+            query=read_query(request.scope["query_string"]),
             path=request.path_params,
             headers=request.headers,
         )
@@ -166,11 +174,10 @@ class Routes:
         if isinstance(call, Following):
             return self._follow(call)
         naming = self._naming(call.ignored)
+        if request.method in ("GET", "HEAD") and _is_from_elsewhere(request):
+            raise Forbidden("Other pages may not make this server generate.", param="sec-fetch-site")
         if request.method == "HEAD":
             return Response(headers={"content-type": call.view.media_type})
-        if request.method == "GET" and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            # What a page of another origin can have a browser GET, with no Origin to tell it by.
-            raise Forbidden("Other pages may not make this server generate.", param="sec-fetch-site")
         log = await self._recall_or_create(request, asked, _lingering(call.request, request))
         headers = _names(log) | naming
         facts = facts_of(self._generator, log)
@@ -215,8 +222,8 @@ class Routes:
             raise SeqOutOfRange("This stream has not come that far.", param="last-event-id")
         encoder = following.view.open(facts_of(self._generator, log))
         if following.replay:
-            for seq, event in enumerate(log.events[: following.after], 1):
-                encoder.encode(seq, event)
+            assert isinstance(encoder, CumulativeEncoder)
+            encoder.skip(log.events[: following.after])
         return self._stream(log, encoder, following.after, following.view, _names(log))
 
     def _on_stream(self, stream_id: str, view: View, verb: str) -> ASGIApp:
@@ -237,6 +244,32 @@ class Routes:
             headers={**headers, "location": _path(log) + "/events", "content-location": _path(log)},
             heartbeat_s=self._settings.heartbeat_s,
         )
+
+
+class _Named:
+    """An answer, with one header more."""
+
+    def __init__(self, answer: ASGIApp, headers: Mapping[str, str]) -> None:
+        self._answer = answer
+        self._headers = Headers(headers).raw
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_named(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *self._headers]}
+            await send(message)
+
+        await self._answer(scope, receive, send_named)
+
+
+def _is_from_elsewhere(request: Request) -> bool:
+    """Whether a page of another origin had a browser ask, which sends no Origin with a GET. What tells is a header of
+    the browser's own; to plain HTTP on other hosts it sends none, and the page's address may tell instead."""
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("none", "same-origin")
+    referer = request.headers.get("referer")
+    return referer is not None and urlsplit(referer).netloc != request.headers.get("host")
 
 
 def _lingering(wanted: GenerateRequest, request: Request) -> GenerateRequest:

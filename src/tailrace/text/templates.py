@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
+import msgspec
 from jinja2 import TemplateSyntaxError, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
@@ -22,6 +23,7 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tailrace.errors import ModelError, RequestError
+from tailrace.text.nesting import is_deeper
 from tailrace.types import Message, ToolCall
 
 __all__ = ["ChatTemplate", "TemplateError", "Turn", "turn_of"]
@@ -49,9 +51,10 @@ def turn_of(message: Message) -> Turn:
 
 def _arguments(call: ToolCall) -> object:
     try:
-        return json.loads(call.arguments)
-    except ValueError:
+        value: object = msgspec.json.decode(call.arguments)
+    except (msgspec.DecodeError, RecursionError):
         return call.arguments
+    return call.arguments if is_deeper(value) else value
 
 
 class TemplateError(RequestError):
