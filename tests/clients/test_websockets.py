@@ -22,7 +22,7 @@ from tests.server.frames import (
 )
 from tests.server.oracle import Answer
 from tests.server.process import Server
-from tests.server.wire import as_json
+from tests.server.wire import as_json, sse_data
 from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import ClientConnection
@@ -67,7 +67,7 @@ def _frames(answer: Answer, name: str, stream_id: str) -> list[dict[str, Any]]:
     """What a socket must say of a stream, out of what the native wire must."""
     frames = []
     for seq, event in enumerate(answer.native(stream_id), 1):
-        fields = as_json(event.decode().partition("data: ")[2])
+        (fields,) = map(as_json, sse_data(event))
         kind = fields.get("status", "delta")
         frames.append({"type": kind, "id": name, "stream_id": stream_id, "seq": seq, **fields})
     return frames

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -103,7 +102,7 @@ def test_sampling() -> None:
     assert request_of(asks).sampling == Sampling(temperature=0.5, top_p=0.25, max_tokens=9, seed=3)
     wanted = request_of({"include": ["message.output_text.logprobs"], "top_logprobs": 2}).sampling
     assert (wanted.logprobs, wanted.top_logprobs) == (True, 2)
-    assert not request_of({"include": ["reasoning.encrypted_content"]}).sampling.logprobs
+    assert not request_of({"include": []}).sampling.logprobs
 
 
 def test_instructions_come_first() -> None:
@@ -136,12 +135,45 @@ def test_items() -> None:
     )
 
 
-def test_many_calls_are_read_in_no_time() -> None:
+def test_an_input_has_as_many_items_as_other_chats_have_messages() -> None:
     item = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
-    begun_s = time.perf_counter()
-    (turn,) = messages([item] * 90_000)
-    assert len(turn.tool_calls) == 90_000
-    assert time.perf_counter() - begun_s < 5  # copied at each step, they take a minute
+    (turn,) = messages([item] * 10_000)
+    assert len(turn.tool_calls) == 10_000
+    for first in (item, {"type": "reasoning"}):  # which would be refused, if it were looked at
+        error = refused({"input": [first] + [item] * 10_000})
+        assert (error.param, error.message) == ("input", "input has more than 10000 entries.")
+
+
+def test_unknown_fields_in_items_are_named() -> None:
+    part = {"type": "input_text", "text": "Hi", "detail": "low"}
+    items: list[JsonBody] = [
+        {"role": "user", "content": [part], "name": "Ann"},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "a", "refusal": "b"}]},
+        {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}", "namespace": "n"},
+        {"type": "function_call_output", "call_id": "c", "output": [part], "caller": {"type": "direct"}},
+    ]
+    assert call_of({"input": items, "service_tier": "auto"}).ignored == (
+        "service_tier",
+        "input[].caller",
+        "input[].content[].detail",
+        "input[].content[].refusal",
+        "input[].name",
+        "input[].namespace",
+        "input[].output[].detail",
+    )
+    assert len(call_of({"input": [{f"x{number}": 1, **items[0]} for number in range(30)]}).ignored) <= 10
+
+
+def test_what_was_answered_may_be_handed_back_as_it_is() -> None:
+    """Also to a server that refuses fields which nobody knows."""
+    body: JsonBody = {"tools": [LOOK], "include": ["message.output_text.logprobs"]}
+    events: list[Event] = [TextDelta(text, TOKEN, logprobs=(-0.5,)) for text in ("So: ", CALL)]
+    output = whole(body, [*events, *said()]).output
+    assert [item.type for item in output] == ["message", "function_call"]
+    call = call_of({"input": [item.model_dump(exclude_unset=True) for item in output]})
+    assert call.ignored == ()
+    (turn,) = call.request.messages
+    assert (turn.content, len(turn.tool_calls)) == ("So: ", 1)
 
 
 def test_tools_are_shown_in_the_form_of_chat_templates() -> None:
@@ -195,6 +227,9 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "http:
            [{"type": "item_reference", "id": "i"}], [{"type": "function_call", "call_id": "c", "name": "n"}],
            [{"type": "function_call_output", "output": "o"}])),
         ({"input": ["Hi"]}, "input[0]", RequestError),
+        *(({"include": value}, "include", UnsupportedParameter) for value in
+          (["reasoning.encrypted_content"], ["message.output_text.logprobs", "kanarienvogel"])),
+        ({"include": [5]}, "include[0]", RequestError),
         ({"instructions": []}, "instructions", RequestError),
         ({"max_output_tokens": 0}, "max_output_tokens", RequestError),
         ({"temperature": 2.5}, "temperature", RequestError),
@@ -270,6 +305,15 @@ def test_a_response_goes_on_from_another() -> None:
     assert third.messages == (
         Message("system", "Now!"), *conversation, Message("assistant", "A river."), Message("user", "Hi")
     )  # fmt: skip
+
+
+def test_a_conversation_cannot_grow_beyond_the_bound() -> None:
+    before: list[JsonBody] = [{"role": "user", "content": "Hi"}] * 9_998
+    server = Remembering(memo=request_of({"input": before}).memo, events=said("a"))
+    going_on: JsonBody = {"previous_response_id": "resp_s"}
+    assert len(call_of({**going_on, "input": before[:1]}, server=server).request.messages) == 10_000
+    error = refused({**going_on, "input": before[:2]}, server=server)
+    assert (type(error), error.param) == (RequestError, "previous_response_id")
 
 
 def test_what_was_not_stored_cannot_be_gone_on_from() -> None:
@@ -473,6 +517,8 @@ def test_any_stream_is_one_that_the_official_library_knows(texts: list[str], too
     assert [event["sequence_number"] for event in found] == list(range(len(found)))
     if end:
         _check_items(found)
+        in_one_piece = ResponsesEncoder(facts_of(body), ResponsesView()).whole(events)
+        assert json.loads(in_one_piece) == [event["response"] for event in found if "response" in event][-1]
     response = whole(body, events)
     if not tools:
         assert response.output_text == "".join(texts)

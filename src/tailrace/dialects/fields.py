@@ -12,6 +12,7 @@ from tailrace.errors import RequestError
 from tailrace.types import Grammar, Message, Sampling, ToolCall
 
 __all__ = [
+    "MAX_MESSAGES",
     "ChatMessage",
     "FunctionCall",
     "SamplingFields",
@@ -25,7 +26,7 @@ __all__ = [
 ]
 
 _MAX_STOPS = 4
-_MAX_MESSAGES = 10_000
+MAX_MESSAGES = 10_000
 _MAX_STOP_CHARACTERS = 256
 _MAX_BIASED = 300
 
@@ -123,8 +124,8 @@ def read_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
     """Messages with their text parts joined. Raises: RequestError if there are none."""
     if not messages:
         raise RequestError("messages is empty.", param="messages")
-    if len(messages) > _MAX_MESSAGES:
-        raise RequestError(f"messages has more than {_MAX_MESSAGES} entries.", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise RequestError(f"messages has more than {MAX_MESSAGES} entries.", param="messages")
     for message in messages:
         if message.content is None and message.role != "assistant":
             raise RequestError("A message has no content.", param="messages")

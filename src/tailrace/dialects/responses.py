@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, read_fields, read_known
-from tailrace.dialects.fields import _MAX_MESSAGES, SamplingFields, TextPart, sampling_of
+from tailrace.dialects.fields import MAX_MESSAGES, SamplingFields, TextPart, sampling_of
 from tailrace.dialects.grammars import read_response_format
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.openai import (
@@ -154,8 +154,8 @@ def parse(asked: Asked) -> Call:
         raise RequestError("text.format and tools exclude each other.", param="text.format")
     items, ignored_in_items = _read_input(fields.input)
     said = _before(asked.server, fields.previous_response_id) + _messages(items)
-    if len(said) > _MAX_MESSAGES:
-        raise RequestError(f"The conversation has more than {_MAX_MESSAGES} messages.", param="previous_response_id")
+    if len(said) > MAX_MESSAGES:
+        raise RequestError(f"The conversation has more than {MAX_MESSAGES} messages.", param="previous_response_id")
     messages = ((Message("system", fields.instructions),) if fields.instructions else ()) + said
     wants_logprobs = bool(fields.include) or fields.top_logprobs is not None
     request = GenerateRequest(
@@ -190,8 +190,8 @@ def _read_input(given: str | list[JsonBody]) -> tuple[list[Item], tuple[str, ...
         return [InputMessage(role="user", content=given)], ()
     if not given:
         raise RequestError("input is empty.", param="input")
-    if len(given) > _MAX_MESSAGES:
-        raise RequestError(f"input has more than {_MAX_MESSAGES} entries.", param="input")
+    if len(given) > MAX_MESSAGES:
+        raise RequestError(f"input has more than {MAX_MESSAGES} entries.", param="input")
     typed = [item if "type" in item else {**item, "type": "message"} for item in given]
     try:
         found, ignored = read_fields({"input": typed}, _Input)

@@ -24,7 +24,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tailrace.dialects import WIRES, Asked, Call, Encoder, Wire
 from tailrace.dialects.bodies import printable, read_json
 from tailrace.dialects.queries import read_query
-from tailrace.dialects.wire import CumulativeEncoder, Follow, Following, Generate, OnStream, Operation, Reply, Show, View
+from tailrace.dialects.wire import (
+    CumulativeEncoder,
+    Follow,
+    Following,
+    Generate,
+    OnStream,
+    Operation,
+    Reply,
+    Show,
+    View,
+)
 from tailrace.errors import (
     Forbidden,
     QueueFull,
