@@ -72,6 +72,26 @@ def test_a_setting_out_of_bounds_is_refused_with_the_bounds(flags: str) -> None:
     assert re.search(r"is not (from \S+ to \S+|\S+ or more)\.\n", result.stderr)
 
 
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--prompt-template", "hello"], "no {prompt}"),
+        (["--allowed-origins", "banana"], "origins such as"),
+        (["--allowed-origins", "http://a.test, http://b.test/path"], "origins such as"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_refused_with_the_reason(flags: list[str], reason: str) -> None:
+    result = CliRunner().invoke(main, ["serve", "scripted", *flags])
+    assert result.exit_code == 2
+    assert reason in result.stderr
+
+
+def test_more_context_than_the_model_was_made_for_is_refused() -> None:
+    result = CliRunner().invoke(main, ["serve", "scripted", "--port", "0", "--context-tokens", "65537"])
+    assert result.exit_code == 1
+    assert "--context-tokens is at most 65536" in result.stderr
+
+
 def test_every_default_is_within_its_bounds() -> None:
     for row in settings_table():
         if row.kind in (int, float):

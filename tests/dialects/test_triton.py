@@ -292,9 +292,16 @@ def test_a_server_that_is_not_ready_says_so() -> None:
 def test_bodies_may_come_without_a_type_but_not_with_another() -> None:
     triton.check_headers({})
     triton.check_headers({"content-type": "application/json; charset=utf-8"})
-    for kind in ("text/plain", "application/octet-stream", "application/x-www-form-urlencoded"):
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    triton.check_headers(form)  # as curl has it
+    for headers in (
+        {"content-type": "text/plain"},
+        {"content-type": "application/octet-stream"},
+        form | {"origin": "http://page.test"},
+        form | {"sec-fetch-site": "cross-site"},
+    ):
         with pytest.raises(UnsupportedMediaType):
-            triton.check_headers({"content-type": kind})
+            triton.check_headers(headers)
 
 
 def test_binary_tensors_are_refused() -> None:

@@ -71,6 +71,12 @@ async def test_names_of_the_model_that_are_ours(model: str | None) -> None:
     assert run.model == "scripted"
 
 
+async def test_an_address_is_no_other_model() -> None:
+    """@huggingface/inference sends the endpoint's address for a name."""
+    request = GenerateRequest(prompts=("Hi",), model="http://127.0.0.1:8000", sampling=greedy(1))
+    assert (await World().generator.create(request)).model == "scripted"
+
+
 async def test_the_name_of_another_model() -> None:
     error = await refused(World(), GenerateRequest(model="gpt-4", prompts=("Hi",)))
     assert isinstance(error, UnknownModel)

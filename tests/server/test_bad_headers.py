@@ -35,8 +35,19 @@ every = pytest.mark.parametrize("endpoint", BODIES, ids=lambda endpoint: endpoin
 def test_content_types_other_than_json(target: Server, endpoint: Endpoint, kind: str) -> None:
     if not kind and endpoint.wire.name == "triton":
         return  # its clients say nothing; a page's request without a type still says its origin
-    refusal = ask(target, endpoint, json.dumps(endpoint.with_prompt(CANARY)).encode(), {"content-type": kind})
+    said = {"content-type": kind}
+    if kind.endswith("urlencoded"):
+        said["sec-fetch-site"] = "same-origin"  # a browser's; without it, it is curl, which two wires listen to
+    refusal = ask(target, endpoint, json.dumps(endpoint.with_prompt(CANARY)).encode(), said)
     assert refusal.status == 415
+
+
+@pytest.mark.parametrize("endpoint", [one for one in BODIES if one.wire.name in ("ollama", "triton")], ids=str)
+def test_what_curl_says_of_json_is_no_reason_to_refuse_it(target: Server, endpoint: Endpoint) -> None:
+    kind = {"content-type": "application/x-www-form-urlencoded"}
+    with target.wire() as wire:
+        wire.send(endpoint.operation.method, endpoint.path, json.dumps(endpoint.good).encode(), kind)
+        assert wire.head() == 200
 
 
 EVERYWHERE = [

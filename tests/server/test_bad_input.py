@@ -251,7 +251,7 @@ def test_lists_of_prompts_that_are_none(target: Server) -> None:
 def test_more_prompts_than_are_taken(target: Server, num_prompts: int, n: int) -> None:
     refusal = ask(target, TEXT, {**TEXT.good, "prompt": ["a"] * num_prompts, "n": n})
     assert (refusal.status, refusal.param) == (400, "prompt")
-    assert str(64 // n) in refusal.message
+    assert "at most 64 answers" in refusal.message
 
 
 WRONG_MESSAGES: list[Any] = [
@@ -289,7 +289,7 @@ def test_stream_options_without_a_stream(target: Server) -> None:
 
 @pytest.mark.parametrize("endpoint", [NATIVE, CHAT, TEXT], ids=lambda endpoint: endpoint.name)
 @pytest.mark.parametrize(
-    "model", [CANARY, "../../etc/passwd", "http://127.0.0.1/", "hf:a/b", "nul\0", "x" * 100_000], ids=lambda m: m[:8]
+    "model", [CANARY, "../../etc/passwd", "ftp://127.0.0.1/", "hf:a/b", "nul\0", "x" * 100_000], ids=lambda m: m[:8]
 )
 def test_unknown_models(target: Server, endpoint: Endpoint, model: str) -> None:
     refusal = ask(target, endpoint, {**endpoint.good, "model": model})

@@ -182,7 +182,7 @@ def test_a_second_signal_leaves_at_once(serve: Callable[..., Server], number: si
     worker = server.worker()
     with _begun(server, "native") as wire:
         server.send_signal(number)
-        server.wait_line("Stopping; 1 streams")
+        server.wait_line("Stopping; 1 stream has")
         started_s = time.monotonic()
         server.send_signal(number)
         body, _ = wire.rest()

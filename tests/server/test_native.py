@@ -99,7 +99,7 @@ def test_bytes_are_ascii_lines_that_end_in_lf(server: Server, finished: str) -> 
 @pytest.mark.parametrize("how", ["header", "number", "id", "header over query"])
 def test_an_ended_stream_resumes_behind_every_event(server: Server, finished: str, how: str) -> None:
     events = ANSWER.native(finished)
-    for seq in range(LAST + 2):
+    for seq in range(LAST + 1):
         event_id = f"{finished}-{seq}"
         if how == "header":
             answer = _events(server, finished, last_event_id=event_id)
@@ -148,6 +148,15 @@ def test_many_readers_see_the_same_bytes(paced: Server) -> None:
     for wire in wires:
         with wire:
             assert wire.body() == expected
+
+
+def test_a_cursor_ahead_of_a_stream_is_wrong_when_it_has_ended_too(server: Server, finished: str) -> None:
+    for answer in (
+        _events(server, finished, f"?after={LAST + 1}"),
+        _events(server, finished, last_event_id=f"{finished}-99"),
+    ):
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "seq_out_of_range"
 
 
 def test_a_cursor_must_be_of_this_stream_and_not_ahead_of_it(paced: Server) -> None:

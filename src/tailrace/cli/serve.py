@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -57,7 +58,10 @@ def serve(model: str, **values: Any) -> None:  # Any: click hands over what the 
     tailrace serve ./model.gguf --port 9000
     tailrace serve hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_k_m.gguf
     """
-    settings = Settings(**values)
+    try:
+        settings = Settings(**values)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="tailrace: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     raise SystemExit(_run(model, settings))
@@ -74,7 +78,8 @@ def _run(source: str, settings: Settings) -> int:
     try:
         sock = bind(settings)
     except OSError as error:
-        _say(f"tailrace: cannot listen on {settings.host}:{settings.port} ({error.strerror}). Choose another --port.")
+        other = "--host" if isinstance(error, socket.gaierror) else "--port"
+        _say(f"tailrace: cannot listen on {settings.host}:{settings.port} ({error.strerror}). Choose another {other}.")
         return 1
     # Until the loop takes them over, a signal simply ends us, without a traceback.
     for number in _SIGNALS:
@@ -120,7 +125,8 @@ def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket,
 
     def on_drain(num_streams: int) -> None:
         if num_streams:
-            _say(f"Stopping; {num_streams} streams have {settings.drain_s:g} s to finish.")
+            streams = "1 stream has" if num_streams == 1 else f"{num_streams} streams have"
+            _say(f"Stopping; {streams} {settings.drain_s:g} s to finish.")
 
     async def main() -> None:
         prepared = str(cache_path() / "prepared")

@@ -24,6 +24,7 @@ __all__ = [
     "read_known",
     "refuse",
     "require_json",
+    "require_json_or_curl",
     "to_json",
 ]
 
@@ -64,6 +65,18 @@ def require_json(headers: Mapping[str, str]) -> None:
         raise UnsupportedMediaType("Send the body as Content-Type: application/json.", param="content-type")
 
 
+def require_json_or_curl(headers: Mapping[str, str]) -> None:
+    """As `require_json`, but for what curl says of any body: the commands in some APIs' documentation have no header.
+    A page that has a browser post says where it comes from, which is looked at elsewhere.
+
+    Raises: UnsupportedMediaType.
+    """
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    is_curls = kind == "application/x-www-form-urlencoded"
+    if not is_curls or "origin" in headers or "sec-fetch-site" in headers:
+        require_json(headers)
+
+
 def read_json(body: bytes) -> JsonBody:
     """A JSON object, strictly: no NaN, no lone surrogates, nothing nested beyond reason.
 
@@ -97,7 +110,8 @@ def read_fields(body: JsonBody, shape: type[T], *, strict: bool = False) -> tupl
         reason, _, path = str(error).partition(" - at `$")
         param = path.rstrip("`").lstrip(".")[:100] or None
         if "contains unknown field" in reason or "Invalid enum value" in reason or "Invalid value" in reason:
-            reason = "Not one of the values that this field takes"  # the original repeats the input
+            allowed = ", ".join(_allowed(_type_of(shape), param or ""))
+            reason = f"Not one of {allowed}" if allowed else "Not a value that this field takes"  # nor is it repeated
         where = f"{param}: " if param else ""
         raise RequestError(f"{where}{reason[:200]}.", param=param) from None
     ignored = tuple(sorted(set(islice(_unknown(body, _type_of(shape), ""), _MAX_NAMED))))
@@ -151,6 +165,21 @@ def _fields_of(shape: type[msgspec.Struct]) -> Mapping[str, inspect.Type]:
     assert isinstance(struct, inspect.StructType)
     tag: dict[str, inspect.Type] = {struct.tag_field: inspect.StrType()} if struct.tag_field else {}
     return tag | {field.encode_name: field.type for field in struct.fields}
+
+
+def _allowed(shape: inspect.Type, path: str) -> list[str]:
+    """The words that a field takes, given where it is: `messages[0].content[1].type`."""
+    found, tags = [shape], set[str]()
+    for step in re.findall(r"\[[^]]*\]|[^][.]+", path):
+        alternatives = [one for each in found for one in _alternatives(each)]
+        structs = [one for one in alternatives if isinstance(one, inspect.StructType)]
+        if step[0] == "[":
+            found = [one.item_type for one in alternatives if isinstance(one, inspect.ListType)]
+        else:
+            tags = {str(one.tag) for one in structs if one.tag_field == step}
+            found = [known for one in structs if (known := _fields_of(one.cls).get(step))]
+    literals = [one for each in found for one in _alternatives(each) if isinstance(one, inspect.LiteralType)]
+    return sorted(tags or {str(value) for one in literals for value in one.values})
 
 
 def _items(shape: inspect.Type) -> inspect.Type | None:

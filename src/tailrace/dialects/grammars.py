@@ -183,7 +183,7 @@ class _Schema:
         if ("pattern" in schema or "format" in schema) and schema.get("type") != "string":
             raise self._bad("pattern and format go with the type string")
         if "$ref" in schema and not self._leads_somewhere(schema["$ref"]):
-            raise self._bad("a $ref leads to #/$defs/name or #/definitions/name")
+            raise self._bad("a $ref leads to #/$defs/name or #/definitions/name, and there to something else")
         for name in ("properties", "$defs", "definitions"):
             if not isinstance(schema.get(name, {}), dict):
                 raise self._bad(f"{name} is an object")
@@ -269,8 +269,9 @@ def _grammar_of_regex(text: object, param: str) -> Grammar:
         or any(int(count) > _MAX_REPEATS for count in re.findall("[0-9]+(?=[,0-9]*})", bare))
     ):
         raise UnsupportedParameter(
-            f"{param}: of regular expressions, look-around, back-references, named groups, sets of sets, empty "
-            f"alternatives, braces that are no counts, and counts above {_MAX_REPEATS} are not supported.",
+            f"{param}: of regular expressions, look-around, back-references, named groups, sets of sets, escapes "
+            "beyond \\d, \\w, \\s, their opposites and those of single characters, empty alternatives, braces that are "
+            f"no counts, and counts above {_MAX_REPEATS} are not supported.",
             param=param,
         )
     try:

@@ -21,7 +21,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from tailrace.dialects import ollama_models as models
-from tailrace.dialects.bodies import JsonBody, read_known, refuse, to_json
+from tailrace.dialects.bodies import JsonBody, read_known, refuse, require_json_or_curl, to_json
 from tailrace.dialects.fields import ChatMessage, SamplingFields, Seed, ToolCallBody, read_messages, sampling_of
 from tailrace.dialects.grammars import ANY_OBJECT, grammar_of_schema
 from tailrace.dialects.ollama_answers import OllamaView, encode_error, time_of
@@ -246,6 +246,7 @@ WIRE = Wire(
             Generate(parse_chat),
             "Answer a chat.",
             body=ChatBody,
+            check=require_json_or_curl,
             example={**_MODEL, "messages": _TURNS, "options": {"num_predict": 64}},
         ),
         Operation(
@@ -254,10 +255,17 @@ WIRE = Wire(
             Generate(parse_generate),
             "Answer a prompt.",
             body=GenerateBody,
+            check=require_json_or_curl,
             example={**_MODEL, "prompt": "Why do rivers bend?", "options": {"num_predict": 64}},
         ),
         Operation(
-            "POST", "/api/show", Show(models.show_model), "What it can do.", body=models.ShowBody, example=_MODEL
+            "POST",
+            "/api/show",
+            Show(models.show_model),
+            "What it can do.",
+            body=models.ShowBody,
+            check=require_json_or_curl,
+            example=_MODEL,
         ),
         Operation("GET", "/api/tags", Show(models.list_models), "The models that are served."),
         Operation("GET", "/api/ps", Show(models.list_running), "The models that are loaded."),

@@ -59,7 +59,7 @@ def parse_tutorial(asked: Asked) -> Call:
 def parse_article(asked: Asked) -> Call:
     """Raises: RequestError."""
     if "query" not in asked.query:
-        raise RequestError("Give the prompt as ?query=….", param="query")
+        raise RequestError("Give the prompt in the query, as query.", param="query")
     return _parse(asked, "query", LABELLED)
 
 

@@ -229,7 +229,10 @@ def _before(server: ServerFacts, response_id: str | None) -> tuple[Message, ...]
     """The conversation that ended in a response."""
     if response_id is None:
         return ()
-    facts, events = server.past(_stream_id(response_id))
+    try:
+        facts, events = server.past(_stream_id(response_id))
+    except UnknownStream:
+        raise UnknownStream("There is no such response.", param="previous_response_id") from None
     kept = msgspec.json.decode(facts.memo).get("said") if facts.memo else None
     if kept is None:
         raise UnknownStream("The conversation of that response is not kept.", param="previous_response_id")

@@ -15,16 +15,17 @@ Defaults and error texts are those of TGI 3.3.7, with these divergences, each be
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 
-from tailrace.dialects.bodies import JsonBody, read_fields, refuse, to_json
+from tailrace.dialects.bodies import JsonBody, read_fields, refuse, require_json, to_json
 from tailrace.dialects.fields import ChatMessage, read_messages, stops
 from tailrace.dialects.grammars import read_tgi_grammar
 from tailrace.dialects.tgi_answers import TGIView, encode_error, encode_tokens
 from tailrace.dialects.wire import Asked, Call, Generate, Operation, Reply, Show, Wire
-from tailrace.errors import RequestError
+from tailrace.errors import RequestError, UnsupportedMediaType
 from tailrace.types import GenerateRequest, Sampling
 
 __all__ = ["WIRE", "encode_error", "parse_generate", "parse_root", "parse_stream"]
@@ -73,6 +74,15 @@ class Body(msgspec.Struct, kw_only=True):
 
 class ChatBody(msgspec.Struct, kw_only=True):
     messages: list[ChatMessage]
+
+
+def check_root(headers: Mapping[str, str]) -> None:
+    """`POST /` is Ray's tutorial's, too, whose prompt may have been forgotten. Raises: UnsupportedMediaType."""
+    if not headers.get("content-type"):
+        raise UnsupportedMediaType(
+            "Give a prompt as /?prompt= or JSON with inputs, as application/json.", param="inputs"
+        )
+    require_json(headers)
 
 
 def parse_root(asked: Asked) -> Call:
@@ -240,6 +250,7 @@ WIRE = Wire(
             Generate(parse_root),
             "Generate; as events where `stream` is true.",
             body=Body,
+            check=check_root,
             example={**_EXAMPLE, "stream": True},
         ),
         Operation("POST", "/generate", Generate(parse_generate), "Generate.", body=Body, example=_EXAMPLE),

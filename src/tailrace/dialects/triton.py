@@ -20,7 +20,7 @@ from typing import Annotated, Any
 import msgspec
 
 from tailrace.dialects import triton_models as models
-from tailrace.dialects.bodies import JsonBody, printable, read_fields, read_known, refuse, require_json
+from tailrace.dialects.bodies import JsonBody, printable, read_fields, read_known, refuse, require_json_or_curl
 from tailrace.dialects.fields import SamplingFields, Tokens, sampling_of
 from tailrace.dialects.plain import bare_request, bare_sampling
 from tailrace.dialects.triton_answers import TritonView, encode_error
@@ -110,7 +110,7 @@ def check_headers(headers: Mapping[str, str]) -> None:
             param="inference-header-content-length",
         )
     if headers.get("content-type"):
-        require_json(headers)
+        require_json_or_curl(headers)
 
 
 def parse_infer(asked: Asked) -> Call:

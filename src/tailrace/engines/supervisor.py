@@ -189,7 +189,7 @@ class Supervisor:
         self._on_change()
         lost, self._receivers = list(self._receivers.values()), {}
         if was_ready:
-            logger.error("%s %d sequences were lost; starting another engine.", error.message, len(lost))
+            logger.error("%s Sequences lost: %d. Starting another engine.", error.message, len(lost))
         for receiver in lost:
             receiver.lost(error)
 

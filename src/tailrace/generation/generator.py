@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterable
@@ -32,7 +33,7 @@ _INLINE_CHARACTERS = 8_192  # tokenised on the event loop; longer prompts go to 
 _SEEDS = 2**64  # engines take unsigned ones, clients also send negative ones
 _MESSAGE_CHARACTERS = 32  # what the template makes of a message, however short
 _HOPELESS_FAILURES = 3  # starts in a row without success, after which nobody is let into the queue
-_ANY_MODEL = frozenset({"tgi", "dummy", "default"})  # what clients send that know only a URL
+_ANY_MODEL = re.compile(r"tgi|dummy|default|https?://.*", re.DOTALL)  # what clients send that know only a URL
 _ALWAYS = frozenset({"max_tokens", "seed", "stop", "include_stop", "n"})  # kept by this room, whatever the engine
 
 
@@ -141,7 +142,7 @@ class Generator:
             self._idle.set_result(None)
 
     def _check(self, request: GenerateRequest) -> None:
-        if request.model and request.model != self.model and request.model not in _ANY_MODEL:
+        if request.model and request.model != self.model and not _ANY_MODEL.fullmatch(request.model):
             raise UnknownModel(f"This server runs {self.model}; there is no such model here.", param="model")
         sampling, plain = request.sampling, Sampling()
         if self._supervisor.capabilities is not None:
@@ -151,8 +152,8 @@ class Generator:
         if sampling.n > self.limits.max_n:
             raise RequestError(f"n is at most {self.limits.max_n}.", param="n")
         if len(request.prompts) * sampling.n > self.limits.max_choices:
-            most = self.limits.max_choices // sampling.n
-            raise RequestError(f"There are at most {most} prompts in a request.", param="prompt")
+            most = self.limits.max_choices
+            raise RequestError(f"A request has at most {most} answers: its prompts, each n times.", param="prompt")
         if request.messages and self.chat is None:
             raise UnsupportedParameter("This model has no chat template; send a prompt instead.", param="messages")
         if request.tools and not (self.chat is not None and self.chat.takes_tools):

@@ -105,7 +105,9 @@ def _unknown(name: str) -> str:
     if not name:
         return f"The name of the model is empty. Give one of {', '.join(CATALOGUE)}, or {_KINDS}."
     if os.sep in name or name.endswith(".gguf") or name.startswith(("~", ".")):
-        hint = f" Is it on the hub? Then write hf:{name}." if _HUB.fullmatch(f"hf:{name}") else ""
+        hint = (
+            f" Is it on the hub? Then write hf:{name}." if name[0] not in "./~" and _HUB.fullmatch(f"hf:{name}") else ""
+        )
         return f"There is no file or directory `{name}`. Check the path.{hint}"
     close = difflib.get_close_matches(name.lower(), [*CATALOGUE, "scripted"], n=1, cutoff=0.5)
     meant = f" Did you mean {close[0]}?" if close else ""

@@ -89,7 +89,8 @@ class Edge:
     def _refusal(self, error: Exception, wire: Wire, request_id: str) -> Response:
         if isinstance(error, HTTPException):
             missing = error.status_code == 404
-            refusal = RequestError("There is nothing at this path." if missing else "This method is not allowed here.")
+            text = "There is nothing at this path; /openapi.json says what there is."
+            refusal = RequestError(text if missing else "This method is not allowed here.")
             refusal.status, refusal.code = error.status_code, "not_found" if missing else "method_not_allowed"
             answer = error_answer(wire, refusal)
             answer.headers.update(error.headers or {})

@@ -102,7 +102,11 @@ async def start_service(source: Source, settings: Settings, *, cache_path: str =
 
 
 def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> EngineSpec:
-    """What the worker is told to load."""
+    """What the worker is told to load. Raises: ModelError if more is asked of the model than it was made for."""
+    if settings.context_tokens > source.card.context_tokens:
+        raise ModelError(
+            f"--context-tokens is at most {source.card.context_tokens}, what {source.card.name} was made for."
+        )
     return EngineSpec(
         engine=source.engine,
         path=str(source.card.path),

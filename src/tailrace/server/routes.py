@@ -226,10 +226,10 @@ class Routes:
 
     def _follow(self, following: Following) -> ASGIApp:
         log = self._generator.store.get(following.stream_id)
-        if log.end is not None and following.after >= log.last_seq:
-            return Response(status_code=204, headers=_names(log))  # what makes an EventSource stop
         if following.after > log.last_seq:
             raise SeqOutOfRange("This stream has not come that far.", param="last-event-id")
+        if log.end is not None and following.after == log.last_seq:
+            return Response(status_code=204, headers=_names(log))  # what makes an EventSource stop
         encoder = following.view.open(facts_of(self._generator, log))
         if following.replay:
             assert isinstance(encoder, CumulativeEncoder)

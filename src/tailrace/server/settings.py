@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass, field, fields
 from typing import Any
+
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,]+", re.IGNORECASE)
 
 __all__ = ["Setting", "Settings", "settings_table"]
 
@@ -32,7 +35,7 @@ class Settings:
         "with AVX-512, and on others none for prompts of one step.",
     )
     context_tokens: int = _setting(0, "Longest prompt and answer together; 0 is what the model was made for.")
-    kv_tokens: int = _setting(65_536, "Tokens that the engine's memory holds, all streams together.", least=1)
+    kv_tokens: int = _setting(65_536, "Tokens that the engine's memory holds, all streams together.", least=256)
     max_step_tokens: int = _setting(
         256, "Prompt tokens worked on in one step: less is smoother, more is faster.", least=1
     )
@@ -69,6 +72,14 @@ class Settings:
         "", "Further names under which this server may be addressed, separated by commas; * is any."
     )
     allowed_origins: str = _setting("", "Web origins that may call this server, separated by commas; * is any.")
+
+    def __post_init__(self) -> None:
+        """Raises: ValueError for what would leave a server that cannot do as it is told."""
+        if self.prompt_template and "{prompt}" not in self.prompt_template:
+            raise ValueError("--prompt-template has no {prompt}, where the prompt would go.")
+        for origin in filter(None, map(str.strip, self.allowed_origins.split(","))):
+            if origin != "*" and not _ORIGIN.fullmatch(origin):
+                raise ValueError("--allowed-origins takes origins such as https://app.example:8443, or *.")
 
 
 @dataclass(frozen=True, slots=True)
