@@ -22,8 +22,9 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Two at once, each with whole files: what a file sets up is set up once.
 test: install
-	$(BIN)/pytest -m "not deep" $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile -m "not deep" $(ARGS)
 
 test-deep: install
 	$(BIN)/pytest $(ARGS)

@@ -42,7 +42,9 @@ def test_content_types_other_than_json(target: Server, endpoint: Endpoint, kind:
     assert refusal.status == 415
 
 
-@pytest.mark.parametrize("endpoint", [one for one in BODIES if one.wire.name in ("ollama", "triton")], ids=str)
+@pytest.mark.parametrize(
+    "endpoint", [one for one in BODIES if one.wire.name in ("ollama", "triton")], ids=lambda one: one.name
+)
 def test_what_curl_says_of_json_is_no_reason_to_refuse_it(target: Server, endpoint: Endpoint) -> None:
     kind = {"content-type": "application/x-www-form-urlencoded"}
     with target.wire() as wire:
