@@ -6,7 +6,6 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-
 from tests.server.process import TAILRACE, environment
 
 from tailrace import __version__

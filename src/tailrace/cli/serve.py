@@ -121,7 +121,7 @@ def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket,
         loaded_s = time.monotonic() - started
         _say(f"Loaded in {loaded_s:.1f} s: {capabilities.engine}, {capabilities.context_tokens} tokens of context.")
         _say(f"Listening on {url}. Try it:\n")
-        _say(f"    curl -N -X POST '{url}/?prompt=Tell%20me%20a%20story%20about%20dogs.'\n")
+        _say(f"    curl -N -X POST '{url}/?prompt=Tell%20me%20a%20story%20about%20a%20river.'\n")
 
     def on_drain(num_streams: int) -> None:
         if num_streams:
