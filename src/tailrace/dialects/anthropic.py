@@ -29,8 +29,8 @@ from tailrace.dialects.fields import (
     stops,
 )
 from tailrace.dialects.grammars import grammar_of_schema
-from tailrace.dialects.openai import Function, choose_tools
-from tailrace.dialects.openai import Tool as OpenAITool
+from tailrace.dialects.tools import Function, choose_tools
+from tailrace.dialects.tools import Tool as OpenAITool
 from tailrace.dialects.wire import Asked, Call, Generate, Operation, Reply, Show, Wire
 from tailrace.errors import RequestError
 from tailrace.types import GenerateRequest, Grammar

@@ -25,8 +25,8 @@ from tailrace.dialects.bodies import JsonBody, read_known, refuse, require_json_
 from tailrace.dialects.fields import ChatMessage, SamplingFields, Seed, ToolCallBody, read_messages, sampling_of
 from tailrace.dialects.grammars import ANY_OBJECT, grammar_of_schema
 from tailrace.dialects.ollama_answers import OllamaView, encode_error, time_of
-from tailrace.dialects.openai import Tool, choose_tools
 from tailrace.dialects.plain import bare_request
+from tailrace.dialects.tools import Tool, choose_tools
 from tailrace.dialects.wire import Asked, Call, Generate, Operation, Reply, Show, Wire
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import GenerateRequest, Grammar, Message, Sampling

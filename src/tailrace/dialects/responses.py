@@ -13,16 +13,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from itertools import groupby
 from typing import Annotated, Literal
 
 import msgspec
 
-from tailrace.dialects.bodies import JsonBody, read_fields, read_known
-from tailrace.dialects.fields import MAX_MESSAGES, SamplingFields, TextPart, sampling_of
+from tailrace.dialects.bodies import JsonBody, read_known
+from tailrace.dialects.fields import MAX_MESSAGES, SamplingFields, sampling_of
 from tailrace.dialects.grammars import read_response_format
 from tailrace.dialects.native import encode_error
-from tailrace.dialects.openai import (
+from tailrace.dialects.responses_events import ResponsesView, spoken
+from tailrace.dialects.responses_items import messages_of, read_items
+from tailrace.dialects.tools import (
     ChosenFunction,
     ChosenTool,
     Function,
@@ -31,7 +32,6 @@ from tailrace.dialects.openai import (
     choice_of,
     choose_tools,
 )
-from tailrace.dialects.responses_events import ResponsesView, spoken
 from tailrace.dialects.wire import (
     Asked,
     Call,
@@ -45,7 +45,7 @@ from tailrace.dialects.wire import (
     Wire,
 )
 from tailrace.errors import RequestError, SeqOutOfRange, UnknownStream, UnsupportedParameter
-from tailrace.types import End, GenerateRequest, Message, ToolCall
+from tailrace.types import End, GenerateRequest, Message
 
 __all__ = ["WIRE"]
 
@@ -64,45 +64,6 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "prompt": (),
     "truncation": ("disabled",),
 }
-
-
-class InputText(TextPart, tag="input_text"):
-    pass
-
-
-class OutputText(TextPart, tag="output_text"):
-    annotations: list[JsonBody] | None = None
-    logprobs: list[JsonBody] | None = None
-
-
-class _Item(msgspec.Struct):
-    """What a response's own items have, and ask for nothing when a client hands them back."""
-
-    id: str | None = None
-    status: str | None = None
-
-
-class InputMessage(_Item, tag="message", kw_only=True):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[InputText | OutputText]
-
-
-class FunctionCallItem(_Item, tag="function_call", kw_only=True):
-    call_id: str
-    name: str
-    arguments: str
-
-
-class FunctionOutputItem(_Item, tag="function_call_output", kw_only=True):
-    call_id: str
-    output: str | list[InputText]
-
-
-Item = InputMessage | FunctionCallItem | FunctionOutputItem
-
-
-class _Input(msgspec.Struct):
-    input: list[Item]
 
 
 class FunctionTool(msgspec.Struct, tag="function"):
@@ -152,8 +113,8 @@ def parse(asked: Asked) -> Call:
     grammar = read_response_format(_format(fields), "text.format")
     if shown and grammar is not None:
         raise RequestError("text.format and tools exclude each other.", param="text.format")
-    items, ignored_in_items = _read_input(fields.input)
-    said = _before(asked.server, fields.previous_response_id) + _messages(items)
+    items, ignored_in_items = read_items(fields.input)
+    said = _before(asked.server, fields.previous_response_id) + messages_of(items)
     if len(said) > MAX_MESSAGES:
         raise RequestError(f"The conversation has more than {MAX_MESSAGES} messages.", param="previous_response_id")
     messages = ((Message("system", fields.instructions),) if fields.instructions else ()) + said
@@ -182,47 +143,6 @@ def _format(fields: Body) -> JsonBody | None:
     if given is not None and given.get("type") == "json_schema" and "schema" in given:
         return {"type": "json_schema", "json_schema": {"schema": given["schema"]}}
     return given
-
-
-def _read_input(given: str | list[JsonBody]) -> tuple[list[Item], tuple[str, ...]]:
-    """The items, and the names of the fields in them that nobody knows."""
-    if isinstance(given, str):
-        return [InputMessage(role="user", content=given)], ()
-    if not given:
-        raise RequestError("input is empty.", param="input")
-    if len(given) > MAX_MESSAGES:
-        raise RequestError(f"input has more than {MAX_MESSAGES} entries.", param="input")
-    typed = [item if "type" in item else {**item, "type": "message"} for item in given]
-    try:
-        found, ignored = read_fields({"input": typed}, _Input)
-    except RequestError as error:
-        which = (error.param or "input").partition(".")[0]
-        raise RequestError(
-            f"{which} is not a message of text, a function_call or a function_call_output.", param="input"
-        ) from None
-    return found.input, ignored
-
-
-def _messages(items: list[Item]) -> tuple[Message, ...]:
-    messages: list[Message] = []
-    for are_calls, group in groupby(items, lambda item: isinstance(item, FunctionCallItem)):
-        if are_calls:  # of one turn, with what was said before them
-            calls = tuple(
-                ToolCall(one.call_id, one.name, one.arguments) for one in group if isinstance(one, FunctionCallItem)
-            )
-            said = messages.pop().content if messages and messages[-1].role == "assistant" else ""
-            messages.append(Message("assistant", said, calls))
-            continue
-        for one in group:
-            if isinstance(one, FunctionOutputItem):
-                messages.append(Message("tool", _text(one.output), tool_call_id=one.call_id))
-            elif isinstance(one, InputMessage):
-                messages.append(Message("system" if one.role == "developer" else one.role, _text(one.content)))
-    return tuple(messages)
-
-
-def _text(content: str | list[InputText] | list[InputText | OutputText]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
 def _before(server: ServerFacts, response_id: str | None) -> tuple[Message, ...]:

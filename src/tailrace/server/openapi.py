@@ -17,7 +17,12 @@ from tailrace.errors import RequestError
 __all__ = ["document"]
 
 _SCHEMAS = "#/components/schemas/{name}"
-_ERROR_HEADERS = {"X-Request-Id": {"schema": {"type": "string"}, "description": "Names this request; the log has it where the server failed."}}
+_ERROR_HEADERS = {
+    "X-Request-Id": {
+        "schema": {"type": "string"},
+        "description": "Names this request; the log has it where the server failed.",
+    }
+}
 _LINGER: JsonBody = {
     "name": "X-Tailrace-Linger",
     "in": "header",

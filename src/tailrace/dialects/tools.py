@@ -1,0 +1,85 @@
+"""Tools as OpenAI names them, which other wires' become: what the model is shown, and what it must call."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+
+from tailrace.dialects.bodies import JsonBody
+from tailrace.dialects.grammars import grammar_of_schema
+from tailrace.errors import RequestError
+from tailrace.types import Grammar
+
+__all__ = ["ChosenFunction", "ChosenTool", "Function", "FunctionName", "Tool", "choice_of", "choose_tools"]
+
+_MAX_TOOLS = 128
+FunctionName = Annotated[str, msgspec.Meta(pattern=r"^[a-zA-Z0-9_-]{1,64}$(?!\n)")]
+
+
+class Function(msgspec.Struct):
+    name: FunctionName
+    description: str | None = None
+    parameters: JsonBody | None = None
+    strict: bool | None = None
+
+
+class Tool(msgspec.Struct):
+    function: Function
+    type: Literal["function"] = "function"
+
+
+class ChosenFunction(msgspec.Struct):
+    name: FunctionName
+
+
+class ChosenTool(msgspec.Struct):
+    function: ChosenFunction
+    type: Literal["function"] = "function"
+
+
+def choice_of(choice: str | ChosenTool | None) -> str | None:
+    """The name of the function that must be called, or "none", "auto", "required" with a sign that no name has."""
+    return choice.function.name if isinstance(choice, ChosenTool) else f"<{choice or 'auto'}>"
+
+
+def choose_tools(tools: list[Tool], choice: str | None) -> tuple[tuple[JsonBody, ...], Grammar | None]:
+    """The tools to be shown to the model, and what forces it to call one. Raises: RequestError."""
+    names = [tool.function.name for tool in tools]
+    if len(tools) > _MAX_TOOLS or len(set(names)) < len(names):
+        raise RequestError(f"There are at most {_MAX_TOOLS} tools, each with a name of its own.", param="tools")
+    if choice == "<none>" or not tools:
+        if choice not in ("<none>", "<auto>"):
+            raise RequestError("tool_choice asks for a tool, and there is none.", param="tool_choice")
+        return (), None
+    shown = tuple(msgspec.to_builtins(tool) for tool in tools)
+    for one in shown:
+        one["function"] = {name: value for name, value in one["function"].items() if value is not None}
+    if choice == "<auto>":
+        return shown, None
+    callable_now = [tool.function for tool in tools if choice in ("<required>", tool.function.name)]
+    if not callable_now:
+        raise RequestError("Tool error: tool_choice names a function that is not among the tools.", param="tool_choice")
+    return shown, _grammar_of_calls(callable_now)
+
+
+def _grammar_of_calls(functions: list[Function]) -> Grammar:
+    """One call of one of these functions."""
+    calls: list[JsonBody] = []
+    definitions: JsonBody = {}
+    for function in functions:
+        arguments = dict(function.parameters or {"type": "object"})
+        if isinstance(arguments.get("$defs"), dict):  # else it is refused where it stands
+            for name, one in arguments.pop("$defs").items():
+                if definitions.setdefault(name, one) != one:
+                    raise RequestError("Two tools have different $defs of one name.", param="tools")
+        calls.append(
+            {
+                "type": "object",
+                "properties": {"name": {"const": function.name}, "arguments": arguments},
+                "required": ["name", "arguments"],
+                "additionalProperties": False,
+            }
+        )
+    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
+    return grammar_of_schema(schema | ({"$defs": definitions} if definitions else {}), "tools")
