@@ -12,6 +12,7 @@ from tests.dialects.transcripts import facts
 from tailrace.dialects import openai
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.openai_chunks import ChatEncoder
+from tailrace.dialects.wire import View
 from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
 from tailrace.types import Grammar, Message, Sampling, TextDelta
 
@@ -356,6 +357,19 @@ def test_usage_is_asked_for_with_a_stream_only() -> None:
     with pytest.raises(RequestError) as refused:
         completion(TEXT | {"stream": True, "stream_options": {"include_usage": 1}})
     assert refused.value.param == "stream_options.include_usage"
+
+
+def test_continuous_usage_counts_what_was_said_so_far() -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    deltas = [TextDelta("a", (65,)), TextDelta("bc", (66, 67)), TextDelta("", (256,), finish_reason="stop")]
+
+    def counts(view: View) -> list[int]:
+        encoder = view.open(facts())
+        frames = b"".join(encoder.encode(seq, delta) for seq, delta in enumerate(deltas, 1)).decode().split("\n\n")
+        return [json.loads(frame[6:])["usage"]["completion_tokens"] for frame in frames if frame]
+
+    assert counts(chat(CHAT | {"stream": True, "stream_options": options}).view) == [0, 1, 3, 4]
+    assert counts(completion(TEXT | {"stream": True, "stream_options": options}).view) == [1, 3, 4]
 
 
 def test_continuous_usage_goes_with_usage() -> None:

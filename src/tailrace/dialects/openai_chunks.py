@@ -63,10 +63,10 @@ class _Encoder:
         )
         self._tail = '],"usage":null}\n\n' if look.include_usage else "]}\n\n"
 
-    def _count(self, delta: TextDelta) -> None:
-        """Have the usage so far in this delta's chunks, where that is wanted."""
+    def _count(self, num_tokens: int) -> None:
+        """Have the usage so far, with these tokens, in the chunks to come, where that is wanted."""
         if self._continuous_usage:
-            self._num_tokens += len(delta.token_ids)
+            self._num_tokens += num_tokens
             prompt, answer = self._facts.num_prompt_tokens, self._num_tokens
             self._tail = (
                 f'],"usage":{{"prompt_tokens":{prompt},"completion_tokens":{answer},'
@@ -112,11 +112,12 @@ class ChatEncoder(_Encoder):
         if type(event) is End:
             return self._end(event)
         assert type(event) is TextDelta
-        self._count(event)
         choice, chunks = event.choice, ""
         if choice not in self._opened:
             self._opened.add(choice)
+            self._count(0)
             chunks = self._chunk(choice, '{"role":"assistant","content":""}', "null", "null")
+        self._count(len(event.token_ids))
         finish: str | None = event.finish_reason
         if self._readers is not None:
             reader = self._reader(choice)
@@ -224,7 +225,7 @@ class TextEncoder(_Encoder):
         if type(event) is End:
             return self._end(event)
         assert type(event) is TextDelta
-        self._count(event)
+        self._count(len(event.token_ids))
         text, self._echoes[event.choice] = self._echoes[event.choice] + event.text, ""
         if not text and not self._logprobs and event.finish_reason is None:
             return b""
