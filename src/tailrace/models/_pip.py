@@ -13,6 +13,7 @@ The watching samples a size for display. The end of the work is the end of the p
 from __future__ import annotations
 
 import importlib.util
+import contextlib
 import os
 import re
 import shutil
@@ -109,11 +110,11 @@ def _run(command: list[str], environment: dict[str, str], output: int, staging: 
 def _largest_wheel(staging: Path) -> int:
     """pip downloads to its temporary directory and copies from there, so the sum would count twice."""
     largest = 0
-    for wheel in staging.rglob("*.whl"):
-        try:
-            largest = max(largest, wheel.stat().st_size)
-        except FileNotFoundError:  # pip cleans up while we look
-            continue
+    for folder, _, names in os.walk(staging):  # which minds no folder that goes while it looks, as pip's do
+        for name in names:
+            if name.endswith(".whl"):
+                with contextlib.suppress(FileNotFoundError):
+                    largest = max(largest, os.stat(os.path.join(folder, name)).st_size)
     return largest
 
 
