@@ -12,8 +12,8 @@ The watching samples a size for display. The end of the work is the end of the p
 
 from __future__ import annotations
 
-import importlib.util
 import contextlib
+import importlib.util
 import os
 import re
 import shutil
