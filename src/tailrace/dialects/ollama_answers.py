@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from tailrace.dialects.bodies import JsonBody, quote, to_json
+from tailrace.dialects.logprobs import logprobs_json
 from tailrace.dialects.tool_calls import WholeCall, WholeCallReader
 from tailrace.dialects.wire import Encoder, StreamFacts, deltas_by_choice, failure_of, finished_end
 from tailrace.errors import AdmissionError, TailraceError
-from tailrace.types import End, Event, TextDelta, TopLogprobs
+from tailrace.types import End, Event, TextDelta
 
 __all__ = ["OllamaEncoder", "OllamaView", "encode_error", "time_of"]
-
-_LEAST = -9999.0  # JSON has no infinity
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,23 +94,8 @@ class OllamaEncoder:
         }
 
     def _logprobs(self, deltas: Sequence[TextDelta]) -> list[JsonBody]:
-        found = []
-        for delta in deltas:
-            for place, (token_id, logprob) in enumerate(zip(delta.token_ids, delta.logprobs, strict=False)):
-                entry = self._token(token_id, logprob)
-                if place < len(delta.top_logprobs):
-                    entry["top_logprobs"] = self._top(delta.top_logprobs[place])
-                found.append(entry)
-        return found
-
-    def _top(self, top: TopLogprobs) -> list[JsonBody]:
-        return [self._token(*one) for one in top]
-
-    def _token(self, token_id: int, logprob: float) -> JsonBody:
-        vocabulary = self._facts.vocabulary
-        token = vocabulary.token_text(token_id)
-        shown = logprob if math.isfinite(logprob) else _LEAST
-        return {"token": token, "logprob": shown, "bytes": list(vocabulary.pieces[token_id])}
+        found = [one for delta in deltas for one in logprobs_json(self._facts.vocabulary, delta)]
+        return [{name: value for name, value in one.items() if value or name != "top_logprobs"} for one in found]
 
 
 def _shown(view: OllamaView, text: str, calls: Sequence[WholeCall], *, index: int = 0) -> JsonBody:

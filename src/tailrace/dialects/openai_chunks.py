@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tailrace.dialects.bodies import JsonBody, quote, to_json
+from tailrace.dialects.logprobs import LEAST, logprobs_json
 from tailrace.dialects.tool_calls import CallPart, ToolCallReader
 from tailrace.dialects.wire import (
     StreamFacts,
@@ -19,7 +20,6 @@ from tailrace.types import End, Event, TextDelta, TopLogprobs
 __all__ = ["ChatEncoder", "ChatLook", "TextEncoder", "TextLook"]
 
 _DONE = b"data: [DONE]\n\n"
-_LEAST = -9999.0  # JSON has no infinity
 
 
 class _Look(Protocol):
@@ -190,21 +190,8 @@ class ChatEncoder(_Encoder):
         return self._head + body + self._tail
 
     def _logprobs_json(self, deltas: Sequence[TextDelta]) -> JsonBody:
-        content = [
-            self._token(token_id, logprob)
-            | {"top_logprobs": [self._token(*one) for one in _at(delta.top_logprobs, place)]}
-            for delta in deltas
-            for place, (token_id, logprob) in enumerate(zip(delta.token_ids, delta.logprobs, strict=False))
-        ]
+        content = [one for delta in deltas for one in logprobs_json(self._facts.vocabulary, delta)]
         return {"content": content, "refusal": None}
-
-    def _token(self, token_id: int, logprob: float) -> JsonBody:
-        vocabulary = self._facts.vocabulary
-        return {
-            "token": vocabulary.token_text(token_id),
-            "logprob": max(logprob, _LEAST),
-            "bytes": list(vocabulary.pieces[token_id]),
-        }
 
 
 class TextEncoder(_Encoder):
@@ -258,10 +245,10 @@ class TextEncoder(_Encoder):
         for delta in deltas:
             for place, (token_id, logprob) in enumerate(zip(delta.token_ids, delta.logprobs, strict=False)):
                 tokens.append(name(token_id))
-                logprobs.append(max(logprob, _LEAST))
+                logprobs.append(max(logprob, LEAST))
                 offsets.append(offset)
                 top = (*_at(delta.top_logprobs, place), (token_id, logprob))
-                alternatives.append({name(one): max(value, _LEAST) for one, value in top})
+                alternatives.append({name(one): max(value, LEAST) for one, value in top})
             offset += len(delta.text)
         has_alternatives = any(delta.top_logprobs for delta in deltas)
         return {

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, to_json
+from tailrace.dialects.logprobs import logprobs_json
 from tailrace.dialects.tool_calls import CallPart, ToolCallReader
 from tailrace.dialects.wire import HEARTBEAT, SSE, Encoder, StreamFacts, failure_of, finished_end
 from tailrace.types import End, Event, Message, TextDelta, ToolCall
@@ -109,7 +110,7 @@ class ResponsesEncoder:
         if self._reader is not None:
             parts = self._reader.push(delta.text) + (self._reader.flush() if delta.finish_reason else [])
         if self._logprobs:
-            self._unsaid += self._logprobs_json(delta)
+            self._unsaid += logprobs_json(self._facts.vocabulary, delta)
         for part in parts:
             if isinstance(part, str):
                 self._say(part)
@@ -227,18 +228,6 @@ class ResponsesEncoder:
             "user": echo.get("user"),
             "metadata": echo.get("metadata", {}),
         }
-
-    def _logprobs_json(self, delta: TextDelta) -> list[JsonBody]:
-        def one(token_id: int, logprob: float) -> JsonBody:
-            vocabulary = self._facts.vocabulary
-            token = vocabulary.token_text(token_id)
-            return {"token": token, "bytes": list(vocabulary.pieces[token_id]), "logprob": max(logprob, -9999.0)}
-
-        places = enumerate(zip(delta.token_ids, delta.logprobs, strict=False))
-        return [
-            one(*pair) | {"top_logprobs": [one(*top) for top in (delta.top_logprobs[i] if delta.top_logprobs else ())]}
-            for i, pair in places
-        ]
 
 
 def _joined(events: Sequence[Event]) -> Iterator[Event]:

@@ -80,6 +80,12 @@ def error_answer(wire: Wire, error: TailraceError) -> Response:
     return JsonAnswer(body, status, headers)
 
 
+async def _left(receive: Receive) -> None:
+    """Until the client has left: servers do not tell a writer, they tell who asks."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
 class StreamAnswer:
     """Writes a log to one client: an ASGI application.
 
@@ -178,9 +184,7 @@ class StreamAnswer:
             await send({"type": "http.response.body", "body": self._heartbeat, "more_body": True})
 
     async def _watch(self, receive: Receive, reader: Reader) -> None:
-        """Servers do not tell a writer that its reader has left; they tell who asks."""
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await _left(receive)
         self._is_gone = True
         reader.wake()
 
@@ -211,6 +215,5 @@ class WholeAnswer:
             await response(scope, receive, send)
 
     async def _watch(self, receive: Receive, reader: Reader) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await _left(receive)
         reader.wake()

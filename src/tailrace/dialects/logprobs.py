@@ -1,0 +1,29 @@
+"""Tokens and their log probabilities, as OpenAI writes them and others after it."""
+
+from __future__ import annotations
+
+from tailrace.dialects.bodies import JsonBody
+from tailrace.dialects.wire import Vocabulary
+from tailrace.types import TextDelta
+
+__all__ = ["LEAST", "logprobs_json", "token_json"]
+
+LEAST = -9999.0  # JSON has no infinity
+
+
+def logprobs_json(vocabulary: Vocabulary, delta: TextDelta) -> list[JsonBody]:
+    """The tokens of an event, each with its alternatives, of which there may be none."""
+    found = []
+    for place, (token_id, logprob) in enumerate(zip(delta.token_ids, delta.logprobs, strict=False)):
+        top = delta.top_logprobs[place] if place < len(delta.top_logprobs) else ()
+        alternatives = [token_json(vocabulary, *one) for one in top]
+        found.append(token_json(vocabulary, token_id, logprob) | {"top_logprobs": alternatives})
+    return found
+
+
+def token_json(vocabulary: Vocabulary, token_id: int, logprob: float) -> JsonBody:
+    return {
+        "token": vocabulary.token_text(token_id),
+        "logprob": max(logprob, LEAST),
+        "bytes": list(vocabulary.pieces[token_id]),
+    }
