@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.wire import Vocabulary
 from tailrace.types import TextDelta
 
-__all__ = ["LEAST", "logprobs_json", "token_json"]
+__all__ = ["finite", "logprobs_json", "token_json"]
 
-LEAST = -9999.0  # JSON has no infinity
+_LEAST = -9999.0
 
 
 def logprobs_json(vocabulary: Vocabulary, delta: TextDelta) -> list[JsonBody]:
@@ -21,9 +23,14 @@ def logprobs_json(vocabulary: Vocabulary, delta: TextDelta) -> list[JsonBody]:
     return found
 
 
+def finite(logprob: float) -> float:
+    """A number that JSON has, and that clients can compare."""
+    return max(logprob, _LEAST) if math.isfinite(logprob) else _LEAST
+
+
 def token_json(vocabulary: Vocabulary, token_id: int, logprob: float) -> JsonBody:
     return {
         "token": vocabulary.token_text(token_id),
-        "logprob": max(logprob, LEAST),
+        "logprob": finite(logprob),
         "bytes": list(vocabulary.pieces[token_id]),
     }

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from tailrace.dialects.bodies import JsonBody, quote, to_json
-from tailrace.dialects.logprobs import LEAST, logprobs_json
+from tailrace.dialects.logprobs import finite, logprobs_json
 from tailrace.dialects.tool_calls import CallPart, ToolCallReader
 from tailrace.dialects.wire import (
     StreamFacts,
@@ -245,10 +245,10 @@ class TextEncoder(_Encoder):
         for delta in deltas:
             for place, (token_id, logprob) in enumerate(zip(delta.token_ids, delta.logprobs, strict=False)):
                 tokens.append(name(token_id))
-                logprobs.append(max(logprob, LEAST))
+                logprobs.append(finite(logprob))
                 offsets.append(offset)
                 top = (*_at(delta.top_logprobs, place), (token_id, logprob))
-                alternatives.append({name(one): max(value, LEAST) for one, value in top})
+                alternatives.append({name(one): finite(value) for one, value in top})
             offset += len(delta.text)
         has_alternatives = any(delta.top_logprobs for delta in deltas)
         return {
