@@ -323,7 +323,7 @@ def _no_leak(trial: Trial) -> None:
     rounds = max(2, trial.num_sequences // width)
     before = 0
     for number in range(rounds):
-        if number == rounds // 10:  # what an engine takes once is no leak
+        if number == rounds // 3:  # what an engine takes once is no leak: compiled kernels of each shape, say
             before = _resident_bytes()
         started = [trial.submit(prompts[place], trial.sampling(1 + place % 3)) for place in range(width)]
         if number % 4 == 0:
