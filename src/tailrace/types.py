@@ -21,6 +21,7 @@ __all__ = [
     "Grammar",
     "Message",
     "Sampling",
+    "Spent",
     "Status",
     "TextDelta",
     "ToolCall",
@@ -135,12 +136,21 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False):
     top_logprobs: tuple[TopLogprobs, ...] = ()  # for each token, where asked for
 
 
+class Spent(NamedTuple):
+    """Where the seconds of an answer went."""
+
+    total_s: float  # from the request on
+    prompt_s: float  # from the engine's taking it to the first token
+    answer_s: float  # from there to the end
+
+
 class End(msgspec.Struct, frozen=True, gc=False):
     """The one terminal event of a stream."""
 
     status: Status
     usage: Usage
     failure: Failure | None = None
+    spent: Spent | None = None  # of an answer that is complete
 
 
 Event: TypeAlias = TextDelta | End

@@ -46,6 +46,11 @@ def test_a_chat_streams(client: Client) -> None:
     assert {(part.model, part.message.role, part.done) for part in parts} == {("scripted", "assistant", False)}
     assert (last.done, last.done_reason, last.message.content) == (True, "length", "")
     assert (last.prompt_eval_count, last.eval_count) == (len(CHAT.prompt_ids), COUNT)
+    assert last.total_duration is not None
+    assert last.eval_duration is not None
+    assert last.prompt_eval_duration is not None
+    assert last.load_duration == 0
+    assert 0 < last.eval_duration + last.prompt_eval_duration <= last.total_duration + 3  # each of them is rounded
 
 
 def test_a_chat_in_one_piece(client: Client) -> None:
@@ -79,7 +84,11 @@ def test_every_byte_of_a_stream(server: Server) -> None:
 
         counts = {"prompt_eval_count": len(CHAT.prompt_ids), "eval_count": COUNT}
         expected = [line(text) for text in CHAT.texts if text]
-        assert body == b"".join([*expected, line("", done=True, done_reason="length", **counts)])
+        *lines, last = body.splitlines(keepends=True)
+        assert lines == expected
+        durations = {name: value for name, value in as_json(last).items() if name.endswith("_duration")}
+        assert len(durations) == 4
+        assert last == line("", done=True, done_reason="length", **counts, **durations)
 
 
 def test_stop(client: Client) -> None:

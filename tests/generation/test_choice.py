@@ -44,7 +44,7 @@ def test_the_text_is_the_oracles(seed: int, num_tokens: int, num_steps: int, utf
         assert [i for delta in deltas for i in delta.token_ids] == ids
         assert text_of(run.log) == b"".join(tokenizer().pieces[i] for i in ids).decode("utf-8", "replace")
         assert [delta.finish_reason for delta in deltas] == [None] * (len(deltas) - 1) + ["length"]
-        assert end_of(run.log) == End("done", run.usage)
+        assert end_of(run.log) == End("done", run.usage, None, run.times.spent())
         assert run.usage == (2, num_tokens)
         # Never half a character on the way.
         assert not any("\ufffd" in delta.text for delta in deltas[:-1])

@@ -98,7 +98,9 @@ async def test_cancel_and_the_last_token_at_once(cancelled_first: bool) -> None:
     else:
         world.engine.hear(last)
         run.cancel()
-    assert end_of(run.log) == (End("cancelled", Usage(2, 0)) if cancelled_first else End("done", Usage(2, 3)))
+    end = end_of(run.log)
+    assert (end.status, end.usage) == (("cancelled", Usage(2, 0)) if cancelled_first else ("done", Usage(2, 3)))
+    assert (end.spent is None) == cancelled_first
     world.engine.step()  # the abort of a sequence that is no longer there
     world.check_idle()
 

@@ -86,12 +86,21 @@ class OllamaEncoder:
         return to_json({**self._named, **shown, "done": False}) + b"\n"
 
     def _done(self, end: End) -> JsonBody:
-        return {
+        done: JsonBody = {
             "done": True,
             "done_reason": self._reason,
             "prompt_eval_count": end.usage.num_prompt_tokens,
             "eval_count": end.usage.num_completion_tokens,
         }
+        if end.spent is not None:  # in nanoseconds, as there; the model is loaded already
+            total, prompt, answer = (round(seconds * 1e9) for seconds in end.spent)
+            done |= {
+                "total_duration": total,
+                "load_duration": 0,
+                "prompt_eval_duration": prompt,
+                "eval_duration": answer,
+            }
+        return done
 
     def _logprobs(self, deltas: Sequence[TextDelta]) -> list[JsonBody]:
         found = [one for delta in deltas for one in logprobs_json(self._facts.vocabulary, delta)]

@@ -13,7 +13,7 @@ from tailrace.engine import Sequence
 from tailrace.errors import EngineLost
 from tailrace.generation.choice import Choice
 from tailrace.streams import StreamLog, StreamStore
-from tailrace.types import End, Failure, Status, Usage
+from tailrace.types import End, Failure, Spent, Status, Usage
 
 __all__ = ["Prompt", "Run", "SequenceRunner", "Times"]
 
@@ -37,6 +37,12 @@ class Times:
     admitted_s: float | None = None
     first_s: float | None = None  # the first token
     ended_s: float | None = None
+
+    def spent(self) -> Spent | None:
+        """Where the time went, once there was a token and an end."""
+        if self.admitted_s is None or self.first_s is None or self.ended_s is None:
+            return None
+        return Spent(self.ended_s - self.asked_s, self.first_s - self.admitted_s, self.ended_s - self.first_s)
 
 
 class SequenceRunner(Protocol):
@@ -198,7 +204,7 @@ class Run:
                 choice.is_finished = True
                 if not waiting and not choice.is_gone:
                     self._engine.abort(choice.sequence_id)
-        self.log.append(End(status, self.usage, failure))
+        self.log.append(End(status, self.usage, failure, self.times.spent() if status == "done" else None))
         for timer in (self._queue_timer, self._linger_timer):
             if timer is not None:
                 timer.cancel()
