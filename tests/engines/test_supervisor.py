@@ -394,15 +394,15 @@ def _is_blocked(process: psutil.Process) -> bool:
 
 
 async def test_engine_does_not_run_ahead_of_a_server_that_is_busy() -> None:
-    async with supervised() as engine:
+    async with supervised(EngineSpec(engine="scripted", context_tokens=20_512)) as engine:
         supervisor = await engine.ready()
         worker = psutil.Process(supervisor.pid)
-        listener = await engine.submit(ask(1, 500)).begun()
+        listener = await engine.submit(ask(1, 20_000)).begun()
         until(lambda: _is_blocked(worker))  # the loop is held up here, and reads nothing
         supervisor.abort(1)
         assert (await listener.ended()).finish_reason == "cancelled"
         assert listener.ids == oracle(ask(1), len(listener.ids))
-        assert len(listener.ids) < 300
+        assert len(listener.ids) < 5_000  # what a socket holds is some 300, and a busy machine may be late
 
 
 _PARENT = """
