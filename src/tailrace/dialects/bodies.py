@@ -60,7 +60,7 @@ def require_json(headers: Mapping[str, str]) -> None:
 
     Raises: UnsupportedMediaType.
     """
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    kind = _kind(headers)
     if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
         raise UnsupportedMediaType("Send the body as Content-Type: application/json.", param="content-type")
 
@@ -71,10 +71,13 @@ def require_json_or_curl(headers: Mapping[str, str]) -> None:
 
     Raises: UnsupportedMediaType.
     """
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    is_curls = kind == "application/x-www-form-urlencoded"
+    is_curls = _kind(headers) == "application/x-www-form-urlencoded"
     if not is_curls or "origin" in headers or "sec-fetch-site" in headers:
         require_json(headers)
+
+
+def _kind(headers: Mapping[str, str]) -> str:
+    return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def read_json(body: bytes) -> JsonBody:

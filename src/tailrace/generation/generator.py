@@ -7,7 +7,7 @@ import itertools
 import re
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -25,7 +25,7 @@ from tailrace.generation.choice import Choice
 from tailrace.generation.run import Prompt, Run
 from tailrace.streams import StreamStore
 from tailrace.text import ChatEncoder, Detokenizer, StopMatcher, Tokenizer
-from tailrace.types import GenerateRequest, Sampling
+from tailrace.types import GenerateRequest, Message, Sampling
 
 __all__ = ["Generator", "Limits"]
 
@@ -162,8 +162,7 @@ class Generator:
             if not 0 <= token_id < self.tokenizer.vocab_size:
                 raise RequestError("logit_bias names a token that the model does not have.", param="logit_bias")
         texts = [*(prompt for prompt in request.prompts if isinstance(prompt, str)), *sampling.stop]
-        for message in request.messages:
-            texts += [message.content, *(text for call in message.tool_calls for text in (call.name, call.arguments))]
+        texts += chain.from_iterable(map(_said, request.messages))
         has_tools = any(message.tool_calls or message.role == "tool" for message in request.messages)
         if has_tools and not (self.chat is not None and self.chat.takes_tools):
             raise UnsupportedParameter("This model's chat template has no place for tool calls.", param="messages")
@@ -194,11 +193,7 @@ class Generator:
     def _texts(self, request: GenerateRequest) -> list[str]:
         """What a request says, in one string for each prompt. Raises: ContextLengthExceeded, RequestError."""
         if request.messages:
-            said = (
-                (message.content, *(call.name + call.arguments for call in message.tool_calls))
-                for message in request.messages
-            )
-            return ["".join(chain.from_iterable(said))]
+            return ["".join(chain.from_iterable(map(_said, request.messages)))]
         return [self._text_of(prompt, request.truncate) for prompt in request.prompts]
 
     def _text_of(self, prompt: str | tuple[int, ...], truncate: int | None) -> str:
@@ -272,3 +267,11 @@ class Generator:
             sampling_of_choice = replace(sampling, seed=(seed + index % sampling.n) % _SEEDS)
             run.sequences.append(Sequence(sequence_id, prompts[index // sampling.n].ids, sampling_of_choice))
         return run
+
+
+def _said(message: Message) -> Iterator[str]:
+    """All that somebody wrote in a message: its text, and the calls of tools."""
+    yield message.content
+    for call in message.tool_calls:
+        yield call.name
+        yield call.arguments

@@ -122,8 +122,8 @@ class Channel:
             log = self._find(cancel.name).log
         if log.end is None:  # else nobody may be left who wrote it
             run_of(log).cancel()
-        status = run_of(log).status if log.end is None else log.end.status
-        await self._socket.say(websocket.encode_status(cancel.name, log.stream_id, status))
+        assert log.end is not None
+        await self._socket.say(websocket.encode_status(cancel.name, log.stream_id, log.end.status))
 
     def _check_free(self, name: str | None) -> None:
         """Raises: RequestError if the name is taken, QueueFull if one stream more is one too many."""
