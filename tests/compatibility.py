@@ -118,6 +118,7 @@ _USER = {"role": "user", "content": "Hi"}
 _OTHER_USER = {"role": "user", "content": "Ho"}
 
 _NATIVE_SAMPLES = _SAMPLING | {
+    "continuity": "exact",
     "best_of": 2, "functions": [_TOOL], "id": "mine", "linger_s": 5, "logprobs": True, "messages": [_OTHER_USER],
     "on_disconnect": "cancel", "prompt": "Ho", "tools": [_TOOL], "top_logprobs": 2,
 }  # fmt: skip

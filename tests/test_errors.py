@@ -30,11 +30,21 @@ CODES = {
     "StreamExpired": "stream_expired",
     "ForeignCursor": "foreign_cursor",
     "SeqOutOfRange": "seq_out_of_range",
+    "StreamConflict": "stream_conflict",
+    "StreamClosed": "stream_closed",
+    "SequenceGap": "sequence_gap",
+    "StaleEpoch": "stale_epoch",
+    "StreamsFull": "streams_full",
     "EngineError": "engine_error",
     "SequenceFailed": "sequence_failed",
-    "EngineLost": "engine_lost",
+    "EngineLost": "engine_unavailable",
     "EngineStalled": "engine_stalled",
     "ModelError": "model_error",
+    "StorageError": "journal_unavailable",
+    "JournalFull": "log_full",
+    "JournalDamaged": "journal_damaged",
+    "PoisonRequest": "poison_request",
+    "Diverged": "diverged",
 }
 
 

@@ -20,10 +20,20 @@
         StreamExpired               410
         ForeignCursor               409  a Last-Event-ID of another stream
         SeqOutOfRange               400
+        StreamConflict              409  the stream is there, but not as the request takes it to be
+          StreamClosed              409  nothing is appended any more
+          SequenceGap               409  a producer's batches between were not seen
+        StaleEpoch                  403  the producer has begun anew since
+        StreamsFull                 507  the memory for durable streams is used up
+      StorageError                  503  the journal cannot keep anything just now
+        JournalFull                 507  there is no room on its disk
+        JournalDamaged              500  what it has kept is not what was written
       EngineError                   500
         SequenceFailed              500  one sequence; its neighbours live on
         EngineLost                  503  the worker died
         EngineStalled               504  the worker made no progress
+        PoisonRequest               422  a request that took its engine down, twice
+        Diverged                    500  a replay gave another answer
       ModelError                    -    a model cannot be found, fetched or read (command line)
 
 `status`, `code` and `retry_after_s` are what a wire needs; only `server` turns them into HTTP, and after the headers
@@ -38,6 +48,7 @@ __all__ = [
     "BodyTimeout",
     "BodyTooLarge",
     "ContextLengthExceeded",
+    "Diverged",
     "Draining",
     "EngineError",
     "EngineLost",
@@ -45,13 +56,22 @@ __all__ = [
     "Forbidden",
     "ForeignCursor",
     "IdempotencyConflict",
+    "JournalDamaged",
+    "JournalFull",
     "ModelError",
+    "PoisonRequest",
     "QueueFull",
     "RequestError",
     "SeqOutOfRange",
     "SequenceFailed",
+    "SequenceGap",
+    "StaleEpoch",
+    "StorageError",
+    "StreamClosed",
+    "StreamConflict",
     "StreamError",
     "StreamExpired",
+    "StreamsFull",
     "TailraceError",
     "UnknownModel",
     "UnknownStream",
@@ -197,6 +217,73 @@ class SeqOutOfRange(StreamError):
     code = "seq_out_of_range"
 
 
+class StorageError(TailraceError):
+    """The journal cannot keep anything just now, so that nothing new is begun."""
+
+    status = 503
+    code = "journal_unavailable"
+
+
+class JournalFull(StorageError):
+    """No room is left where the journal is."""
+
+    status = 507
+    code = "log_full"
+
+
+class JournalDamaged(StorageError):
+    """What the journal gives back is not what was written."""
+
+    status = 500
+    code = "journal_damaged"
+
+
+class StreamConflict(StreamError):
+    """The stream is there, but not as the request takes it to be."""
+
+    status = 409
+    code = "stream_conflict"
+
+
+class StreamClosed(StreamConflict):
+    """Nothing is appended to the stream any more."""
+
+    code = "stream_closed"
+
+    def __init__(self, next_offset: str) -> None:
+        super().__init__("This stream is closed.")
+        self.next_offset = next_offset
+
+
+class SequenceGap(StreamConflict):
+    """Batches of this producer are missing between the last one and this."""
+
+    code = "sequence_gap"
+
+    def __init__(self, *, expected: int, received: int) -> None:
+        super().__init__(f"The producer's next batch is number {expected}.", param="producer-seq")
+        self.expected = expected
+        self.received = received
+
+
+class StaleEpoch(StreamError):
+    """The producer has begun anew since."""
+
+    status = 403
+    code = "stale_epoch"
+
+    def __init__(self, epoch: int) -> None:
+        super().__init__("This producer has begun a later epoch.", param="producer-epoch")
+        self.epoch = epoch
+
+
+class StreamsFull(StreamError):
+    """The memory for durable streams, `--durable-bytes`, is used up."""
+
+    status = 507
+    code = "streams_full"
+
+
 class EngineError(TailraceError):
     code = "engine_error"
 
@@ -211,7 +298,18 @@ class EngineLost(EngineError):
     """The worker died, or could not be started."""
 
     status = 503
-    code = "engine_lost"
+    code = "engine_unavailable"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        param: str | None = None,
+        retry_after_s: float | None = None,
+        is_crash: bool = False,
+    ) -> None:
+        super().__init__(message, param=param, retry_after_s=retry_after_s)
+        self.is_crash = is_crash  # it went by itself: nobody killed it
 
 
 class EngineStalled(EngineError):
@@ -219,6 +317,19 @@ class EngineStalled(EngineError):
 
     status = 504
     code = "engine_stalled"
+
+
+class PoisonRequest(EngineError):
+    """Whenever this request runs, the engine dies."""
+
+    status = 422
+    code = "poison_request"
+
+
+class Diverged(EngineError):
+    """After its engine was lost, the answer came out differently, and could not go on."""
+
+    code = "diverged"
 
 
 class ModelError(TailraceError):

@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 __all__ = [
+    "Continuity",
     "End",
     "Event",
     "Failure",
@@ -20,6 +21,7 @@ __all__ = [
     "GenerateRequest",
     "Grammar",
     "Message",
+    "Prompt",
     "Sampling",
     "Spent",
     "Status",
@@ -31,6 +33,9 @@ __all__ = [
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 Status: TypeAlias = Literal["done", "error", "cancelled", "interrupted"]
+# Of a stream whose engine was lost on the way. "replayed": it ran again and every token that was there came out again,
+# so that it went on as if nothing had been. "continued": another one came out, and it went on behind those delivered.
+Continuity: TypeAlias = Literal["replayed", "continued"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,14 @@ class GenerateRequest:
     on_disconnect: Literal["cancel", "detach"] = "cancel"
     linger_s: float | None = None  # None: the server's default
     memo: bytes = b""  # what the wire wants to see again with the stream, JSON
+    exact: bool = False  # rather end than go on with another token than would have come
+
+
+class Prompt(NamedTuple):
+    """One prompt of a request: its text as the client knows it, "" where ids were given, and its ids."""
+
+    text: str
+    ids: tuple[int, ...]
 
 
 class Usage(NamedTuple):
@@ -123,7 +136,7 @@ class Failure(NamedTuple):
 TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]  # ids and logprobs of the likeliest tokens, likeliest first
 
 
-class TextDelta(msgspec.Struct, frozen=True, gc=False):
+class TextDelta(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
     """What one engine step added to one choice of a stream. Text may lag behind its tokens: half a character and what
     could yet become a stop string are held back."""
 
@@ -144,13 +157,14 @@ class Spent(NamedTuple):
     answer_s: float  # from there to the end
 
 
-class End(msgspec.Struct, frozen=True, gc=False):
+class End(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
     """The one terminal event of a stream."""
 
     status: Status
     usage: Usage
     failure: Failure | None = None
     spent: Spent | None = None  # of an answer that is complete
+    continuity: Continuity | None = None  # of one that outlived its engine or its server
 
 
 Event: TypeAlias = TextDelta | End

@@ -214,7 +214,7 @@ async def test_an_expired_stream_is_said(serve: Serve, open_tab: OpenTab) -> Non
 async def test_an_engine_that_fails_is_said(river: Server, open_tab: OpenTab) -> None:
     tab = await open_tab(river.url)
     body = 'id: s-1\ndata: {"text":"The river","token_ids":[1]}\n\nid: s-2\nevent: error\ndata: '
-    body += '{"status":"error","error":{"code":"engine_lost","message":"The engine died."},'
+    body += '{"status":"error","error":{"code":"engine_unavailable","message":"The engine died."},'
     body += '"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4}}\n\n'
     await _script(tab.page, body)
     await tab.send(QUESTION)

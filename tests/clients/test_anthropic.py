@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -174,7 +175,7 @@ def test_the_error_in_a_stream_is_raised(serve: Callable[..., Server]) -> None:
     with client_of(server) as client:
         stream = client.messages.create(model="scripted", max_tokens=5_000, messages=MESSAGES, stream=True)
         assert next(stream).type == "message_start"
-        server.worker().kill()
+        server.send_signal(signal.SIGTERM)  # nobody can come back on this wire: it ends with the server
         with pytest.raises(anthropic.APIStatusError) as failed, stream:
             list(stream)
         assert failed.value.type == "overloaded_error"

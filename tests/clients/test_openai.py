@@ -194,14 +194,14 @@ def test_the_error_in_a_stream_is_raised(client: OpenAI) -> None:
         client.completions.create(model="scripted", prompt="<|fail|>", max_tokens=20)
 
 
-def test_the_death_of_the_worker_is_raised(serve: Callable[..., Server]) -> None:
+def test_a_request_that_kills_the_engine_is_raised(serve: Callable[..., Server]) -> None:
     with _client(serve("scripted")) as client:
         stream = client.completions.create(model="scripted", prompt="<|crash|>", max_tokens=20, stream=True)
         with pytest.raises(openai.APIError, match="engine"), stream:
             list(stream)
-    with _client(serve("scripted")) as client, pytest.raises(openai.InternalServerError) as lost:
+    with _client(serve("scripted")) as client, pytest.raises(openai.UnprocessableEntityError) as lost:
         client.completions.create(model="scripted", prompt="<|crash|>", max_tokens=20)
-    assert lost.value.code == "engine_lost"
+    assert lost.value.code == "poison_request"
 
 
 def test_heartbeats_do_not_disturb(serve: Callable[..., Server]) -> None:

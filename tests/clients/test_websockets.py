@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import psutil
@@ -24,7 +24,7 @@ from tests.server.oracle import Answer
 from tests.server.process import Server
 from tests.server.wire import as_json, sse_data
 from websockets.asyncio.client import connect as connect_async
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
 
 FINISHED = "<<Response Finished>>"
@@ -145,7 +145,7 @@ def test_leaving_frees_the_engine(serve: Callable[..., Server]) -> None:
             assert time.monotonic() < deadline_s
 
 
-def test_a_dead_engine_closes_the_chat_and_ends_the_streams(serve: Callable[..., Server]) -> None:
+def test_an_engine_that_dies_disturbs_neither_chat_nor_streams(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=100")
     with dial(server, "/") as chat, dial(server) as socket:
         chat.send("A long story")
@@ -154,10 +154,8 @@ def test_a_dead_engine_closes_the_chat_and_ends_the_streams(serve: Callable[...,
         assert hear(socket)["type"] == "created"
         deltas, end = _follow(socket, "a")
         assert len(deltas) == 3
-        assert (end["type"], end["error"]["code"]) == ("error", "engine_lost")
-        code, reason = close_of(chat)
-        assert code == 1011
-        assert "SIGKILL" in reason
+        assert (end["type"], end["error"]["code"]) == ("error", "poison_request")
+        assert chat.recv(timeout=10)
         say(socket, type="create", id="a", prompt="Next.", max_tokens=5, seed=1)
         created = hear(socket)
         deltas, end = _follow(socket, "a")
@@ -294,11 +292,12 @@ def test_a_socket_goes_away_with_its_server(serve: Callable[..., Server]) -> Non
         assert refused.value.response.headers["retry-after"] == "5"
         say(streaming, type="create", id="c", prompt="Too late.")
         heard: dict[str, list[dict[str, Any]]] = {"a": [], "b": [], "c": []}
-        while not heard["b"] or heard["b"][-1]["type"] == "delta":
-            found = hear(streaming)
-            heard[found["id"]].append(found)
+        with suppress(ConnectionClosed):
+            while True:
+                found = hear(streaming)
+                heard[found["id"]].append(found)
         assert heard["a"] == _frames(answer, "a", created["stream_id"])
-        assert heard["b"][-1]["type"] == "interrupted"
+        assert heard["b"][-1]["type"] == "delta"  # the rest is to be had from the next server
         assert [found["error"]["code"] for found in heard["c"]] == ["draining"]
         for socket in (idle, chat, streaming):
             assert close_of(socket)[0] == 1012

@@ -44,7 +44,9 @@ class FakeServer:
     model: str = "scripted"
     version: str = "1.2"
     started_s: int = 1_700_000_000
+    is_live: bool = True
     is_ready: bool = True
+    state: str = "ready"
     parameters: frozenset[str] = EVERYTHING
     can_chat: bool = True
     context_tokens: int = 4096

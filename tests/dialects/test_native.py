@@ -173,7 +173,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str, wanted: object, h
         (QueueFull("m", param="p"), 429, "rate_limit_error", "overloaded"),
         (AdmissionError("m", param="p"), 429, "rate_limit_error", "overloaded"),
         (Draining("m", param="p"), 503, "server_error", "draining"),
-        (EngineLost("m", param="p"), 503, "server_error", "engine_lost"),
+        (EngineLost("m", param="p"), 503, "server_error", "engine_unavailable"),
         (TailraceError("m", param="p"), 500, "server_error", "internal_error"),
     ],
 )
@@ -214,7 +214,7 @@ def test_the_state_shows_every_choice_and_why_it_failed() -> None:
     shown = json.loads(native.NativeEncoder(facts_for(STREAMS["two"])).whole(STREAMS["two"]))
     assert (shown["text"], shown["choices"]) == (" the river runs", [" the river runs", " over"])
     shown = json.loads(native.NativeEncoder(facts()).whole(STREAMS["error"]))
-    assert (shown["status"], shown["error"]["code"], shown["text"]) == ("error", "engine_lost", " the")
+    assert (shown["status"], shown["error"]["code"], shown["text"]) == ("error", "engine_unavailable", " the")
 
 
 def test_an_error_that_counts() -> None:

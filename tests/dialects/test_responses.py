@@ -464,7 +464,7 @@ def test_an_answer_that_is_not_there_yet(status: str, named: str) -> None:
 def test_a_reader_of_a_failed_stream_hears_why() -> None:
     failed, error = shown({}, STREAMS["error"])[-2:]
     assert failed["response"]["error"]["code"] == "server_error"
-    assert error["code"] == error["error"]["code"] == "engine_lost"
+    assert error["code"] == error["error"]["code"] == "engine_unavailable"
     assert error["message"] == error["error"]["message"] == failed["response"]["error"]["message"]
 
 

@@ -162,10 +162,10 @@ def test_only_a_name_is_a_name(name: object) -> None:
             '"usage":{"prompt_tokens":2,"completion_tokens":5,"total_tokens":7}}',
         ),
         (
-            End("error", Usage(2, 0), Failure("engine_lost", "It died.")),
+            End("error", Usage(2, 0), Failure("engine_unavailable", "It died.")),
             f'{{"type":"error",{SAYING},"seq":3,"status":"error",'
             '"usage":{"prompt_tokens":2,"completion_tokens":0,"total_tokens":2},'
-            '"error":{"code":"engine_lost","message":"It died."}}',
+            '"error":{"code":"engine_unavailable","message":"It died."}}',
         ),
     ],
     ids=["delta", "two tokens", "finish", "done", "error"],

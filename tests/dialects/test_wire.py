@@ -345,8 +345,11 @@ def test_a_plain_query_that_is_refused(query: dict[str, str]) -> None:
 @pytest.mark.parametrize(
     ("code", "status", "retry_after_s"),
     [
-        ("engine_lost", 503, 1.0),
-        ("engine_stalled", 504, None),
+        ("engine_unavailable", 503, 1.0),
+        ("poison_request", 422, None),
+        ("log_full", 507, None),
+        ("journal_unavailable", 503, 1.0),
+        ("diverged", 500, None),
         ("interrupted", 503, 1.0),
         ("queue_timeout", 429, 1.0),
         ("sequence_failed", 500, None),

@@ -53,7 +53,7 @@ def _spelled(text: str, finish_reason: FinishReason | None = None) -> TextDelta:
 
 
 _CUT = _step(" the", (THE,))
-_LOST = Failure("engine_lost", "The engine stopped: killed by SIGKILL.")
+_LOST = Failure("engine_unavailable", "The engine stopped: killed by SIGKILL.")
 _BUSY = Failure("queue_timeout", "The model was too busy to begin this request in time.")
 _GOING = Failure("interrupted", "The server was shut down before the answer was complete.")
 

@@ -223,7 +223,7 @@ async def test_capabilities_stay_known_while_the_engine_is_away() -> None:
             engine.submit(ask(2))
 
 
-@pytest.mark.parametrize(("fault", "reason"), [("crash", "killed by SIGKILL"), ("garbage", "RuntimeError: the script")])
+@pytest.mark.parametrize(("fault", "reason"), [("crash", "killed by SIGSEGV"), ("garbage", "RuntimeError: the script")])
 async def test_engine_that_is_lost_says_why(fault: str, reason: str) -> None:
     async with supervised(fault_after=2) as engine:
         pid = (await engine.ready()).pid

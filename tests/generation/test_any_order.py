@@ -22,6 +22,7 @@ actions = st.lists(
         st.tuples(st.just("cancel"), st.integers(0, 9)),
         st.tuples(st.just("interrupt"), st.integers(0, 9)),
         st.tuples(st.just("lose"), st.just(0)),
+        st.tuples(st.just("come_back"), st.just(0)),
         st.tuples(st.just("sleep"), st.integers(1, 40)),
     ),
     max_size=30,
@@ -44,6 +45,7 @@ def test_every_stream_ends_once_and_every_place_is_given_back(actions: list[tupl
                 getattr(runs[number % len(runs)], action)()
             elif action == "lose":
                 world.engine.lose(EngineLost("gone"))
+            elif action == "come_back" and not world.engine.is_ready:
                 world.engine.come_back()
             elif action == "sleep":
                 await asyncio.sleep(number)
@@ -51,6 +53,8 @@ def test_every_stream_ends_once_and_every_place_is_given_back(actions: list[tupl
             assert world.gate._used_tokens <= 60
             assert len(world.engine.receivers) <= 3
             assert world.generator.live == {run for run in runs if run.log.end is None}
+        if not world.engine.is_ready:
+            world.engine.come_back()
         idle = asyncio.create_task(world.generator.idle())
         world.finish(*runs)
         await idle
@@ -58,7 +62,7 @@ def test_every_stream_ends_once_and_every_place_is_given_back(actions: list[tupl
             end = end_of(run.log)
             assert end.usage == run.usage
             if end.status == "done":
-                for choice in range(run.num_choices):
+                for choice in range(run.log.record.num_choices):
                     deltas = [e for e in run.log.events if isinstance(e, TextDelta) and e.choice == choice]
                     num_tokens = sum(len(delta.token_ids) for delta in deltas)
                     assert text_of(run.log, choice) == oracle(asked(run), 1 + choice, num_tokens)

@@ -183,7 +183,7 @@ async def test_a_gap_or_a_repetition_ends_the_stream_with_an_error(start: int) -
     world = World()
     run = await world.create("Hi", greedy(10))
     world.engine.step(3)
-    sequence_id = run.sequences[0].sequence_id
+    sequence_id = run.choices[0].sequence.sequence_id
     world.engine.hear([Delta(sequence_id, start, (97,))])
     assert end_of(run.log).status == "error"
     assert end_of(run.log).failure == Failure("engine_error", "The engine's output has a gap.")
@@ -208,7 +208,7 @@ async def test_a_sequence_that_fails_leaves_its_neighbours_alone() -> None:
 async def test_one_failing_choice_ends_the_whole_stream() -> None:
     world = World()
     run = await world.create("Hi", greedy(10, n=2))
-    first, second = (sequence.sequence_id for sequence in run.sequences)
+    first, second = (choice.sequence.sequence_id for choice in run.choices)
     world.engine.step(2)
     world.engine.engine.abort(first)
     world.engine.hear([Delta(first, 2, (), (), "error", "why")])
@@ -223,7 +223,7 @@ async def test_a_delta_that_cannot_be_read_ends_one_stream_and_is_logged(caplog:
     world = World()
     run, neighbour = await world.create("Hi", greedy(10)), await world.create("Ho", greedy(10))
     garbage = cast("int", None)
-    world.engine.hear([Delta(run.sequences[0].sequence_id, 0, (garbage,))])
+    world.engine.hear([Delta(run.choices[0].sequence.sequence_id, 0, (garbage,))])
     assert end_of(run.log).failure == Failure("internal_error", "The server failed to read the engine's output.")
     assert "a delta could not be taken" in caplog.text
     world.finish(run, neighbour)

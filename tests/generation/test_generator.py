@@ -33,8 +33,8 @@ async def refused(world: World, request: GenerateRequest) -> TailraceError:
 async def test_a_prompt_becomes_its_answer() -> None:
     world = World()
     run = await world.create("Where?", greedy(40))
-    assert (run.status, run.model, run.prompts[0].text) == ("running", "scripted", "Where?")
-    assert run.prompts[0].ids == tuple(b"Where?")
+    assert (run.status, run.log.record.model, run.log.record.prompts[0].text) == ("running", "scripted", "Where?")
+    assert run.log.record.prompts[0].ids == tuple(b"Where?")
     world.finish(run)
     assert text_of(run.log) == oracle(asked(run), 1, 40)
     assert end_of(run.log).usage == (6, 40)
@@ -48,10 +48,12 @@ async def test_a_chat_is_encoded_with_its_template() -> None:
     world = World()
     messages = (Message("system", "Be <|user|>."), Message("user", "Hi"))
     run = await world.generator.create(GenerateRequest(messages=messages, sampling=greedy(5)))
-    shown = "".join(tokenizer().token_text(i) for i in run.prompts[0].ids)
+    shown = "".join(tokenizer().token_text(i) for i in run.log.record.prompts[0].ids)
     assert shown == "<|system|>Be <|user|>.\n<|user|>Hi\n<|assistant|>"
-    assert sum(i in tokenizer().special_ids for i in run.prompts[0].ids) == 3  # none of them from what was said
-    assert run.prompts[0].text == "Be <|user|>.Hi"
+    assert (
+        sum(i in tokenizer().special_ids for i in run.log.record.prompts[0].ids) == 3
+    )  # none of them from what was said
+    assert run.log.record.prompts[0].text == "Be <|user|>.Hi"
     world.finish(run)
     assert text_of(run.log) == oracle(asked(run), 1, 5)
 
@@ -59,7 +61,7 @@ async def test_a_chat_is_encoded_with_its_template() -> None:
 async def test_an_empty_message_is_a_prompt_all_the_same() -> None:
     world = World()
     run = await world.generator.create(GenerateRequest(messages=(Message("user", ""),), sampling=greedy(2)))
-    assert len(run.prompts[0].ids) == 3
+    assert len(run.log.record.prompts[0].ids) == 3
     world.finish(run)
 
 
@@ -68,13 +70,13 @@ async def test_names_of_the_model_that_are_ours(model: str | None) -> None:
     world = World()
     run = await world.generator.create(GenerateRequest(model=model, prompts=("Hi",), sampling=greedy(1)))
     world.finish(run)
-    assert run.model == "scripted"
+    assert run.log.record.model == "scripted"
 
 
 async def test_an_address_is_no_other_model() -> None:
     """@huggingface/inference sends the endpoint's address for a name."""
     request = GenerateRequest(prompts=("Hi",), model="http://127.0.0.1:8000", sampling=greedy(1))
-    assert (await World().generator.create(request)).model == "scripted"
+    assert (await World().generator.create(request)).log.record.model == "scripted"
 
 
 async def test_the_name_of_another_model() -> None:
@@ -177,7 +179,7 @@ async def test_too_many_ids_are_refused_without_being_looked_at() -> None:
 async def test_of_ids_that_are_truncated_the_end_counts() -> None:
     world = World(context_tokens=20)
     run = await world.generator.create(GenerateRequest(prompts=((10**9, 65, 66),), truncate=2, sampling=greedy(1)))
-    assert (run.prompts[0].text, run.prompts[0].ids) == ("AB", (65, 66))
+    assert (run.log.record.prompts[0].text, run.log.record.prompts[0].ids) == ("AB", (65, 66))
 
 
 async def test_prompt_and_answer_that_are_too_long_together() -> None:
@@ -227,12 +229,12 @@ async def test_truncation_keeps_the_end() -> None:
     world = World(context_tokens=100)
     request = GenerateRequest(prompts=("a" * 5_000 + "bcd",), truncate=3, sampling=greedy(4), on_disconnect="detach")
     run = await world.generator.create(request)
-    assert run.prompts[0].ids == tuple(b"bcd")
+    assert run.log.record.prompts[0].ids == tuple(b"bcd")
     world.finish(run)
     assert end_of(run.log).usage == (3, 4)
     assert text_of(run.log) == oracle(tuple(b"bcd"), 1, 4)
     longer = await world.generator.create(GenerateRequest(prompts=("abc",), truncate=99, sampling=greedy(1)))
-    assert longer.prompts[0].ids == tuple(b"abc")
+    assert longer.log.record.prompts[0].ids == tuple(b"abc")
 
 
 async def test_a_long_prompt_is_encoded_in_a_thread() -> None:
@@ -274,9 +276,9 @@ async def test_a_full_house() -> None:
 async def test_draining() -> None:
     world = World()
     run, longer = await world.create("Hi", greedy(5)), await world.create("Hi", greedy(50))
-    before = world.generator.is_ready
+    before = world.generator.state == "ready"
     world.gate.drain(5.0)
-    assert (before, world.generator.is_ready) == (True, False)
+    assert (before, world.generator.state == "ready") == (True, False)
     with pytest.raises(Draining):
         await world.create()
     idle = asyncio.create_task(world.generator.idle())
@@ -309,7 +311,7 @@ async def test_an_engine_that_does_not_come_back() -> None:
 async def test_choices_have_seeds_of_their_own_that_engines_can_take(seed: int) -> None:
     world = World()
     run = await world.create("Hi", greedy(12, seed=seed, n=2))
-    assert run.seed == seed
+    assert run.log.record.seed == seed
     given = [sequence.sampling.seed for sequence in world.engine.submitted]
     assert given == [seed % 2**64, (seed + 1) % 2**64]
     world.finish(run)
@@ -323,5 +325,5 @@ async def test_without_a_seed_there_is_one_all_the_same() -> None:
     world = World()
     one, other = [await world.create("Hi", greedy(12, seed=None)) for _ in range(2)]
     world.finish(one, other)
-    assert one.seed != other.seed
-    assert text_of(one.log) == oracle(asked(one), one.seed, 12)
+    assert one.log.record.seed != other.log.record.seed
+    assert text_of(one.log) == oracle(asked(one), one.log.record.seed, 12)

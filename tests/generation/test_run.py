@@ -10,7 +10,7 @@ import pytest
 from tests.generation.world import World, asked, end_of, greedy, oracle, text_of
 from tests.streams.virtual_time import run as run_scenario
 
-from tailrace.errors import EngineLost, EngineStalled
+from tailrace.errors import EngineLost
 from tailrace.generation import Limits
 from tailrace.streams import Reader
 from tailrace.types import End, Failure, GenerateRequest, Usage
@@ -38,7 +38,7 @@ async def test_cancel_while_running_keeps_the_place_until_the_engine_lets_go() -
     world.engine.step(3)
     run.cancel()
     assert end_of(run.log) == End("cancelled", Usage(2, 3))
-    assert world.engine.aborted == [run.choices[0].sequence_id]
+    assert world.engine.aborted == [run.choices[0].sequence.sequence_id]
     assert (world.gate.num_running, queued.status) == (1, "queued")
     world.engine.step()
     assert (world.gate.num_running, queued.status) == (1, "running")
@@ -51,7 +51,7 @@ async def test_cancel_takes_every_choice_off_the_engine() -> None:
     run = await world.create("Hi", greedy(50, n=3))
     world.engine.step(2)
     run.cancel()
-    assert sorted(world.engine.aborted) == sorted(choice.sequence_id for choice in run.choices)
+    assert sorted(world.engine.aborted) == sorted(choice.sequence.sequence_id for choice in run.choices)
     assert world.gate.num_running == 1
     world.engine.step()
     assert end_of(run.log) == End("cancelled", Usage(2, 6))
@@ -79,7 +79,7 @@ async def test_cancel_again_and_cancel_what_is_finished() -> None:
     assert end_of(run.log).status == "done"
     other.cancel()
     other.cancel()
-    assert world.engine.aborted == [other.choices[0].sequence_id]
+    assert world.engine.aborted == [other.choices[0].sequence.sequence_id]
     world.engine.step()
     other.cancel()
     assert end_of(other.log).status == "cancelled"
@@ -111,7 +111,7 @@ async def test_cancel_when_one_of_two_choices_is_complete() -> None:
     while not run.choices[0].is_finished:
         world.engine.step()
     assert run.log.end is None
-    expected = sorted(choice.sequence_id for choice in run.choices)
+    expected = sorted(choice.sequence.sequence_id for choice in run.choices)
     run.cancel()
     assert end_of(run.log).status == "cancelled"
     world.finish(run)
@@ -134,28 +134,21 @@ async def test_interrupt() -> None:
 # The engine goes
 
 
-async def test_a_lost_engine_ends_what_runs_and_not_what_waits() -> None:
+async def test_an_engine_is_lost_and_another_one_comes() -> None:
     world = World(max_sequences=2)
     two, queued = await world.create("Hi", greedy(20, n=2)), await world.create("Ho", greedy(5))
     world.engine.step(3)
+    before = list(two.log.events)
     world.engine.lose(EngineLost("The engine stopped: killed by SIGKILL."))
-    assert end_of(two.log) == End(
-        "error", Usage(2, 6), Failure("engine_lost", "The engine stopped: killed by SIGKILL.")
-    )
-    assert (queued.status, world.gate.num_running) == ("queued", 0)
+    assert two.log.events == before
+    assert (two.status, queued.status, world.gate.num_running) == ("running", "queued", 1)
     world.engine.come_back()
-    world.finish(queued)
+    world.finish(two, queued)
+    assert two.log.events[: len(before)] == before
+    assert [text_of(two.log, choice) for choice in (0, 1)] == [oracle(asked(two), 1 + n, 20) for n in (0, 1)]
     assert text_of(queued.log) == oracle(asked(queued), 1, 5)
-    world.check_idle()
-
-
-async def test_a_stalled_engine_says_so() -> None:
-    world = World()
-    run = await world.create()
-    world.engine.lose(EngineStalled("The engine made no progress for 30 s and was replaced."))
-    assert end_of(run.log).failure == Failure(
-        "engine_stalled", "The engine made no progress for 30 s and was replaced."
-    )
+    assert (end_of(two.log).continuity, end_of(queued.log).continuity) == ("replayed", None)
+    assert end_of(two.log).usage == Usage(2, 40)
     world.check_idle()
 
 
@@ -165,6 +158,20 @@ async def test_a_loss_after_the_cancellation_frees_the_place() -> None:
     run.cancel()
     world.engine.lose(EngineLost("gone"))
     assert run.log.events == [End("cancelled", Usage(2, 0))]
+    world.engine.come_back()
+    world.check_idle()
+
+
+async def test_a_cancellation_while_there_is_no_engine_frees_the_place() -> None:
+    world = World(max_sequences=1)
+    run, queued = await world.create(), await world.create()
+    world.engine.step(2)
+    world.engine.lose(EngineLost("gone"))
+    run.cancel()
+    assert end_of(run.log) == End("cancelled", Usage(2, 2))
+    assert world.gate.num_running == 0
+    world.engine.come_back()
+    world.finish(queued)
     world.check_idle()
 
 
@@ -173,10 +180,10 @@ async def test_an_engine_that_is_gone_when_the_turn_comes() -> None:
     world = World(max_sequences=1)
     world.engine.is_ready = False
     run, next_run = await world.create(), await world.create("Hi", greedy(5, n=1))
-    for one in (run, next_run):
-        failure = end_of(one.log).failure
-        assert failure is not None
-        assert failure.code == "engine_lost"
+    assert (run.status, next_run.status) == ("running", "queued")
+    world.engine.come_back()
+    world.finish(run, next_run)
+    assert text_of(run.log) == oracle(asked(run), 1, 20)
     world.check_idle()
 
 

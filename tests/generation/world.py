@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from weakref import WeakKeyDictionary
 
@@ -34,7 +34,7 @@ _PROMPTS: WeakKeyDictionary[Run, tuple[int, ...]] = WeakKeyDictionary()
 
 def asked(run: Run) -> tuple[int, ...]:
     """The prompt's ids, which a run forgets once it has ended."""
-    return _PROMPTS[run] if run in _PROMPTS else run.prompts[0].ids
+    return _PROMPTS[run] if run in _PROMPTS else run.log.record.prompts[0].ids
 
 
 def oracle(prompt_ids: tuple[int, ...], seed: int, num_tokens: int) -> str:
@@ -68,6 +68,7 @@ class HandStepped(Supervisor):
         self.submitted: list[Sequence] = []
         self.aborted: list[int] = []
         self._refused: list[Delta] = []
+        self.twist = 0  # added to the seed of what is submitted: the engine says something else then
 
     def submit(self, sequence: Sequence, receiver: Receiver) -> None:
         if not self.is_ready:
@@ -76,8 +77,9 @@ class HandStepped(Supervisor):
         if isinstance(receiver, Choice):
             _PROMPTS[receiver._run] = sequence.prompt_ids
         self.receivers[sequence.sequence_id] = receiver
+        sampling = replace(sequence.sampling, seed=(sequence.sampling.seed or 0) + self.twist)
         try:
-            self.engine.submit(sequence)
+            self.engine.submit(replace(sequence, sampling=sampling))
         except SequenceFailed as error:
             self._refused.append(Delta(sequence.sequence_id, 0, (), (), "error", error.message))
 
@@ -116,7 +118,10 @@ class HandStepped(Supervisor):
 
     def lose(self, error: EngineError) -> None:
         """As when the worker dies: the gate hears of it first, then the sequences."""
+        if not self.is_ready:
+            return
         self.is_ready = False
+        self.has_crashed = isinstance(error, EngineLost) and error.is_crash
         self.engine.close()
         self._on_change()
         lost, self.receivers = list(self.receivers.values()), {}

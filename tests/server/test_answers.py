@@ -20,7 +20,7 @@ from tailrace.server.answers import StreamAnswer
 from tailrace.server.metrics import Metrics
 from tailrace.server.routes import Routes
 from tailrace.server.settings import Settings
-from tailrace.streams import StreamLog
+from tailrace.streams import Record, StreamLog
 from tailrace.types import End, Event, TextDelta, Usage
 
 _WRITE_BYTES = 64 * 2**10
@@ -28,7 +28,7 @@ _WORD = " river"
 
 
 def long_log(num_words: int, *, ended: bool = True) -> StreamLog:
-    log = StreamLog("s", created_s=0)
+    log = StreamLog(Record("s", 0.0))
     grow(log, num_words)
     if ended:
         log.append(TextDelta("", (256,), finish_reason="stop"))

@@ -9,7 +9,6 @@ from tests.server.caller import Caller, app_of, scenario
 
 from tailrace.generation import Limits
 from tailrace.server._flow import Turns
-from tailrace.server.facts import run_of
 
 
 def _create(name: str, *, count: int = 8, seed: int = 1, **fields: object) -> dict[str, object]:
@@ -95,7 +94,7 @@ async def test_a_stream_that_nobody_has_any_more_can_still_be_cancelled_by_who_f
             world.engine.step()
         await caller.moment()
         log = world.generator.store.get(created["stream_id"])
-        run_of(log).cancel()
+        world.generator.store.cancel(log)
         world.generator.store.delete(log)
         await caller.ask({"type": "cancel", "id": "a"})
         caller.is_reading = True

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.streams.virtual_time import run
 
-from tailrace.streams import Reader, StreamLog
+from tailrace.streams import Reader, Record, StreamLog
 from tailrace.types import End, Event, Status, TextDelta, Usage
 
 END = End("done", Usage(1, 1))
@@ -31,9 +31,16 @@ class Producer:
     def read(self) -> None:
         self.heard.append("read")
 
+    def ended(self) -> None:
+        self.heard.append("ended")
+
+    @property
+    def status(self) -> str:
+        return "running"
+
 
 def new_log() -> StreamLog:
-    return StreamLog("abc", created_s=1.0)
+    return StreamLog(Record("abc", 1.0))
 
 
 def waiting(log: StreamLog) -> int:

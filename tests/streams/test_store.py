@@ -9,10 +9,14 @@ from hypothesis import strategies as st
 from tests.streams.virtual_time import run
 
 from tailrace.errors import IdempotencyConflict, StreamExpired, UnknownStream
-from tailrace.streams import StreamLog, StreamStore, store
+from tailrace.streams import Claim, Record, StreamLog, StreamStore, new_stream_id, store
 from tailrace.types import End, TextDelta, Usage
 
 END = End("done", Usage(1, 1))
+
+
+def create(store: StreamStore, claim: Claim | None = None) -> StreamLog:
+    return store.create(Record(new_stream_id(), 0.0, claim=claim))
 
 
 def finish(store: StreamStore, log: StreamLog, text: str = "") -> None:
@@ -47,7 +51,7 @@ def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 @scenario
 async def test_a_new_stream_is_found_by_its_id_only() -> None:
     kept = StreamStore()
-    one, other = kept.create(), kept.create()
+    one, other = create(kept), create(kept)
     assert kept.get(one.stream_id) is one
     assert one.stream_id != other.stream_id
     assert len(one.stream_id) == 22  # 128 bits
@@ -59,7 +63,7 @@ async def test_a_new_stream_is_found_by_its_id_only() -> None:
 @scenario
 async def test_a_finished_stream_is_kept_for_its_time_and_no_longer() -> None:
     kept = StreamStore(retention_s=900.0)
-    log = kept.create()
+    log = create(kept)
     assert kept.expires_s(log) is None
     await asyncio.sleep(10_000)
     assert status(kept, log) == 200  # running streams do not age
@@ -80,7 +84,7 @@ async def test_each_stream_has_its_own_time() -> None:
     kept = StreamStore(retention_s=100.0)
     logs = []
     for _ in range(5):
-        log = kept.create()
+        log = create(kept)
         finish(kept, log)
         logs.append(log)
         await asyncio.sleep(10)
@@ -95,9 +99,9 @@ async def test_each_stream_has_its_own_time() -> None:
 @scenario
 async def test_the_oldest_finished_ones_make_room() -> None:
     kept = StreamStore(budget_bytes=5_000)
-    running = kept.create()
+    running = create(kept)
     running.append(TextDelta("x" * 100_000, (1,)))
-    logs = [kept.create() for _ in range(5)]
+    logs = [create(kept) for _ in range(5)]
     for log in logs:
         finish(kept, log, "x" * 1_000)
     # Each takes 1,400 bytes, so that three fit.
@@ -108,11 +112,11 @@ async def test_the_oldest_finished_ones_make_room() -> None:
 @scenario
 async def test_one_that_is_too_large_for_the_budget_can_still_be_read() -> None:
     kept = StreamStore(budget_bytes=5_000)
-    small, large = kept.create(), kept.create()
+    small, large = create(kept), create(kept)
     finish(kept, small)
     finish(kept, large, "x" * 100_000)
     assert (status(kept, small), status(kept, large)) == (410, 200)
-    after = kept.create()
+    after = create(kept)
     finish(kept, after)
     assert (status(kept, large), status(kept, after)) == (410, 200)
 
@@ -120,10 +124,10 @@ async def test_one_that_is_too_large_for_the_budget_can_still_be_read() -> None:
 @scenario
 async def test_what_was_dropped_for_room_does_not_disturb_the_clock() -> None:
     kept = StreamStore(retention_s=100.0, budget_bytes=3_000)
-    first = kept.create()
+    first = create(kept)
     finish(kept, first, "x" * 1_000)
     await asyncio.sleep(50)
-    second = kept.create()
+    second = create(kept)
     finish(kept, second, "x" * 2_000)
     assert (status(kept, first), status(kept, second)) == (410, 200)
     await asyncio.sleep(99)
@@ -135,7 +139,7 @@ async def test_what_was_dropped_for_room_does_not_disturb_the_clock() -> None:
 @scenario
 async def test_a_deleted_stream_is_gone_and_a_running_one_is_not_deleted() -> None:
     kept = StreamStore()
-    log = kept.create()
+    log = create(kept)
     kept.delete(log)
     assert status(kept, log) == 200
     finish(kept, log)
@@ -147,39 +151,36 @@ async def test_a_deleted_stream_is_gone_and_a_running_one_is_not_deleted() -> No
 @scenario
 async def test_a_key_finds_its_stream_for_as_long_as_that_is_kept() -> None:
     kept = StreamStore(retention_s=100.0)
-    log = kept.create()
-    assert kept.recall("key", b"body") is None
-    kept.remember("key", b"body", log)
-    assert kept.recall("key", b"body") is log
-    assert kept.recall("other", b"body") is None
+    assert kept.recall(Claim("key", b"body")) is None
+    log = create(kept, Claim("key", b"body"))
+    assert kept.recall(Claim("key", b"body")) is log
+    assert kept.recall(Claim("other", b"body")) is None
     with pytest.raises(IdempotencyConflict) as caught:
-        kept.recall("key", b"another body")
+        kept.recall(Claim("key", b"another body"))
     assert caught.value.status == 409
     finish(kept, log)
     await asyncio.sleep(99)
-    assert kept.recall("key", b"body") is log
+    assert kept.recall(Claim("key", b"body")) is log
     await asyncio.sleep(2)
-    assert kept.recall("key", b"body") is None
-    assert kept.recall("key", b"another body") is None
-    again = kept.create()
-    kept.remember("key", b"another body", again)
-    assert kept.recall("key", b"another body") is again
+    assert kept.recall(Claim("key", b"body")) is None
+    assert kept.recall(Claim("key", b"another body")) is None
+    again = create(kept, Claim("key", b"another body"))
+    assert kept.recall(Claim("key", b"another body")) is again
 
 
 @scenario
 async def test_a_key_goes_with_its_stream_when_that_makes_room() -> None:
     kept = StreamStore(budget_bytes=1_000)
-    log = kept.create()
-    kept.remember("key", b"body", log)
+    log = create(kept, Claim("key", b"body"))
     finish(kept, log, "x" * 500)
-    finish(kept, kept.create(), "x" * 500)
-    assert kept.recall("key", b"body") is None
+    finish(kept, create(kept), "x" * 500)
+    assert kept.recall(Claim("key", b"body")) is None
 
 
 @scenario
 async def test_a_closed_store_has_no_timer() -> None:
     kept = StreamStore(retention_s=10.0)
-    log = kept.create()
+    log = create(kept)
     finish(kept, log)
     kept.close()
     kept.close()
@@ -192,7 +193,7 @@ def test_ids_of_expired_streams_are_not_kept_for_ever(monkeypatch: pytest.Monkey
 
     async def body() -> None:
         kept = StreamStore()
-        logs = [kept.create() for _ in range(5)]
+        logs = [create(kept) for _ in range(5)]
         for log in logs:
             finish(kept, log)
             kept.delete(log)
@@ -227,7 +228,7 @@ def test_against_a_list_of_what_is_kept(actions: list[tuple[str, int]]) -> None:
         now = 0
         for action, number in actions:
             if action == "create":
-                log = kept.create()
+                log = create(kept)
                 log.append(TextDelta("x" * number, (1,)))
                 running.append(log)
             elif action == "finish" and running:

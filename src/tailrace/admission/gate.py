@@ -85,6 +85,12 @@ class Gate:
         Raises: ContextLengthExceeded and RequestError if never; QueueFull, Draining, EngineLost if not now.
         """
         self._check_refusal()
+        num_tokens = self.demand(num_prompt_tokens, max_tokens, num_sequences)
+        self._check_room()
+        return num_tokens
+
+    def demand(self, num_prompt_tokens: int, max_tokens: int, num_sequences: int) -> int:
+        """The tokens that such a request takes. Raises: ContextLengthExceeded, RequestError if it can never run."""
         num_tokens = self._demand(num_prompt_tokens + max_tokens, num_sequences)
         if self._capacity_tokens:
             if num_tokens > self._capacity_tokens:
@@ -92,7 +98,6 @@ class Gate:
                 raise ContextLengthExceeded(num_prompt_tokens, limit, max_tokens=max_tokens)
             if num_sequences > self._capacity_sequences:
                 raise RequestError(f"n is at most {self._capacity_sequences} here.", param="n")
-        self._check_room()
         return num_tokens
 
     def check_open(self) -> None:

@@ -16,6 +16,7 @@ class _Verbs(click.Group):
 
     _summaries = {  # noqa: RUF012 - never changed
         "bench": "Measure what the server adds to the engine.",
+        "certify": "Measure how exactly the engine repeats itself after a crash.",
         "pull": "Fetch a model.",
         "serve": "Serve a model over HTTP.",
     }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import signal
 import socket
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import click
@@ -25,8 +28,9 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     """A flag and an environment variable for each setting."""
     for row in reversed(settings_table()):
         flag = f"{row.flag}/--no-{row.flag[2:]}" if row.kind is bool else row.flag
+        kind = click.Choice(row.choices) if row.choices else row.kind
         command = click.option(
-            flag, row.name, type=row.kind, default=row.default, show_default=True, envvar=row.variable, help=row.text,
+            flag, row.name, type=kind, default=row.default, show_default=True, envvar=row.variable, help=row.text,
             callback=_check(row) if row.kind in (int, float) else None,
         )(command)  # fmt: skip
     return command
@@ -102,6 +106,20 @@ def _first(error: BaseException) -> BaseException:
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
+@contextlib.contextmanager
+def _data_path(settings: Settings, port: int) -> Iterator[Path]:
+    """Where the journal is. A port that is another one each time has no next process to leave anything to."""
+    from tailrace.models.places import data_path
+
+    if settings.data_dir:
+        yield Path(settings.data_dir).expanduser()
+    elif settings.port:
+        yield data_path() / f"port-{port}"
+    else:
+        with tempfile.TemporaryDirectory(prefix="tailrace-") as directory:
+            yield Path(directory)
+
+
 def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket, which click's imports need not know
     from tailrace.cli.pull import TerminalProgress
     from tailrace.models.places import cache_path
@@ -119,6 +137,9 @@ def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket,
         capabilities = service.supervisor.capabilities
         assert capabilities is not None
         loaded_s = time.monotonic() - started
+        if service.num_recovered:
+            streams = "1 stream goes" if service.num_recovered == 1 else f"{service.num_recovered} streams go"
+            _say(f"{streams} on where the last server left off.")
         _say(f"Loaded in {loaded_s:.1f} s: {capabilities.engine}, {capabilities.context_tokens} tokens of context.")
         _say(f"Listening on {url}. Try it:\n")
         _say(f"    curl -N -X POST '{url}/?prompt=Tell%20me%20a%20story%20about%20a%20river.'\n")
@@ -131,7 +152,10 @@ def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket,
     async def main() -> None:
         prepared = str(cache_path() / "prepared")
         try:
-            await serve_model(found, settings, sock, cache_path=prepared, on_ready=on_ready, on_drain=on_drain)
+            with _data_path(settings, port) as data:
+                await serve_model(
+                    found, settings, sock, data_path=data, cache_path=prepared, on_ready=on_ready, on_drain=on_drain
+                )
         finally:
             for number in _SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # the last steps are quick

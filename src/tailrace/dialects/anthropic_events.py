@@ -31,6 +31,7 @@ class MessagesView:
     forced_tool: bool = False
     media_type = SSE
     heartbeat = b'event: ping\ndata: {"type":"ping"}\n\n'
+    farewell = b""
 
     def open(self, facts: StreamFacts) -> Encoder:
         return MessagesEncoder(facts, self)

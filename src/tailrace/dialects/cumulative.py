@@ -76,6 +76,7 @@ class _View:
     with_ids: bool = False
     media_type = SSE
     heartbeat = HEARTBEAT
+    farewell = b""
 
     def open(self, facts: StreamFacts) -> Encoder:
         return _Encoder(facts.stream_id if self.with_ids else "")

@@ -26,6 +26,8 @@ from tailrace.dialects.wire import (
     Generate,
     OnStream,
     Operation,
+    Reply,
+    Show,
     StreamFacts,
     View,
     Wire,
@@ -60,6 +62,7 @@ class Body(SamplingFields, kw_only=True):
     logprobs: bool | None = None
     on_disconnect: Literal["cancel", "detach"] = "detach"
     linger_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
+    continuity: Literal["any", "exact"] = "any"
 
 
 # Known from OpenAI's API, and not to be ignored quietly. The values beside them ask for nothing.
@@ -97,6 +100,7 @@ def parse_body(body: JsonBody) -> GenerateRequest:
         sampling=sampling_of(fields, logprobs=bool(fields.logprobs)),
         on_disconnect=fields.on_disconnect,
         linger_s=fields.linger_s,
+        exact=fields.continuity == "exact",
     )
 
 
@@ -108,6 +112,16 @@ def parse_following(asked: Asked) -> Following:
     return Following(stream_id, after, NativeView())
 
 
+def show_live(asked: Asked) -> Reply:
+    return Reply(to_json({"live": asked.server.is_live}), 200 if asked.server.is_live else 503)
+
+
+def show_ready(asked: Asked) -> Reply:
+    server = asked.server
+    body = to_json({"ready": server.is_ready, "state": server.state})
+    return Reply(body) if server.is_ready else Reply(body, 503, retry_after_s=1.0)
+
+
 def find(asked: Asked) -> tuple[str, View]:
     return asked.path["stream_id"], NativeView()
 
@@ -116,10 +130,14 @@ def find_to_delete(asked: Asked) -> tuple[str, View]:
     return asked.path["stream_id"], _NothingView()
 
 
+_FAREWELL = f": this server leaves; the rest is to be had from the next one\nretry: {RETRY_MS}\n\n".encode()
+
+
 @dataclass(frozen=True, slots=True)
 class NativeView:
     media_type = SSE
     heartbeat = HEARTBEAT
+    farewell = _FAREWELL
 
     def open(self, facts: StreamFacts) -> Encoder:
         return NativeEncoder(facts)
@@ -210,6 +228,8 @@ def end_fields(end: End) -> JsonBody:
     fields: JsonBody = {"status": end.status, "usage": usage_json(end)}
     if end.failure is not None:
         fields["error"] = {"code": end.failure.code, "message": end.failure.message}
+    if end.continuity is not None:
+        fields["continuity"] = end.continuity
     return fields
 
 
@@ -245,6 +265,8 @@ WIRE = Wire(
         ),
         Operation("GET", _STREAM, OnStream(find), "The state of a stream and its text so far."),
         Operation("POST", _STREAM + "/cancel", OnStream(find, "cancel"), "Stop a stream, everywhere and at once."),
+        Operation("GET", "/livez", Show(show_live), "Whether tokens move; where they do not, a restart is due."),
+        Operation("GET", "/readyz", Show(show_ready), "Whether requests are taken, and if not, why."),
         Operation("DELETE", _STREAM, OnStream(find_to_delete, "delete"), "Stop a stream and forget it."),
     ),
     encode_error=encode_error,

@@ -24,6 +24,8 @@ class OllamaView:
     reads_tools: bool = False
     media_type = "application/x-ndjson"
 
+    farewell = b""
+
     @property
     def heartbeat(self) -> bytes:
         """A piece with nothing in it: clients parse every line, and know no comments."""

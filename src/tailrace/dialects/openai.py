@@ -121,6 +121,7 @@ class _View:
     logprobs: bool
     media_type = SSE
     heartbeat = HEARTBEAT
+    farewell = b""
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,7 @@ def _parse(asked: Asked, name: str, view: _View) -> Call:
 class _View:
     media_type: str
     heartbeat = b""  # everything in the body is text
+    farewell = b""
 
     def open(self, facts: StreamFacts) -> Encoder:
         return _PlainEncoder()

@@ -27,6 +27,7 @@ class ResponsesView:
     is_deleted: bool = False
     media_type = SSE
     heartbeat = HEARTBEAT
+    farewell = b""
 
     def open(self, facts: StreamFacts) -> Encoder:
         return ResponsesEncoder(facts, self)

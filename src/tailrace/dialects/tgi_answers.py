@@ -33,6 +33,7 @@ class TGIView:
     sampled: bool
     media_type = "text/event-stream"  # and no more, as there: @huggingface/inference 2 compares it
     heartbeat = HEARTBEAT
+    farewell = b""
 
     def open(self, facts: StreamFacts) -> Encoder:
         return TGIEncoder(facts, self)

@@ -26,6 +26,7 @@ class TritonView:
     request_id: str | None = None  # the client's own
     media_type = SSE
     heartbeat = HEARTBEAT
+    farewell = b""
 
     def open(self, facts: StreamFacts) -> Encoder:
         return TritonEncoder(facts, self)

@@ -48,7 +48,7 @@ def show_server(asked: Asked) -> Reply:
 
 
 def show_live(asked: Asked) -> Reply:
-    return Reply(b'{"live":true}')
+    return Reply(to_json({"live": asked.server.is_live}), 200 if asked.server.is_live else 503)
 
 
 def show_ready(asked: Asked) -> Reply:

@@ -88,7 +88,15 @@ class ServerFacts(Protocol):
     @property
     def started_s(self) -> int: ...
     @property
+    def is_live(self) -> bool:
+        """Tokens move where some are wanted; a restart would help otherwise."""
+
+    @property
     def is_ready(self) -> bool: ...
+    @property
+    def state(self) -> str:
+        """ready, or why not: draining, engine, journal."""
+
     @property
     def parameters(self) -> frozenset[str]:
         """Names of the `Sampling` fields that the engine honours."""
@@ -162,6 +170,11 @@ class View(Protocol):
     @property
     def heartbeat(self) -> bytes:
         """What may be sent between events to keep a silent connection open, b"" for nothing."""
+
+    @property
+    def farewell(self) -> bytes:
+        """What a reader is told who is to come back for the rest of a stream; b"" cuts it off, so that it does not
+        look complete."""
 
     def open(self, facts: StreamFacts) -> Encoder: ...
 
@@ -278,7 +291,14 @@ def failure_of(end: End | None) -> TailraceError:
     return failed
 
 
-_STATUS_OF_FAILURE = {"engine_lost": 503, "engine_stalled": 504, "interrupted": 503, "queue_timeout": 429}
+_STATUS_OF_FAILURE = {
+    "engine_unavailable": 503,
+    "interrupted": 503,
+    "journal_unavailable": 503,
+    "log_full": 507,
+    "poison_request": 422,
+    "queue_timeout": 429,
+}
 
 
 def finished_end(events: Sequence[Event]) -> End:

@@ -8,19 +8,21 @@ What the library needs us to know (measured on 2026.4.1):
    it happens all the same, those sequences fail by name and never look finished.
 4. Reading a handle that has nothing blocks for ever: `can_read()` comes first, always.
 5. With `exact`, arithmetic is in float32 and no sequence ever decodes alone, since a lone sequence goes through other
-   kernels than a batch does; keys are quantised by token, so that a prompt may be cut anywhere. Any batch of two or
-   more then gives the same ids, whatever its make-up. Source: 25 prompts of 96 tokens, greedy and seeded, alone and in
-   a batch, staggered, with neighbours that come and are aborted: 25 of 25, on Sapphire Rapids (2026-11-21). With
-   bfloat16, which is the default there, 2 of 20. What it does not cover: a last piece of a long prompt that is one
-   token long (9 of 12 the same). Without AVX-512 (AMD Zen 3), where a prompt is cut does change its bits, whatever the
-   precision of the cache: answers to prompts of one step are the same there, others may not be, and nothing is claimed.
-6. What the prefix cache gives back is not always what computing would have given: where it leaves one token of a prompt
-   (6 of 12 the same), where the prefix was an answer (4 of 12), and between twins that are one step apart. With it the
-   engine is repeatable mostly, and claims nothing.
+   kernels than a batch does (fewer sequences than threads, to be precise); keys are quantised by token, so that a
+   prompt may be cut anywhere. On two threads any batch of two or more then gives the same bits, whatever its make-up:
+   0 of 208 differed on Zen 4 (2026-11-21), greedy and seeded, alone, in a batch, staggered, with neighbours that come
+   and are aborted. With bfloat16, the default where a processor has it, 18 of 20 did. Without AVX-512 (AMD Zen 3),
+   where a prompt is cut does change its bits: answers to prompts of one step are the same, and nothing is claimed. Nor
+   is it on more than two threads, where a single companion should not be enough, which nobody measured yet.
+6. A piece of a prompt that is one token long has other bits than any longer one, and the library's own prefix cache
+   leaves such pieces, and gives back what answers wrote. openvino_prompts keeps it from both. Without the cache, the
+   library cuts prompts that are longer than a step, and may leave a last piece of one token (of prompts of 257 tokens,
+   1 to 2 of 5 gave other ids).
 """
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,9 @@ import openvino as ov
 import openvino_genai as genai
 
 from tailrace.engine import Capabilities, Delta, Sequence
-from tailrace.engines.openvino_model import BLOCK_TOKENS, COMPANION_TOKENS, has_tokenizer, load_pipeline
+from tailrace.engines.openvino_model import BLOCK_TOKENS, COMPANION_TOKENS, has_tokenizer, load_pipeline, num_rows
+from tailrace.engines.openvino_prompts import Prompts
+from tailrace.engines.openvino_sampling import PARAMETERS, library_config
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.types import FinishReason, Grammar, Sampling
@@ -42,29 +46,13 @@ _FINISH: dict[Any, FinishReason] = {
 }
 
 
-PARAMETERS = frozenset(
-    (
-        "frequency_penalty",
-        "grammar",
-        "ignore_eos",
-        "logprobs",
-        "max_tokens",
-        "min_p",
-        "presence_penalty",
-        "repetition_penalty",
-        "seed",
-        "temperature",
-        "top_k",
-        "top_p",
-    )
-)
-
-
 class _Run:
-    __slots__ = ("aborted", "count", "handle", "wants_logprobs")
+    __slots__ = ("aborted", "config", "count", "failure", "handle", "wants_logprobs")
 
-    def __init__(self, handle: Any, wants_logprobs: bool) -> None:  # Any: the library's stubs do not hold up
-        self.handle = handle
+    def __init__(self, config: Any, wants_logprobs: bool) -> None:  # Any: the library's stubs do not hold up
+        self.config = config
+        self.handle: Any = None  # until its prompt is on its way
+        self.failure = ""
         self.wants_logprobs = wants_logprobs
         self.count = 0
         self.aborted = False
@@ -79,13 +67,22 @@ class OpenVINOEngine:
         try:
             self._pipeline = load_pipeline(spec)
             self._warm_up()
+            rows = num_rows(spec) if spec.exact and spec.prefix_cache else 0
+            if rows and self._first((5, 6, 7, 8)) != self._first((5 - rows, 6 - rows, 7 - rows, 8 - rows)):
+                rows = 0  # no model promises it
             if has_tokenizer(spec):
                 self._warm_up(Grammar("regex", "[ab]"))
         except (RuntimeError, LookupError, ValueError, MemoryError) as error:  # C++'s, as pybind11 translates them
             raise ModelError(_reason(error)) from error
         self._runs: dict[int, _Run] = {}
         self._companion: Any = None
-        self._num_companions = 0
+        self._num_throwaway = 0
+        self._prompts = Prompts(
+            step_tokens=spec.max_step_tokens,
+            block_tokens=BLOCK_TOKENS,
+            num_blocks=spec.kv_tokens // BLOCK_TOKENS if spec.prefix_cache else 0,
+            num_rows=rows,
+        )
         self.capabilities = Capabilities(
             engine=f"openvino {genai.__version__}",
             context_tokens=spec.context_tokens,
@@ -93,18 +90,21 @@ class OpenVINOEngine:
             block_tokens=BLOCK_TOKENS,
             max_sequences=spec.max_sequences,
             parameters=PARAMETERS if has_tokenizer(spec) else PARAMETERS - {"grammar"},
-            exact=spec.exact and not spec.prefix_cache and _cuts_change_nothing(),
+            exact=spec.exact and (not spec.prefix_cache or rows > 0) and _is_known_exact(spec),
         )
 
     def submit(self, sequence: Sequence) -> None:
         wanted = len(sequence.prompt_ids) + (sequence.sampling.max_tokens or 0)
         if wanted > min(self.capabilities.context_tokens, self.capabilities.kv_tokens):
             raise SequenceFailed("the prompt is too long for this engine")
+        sampling = sequence.sampling
         try:
-            handle = self._add(sequence.sequence_id, sequence.prompt_ids, self._config(sequence.sampling))
+            config = library_config(sampling, self._eos_token_ids)
         except (RuntimeError, TypeError) as error:  # TypeError: a seed beyond 64 bits
             raise SequenceFailed(f"the engine refused it: {_reason(error)}") from error
-        self._runs[sequence.sequence_id] = _Run(handle, sequence.sampling.logprobs)
+        self._runs[sequence.sequence_id] = _Run(config, sampling.logprobs)
+        as_they_are = sampling.repetition_penalty != 1.0
+        self._prompts.add(sequence.sequence_id, sequence.prompt_ids, as_they_are=as_they_are)
 
     def abort(self, sequence_id: int) -> None:
         run = self._runs.get(sequence_id)
@@ -112,11 +112,12 @@ class OpenVINOEngine:
             run.aborted = True
 
     def step(self) -> list[Delta]:
-        for run in self._runs.values():
+        for sequence_id, run in self._runs.items():
             if run.aborted:
-                run.handle.cancel()
+                self._end(sequence_id, run)
+        self._start()
         if self._exact:
-            self._keep_company(sum(not run.aborted for run in self._runs.values()))
+            self._keep_company(sum(_is_live(run) for run in self._runs.values()))
         if not self._runs:
             self._drain()
             return []
@@ -132,13 +133,35 @@ class OpenVINOEngine:
         return deltas
 
     def close(self) -> None:
-        for run in self._runs.values():
-            run.handle.cancel()
+        for sequence_id, run in self._runs.items():
+            self._end(sequence_id, run)
         self._runs.clear()
         if self._pipeline is not None:
             self._keep_company(0)
             self._drain()  # it complains on stderr of whatever it had to end by itself
         self._pipeline = None
+
+    def _end(self, sequence_id: int, run: _Run) -> None:
+        self._prompts.drop(sequence_id)
+        if run.handle is not None:
+            run.handle.cancel()
+
+    def _start(self) -> None:
+        """Give the pipeline what fits into the next step."""
+        live = [run for run in self._runs.values() if _is_live(run)]
+        for piece in self._prompts.take(len(live), is_prefilling=any(not run.count for run in live)):
+            if piece.sequence_id is None:
+                self._throw_away(piece.ids, 1)
+                continue
+            run = self._runs[piece.sequence_id]
+            try:
+                run.handle = self._add(piece.sequence_id, piece.ids, run.config)
+            except RuntimeError as error:
+                run.failure = f"the engine refused it: {_reason(error)}"
+
+    def _throw_away(self, ids: tuple[int, ...], max_tokens: int) -> Any:  # Any: the library's handle
+        self._num_throwaway += 1
+        return self._add(_COMPANION_ID + self._num_throwaway, ids, self._greedy(max_tokens))
 
     def _drain(self) -> None:
         while self._pipeline.has_non_finished_requests():
@@ -147,48 +170,34 @@ class OpenVINOEngine:
     def _warm_up(self, grammar: Grammar | None = None) -> None:
         """Run once, so that it is known to work and the first request does not pay for it (0.3 s, and as much for the
         first grammar, for which all others would wait)."""
-        config = self._config(Sampling(temperature=0.0, seed=0, max_tokens=2, ignore_eos=True, grammar=grammar))
-        handle = self._add(_COMPANION_ID, (1, 2, 3), config)
+        handle = self._add(_COMPANION_ID, (1, 2, 3), self._greedy(2, grammar=grammar))
         self._drain()
         handle.read_all()
 
+    def _first(self, ids: tuple[int, ...]) -> tuple[list[int], list[float]]:
+        """The first token of an answer, and its logprob."""
+        handle = self._add(_COMPANION_ID, ids, self._greedy(1, logprobs=True))
+        self._drain()
+        (output,) = handle.read_all()
+        return output.generated_ids, output.generated_log_probs
+
+    def _greedy(self, max_tokens: int, *, logprobs: bool = False, grammar: Grammar | None = None) -> Any:
+        sampling = Sampling(
+            temperature=0.0, seed=0, max_tokens=max_tokens, ignore_eos=True, logprobs=logprobs, grammar=grammar
+        )
+        return library_config(sampling, self._eos_token_ids)
+
     def _add(self, request_id: int, ids: tuple[int, ...], config: Any) -> Any:
         return self._pipeline.add_request(request_id, ov.Tensor(np.array([ids], dtype=np.int64)), config)
-
-    def _config(self, sampling: Sampling) -> Any:
-        config = genai.GenerationConfig()
-        config.max_new_tokens = sampling.max_tokens
-        self._set_end(config, ignore_eos=sampling.ignore_eos)
-        config.rng_seed = sampling.seed
-        if sampling.temperature > 0:
-            config.do_sample = True
-            config.temperature = sampling.temperature
-            config.top_p = sampling.top_p
-            config.min_p = sampling.min_p
-            if sampling.top_k:
-                config.top_k = sampling.top_k
-        config.repetition_penalty = sampling.repetition_penalty
-        config.presence_penalty = sampling.presence_penalty
-        config.frequency_penalty = sampling.frequency_penalty
-        if sampling.logprobs:
-            config.logprobs = 1
-        if sampling.grammar is not None:
-            structure = genai.StructuredOutputConfig()
-            setattr(structure, sampling.grammar.kind, sampling.grammar.source)
-            config.structured_output_config = structure
-        config.validate()
-        return config
-
-    def _set_end(self, config: Any, *, ignore_eos: bool) -> None:
-        config.ignore_eos = ignore_eos
-        if self._eos_token_ids:  # else the model directory's own
-            config.stop_token_ids = set(self._eos_token_ids)
-            config.eos_token_id = self._eos_token_ids[0]
 
     def _read(self, sequence_id: int, run: _Run) -> Delta | None:
         index = run.count
         if run.aborted:
             return Delta(sequence_id, index, (), (), "cancelled")
+        if run.failure:
+            return Delta(sequence_id, index, (), (), "error", run.failure)
+        if run.handle is None:
+            return None
         ids: list[int] = []
         logprobs: list[float] = []
         finish: FinishReason | None = None
@@ -216,16 +225,17 @@ class OpenVINOEngine:
                 companion.cancel()
                 self._companion = None
         if num_live == 1 and self._companion is None:
-            config = genai.GenerationConfig()
-            config.max_new_tokens = COMPANION_TOKENS
-            self._set_end(config, ignore_eos=True)
-            self._num_companions += 1
-            self._companion = self._add(_COMPANION_ID + self._num_companions, (1, 2, 3), config)
+            self._companion = self._throw_away((1, 2, 3), COMPANION_TOKENS)
 
 
-def _cuts_change_nothing() -> bool:
-    """Whether this processor is of the kind on which 5. was found to hold."""
-    return "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+def _is_live(run: _Run) -> bool:
+    return run.handle is not None and not run.aborted
+
+
+def _is_known_exact(spec: EngineSpec) -> bool:
+    """Whether the processor is of the kind on which 5. was found to hold, with no more threads."""
+    has_avx512 = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return has_avx512 and (spec.threads or os.cpu_count() or 1) <= 2
 
 
 def _reason(error: Exception) -> str:

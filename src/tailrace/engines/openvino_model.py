@@ -10,11 +10,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import openvino as ov
 import openvino_genai as genai
 
 from tailrace.engines.protocol import EngineSpec
 
-__all__ = ["BLOCK_TOKENS", "COMPANION_TOKENS", "has_tokenizer", "load_pipeline"]
+__all__ = ["BLOCK_TOKENS", "COMPANION_TOKENS", "has_tokenizer", "load_pipeline", "num_rows"]
 
 BLOCK_TOKENS = 32  # in which the library hands out memory, on a CPU
 COMPANION_TOKENS = 256  # how long the throw-away sequence beside a lone one may get: its past costs time too
@@ -36,7 +37,9 @@ def load_pipeline(spec: EngineSpec) -> Any:  # Any: the library's stubs do not h
     scheduler.num_kv_blocks = blocks + (-(-COMPANION_TOKENS // BLOCK_TOKENS) + 2 if spec.exact else 0)
     scheduler.enable_prefix_caching = spec.prefix_cache
     scheduler.dynamic_split_fuse = True
-    scheduler.max_num_batched_tokens = max(spec.max_step_tokens, spec.max_sequences + 1)
+    # With the cache on, what is handed over for a step is never cut by the library: see openvino_prompts.
+    most = spec.context_tokens + spec.kv_tokens if spec.prefix_cache else spec.max_step_tokens
+    scheduler.max_num_batched_tokens = max(most, spec.max_sequences + 1)
     scheduler.max_num_seqs = spec.max_sequences + 1
     properties: dict[str, Any] = {}
     if spec.exact:
@@ -51,6 +54,26 @@ def load_pipeline(spec: EngineSpec) -> Any:  # Any: the library's stubs do not h
     return _load_gguf(path, Path(spec.cache_path) if spec.cache_path else None, scheduler, properties)
 
 
+def num_rows(spec: EngineSpec) -> int:
+    """How many tokens the model has a row for, which may be more than its tokenizer knows; 0 if that cannot be told."""
+    path = Path(spec.path)
+    if not path.is_dir():
+        if not spec.cache_path:
+            return 0
+        path = _prepared(path, Path(spec.cache_path))
+    model = path / "openvino_model.xml"
+    if not model.is_file():
+        return 0
+    rows = ov.Core().read_model(model).outputs[0].partial_shape[-1]
+    return int(rows.get_length()) if rows.is_static else 0
+
+
+def _prepared(path: Path, cache: Path) -> Path:
+    state = path.stat()
+    facts = f"with tokenizer {path.resolve()} {state.st_size} {state.st_mtime_ns} {genai.__version__}"
+    return cache / f"{path.stem}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
+
+
 def _load_gguf(path: Path, cache: Path | None, scheduler: Any, properties: dict[str, Any]) -> Any:
     """Load a GGUF file, and keep what the library makes of it: reading that is more than twice as fast.
 
@@ -58,10 +81,7 @@ def _load_gguf(path: Path, cache: Path | None, scheduler: Any, properties: dict[
     """
     if cache is None:
         return genai.ContinuousBatchingPipeline(str(path), scheduler, "CPU", properties)
-    state = path.stat()
-    facts = f"with tokenizer {path.resolve()} {state.st_size} {state.st_mtime_ns} {genai.__version__}"
-    key = hashlib.sha256(facts.encode())
-    prepared = cache / f"{path.stem}-{key.hexdigest()[:16]}"
+    prepared = _prepared(path, cache)
     if prepared.is_dir():
         try:
             return genai.ContinuousBatchingPipeline(str(prepared), scheduler, "CPU", properties)
@@ -69,7 +89,7 @@ def _load_gguf(path: Path, cache: Path | None, scheduler: Any, properties: dict[
             shutil.rmtree(prepared, ignore_errors=True)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(cache).free < 2 * state.st_size:
+        if shutil.disk_usage(cache).free < 2 * path.stat().st_size:
             raise OSError("not enough space")
         work = Path(tempfile.mkdtemp(prefix="preparing-", dir=cache))
     except OSError:

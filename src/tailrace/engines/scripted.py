@@ -8,7 +8,8 @@ has emitted `fault_after` tokens: `<|crash|>` kills the worker, `<|stall|>` hang
 
 Options: `tokens_per_s` (of each sequence; 0 is as fast as it goes), `utf8` (0 or 1), `fault_after` (tokens),
 `eos_after` (tokens; 0 never), `text` (recite that one of `TEXTS` and end; -1 takes its number from the prompt, and
-numbers beyond the texts are the faults in the order above, for wires on which control tokens stay text).
+numbers beyond the texts are the faults in the order above, for wires on which control tokens stay text), `drift` (in a
+thousand tokens; each process has its own idea of so many, so that what is run again comes out different).
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ CONTROL_TOKENS = (
     "<|assistant|>",
     "<|system|>",
 )
-OPTIONS = ("eos_after", "fault_after", "text", "tokens_per_s", "utf8")
+OPTIONS = ("drift", "eos_after", "fault_after", "text", "tokens_per_s", "utf8")
 EOS_ID, CRASH_ID, STALL_ID, FAIL_ID, GARBAGE_ID = range(256, 261)
 _FIRST_WORD_ID = 256 + len(CONTROL_TOKENS)
 _WORDS = [
@@ -185,6 +186,7 @@ class ScriptedEngine:
         options = spec.options
         self._interval_s = 1 / options["tokens_per_s"] if options.get("tokens_per_s") else 0.0
         self._utf8 = bool(options.get("utf8", 1))
+        self._drift = int(options.get("drift", 0))
         self._fault_after = int(options.get("fault_after", 3))
         self._eos_after = int(options.get("eos_after", 0))
         self._text = int(options["text"]) if "text" in options else None
@@ -198,7 +200,7 @@ class ScriptedEngine:
             block_tokens=1,
             max_sequences=spec.max_sequences,
             parameters=frozenset({"seed", "max_tokens", "ignore_eos", "temperature", "logprobs"}),
-            exact=True,
+            exact=not self._drift,
         )
 
     def submit(self, sequence: Sequence) -> None:
@@ -248,9 +250,13 @@ class ScriptedEngine:
         if run.count == run.eos_after:
             return Delta(run.sequence_id, index, (EOS_ID,), run.logprobs, "stop")
         script = run.script
-        token_id = script[index % len(script)] if script else _token(run.key, index, self._utf8)
+        token_id = script[index % len(script)] if script else _token(self._key(run, index), index, self._utf8)
         finish_reason: FinishReason | None = "length" if run.count == run.limit else None
         return Delta(run.sequence_id, index, (token_id,), run.logprobs, finish_reason)
+
+    def _key(self, run: _Run, index: int) -> int:
+        drifts = self._drift and zlib.crc32(b"%d %d %d" % (run.key, index, os.getpid())) % 1000 < self._drift
+        return run.key + os.getpid() if drifts else run.key
 
     def _wait(self) -> None:
         """Sleep until a sequence is due, but never so long that an abort would wait for it."""
@@ -259,7 +265,7 @@ class ScriptedEngine:
 
     def _misbehave(self, run: _Run) -> Delta:
         if run.fault == CRASH_ID:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), signal.SIGSEGV)
         if run.fault == STALL_ID:
             time.sleep(3600)
         if run.fault == GARBAGE_ID:

@@ -28,6 +28,7 @@ from tailrace.engines.protocol import (
     Ready,
     Start,
     Submit,
+    ToWorker,
     decode_from_worker,
     encode,
 )
@@ -41,6 +42,9 @@ logger = logging.getLogger("tailrace.engine")
 # token takes about a kilobyte of this: some sixty steps at one stream.
 _AHEAD_BYTES = 64 * 1024
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_CLOSED = "closed its socket"
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # also what the kernel sends when memory is short
+_EMPTY_FRAMES = 10  # so many times longer may an engine step without a token, as it does with a long prompt
 _SHORT_LIFE_S = 5.0  # a worker that dies so soon counts as one that did not start
 
 
@@ -57,24 +61,76 @@ class Receiver(Protocol):
 class _Worker(asyncio.Protocol):
     """One worker process and the socket to it."""
 
-    def __init__(self, epoch: int, receivers: dict[int, Receiver]) -> None:
+    def __init__(self, epoch: int) -> None:
         loop = asyncio.get_running_loop()
         self.epoch = epoch
         self.ready: asyncio.Future[Capabilities] = loop.create_future()
         self.gone: asyncio.Future[str] = loop.create_future()  # why
-        self.last_progress = time.monotonic()
-        self.transport: asyncio.Transport | None = None
-        self._receivers = receivers
+        self.receivers: dict[int, Receiver] = {}
+        self.last_frame_s = self.last_token_s = time.monotonic()
+        self.process: asyncio.subprocess.Process
+        self._transport: asyncio.Transport | None = None
         self._buffer = FrameBuffer()
 
+    @classmethod
+    async def start(cls, spec: EngineSpec, epoch: int) -> _Worker:
+        """A process that begins to load its model. Raises: EngineLost."""
+        worker = cls(epoch)
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _AHEAD_BYTES)
+                worker.process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-m", "tailrace.engines.worker", str(theirs.fileno()), str(os.getpid()),
+                    stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
+                    env=_worker_environment(),
+                )  # fmt: skip
+        except OSError as error:
+            ours.close()
+            raise EngineLost(f"The engine worker could not be started: {error}.") from None
+        except BaseException:
+            ours.close()
+            raise
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=ours)
+        except BaseException:
+            await worker.stop()
+            raise
+        worker.send(Start(PROTOCOL_VERSION, epoch, spec))
+        return worker
+
+    async def stop(self) -> None:
+        """Kill the process, and wait for it."""
+        if self._transport is not None:
+            self._transport.abort()
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+    def send(self, message: ToWorker) -> None:
+        assert self._transport is not None
+        self._transport.write(encode(message))
+
+    async def why(self) -> tuple[str, bool]:
+        """Why it is gone, in its own words or those of its exit status, and whether it went by itself."""
+        reason = self.gone.result()
+        if reason != _CLOSED:
+            return reason, True
+        with contextlib.suppress(TimeoutError):
+            status = await asyncio.wait_for(self.process.wait(), 1.0)
+            if status < 0:
+                return f"killed by {_signal_name(-status)}", -status not in _FROM_OUTSIDE
+            return f"exit status {status}", True
+        return reason, True
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._leave("closed its socket")
+        self._leave(_CLOSED)
 
     def data_received(self, data: bytes) -> None:
-        self.last_progress = time.monotonic()
+        self.last_frame_s = time.monotonic()
         if self.gone.done():
             return
         try:
@@ -97,7 +153,9 @@ class _Worker(asyncio.Protocol):
             self._leave(message.message)
 
     def _dispatch(self, deltas: list[Delta]) -> None:
-        receivers = self._receivers
+        if deltas:
+            self.last_token_s = self.last_frame_s
+        receivers = self.receivers
         for delta in deltas:
             receiver = receivers.get(delta.sequence_id)
             if receiver is None:
@@ -115,7 +173,8 @@ class Supervisor:
     """Keeps one engine worker alive, and routes what it says to the sequences' receivers.
 
     `on_change` is called on the event loop whenever the engine came or went, before anything else hears of it.
-    `capabilities` stay known while one worker is replaced by the next.
+    `capabilities` stay known while one worker is replaced by the next. With `spare`, that one is loaded beforehand, and
+    takes its memory.
     """
 
     def __init__(
@@ -125,6 +184,7 @@ class Supervisor:
         on_change: Callable[[], None] = lambda: None,
         stall_s: float = 30.0,
         load_s: float = 600.0,
+        spare: bool = False,
     ) -> None:
         self.spec = spec
         self.capabilities: Capabilities | None = None
@@ -132,17 +192,25 @@ class Supervisor:
         self.failures = 0  # workers in a row that did not start, or did not last
         self.restarts = 0
         self.last_reason = ""
+        self.has_crashed = False  # the last engine that ran: it went or hung by itself, nobody killed it
         self.pid: int | None = None
         self._on_change = on_change
         self._stall_s = stall_s
         self._load_s = load_s
+        self._wants_spare = spare
         self._epoch = 0
         self._worker: _Worker | None = None
+        self._spare: _Worker | None = None
         self._receivers: dict[int, Receiver] = {}
 
     @property
     def num_sequences(self) -> int:
         return len(self._receivers)
+
+    @property
+    def silent_s(self) -> float:
+        """How long the engine has been running sequences without giving a token."""
+        return time.monotonic() - self._worker.last_token_s if self._receivers and self._worker is not None else 0.0
 
     @property
     def retry_after_s(self) -> float:
@@ -155,37 +223,43 @@ class Supervisor:
         Raises: EngineLost if there is no worker just now.
         """
         worker = self._worker
-        if not self.is_ready or worker is None or worker.transport is None:
+        if not self.is_ready or worker is None:
             raise EngineLost("The engine is not running.", retry_after_s=self.retry_after_s)
         if not self._receivers:
-            worker.last_progress = time.monotonic()
+            worker.last_frame_s = worker.last_token_s = time.monotonic()
         self._receivers[sequence.sequence_id] = receiver
-        worker.transport.write(encode(Submit(sequence)))
+        worker.send(Submit(sequence))
 
     def abort(self, sequence_id: int) -> None:
         """Ask for the end of a sequence; its receiver still gets the last delta, within a step."""
         worker = self._worker
-        if sequence_id in self._receivers and worker is not None and worker.transport is not None:
-            worker.transport.write(encode(Abort(sequence_id)))
+        if sequence_id in self._receivers and worker is not None:
+            worker.send(Abort(sequence_id))
 
     async def run(self, *, once: bool = False) -> None:
         """Start a worker, and another whenever it is lost, until cancelled. With `once`, return at the first loss.
 
         Cancellation: kills the worker and waits for it.
         """
-        while True:
-            error = await self._run_worker()
-            self._report(error)
-            if once:
-                return
-            self.restarts += 1
-            has_worked = self.capabilities is not None
-            if self.failures > has_worked:  # what has worked is worth one more try at once
-                await asyncio.sleep(self.retry_after_s)
+        try:
+            while True:
+                error = await self._run_worker()
+                self._report(error)
+                if once:
+                    return
+                self.restarts += 1
+                has_worked = self.capabilities is not None
+                if self.failures > has_worked:  # what has worked is worth one more try at once
+                    await asyncio.sleep(self.retry_after_s)
+        finally:
+            if self._spare is not None:
+                await self._spare.stop()
 
     def _report(self, error: EngineError) -> None:
         was_ready, self.is_ready = self.is_ready, False
         self.last_reason = error.message
+        if was_ready:
+            self.has_crashed = not (isinstance(error, EngineLost) and not error.is_crash)
         self._on_change()
         lost, self._receivers = list(self._receivers.values()), {}
         if was_ready:
@@ -194,74 +268,74 @@ class Supervisor:
             receiver.lost(error)
 
     async def _run_worker(self) -> EngineError:
-        """One worker from start to end; says why it ended."""
-        self._epoch += 1
-        ours: socket.socket | None = None
-        process: asyncio.subprocess.Process | None = None
+        """One worker from start to end, with the next one getting ready beside it if a spare is wanted; says why it
+        ended."""
+        spare, self._spare = self._spare, None
+        worker = spare if spare is not None and not spare.gone.done() else None
+        if spare is not None and worker is None:
+            await spare.stop()
         try:
-            ours, theirs = socket.socketpair()
-            with theirs:
-                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _AHEAD_BYTES)
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "tailrace.engines.worker", str(theirs.fileno()), str(os.getpid()),
-                    stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
-                    env=_worker_environment(),
-                )  # fmt: skip
-            self.pid = process.pid
-            loop = asyncio.get_running_loop()
-            _, worker = await loop.create_unix_connection(lambda: _Worker(self._epoch, self._receivers), sock=ours)
+            if worker is None:
+                worker = await self._load()
+            self.capabilities = worker.ready.result()
+            self.pid = worker.process.pid
+            worker.receivers = self._receivers
             self._worker = worker
-            assert worker.transport is not None
-            worker.transport.write(encode(Start(PROTOCOL_VERSION, self._epoch, self.spec)))
-            return await self._watch(worker, process)
-        except OSError as error:
+            self.is_ready = True
+            self._on_change()
+            return await self._serve(worker)
+        except EngineLost as error:
             self.failures += 1
-            return EngineLost(f"The engine worker could not be started: {error}.")
+            return error
         finally:
             self.pid = None
-            worker_, self._worker = self._worker, None
-            if worker_ is not None and worker_.transport is not None:
-                worker_.transport.abort()
-            elif ours is not None:
-                ours.close()
-            if process is not None:
-                await _kill(process)
+            self._worker = None
+            if worker is not None:
+                await worker.stop()
 
-    async def _watch(self, worker: _Worker, process: asyncio.subprocess.Process) -> EngineError:
-        loaded: list[asyncio.Future[Any]] = [worker.ready, worker.gone]  # Any: their results differ
-        await asyncio.wait(loaded, timeout=self._load_s, return_when=asyncio.FIRST_COMPLETED)
-        if not worker.ready.done():
-            self.failures += 1
-            if not worker.gone.done():
-                return EngineLost(f"The engine did not load within {self._load_s:g} s.")
-            return EngineLost(f"The engine did not load: {await _why(worker, process)}.")
-        self.capabilities = worker.ready.result()
-        self.is_ready = True
-        self._on_change()
+    async def _load(self) -> _Worker:
+        """A worker with its model loaded. Raises: EngineLost."""
+        self._epoch += 1
+        worker = await _Worker.start(self.spec, self._epoch)
+        try:
+            first: list[asyncio.Future[Any]] = [worker.ready, worker.gone]  # Any: their results differ
+            await asyncio.wait(first, timeout=self._load_s, return_when=asyncio.FIRST_COMPLETED)
+            if not worker.ready.done():
+                if not worker.gone.done():
+                    raise EngineLost(f"The engine did not load within {self._load_s:g} s.")
+                raise EngineLost(f"The engine did not load: {(await worker.why())[0]}.")
+        except BaseException:
+            await worker.stop()
+            raise
+        return worker
+
+    async def _serve(self, worker: _Worker) -> EngineError:
+        """Until the worker is lost."""
         since_s = time.monotonic()
-        error = await self._until_lost(worker, process)
+        async with asyncio.TaskGroup() as group:
+            if self._wants_spare:
+                group.create_task(self._load_spare())  # waited for in any case: it has a start on any other
+            error = await self._until_lost(worker)
         self.failures = self.failures + 1 if time.monotonic() - since_s < _SHORT_LIFE_S else 0
         return error
 
-    async def _until_lost(self, worker: _Worker, process: asyncio.subprocess.Process) -> EngineError:
+    async def _load_spare(self) -> None:
+        try:
+            self._spare = await self._load()
+        except EngineLost as error:
+            logger.error("%s There is no spare engine.", error.message)
+
+    async def _until_lost(self, worker: _Worker) -> EngineError:
         while not worker.gone.done():
-            idle_s = time.monotonic() - worker.last_progress
+            now_s = time.monotonic()
+            idle_s = max(now_s - worker.last_frame_s, (now_s - worker.last_token_s) / _EMPTY_FRAMES)
             if self._receivers and idle_s >= self._stall_s:
-                return EngineStalled(f"The engine made no progress for {idle_s:.0f} s and was replaced.")
+                silent_s = now_s - worker.last_token_s
+                return EngineStalled(f"The engine made no progress for {silent_s:.0f} s and was replaced.")
             wait_s = self._stall_s - idle_s if self._receivers else self._stall_s
             await asyncio.wait([worker.gone], timeout=max(wait_s, 0.01))
-        return EngineLost(f"The engine stopped: {await _why(worker, process)}.")
-
-
-async def _why(worker: _Worker, process: asyncio.subprocess.Process) -> str:
-    """The worker's own words, or else what its exit status says."""
-    reason = worker.gone.result()
-    if reason != "closed its socket":
-        return reason
-    with contextlib.suppress(TimeoutError):
-        status = await asyncio.wait_for(process.wait(), 1.0)
-        return f"killed by {_signal_name(-status)}" if status < 0 else f"exit status {status}"
-    return reason
+        why, is_crash = await worker.why()
+        return EngineLost(f"The engine stopped: {why}.", is_crash=is_crash)
 
 
 def _signal_name(number: int) -> str:
@@ -269,12 +343,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal has none
         return f"signal {number}"
-
-
-async def _kill(process: asyncio.subprocess.Process) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        process.kill()
-    await process.wait()
 
 
 def _worker_environment() -> dict[str, str]:

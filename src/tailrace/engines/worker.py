@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import socket
 import sys
@@ -112,6 +113,7 @@ def main(argv: list[str]) -> int:
     """Takes the descriptor of the socket and the parent's process id; returns the exit status."""
     fd, parent_pid = int(argv[0]), int(argv[1])
     _die_with_parent(parent_pid)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what it leaves behind would hold people's prompts
     # The server decides when this process ends: a Ctrl-C on the terminal reaches the whole group, and would cut
     # streams that the server is still draining.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

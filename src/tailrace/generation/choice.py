@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence as Ids
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tailrace.engine import Delta
+from tailrace.engine import Delta, Sequence
 from tailrace.errors import EngineError
-from tailrace.text import Detokenizer, StopMatcher
+from tailrace.text import Detokenizer, StopMatcher, Tokenizer
 from tailrace.types import TextDelta
 
 if TYPE_CHECKING:
@@ -17,50 +19,141 @@ __all__ = ["Choice"]
 
 logger = logging.getLogger("tailrace.generation")
 
+_SEEDS = 2**64  # engines take unsigned ones
+
 
 class Choice:
-    """The receiver of one sequence's deltas. This is the per-token path: no task, no lock, no JSON."""
+    """The receiver of one sequence's deltas. This is the per-token path: no task, no lock, no JSON.
 
-    __slots__ = ("_detokenizer", "_run", "_stops", "index", "is_finished", "is_gone", "num_tokens", "sequence_id")
+    A sequence that runs again, on another engine or in another process, begins with its prompt and has to say again
+    what it has said; that is compared and not shown. If it says something else, a new sequence goes on behind what was
+    shown (`go_on`).
+    """
 
-    def __init__(
-        self, run: Run, index: int, sequence_id: int, detokenizer: Detokenizer, stops: StopMatcher | None
-    ) -> None:
+    __slots__ = (
+        "_base",
+        "_detokenizer",
+        "_heard",
+        "_known",
+        "_run",
+        "_stops",
+        "_tokenizer",
+        "in_engine",
+        "index",
+        "is_finished",
+        "num_tokens",
+        "sequence",
+    )
+
+    def __init__(self, run: Run, index: int, sequence: Sequence, tokenizer: Tokenizer) -> None:
         self._run = run
-        self._detokenizer = detokenizer
-        self._stops = stops
+        self._tokenizer = tokenizer
         self.index = index
-        self.sequence_id = sequence_id
-        self.num_tokens = 0
+        self.sequence = sequence
+        self.num_tokens = 0  # of the answer, so far
         self.is_finished = False  # as far as the log is concerned
-        self.is_gone = False  # from the engine too
+        self.in_engine = False
+        self._base = 0  # tokens of the answer that are part of the sequence's prompt
+        self._known: tuple[int, ...] = ()  # what the sequence has to say again
+        self._heard = 0  # of those
+        self._set_text()
+
+    def _set_text(self) -> None:
+        sampling = self.sequence.sampling
+        self._detokenizer = Detokenizer(self._tokenizer)
+        self._stops = StopMatcher(sampling.stop, sampling.include_stop) if sampling.stop else None
+
+    @property
+    def place(self) -> int:
+        """How many tokens of the answer this engine has come to."""
+        return self._base + self._heard if self._known else self.num_tokens
 
     def push(self, delta: Delta) -> None:
+        if delta.sequence_id != self.sequence.sequence_id:
+            return  # of one that was given up
         if not self.is_finished:
             try:
-                self._take(delta)
+                rest = self._compare(delta) if self._known else delta
+                if rest is not None:
+                    self._take(rest)
             except Exception:  # a defect of ours must end this stream, not everybody's
                 logger.exception("a delta could not be taken")
                 self._run.fail("internal_error", "The server failed to read the engine's output.")
-        if delta.finish_reason is not None:
-            self.is_gone = True
+        if delta.finish_reason is not None and delta.sequence_id == self.sequence.sequence_id:
+            self.in_engine = False
             self._run.left()
 
     def lost(self, error: EngineError) -> None:
-        self.is_gone = True
-        self._run.fail(error.code, error.message)
-        self._run.left()
+        self.in_engine = False
+        if self.is_finished:
+            self._run.left()
+        else:
+            self._run.strand()
+
+    def again(self, token_ids: Ids[int]) -> str:
+        """The sequence is to run again, with these tokens in the log; returns the text that they give."""
+        self._set_text()
+        if self._stops is None:
+            text = self._detokenizer.push(token_ids)
+        else:
+            text = self._push_until_stop(self._stops, tuple(token_ids))[0]
+        self.num_tokens = len(token_ids)
+        self._known = tuple(token_ids[self._base :])
+        self._heard = 0
+        return text
+
+    def go_on(self, sequence_id: int, token_ids: Ids[int]) -> None:
+        """Another sequence is to go on behind these tokens, which are in the log."""
+        sequence = self.sequence
+        prompt_ids = sequence.prompt_ids[: len(sequence.prompt_ids) - self._base] + tuple(token_ids)
+        assert sequence.sampling.max_tokens is not None
+        sampling = replace(
+            sequence.sampling,
+            max_tokens=sequence.sampling.max_tokens + self._base - len(token_ids),
+            # The same numbers drawn once more would be those of the beginning.
+            seed=((sequence.sampling.seed or 0) + len(token_ids)) % _SEEDS,
+        )
+        self.sequence = Sequence(sequence_id, prompt_ids, sampling)
+        self._base = len(token_ids)
+        self._known = ()
+
+    def _compare(self, delta: Delta) -> Delta | None:
+        """What a delta adds to what is known; None if nothing."""
+        known, heard, ids = self._known, self._heard, delta.token_ids
+        if delta.finish_reason in ("error", "cancelled") or delta.start != heard:
+            return delta
+        self._heard = min(heard + len(ids), len(known))
+        num_same = self._heard - heard
+        ends_early = delta.finish_reason is not None and self._heard < len(known)
+        if ends_early or ids[:num_same] != known[heard : self._heard]:
+            self._run.diverged(self)
+            return None
+        if self._heard < len(known):
+            return None
+        self._known = ()
+        if len(ids) == num_same and delta.finish_reason is None:
+            return None
+        return Delta(
+            delta.sequence_id,
+            len(known),
+            ids[num_same:],
+            delta.logprobs[num_same:],
+            delta.finish_reason,
+            delta.failure,
+            delta.top_logprobs[num_same:],
+        )
 
     def _take(self, delta: Delta) -> None:
+        run = self._run
         finish = delta.finish_reason
         if finish == "error":
-            self._run.fail("sequence_failed", f"The engine ended this sequence: {delta.failure}.")
+            run.fail("sequence_failed", f"The engine ended this sequence: {delta.failure}.")
             return
-        if delta.start != self.num_tokens:
-            self._run.fail("engine_error", "The engine's output has a gap.")
+        if delta.start + self._base != self.num_tokens:
+            run.fail("engine_error", "The engine's output has a gap.")
             return
-        if not delta.start:
-            self._run.begun()
+        if not self.num_tokens:
+            run.begun()
         token_ids, logprobs, top = delta.token_ids, delta.logprobs, delta.top_logprobs
         stop = None
         if self._stops is None:
@@ -69,12 +162,14 @@ class Choice:
             text, num_kept, stop = self._push_until_stop(self._stops, token_ids)
             token_ids, logprobs, top = token_ids[:num_kept], logprobs[:num_kept], top[:num_kept]
         self.num_tokens += len(token_ids)
+        if run.is_watched:
+            run.moved()
         if stop is not None:
             self._finish(TextDelta(text, token_ids, self.index, logprobs, "stop", stop, top))
             if finish is None:
-                self._run.abort(self)
+                run.abort(self)
         elif finish is None:
-            self._run.log.append(TextDelta(text, token_ids, self.index, logprobs, None, None, top))
+            run.write(TextDelta(text, token_ids, self.index, logprobs, None, None, top))
         else:
             rest, stop = self._flush()
             finish = "stop" if stop else finish
@@ -100,5 +195,5 @@ class Choice:
 
     def _finish(self, last: TextDelta) -> None:
         self.is_finished = True
-        self._run.log.append(last)
+        self._run.write(last)
         self._run.finished()

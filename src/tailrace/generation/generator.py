@@ -18,14 +18,16 @@ from tailrace.errors import (
     ContextLengthExceeded,
     EngineLost,
     RequestError,
+    StorageError,
     UnknownModel,
     UnsupportedParameter,
 )
 from tailrace.generation.choice import Choice
-from tailrace.generation.run import Prompt, Run
-from tailrace.streams import StreamStore
-from tailrace.text import ChatEncoder, Detokenizer, StopMatcher, Tokenizer
-from tailrace.types import GenerateRequest, Message, Sampling
+from tailrace.generation.recovery import Recovery
+from tailrace.generation.run import Run
+from tailrace.streams import Claim, Record, StreamLog, StreamStore, new_stream_id
+from tailrace.text import ChatEncoder, Tokenizer
+from tailrace.types import GenerateRequest, Message, Prompt, Sampling
 
 __all__ = ["Generator", "Limits"]
 
@@ -46,6 +48,7 @@ class Limits:
     max_choices: int = 64  # prompts times n
     queue_s: float = 60.0
     linger_s: float = 60.0
+    recover_s: float = 120.0  # how long streams wait for an engine that is gone
 
 
 class Generator:
@@ -77,11 +80,24 @@ class Generator:
         self._supervisor = supervisor
         self._idle: asyncio.Future[None] | None = None
         self._sequence_ids = itertools.count(1)
+        self.recovery = Recovery(on_done=self._open_gate)
+        self._is_engine_gone = self._has_given_up = False
+        self._gone_timer: asyncio.TimerHandle | None = None
+        store.journal.on_trouble = self._fail_all
 
     @property
-    def is_ready(self) -> bool:
-        """There is an engine, and this server takes requests."""
-        return self._supervisor.is_ready and not self.gate.is_draining
+    def state(self) -> str:
+        """ready, or why no request is taken or begun: draining, engine, journal."""
+        if self.gate.is_draining:
+            return "draining"
+        if not self._supervisor.is_ready:
+            return "engine"
+        return "journal" if self.store.journal.trouble is not None else "ready"
+
+    @property
+    def is_live(self) -> bool:
+        """Tokens move where some are wanted, or will before streams give up waiting for an engine."""
+        return not self._has_given_up and self._supervisor.silent_s < self.limits.recover_s
 
     @property
     def parameters(self) -> frozenset[str]:
@@ -89,11 +105,11 @@ class Generator:
         capabilities = self._supervisor.capabilities
         return _ALWAYS | (capabilities.parameters if capabilities is not None else frozenset())
 
-    async def create(self, request: GenerateRequest) -> Run:
-        """Begin a stream.
+    async def create(self, request: GenerateRequest, claim: Claim | None = None) -> Run:
+        """Begin a stream, which an idempotency key may claim.
 
         Raises: RequestError in one of its kinds if the request cannot be served, AdmissionError if not now, EngineLost
-        if there is no engine. Nothing has begun then.
+        if there is no engine, StorageError if it cannot be kept. Nothing has begun then.
         """
         asked_s = time.monotonic()
         self._check(request)
@@ -107,10 +123,49 @@ class Generator:
         assert sampling.max_tokens is not None
         # From here on nothing waits: the check and the place in the queue belong together.
         num_tokens = self.gate.check(longest, sampling.max_tokens, num_choices)
-        run = self._prepare(request, prompts, sampling, asked_s)
-        self.live.add(run)
+        linger_s = self.limits.linger_s if request.linger_s is None else request.linger_s
+        record = Record(
+            stream_id=new_stream_id(),
+            created_s=time.time(),
+            model=self.model,
+            memo=request.memo,
+            prompts=prompts,
+            sampling=sampling,
+            num_prompt_tokens=sum(len(prompt.ids) for prompt in prompts),
+            num_choices=num_choices,
+            linger_s=linger_s if request.on_disconnect == "detach" else 0.0,
+            exact=request.exact,
+            claim=claim,
+        )
+        self.recovery.check(record)
+        run = self._run_of(self.store.create(record), asked_s)
         run.enter(num_tokens, queue_s=self.limits.queue_s)
         return run
+
+    def recover(self) -> int:
+        """Take up the streams that an earlier process left in the journal; returns how many go on.
+
+        One that nobody may come back to, or that cannot run here, ends as `interrupted`.
+        """
+        logs = self.store.recover()
+        for log in logs:
+            record = log.record
+            run = self._run_of(log, time.monotonic())
+            run.restore()
+            if run.end is not None:
+                continue
+            if record.model != self.model or not record.linger_s:
+                run.interrupt()
+                continue
+            assert record.sampling.max_tokens is not None
+            longest = max(len(prompt.ids) for prompt in record.prompts)
+            try:
+                num_tokens = self.gate.demand(longest, record.sampling.max_tokens, record.num_choices)
+            except RequestError:  # this server has less memory than that one had
+                run.interrupt()
+            else:
+                run.enter(num_tokens, queue_s=self.limits.recover_s)
+        return len(self.live)
 
     async def idle(self) -> None:
         """Return when no stream is without its end."""
@@ -120,22 +175,47 @@ class Generator:
             await asyncio.shield(self._idle)
 
     def on_engine_change(self) -> None:
-        """The engine came or went: open or shut the gate accordingly."""
+        """The engine came or went: open or shut the gate accordingly, and bring back what ran on the last one."""
+        if self._supervisor.is_ready:
+            self._is_engine_gone = self._has_given_up = False
+            if self._gone_timer is not None:
+                self._gone_timer.cancel()
+                self._gone_timer = None
+            self.recovery.resume(crashed=self._supervisor.has_crashed)
+            return
+        hopeless = self._supervisor.failures >= _HOPELESS_FAILURES
+        retry_after_s = self._supervisor.retry_after_s
+        self.gate.shut(EngineLost("The engine cannot be started.", retry_after_s=retry_after_s) if hopeless else None)
+        if not self._is_engine_gone:
+            self._is_engine_gone = True
+            self._gone_timer = asyncio.get_running_loop().call_later(self.limits.recover_s, self._give_up)
+
+    def _open_gate(self) -> None:
         capabilities = self._supervisor.capabilities
-        if not self._supervisor.is_ready or capabilities is None:
-            hopeless = self._supervisor.failures >= _HOPELESS_FAILURES
-            retry_after_s = self._supervisor.retry_after_s
-            self.gate.shut(
-                EngineLost("The engine cannot be started.", retry_after_s=retry_after_s) if hopeless else None
-            )
-        else:
+        if capabilities is not None and self._supervisor.is_ready:
             self.gate.open(
                 capacity_tokens=capabilities.kv_tokens,
                 capacity_sequences=capabilities.max_sequences,
                 block_tokens=capabilities.block_tokens,
             )
 
-    def _ended(self, run: Run) -> None:
+    def _give_up(self) -> None:
+        """The engine has been gone for too long."""
+        self._gone_timer = None
+        self._has_given_up = True
+        self.recovery.abandon()
+        for run in list(self.live):
+            run.fail("engine_unavailable", "The engine was lost, and did not come back in time.")
+
+    def _fail_all(self, error: StorageError) -> None:
+        for run in list(self.live):
+            run.fail(error.code, error.message)
+
+    def new_sequence_id(self) -> int:
+        return next(self._sequence_ids)
+
+    def ended(self, run: Run) -> None:
+        """A stream has its terminal event."""
         self.live.discard(run)
         self.on_end(run)
         if not self.live and self._idle is not None and not self._idle.done():
@@ -243,29 +323,15 @@ class Generator:
             return self.context_tokens
         return min(self.context_tokens, capabilities.kv_tokens // num_choices - 2 * capabilities.block_tokens)
 
-    def _prepare(
-        self, request: GenerateRequest, prompts: tuple[Prompt, ...], sampling: Sampling, asked_s: float
-    ) -> Run:
-        seed = sampling.seed or 0
-        linger_s = self.limits.linger_s if request.linger_s is None else request.linger_s
-        run = Run(
-            self.store.create(request.memo),
-            model=self.model,
-            prompts=prompts,
-            seed=seed,
-            asked_s=asked_s,
-            linger_s=linger_s if request.on_disconnect == "detach" else 0.0,
-            store=self.store,
-            gate=self.gate,
-            engine=self._supervisor,
-            on_end=self._ended,
-        )
-        for index in range(len(prompts) * sampling.n):
-            sequence_id = next(self._sequence_ids)
-            stops = StopMatcher(sampling.stop, sampling.include_stop) if sampling.stop else None
-            run.choices.append(Choice(run, index, sequence_id, Detokenizer(self.tokenizer), stops))
-            sampling_of_choice = replace(sampling, seed=(seed + index % sampling.n) % _SEEDS)
-            run.sequences.append(Sequence(sequence_id, prompts[index // sampling.n].ids, sampling_of_choice))
+    def _run_of(self, log: StreamLog, asked_s: float) -> Run:
+        record = log.record
+        run = Run(log, asked_s=asked_s, store=self.store, gate=self.gate, engine=self._supervisor, generator=self)
+        for index in range(record.num_choices):
+            number, nth = divmod(index, record.sampling.n)
+            sampling = replace(record.sampling, seed=(record.seed + nth) % _SEEDS)
+            sequence = Sequence(self.new_sequence_id(), record.prompts[number].ids, sampling)
+            run.choices.append(Choice(run, index, sequence, self.tokenizer))
+        self.live.add(run)
         return run
 
 

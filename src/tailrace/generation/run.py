@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from tailrace.admission import Gate, Ticket
 from tailrace.engine import Sequence
 from tailrace.errors import EngineLost
 from tailrace.generation.choice import Choice
 from tailrace.streams import StreamLog, StreamStore
-from tailrace.types import End, Failure, Spent, Status, Usage
+from tailrace.types import Continuity, End, Event, Failure, Spent, Status, TextDelta, Usage
 
-__all__ = ["Prompt", "Run", "SequenceRunner", "Times"]
+if TYPE_CHECKING:
+    from tailrace.generation.generator import Generator
+
+__all__ = ["Run", "SequenceRunner", "Times"]
 
 
 _FIRST_READER_S = 60.0  # how long a stream that ends with its last reader may wait for its first
-
-
-class Prompt(NamedTuple):
-    """One prompt of a request: its text as the client knows it, "" where ids were given, and its ids."""
-
-    text: str
-    ids: tuple[int, ...]
+_ages = itertools.count()
 
 
 @dataclass(slots=True)
@@ -53,26 +50,30 @@ class SequenceRunner(Protocol):
 
 
 class Run:
-    """The producer of one stream: queued, admitted, running, finished. Ends its log exactly once."""
+    """The producer of one stream: queued, admitted, running, finished. Ends its log exactly once.
+
+    When its engine dies it is stranded: it keeps its place until it is resumed on another one, or ended.
+    """
 
     __slots__ = (
         "__weakref__",
         "_engine",
+        "_fell_at",
         "_gate",
-        "_linger_s",
+        "_generator",
+        "_is_parked",
         "_linger_timer",
-        "_on_end",
         "_queue_timer",
         "_store",
         "_ticket",
+        "age",
         "choices",
+        "continuity",
+        "end",
+        "is_stranded",
+        "is_watched",
         "log",
-        "model",
-        "num_choices",
-        "num_prompt_tokens",
-        "prompts",
-        "seed",
-        "sequences",
+        "strikes",
         "times",
     )
 
@@ -80,69 +81,66 @@ class Run:
         self,
         log: StreamLog,
         *,
-        model: str,
-        prompts: tuple[Prompt, ...],
-        seed: int,
         asked_s: float,
-        linger_s: float,
         store: StreamStore,
         gate: Gate,
         engine: SequenceRunner,
-        on_end: Callable[[Run], None],
+        generator: Generator,
     ) -> None:
         self.log = log
         log.producer = self
-        self.model = model
-        self.prompts = prompts
-        self.num_prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
-        self.num_choices = 0
-        self.seed = seed
+        self.age = next(_ages)
         self.times = Times(asked_s)
         self.choices: list[Choice] = []
-        self.sequences: list[Sequence] = []
+        self.end: End | None = None  # as soon as it is decided; `log.end` is there when it can be read
+        self.continuity: Continuity | None = None
+        self.is_stranded = False
+        self.is_watched = False  # whether somebody wants to know when it moves
+        self.strikes = 0  # engines in a row that died under it at the same place, or of nothing else
+        self._fell_at = -1
+        self._is_parked = False
         self._store = store
         self._gate = gate
         self._engine = engine
-        self._on_end = on_end
-        self._linger_s = linger_s  # how long nobody may read before it is cancelled
+        self._generator = generator
         self._ticket: Ticket | None = None
         self._queue_timer: asyncio.TimerHandle | None = None
         self._linger_timer: asyncio.TimerHandle | None = None
 
     @property
     def usage(self) -> Usage:
-        if self.log.end is not None:
-            return self.log.end.usage
-        return Usage(self.num_prompt_tokens, sum(choice.num_tokens for choice in self.choices))
+        if self.end is not None:
+            return self.end.usage
+        return Usage(self.log.record.num_prompt_tokens, sum(choice.num_tokens for choice in self.choices))
 
     @property
     def status(self) -> str:
         """queued, running, or the status of the terminal event."""
-        if self.log.end is not None:
-            return self.log.end.status
+        if self.end is not None:
+            return self.end.status
         return "running" if self._ticket is not None and self._ticket.admitted_s is not None else "queued"
 
     def enter(self, num_tokens: int, *, queue_s: float) -> None:
         """Take a place in the queue, for at most `queue_s`."""
-        self.num_choices = len(self.choices)
         self.times.entered_s = time.monotonic()
-        self._ticket = Ticket(num_tokens, self.num_choices, self._start)
+        self._ticket = Ticket(num_tokens, len(self.choices), self._start)
         self._gate.enter(self._ticket)
         # Whoever asked has not begun to read; if nobody ever does, nobody will leave either.
         loop = asyncio.get_running_loop()
-        if self.log.end is None:
-            self._linger_timer = loop.call_later(self._linger_s or _FIRST_READER_S, self.cancel)
+        if self.end is None:
+            self._linger_timer = loop.call_later(self.log.record.linger_s or _FIRST_READER_S, self.cancel)
         if self._ticket is not None and self._ticket.admitted_s is None:
             self._queue_timer = loop.call_later(queue_s, self._expire)
 
     def unread(self) -> None:
-        """Nobody reads any more: cancel, at once or when nobody has come back for `linger_s`."""
-        if self.log.end is not None:
+        """Nobody reads any more: cancel, at once or when nobody has come back for the stream's linger time."""
+        if self.end is not None or self._is_parked:
             return
-        if self._linger_s <= 0:
+        linger_s = self.log.record.linger_s
+        if linger_s <= 0:
             self.cancel()
         else:
-            self._linger_timer = asyncio.get_running_loop().call_later(self._linger_s, self.cancel)
+            self._linger_timer = asyncio.get_running_loop().call_later(linger_s, self.cancel)
 
     def read(self) -> None:
         if self._linger_timer is not None:
@@ -161,10 +159,28 @@ class Run:
         """End the stream with an error."""
         self._end("error", Failure(code, message))
 
+    def park(self) -> None:
+        """Leave the stream as it is in the journal, for another process to go on with."""
+        self._is_parked = True
+        self._cancel_timers()
+        self.log.park()
+
+    # What its choices say
+
+    def write(self, event: Event) -> None:
+        """Put an event into the log."""
+        if not self._is_parked:
+            self._store.append(self.log, event)
+
     def begun(self) -> None:
         """A choice has its first token."""
         if self.times.first_s is None:
             self.times.first_s = time.monotonic()
+
+    def moved(self) -> None:
+        """A choice has a token more, and that is watched."""
+        if self._place() > self._fell_at:
+            self._prove()
 
     def finished(self) -> None:
         """A choice is complete; so is the stream, if it was the last."""
@@ -173,55 +189,133 @@ class Run:
 
     def abort(self, choice: Choice) -> None:
         """Take a choice off the engine, which confirms it within a step."""
-        self._engine.abort(choice.sequence_id)
+        self._engine.abort(choice.sequence.sequence_id)
 
     def left(self) -> None:
         """The engine is done with a choice; with the last one the place in the batch is free again."""
-        if all(choice.is_gone for choice in self.choices):
+        if not self.is_stranded and not any(choice.in_engine for choice in self.choices):
             self._give_place_back()
+
+    # When engines die
+
+    def strand(self) -> None:
+        """The engine is gone, and something was still to come."""
+        if not self.is_stranded:
+            self.is_stranded = True
+            self._generator.recovery.strand(self)
+
+    def fell(self, *, was_it: bool) -> None:
+        """Remember where the engine died under it, and whether nothing else can have been the cause."""
+        place = self._place()
+        self.strikes = self.strikes + 1 if was_it or place == self._fell_at else 1
+        self._fell_at = place
+
+    def resume(self, *, is_watched: bool = False) -> None:
+        """Run again what is not complete, behind what the log has."""
+        self.is_stranded = False
+        self.is_watched = is_watched
+        self._store.journal.retract(self.log)
+        ids = self._delivered()
+        if self.continuity is None and any(ids):
+            self.continuity = "replayed"
+        running = [choice for choice in self.choices if not choice.is_finished]
+        for choice in running:
+            if choice.again(ids[choice.index]) != self.log.text(choice.index):
+                self.fail("journal_damaged", "What was kept of this stream does not fit together.")
+                return
+        self._submit(running)
+
+    def restore(self) -> None:
+        """Take over what the log has of an earlier process's work. If that was all, end it."""
+        for event in self.log.events:
+            if isinstance(event, TextDelta):
+                choice = self.choices[event.choice]
+                choice.num_tokens += len(event.token_ids)
+                choice.is_finished = choice.is_finished or event.finish_reason is not None
+        self.finished()
+
+    def diverged(self, choice: Choice) -> None:
+        """A choice that runs again says something else than it said before."""
+        record = self.log.record
+        if record.exact:
+            self.fail("diverged", "The answer came out differently after the engine was lost, and exactness was asked.")
+        elif record.sampling.grammar is not None:
+            # A grammar begins anew with a sequence: what would come is no continuation.
+            self.fail("diverged", "The answer came out differently after the engine was lost; a grammar cannot go on.")
+        else:
+            self.continuity = "continued"
+            self._engine.abort(choice.sequence.sequence_id)
+            choice.go_on(self._generator.new_sequence_id(), self._delivered()[choice.index])
+            self._submit([choice])
+
+    def ended(self) -> None:
+        """The terminal event can be read."""
+        self._store.finish(self.log)
+        self._generator.ended(self)
+
+    def _delivered(self) -> list[list[int]]:
+        """The ids of each choice that are in the log, which is all that anybody may have seen."""
+        ids: list[list[int]] = [[] for _ in self.choices]
+        for event in self.log.events:
+            if isinstance(event, TextDelta):
+                ids[event.choice] += event.token_ids
+        return ids
+
+    def _place(self) -> int:
+        return sum(choice.place for choice in self.choices)
+
+    def _prove(self) -> None:
+        self.is_watched = False
+        self._generator.recovery.moved(self)
 
     def _start(self) -> None:
         self.times.admitted_s = time.monotonic()
         if self._queue_timer is not None:
             self._queue_timer.cancel()
+        if self.log.events:  # of an earlier process
+            self.resume()
+        else:
+            self._submit(self.choices)
+
+    def _submit(self, choices: list[Choice]) -> None:
         try:
-            for sequence, choice in zip(self.sequences, self.choices, strict=True):
-                self._engine.submit(sequence, choice)
-        except EngineLost as error:
-            self.fail(error.code, error.message)
-            self._give_place_back()
+            for choice in choices:
+                self._engine.submit(choice.sequence, choice)
+                choice.in_engine = True
+        except EngineLost:
+            self.strand()
 
     def _expire(self) -> None:
         self.fail("queue_timeout", "The model was too busy to begin this request in time.")
 
     def _end(self, status: Status, failure: Failure | None = None) -> None:
-        if self.log.end is not None:
+        if self.end is not None or self._is_parked:
             return
         self.times.ended_s = time.monotonic()
         waiting = self._ticket is not None and self._ticket.admitted_s is None
+        spent = self.times.spent() if status == "done" else None
+        self.end = End(status, self.usage, failure, spent, self.continuity)
         for choice in self.choices:
             if not choice.is_finished:
                 choice.is_finished = True
-                if not waiting and not choice.is_gone:
-                    self._engine.abort(choice.sequence_id)
-        self.log.append(End(status, self.usage, failure, self.times.spent() if status == "done" else None))
+                if choice.in_engine:
+                    self._engine.abort(choice.sequence.sequence_id)
+        self._cancel_timers()
+        self.write(self.end)
+        if self.is_watched:
+            self._prove()
+        self.is_stranded = False
+        if waiting or not any(choice.in_engine for choice in self.choices):
+            self._give_place_back()
+
+    def _cancel_timers(self) -> None:
         for timer in (self._queue_timer, self._linger_timer):
             if timer is not None:
                 timer.cancel()
-        if waiting:
-            self._give_place_back()
-        self._store.finish(self.log)
-        self._on_end(self)
 
     def _give_place_back(self) -> None:
         ticket, self._ticket = self._ticket, None
         if ticket is not None:
             self._gate.leave(ticket)
-        self._release()
-
-    def _release(self) -> None:
-        """Once it has ended and left the engine, a run keeps for its readers' time only what they may ask for."""
-        if self.log.end is not None and self._ticket is None:
-            self.choices.clear()
-            self.sequences.clear()
-            self.prompts = ()
+        if self.end is not None:
+            self.choices.clear()  # a run that has ended keeps for its readers' time only what they may ask for

@@ -1,11 +1,11 @@
-"""Where tailrace keeps what it can fetch again."""
+"""Where tailrace keeps what it can fetch again, and what it cannot."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-__all__ = ["cache_path", "models_path"]
+__all__ = ["cache_path", "data_path", "models_path"]
 
 
 def cache_path() -> Path:
@@ -16,6 +16,15 @@ def cache_path() -> Path:
     from platformdirs import user_cache_path
 
     return user_cache_path("tailrace")
+
+
+def data_path() -> Path:
+    """Below `$TAILRACE_HOME` when that is set, else the user's data directory (`$XDG_DATA_HOME` is respected)."""
+    if os.environ.get("TAILRACE_HOME", "").strip():
+        return cache_path() / "data"
+    from platformdirs import user_data_path
+
+    return user_data_path("tailrace")
 
 
 def models_path() -> Path:

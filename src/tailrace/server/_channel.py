@@ -10,7 +10,7 @@ from tailrace.dialects.websocket import Close
 from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError
 from tailrace.generation import Generator
 from tailrace.server._socket import Over, Socket
-from tailrace.server.facts import facts_of, run_of
+from tailrace.server.facts import facts_of
 from tailrace.server.metrics import Metrics
 from tailrace.server.settings import Settings
 from tailrace.streams import Reader, StreamLog
@@ -120,10 +120,8 @@ class Channel:
         else:
             assert cancel.name is not None
             log = self._find(cancel.name).log
-        if log.end is None:  # else nobody may be left who wrote it
-            run_of(log).cancel()
-        assert log.end is not None
-        await self._socket.say(websocket.encode_status(cancel.name, log.stream_id, log.end.status))
+        self._generator.store.cancel(log)
+        await self._socket.say(websocket.encode_status(cancel.name, log.stream_id, log.status))
 
     def _check_free(self, name: str | None) -> None:
         """Raises: RequestError if the name is taken, QueueFull if one stream more is one too many."""

@@ -16,7 +16,7 @@ What it promises to the application, beyond ASGI:
 - No extension is offered: frames of a few bytes do not get smaller.
 
 A client that has answered neither of two pings is failed with 1011. One that does not finish a closing handshake is
-cut off after ten seconds.
+cut off after ten seconds; one that takes no frames, by `_places.py`.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from websockets.server import ServerProtocol
 from tailrace.dialects import native
 from tailrace.errors import RequestError
 from tailrace.server._flow import SEND_MANY, Inbox, Turns, frames_of
+from tailrace.server._places import Place
 
 __all__ = ["WebSocketProtocol"]
 
@@ -98,6 +99,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses
         self._server_state.connections.add(self)  # type: ignore[arg-type]  # a set of uvicorn's own shells
         before = self._transport.get_protocol()
+        self._place: Place | None = getattr(before, "place", None)  # goes on from HTTP
         cycle = getattr(before, "cycle", None)  # of uvicorn's HTTP shells: the latest request
         if cycle is not None and not cycle.response_complete:
             self._predecessor = before
@@ -145,6 +147,8 @@ class WebSocketProtocol(asyncio.Protocol):
         self._server_state.connections.discard(self)
         if isinstance(self._predecessor, asyncio.Protocol):
             self._predecessor.connection_lost(exc)
+        elif self._place is not None:
+            self._place.leave()
         if self._timer is not None:
             self._timer.cancel()
         self._core.state = State.CLOSED
@@ -152,9 +156,13 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         self._turns.is_full = True
+        if self._place is not None:
+            self._place.pause_writing()
 
     def resume_writing(self) -> None:
         self._turns.is_full = False
+        if self._place is not None:
+            self._place.resume_writing()
         if self._pong is not None and self._core.state is State.OPEN:
             self._transport.write(self._pong)
         self._pong = None

@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from tailrace.dialects import WIRES, Encoder, View, Wire
 from tailrace.dialects.wire import CumulativeEncoder, Operation
-from tailrace.errors import TailraceError
+from tailrace.errors import Draining, TailraceError
 from tailrace.streams import Reader, StreamLog
 
 __all__ = ["STREAM_HEADERS", "JsonAnswer", "StreamAnswer", "WholeAnswer", "error_answer", "is_meant", "wire_of"]
@@ -95,7 +95,7 @@ class StreamAnswer:
     make it look complete.
     """
 
-    __slots__ = ("_after", "_encoder", "_headers", "_heartbeat", "_heartbeat_s", "_is_gone", "_log")
+    __slots__ = ("_after", "_encoder", "_farewell", "_headers", "_heartbeat", "_heartbeat_s", "_is_gone", "_log")
 
     def __init__(
         self,
@@ -111,6 +111,7 @@ class StreamAnswer:
         self._encoder = encoder
         self._after = after
         self._heartbeat = view.heartbeat
+        self._farewell = view.farewell
         self._heartbeat_s = heartbeat_s if view.heartbeat else 0.0
         self._headers = Response(headers={**STREAM_HEADERS, "content-type": view.media_type, **headers}).raw_headers
         self._headers = [header for header in self._headers if header[0] != b"content-length"]
@@ -140,7 +141,10 @@ class StreamAnswer:
                 if reader.cursor < self._log.last_seq:
                     await asyncio.sleep(0)  # a send that finds room returns at once, and there may be none to send
             elif reader.is_finished:
-                await send({"type": "http.response.body"})
+                if self._log.end is not None:
+                    await send({"type": "http.response.body"})
+                elif self._farewell:
+                    await send({"type": "http.response.body", "body": self._farewell})
                 return
             else:
                 await self._wait(reader, send)
@@ -204,9 +208,11 @@ class WholeAnswer:
                 watcher = group.create_task(self._watch(receive, reader))
                 await reader.wait()
                 watcher.cancel()
-        if self._log.end is None:
+        if self._log.end is None and not self._log.is_parked:
             return  # the client has left
         try:
+            if self._log.end is None:
+                raise Draining("The server is shutting down; the answer goes on in the next one.", retry_after_s=5.0)
             response: Response = JsonAnswer(self._encoder.whole(self._log.events), headers=self._headers)
         except TailraceError as error:
             response = error_answer(self._wire, error)

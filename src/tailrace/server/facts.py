@@ -7,36 +7,30 @@ from collections.abc import Sequence
 from tailrace import __version__
 from tailrace.dialects import StreamFacts
 from tailrace.errors import UnsupportedParameter
-from tailrace.generation import Generator, Run
+from tailrace.generation import Generator
 from tailrace.server.settings import Settings
 from tailrace.streams import StreamLog
 from tailrace.types import Event, GenerateRequest, Message
 
-__all__ = ["Facts", "facts_of", "run_of"]
-
-
-def run_of(log: StreamLog) -> Run:
-    """The run that writes, or wrote, a log."""
-    assert isinstance(log.producer, Run)
-    return log.producer
+__all__ = ["Facts", "facts_of"]
 
 
 def facts_of(generator: Generator, log: StreamLog) -> StreamFacts:
     """The facts of a stream, for any dialect's encoder."""
-    run = run_of(log)
+    record = log.record
     return StreamFacts(
         stream_id=log.stream_id,
-        model=run.model,
-        created_s=int(log.created_s),
-        seed=run.seed,
-        num_prompt_tokens=run.num_prompt_tokens,
-        prompts=tuple(prompt.text for prompt in run.prompts),
-        prompt_ids=tuple(prompt.ids for prompt in run.prompts),
+        model=record.model,
+        created_s=int(record.created_s),
+        seed=record.seed,
+        num_prompt_tokens=record.num_prompt_tokens,
+        prompts=tuple(prompt.text for prompt in record.prompts),
+        prompt_ids=tuple(prompt.ids for prompt in record.prompts),
         vocabulary=generator.tokenizer,
-        num_choices=run.num_choices,
-        status=run.status,
+        num_choices=record.num_choices,
+        status=log.status,
         expires_in_s=generator.store.expires_s(log),
-        memo=log.memo,
+        memo=record.memo,
     )
 
 
@@ -58,8 +52,16 @@ class Facts:
         self.prompt_template = settings.prompt_template
 
     @property
+    def is_live(self) -> bool:
+        return self._generator.is_live
+
+    @property
     def is_ready(self) -> bool:
-        return self._generator.is_ready
+        return self._generator.state == "ready"
+
+    @property
+    def state(self) -> str:
+        return self._generator.state
 
     @property
     def parameters(self) -> frozenset[str]:

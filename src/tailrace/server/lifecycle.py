@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import logging
 import signal
@@ -11,6 +12,7 @@ import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import uvicorn
 from starlette.middleware.cors import CORSMiddleware
@@ -18,18 +20,23 @@ from starlette.routing import Router
 from starlette.types import ASGIApp
 
 from tailrace.admission import Gate
+from tailrace.dialects.durable_answers import EXPOSED_HEADERS
 from tailrace.engines import EngineSpec, Supervisor
 from tailrace.errors import ModelError
 from tailrace.generation import Generator, Limits
 from tailrace.models import ModelCard
+from tailrace.server._http import HttpProtocol
+from tailrace.server._places import Places
 from tailrace.server._websocket import WebSocketProtocol
+from tailrace.server.durable import DurableRoutes
 from tailrace.server.edge import Edge
 from tailrace.server.metrics import Metrics
 from tailrace.server.routes import Routes
 from tailrace.server.settings import Settings
 from tailrace.server.sockets import Sockets
 from tailrace.server.source import Source
-from tailrace.streams import StreamStore
+from tailrace.streams import DiskJournal, Journal, MemoryJournal, StreamStore, read_key
+from tailrace.streams.durable import DurableStore
 from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
 
 __all__ = ["Service", "bind", "engine_spec", "serve", "start_service", "uvicorn_config"]
@@ -51,13 +58,16 @@ class Service:
     supervisor: Supervisor
     store: StreamStore
     app: ASGIApp
+    num_recovered: int  # streams that an earlier process left, and that go on
 
 
 @contextlib.asynccontextmanager
-async def start_service(source: Source, settings: Settings, *, cache_path: str = "") -> AsyncIterator[Service]:
-    """The application with its engine loaded. Leaving it kills the engine.
+async def start_service(
+    source: Source, settings: Settings, *, data_path: Path, cache_path: str = ""
+) -> AsyncIterator[Service]:
+    """The application with its engine loaded, and its journal in `data_path`. Leaving it kills the engine.
 
-    Raises: ModelError if the engine cannot load the model.
+    Raises: ModelError if the engine cannot load the model, or the journal cannot be kept.
     """
     card = source.card
     spec = engine_spec(source, settings, cache_path=cache_path)
@@ -69,13 +79,17 @@ async def start_service(source: Source, settings: Settings, *, cache_path: str =
         if generator is not None:
             generator.on_engine_change()
 
-    supervisor = Supervisor(spec, on_change=on_change, stall_s=settings.stall_s, load_s=settings.load_s)
-    async with asyncio.TaskGroup() as group:
+    supervisor = Supervisor(
+        spec, on_change=on_change, stall_s=settings.stall_s, load_s=settings.load_s, spare=settings.spare_engine
+    )
+    async with _journal(settings, data_path) as journal, asyncio.TaskGroup() as group:
         running = group.create_task(supervisor.run())
         try:
             # The engine loads in its process while this one reads the vocabulary.
             tokenizer, chat = await asyncio.to_thread(_text, card)
-            store = StreamStore(retention_s=settings.retention_s, budget_bytes=settings.retention_bytes)
+            store = StreamStore(
+                retention_s=settings.retention_s, budget_bytes=settings.retention_bytes, journal=journal
+            )
             generator = Generator(
                 model=card.name,
                 tokenizer=tokenizer,
@@ -89,16 +103,39 @@ async def start_service(source: Source, settings: Settings, *, cache_path: str =
                     default_max_tokens=settings.default_max_tokens,
                     queue_s=settings.queue_s,
                     linger_s=settings.linger_s,
+                    recover_s=settings.recover_s,
                 ),
             )
             await changed.wait()
             if not supervisor.is_ready:
                 raise ModelError(_load_failure(supervisor.last_reason))
             generator.on_engine_change()
-            yield Service(generator, supervisor, store, build_app(generator, settings))
+            num_recovered = generator.recover()
+            yield Service(generator, supervisor, store, build_app(generator, settings), num_recovered)
             store.close()
         finally:
             running.cancel()
+
+
+@contextlib.asynccontextmanager
+async def _journal(settings: Settings, path: Path) -> AsyncIterator[Journal]:
+    """Raises: ModelError if it cannot be kept there."""
+    if settings.journal == "memory":
+        yield MemoryJournal()
+        return
+    journal = DiskJournal(
+        path,
+        key=read_key(Path(settings.journal_key_file)) if settings.journal_key_file else None,
+        keep_finished=settings.keep_finished,
+        sync_s=settings.journal_sync_s,
+    )
+    try:
+        async with asyncio.TaskGroup() as group:
+            keeping = group.create_task(journal.keep_up())
+            yield journal
+            keeping.cancel()
+    finally:
+        journal.close()
 
 
 def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> EngineSpec:
@@ -142,7 +179,8 @@ def build_app(generator: Generator, settings: Settings) -> ASGIApp:
     metrics = Metrics(generator)
     routes = Routes(generator, settings, metrics, started_s=int(time.time()))
     sockets = Sockets(generator, settings, metrics)
-    router = Router([*routes.table(), *sockets.table()], redirect_slashes=False)
+    durable = DurableRoutes(DurableStore(budget_bytes=settings.durable_bytes), generator.store, settings)
+    router = Router([*durable.table(), *routes.table(), *sockets.table()], redirect_slashes=False)
     return _let_origins_read(Edge(router, settings), settings)
 
 
@@ -154,9 +192,16 @@ def _let_origins_read(app: ASGIApp, settings: Settings) -> ASGIApp:
     return CORSMiddleware(
         app,
         allow_origins=origins,
-        allow_methods=["GET", "POST", "DELETE"],
+        allow_methods=["GET", "HEAD", "PUT", "POST", "DELETE"],
         allow_headers=["*"],  # the clients of others send their own; an origin that is let in may say what it likes
-        expose_headers=["location", "retry-after", "x-request-id", "x-stream-id", "x-tailrace-ignored"],
+        expose_headers=[
+            "location",
+            "retry-after",
+            "x-request-id",
+            "x-stream-id",
+            "x-tailrace-ignored",
+            *EXPOSED_HEADERS,
+        ],
     )
 
 
@@ -206,6 +251,7 @@ async def serve(
     settings: Settings,
     sock: socket.socket,
     *,
+    data_path: Path,
     cache_path: str = "",
     on_ready: Callable[[Service], None] = lambda service: None,
     on_drain: Callable[[int], None] = lambda num_streams: None,
@@ -219,7 +265,7 @@ async def serve(
     ready = asyncio.Event()
 
     async def run() -> None:
-        async with start_service(source, settings, cache_path=cache_path) as service:
+        async with start_service(source, settings, data_path=data_path, cache_path=cache_path) as service:
             ready.set()
             # What was made so far stays: the collector need not look at it again, nor pause a stream for it.
             gc.collect()
@@ -253,7 +299,8 @@ def uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         log_config=None,
         access_log=False,
         lifespan="off",
-        http="httptools",
+        # uvicorn only calls it
+        http=functools.partial(HttpProtocol, settings=settings, places=Places(settings)),  # type: ignore[arg-type]
         ws=WebSocketProtocol,
         ws_max_size=settings.ws_message_bytes,
         ws_ping_interval=settings.ws_ping_s,
@@ -264,7 +311,8 @@ def uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
 
 
 async def _drain(generator: Generator, drain_s: float, hurrying: asyncio.Event) -> None:
-    """Let running streams finish, then interrupt what is left."""
+    """Let running streams finish. What is left waits in the journal for the next process, where somebody may come
+    back for it, and else is interrupted."""
     generator.gate.drain(_DRAIN_RETRY_S)
     async with asyncio.TaskGroup() as group:
         waits = [group.create_task(generator.idle()), group.create_task(hurrying.wait())]
@@ -272,4 +320,8 @@ async def _drain(generator: Generator, drain_s: float, hurrying: asyncio.Event) 
         for wait in waits:
             wait.cancel()
     for run in list(generator.live):
-        run.interrupt()
+        if generator.store.journal.is_durable and run.log.record.linger_s:
+            run.park()
+        else:
+            run.interrupt()
+    generator.store.journal.flush()

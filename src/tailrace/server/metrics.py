@@ -51,7 +51,7 @@ class Metrics:
             ("tgi_queue_size", "Requests that wait.", lambda: generator.gate.num_waiting),
             ("tgi_batch_current_size", "Requests that the engine has.", lambda: generator.gate.num_running),
             ("tailrace_streams", "Streams that can be read, finished ones too.", lambda: len(generator.store)),
-            ("tailrace_ready", "Whether requests are taken.", lambda: generator.is_ready),
+            ("tailrace_ready", "Whether requests are taken.", lambda: generator.state == "ready"),
         ):
             Gauge(name, text, registry=self._registry).set_function(value)
         generator.on_end = self.ended

@@ -45,12 +45,12 @@ from tailrace.errors import (
 from tailrace.generation import Generator
 from tailrace.server.answers import JsonAnswer, StreamAnswer, WholeAnswer, is_meant
 from tailrace.server.edge import BodyReader
-from tailrace.server.facts import Facts, facts_of, run_of
+from tailrace.server.facts import Facts, facts_of
 from tailrace.server.metrics import Metrics
 from tailrace.server.openapi import document
 from tailrace.server.pages import Pages, wants_page
 from tailrace.server.settings import Settings
-from tailrace.streams import StreamLog
+from tailrace.streams import Claim, StreamLog
 from tailrace.types import GenerateRequest
 
 __all__ = ["Routes"]
@@ -188,7 +188,7 @@ class Routes:
             raise Forbidden("Other pages may not make this server generate.", param="sec-fetch-site")
         if request.method == "HEAD":
             return Response(headers={"content-type": call.view.media_type})
-        log = await self._recall_or_create(request, asked, _lingering(call.request, request))
+        log = await self._recall_or_create(request, asked, _with_headers(call.request, request))
         headers = _names(log) | naming
         facts = facts_of(self._generator, log)
         if not facts.prompts:  # an Idempotency-Key found it again, after its end
@@ -216,13 +216,9 @@ class Routes:
             raise RequestError("An Idempotency-Key has 1 to 255 printable characters.", param="idempotency-key")
         store = self._generator.store
         content = [request.url.path, dict(asked.query), asked.body]
-        fingerprint = hashlib.sha256(msgspec.json.encode(content, order="deterministic")).digest()
+        claim = Claim(key, hashlib.sha256(msgspec.json.encode(content, order="deterministic")).digest())
         async with self._keys_in_use.setdefault(key, asyncio.Lock()):  # twins wait here for the first of them
-            log = store.recall(key, fingerprint)
-            if log is None:
-                log = (await self._generator.create(wanted)).log
-                store.remember(key, fingerprint, log)
-            return log
+            return store.recall(claim) or (await self._generator.create(wanted, claim)).log
 
     def _follow(self, following: Following) -> ASGIApp:
         log = self._generator.store.get(following.stream_id)
@@ -239,7 +235,7 @@ class Routes:
     def _on_stream(self, stream_id: str, view: View, verb: str) -> ASGIApp:
         log = self._generator.store.get(stream_id)
         if verb != "show":
-            run_of(log).cancel()
+            self._generator.store.cancel(log)
         body = view.open(facts_of(self._generator, log)).whole(log.events)
         if verb == "delete":
             self._generator.store.delete(log)
@@ -282,9 +278,15 @@ def _is_from_elsewhere(request: Request) -> bool:
     return referer is not None and urlsplit(referer).netloc != request.headers.get("host")
 
 
-def _lingering(wanted: GenerateRequest, request: Request) -> GenerateRequest:
-    """The request, with what its client asked for the time after it has left: so long, or, with an Idempotency-Key, as
-    long as streams of `/v1/streams` run on, since it means to come back. Raises: RequestError."""
+def _with_headers(wanted: GenerateRequest, request: Request) -> GenerateRequest:
+    """The request, with what its client asked in headers, whatever the wire: whether another answer will do when the
+    engine is lost, and how long the stream runs on with nobody reading. With an Idempotency-Key that is as long as on
+    `/v1/streams`, since whoever sends one means to come back. Raises: RequestError."""
+    continuity = request.headers.get("x-tailrace-continuity", "any")
+    if continuity not in ("any", "exact"):
+        raise RequestError("X-Tailrace-Continuity is any or exact.", param="x-tailrace-continuity")
+    if continuity == "exact":
+        wanted = replace(wanted, exact=True)
     given = request.headers.get("x-tailrace-linger")
     if given is None:
         return replace(wanted, on_disconnect="detach") if "idempotency-key" in request.headers else wanted

@@ -13,8 +13,10 @@ __all__ = ["Setting", "Settings", "settings_table"]
 
 
 # Any: dataclass fields take their type from the annotation
-def _setting(default: Any, text: str, *, least: float = 0, most: float = math.inf) -> Any:
-    return field(default=default, metadata={"help": text, "range": (least, most)})
+def _setting(
+    default: Any, text: str, *, least: float = 0, most: float = math.inf, choices: tuple[str, ...] = ()
+) -> Any:
+    return field(default=default, metadata={"help": text, "range": (least, most), "choices": choices})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,16 +51,66 @@ class Settings:
     queue_s: float = _setting(60.0, "How long a request may wait for its turn.")
     linger_s: float = _setting(60.0, "How long a stream of /v1/streams runs on with nobody reading.")
     retention_s: float = _setting(900.0, "How long a finished stream can still be read.")
-    retention_bytes: int = _setting(256 * 2**20, "Memory for finished streams; the oldest go first.")
+    retention_bytes: int = _setting(256 * 2**20, "Room for finished streams; the oldest go first.")
+    journal: str = _setting(
+        "disk",
+        "Where streams are kept: on disk, where they outlive this process, or in memory only.",
+        choices=("disk", "memory"),
+    )
+    data_dir: str = _setting(
+        "",
+        "Directory of the journal, for one server at a time. Where it is not given it is in the user's data directory, "
+        "one for each port; with --port 0 it is a temporary one.",
+    )
+    journal_sync_s: float = _setting(
+        0.1, "How often the journal is synced to the disk, which is what a power cut may take.", least=0.01
+    )
+    journal_key_file: str = _setting("", "File with a secret of 32 characters or more; the journal is sealed with it.")
+    keep_finished: bool = _setting(
+        True,
+        "Leave finished streams in the journal for their retention. Without it they are dropped from disk at their "
+        "end, and can be read as long as this process runs.",
+    )
+    durable_bytes: int = _setting(
+        64 * 2**20, "Memory for the streams that clients make at /v1/durable; beyond it 507. 0 closes /v1/durable."
+    )
+    durable_poll_s: float = _setting(20.0, "Longest wait of a long poll at /v1/durable.", least=0.1)
     heartbeat_s: float = _setting(
         10.0, "Silence after which a stream gets a comment line, so that proxies keep it open."
     )
     body_bytes: int = _setting(2_000_000, "Largest request body.", least=1)
     body_gap_s: float = _setting(1.0, "Longest wait for the next piece of a request body.", least=0.1)
     body_s: float = _setting(30.0, "Longest wait for a whole request body.", least=0.1)
+    header_s: float = _setting(10.0, "Longest wait for the head of a request: its line and its headers.", least=0.1)
+    keep_alive_s: int = _setting(
+        20, "How long a connection stays open between an answer and the next request.", least=1
+    )
+    write_s: float = _setting(
+        30.0,
+        "Time in which a client takes 64 KiB, or all that waits for it; a slower one is cut off, and can resume.",
+        least=0.1,
+        most=86_400,
+    )
+    max_connections: int = _setting(
+        10_000,
+        "Connections open at once; more are refused with 503. Never more than the process's open files (ulimit -n) "
+        "less 64.",
+        least=1,
+    )
+    client_connections: int = _setting(
+        0, "Connections open at once from one address; 0 lets one address have three quarters of all."
+    )
     stall_s: float = _setting(30.0, "Time without progress after which the engine is replaced.", least=0.1)
     load_s: float = _setting(600.0, "Longest time that the engine may take to load.", least=0.1)
-    drain_s: float = _setting(10.0, "Time that running streams get to finish on SIGTERM or Ctrl-C.")
+    recover_s: float = _setting(
+        120.0, "How long streams wait for an engine that was lost to be replaced, before they end.", least=0.1
+    )
+    spare_engine: bool = _setting(
+        False, "Keep a second engine loaded, so that streams go on at once when the first is lost. Takes its memory."
+    )
+    drain_s: float = _setting(
+        10.0, "Time that running streams get to finish on SIGTERM or Ctrl-C; what is left waits in the journal."
+    )
     ws_sockets: int = _setting(1000, "WebSockets open at once; more are refused with 429.", least=1)
     ws_streams: int = _setting(64, "Streams that one WebSocket follows at once.", least=1)
     ws_message_bytes: int = _setting(2**20, "Largest message on a WebSocket.", least=1)
@@ -92,6 +144,7 @@ class Setting:
     text: str
     least: float  # for numbers
     most: float
+    choices: tuple[str, ...]  # for texts; none is any
 
     @property
     def flag(self) -> str:
@@ -104,6 +157,14 @@ class Setting:
 
 def settings_table() -> tuple[Setting, ...]:
     return tuple(
-        Setting(row.name, type(row.default), row.default, row.metadata["help"], *row.metadata["range"])
+        Setting(
+            row.name,
+            type(row.default),
+            row.default,
+            row.metadata["help"],
+            least=row.metadata["range"][0],
+            most=row.metadata["range"][1],
+            choices=row.metadata["choices"],
+        )
         for row in fields(Settings)
     )

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
+from tailrace.streams.record import Record
 from tailrace.types import End, Event, TextDelta
 
 __all__ = ["Producer", "Reader", "StreamLog"]
@@ -17,6 +18,10 @@ _EVENT_BYTES = 200  # of one event in memory, apart from its text (CPython 3.11,
 class Producer(Protocol):
     """Who feeds a log, as far as its readers are concerned."""
 
+    @property
+    def status(self) -> str:
+        """queued, running, or how it ended."""
+
     def cancel(self) -> None:
         """End the stream as cancelled. Does nothing when it has ended."""
 
@@ -26,26 +31,41 @@ class Producer(Protocol):
     def read(self) -> None:
         """Somebody reads again."""
 
+    def ended(self) -> None:
+        """The terminal event can be read."""
+
 
 class StreamLog:
-    """The events of one request. Used from one event loop only."""
+    """The events of one request, as far as they may be seen. Used from one event loop only."""
 
-    __slots__ = ("_ending", "_readers", "_waiting", "created_s", "end", "events", "memo", "producer", "stream_id")
+    __slots__ = ("_ending", "_readers", "_waiting", "end", "events", "is_parked", "number", "producer", "record")
 
-    def __init__(self, stream_id: str, *, created_s: float, memo: bytes = b"") -> None:
-        self.stream_id = stream_id
-        self.created_s = created_s  # seconds since the epoch
-        self.memo = memo  # what the wire that began it wants to see again
-        self.events: list[Event] = []  # seq n is events[n - 1]
-        self.end: End | None = None
+    def __init__(self, record: Record, events: Sequence[Event] = (), *, number: int = 0) -> None:
+        self.record = record
+        self.number = number  # in the journal
+        self.events: list[Event] = list(events)  # seq n is events[n - 1]
+        last = self.events[-1] if self.events else None
+        self.end: End | None = last if isinstance(last, End) else None
+        self.is_parked = False  # it has not ended, but nothing more comes from this process
         self.producer: Producer | None = None
         self._readers = 0
         self._waiting: set[Reader] = set()  # for the next event
         self._ending: set[Reader] = set()  # for the terminal one
 
     @property
+    def stream_id(self) -> str:
+        return self.record.stream_id
+
+    @property
     def num_readers(self) -> int:
         return self._readers
+
+    @property
+    def status(self) -> str:
+        """queued, running, or the status of the terminal event."""
+        if self.end is not None:
+            return self.end.status
+        return self.producer.status if self.producer is not None else "running"
 
     @property
     def last_seq(self) -> int:
@@ -55,10 +75,13 @@ class StreamLog:
     def num_bytes(self) -> int:
         """About how much memory it takes."""
         text = sum(len(event.text) for event in self.events if isinstance(event, TextDelta))
-        return text + _EVENT_BYTES * len(self.events) + len(self.memo)
+        return text + _EVENT_BYTES * len(self.events) + len(self.record.memo)
 
     def append(self, event: Event) -> None:
-        """Add an event and wake whoever waits for it. After the terminal event nothing is added any more."""
+        """Let an event be seen, and wake whoever waits for it. After the terminal event nothing is added any more.
+
+        Whoever produces events hands them to the store, whose journal has them before they come here.
+        """
         if self.end is not None:
             return
         self.events.append(event)
@@ -70,6 +93,19 @@ class StreamLog:
             self.end = event
             for reader in self._ending:
                 reader.wake()
+            if self.producer is not None:
+                self.producer.ended()
+
+    def cancel(self) -> None:
+        """Have the stream end as cancelled, if it has not ended."""
+        if self.end is None and self.producer is not None:
+            self.producer.cancel()
+
+    def park(self) -> None:
+        """Send the readers away: what is to come will come from another process."""
+        self.is_parked = True
+        for reader in (*self._waiting, *self._ending):
+            reader.wake()
 
     def text(self, choice: int = 0) -> str:
         """All the text of a choice so far."""
@@ -112,7 +148,8 @@ class Reader:
     @property
     def is_finished(self) -> bool:
         """Nothing more will come."""
-        return self._log.end is not None and self.cursor >= len(self._log.events)
+        log = self._log
+        return (log.end is not None or log.is_parked) and self.cursor >= len(log.events)
 
     async def wait(self) -> None:
         """Return when there is something to take, or when `wake` was called.
@@ -120,7 +157,7 @@ class Reader:
         Cancellation: leaves the reader as it was.
         """
         log = self._log
-        if log.end is not None or (self.cursor < len(log.events) and not self.at_end_only):
+        if log.end is not None or log.is_parked or (self.cursor < len(log.events) and not self.at_end_only):
             return
         self._wakeup = asyncio.get_running_loop().create_future()
         try:

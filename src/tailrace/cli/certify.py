@@ -1,0 +1,118 @@
+"""`tailrace certify`: how exactly the engine repeats itself after its worker was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tailrace.cli.serve import _check
+from tailrace.server.settings import settings_table
+
+if TYPE_CHECKING:
+    from tailrace.engines.certificate import Certificate
+
+__all__ = ["certify"]
+
+_SETTINGS = ("threads", "exact", "prefix_cache", "context_tokens", "kv_tokens", "max_step_tokens", "max_sequences")
+
+
+def _options(command: Callable[..., None]) -> Callable[..., None]:
+    """The flags of `tailrace serve` that have a say in what an engine computes."""
+    for row in reversed([row for row in settings_table() if row.name in _SETTINGS]):
+        flag = f"{row.flag}/--no-{row.flag[2:]}" if row.kind is bool else row.flag
+        command = click.option(
+            flag, row.name, type=row.kind, default=row.default, show_default=True, envvar=row.variable, help=row.text,
+            callback=None if row.kind is bool else _check(row),
+        )(command)  # fmt: skip
+    return command
+
+
+@click.command()
+@click.argument("model", default="smollm2", envvar="TAILRACE_MODEL")
+@click.option("--runs", default=200, type=click.IntRange(min=1), show_default=True, help="Replays in all.")
+@click.option("--seed", default=1, type=click.IntRange(min=0), show_default=True, help="Of the prompts and the kills.")
+@click.option(
+    "--max-tokens", default=64, type=click.IntRange(min=2), show_default=True, help="Length of the longest answers."
+)
+@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the findings there.")
+@_options
+def certify(model: str, runs: int, seed: int, max_tokens: int, json_path: Path | None, **values: Any) -> None:
+    """Kill the engine of MODEL again and again, and count how often the same request then says something else.
+
+    A replay runs a request again from its prompt, which is what the server does when its engine dies. A re-prefill goes
+    on from the prompt and what was delivered, which is what it does where a replay differs. What is found is kept as a
+    certificate for this model, machine and settings.
+    """
+    from tailrace.engines.certificate import write_certificate
+    from tailrace.errors import ModelError
+    from tailrace.models.places import data_path
+
+    logging.getLogger("tailrace.engine").setLevel(logging.CRITICAL)  # it would report every kill
+    try:
+        certificate = asyncio.run(_measure(model, runs, seed, max_tokens, values))
+        kept = write_certificate(data_path(), certificate)
+        if json_path is not None:
+            json_path.write_bytes(kept.read_bytes())
+    except ModelError as error:
+        raise click.ClickException(error.message) from error
+    except OSError as error:
+        raise click.ClickException(f"The certificate cannot be kept: {error}.") from error
+    for line in _table(certificate):
+        click.echo(line)
+    click.echo(f"Kept in {kept}.", err=True)
+
+
+# Any: what click hands over, as the table of settings describes it
+async def _measure(model: str, runs: int, seed: int, max_tokens: int, values: dict[str, Any]) -> Certificate:
+    from tailrace.certify import Asker
+    from tailrace.certify import certify as measure
+    from tailrace.cli.pull import TerminalProgress
+    from tailrace.engines.certificate import Certificate, subject
+    from tailrace.models.places import cache_path
+    from tailrace.server.lifecycle import engine_spec
+    from tailrace.server.settings import Settings
+    from tailrace.server.source import find_source
+
+    source = find_source(model, TerminalProgress())
+    spec = engine_spec(source, Settings(**values), cache_path=str(cache_path() / "prepared"))
+    with _bar(runs) as advance:
+        engine, findings = await measure(
+            spec, Asker(source.card), runs=runs, seed=seed, max_tokens=max_tokens, on_progress=advance
+        )
+    return Certificate(subject(engine, spec), datetime.now(UTC).date().isoformat(), seed, findings)
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[str, int], None]]:
+    """A bar on stderr, which shows nothing where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("Killing and comparing", total=total)
+
+        def advance(name: str, num_runs: int) -> None:
+            bars.update(task, advance=num_runs, description=name)
+
+        yield advance
+
+
+def _table(certificate: Certificate) -> Iterator[str]:
+    about = certificate.subject
+    settings = ", ".join(f"{name} {value:g}" for name, value in about.settings.items())
+    yield f"{about.engine}, {about.model or 'no model'}, {about.processor}, {certificate.date}"
+    yield f"{settings}\n"
+    yield f"{'':36}{'replays':>9}{'differ':>8}{'re-prefills':>13}{'differ':>8}"
+    for row in certificate.findings:
+        refills = f"{row.refill_runs:13}{row.refill_differences:8}" if row.refill_runs else f"{'-':>13}{'-':>8}"
+        yield f"{row.name:36}{row.runs:9}{row.differences:8}{refills}"
+    runs = sum(row.runs for row in certificate.findings)
+    differences = sum(row.differences for row in certificate.findings)
+    yield f"\n{differences} of {runs} replays differ: {certificate.verdict}."

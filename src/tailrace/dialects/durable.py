@@ -1,0 +1,155 @@
+"""The Durable Streams protocol: what its headers and queries ask for. Its answers are in `durable_answers`.
+
+Source: https://github.com/durable-streams/durable-streams, PROTOCOL.md of June 2026. Where this is stricter, or other:
+
+1. `Stream-Seq` is compared within the stream, whoever writes.
+2. `Stream-Forked-From` is a path of this server, or one beneath the root of its durable streams.
+3. An offset that was not given out for the stream is refused, rather than read from as far as it goes.
+4. In server-sent events text that is no UTF-8 is shown as U+FFFD, and so are characters split between two pages. A
+   plain GET gives the bytes.
+5. Subscriptions (`__ds`), which have the server call others, are not offered.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal, cast
+from urllib.parse import unquote
+
+from tailrace.errors import Forbidden, RequestError, UnknownStream
+from tailrace.streams.durable_asked import Batch, Creation
+from tailrace.streams.durable_records import Stamp
+
+__all__ = ["ROOT", "TOKENS", "Reading", "key_of", "parse_batch", "parse_creation", "parse_reading"]
+
+ROOT = "/v1/durable/"
+TOKENS = "streams"  # the first segment of paths beneath which the streams of tokens are
+
+_MAX_PATH_BYTES = 1024
+_BAD_SEGMENT = re.compile(r"\.{0,2}|.*[\x00-\x1f\x7f\ufffd].*", re.DOTALL)
+_CONTENT_TYPE = re.compile(r"[\w!#$&^.+-]{1,100}/[\w!#$&^.+-]{1,100}( *;[\x20-\x7e]{1,200})?", re.ASCII)
+_TTL = re.compile(r"0|[1-9][0-9]{0,9}", re.ASCII)
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d{1,6})?\d*([Zz]|[+-]\d\d:\d\d)", re.ASCII)
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,15}", re.ASCII)
+_MAX_NUMBER = 2**53 - 1
+_WORD = re.compile(r"[\x20-\x7e]{1,256}")
+_CURSOR = re.compile(r"[0-9]{1,15}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """From where, and how."""
+
+    offset: str | None  # None or "-1": the beginning; "now": the tail
+    live: Literal["long-poll", "sse"] | None
+    cursor: int | None  # the last one that the client saw
+
+
+def key_of(path: str) -> bytes:
+    """The key of a stream by its path beneath the root. Raises: RequestError, UnknownStream."""
+    key = path.encode()
+    segments = path.split("/")
+    if len(key) > _MAX_PATH_BYTES or any(map(_BAD_SEGMENT.fullmatch, segments)):
+        raise RequestError("A path has segments of printable characters, 1024 bytes at most.", param="path")
+    if segments[0] == "__ds":
+        raise UnknownStream("Subscriptions are not offered here.")
+    return key
+
+
+def parse_creation(headers: Mapping[str, str]) -> Creation:
+    """Raises: RequestError."""
+    ttl, expires, source = (headers.get(f"stream-{name}") for name in ("ttl", "expires-at", "forked-from"))
+    fork_offset, fork_part = headers.get("stream-fork-offset"), headers.get("stream-fork-sub-offset")
+    if ttl is not None and expires is not None:
+        raise RequestError("Give either Stream-TTL or Stream-Expires-At.", param="stream-ttl")
+    if ttl is not None and not _TTL.fullmatch(ttl):
+        raise RequestError("Stream-TTL is a whole number of seconds.", param="stream-ttl")
+    if source is None and (fork_offset is not None or fork_part is not None):
+        raise RequestError("A fork has Stream-Forked-From.", param="stream-forked-from")
+    return Creation(
+        content_type=_content_type(headers),
+        ttl_s=int(ttl) if ttl is not None else None,
+        expires_s=_time(expires) if expires is not None else None,
+        closes=_closes(headers),
+        source=_source(source) if source is not None else None,
+        fork_offset=fork_offset,
+        fork_part=_number(fork_part, "stream-fork-sub-offset") if fork_part is not None else 0,
+    )
+
+
+def parse_batch(headers: Mapping[str, str], body: bytes) -> Batch:
+    """Raises: RequestError."""
+    seq = headers.get("stream-seq")
+    return Batch(
+        body,
+        _content_type(headers) if body else None,
+        _closes(headers),
+        _stamp(headers),
+        _word(seq, "stream-seq") if seq is not None else None,
+    )
+
+
+def parse_reading(query: Mapping[str, str]) -> Reading:
+    """Raises: RequestError."""
+    offset, live, cursor = query.get("offset"), query.get("live"), query.get("cursor", "")
+    if live not in (None, "long-poll", "sse"):
+        raise RequestError("live is long-poll or sse.", param="live")
+    if live is not None and offset is None:
+        raise RequestError("With live, say from which offset.", param="offset")
+    known = int(cursor) if _CURSOR.fullmatch(cursor) else None
+    return Reading(offset, cast(Literal["long-poll", "sse"] | None, live), known)
+
+
+def _content_type(headers: Mapping[str, str]) -> str | None:
+    given = headers.get("content-type")
+    if given is not None and not _CONTENT_TYPE.fullmatch(given):
+        raise RequestError("This is no content type.", param="content-type")
+    return given
+
+
+def _closes(headers: Mapping[str, str]) -> bool:
+    return headers.get("stream-closed", "").lower() == "true"
+
+
+def _stamp(headers: Mapping[str, str]) -> Stamp | None:
+    producer, epoch, seq = (headers.get(f"producer-{name}") for name in ("id", "epoch", "seq"))
+    if producer is None and epoch is None and seq is None:
+        return None
+    if producer is None or epoch is None or seq is None:
+        raise RequestError("Producer-Id, Producer-Epoch and Producer-Seq come together.", param="producer-id")
+    return Stamp(_word(producer, "producer-id"), _number(epoch, "producer-epoch"), _number(seq, "producer-seq"))
+
+
+def _word(given: str, name: str) -> str:
+    if not _WORD.fullmatch(given):
+        raise RequestError(f"{name} has 1 to 256 printable characters.", param=name)
+    return given
+
+
+def _number(given: str, name: str) -> int:
+    if not _NUMBER.fullmatch(given) or int(given) > _MAX_NUMBER:
+        raise RequestError(f"{name} is a whole number, at most 2^53 - 1.", param=name)
+    return int(given)
+
+
+def _time(given: str) -> float:
+    try:
+        if _TIME.fullmatch(given):
+            return datetime.fromisoformat(given.upper()).astimezone(UTC).timestamp()
+    except (ValueError, OverflowError):
+        pass
+    raise RequestError("Stream-Expires-At is a time as RFC 3339 writes it.", param="stream-expires-at")
+
+
+def _source(given: str) -> bytes:
+    try:
+        path = unquote(given, errors="strict")
+    except UnicodeDecodeError:
+        raise RequestError("Stream-Forked-From is a path.", param="stream-forked-from") from None
+    path = path.removeprefix(ROOT) if path.startswith(ROOT) else path.removeprefix("/")
+    if path.partition("/")[0] == TOKENS:
+        raise Forbidden("Streams of tokens are not forked.", param="stream-forked-from")
+    return key_of(path)

@@ -1,0 +1,148 @@
+"""What answers of the Durable Streams protocol look like: pages, server-sent events, and refusals."""
+
+from __future__ import annotations
+
+import base64
+import re
+from datetime import UTC, datetime
+
+from tailrace.dialects.bodies import to_json
+from tailrace.dialects.native import encode_error
+from tailrace.errors import SequenceGap, StaleEpoch, StreamClosed, TailraceError
+from tailrace.streams.durable_asked import Receipt
+from tailrace.streams.durable_page import Page
+from tailrace.streams.durable_records import Created
+from tailrace.streams.durable_stream import is_json
+
+__all__ = [
+    "EXPOSED_HEADERS",
+    "body_of",
+    "etag_of",
+    "lifetime_headers",
+    "next_cursor",
+    "page_headers",
+    "receipt_headers",
+    "refusal",
+    "sse_headers",
+    "sse_of",
+]
+
+Headers = dict[str, str]
+
+EXPOSED_HEADERS = (
+    "etag",
+    "producer-epoch",
+    "producer-expected-seq",
+    "producer-received-seq",
+    "producer-seq",
+    "stream-closed",
+    "stream-cursor",
+    "stream-expires-at",
+    "stream-next-offset",
+    "stream-sse-data-encoding",
+    "stream-ttl",
+    "stream-up-to-date",
+)
+
+_CURSOR_S = 20  # cursors count intervals of this length
+_CURSOR_EPOCH_S = 1_728_432_000  # from 9 October 2024 on, as the protocol proposes
+_LINE_END = re.compile(r"\r\n|\r|\n")
+
+
+def next_cursor(known: int | None, now_s: float, jitter: int) -> int:
+    """A cursor behind the one that the client saw, so that no cache gives it the same answer for ever."""
+    current = int(now_s - _CURSOR_EPOCH_S) // _CURSOR_S
+    return current if known is None or known < current else known + max(1, jitter)
+
+
+def body_of(page: Page) -> bytes:
+    """The bytes of a page; of JSON, a list of its messages."""
+    if is_json(page.content_type):
+        return b"[" + b",".join(page.pieces) + b"]"
+    return b"".join(page.pieces)
+
+
+def etag_of(page: Page) -> str:
+    """Another one once the stream is closed, which would be hidden otherwise."""
+    return f'"{page.incarnation}:{page.start}:{page.next}{":c" if page.is_closed else ""}"'
+
+
+def page_headers(page: Page, cursor: int | None = None) -> Headers:
+    headers = {"content-type": page.content_type, "stream-next-offset": page.next}
+    if cursor is not None and not page.is_closed:
+        headers["stream-cursor"] = str(cursor)
+    if page.is_up_to_date:
+        headers["stream-up-to-date"] = "true"
+    return headers | _closed_headers(page.is_closed)
+
+
+def lifetime_headers(created: Created) -> Headers:
+    headers = {}
+    if created.ttl_s is not None:
+        headers["stream-ttl"] = str(created.ttl_s)
+    if created.expires_s is not None:
+        moment = datetime.fromtimestamp(created.expires_s, UTC).isoformat(timespec="milliseconds")
+        headers["stream-expires-at"] = moment.replace("+00:00", "Z")
+    return headers
+
+
+def receipt_headers(receipt: Receipt) -> Headers:
+    headers = {"stream-next-offset": receipt.next_offset} | _closed_headers(receipt.is_closed)
+    if receipt.stamp is not None:
+        headers |= {"producer-epoch": str(receipt.stamp.epoch), "producer-seq": str(receipt.stamp.seq)}
+    return headers
+
+
+def refusal(error: TailraceError) -> tuple[int, Headers, bytes]:
+    """Status, headers and JSON body."""
+    status, body = encode_error(error)
+    headers = {"content-type": "application/json"}
+    match error:
+        case StreamClosed():
+            headers |= {"stream-next-offset": error.next_offset} | _closed_headers(True)
+        case StaleEpoch():
+            headers["producer-epoch"] = str(error.epoch)
+        case SequenceGap():
+            headers["producer-expected-seq"] = str(error.expected)
+            headers["producer-received-seq"] = str(error.received)
+    return status, headers, body
+
+
+def _closed_headers(is_closed: bool) -> Headers:
+    return {"stream-closed": "true"} if is_closed else {}
+
+
+# Server-sent events
+
+
+def sse_headers(content_type: str) -> Headers:
+    headers = {"content-type": "text/event-stream"}
+    if not _is_text(content_type):
+        headers["stream-sse-data-encoding"] = "base64"
+    return headers
+
+
+def sse_of(page: Page, cursor: int) -> bytes:
+    """A page as an event of its data, if it has any, and one that says where the client is now."""
+    data = f"event: data\n{_data_lines(page)}\n" if page.pieces else ""
+    control: dict[str, object] = {"streamNextOffset": page.next}
+    if not page.is_closed:
+        control["streamCursor"] = str(cursor)
+    if page.is_up_to_date:
+        control["upToDate"] = True
+    if page.is_closed:
+        control["streamClosed"] = True
+    return f"{data}event: control\ndata:{to_json(control).decode()}\n\n".encode()
+
+
+def _data_lines(page: Page) -> str:
+    body = body_of(page)
+    if not _is_text(page.content_type):
+        return f"data:{base64.b64encode(body).decode()}\n"
+    lines = _LINE_END.split(body.decode(errors="replace"))
+    # A reader takes one space behind the colon for ours.
+    return "".join(f"data:{' ' if line.startswith(' ') else ''}{line}\n" for line in lines)
+
+
+def _is_text(content_type: str) -> bool:
+    return is_json(content_type) or content_type.lstrip().lower().startswith("text/")

@@ -1,0 +1,113 @@
+"""What `tailrace certify` found out about an engine, a model and a machine, as a small file that a server reads.
+
+A certificate is about one engine in one version, one model, one processor and the settings that have a say in the
+numbers; for anything else there is none. Nobody else's processor is believed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from tailrace.engines.protocol import EngineSpec
+
+__all__ = [
+    "Certificate",
+    "Finding",
+    "Subject",
+    "Verdict",
+    "processor",
+    "read_certificate",
+    "subject",
+    "write_certificate",
+]
+
+Verdict: TypeAlias = Literal["exact", "verified"]
+
+
+class Subject(msgspec.Struct, frozen=True):
+    """What a certificate is about."""
+
+    engine: str  # name and version
+    model: str  # file name and bytes
+    processor: str
+    settings: dict[str, float]
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One row: how often something was tried, and how often it came out different."""
+
+    name: str
+    runs: int
+    differences: int
+    refill_runs: int  # going on from prompt and delivered ids
+    refill_differences: int
+
+
+class Certificate(msgspec.Struct, frozen=True):
+    subject: Subject
+    date: str
+    seed: int  # of the draw of prompts and kill points
+    findings: list[Finding]
+
+    @property
+    def verdict(self) -> Verdict:
+        """ "exact": no replay differed. "verified": a replay is compared, and some went another way."""
+        return "verified" if any(finding.differences for finding in self.findings) else "exact"
+
+
+def subject(engine: str, spec: EngineSpec) -> Subject:
+    """`engine` is what its capabilities call it. Takes a look at the model's files, but does not read them."""
+    settings = {
+        "exact": float(spec.exact),
+        "prefix_cache": float(spec.prefix_cache),
+        "threads": float(spec.threads),
+        "max_step_tokens": float(spec.max_step_tokens),
+        **spec.options,
+    }
+    return Subject(engine, _model(Path(spec.path)) if spec.path not in ("", ".") else "", processor(), settings)
+
+
+def write_certificate(directory: Path, certificate: Certificate) -> Path:
+    """Keep it in a data directory, in place of an older one. Raises: OSError."""
+    path = _place(directory, certificate.subject)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    new = path.with_suffix(".new")
+    new.write_bytes(msgspec.json.format(msgspec.json.encode(certificate)) + b"\n")
+    new.replace(path)
+    return path
+
+
+def read_certificate(directory: Path, about: Subject) -> Certificate | None:
+    """The one about exactly this, if there is one that can be read."""
+    try:
+        certificate = msgspec.json.decode(_place(directory, about).read_bytes(), type=Certificate)
+    except (OSError, msgspec.DecodeError):
+        return None
+    return certificate if certificate.subject == about else None
+
+
+def processor() -> str:
+    """Its name, and how many of its cores there are."""
+    name = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo") as lines:
+            name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    except OSError:
+        pass
+    return f"{name}, {os.cpu_count()} cores"
+
+
+def _model(path: Path) -> str:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return f"{path.name}, {sum(file.stat().st_size for file in files)} bytes"
+
+
+def _place(directory: Path, about: Subject) -> Path:
+    key = hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()[:16]
+    return directory / "certificates" / f"{key}.json"

@@ -1,0 +1,325 @@
+"""The journal's file: an SQLite database in WAL mode, written by one process through one connection.
+
+Events of running streams are appended to the table `tail`, a row for what one stream got in one turn, so that a commit
+touches one page or two. When a stream has ended they are moved into one row of `streams`. Every row that matters has a
+checksum, over what says whose it is as well: a row that was moved or changed is as good as none.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from tailrace.errors import JournalFull, ModelError, StorageError
+
+__all__ = ["Database", "FinishedRow", "TailRow"]
+
+RESERVE_BYTES = 2**20  # given back when the disk is full, so that streams can still be ended
+
+# What each version of the schema adds to the one before. Never changed, only added to.
+_MIGRATIONS = (
+    """
+    CREATE TABLE streams (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        stream_id TEXT NOT NULL UNIQUE,
+        record BLOB NOT NULL,
+        record_crc INTEGER NOT NULL,
+        recoveries INTEGER NOT NULL DEFAULT 0,
+        events BLOB,
+        events_crc INTEGER,
+        finished TEXT
+    );
+    CREATE TABLE tail (
+        row INTEGER PRIMARY KEY,
+        stream INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        events BLOB NOT NULL,
+        crc INTEGER NOT NULL
+    );
+    CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+    CREATE TABLE expired (row INTEGER PRIMARY KEY AUTOINCREMENT, stream_id TEXT NOT NULL UNIQUE);
+    """,
+)
+
+
+class TailRow(NamedTuple):
+    """Events of a running stream: the first has number `seq`. None where they are not what was written."""
+
+    stream: int
+    seq: int
+    events: bytes | None
+
+
+class FinishedRow(NamedTuple):
+    """A finished stream."""
+
+    number: int
+    stream_id: str
+    record: bytes
+    events: bytes
+    finished: str  # when
+
+
+class Database:
+    """Raises StorageError, and JournalFull where room is short, from whatever writes.
+
+    Raises: ModelError if the file cannot be opened at all: it is another server's, a newer version's, or no place to
+    write to.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory / "journal.sqlite"
+        self._reserve = directory / "journal.reserve"
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._lock = os.open(directory / "journal.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise ModelError(f"The journal cannot be kept in {directory}: {error.strerror}. {_OTHERWISE}") from None
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise ModelError(f"Another server keeps its journal in {directory}. {_OTHERWISE}") from None
+        self._num_rows = 0
+        self._first_rows: dict[int, int] = {}  # of the tail, by stream
+        try:
+            self.set_aside = self._open()
+            self._count_rows()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def _open(self) -> Path | None:
+        """Open the file; one that is no longer readable is set aside, and a new one begun. Returns where it went."""
+        try:
+            self._connection = self.connect()
+            self._migrate()
+            return None
+        except sqlite3.DatabaseError as error:
+            if not _is_damage(error):
+                raise ModelError(f"The journal {self.path} cannot be opened: {error}. {_OTHERWISE}") from None
+        aside = self.path.with_name(f"journal.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S}.sqlite")
+        self.path.rename(aside)
+        for suffix in ("-wal", "-shm"):
+            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+        self._connection = self.connect()
+        self._migrate()
+        return aside
+
+    def _count_rows(self) -> None:
+        (self._num_rows,) = self._connection.execute("SELECT coalesce(max(row), 0) FROM tail").fetchone()
+        self._first_rows = dict(self._connection.execute("SELECT stream, min(row) FROM tail GROUP BY stream"))
+
+    def connect(self) -> sqlite3.Connection:
+        """A connection; the second one is for checkpoints, in a thread of their own."""
+        # Never waits for a lock: whoever called has streams to serve meanwhile, and tries again.
+        connection = sqlite3.connect(self.path, isolation_level=None, timeout=0, check_same_thread=False)
+        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("PRAGMA secure_delete = FAST")
+        return connection
+
+    def _migrate(self) -> None:
+        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+        if version > len(_MIGRATIONS):
+            raise ModelError(f"The journal {self.path} was written by a newer version of tailrace. {_OTHERWISE}")
+        for number, script in enumerate(_MIGRATIONS[version:], version + 1):
+            self._connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
+        damage = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if damage != "ok":
+            raise sqlite3.DatabaseError("malformed")
+
+    @contextmanager
+    def _writing(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, of which all is kept or nothing."""
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield connection
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+                raise
+        except sqlite3.Error as error:
+            raise as_storage_error(error) from error
+
+    def fact(self, name: str) -> bytes | None:
+        """What is kept under a name."""
+        row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return row[0] if row is not None else None
+
+    def keep_fact(self, name: str, value: bytes) -> None:
+        with self._writing() as connection:
+            connection.execute("INSERT INTO facts VALUES (?, ?)", (name, value))
+
+    def begin(self, stream_id: str, record: bytes) -> int:
+        """Keep a new stream; returns its number."""
+        with self._writing() as connection:
+            cursor = connection.execute(
+                "INSERT INTO streams (stream_id, record, record_crc) VALUES (?, ?, ?)",
+                (stream_id, record, _crc(record, stream_id)),
+            )
+        assert cursor.lastrowid is not None
+        return cursor.lastrowid
+
+    def append(self, rows: Sequence[TailRow]) -> None:
+        first = self._num_rows + 1
+        with self._writing() as connection:
+            connection.executemany(
+                "INSERT INTO tail (row, stream, seq, events, crc) VALUES (?, ?, ?, ?, ?)",
+                [
+                    (number, stream, seq, events, _crc(events or b"", stream, seq))
+                    for number, (stream, seq, events) in enumerate(rows, first)
+                ],
+            )
+        self._num_rows += len(rows)
+        for number, row in enumerate(rows, first):
+            self._first_rows.setdefault(row.stream, number)
+
+    def finish(self, streams: Sequence[FinishedRow]) -> None:
+        """Put finished streams into a row each, and take them off the tail."""
+        with self._writing() as connection:
+            connection.executemany(
+                "UPDATE streams SET record = ?, record_crc = ?, events = ?, events_crc = ?, finished = ?"
+                " WHERE number = ?",
+                [
+                    (record, _crc(record, stream_id), events, _crc(events, number), finished, number)
+                    for number, stream_id, record, events, finished in streams
+                ],
+            )
+            self._clear_tail([stream.number for stream in streams])
+
+    def drop(self, streams: Sequence[tuple[int, str]], *, most_expired: int) -> None:
+        """Keep of finished streams, given as (number, id), nothing but that they were there."""
+        self.forget([stream_id for _, stream_id in streams], most_expired=most_expired)
+        with self._writing():
+            self._clear_tail([number for number, _ in streams])
+
+    def _clear_tail(self, numbers: Sequence[int]) -> None:
+        # Where they begin is known, so that not all of the tail is searched for them.
+        first = min((self._first_rows.pop(number, self._num_rows + 1) for number in numbers), default=0)
+        marks = ",".join("?" * len(numbers))
+        self._connection.execute(
+            f"DELETE FROM tail WHERE row >= ? AND stream IN ({marks})",  # noqa: S608  # question marks
+            (first, *numbers),
+        )
+
+    def forget(self, stream_ids: Sequence[str], *, most_expired: int) -> None:
+        """Keep of these only that they were there, and that of the last `most_expired`."""
+        ids = [(stream_id,) for stream_id in stream_ids]
+        with self._writing() as connection:
+            connection.executemany("DELETE FROM streams WHERE stream_id = ?", ids)
+            connection.executemany("INSERT OR IGNORE INTO expired (stream_id) VALUES (?)", ids)
+            connection.execute("DELETE FROM expired WHERE row <= (SELECT max(row) FROM expired) - ?", (most_expired,))
+
+    def count_recovery(self, numbers: Sequence[int]) -> None:
+        """Note that these are about to be taken up again."""
+        with self._writing() as connection:
+            connection.executemany(
+                "UPDATE streams SET recoveries = recoveries + 1 WHERE number = ?", [(number,) for number in numbers]
+            )
+
+    def finished(self) -> Iterator[tuple[str, bytes, int, str]]:
+        """Id, record, bytes and end of all finished streams, oldest first."""
+        query = (
+            "SELECT stream_id, record, record_crc, length(record) + length(events), finished FROM streams"
+            " WHERE finished IS NOT NULL ORDER BY rowid"
+        )
+        for stream_id, record, crc, num_bytes, finished in self._connection.execute(query):
+            if crc == _crc(record, stream_id):
+                yield stream_id, record, num_bytes, finished
+
+    def load(self, stream_id: str) -> tuple[bytes, bytes] | None:
+        """Record and events of a finished stream; None where they are not, or not any more, what was written."""
+        query = "SELECT number, record, record_crc, events, events_crc FROM streams WHERE stream_id = ?"
+        try:
+            row = self._connection.execute(query, (stream_id,)).fetchone()
+        except sqlite3.Error as error:
+            raise as_storage_error(error) from error
+        if row is None or row[3] is None:
+            return None
+        number, record, record_crc, events, events_crc = row
+        if record_crc != _crc(record, stream_id) or events_crc != _crc(events, number):
+            return None
+        return record, events
+
+    def unfinished(self) -> list[tuple[int, str, bytes | None, int]]:
+        """Number, id, record (None where it is damaged) and recoveries so far of streams without an end."""
+        query = (
+            "SELECT number, stream_id, record, record_crc, recoveries FROM streams"
+            " WHERE finished IS NULL ORDER BY number"
+        )
+        return [
+            (number, stream_id, record if crc == _crc(record, stream_id) else None, recoveries)
+            for number, stream_id, record, crc, recoveries in self._connection.execute(query)
+        ]
+
+    def tail(self) -> Iterator[TailRow]:
+        """All rows of the tail, in the order of writing."""
+        query = "SELECT stream, seq, events, crc FROM tail ORDER BY row"
+        for stream, seq, events, crc in self._connection.execute(query):
+            yield TailRow(stream, seq, events if crc == _crc(events, stream, seq) else None)
+
+    def expired(self) -> list[str]:
+        return [stream_id for (stream_id,) in self._connection.execute("SELECT stream_id FROM expired ORDER BY row")]
+
+    def give_room_back(self, num_pages: int) -> None:
+        """Return some unused pages to the file system."""
+        try:
+            self._connection.execute(f"PRAGMA incremental_vacuum({num_pages})").fetchall()
+        except sqlite3.Error as error:
+            raise as_storage_error(error) from error
+
+    def hold_reserve(self) -> None:
+        """Set some of the disk aside for hard times. Raises: StorageError if it has none."""
+        try:
+            descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            self.use_reserve()
+            raise JournalFull(_FULL, retry_after_s=5.0) from error
+
+    def use_reserve(self) -> None:
+        self._reserve.unlink(missing_ok=True)
+
+    def close(self) -> None:
+        self._connection.close()
+        self.use_reserve()
+        os.close(self._lock)
+
+
+_OTHERWISE = "Give another place with --data-dir, or --journal memory to keep nothing."
+_FULL = "No room is left where this server keeps its streams."
+
+
+def _crc(body: bytes, *whose: str | int) -> int:
+    return zlib.crc32(repr(whose).encode(), zlib.crc32(body))
+
+
+def _is_damage(error: sqlite3.DatabaseError) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is None or code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+
+def as_storage_error(error: sqlite3.Error) -> StorageError:
+    """The same as one of ours; what SQLite says goes into the server's log only."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL:
+        return JournalFull(_FULL, retry_after_s=5.0)
+    is_locked = code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    reason = "is locked by another program" if is_locked else "cannot be written"
+    return StorageError(f"The journal of this server {reason}.", retry_after_s=5.0)

@@ -1,0 +1,27 @@
+"""The default model under the default settings, killed a few times."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace.certify import Asker, certify
+from tailrace.errors import ModelError
+from tailrace.models import NoProgress, models_path
+from tailrace.server.lifecycle import engine_spec
+from tailrace.server.settings import Settings
+from tailrace.server.source import find_source
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+async def test_no_replay_differs() -> None:
+    try:
+        source = find_source("smollm2", NoProgress())
+    except ModelError as error:
+        pytest.skip(f"the default model cannot be fetched: {error}")
+    settings = Settings(max_sequences=8, kv_tokens=16_384)
+    spec = engine_spec(source, settings, cache_path=str(models_path().parent / "prepared"))
+    _, findings = await certify(spec, Asker(source.card), runs=30, seed=5, max_tokens=24)
+    known = "repetition penalty, follow-up turn"  # whose prompts the library wants to see as they are
+    assert sum(finding.runs for finding in findings) >= 28
+    assert [finding for finding in findings if finding.differences and finding.name != known] == []

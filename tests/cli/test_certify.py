@@ -1,0 +1,62 @@
+"""`tailrace certify` on the scripted engine: small, but real workers and real kills."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+
+from tailrace.cli.certify import certify
+from tailrace.engines import EngineSpec
+from tailrace.engines.certificate import Certificate, read_certificate, subject
+
+
+def _certify(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "tailrace", "certify", *arguments],
+        env=os.environ | {"TAILRACE_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=55,
+        check=True,
+    )
+
+
+@pytest.mark.timeout(60)
+def test_the_scripted_engine_is_exact_and_its_certificate_is_kept(tmp_path: Path) -> None:
+    done = _certify(tmp_path, "scripted", "--runs", "20", "--json", str(tmp_path / "found.json"))
+    spec = EngineSpec(engine="scripted", exact=True)
+    kept = read_certificate(tmp_path / "data", subject("scripted 1", spec))
+    assert kept is not None
+    assert kept.verdict == "exact"
+    assert msgspec.json.decode((tmp_path / "found.json").read_bytes(), type=Certificate) == kept
+    runs = sum(finding.runs for finding in kept.findings)
+    assert done.stdout.splitlines()[-1] == f"0 of {runs} replays differ: exact."
+    assert all(any(line.startswith(finding.name) for line in done.stdout.splitlines()) for finding in kept.findings)
+    assert "Traceback" not in done.stderr
+    assert "killed" not in done.stderr
+
+
+@pytest.mark.timeout(60)
+def test_one_that_drifts_is_verified(tmp_path: Path) -> None:
+    done = _certify(tmp_path, "scripted:drift=300,tokens_per_s=400", "--runs", "11", "--no-exact")
+    assert done.stdout.rstrip().endswith(": verified.")
+    assert "exact 0" in done.stdout
+
+
+def test_an_unknown_model_is_one_line_and_exit_1() -> None:
+    result = CliRunner().invoke(certify, ["smolm2"])
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: No model is called `smolm2`.")
+
+
+def test_help_names_the_engines_settings_and_no_others() -> None:
+    said = CliRunner().invoke(certify, ["--help"]).output
+    assert "--no-prefix-cache" in said
+    assert "--max-step-tokens" in said
+    assert "--port" not in said

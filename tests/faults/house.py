@@ -1,0 +1,260 @@
+"""Where servers live one after the other, and readers that come back to whichever is there."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+from tests.engines.asking import until
+from tests.faults.laws import Kept, Resources, Seen, check, read_journal, status_of
+from tests.server.oracle import Answer
+from tests.server.process import Server
+from tests.server.wire import Wire
+
+from tailrace.dialects.native import NativeView
+from tailrace.dialects.wire import HEARTBEAT
+
+__all__ = ["Follower", "House", "Stream", "is_alive"]
+
+_AGAIN_S = 0.02
+
+
+def is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+class House:
+    """One directory for the journal, and a server over it, killed and started again as a test likes.
+
+    Leaving it stops the server and holds the laws for every stream that `begin` began.
+    """
+
+    def __init__(self, directory: Path, source: str = "scripted:tokens_per_s=200", *flags: str) -> None:
+        self.directory = directory
+        self.source = source
+        self.flags = flags
+        self.streams: list[Stream] = []
+        self.server: Server
+        self.baseline: Resources
+        self._moved = threading.Condition()
+        self._is_open = True
+        self._logs: list[str] = []
+        self.start()
+
+    def __enter__(self) -> House:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.check()
+        self._is_open = False
+        with self._moved:
+            self._moved.notify_all()
+        self.server.close()
+
+    def launch(self, *flags: str) -> Server:
+        """One server more over the same directory; it need not come up."""
+        return Server(self.source, "--data-dir", str(self.directory), *self.flags, *flags)
+
+    def start(self, *flags: str) -> Server:
+        """The next server; readers come to it by themselves."""
+        server = self.launch(*flags)
+        try:
+            server.wait_ready()
+        except AssertionError:
+            server.process.kill()
+            raise
+        self.server = server
+        if not self.streams:
+            self.baseline = Resources.of(server)
+        with self._moved:
+            self._moved.notify_all()
+        return server
+
+    def kill(self) -> None:
+        """kill -9 of the server. Its engine must follow."""
+        children = psutil.Process(self.server.process.pid).children()
+        self.server.send_signal(signal.SIGKILL)
+        self.server.wait()
+        self._logs.append(self.server.log)
+        self.server.close()
+        until(lambda: not any(map(is_alive, children)))
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """SIGTERM, and all the way down."""
+        self.server.send_signal(number)
+        status = self.server.wait()
+        self._logs.append(self.server.log)
+        self.server.close()
+        return status
+
+    def restart(self, *flags: str) -> Server:
+        self.kill()
+        return self.start(*flags)
+
+    @property
+    def log(self) -> str:
+        """What all its servers said."""
+        return "".join([*self._logs, self.server.log])
+
+    def kill_engine(self, number: signal.Signals = signal.SIGKILL) -> None:
+        """Kill the engine that there is, once there is one."""
+        found: list[psutil.Process] = []
+
+        def is_there() -> bool:
+            found[:] = psutil.Process(self.server.process.pid).children()
+            return bool(found)
+
+        until(is_there, timeout_s=10.0)
+        found[0].send_signal(number)
+
+    def begin(self, answer: Answer, *, num_readers: int = 1, key: str = "", **fields: object) -> Stream:
+        """A stream, and readers that follow it wherever it goes."""
+        body = {"prompt": answer.prompt, "max_tokens": answer.count, "seed": answer.seed, **fields}
+        stream_id = self.server.create(body, **({"idempotency_key": key} if key else {}))
+        stream = Stream(stream_id, answer, [Follower(self, stream_id) for _ in range(num_readers)])
+        self.streams.append(stream)
+        return stream
+
+    def wait_moved(self) -> None:
+        """Until there is another server, or it is time to try again."""
+        with self._moved:
+            self._moved.wait(_AGAIN_S)
+
+    @property
+    def is_open(self) -> bool:
+        return self._is_open
+
+    def kept(self) -> Kept:
+        """What the journal holds. The server must have stopped."""
+        return read_journal(self.directory)
+
+    def check(self) -> None:
+        """Wait for all streams, hold law 5, stop, and hold the others."""
+        for stream in self.streams:
+            stream.wait()
+        if self.server.process.poll() is None:
+            self.baseline.check_back(self.server)
+            self.stop()
+        kept = self.kept()
+        for stream in self.streams:
+            stream.check(kept)
+
+
+class Stream:
+    """A stream that a test began, what it must say, and who reads it."""
+
+    def __init__(self, stream_id: str, answer: Answer, followers: Sequence[Follower]) -> None:
+        self.stream_id = stream_id
+        self.answer = answer
+        self.followers = [*followers]
+        self.ends: tuple[str, ...] = ("done",)
+        self.is_kept = True
+
+    @property
+    def path(self) -> str:
+        return f"/v1/streams/{self.stream_id}"
+
+    def seen(self, num_events: int) -> Stream:
+        """Wait until every reader has so many events."""
+        for follower in self.followers:
+            follower.wait_events(num_events)
+        return self
+
+    def wait(self) -> None:
+        for follower in self.followers:
+            follower.wait()
+
+    @property
+    def end(self) -> bytes:
+        """The terminal event, as the first reader saw it."""
+        self.followers[0].wait()
+        return self.followers[0].events[-1]
+
+    def check(self, kept: Kept | None) -> None:
+        seen = [Seen(follower.events) for follower in self.followers]
+        assert all(status_of(reading.events[-1]) for reading in seen), "a reader without an end"
+        check(self.stream_id, self.answer, seen, kept if self.is_kept else None, ends=self.ends)
+
+
+class Follower:
+    """One reader in a thread of its own. Whenever it is cut off it comes back with Last-Event-ID, as browsers do, and
+    forgets half an event."""
+
+    def __init__(self, house: House, stream_id: str) -> None:
+        self.events: list[bytes] = []
+        self.num_connections = 0
+        self.num_farewells = 0
+        self.refusals: list[int] = []
+        self._house = house
+        self._id = stream_id
+        self._said = threading.Condition()
+        self._failure: BaseException | None = None
+        self._has_ended = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def wait_events(self, num_events: int, *, timeout_s: float = 30.0) -> None:
+        with self._said:
+            self._said.wait_for(lambda: len(self.events) >= num_events or self._has_ended, timeout_s)
+        assert len(self.events) >= num_events, self._state()
+
+    def wait(self, *, timeout_s: float = 40.0) -> None:
+        with self._said:
+            self._said.wait_for(lambda: self._has_ended, timeout_s)
+        assert self._has_ended, self._state()
+        assert self._failure is None, repr(self._failure)
+        assert self.events, self._state()
+        assert status_of(self.events[-1]), self._state()
+
+    def _state(self) -> str:
+        return f"{len(self.events)} events, refusals {self.refusals[-3:]}, {self._failure!r}\n{self._house.log}"
+
+    def _run(self) -> None:
+        try:
+            while self._house.is_open and not self._follow():
+                self._house.wait_moved()
+        except BaseException as error:  # shown by whoever waits
+            self._failure = error
+        with self._said:
+            self._has_ended = True
+            self._said.notify_all()
+
+    def _follow(self) -> bool:
+        """Read as far as it goes; whether that was the end."""
+        try:
+            with Wire(self._house.server.port) as wire:
+                headers = {"last-event-id": f"{self._id}-{len(self.events)}"} if self.events else {}
+                wire.send("GET", f"/v1/streams/{self._id}/events", headers=headers)
+                if wire.head() != 200:
+                    self.refusals.append(wire.status)
+                    return wire.status in (404, 410)
+                self.num_connections += 1
+                for event in self._whole(wire):
+                    with self._said:
+                        self.events.append(event)
+                        self._said.notify_all()
+                    if status_of(event):
+                        assert wire.event() == b"", "something after the end"
+                        return True
+        except (EOFError, OSError):
+            pass
+        return False
+
+    def _whole(self, wire: Wire) -> Iterator[bytes]:
+        for block in wire.events():
+            while block.startswith(HEARTBEAT):
+                block = block[len(HEARTBEAT) :]
+            if block == NativeView.farewell:
+                self.num_farewells += 1
+            else:
+                yield block

@@ -1,0 +1,199 @@
+"""The law of the product: once a client has seen a token, that token is there for every reader, with the same bytes,
+whatever dies.
+
+It is five laws, and `check` holds all of them for one stream:
+
+1. Events are numbered from 1, with no gap and no double, for every reader and in the journal.
+2. Their bytes are those of the oracle, or of its beginning where the stream did not come to its end.
+3. There is one terminal event, it is the last, and nobody sees another one.
+4. Nobody has seen what the journal does not hold.
+5. Processes, descriptors, connections and places in the engine are given back: `Resources`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+from tests.engines.asking import until
+from tests.server.oracle import Answer
+from tests.server.process import Server
+from tests.server.wire import as_json
+
+from tailrace.dialects.native import RETRY_MS, event_json
+from tailrace.streams import DiskJournal
+from tailrace.types import End, Event
+
+__all__ = ["Kept", "Resources", "Seen", "check", "read_journal", "seq_of", "status_of"]
+
+_ENDS = re.compile(rb"event: ([a-z]+)\n")
+_ID = re.compile(rb"^id: (.+)-([0-9]+)$", re.MULTILINE)
+_CONTINUITY = re.compile(rb',"continuity":"([a-z]+)"')
+
+
+def seq_of(event: bytes) -> int:
+    """The number in an event's id."""
+    found = _ID.search(event)
+    assert found is not None, event
+    return int(found[2])
+
+
+def status_of(event: bytes) -> str | None:
+    """done, error, cancelled or interrupted; None where it is not the terminal event."""
+    found = _ENDS.search(event)
+    return found[1].decode() if found is not None else None
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one reader saw: whole events in their order, from behind number `after` on, over however many sockets."""
+
+    events: Sequence[bytes]
+    after: int = 0
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a journal holds."""
+
+    streams: Mapping[str, Sequence[Event]]
+    expired: Sequence[str] = ()
+
+    def wire(self, stream_id: str) -> list[bytes]:
+        """A stream of it, as it stands on the wire."""
+        return [_on_wire(stream_id, seq, event) for seq, event in enumerate(self.streams[stream_id], 1)]
+
+
+def _on_wire(stream_id: str, seq: int, event: Event) -> bytes:
+    begin = f"event: {event.status}\n" if isinstance(event, End) else f"retry: {RETRY_MS}\n" if seq == 1 else ""
+    return f"{begin}data: {event_json(event)}\nid: {stream_id}-{seq}\n\n".encode()
+
+
+def read_journal(directory: Path, *, key: bytes | None = None) -> Kept:
+    """What the journal in a directory holds, read from a copy by the server's own code: it changes nothing there.
+
+    No server may be writing to it.
+    """
+    with tempfile.TemporaryDirectory() as copy:
+        for path in directory.glob("journal.sqlite*"):
+            shutil.copy(path, copy)
+        return asyncio.run(_read(Path(copy), key))
+
+
+async def _read(directory: Path, key: bytes | None) -> Kept:
+    journal = DiskJournal(directory, key=key)
+    try:
+        streams: dict[str, Sequence[Event]] = {log.stream_id: log.events for log in journal.unfinished()}
+        for finished in journal.finished():
+            log = journal.load(finished.stream_id)
+            assert log is not None
+            streams[log.stream_id] = log.events
+        return Kept(streams, tuple(journal.expired()))
+    finally:
+        journal.close()
+
+
+def check(
+    stream_id: str,
+    answer: Answer,
+    seen: Iterable[Seen],
+    kept: Kept | None,
+    *,
+    ends: Sequence[str] = ("done",),
+    continuity: Sequence[str] = ("replayed",),
+) -> None:
+    """Laws 1 to 4 for one stream that has ended as one of `ends`. `kept` is None where nothing is promised of a
+    journal. The terminal event of a stream that outlived a fault may say so, with one of `continuity`."""
+    readings = [*seen]
+    if kept is not None:
+        assert stream_id in kept.streams, "the journal has lost a stream"
+        readings.append(Seen(kept.wire(stream_id)))
+    *deltas, done = answer.native(stream_id)
+    terminal: set[bytes] = set()
+    for reading in readings:
+        for seq, event in enumerate(reading.events, reading.after + 1):
+            found = _ID.search(event)
+            assert found is not None, event
+            assert (found[1].decode(), int(found[2])) == (stream_id, seq), "a gap or a double"
+            if status_of(event) is None:
+                assert event == deltas[seq - 1], f"other bytes at {seq}"
+            else:
+                terminal.add(event)
+                assert event is reading.events[-1], "something after the end"
+    assert len(terminal) <= 1, f"two ends: {terminal}"
+    for end in terminal:
+        _check_end(end, done, len(deltas), ends, continuity)
+    if kept is not None:
+        held = len(readings[-1].events)
+        for reading in readings:
+            assert reading.after + len(reading.events) <= held, "seen, and not kept"
+        assert terminal, f"no end in the journal, after {held} events"
+
+
+def _check_end(end: bytes, done: bytes, num_deltas: int, ends: Sequence[str], continuity: Sequence[str]) -> None:
+    status = status_of(end)
+    assert status in ends, end
+    said = _CONTINUITY.search(end)
+    assert said is None or said[1].decode() in continuity, end
+    if status == "done":
+        assert _CONTINUITY.sub(b"", end) == done
+        return
+    seq = seq_of(end)
+    assert seq <= num_deltas + 1
+    assert _CONTINUITY.sub(b"", end).split(b"data: ")[1].startswith(b'{"status":"%s"' % status.encode())
+    (line,) = [line for line in end.split(b"\n") if line.startswith(b"data: ")]
+    assert as_json(line[6:])["usage"]["completion_tokens"] == seq - 1, "usage is not what was delivered"
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What a server holds while nobody asks anything of it."""
+
+    num_processes: int
+    num_descriptors: int
+    num_connections: int
+    num_running: int
+    num_waiting: int
+    memory_bytes: int = 0
+
+    @classmethod
+    def of(cls, server: Server) -> Resources:
+        process = psutil.Process(server.process.pid)
+        gauges = dict(
+            line.rsplit(" ", 1)
+            for line in server.http.get("/metrics").text.splitlines()
+            if not line.startswith("#")
+        )
+        return cls(
+            num_processes=len(process.children(recursive=True)),
+            num_descriptors=process.num_fds(),
+            num_connections=len(process.net_connections("tcp")),
+            num_running=int(float(gauges["tgi_batch_current_size"])),
+            num_waiting=int(float(gauges["tgi_queue_size"])),
+            memory_bytes=process.memory_info().rss,
+        )
+
+    def check_back(self, server: Server, *, grown_bytes: int = 64 * 2**20) -> None:
+        """Law 5: the server comes back to these within some seconds, and to its memory within `grown_bytes`.
+
+        The kernel takes a moment to take down sockets and processes.
+        """
+        now = self
+
+        def is_back() -> bool:
+            nonlocal now
+            now = Resources.of(server)
+            return replace(now, memory_bytes=0) == replace(self, memory_bytes=0)
+
+        try:
+            until(is_back, timeout_s=5.0)
+        except AssertionError:
+            raise AssertionError(f"{now} is not {self}") from None
+        assert now.memory_bytes <= self.memory_bytes + grown_bytes

@@ -1,0 +1,394 @@
+"""The engine dies, hangs, talks nonsense or is taken down by a request: its streams go on as if nothing had been."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import re
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+from tests.engines.asking import until
+from tests.faults.house import House, Stream, is_alive
+from tests.generation.world import World, asked, end_of, greedy, oracle, text_of
+from tests.server.oracle import Answer
+from tests.server.process import Server
+from tests.server.wire import as_json, sse_data
+
+from tailrace.engine import Capabilities, Delta
+from tailrace.engines.protocol import PROTOCOL_VERSION, Frame, FromWorker, Ready, encode
+from tailrace.engines.supervisor import _Worker
+from tailrace.errors import EngineLost
+from tailrace.types import TextDelta
+
+PACED = "scripted:tokens_per_s=200"
+CRASH = EngineLost("The engine stopped: killed by SIGSEGV.", is_crash=True)
+
+
+@pytest.fixture
+def house(tmp_path: Path) -> Iterator[House]:
+    with House(tmp_path / "data", PACED, "--stall-s", "0.5") as house:
+        yield house
+
+
+def num_deaths(house: House) -> int:
+    """Of engines that were running."""
+    return house.log.count("Starting another engine.")
+
+
+def in_engine(house: House, count: int) -> None:
+    """Wait until the engine has so many streams."""
+    gauge = re.compile(rf"^tgi_batch_current_size {count}\.0$", re.MULTILINE)
+    until(lambda: gauge.search(house.server.http.get("/metrics").text) is not None)
+
+
+# It dies
+
+
+@pytest.mark.parametrize("place", [1, 2, 9, 39, 40])
+def test_killed_anywhere_the_stream_goes_on_to_the_byte(house: House, place: int) -> None:
+    stream = house.begin(Answer(f"Place {place}.", 40, seed=place), num_readers=2).seen(place)
+    house.kill_engine()
+    stream.wait()
+    for follower in stream.followers:
+        assert follower.num_connections == 1, "a reader was cut off for what is none of its business"
+
+
+def test_killed_before_the_first_token(house: House) -> None:
+    with house.server.wire() as wire:
+        wire.send("GET", "/livez")
+        engine = house.server.worker()
+        engine.suspend()  # so that what is asked now finds an engine that has done nothing yet
+        streams = [house.begin(Answer(f"Prefill {number}.", 30, seed=number)) for number in range(4)]
+        in_engine(house, 4)
+        engine.kill()
+        assert wire.head() == 200
+    for stream in streams:
+        stream.wait()
+        assert b"continuity" not in stream.end  # nothing had been seen
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE], ids=lambda one: one.name
+)
+def test_whatever_kills_it(house: House, number: signal.Signals) -> None:
+    streams = [house.begin(Answer(f"All {seed}.", 50, seed)) for seed in range(8)]
+    for stream in streams:
+        stream.seen(5)
+    house.kill_engine(number)
+    for stream in streams:
+        stream.wait()
+        assert b'"continuity":"replayed"' in stream.end
+    assert f"killed by {number.name}" in house.log
+    assert num_deaths(house) == 1
+
+
+def test_killed_again_and_again(house: House) -> None:
+    """Also while it runs again what was there, and while it loads."""
+    chance = random.Random(16)
+    streams = [house.begin(Answer(f"Again {seed}.", 120, seed)) for seed in range(4)]
+    for _ in range(5):
+        streams[0].seen(1)
+        time.sleep(chance.uniform(0, 0.25))  # any moment will do: that is what is under test
+        house.kill_engine()
+    for stream in streams:
+        stream.wait()
+
+
+def test_a_slow_reader_misses_nothing(house: House) -> None:
+    """Its engine dies between what is in the log and what it has been sent."""
+    answer = Answer("Slow.", 300, seed=5)
+    stream = house.begin(answer)
+    with house.server.wire(receive_bytes=2048) as wire:
+        wire.send("GET", f"{stream.path}/events")
+        assert wire.head() == 200
+        stream.seen(150)
+        house.kill_engine()
+        stream.wait()
+        body = wire.body()
+    assert body == b"".join(stream.followers[0].events)
+
+
+# It hangs
+
+
+def test_an_engine_that_hangs_is_replaced(house: House) -> None:
+    stream = house.begin(Answer("Hang.", 60, seed=1)).seen(9)
+    engine = house.server.worker()
+    engine.suspend()
+    stream.wait()
+    assert not is_alive(engine)
+    assert "no progress" in house.log
+
+
+# It says what makes no sense
+
+_CUSTOM = """
+import os, signal, sys
+if "tailrace.engines.worker" in sys.orig_argv:
+    link = int(sys.orig_argv[-2])
+    def ends(*_):
+        os._exit(0)
+    def talks(*_):
+        os.write(link, {garbage!r})
+    signal.signal(signal.SIGUSR1, ends)
+    signal.signal(signal.SIGUSR2, talks)
+"""
+
+
+@pytest.fixture
+def customised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], House]:
+    """A house whose engines exit with status 0 at SIGUSR1, and say the given bytes at SIGUSR2."""
+
+    def build(garbage: bytes) -> House:
+        (tmp_path / "sitecustomize.py").write_text(_CUSTOM.format(garbage=garbage))
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+        return House(tmp_path / "data", PACED)
+
+    return build
+
+
+def test_an_engine_that_just_ends_is_replaced(customised: Callable[[bytes], House]) -> None:
+    with customised(b"") as house:
+        stream = house.begin(Answer("Ends.", 50, seed=1)).seen(5)
+        house.kill_engine(signal.SIGUSR1)
+        stream.wait()
+        assert "exit status 0" in house.log
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [b"\xff" * 64, b"\x03\0\0\0abc", b"\x01\0\0\0\xc0", b"GET / HTTP/1.1\r\n\r\n"],
+    ids=["length", "no-message", "nil", "http"],
+)
+def test_an_engine_that_talks_garbage_is_replaced(customised: Callable[[bytes], House], garbage: bytes) -> None:
+    with customised(garbage) as house:
+        stream = house.begin(Answer("Garbage.", 50, seed=1)).seen(5)
+        house.kill_engine(signal.SIGUSR2)
+        stream.wait()
+        assert "talked garbage" in house.log
+
+
+class Ear:
+    """A receiver."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+
+    def push(self, delta: Delta) -> None:
+        self.ids += delta.token_ids
+
+    def lost(self, error: EngineLost) -> None:  # type: ignore[override]
+        raise AssertionError(error)
+
+
+async def _hears(messages: list[FromWorker]) -> tuple[_Worker, Ear]:
+    """A worker's socket, epoch 2, on which these are said."""
+    worker, ear = _Worker(2), Ear()
+    worker.receivers[1] = ear  # type: ignore[assignment]
+    ours, theirs = socket.socketpair()
+    await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=ours)
+    with theirs:
+        theirs.sendall(b"".join(map(encode, messages)))
+    await worker.gone  # its end of the socket is closed, so all has been heard
+    return worker, ear
+
+
+async def test_what_a_replaced_engine_says_late_is_not_heard() -> None:
+    _, ear = await _hears([Frame(epoch, 1, [Delta(1, 0, (epoch,))]) for epoch in (1, 2, 3, 0)])
+    assert ear.ids == [2]
+
+
+@pytest.mark.parametrize(("version", "epoch"), [(PROTOCOL_VERSION + 1, 2), (PROTOCOL_VERSION - 1, 2), (1, 1)])
+async def test_an_engine_of_another_version_is_not_let_in(version: int, epoch: int) -> None:
+    capabilities = Capabilities("other", 100, 100, 1, 1, frozenset(), True)
+    worker, ear = await _hears([Ready(version, epoch, capabilities), Frame(2, 1, [Delta(1, 0, (5,))])])
+    assert not worker.ready.done()
+    assert await worker.gone == "is of another version"
+    worker.ready.cancel()
+
+
+@pytest.mark.parametrize("start", [0, 4, 6, 40], ids=["all-again", "double", "gap", "far"])
+async def test_a_double_or_a_gap_is_never_shown(start: int) -> None:
+    world = World()
+    run, neighbour = await world.create("Hi", greedy(20)), await world.create("Ho", greedy(20))
+    world.engine.step(5)
+    world.engine.hear([Delta(run.choices[0].sequence.sequence_id, start, (65,))])
+    world.finish(run, neighbour)
+    failure = end_of(run.log).failure
+    assert failure is not None
+    assert failure.code == "engine_error"
+    ids = [i for event in run.log.events if isinstance(event, TextDelta) for i in event.token_ids]
+    assert len(ids) == 5
+    assert text_of(neighbour.log) == oracle(asked(neighbour), 1, 20)
+    world.check_idle()
+
+
+# A request takes it down
+
+
+def _poison(house: House, control: str, *, fault_after: int = 3) -> Stream:
+    """A stream that takes its engine down. The engine's faults come after three tokens."""
+    answer = Answer(f"Now {control}", 50, seed=1)
+    body = {"prompt": answer.prompt, "max_tokens": 50, "seed": 1}
+    stream_id = house.server.create(body)
+    prompt = (*b"Now ", 256 + ["end", "crash", "stall", "fail", "garbage"].index(control[2:-2]))
+    from tests.faults.house import Follower
+
+    stream = Stream(stream_id, Answer(prompt, 50, seed=1), [Follower(house, stream_id)])
+    stream.ends = ("error",)
+    house.streams.append(stream)
+    return stream
+
+
+faults = pytest.mark.parametrize("control", ["<|crash|>", "<|garbage|>", "<|stall|>"], ids=["crash", "raise", "stall"])
+
+
+@faults
+def test_a_request_that_takes_the_engine_down_is_not_tried_for_ever(house: House, control: str) -> None:
+    poison = _poison(house, control)
+    assert as_json(sse_data(poison.end)[0])["error"]["code"] == "poison_request"
+    assert num_deaths(house) == 2
+    again = house.server.post("/v1/streams", {"prompt": f"Now {control}", "max_tokens": 50, "seed": 77})
+    assert (again.status_code, again.json()["error"]["code"]) == (422, "poison_request")
+    house.begin(Answer("Harmless.", 20, seed=1)).wait()
+    assert num_deaths(house) == 2
+
+
+@faults
+@pytest.mark.parametrize("order", ["together", "first", "last", "between"])
+def test_neighbours_of_a_poison_are_exact(house: House, control: str, order: str) -> None:
+    def neighbours(count: int) -> list[Stream]:
+        return [house.begin(Answer(f"Neighbour {len(house.streams)}.", 60, seed=count)) for _ in range(count)]
+
+    before = {"together": 0, "first": 0, "last": 4, "between": 2}[order]
+    streams = neighbours(before)
+    for stream in streams:
+        stream.seen(1)
+    poison = _poison(house, control)
+    if order != "together":
+        poison.seen(1)
+    streams += neighbours(4 - before)
+    for stream in streams:
+        stream.wait()
+    assert as_json(sse_data(poison.end)[0])["error"]["code"] == "poison_request"
+    assert num_deaths(house) <= 3
+
+
+@pytest.mark.parametrize("poison_first", [False, True])
+async def test_a_poison_that_needs_another_one(poison_first: bool) -> None:
+    """One of the two alone is harmless. Engines die at most three times, and whoever is not of the pair is exact."""
+    world = World(max_sequences=8)
+    runs = [await world.create(f"Hi {number}", greedy(30)) for number in range(4)]
+    pair = [runs[1], runs[2]] if poison_first else [runs[0], runs[3]]
+    deaths = 0
+    for _ in range(600):
+        if all(run.log.end is not None for run in runs):
+            break
+        world.engine.step()
+        if all(run.log.end is None and not run.is_stranded and run.choices[0].place == 7 for run in pair):
+            deaths += 1
+            world.engine.lose(CRASH)
+            world.engine.come_back()
+    assert 1 <= deaths <= 3
+    for run in runs:
+        if run not in pair or end_of(run.log).status == "done":
+            assert text_of(run.log) == oracle(asked(run), 1, 30)
+    world.finish()
+    world.check_idle()
+
+
+# It cannot come back
+
+
+@contextmanager
+def hunted(house: House) -> Iterator[None]:
+    """No engine lives."""
+    is_over = threading.Event()
+
+    def hunt() -> None:
+        process = psutil.Process(house.server.process.pid)
+        while not is_over.wait(0.01):
+            for child in process.children():
+                child.kill()
+
+    hunter = threading.Thread(target=hunt)
+    hunter.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        hunter.join()
+
+
+def test_streams_wait_for_an_engine_only_so_long(tmp_path: Path) -> None:
+    with House(tmp_path, PACED, "--recover-s", "2") as house:
+        stream = house.begin(Answer("Gone.", 400, seed=1)).seen(9)
+        stream.ends = ("error",)
+        with hunted(house):
+            refused: list[httpx.Response] = []
+
+            def is_refused() -> bool:
+                answer = house.server.post("/v1/streams", {"prompt": "New.", "max_tokens": 1})
+                if answer.status_code == 503:
+                    refused.append(answer)
+                return bool(refused)
+
+            stream.wait()
+            until(is_refused)
+            assert house.server.http.get("/livez").status_code == 503
+            assert house.server.http.get("/readyz").status_code == 503
+            assert house.server.http.get(stream.path).json()["status"] == "error"  # what is there can be read
+        assert as_json(sse_data(stream.end)[0])["error"]["code"] == "engine_unavailable"
+        assert refused[0].json()["error"]["code"] == "engine_unavailable"
+        assert int(refused[0].headers["retry-after"]) >= 1
+        until(lambda: house.server.http.get("/readyz").status_code == 200, timeout_s=20)
+        assert house.server.http.get("/livez").status_code == 200
+        house.begin(Answer("After.", 20, seed=1)).wait()
+
+
+def test_an_engine_that_comes_back_in_time_is_waited_for(tmp_path: Path) -> None:
+    with House(tmp_path, PACED, "--recover-s", "60") as house:
+        stream = house.begin(Answer("Gone.", 60, seed=1)).seen(9)
+        with hunted(house):
+            until(lambda: house.log.count("did not load") + num_deaths(house) >= 1)
+            status = house.server.http.get(stream.path).json()["status"]
+            assert status == "running"
+        stream.wait()
+
+
+# A second one stands by
+
+
+def _engines(server: Server) -> list[psutil.Process]:
+    return sorted(psutil.Process(server.process.pid).children(), key=lambda child: child.create_time())
+
+
+@pytest.mark.parametrize("victims", ["first", "spare-then-first", "both"])
+def test_with_a_spare_the_stream_goes_on(tmp_path: Path, victims: str) -> None:
+    with House(tmp_path, PACED, "--spare-engine") as house:
+        until(lambda: len(_engines(house.server)) == 2)
+        house.baseline = replace_processes(house)
+        stream = house.begin(Answer("Spare.", 100, seed=1)).seen(9)
+        first, spare = _engines(house.server)
+        if victims != "first":
+            spare.kill()
+        if victims == "both":
+            first.kill()
+        if victims != "both":
+            stream.seen(20)
+            first.kill()
+        stream.wait()
+        until(lambda: len(_engines(house.server)) == 2)
+
+
+def replace_processes(house: House) -> object:
+    raise NotImplementedError
