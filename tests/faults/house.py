@@ -117,9 +117,11 @@ class House:
         until(is_there, timeout_s=10.0)
         found[0].send_signal(number)
 
-    def begin(self, answer: Answer, *, num_readers: int = 1, key: str = "", **fields: object) -> Stream:
-        """A stream, and readers that follow it wherever it goes."""
-        body = {"prompt": answer.prompt, "max_tokens": answer.count, "seed": answer.seed, **fields}
+    def begin(
+        self, answer: Answer, *, prompt: str = "", num_readers: int = 1, key: str = "", **fields: object
+    ) -> Stream:
+        """A stream, and readers that follow it wherever it goes. `prompt` is what to ask where the answer has ids."""
+        body = {"prompt": prompt or answer.prompt, "max_tokens": answer.count, "seed": answer.seed, **fields}
         stream_id = self.server.create(body, **({"idempotency_key": key} if key else {}))
         stream = Stream(stream_id, answer, [Follower(self, stream_id) for _ in range(num_readers)])
         self.streams.append(stream)

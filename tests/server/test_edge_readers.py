@@ -185,7 +185,7 @@ def test_a_connection_too_many(serve: Callable[..., Server], flags: tuple[str, .
 @pytest.mark.parametrize("limit", [64, None], ids=["places", "descriptors"])
 def test_a_process_without_descriptors_waits_for_better_times(serve: Callable[..., Server], limit: int | None) -> None:
     """Places run out, or, where nearly all that there are is in use, descriptors do before them."""
-    server = serve("scripted:tokens_per_s=100")
+    server = serve("scripted:tokens_per_s=100", "--journal", "memory")  # one on disk needs a descriptor to be synced
     stream_id = server.create({"prompt": "Long.", "max_tokens": 500, "seed": 2})
     server.http.close()
     with Leaver(server) as reader:

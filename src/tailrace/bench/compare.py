@@ -154,11 +154,13 @@ async def compare_engine(
 
 
 async def compare_server(*, streams: int, max_tokens: int, rounds: int, on_progress: Callable[[str], None]) -> Report:
-    """The server alone, fed by an engine that computes nothing, beside a raw writer of the same events."""
-    ours, theirs = [], []
+    """The server alone, fed by an engine that computes nothing, beside a raw writer of the same events, and beside
+    itself without a journal."""
+    ours, theirs, unkept = [], [], []
     flags = ("--kv-tokens", str(4 * streams * max_tokens), "--max-sequences", str(2 * streams))
     with (
         _server("scripted:utf8=0", *flags) as (host, port),
+        _server("scripted:utf8=0", *flags, "--journal", "memory") as (_, memory_port),
         _child("tailrace.bench.rawwriter", str(max_tokens)) as (_, stdout),
     ):
         raw_port = int(await asyncio.to_thread(stdout.readline))
@@ -167,10 +169,18 @@ async def compare_server(*, streams: int, max_tokens: int, rounds: int, on_progr
             requests = [_request(host, port, f"{i} {number}", max_tokens) for i in range(streams)]
             sample = await run_load(host, port, requests, concurrency=streams)
             raw = await run_load("127.0.0.1", raw_port, requests, concurrency=streams)
+            in_memory = await run_load(host, memory_port, requests, concurrency=streams)
             if number:  # the first warms up
                 ours.append(sample)
                 theirs.append(raw)
-    return Report([_pair(streams, "tailrace, scripted engine", ours, "raw asyncio writer", theirs)])
+                unkept.append(in_memory)
+    name = "tailrace, scripted engine"
+    return Report(
+        [
+            _pair(streams, name, ours, "raw asyncio writer", theirs),
+            _pair(streams, name, ours, "with --journal memory", unkept),
+        ]
+    )
 
 
 def _pair(n: int, our_name: str, ours: list[Sample], their_name: str, theirs: list[Sample]) -> tuple[Line, Line, float]:

@@ -10,10 +10,11 @@ What the library needs us to know (measured on 2026.4.1):
 5. With `exact`, arithmetic is in float32 and no sequence ever decodes alone, since a lone sequence goes through other
    kernels than a batch does (fewer sequences than threads, to be precise); keys are quantised by token, so that a
    prompt may be cut anywhere. On two threads any batch of two or more then gives the same bits, whatever its make-up:
-   0 of 208 differed on Zen 4 (2026-11-21), greedy and seeded, alone, in a batch, staggered, with neighbours that come
-   and are aborted. With bfloat16, the default where a processor has it, 18 of 20 did. Without AVX-512 (AMD Zen 3),
-   where a prompt is cut does change its bits: answers to prompts of one step are the same, and nothing is claimed. Nor
-   is it on more than two threads, where a single companion should not be enough, which nobody measured yet.
+   0 of 160 answers of 48 tokens differed on Zen 4, 0 of 25 on Sapphire Rapids (2026-11-21), greedy and seeded, alone,
+   in a batch, staggered, with neighbours that come and are aborted. With bfloat16, the default where a processor has
+   it, 18 of 20 did. Without AVX-512 (AMD Zen 3), where a prompt is cut does change its bits: answers to prompts of one
+   step are the same, and nothing is claimed. Nor is it on more than two threads, where a single companion should not
+   be enough, which nobody has measured yet.
 6. A piece of a prompt that is one token long has other bits than any longer one, and the library's own prefix cache
    leaves such pieces, and gives back what answers wrote. openvino_prompts keeps it from both. Without the cache, the
    library cuts prompts that are longer than a step, and may leave a last piece of one token (of prompts of 257 tokens,

@@ -108,8 +108,10 @@ class _Worker(asyncio.Protocol):
         await self.process.wait()
 
     def send(self, message: ToWorker) -> None:
+        """To a worker that is gone, nothing: its receivers will hear of that."""
         assert self._transport is not None
-        self._transport.write(encode(message))
+        if not self.gone.done():  # uvloop raises if its transport is closed
+            self._transport.write(encode(message))
 
     async def why(self) -> tuple[str, bool]:
         """Why it is gone, in its own words or those of its exit status, and whether it went by itself."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import re
 import secrets
@@ -121,8 +122,6 @@ class Generator:
         num_choices = len(prompts) * request.sampling.n
         sampling = self._complete(request.sampling, longest, num_choices)
         assert sampling.max_tokens is not None
-        # From here on nothing waits: the check and the place in the queue belong together.
-        num_tokens = self.gate.check(longest, sampling.max_tokens, num_choices)
         linger_s = self.limits.linger_s if request.linger_s is None else request.linger_s
         record = Record(
             stream_id=new_stream_id(),
@@ -138,9 +137,14 @@ class Generator:
             claim=claim,
         )
         self.recovery.check(record)
-        run = self._run_of(self.store.create(record), asked_s)
-        run.enter(num_tokens, queue_s=self.limits.queue_s)
-        return run
+        while True:
+            await self.store.journal.well()
+            # From here on nothing waits: the check and the place in the queue belong together.
+            num_tokens = self.gate.check(longest, sampling.max_tokens, num_choices)
+            with contextlib.suppress(StorageError):  # trouble that has begun just now may be over soon
+                run = self._run_of(self.store.create(record), asked_s)
+                run.enter(num_tokens, queue_s=self.limits.queue_s)
+                return run
 
     def recover(self) -> int:
         """Take up the streams that an earlier process left in the journal; returns how many go on.

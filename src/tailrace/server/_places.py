@@ -121,7 +121,7 @@ def _within_descriptors(num_connections: int) -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return num_connections
-    return min(num_connections, limit - min(_RESERVED, limit // 2))
+    return min(num_connections, limit - min(_RESERVED, limit * 3 // 4))
 
 
 def _tune(transport: asyncio.Transport, write_s: float) -> None:

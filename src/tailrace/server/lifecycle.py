@@ -57,6 +57,7 @@ class Service:
     generator: Generator
     supervisor: Supervisor
     store: StreamStore
+    durable: DurableStore
     app: ASGIApp
     num_recovered: int  # streams that an earlier process left, and that go on
 
@@ -111,7 +112,10 @@ async def start_service(
                 raise ModelError(_load_failure(supervisor.last_reason))
             generator.on_engine_change()
             num_recovered = generator.recover()
-            yield Service(generator, supervisor, store, build_app(generator, settings), num_recovered)
+            durable = DurableStore(budget_bytes=settings.durable_bytes, journal=journal.note)
+            durable.restore(journal.notes())
+            app = build_app(generator, durable, settings)
+            yield Service(generator, supervisor, store, durable, app, num_recovered)
             store.close()
         finally:
             running.cancel()
@@ -174,13 +178,13 @@ def _load_failure(reason: str) -> str:
     return reason
 
 
-def build_app(generator: Generator, settings: Settings) -> ASGIApp:
+def build_app(generator: Generator, durable: DurableStore, settings: Settings) -> ASGIApp:
     """The ASGI application over a generator."""
     metrics = Metrics(generator)
     routes = Routes(generator, settings, metrics, started_s=int(time.time()))
     sockets = Sockets(generator, settings, metrics)
-    durable = DurableRoutes(DurableStore(budget_bytes=settings.durable_bytes), generator.store, settings)
-    router = Router([*durable.table(), *routes.table(), *sockets.table()], redirect_slashes=False)
+    streams = DurableRoutes(durable, generator.store, settings)
+    router = Router([*streams.table(), *routes.table(), *sockets.table()], redirect_slashes=False)
     return _let_origins_read(Edge(router, settings), settings)
 
 
@@ -282,6 +286,7 @@ async def serve(
                 await signals.leaving.wait()
                 on_drain(len(service.generator.live))
                 await _drain(service.generator, settings.drain_s, signals.hurrying)
+                service.durable.close()
                 server.force_exit = signals.hurrying.is_set()
                 server.should_exit = True
 

@@ -21,6 +21,10 @@ from tailrace.errors import JournalFull, ModelError, StorageError
 
 __all__ = ["Database", "FinishedRow", "TailRow"]
 
+_LOCK_MS = 50
+_WAL_BYTES = 16 * 2**20  # of the write-ahead log's file that are kept when it begins anew
+_SWEEP_ROWS = 4_000  # at once: a few milliseconds
+_SWEEP_STREAMS = 500
 RESERVE_BYTES = 2**20  # given back when the disk is full, so that streams can still be ended
 
 # What each version of the schema adds to the one before. Never changed, only added to.
@@ -46,6 +50,10 @@ _MIGRATIONS = (
     CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
     CREATE TABLE expired (row INTEGER PRIMARY KEY AUTOINCREMENT, stream_id TEXT NOT NULL UNIQUE);
     """,
+    """
+    CREATE TABLE notes (row INTEGER PRIMARY KEY, key BLOB NOT NULL, body BLOB NOT NULL, crc INTEGER NOT NULL);
+    CREATE INDEX notes_by_key ON notes (key);
+    """,
 )
 
 
@@ -65,6 +73,14 @@ class FinishedRow(NamedTuple):
     record: bytes
     events: bytes
     finished: str  # when
+
+
+class _Sweep(NamedTuple):
+    """A pass over the tail, which goes from `row` to `last`."""
+
+    dead: list[int]
+    row: int
+    last: int
 
 
 class Database:
@@ -87,11 +103,16 @@ class Database:
         except OSError:
             os.close(self._lock)
             raise ModelError(f"Another server keeps its journal in {directory}. {_OTHERWISE}") from None
-        self._num_rows = 0
-        self._first_rows: dict[int, int] = {}  # of the tail, by stream
+        self._num_rows = 0  # ever, in the tail
+        self._dead: set[int] = set()  # streams whose rows of the tail nobody needs
+        self._sweep: _Sweep | None = None
         try:
             self.set_aside = self._open()
-            self._count_rows()
+            self.be_patient(True)
+            self._connection.execute(
+                "DELETE FROM tail WHERE stream NOT IN (SELECT number FROM streams WHERE finished IS NULL)"
+            )
+            (self._num_rows,) = self._connection.execute("SELECT coalesce(max(row), 0) FROM tail").fetchone()
         except BaseException:
             os.close(self._lock)
             raise
@@ -113,20 +134,22 @@ class Database:
         self._migrate()
         return aside
 
-    def _count_rows(self) -> None:
-        (self._num_rows,) = self._connection.execute("SELECT coalesce(max(row), 0) FROM tail").fetchone()
-        self._first_rows = dict(self._connection.execute("SELECT stream, min(row) FROM tail GROUP BY stream"))
-
     def connect(self) -> sqlite3.Connection:
         """A connection; the second one is for checkpoints, in a thread of their own."""
-        # Never waits for a lock: whoever called has streams to serve meanwhile, and tries again.
-        connection = sqlite3.connect(self.path, isolation_level=None, timeout=0, check_same_thread=False)
+        # Made here, since SQLite lets others read what it makes; its further files are like this one.
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         connection.execute("PRAGMA secure_delete = FAST")
+        connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         return connection
+
+    def be_patient(self, patient: bool) -> None:
+        """Whether writing waits a moment for a lock. Not where it has been in vain: there are streams to serve."""
+        self._connection.execute(f"PRAGMA busy_timeout = {_LOCK_MS if patient else 0}")
 
     def _migrate(self) -> None:
         (version,) = self._connection.execute("PRAGMA user_version").fetchone()
@@ -184,11 +207,9 @@ class Database:
                 ],
             )
         self._num_rows += len(rows)
-        for number, row in enumerate(rows, first):
-            self._first_rows.setdefault(row.stream, number)
 
     def finish(self, streams: Sequence[FinishedRow]) -> None:
-        """Put finished streams into a row each, and take them off the tail."""
+        """Put finished streams into a row each; their rows of the tail are dead from then on."""
         with self._writing() as connection:
             connection.executemany(
                 "UPDATE streams SET record = ?, record_crc = ?, events = ?, events_crc = ?, finished = ?"
@@ -198,22 +219,33 @@ class Database:
                     for number, stream_id, record, events, finished in streams
                 ],
             )
-            self._clear_tail([stream.number for stream in streams])
+        self._dead.update(stream.number for stream in streams)
 
     def drop(self, streams: Sequence[tuple[int, str]], *, most_expired: int) -> None:
         """Keep of finished streams, given as (number, id), nothing but that they were there."""
         self.forget([stream_id for _, stream_id in streams], most_expired=most_expired)
-        with self._writing():
-            self._clear_tail([number for number, _ in streams])
+        self._dead.update(number for number, _ in streams)
 
-    def _clear_tail(self, numbers: Sequence[int]) -> None:
-        # Where they begin is known, so that not all of the tail is searched for them.
-        first = min((self._first_rows.pop(number, self._num_rows + 1) for number in numbers), default=0)
-        marks = ",".join("?" * len(numbers))
-        self._connection.execute(
-            f"DELETE FROM tail WHERE row >= ? AND stream IN ({marks})",  # noqa: S608  # question marks
-            (first, *numbers),
-        )
+    def sweep(self) -> bool:
+        """Take some dead rows off the tail; whether there are more.
+
+        The rows of streams that ran together lie side by side, so they are passed once for all that have died by then.
+        """
+        if self._sweep is None:
+            if not self._dead:
+                return False
+            dead = [self._dead.pop() for _ in range(min(len(self._dead), _SWEEP_STREAMS))]
+            (first,) = self._connection.execute("SELECT coalesce(min(row), 0) FROM tail").fetchone()
+            self._sweep = _Sweep(dead, first, self._num_rows)
+        dead, row, last = self._sweep
+        marks = ",".join("?" * len(dead))
+        with self._writing() as connection:
+            connection.execute(
+                f"DELETE FROM tail WHERE row >= ? AND row < ? AND stream IN ({marks})",  # noqa: S608  # question marks
+                (row, row + _SWEEP_ROWS, *dead),
+            )
+        self._sweep = _Sweep(dead, row + _SWEEP_ROWS, last) if row + _SWEEP_ROWS <= last else None
+        return self._sweep is not None or bool(self._dead)
 
     def forget(self, stream_ids: Sequence[str], *, most_expired: int) -> None:
         """Keep of these only that they were there, and that of the last `most_expired`."""
@@ -274,10 +306,35 @@ class Database:
     def expired(self) -> list[str]:
         return [stream_id for (stream_id,) in self._connection.execute("SELECT stream_id FROM expired ORDER BY row")]
 
+    def note(self, key: bytes, body: bytes) -> None:
+        """Keep a record of a durable stream."""
+        with self._writing() as connection:
+            connection.execute(
+                "INSERT INTO notes (key, body, crc) VALUES (?, ?, ?)", (key, body, _crc(body, key.hex()))
+            )
+
+    def erase(self, key: bytes) -> None:
+        """Forget all records of a durable stream."""
+        with self._writing() as connection:
+            connection.execute("DELETE FROM notes WHERE key = ?", (key,))
+
+    def notes(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """All records of durable streams in the order of writing, as None where they are not what was written."""
+        for key, body, crc in self._connection.execute("SELECT key, body, crc FROM notes ORDER BY row"):
+            yield key, body if crc == _crc(body, key.hex()) else None
+
     def give_room_back(self, num_pages: int) -> None:
         """Return some unused pages to the file system."""
         try:
             self._connection.execute(f"PRAGMA incremental_vacuum({num_pages})").fetchall()
+        except sqlite3.Error as error:
+            raise as_storage_error(error) from error
+
+    def checkpoint(self) -> None:
+        """Move what is left of the write-ahead log into the database. Between two commits of the only writer there is
+        nobody to wait for, and the log begins anew with the next one."""
+        try:
+            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
         except sqlite3.Error as error:
             raise as_storage_error(error) from error
 

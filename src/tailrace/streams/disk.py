@@ -25,6 +25,7 @@ from tailrace.errors import JournalDamaged, ModelError, StorageError
 from tailrace.streams._cipher import Cipher, PlainText, RowCipher
 from tailrace.streams._clock import age_s, stamp
 from tailrace.streams._database import Database, FinishedRow, TailRow
+from tailrace.streams.durable_records import Dropped, DurableRecord
 from tailrace.streams.journal import Finished
 from tailrace.streams.log import StreamLog
 from tailrace.streams.record import Record
@@ -37,15 +38,19 @@ logger = logging.getLogger("tailrace.journal")
 _SEALED_FACT = "sealed"
 _RETRY_S = 0.02
 _PROBE_S = 1.0
+_QUIET_S = 0.5  # trouble that is over by then is nobody's business
+_BREATH_S = 0.005  # between two pieces of tidying up, for everybody else
 _MAX_RECOVERIES = 5  # of a stream that never got on: it may be what takes the server down
 _MAX_EXPIRED = 100_000
-_TIDY_AT_ONCE = 64  # streams, so that tidying up never holds the loop for long
+_TIDY_EVENTS = 4_000  # at once, so that tidying up never holds the loop for long
+_FORGET_AT_ONCE = 64  # streams
 _VACUUM_PAGES = 64
 _CHECKPOINT_BYTES = 8 * 2**20  # of write-ahead log
-_RESTART_BYTES = 64 * 2**20  # from here on writers wait a moment, so that it is emptied
+_RESTART_BYTES = 32 * 2**20
 
 _encode_record = msgspec.msgpack.Encoder().encode
 _decode_record = msgspec.msgpack.Decoder(Record).decode
+_decode_note = msgspec.msgpack.Decoder(DurableRecord).decode
 _encode_events = msgspec.msgpack.Encoder().encode
 _decode_events = msgspec.msgpack.Decoder(list[Event]).decode
 
@@ -80,6 +85,8 @@ class DiskJournal:
         self.on_trouble: Callable[[StorageError], None] = lambda error: None
         self._trouble_since = 0.0
         self._has_given_up = False
+        self._is_known = False  # to whoever reads the log
+        self._waiting: list[asyncio.Future[None]] = []  # for the end of trouble
         self._pending: list[tuple[StreamLog, Event]] = []
         self._owed: list[TailRow] = []  # ends that were seen before they could be written
         self._is_scheduled = False
@@ -145,7 +152,7 @@ class DiskJournal:
         self._pending, self._owed = [], []
         self._note_change()
         if self.trouble is not None and not self._has_given_up:
-            self.trouble = None
+            self._is_well()
         for log, event in pending:
             log.append(event)
 
@@ -179,19 +186,44 @@ class DiskJournal:
     def _stuck(self, error: StorageError) -> None:
         loop = asyncio.get_running_loop()
         if self.trouble is None:
-            logger.error("%s Streams wait.", error.message)
+            self._database.be_patient(False)
             self._trouble_since = loop.time()
             loop.call_later(_RETRY_S, self._retry)
         self.trouble = error
+
+    def _is_well(self) -> None:
+        if self._is_known:
+            logger.warning("The journal can be written again.")
+        self.trouble = None
+        self._has_given_up = self._is_known = False
+        self._database.be_patient(True)
+        self._tell()
+
+    async def well(self) -> None:
+        while self.trouble is not None:
+            if self._has_given_up:
+                raise self.trouble
+            changed = asyncio.get_running_loop().create_future()
+            self._waiting.append(changed)
+            await changed
+
+    def _tell(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for changed in waiting:
+            if not changed.done():
+                changed.set_result(None)
 
     def _retry(self) -> None:
         """Until it goes on, or has not for too long."""
         loop = asyncio.get_running_loop()
         self.flush() if self._pending else self._probe()
         if self.trouble is None:
-            logger.warning("The journal can be written again.")
             return
-        if not self._has_given_up and loop.time() - self._trouble_since >= self._patience_s:
+        waited_s = loop.time() - self._trouble_since
+        if not self._is_known and waited_s > _QUIET_S:
+            self._is_known = True
+            logger.error("%s Streams wait.", self.trouble.message)
+        if not self._has_given_up and waited_s >= self._patience_s:
             self._give_up(self.trouble)
         loop.call_later(_PROBE_S if self._has_given_up else _RETRY_S, self._retry)
 
@@ -204,12 +236,12 @@ class DiskJournal:
             self.trouble = error
             return
         self._owed = []
-        self.trouble = None
-        self._has_given_up = False
+        self._is_well()
 
     def _give_up(self, error: StorageError) -> None:
         """End every stream: behind what was seen of it, since what waits never will be."""
         self._has_given_up = True
+        self._tell()
         self._pending.clear()
         self.on_trouble(error)
         self._database.use_reserve()
@@ -229,15 +261,20 @@ class DiskJournal:
 
     def forget(self, stream_ids: Sequence[str]) -> None:
         self._expired += stream_ids
-        if len(stream_ids) == 1:  # somebody asked for it, and is told that it is gone
-            with contextlib.suppress(StorageError):
-                self._tidy()
         self._changed.set()
 
+    def delete(self, stream_id: str) -> None:
+        self._database.forget([stream_id], most_expired=_MAX_EXPIRED)
+
     def _tidy(self) -> bool:
-        """Some of what can wait: finished streams into one row, expired ones away. Whether there is more."""
-        finished, self._finished = self._finished[:_TIDY_AT_ONCE], self._finished[_TIDY_AT_ONCE:]
-        expired, self._expired = self._expired[:_TIDY_AT_ONCE], self._expired[_TIDY_AT_ONCE:]
+        """Some of what can wait: finished streams into one row, expired ones and dead rows away. Whether there is
+        more."""
+        num_finished = num_events = 0
+        while num_finished < len(self._finished) and num_events < _TIDY_EVENTS:
+            num_events += self._finished[num_finished].last_seq
+            num_finished += 1
+        finished, self._finished = self._finished[:num_finished], self._finished[num_finished:]
+        expired, self._expired = self._expired[:_FORGET_AT_ONCE], self._expired[_FORGET_AT_ONCE:]
         try:
             if finished and self.keeps:
                 self._database.finish([self._finished_row(log) for log in finished])
@@ -246,10 +283,11 @@ class DiskJournal:
             if expired:
                 self._database.forget(expired, most_expired=_MAX_EXPIRED)
                 self._database.give_room_back(_VACUUM_PAGES)
+            has_dead = self._database.sweep()
         except StorageError:
             self._finished[:0], self._expired[:0] = finished, expired
             raise
-        return bool(self._finished or self._expired)
+        return has_dead or bool(self._finished or self._expired)
 
     def _finished_row(self, log: StreamLog) -> FinishedRow:
         seal, stream_id = self._cipher.seal, log.stream_id
@@ -318,6 +356,28 @@ class DiskJournal:
         num_tokens = sum(len(event.token_ids) for event in log.events if isinstance(event, TextDelta))
         self.append(log, End(status, Usage(log.record.num_prompt_tokens, num_tokens), failure))
 
+    # Durable streams
+
+    def note(self, key: bytes, record: DurableRecord) -> None:
+        if isinstance(record, Dropped):
+            self._database.erase(key)
+        else:
+            self._database.note(key, self._cipher.seal(_encode_record(record), key.hex()))
+        self._note_change()
+
+    def notes(self) -> Iterator[tuple[bytes, DurableRecord]]:
+        damaged: set[bytes] = set()
+        for key, body in self._database.notes():
+            try:
+                if body is None:
+                    raise JournalDamaged("a record")
+                record = _decode_note(self._cipher.open(body, key.hex()))
+            except (JournalDamaged, msgspec.DecodeError):
+                damaged.add(key)
+                logger.error("a durable stream was damaged on disk, and ends where it was")
+            if key not in damaged:
+                yield key, record
+
     # Keeping up
 
     async def keep_up(self) -> None:
@@ -333,11 +393,22 @@ class DiskJournal:
                     self._unsynced = False
                     await self._sync(wal)
                 with contextlib.suppress(StorageError):
-                    if self._tidy():
-                        self._changed.set()
-                await asyncio.to_thread(_checkpoint, second, wal)
+                    while self._tidy():
+                        await asyncio.sleep(_BREATH_S)  # noqa: ASYNC110  # it is a breath, nothing is awaited
+                await self._checkpoint(second, wal)
         finally:
             second.close()
+
+    async def _checkpoint(self, second: sqlite3.Connection, wal: Path) -> None:
+        """Empty the write-ahead log in time: in a thread, since that waits for the disk, and the little that is left of
+        it then here."""
+        with contextlib.suppress(OSError, sqlite3.Error, StorageError):
+            num_bytes = wal.stat().st_size
+            if num_bytes > _CHECKPOINT_BYTES:
+                await asyncio.to_thread(_passive, second)
+            if num_bytes > _RESTART_BYTES:
+                await asyncio.to_thread(_passive, second)
+                self._database.checkpoint()
 
     async def _sync(self, wal: Path) -> None:
         try:
@@ -375,11 +446,5 @@ def _sync(wal: Path) -> None:
         os.fdatasync(file.fileno())
 
 
-def _checkpoint(connection: sqlite3.Connection, wal: Path) -> None:
-    """Move the write-ahead log into the database, in a thread: it waits for the disk."""
-    with contextlib.suppress(OSError, sqlite3.Error):
-        num_bytes = wal.stat().st_size
-        if num_bytes > _RESTART_BYTES:
-            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
-        elif num_bytes > _CHECKPOINT_BYTES:
-            connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+def _passive(connection: sqlite3.Connection) -> None:
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()

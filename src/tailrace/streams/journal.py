@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from tailrace.errors import StorageError
+from tailrace.streams.durable_records import DurableRecord
 from tailrace.streams.log import StreamLog
 from tailrace.streams.record import Claim, Record
 from tailrace.types import Event
@@ -40,6 +41,9 @@ class Journal(Protocol):
     def trouble(self) -> StorageError | None:
         """Why nothing can be kept just now."""
 
+    async def well(self) -> None:
+        """Return when there is no trouble. Raises: StorageError if that takes too long."""
+
     def begin(self, record: Record) -> StreamLog:
         """Keep a new stream; when this returns, it is safe. Raises: StorageError."""
 
@@ -59,6 +63,9 @@ class Journal(Protocol):
     def forget(self, stream_ids: Sequence[str]) -> None:
         """Keep no more of these finished streams than that they were there once."""
 
+    def delete(self, stream_id: str) -> None:
+        """Forget a finished stream for good before this returns. Raises: StorageError."""
+
     def load(self, stream_id: str) -> StreamLog | None:
         """A finished stream, if it is kept. Raises: StorageError."""
 
@@ -67,6 +74,12 @@ class Journal(Protocol):
 
     def expired(self) -> Sequence[str]:
         """The ids of streams that are kept no more, oldest first."""
+
+    def note(self, key: bytes, record: DurableRecord) -> None:
+        """Keep what is about to happen to a durable stream before this returns. Raises: StorageError."""
+
+    def notes(self) -> Iterator[tuple[bytes, DurableRecord]]:
+        """What happened to the durable streams that there are, in the order in which it did."""
 
     def unfinished(self) -> list[StreamLog]:
         """The streams that an earlier process could not finish, in the order in which they began."""
@@ -80,6 +93,9 @@ class MemoryJournal:
 
     def __init__(self) -> None:
         self.on_trouble: Callable[[StorageError], None] = lambda error: None
+
+    async def well(self) -> None:
+        pass
 
     def begin(self, record: Record) -> StreamLog:
         return StreamLog(record)
@@ -99,6 +115,9 @@ class MemoryJournal:
     def forget(self, stream_ids: Sequence[str]) -> None:
         pass
 
+    def delete(self, stream_id: str) -> None:
+        pass
+
     def load(self, stream_id: str) -> StreamLog | None:
         return None
 
@@ -107,6 +126,12 @@ class MemoryJournal:
 
     def expired(self) -> Sequence[str]:
         return ()
+
+    def note(self, key: bytes, record: DurableRecord) -> None:
+        pass
+
+    def notes(self) -> Iterator[tuple[bytes, DurableRecord]]:
+        return iter(())
 
     def unfinished(self) -> list[StreamLog]:
         return []

@@ -96,8 +96,9 @@ class StreamStore:
         self._schedule()
 
     def delete(self, log: StreamLog) -> None:
-        """Forget a finished stream before its time."""
+        """Forget a finished stream before its time. Raises: StorageError if that cannot be kept."""
         if log.stream_id in self._finished:
+            self.journal.delete(log.stream_id)
             self._drop([log.stream_id])
 
     def recover(self) -> list[StreamLog]:

@@ -1,0 +1,141 @@
+"""The default settings: exact, with the prefix cache on. Whatever the cache gives back, no bit of an answer changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+from tokenizers import Tokenizer
+
+from tailrace.engine import Delta, Engine, Sequence
+from tailrace.engines import EngineSpec, load_engine
+from tailrace.errors import ModelError
+from tailrace.models import ModelCard, NoProgress, models_path, resolve
+from tailrace.types import Sampling
+
+pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first
+
+Bits = list[tuple[int, float]]
+
+
+@pytest.fixture(scope="module")
+def card() -> ModelCard:
+    try:
+        return resolve("smollm2", NoProgress())
+    except ModelError as error:
+        pytest.skip(f"the default model cannot be fetched: {error}")
+
+
+@pytest.fixture(scope="module")
+def spec(card: ModelCard) -> EngineSpec:
+    return EngineSpec(
+        engine="openvino",
+        path=str(card.path),
+        context_tokens=1024,
+        kv_tokens=8192,
+        max_sequences=16,
+        max_step_tokens=128,
+        eos_token_ids=card.eos_token_ids,
+        cache_path=str(models_path().parent / "prepared"),
+        exact=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def cached(spec: EngineSpec) -> Iterator[Engine]:
+    engine = load_engine(spec)
+    if not engine.capabilities.exact:
+        engine.close()
+        pytest.skip("the engine does not promise it on this processor")
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def alone(spec: EngineSpec) -> Iterator[Callable[[tuple[int, ...], int | None], Bits]]:
+    """What an engine says that has no cache and takes every prompt in one step."""
+    engine = load_engine(msgspec.structs.replace(spec, prefix_cache=False, max_step_tokens=1024))
+    yield lambda prompt_ids, seed: _run(engine, [prompt_ids], [seed])[0]
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def chat(card: ModelCard) -> Callable[[str], tuple[int, ...]]:
+    tokenizer = Tokenizer.from_str(card.tokenizer_json)
+
+    def tokens(question: str) -> tuple[int, ...]:
+        text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    return tokens
+
+
+_next_id = iter(range(1, 2**31))
+
+
+def _submit(engine: Engine, prompt_ids: tuple[int, ...], seed: int | None, max_tokens: int = 16) -> int:
+    sequence_id = next(_next_id)
+    temperature = 0.0 if seed is None else 1.0
+    sampling = Sampling(temperature=temperature, seed=seed or 0, max_tokens=max_tokens, ignore_eos=True, logprobs=True)
+    engine.submit(Sequence(sequence_id, prompt_ids, sampling))
+    return sequence_id
+
+
+def _run(engine: Engine, prompts: list[tuple[int, ...]], seeds: list[int | None], *, apart: int = 0) -> list[Bits]:
+    """The answers to prompts that come so many steps apart."""
+    deltas: list[Delta] = []
+    started = []
+    for prompt_ids, seed in zip(prompts, seeds, strict=True):
+        started.append(_submit(engine, prompt_ids, seed))
+        for _ in range(apart):
+            deltas += engine.step()
+    while sum(delta.finish_reason is not None for delta in deltas) < len(started):
+        deltas += engine.step()
+    engine.step()
+    return [
+        [pair for delta in deltas if delta.sequence_id == each for pair in zip(delta.token_ids, delta.logprobs)]  # noqa: B905
+        for each in started
+    ]
+
+
+@pytest.mark.parametrize("length", [5, 32, 33, 64, 65, 129, 160, 257, 300])
+def test_prompt_asked_again(cached: Engine, alone: Callable[..., Bits], length: int) -> None:
+    """Among them those of which the library's own cache would leave one token, and those that take several steps."""
+    prompt = tuple(range(1000 + length, 1000 + 2 * length))
+    expected = alone(prompt, None)
+    for apart in (0, 1, 4):
+        assert _run(cached, [prompt, (5, 6, 7), prompt], [None, 1, None], apart=apart)[::2] == [expected] * 2
+
+
+@pytest.mark.parametrize("apart", [0, 1, 2])
+def test_same_prompt_with_several_seeds(
+    cached: Engine, alone: Callable[..., Bits], chat: Callable[[str], tuple[int, ...]], apart: int
+) -> None:
+    prompt = chat(f"Tell me {apart + 2} things about rivers, about mills and about the dogs that sleep beside them.")
+    seeds = [3, 4, None, 5]
+    assert _run(cached, [prompt] * 4, seeds, apart=apart) == [alone(prompt, seed) for seed in seeds]
+
+
+def test_follow_up_turn(cached: Engine, alone: Callable[..., Bits], chat: Callable[[str], tuple[int, ...]]) -> None:
+    prompt = chat("What is bread?")
+    for question in ("Go on.", "And tea?", "Why?"):
+        (answer,) = _run(cached, [prompt], [None])
+        assert answer == alone(prompt, None)
+        prompt = (*prompt, *(token_id for token_id, _ in answer), *chat(question))
+
+
+def test_prompt_that_was_aborted_in_the_middle(cached: Engine, alone: Callable[..., Bits]) -> None:
+    """Left to itself the library files a block as complete before it is."""
+    for place in range(4):
+        prompt = tuple(range(3000 + 400 * place, 3300 + 400 * place))
+        neighbours = [_submit(cached, (7, 8, 9, place + number), None, 64) for number in range(3)]
+        cached.step()
+        cached.step()
+        victim = _submit(cached, prompt, None)
+        cached.step()
+        for each in (victim, *neighbours):
+            cached.abort(each)
+        while cached.step():
+            pass
+        assert _run(cached, [prompt], [None]) == [alone(prompt, None)]

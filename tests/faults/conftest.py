@@ -1,0 +1,29 @@
+"""What the fault tests take from the system they run on; where it is not there, they say so and are skipped."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+_SOURCE = Path(__file__).parent / "shim.c"
+
+
+@pytest.fixture
+def shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """`shim("FAULT_CLOCK")` preloads `shim.c` into servers started from here on, and returns the file that steers it."""
+    if shutil.which("gcc") is None:
+        pytest.skip("there is no gcc, which makes the library that plays the system's part")
+
+    def preload(variable: str) -> Path:
+        library, steering = tmp_path / "shim.so", tmp_path / variable
+        command = ["gcc", "-shared", "-fPIC", "-O1", "-o", str(library), str(_SOURCE), "-ldl"]
+        subprocess.run(command, check=True, timeout=60)
+        monkeypatch.setenv("LD_PRELOAD", str(library))
+        monkeypatch.setenv(variable, str(steering))
+        return steering
+
+    return preload

@@ -1,0 +1,463 @@
+"""The server dies or leaves: the next one over the same directory has every stream, and goes on with those that run."""
+
+from __future__ import annotations
+
+import random
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.engines.asking import until
+from tests.faults.house import House
+from tests.server.oracle import Answer, chat_ids
+from tests.server.wire import as_json, sse_data
+
+from tailrace.streams import Claim, DiskJournal, Record
+from tailrace.types import Prompt, Sampling, TextDelta
+
+PACED = "scripted:tokens_per_s=200"
+SSE = {"accept": "text/event-stream"}
+
+
+def _one_line(house: House, *flags: str) -> str:
+    """What a server says that does not start."""
+    refused = house.launch(*flags)
+    assert refused.wait() == 1
+    refused.close()
+    lines = [line for line in refused.log.splitlines() if not line.startswith("Loading")]
+    assert len(lines) == 1, refused.log
+    return lines[0]
+
+
+# It dies
+
+
+@pytest.mark.parametrize("num_kills", [2, pytest.param(50, marks=[pytest.mark.deep, pytest.mark.timeout(600)])])
+def test_killed_at_any_time(tmp_path: Path, num_kills: int) -> None:
+    chance = random.Random(25)
+    with House(tmp_path, PACED) as house:
+        for kill in range(num_kills):
+            streams = [house.begin(Answer(f"Kill {kill} {seed}.", 150, seed), num_readers=2) for seed in range(4)]
+            streams[0].seen(chance.randint(1, 140))
+            house.restart()
+        for stream in house.streams:
+            stream.wait()
+            assert not any(follower.refusals for follower in stream.followers)
+
+
+def test_killed_when_a_reader_has_just_seen_something(tmp_path: Path) -> None:
+    with House(tmp_path, "scripted:tokens_per_s=1000") as house:
+        stream = house.begin(Answer("Just.", 2_000, seed=1), num_readers=3)
+        for place in (1, 700):
+            stream.followers[0].wait_events(place)
+            house.restart()
+
+
+@pytest.mark.parametrize("num_kills", [3, pytest.param(12, marks=pytest.mark.deep)])
+def test_killed_while_it_takes_up_what_another_left(tmp_path: Path, num_kills: int) -> None:
+    chance = random.Random(26)
+    with House(tmp_path, PACED) as house:
+        streams = [house.begin(Answer(f"Take up {seed}.", 60, seed)) for seed in range(8)]
+        for stream in streams:
+            stream.seen(5)
+        house.kill()
+        for kill in range(num_kills):
+            server = house.launch()
+            server.wait_line("Loading" if kill % 2 else "Listening")
+            time.sleep(chance.uniform(0, 0.2))  # any moment will do: that is what is under test
+            server.process.kill()
+            server.close()
+        house.start()
+        for stream in streams:
+            stream.ends = ("done", "interrupted")  # the latter where it has been in vain too often
+            stream.wait()
+        if num_kills < 4:
+            assert all(b"event: done\n" in stream.end for stream in streams)
+
+
+def test_a_stream_that_gets_on_is_taken_up_however_often(tmp_path: Path) -> None:
+    """As it has to be on a machine whose server is replaced every day."""
+    with House(tmp_path, "scripted:tokens_per_s=500") as house:
+        stream = house.begin(Answer("Often.", 1_500, seed=1))
+        for number in range(1, 8):
+            stream.seen(number * 60)
+            house.restart()
+        stream.wait()
+        assert b"event: done\n" in stream.end
+
+
+def test_what_has_ended_has_ended(tmp_path: Path) -> None:
+    with House(tmp_path, PACED) as house:
+        done = house.begin(Answer("Done.", 9, seed=1))
+        cancelled = house.begin(Answer("Cancelled.", 900, seed=1)).seen(3)
+        cancelled.ends = ("cancelled",)
+        deleted = house.begin(Answer("Deleted.", 900, seed=1)).seen(3)
+        deleted.ends, deleted.is_kept = ("cancelled",), False
+        gone = house.begin(Answer("Gone.", 5, seed=1))
+        gone.is_kept = False
+        gone.wait()
+        assert house.server.http.post(f"{cancelled.path}/cancel").status_code == 200
+        assert house.server.http.delete(deleted.path).status_code == 204
+        assert house.server.http.delete(gone.path).status_code == 204
+        for stream in house.streams:
+            stream.wait()
+        house.restart()
+        for _ in range(2):
+            for stream in (done, cancelled):
+                answer = house.server.http.get(f"{stream.path}/events")
+                assert answer.content == b"".join(stream.followers[0].events)
+            for stream in (deleted, gone):
+                assert house.server.http.get(stream.path).status_code == 410
+                assert house.server.http.get(f"{stream.path}/events").status_code == 410
+            house.stop()
+            house.start()
+
+
+def test_who_said_that_nobody_comes_back_is_not_waited_for(tmp_path: Path) -> None:
+    with House(tmp_path, PACED) as house:
+        stream = house.begin(Answer("Nobody.", 900, seed=1), on_disconnect="cancel").seen(5)
+        stream.ends = ("interrupted",)
+        house.restart()
+        stream.wait()
+        assert as_json(sse_data(stream.end)[0])["error"]["code"] == "interrupted"
+
+
+async def _leave(directory: Path, record: Record, *events: TextDelta) -> None:
+    """What another server left."""
+    journal = DiskJournal(directory)
+    log = journal.begin(record)
+    for event in events:
+        journal.append(log, event)
+    journal.flush()
+    journal.close()
+
+
+async def test_a_stream_of_another_model_is_not_gone_on_with(tmp_path: Path) -> None:
+    answer = Answer("Other.", 20, seed=1)
+    record = Record(
+        "other", 0.0, model="another", prompts=(Prompt("Other.", answer.prompt_ids),), linger_s=60.0,
+        sampling=Sampling(seed=1, max_tokens=20), num_prompt_tokens=6, claim=Claim("k", b"f"),
+    )  # fmt: skip
+    await _leave(tmp_path, record, TextDelta(answer.texts[0], (answer.token_ids[0],)))
+    with House(tmp_path, PACED) as house:
+        with house.server.wire() as wire:
+            status, body = wire.request("GET", "/v1/streams/other/events")
+    assert status == 200
+    assert body.startswith(answer.native("other")[0])
+    assert [as_json(line).get("status") for line in sse_data(body)] == [None, "interrupted"]
+
+
+def test_choices_go_on_each_for_itself(tmp_path: Path) -> None:
+    answers = [Answer("Two.", 80, seed=5), Answer("Two.", 80, seed=6)]
+    with House(tmp_path, PACED) as house:
+        stream_id = house.server.create({"prompt": "Two.", "max_tokens": 80, "seed": 5, "n": 2})
+        until(lambda: not house.server.state(stream_id)["last_event_id"].endswith("-0"))
+        house.restart()
+        house.kill_engine()
+        state = house.server.wait_state(stream_id, "done")
+        assert state["choices"] == [answer.text for answer in answers]
+        assert state["usage"]["completion_tokens"] == 160
+        events = [as_json(line) for line in sse_data(house.server.http.get(f"/v1/streams/{stream_id}/events").content)]
+        for choice, answer in enumerate(answers):
+            mine = [event for event in events if "token_ids" in event and event.get("choice", 0) == choice]
+            assert [i for event in mine for i in event["token_ids"]] == answer.token_ids
+            assert [event["finish_reason"] for event in mine if "finish_reason" in event] == ["length"]
+
+
+# Who asks twice
+
+
+def test_a_key_holds_after_a_crash(tmp_path: Path) -> None:
+    answer = Answer("Key.", 200, seed=1)
+    body = {"prompt": "Key.", "max_tokens": 200, "seed": 1}
+    with House(tmp_path, PACED) as house:
+        stream = house.begin(answer, key="one")
+        finished = house.begin(Answer("Ready.", 3, seed=1), key="two")
+        finished.wait()
+        stream.seen(20)
+        house.restart()
+
+        def ask(_: int) -> str:
+            with house.server.wire() as wire:
+                status, content = wire.request("POST", "/v1/streams", body, {"idempotency-key": "one"})
+                assert status == 201
+                return str(as_json(content)["id"])
+
+        with ThreadPoolExecutor(10) as pool:
+            assert set(pool.map(ask, range(20))) == {stream.stream_id}
+        again = house.server.post(
+            "/v1/streams", {"prompt": "Ready.", "max_tokens": 3, "seed": 1}, idempotency_key="two"
+        )
+        assert again.json()["id"] == finished.stream_id
+        other = house.server.post("/v1/streams", {"prompt": "Other.", "max_tokens": 3}, idempotency_key="one")
+        assert other.status_code == 409
+        assert "tailrace_streams 2.0" in house.server.http.get("/metrics").text
+
+
+_CHAT = {"messages": [{"role": "user", "content": "Own."}], "max_tokens": 60, "seed": 1, "stream": True}
+_TEXT = {"prompt": "Own.", "max_tokens": 60, "seed": 1, "stream": True}
+_TGI = {"inputs": "Own.", "parameters": {"max_new_tokens": 60, "seed": 1}, "stream": True}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/chat/completions", _CHAT), ("/v1/completions", _TEXT), ("/generate_stream", _TGI)],
+    ids=["chat", "text", "tgi"],
+)
+def test_streams_of_other_wires_are_taken_up_on_their_own(tmp_path: Path, path: str, body: dict[str, Any]) -> None:
+    headers = {"idempotency-key": "mine", "x-tailrace-linger": "60"}
+    with House(tmp_path, PACED) as house:
+        with house.server.wire() as wire:
+            wire.send("POST", path, body, headers)
+            assert wire.head() == 200
+            stream_id = wire.headers["x-stream-id"]
+            seen = b"".join(wire.event() for _ in range(9))
+            house.restart()
+        with house.server.wire() as wire:
+            status, whole = wire.request("POST", path, body, headers)
+        assert (status, wire.headers["x-stream-id"]) == (200, stream_id)
+        assert whole.startswith(seen)
+        if path == "/generate_stream":
+            assert whole == Answer("Own.", 60, seed=1).tgi()
+        else:
+            head = as_json(sse_data(whole)[0])
+            if path == "/v1/completions":
+                assert whole == Answer("Own.", 60, seed=1).openai_text(head["id"], head["created"])
+            else:
+                assert whole == Answer(chat_ids("Own."), 60, seed=1).openai_chat(head["id"], head["created"])
+        native = house.server.http.get(f"/v1/streams/{stream_id}/events").content
+        assert as_json(sse_data(native)[-1])["continuity"] == "replayed"
+
+
+# It leaves
+
+
+def test_asked_to_leave_it_hands_its_streams_to_the_next(tmp_path: Path) -> None:
+    with House(tmp_path, PACED, "--drain-s", "0.5") as house:
+        streams = [house.begin(Answer(f"Leave {seed}.", 300, seed), key=f"key-{seed}") for seed in range(20)]
+        for stream in streams:
+            stream.seen(3)
+        short = house.begin(Answer("Short.", 10, seed=1))
+        house.server.send_signal(signal.SIGTERM)
+        house.server.wait_line("Stopping; 21 streams")
+        with house.server.wire() as wire:
+            status, _ = wire.request("POST", "/v1/streams", {"prompt": "New.", "max_tokens": 1})
+            assert status == 503
+            assert int(wire.headers["retry-after"]) >= 1
+        short.wait()
+        assert b"continuity" not in short.end
+        assert house.server.wait(timeout_s=10) == 0
+        assert house.server.log.rstrip().endswith("Stopped.")
+        house.server.close()
+        house.start()
+        house.server.wait_line("20 streams go on")
+        for stream in streams:
+            stream.wait()
+            assert [follower.num_farewells for follower in stream.followers] == [1]
+            assert b'"continuity":"replayed"' in stream.end
+
+
+def test_hurried_it_loses_nothing_either(tmp_path: Path) -> None:
+    with House(tmp_path, PACED, "--drain-s", "60") as house:
+        stream = house.begin(Answer("Hurry.", 300, seed=1), num_readers=3).seen(9)
+        house.server.send_signal(signal.SIGTERM)
+        house.server.wait_line("Stopping; 1 stream has")
+        assert house.stop(signal.SIGINT) == 0
+        house.start()
+        stream.wait()
+
+
+# What is kept, and for how long
+
+
+def test_retention_goes_on_over_a_restart(tmp_path: Path) -> None:
+    with House(tmp_path, PACED, "--retention-s", "3") as house:
+        late = house.begin(Answer("Late.", 300, seed=1))  # begun first, and ends last
+        early = house.begin(Answer("Early.", 5, seed=1))
+        early.wait()
+        late.wait()
+        ended_s = time.monotonic()
+        house.restart()
+        assert house.server.http.get(late.path).status_code == 200
+        until(lambda: house.server.http.get(early.path).status_code == 410)
+        assert time.monotonic() - ended_s < 3, "one that ended later was waited for"
+        assert house.server.http.get(late.path).status_code == 200
+        assert house.server.state(late.stream_id)["expires_in_s"] <= 3
+        until(lambda: house.server.http.get(late.path).status_code == 410)
+        house.restart()
+        for stream in (late, early):
+            stream.is_kept = False
+            assert house.server.http.get(stream.path).status_code == 410
+        house.stop()
+        assert {late.stream_id, early.stream_id} <= set(house.kept().expired)
+
+
+def test_room_for_finished_streams_holds_over_a_restart(tmp_path: Path) -> None:
+    with House(tmp_path, PACED) as house:
+        streams = [house.begin(Answer(f"Room {seed}.", 50, seed)) for seed in range(6)]
+        for stream in streams:
+            stream.wait()
+        house.kill()
+        house.start("--retention-bytes", "5000")
+        statuses = [house.server.http.get(stream.path).status_code for stream in streams]
+        assert statuses == sorted(statuses, reverse=True), "the oldest go first"
+        assert set(statuses) == {200, 410}
+        for stream, status in zip(streams, statuses, strict=True):
+            stream.is_kept = status == 200
+
+
+def test_space_comes_back(tmp_path: Path) -> None:
+    with House(tmp_path, PACED, "--retention-s", "1") as house:
+        for number in range(40):
+            prompt = f"Space {number}." + "x" * 40_000
+            house.server.create({"prompt": prompt, "max_tokens": 2, "seed": 1})
+        until(lambda: "tailrace_streams 40.0" in house.server.http.get("/metrics").text)
+        until(lambda: "tailrace_streams 0.0" in house.server.http.get("/metrics").text, timeout_s=10)
+        house.stop()
+        assert (tmp_path / "journal.sqlite").stat().st_size < 400_000
+
+
+def test_who_wants_no_journal_has_none(tmp_path: Path) -> None:
+    with House(tmp_path / "data", PACED, "--journal", "memory") as house:
+        stream_id = house.server.create({"prompt": "Memory.", "max_tokens": 500, "seed": 1})
+        house.restart()
+        assert house.server.http.get(f"/v1/streams/{stream_id}").status_code == 404
+        house.streams.clear()
+        house.stop()
+        assert not (tmp_path / "data").exists()
+        house.start()
+
+
+SECRET = "a prompt that nobody else should see"  # noqa: S105
+LONG_SECRET = SECRET + "".join(f", {number}" for number in range(4_000))  # longer than a page of the file
+
+
+def _found(directory: Path, *texts: str) -> list[str]:
+    """In which files these can be read."""
+    contents = {path.name: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+    return [name for name, content in contents.items() if any(text.encode() in content for text in texts)]
+
+
+@pytest.mark.parametrize("prompt", [SECRET, LONG_SECRET], ids=["short", "long"])
+def test_finished_streams_leave_no_text_behind(tmp_path: Path, prompt: str) -> None:
+    answer = Answer(prompt, 120, seed=1)
+    texts = (SECRET, "3998, 3999", answer.text[-40:], *answer.texts[8:10])
+    with House(tmp_path, PACED, "--no-keep-finished") as house:
+        house.server.create({"prompt": prompt, "max_tokens": 120, "seed": 1})
+        stream = house.begin(answer)
+        stream.is_kept = False
+        stream.seen(5)
+        assert _found(tmp_path, SECRET)  # as long as it runs
+        house.restart()
+        stream.wait()
+        assert house.server.http.get(f"{stream.path}/events").status_code == 200
+        house.stop()
+        assert not _found(tmp_path, *texts)
+        house.start()
+        assert house.server.http.get(stream.path).status_code == 410
+
+
+def test_sealed_there_is_no_plain_text_at_any_time(tmp_path: Path) -> None:
+    key_file, other = tmp_path / "key", tmp_path / "other"
+    key_file.write_text("k" * 44)
+    other.write_text("o" * 44)
+    data = tmp_path / "data"
+    answer = Answer(LONG_SECRET, 300, seed=1)
+    texts = [SECRET, "3998, 3999", "the-key-of-a-client", *{text for text in answer.texts if len(text) > 4}]
+    with House(data, PACED, "--journal-key-file", str(key_file)) as house:
+        stream = house.begin(answer, key="the-key-of-a-client")
+        for number in (20, 150):
+            stream.seen(number)
+            assert not _found(data, *texts)
+            house.restart()
+        stream.wait()
+        assert not _found(data, *texts)
+        house.stop()
+        assert not _found(data, *texts)
+        assert "--journal-key-file" in _one_line(house, "--journal-key-file", str(other))
+        assert "--journal-key-file" in _one_line(house, "--journal-key-file", "")
+        other.write_text("short")
+        assert "too short" in _one_line(house, "--journal-key-file", str(other))
+        assert "cannot be read" in _one_line(house, "--journal-key-file", str(tmp_path / "nowhere"))
+        house.start()
+        assert house.server.http.get(f"{stream.path}/events").content == b"".join(stream.followers[0].events)
+        stream.is_kept = False  # without the key the laws cannot be held to it: that is the point
+        house.stop()
+
+
+# Whose directory it is
+
+
+def test_two_servers_do_not_share_a_directory(tmp_path: Path) -> None:
+    with House(tmp_path, PACED) as house:
+        stream = house.begin(Answer("Mine.", 100, seed=1)).seen(3)
+        assert "Another server" in _one_line(house)
+        stream.wait()
+
+
+def test_a_newer_journal_is_left_alone(tmp_path: Path) -> None:
+    with House(tmp_path, PACED) as house:
+        house.begin(Answer("Newer.", 5, seed=1)).wait()
+        house.stop()
+        with sqlite3.connect(tmp_path / "journal.sqlite") as connection:
+            connection.execute("PRAGMA user_version = 1000")
+        connection.close()
+        assert "newer version" in _one_line(house)
+        with sqlite3.connect(tmp_path / "journal.sqlite") as connection:
+            (version,) = connection.execute("PRAGMA user_version").fetchone()
+            assert version == 1000
+            connection.execute("PRAGMA user_version = 1")
+        connection.close()
+        house.start()
+
+
+# Time
+
+
+def test_whoever_sets_the_clock_moves_no_stream(tmp_path: Path, shim: Callable[[str], Path]) -> None:
+    offset = shim("FAULT_CLOCK")
+    offset.write_text("0")
+    with House(tmp_path / "data", PACED, "--retention-s", "60") as house:
+        finished = house.begin(Answer("Clock.", 5, seed=1))
+        finished.wait()
+        stream = house.begin(Answer("Running.", 250, seed=1)).seen(5)
+        for number, seconds in enumerate((86_400, -86_400), 1):
+            offset.write_text(str(seconds))
+            stream.seen(40 * number)
+            assert house.server.http.get(finished.path).status_code == 200
+            house.restart()
+            state = house.server.state(finished.stream_id)
+            assert 30 < state["expires_in_s"] <= 60
+        stream.wait()
+
+
+def test_a_server_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
+    """Its engine waited for it, and has not hung."""
+    with House(tmp_path, PACED, "--stall-s", "0.4", "--retention-s", "60") as house:
+        finished = house.begin(Answer("Finished.", 5, seed=1))
+        finished.wait()
+        stream = house.begin(Answer("Stopped.", 300, seed=1)).seen(9)
+        house.server.send_signal(signal.SIGSTOP)
+        time.sleep(1)  # time itself is what it is to miss
+        house.server.send_signal(signal.SIGCONT)
+        stream.wait()
+        assert b"continuity" not in stream.end
+        assert house.server.http.get(finished.path).status_code == 200
+
+
+def test_who_still_reads_what_expires_reads_it_to_its_end(tmp_path: Path) -> None:
+    with House(tmp_path, "scripted", "--retention-s", "0.5") as house:
+        answer = Answer("Expires.", 30_000, seed=1)
+        stream_id = house.server.create({"prompt": "Expires.", "max_tokens": 30_000, "seed": 1})
+        with house.server.wire(receive_bytes=4096) as wire:
+            wire.send("GET", f"/v1/streams/{stream_id}/events")
+            assert wire.head() == 200
+            until(lambda: house.server.http.get(f"/v1/streams/{stream_id}").status_code == 410, timeout_s=20)
+            assert wire.body() == b"".join(answer.native(stream_id))
+        house.restart()
+        assert house.server.http.get(f"/v1/streams/{stream_id}/events").status_code == 410
