@@ -47,6 +47,7 @@ class FakeServer:
     is_live: bool = True
     is_ready: bool = True
     state: str = "ready"
+    replay: str | None = None
     parameters: frozenset[str] = EVERYTHING
     can_chat: bool = True
     context_tokens: int = 4096

@@ -14,7 +14,7 @@ _SOURCE = Path(__file__).parent / "shim.c"
 
 @pytest.fixture
 def shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """`shim("FAULT_CLOCK")` preloads `shim.c` into servers started from here on, and returns the file that steers it."""
+    """`shim("FAULT_CLOCK")` preloads `shim.c` into servers to come, and returns the file that steers it."""
     if shutil.which("gcc") is None:
         pytest.skip("there is no gcc, which makes the library that plays the system's part")
 

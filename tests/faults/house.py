@@ -41,12 +41,14 @@ class House:
         self.source = source
         self.flags = flags
         self.streams: list[Stream] = []
+        self.key: bytes | None = None  # that its journal is sealed with
         self.server: Server
         self.baseline: Resources
         self._moved = threading.Condition()
         self._is_open = True
         self._logs: list[str] = []
         self.start()
+        self.baseline = Resources.of(self.server)
 
     def __enter__(self) -> House:
         return self
@@ -74,8 +76,6 @@ class House:
             server.process.kill()
             raise
         self.server = server
-        if not self.streams:
-            self.baseline = Resources.of(server)
         with self._moved:
             self._moved.notify_all()
         return server
@@ -138,7 +138,7 @@ class House:
 
     def kept(self) -> Kept:
         """What the journal holds. The server must have stopped."""
-        return read_journal(self.directory)
+        return read_journal(self.directory, key=self.key)
 
     def check(self) -> None:
         """Wait for all streams, hold law 5, stop, and hold the others."""

@@ -21,7 +21,11 @@ class Wire:
         if receive_bytes:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
         self._socket.settimeout(_TIMEOUT_S)
-        self._socket.connect(("127.0.0.1", port))
+        try:
+            self._socket.connect(("127.0.0.1", port))
+        except OSError:
+            self._socket.close()
+            raise
         self._host = f"127.0.0.1:{port}"
         self._received = b""
         self._is_chunked = False

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import resource
 import signal
 import socket
 import sys
@@ -21,6 +22,7 @@ from tailrace.server.settings import Setting, Settings, settings_table
 
 __all__ = ["serve"]
 
+_DESCRIPTORS = 65_536
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -85,6 +87,7 @@ def _run(source: str, settings: Settings) -> int:
         other = "--host" if isinstance(error, socket.gaierror) else "--port"
         _say(f"tailrace: cannot listen on {settings.host}:{settings.port} ({error.strerror}). Choose another {other}.")
         return 1
+    _raise_descriptor_limit()
     # Until the loop takes them over, a signal simply ends us, without a traceback.
     for number in _SIGNALS:
         signal.signal(number, _leave)
@@ -94,6 +97,14 @@ def _run(source: str, settings: Settings) -> int:
     except* ModelError as group:
         _say(f"tailrace: {_first(group)}")
     return 1
+
+
+def _raise_descriptor_limit() -> None:
+    """A connection is a descriptor, and systems often start programs with few, of many that they may have."""
+    with contextlib.suppress(OSError, ValueError):
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
 def _leave(*_: object) -> None:
@@ -141,6 +152,8 @@ def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket,
             streams = "1 stream goes" if service.num_recovered == 1 else f"{service.num_recovered} streams go"
             _say(f"{streams} on where the last server left off.")
         _say(f"Loaded in {loaded_s:.1f} s: {capabilities.engine}, {capabilities.context_tokens} tokens of context.")
+        if service.replay is not None:
+            _say(f"Replays were certified on this machine: {service.replay}.")
         _say(f"Listening on {url}. Try it:\n")
         _say(f"    curl -N -X POST '{url}/?prompt=Tell%20me%20a%20story%20about%20a%20river.'\n")
 

@@ -118,7 +118,7 @@ def show_live(asked: Asked) -> Reply:
 
 def show_ready(asked: Asked) -> Reply:
     server = asked.server
-    body = to_json({"ready": server.is_ready, "state": server.state})
+    body = to_json({"ready": server.is_ready, "state": server.state, "replay": server.replay or "not certified"})
     return Reply(body) if server.is_ready else Reply(body, 503, retry_after_s=1.0)
 
 
@@ -235,7 +235,7 @@ def end_fields(end: End) -> JsonBody:
 
 def encode_error(error: TailraceError) -> tuple[int, bytes]:
     """`{"error": {"message", "type", "code", "param"}}`, as on OpenAI's routes."""
-    kind = "invalid_request_error" if error.status < 429 else "server_error"
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
     if error.status == 429:
         kind = "rate_limit_error"
     body = {"message": error.message, "type": kind, "code": error.code, "param": error.param}

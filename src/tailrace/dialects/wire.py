@@ -98,6 +98,10 @@ class ServerFacts(Protocol):
         """ready, or why not: draining, engine, journal."""
 
     @property
+    def replay(self) -> str | None:
+        """How exactly the engine repeats itself when it is replaced, if that was measured: exact or verified."""
+
+    @property
     def parameters(self) -> frozenset[str]:
         """Names of the `Sampling` fields that the engine honours."""
 

@@ -45,7 +45,8 @@ _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _CLOSED = "closed its socket"
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # also what the kernel sends when memory is short
 _EMPTY_FRAMES = 10  # so many times longer may an engine step without a token, as it does with a long prompt
-_SHORT_LIFE_S = 5.0  # a worker that dies so soon counts as one that did not start
+_HEAR_S = 0.02
+_SHORT_LIFE_S = 5.0  # a worker that dies so soon, and gave nothing, counts as one that did not start
 
 
 class Receiver(Protocol):
@@ -68,6 +69,7 @@ class _Worker(asyncio.Protocol):
         self.gone: asyncio.Future[str] = loop.create_future()  # why
         self.receivers: dict[int, Receiver] = {}
         self.last_frame_s = self.last_token_s = time.monotonic()
+        self.has_given = False  # a token, ever
         self.process: asyncio.subprocess.Process
         self._transport: asyncio.Transport | None = None
         self._buffer = FrameBuffer()
@@ -157,6 +159,7 @@ class _Worker(asyncio.Protocol):
     def _dispatch(self, deltas: list[Delta]) -> None:
         if deltas:
             self.last_token_s = self.last_frame_s
+            self.has_given = True
         receivers = self.receivers
         for delta in deltas:
             receiver = receivers.get(delta.sequence_id)
@@ -318,7 +321,8 @@ class Supervisor:
             if self._wants_spare:
                 group.create_task(self._load_spare())  # waited for in any case: it has a start on any other
             error = await self._until_lost(worker)
-        self.failures = self.failures + 1 if time.monotonic() - since_s < _SHORT_LIFE_S else 0
+        is_short = time.monotonic() - since_s < _SHORT_LIFE_S and not worker.has_given
+        self.failures = self.failures + 1 if is_short else 0
         return error
 
     async def _load_spare(self) -> None:
@@ -328,12 +332,18 @@ class Supervisor:
             logger.error("%s There is no spare engine.", error.message)
 
     async def _until_lost(self, worker: _Worker) -> EngineError:
+        is_suspect = False
         while not worker.gone.done():
             now_s = time.monotonic()
             idle_s = max(now_s - worker.last_frame_s, (now_s - worker.last_token_s) / _EMPTY_FRAMES)
             if self._receivers and idle_s >= self._stall_s:
+                if not is_suspect:  # it may be us who stood still: what it said meanwhile is heard first
+                    is_suspect = True
+                    await asyncio.sleep(_HEAR_S)
+                    continue
                 silent_s = now_s - worker.last_token_s
                 return EngineStalled(f"The engine made no progress for {silent_s:.0f} s and was replaced.")
+            is_suspect = False
             wait_s = self._stall_s - idle_s if self._receivers else self._stall_s
             await asyncio.wait([worker.gone], timeout=max(wait_s, 0.01))
         why, is_crash = await worker.why()

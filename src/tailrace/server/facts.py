@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tailrace import __version__
 from tailrace.dialects import StreamFacts
+from tailrace.engines.certificate import Verdict
 from tailrace.errors import UnsupportedParameter
 from tailrace.generation import Generator
 from tailrace.server.settings import Settings
@@ -39,11 +40,14 @@ class Facts:
 
     version = __version__
 
-    def __init__(self, generator: Generator, settings: Settings, *, started_s: int) -> None:
+    def __init__(
+        self, generator: Generator, settings: Settings, *, started_s: int, replay: Verdict | None = None
+    ) -> None:
         self._generator = generator
         self._settings = settings
         self.model = generator.model
         self.started_s = started_s
+        self.replay = replay
         self.can_chat = generator.chat is not None
         self.takes_tools = generator.chat is not None and generator.chat.takes_tools
         self.max_prompts = generator.limits.max_choices

@@ -22,9 +22,11 @@ from starlette.types import ASGIApp
 from tailrace.admission import Gate
 from tailrace.dialects.durable_answers import EXPOSED_HEADERS
 from tailrace.engines import EngineSpec, Supervisor
+from tailrace.engines.certificate import Verdict, read_certificate, subject
 from tailrace.errors import ModelError
 from tailrace.generation import Generator, Limits
 from tailrace.models import ModelCard
+from tailrace.models.places import data_path
 from tailrace.server._http import HttpProtocol
 from tailrace.server._places import Places
 from tailrace.server._websocket import WebSocketProtocol
@@ -60,6 +62,7 @@ class Service:
     durable: DurableStore
     app: ASGIApp
     num_recovered: int  # streams that an earlier process left, and that go on
+    replay: Verdict | None  # how exactly the engine repeats itself, where that was measured on this machine
 
 
 @contextlib.asynccontextmanager
@@ -114,8 +117,9 @@ async def start_service(
             num_recovered = generator.recover()
             durable = DurableStore(budget_bytes=settings.durable_bytes, journal=journal.note)
             durable.restore(journal.notes())
-            app = build_app(generator, durable, settings)
-            yield Service(generator, supervisor, store, durable, app, num_recovered)
+            replay = _verdict(supervisor, spec)
+            app = build_app(generator, durable, settings, replay)
+            yield Service(generator, supervisor, store, durable, app, num_recovered, replay)
             store.close()
         finally:
             running.cancel()
@@ -178,10 +182,20 @@ def _load_failure(reason: str) -> str:
     return reason
 
 
-def build_app(generator: Generator, durable: DurableStore, settings: Settings) -> ASGIApp:
+def _verdict(supervisor: Supervisor, spec: EngineSpec) -> Verdict | None:
+    """What `tailrace certify` has found here about such an engine."""
+    if supervisor.capabilities is None:
+        return None
+    certificate = read_certificate(data_path(), subject(supervisor.capabilities.engine, spec))
+    return certificate.verdict if certificate is not None else None
+
+
+def build_app(
+    generator: Generator, durable: DurableStore, settings: Settings, replay: Verdict | None = None
+) -> ASGIApp:
     """The ASGI application over a generator."""
     metrics = Metrics(generator)
-    routes = Routes(generator, settings, metrics, started_s=int(time.time()))
+    routes = Routes(generator, settings, metrics, started_s=int(time.time()), replay=replay)
     sockets = Sockets(generator, settings, metrics)
     streams = DurableRoutes(durable, generator.store, settings)
     router = Router([*streams.table(), *routes.table(), *sockets.table()], redirect_slashes=False)

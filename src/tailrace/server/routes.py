@@ -35,6 +35,7 @@ from tailrace.dialects.wire import (
     Show,
     View,
 )
+from tailrace.engines.certificate import Verdict
 from tailrace.errors import (
     Forbidden,
     QueueFull,
@@ -66,10 +67,18 @@ Handler = Callable[[Request], Awaitable[ASGIApp]]
 class Routes:
     """All operations of all wires, over one generator."""
 
-    def __init__(self, generator: Generator, settings: Settings, metrics: Metrics, *, started_s: int) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        settings: Settings,
+        metrics: Metrics,
+        *,
+        started_s: int,
+        replay: Verdict | None = None,
+    ) -> None:
         self._generator = generator
         self._settings = settings
-        self._facts = Facts(generator, settings, started_s=started_s)
+        self._facts = Facts(generator, settings, started_s=started_s, replay=replay)
         self._bodies = BodyReader(settings)
         self._keys_in_use: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._metrics = metrics

@@ -84,14 +84,16 @@ class _Sweep(NamedTuple):
 
 
 class Database:
-    """Raises StorageError, and JournalFull where room is short, from whatever writes.
+    """Raises StorageError, and JournalFull where room is short, from whatever writes. With `erases` what is deleted is
+    overwritten, too.
 
     Raises: ModelError if the file cannot be opened at all: it is another server's, a newer version's, or no place to
     write to.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, erases: bool = False) -> None:
         self.path = directory / "journal.sqlite"
+        self._erases = erases
         self._reserve = directory / "journal.reserve"
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -143,7 +145,7 @@ class Database:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
-        connection.execute("PRAGMA secure_delete = FAST")
+        connection.execute(f"PRAGMA secure_delete = {'ON' if self._erases else 'FAST'}")
         connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
         return connection
 
@@ -255,12 +257,15 @@ class Database:
             connection.executemany("INSERT OR IGNORE INTO expired (stream_id) VALUES (?)", ids)
             connection.execute("DELETE FROM expired WHERE row <= (SELECT max(row) FROM expired) - ?", (most_expired,))
 
-    def count_recovery(self, numbers: Sequence[int]) -> None:
-        """Note that these are about to be taken up again."""
+    def count_recovery(self) -> None:
+        """Note that the unfinished streams are about to be taken up: the how many-th time since they last got on."""
         with self._writing() as connection:
-            connection.executemany(
-                "UPDATE streams SET recoveries = recoveries + 1 WHERE number = ?", [(number,) for number in numbers]
+            connection.execute(
+                "UPDATE streams SET recoveries = 0 WHERE number IN"
+                " (SELECT stream FROM tail WHERE row > (SELECT value FROM facts WHERE name = 'recovered'))"
             )
+            connection.execute("UPDATE streams SET recoveries = recoveries + 1 WHERE finished IS NULL")
+            connection.execute("INSERT OR REPLACE INTO facts VALUES ('recovered', ?)", (self._num_rows,))
 
     def finished(self) -> Iterator[tuple[str, bytes, int, str]]:
         """Id, record, bytes and end of all finished streams, oldest first."""
@@ -287,7 +292,7 @@ class Database:
         return record, events
 
     def unfinished(self) -> list[tuple[int, str, bytes | None, int]]:
-        """Number, id, record (None where it is damaged) and recoveries so far of streams without an end."""
+        """Number, id, record (None where it is damaged) and recoveries of streams without an end."""
         query = (
             "SELECT number, stream_id, record, record_crc, recoveries FROM streams"
             " WHERE finished IS NULL ORDER BY number"
@@ -323,10 +328,13 @@ class Database:
         for key, body, crc in self._connection.execute("SELECT key, body, crc FROM notes ORDER BY row"):
             yield key, body if crc == _crc(body, key.hex()) else None
 
-    def give_room_back(self, num_pages: int) -> None:
-        """Return some unused pages to the file system."""
+    def give_room_back(self, num_pages: int) -> bool:
+        """Return some unused pages to the file system; whether there are more."""
         try:
-            self._connection.execute(f"PRAGMA incremental_vacuum({num_pages})").fetchall()
+            # Not `execute`: it takes the first step only, which is one page.
+            self._connection.executescript(f"PRAGMA incremental_vacuum({num_pages})")
+            (num_unused,) = self._connection.execute("PRAGMA freelist_count").fetchone()
+            return bool(num_unused)
         except sqlite3.Error as error:
             raise as_storage_error(error) from error
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from tailrace.errors import JournalDamaged, ModelError, StorageError
 from tailrace.streams._cipher import Cipher, PlainText, RowCipher
 from tailrace.streams._clock import age_s, stamp
 from tailrace.streams._database import Database, FinishedRow, TailRow
+from tailrace.streams._wal import WriteAheadLog
 from tailrace.streams.durable_records import Dropped, DurableRecord
 from tailrace.streams.journal import Finished
 from tailrace.streams.log import StreamLog
@@ -45,8 +44,6 @@ _MAX_EXPIRED = 100_000
 _TIDY_EVENTS = 4_000  # at once, so that tidying up never holds the loop for long
 _FORGET_AT_ONCE = 64  # streams
 _VACUUM_PAGES = 64
-_CHECKPOINT_BYTES = 8 * 2**20  # of write-ahead log
-_RESTART_BYTES = 32 * 2**20
 
 _encode_record = msgspec.msgpack.Encoder().encode
 _decode_record = msgspec.msgpack.Decoder(Record).decode
@@ -72,7 +69,7 @@ class DiskJournal:
         sync_s: float = 0.1,
         patience_s: float = 5.0,
     ) -> None:
-        self._database = Database(directory)
+        self._database = Database(directory, erases=not keep_finished)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._database.close)
             self._cipher = self._keyed(key)
@@ -92,6 +89,7 @@ class DiskJournal:
         self._is_scheduled = False
         self._finished: list[StreamLog] = []  # to be moved into one row
         self._expired: list[str] = []
+        self._has_room = False  # unused, in the file
         self._changed = asyncio.Event()
         self._unsynced = False
         self._is_broken = False
@@ -282,7 +280,7 @@ class DiskJournal:
                 self._database.drop([(log.number, log.stream_id) for log in finished], most_expired=_MAX_EXPIRED)
             if expired:
                 self._database.forget(expired, most_expired=_MAX_EXPIRED)
-                self._database.give_room_back(_VACUUM_PAGES)
+                self._has_room = True
             has_dead = self._database.sweep()
         except StorageError:
             self._finished[:0], self._expired[:0] = finished, expired
@@ -317,6 +315,7 @@ class DiskJournal:
         for row in self._database.tail():
             rows.setdefault(row.stream, []).append(row)
         logs, lost = [], []
+        self._database.count_recovery()
         for number, stream_id, sealed, recoveries in self._database.unfinished():
             try:
                 if sealed is None:
@@ -332,9 +331,8 @@ class DiskJournal:
             if log.end is None and not is_whole:
                 logger.error("stream %s was damaged on disk, and ends where it was", stream_id)
                 self._end(log, "error", _DAMAGED)
-            elif log.end is None and recoveries >= _MAX_RECOVERIES:
+            elif log.end is None and recoveries > _MAX_RECOVERIES:
                 self._end(log, "interrupted", _HOPELESS)
-        self._database.count_recovery([log.number for log in logs])
         if lost:
             self._database.drop(lost, most_expired=_MAX_EXPIRED)
         self.flush()
@@ -382,9 +380,7 @@ class DiskJournal:
 
     async def keep_up(self) -> None:
         """Sync what was committed, put away what has ended, and empty the write-ahead log; until cancelled."""
-        wal = Path(f"{self._database.path}-wal")
-        second = self._database.connect()
-        try:
+        with contextlib.closing(WriteAheadLog(self._database)) as wal:
             while True:
                 await self._changed.wait()
                 await asyncio.sleep(self._sync_s)
@@ -393,26 +389,17 @@ class DiskJournal:
                     self._unsynced = False
                     await self._sync(wal)
                 with contextlib.suppress(StorageError):
-                    while self._tidy():
-                        await asyncio.sleep(_BREATH_S)  # noqa: ASYNC110  # it is a breath, nothing is awaited
-                await self._checkpoint(second, wal)
-        finally:
-            second.close()
+                    while self._tidy():  # noqa: ASYNC110  # a breath in between, nothing is awaited
+                        await asyncio.sleep(_BREATH_S)
+                    if self._has_room:
+                        self._has_room = self._database.give_room_back(_VACUUM_PAGES)
+                if self._has_room:
+                    self._changed.set()
+                await wal.checkpoint()
 
-    async def _checkpoint(self, second: sqlite3.Connection, wal: Path) -> None:
-        """Empty the write-ahead log in time: in a thread, since that waits for the disk, and the little that is left of
-        it then here."""
-        with contextlib.suppress(OSError, sqlite3.Error, StorageError):
-            num_bytes = wal.stat().st_size
-            if num_bytes > _CHECKPOINT_BYTES:
-                await asyncio.to_thread(_passive, second)
-            if num_bytes > _RESTART_BYTES:
-                await asyncio.to_thread(_passive, second)
-                self._database.checkpoint()
-
-    async def _sync(self, wal: Path) -> None:
+    async def _sync(self, wal: WriteAheadLog) -> None:
         try:
-            await asyncio.to_thread(_sync, wal)
+            await wal.sync()
         except OSError:
             # What the kernel has dropped it does not try again: nothing here can be relied on any more.
             logger.exception("the journal cannot be synced")
@@ -439,12 +426,3 @@ def _skipping(stream_id: str) -> Iterator[None]:
         yield
     except (JournalDamaged, msgspec.DecodeError, ValueError):
         logger.error(_LOST, stream_id)
-
-
-def _sync(wal: Path) -> None:
-    with contextlib.suppress(FileNotFoundError), open(wal, "rb") as file:
-        os.fdatasync(file.fileno())
-
-
-def _passive(connection: sqlite3.Connection) -> None:
-    connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()

@@ -1,8 +1,21 @@
-"""What tests of engines need: the laws that every engine keeps, and an engine whose every token is known beforehand."""
+"""What tests need: the laws that every engine keeps, an engine whose every token is known beforehand, and a network that
+behaves badly.
+"""
 
 from __future__ import annotations
 
 from tailrace.engines.scripted import CONTROL_TOKENS, ScriptedEngine, scripted_token
+from tailrace.testing.chaos import Chaos, Flow, Line
 from tailrace.testing.conformance import Law, check_engine, laws
 
-__all__ = ["CONTROL_TOKENS", "Law", "ScriptedEngine", "check_engine", "laws", "scripted_token"]
+__all__ = [
+    "CONTROL_TOKENS",
+    "Chaos",
+    "Flow",
+    "Law",
+    "Line",
+    "ScriptedEngine",
+    "check_engine",
+    "laws",
+    "scripted_token",
+]
