@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
@@ -48,7 +49,8 @@ class House:
         self._is_open = True
         self._logs: list[str] = []
         self.start()
-        self.baseline = Resources.of(self.server)
+        self.server.post("/v1/completions", {"prompt": "Warm up.", "max_tokens": 1})  # some things are opened late
+        self.baseline = Resources.at_rest(self.server)
 
     def __enter__(self) -> House:
         return self
@@ -100,6 +102,13 @@ class House:
     def restart(self, *flags: str) -> Server:
         self.kill()
         return self.start(*flags)
+
+    @property
+    def num_streams(self) -> int:
+        """That the server has, whoever began them."""
+        found = re.search(r"^tailrace_streams (\d+)", self.server.http.get("/metrics").text, re.MULTILINE)
+        assert found is not None
+        return int(found[1])
 
     @property
     def log(self) -> str:

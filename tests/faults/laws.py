@@ -16,8 +16,9 @@ import asyncio
 import re
 import shutil
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -32,6 +33,7 @@ from tailrace.types import End, Event
 
 __all__ = ["Kept", "Resources", "Seen", "check", "read_journal", "seq_of", "status_of"]
 
+_REST_S = 0.2
 _ENDS = re.compile(rb"event: ([a-z]+)\n")
 _ID = re.compile(rb"^id: (.+)-([0-9]+)$", re.MULTILINE)
 _CONTINUITY = re.compile(rb',"continuity":"([a-z]+)"')
@@ -179,6 +181,21 @@ class Resources:
             memory_bytes=process.memory_info().rss,
         )
 
+    @classmethod
+    def at_rest(cls, server: Server) -> Resources:
+        """When nothing more is opened."""
+        before, now = cls.of(server), cls.of(server)
+        since_s = time.monotonic()
+        while time.monotonic() < since_s + _REST_S:
+            now = cls.of(server)
+            if now._held != before._held:
+                before, since_s = now, time.monotonic()
+        return now
+
+    @property
+    def _held(self) -> tuple[int, ...]:
+        return self.num_processes, self.num_descriptors, self.num_connections, self.num_running, self.num_waiting
+
     def check_back(self, server: Server, *, grown_bytes: int = 64 * 2**20) -> None:
         """Law 5: the server comes back to these within some seconds, and to its memory within `grown_bytes`.
 
@@ -189,7 +206,7 @@ class Resources:
         def is_back() -> bool:
             nonlocal now
             now = Resources.of(server)
-            return replace(now, memory_bytes=0) == replace(self, memory_bytes=0)
+            return all(theirs <= ours for theirs, ours in zip(now._held, self._held, strict=True))
 
         try:
             until(is_back, timeout_s=5.0)

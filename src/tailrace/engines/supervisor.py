@@ -44,6 +44,7 @@ _AHEAD_BYTES = 64 * 1024
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _CLOSED = "closed its socket"
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # also what the kernel sends when memory is short
+_SPARE_AFTER_S = 5.0  # so that loading does not slow down the streams that have to catch up
 _EMPTY_FRAMES = 10  # so many times longer may an engine step without a token, as it does with a long prompt
 _HEAR_S = 0.02
 _SHORT_LIFE_S = 5.0  # a worker that dies so soon, and gave nothing, counts as one that did not start
@@ -206,6 +207,7 @@ class Supervisor:
         self._epoch = 0
         self._worker: _Worker | None = None
         self._spare: _Worker | None = None
+        self._is_loading_spare = False
         self._receivers: dict[int, Receiver] = {}
 
     @property
@@ -318,18 +320,23 @@ class Supervisor:
         """Until the worker is lost."""
         since_s = time.monotonic()
         async with asyncio.TaskGroup() as group:
-            if self._wants_spare:
-                group.create_task(self._load_spare())  # waited for in any case: it has a start on any other
+            getting_spare = group.create_task(self._get_spare()) if self._wants_spare else None
             error = await self._until_lost(worker)
+            if getting_spare is not None and not self._is_loading_spare:
+                getting_spare.cancel()  # else it is waited for, since it has a start on any other
         is_short = time.monotonic() - since_s < _SHORT_LIFE_S and not worker.has_given
         self.failures = self.failures + 1 if is_short else 0
         return error
 
-    async def _load_spare(self) -> None:
+    async def _get_spare(self) -> None:
+        await asyncio.sleep(_SPARE_AFTER_S)
+        self._is_loading_spare = True
         try:
             self._spare = await self._load()
         except EngineLost as error:
             logger.error("%s There is no spare engine.", error.message)
+        finally:
+            self._is_loading_spare = False
 
     async def _until_lost(self, worker: _Worker) -> EngineError:
         is_suspect = False

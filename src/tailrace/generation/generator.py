@@ -96,6 +96,11 @@ class Generator:
         return "journal" if self.store.journal.trouble is not None else "ready"
 
     @property
+    def num_restarts(self) -> int:
+        """Engines that were lost and replaced."""
+        return self._supervisor.restarts
+
+    @property
     def is_live(self) -> bool:
         """Tokens move where some are wanted, or will before streams give up waiting for an engine."""
         return not self._has_given_up and self._supervisor.silent_s < self.limits.recover_s

@@ -51,9 +51,16 @@ class Metrics:
             ("tgi_queue_size", "Requests that wait.", lambda: generator.gate.num_waiting),
             ("tgi_batch_current_size", "Requests that the engine has.", lambda: generator.gate.num_running),
             ("tailrace_streams", "Streams that can be read, finished ones too.", lambda: len(generator.store)),
+            ("tailrace_engine_restarts", "Engines that were lost and replaced.", lambda: generator.num_restarts),
             ("tailrace_ready", "Whether requests are taken.", lambda: generator.state == "ready"),
         ):
             Gauge(name, text, registry=self._registry).set_function(value)
+        self._outlived = Gauge(
+            "tailrace_streams_outlived",
+            "Streams that outlived an engine or a server, by how they went on: replayed, or continued.",
+            ["continuity"],
+            registry=self._registry,
+        )
         generator.on_end = self.ended
 
     @contextlib.contextmanager
@@ -70,6 +77,8 @@ class Metrics:
         """A stream has its terminal event."""
         end, times = run.log.end, run.times
         assert end is not None
+        if end.continuity is not None:
+            self._outlived.labels(end.continuity).inc()
         if end.status != "done":
             self._failure.labels("dropped" if end.status == "cancelled" else _reason(failure_of(end))).inc()
             return

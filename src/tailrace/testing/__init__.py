@@ -1,6 +1,4 @@
-"""What tests need: the laws that every engine keeps, an engine whose every token is known beforehand, and a network that
-behaves badly.
-"""
+"""What tests need: the laws that every engine keeps, an engine whose tokens are known beforehand, and a bad network."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ End = Literal["fin", "reset", "half", "hole"]
 
 _PIECE_BYTES = 64 * 2**10
 _BUFFER_BYTES = 16 * 2**10  # of the kernel's, in each direction at each end
+_PIECES_A_TURN = 256
 _BEAT_S = 0.05  # in which a line with a rate carries a piece
 
 
@@ -151,7 +152,8 @@ async def _carry(source: socket.socket, sink: socket.socket, flow: Flow) -> None
     loop = asyncio.get_running_loop()
     size = min(flow.piece_bytes, max(1, int(flow.bytes_per_s * _BEAT_S))) if flow.bytes_per_s else flow.piece_bytes
     is_paced = bool(flow.delay_s or flow.bytes_per_s)
-    most = size if is_paced else _PIECE_BYTES  # taken at once: what waits for its time waits where it came from
+    # Taken at once: what waits for its time waits where it came from, and everybody has a turn.
+    most = size if is_paced else min(_PIECE_BYTES, size * _PIECES_A_TURN)
     num_passed = 0
     while num_passed != flow.end_after_bytes:
         room = most if flow.end_after_bytes is None else min(most, flow.end_after_bytes - num_passed)
@@ -161,10 +163,8 @@ async def _carry(source: socket.socket, sink: socket.socket, flow: Flow) -> None
             return
         num_passed += len(received)
         for start in range(0, len(received), size):
-            piece = received[start : start + size]
-            await loop.sock_sendall(sink, piece)
-            if is_paced:
-                await asyncio.sleep(flow.delay_s + (len(piece) / flow.bytes_per_s if flow.bytes_per_s else 0.0))
+            await loop.sock_sendall(sink, received[start : start + size])
+        await asyncio.sleep(flow.delay_s + len(received) / flow.bytes_per_s if flow.bytes_per_s else flow.delay_s)
     match flow.end:
         case "fin":
             raise _Ended

@@ -1,0 +1,324 @@
+"""The journal's disk is locked, full, broken, read-only or damaged: what was seen stays, and nothing else is shown."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.engines.asking import until
+from tests.faults.house import House, Stream
+from tests.faults.laws import Kept, read_journal
+from tests.server.oracle import Answer
+from tests.server.wire import as_json, sse_data
+
+from tailrace.streams import DiskJournal, Record, StreamLog
+from tailrace.types import Event, TextDelta
+
+PACED = "scripted:tokens_per_s=200"
+
+
+@contextlib.contextmanager
+def locked(directory: Path) -> Iterator[None]:
+    """Another program has the journal to itself."""
+    connection = sqlite3.connect(directory / "journal.sqlite", isolation_level=None, timeout=5)
+    try:
+        connection.execute("BEGIN EXCLUSIVE")
+        yield
+        connection.execute("ROLLBACK")
+    finally:
+        connection.close()
+
+
+def _error(stream: Stream) -> str:
+    return str(as_json(sse_data(stream.end)[-1])["error"]["code"])
+
+
+# Locked
+
+
+def test_streams_wait_for_a_lock_and_go_on(tmp_path: Path) -> None:
+    with House(tmp_path, PACED) as house:
+        streams = [house.begin(Answer(f"Lock {seed}.", 200, seed)).seen(3) for seed in range(3)]
+        with locked(tmp_path):
+            before = [len(stream.followers[0].events) for stream in streams]
+            house.server.wait_line("Streams wait")
+            shown = [len(stream.followers[0].events) for stream in streams]
+            assert max(now - then for now, then in zip(shown, before, strict=True)) < 40, "shown and not kept"
+        for stream in streams:
+            stream.wait()
+        house.server.wait_line("can be written again")
+
+
+def test_an_engine_that_dies_while_the_journal_is_locked(tmp_path: Path) -> None:
+    """What waits to be kept is forgotten, and comes again; also of a choice that had come to its end."""
+    answers = [Answer("Both.", 60, seed=5), Answer("Both.", 60, seed=6)]
+    with House(tmp_path, PACED) as house:
+        stream = house.begin(Answer("One.", 300, seed=1)).seen(3)
+        both = house.server.create({"prompt": "Both.", "max_tokens": 60, "seed": 5, "n": 2})
+        with locked(tmp_path):
+            house.server.wait_line("Streams wait")
+            house.kill_engine()
+            until(lambda: "Starting another engine" in house.log)
+        stream.wait()
+        state = house.server.wait_state(both, "done")
+        assert state["choices"] == [answer.text for answer in answers]
+
+
+def test_locked_for_too_long_streams_end(tmp_path: Path) -> None:
+    """Those, too, that had come to their end without anybody's seeing it."""
+    with House(tmp_path, PACED) as house:
+        running = house.begin(Answer("Running.", 3_000, seed=1)).seen(3)
+        ending = house.begin(Answer("Ending.", 100, seed=2)).seen(3)
+        with locked(tmp_path):
+            house.server.wait_line("Streams wait")
+            refused = house.server.post("/v1/streams", {"prompt": "New.", "max_tokens": 1})
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "journal_unavailable")
+            assert int(refused.headers["retry-after"]) >= 1
+            for stream in (running, ending):
+                stream.ends = ("error",)
+                stream.wait()
+                assert _error(stream) == "journal_unavailable"
+            assert house.server.http.get("/readyz").status_code == 503
+        until(lambda: house.server.http.get("/readyz").status_code == 200)
+        house.begin(Answer("After.", 20, seed=3)).wait()
+
+
+# Full
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 8 MB."""
+    directory = tmp_path / "disk"
+    directory.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(directory)]
+    mounted = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+    yield directory
+    subprocess.run(["umount", "--lazy", str(directory)], check=True)
+
+
+def _fill(directory: Path) -> Path:
+    """Leave no room at all."""
+    ballast = directory / "ballast"
+    with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    return ballast
+
+
+def test_a_full_disk_loses_nothing_that_was_seen(small_disk: Path) -> None:
+    with House(small_disk / "data", PACED) as house:
+        finished = house.begin(Answer("Finished.", 9, seed=1))
+        finished.wait()
+        streams = [house.begin(Answer(f"Full {seed}.", 5_000, seed)).seen(3) for seed in range(3)]
+        ballast = _fill(small_disk)
+        house.server.wait_line("No room is left")
+        refused = house.server.post("/v1/streams", {"prompt": "New.", "max_tokens": 1})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (507, "log_full")
+        for stream in streams:
+            stream.ends = ("error",)
+            stream.wait()
+            assert _error(stream) == "log_full"
+        ballast.unlink()
+        until(lambda: house.server.http.get("/readyz").status_code == 200)
+        house.begin(Answer("After.", 20, seed=3)).wait()
+        house.restart()
+        assert house.server.http.get(f"{streams[0].path}/events").content.endswith(streams[0].end)
+
+
+def test_no_server_starts_on_a_full_disk(small_disk: Path) -> None:
+    with House(small_disk / "data", PACED) as house:
+        stream = house.begin(Answer("Before.", 200, seed=1)).seen(9)
+        house.kill()
+        ballast = _fill(small_disk)
+        refused = house.launch()
+        assert refused.wait() == 1
+        refused.close()
+        assert "full" in refused.log or "No room" in refused.log
+        assert refused.log.count("\n") == 2
+        ballast.unlink()
+        house.start()
+        stream.wait()
+
+
+# Broken
+
+
+def test_a_disk_that_does_not_sync_is_not_trusted_again(tmp_path: Path, shim: Callable[[str], Path]) -> None:
+    failing = shim("FAULT_SYNC")
+    with House(tmp_path / "data", PACED) as house:
+        stream = house.begin(Answer("Sync.", 5_000, seed=1)).seen(9)
+        stream.ends = ("error",)
+        failing.touch()
+        stream.wait()
+        assert _error(stream) == "journal_unavailable"
+        failing.unlink()
+        assert house.server.post("/v1/streams", {"prompt": "New.", "max_tokens": 1}).status_code == 503
+        assert house.server.http.get("/readyz").status_code == 503
+        events = house.server.http.get(f"{stream.path}/events")
+        assert events.content == b"".join(stream.followers[0].events)
+
+
+def _read_only(directory: Path, *, is_on: bool) -> None:
+    command = ["mount", "-o", f"remount,{'ro' if is_on else 'rw'}", str(directory)]
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def test_no_server_starts_where_nothing_can_be_written(small_disk: Path) -> None:
+    with House(small_disk / "data", PACED) as house:
+        house.stop()
+        _read_only(small_disk, is_on=True)
+        refused = house.launch()
+        assert refused.wait() == 1
+        refused.close()
+        _read_only(small_disk, is_on=False)
+        assert "cannot be kept" in refused.log
+        assert "Read-only" in refused.log
+        house.start()
+
+
+# Damaged
+
+
+def _damaged(directory: Path, into: Path) -> Path:
+    """A copy to damage."""
+    shutil.rmtree(into, ignore_errors=True)
+    into.mkdir()
+    for path in directory.glob("journal.sqlite*"):
+        shutil.copy(path, into)
+    return into
+
+
+def _check_prefix(kept: Kept, oracle: dict[str, list[bytes]]) -> int:
+    """No byte is another one; how many events are there. What was damaged may end as such."""
+    count = 0
+    for stream_id, events in oracle.items():
+        if stream_id not in kept.streams:
+            continue
+        found = kept.wire(stream_id)
+        if found and found[-1].startswith(b"event: error") and found[-1] not in events:
+            assert b'"journal_damaged"' in found.pop()
+        assert found == events[: len(found)], "another byte"
+        count += len(found)
+    return count
+
+
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[bytes]]]:
+    """What a killed server leaves: finished streams, and running ones; and what they have to say."""
+    directory = tmp_path_factory.mktemp("left")
+    oracle: dict[str, list[bytes]] = {}
+    with House(directory / "live", PACED) as house:
+        for seed in range(6):
+            answer = Answer(f"Damage {seed}.", 20 if seed < 3 else 400, seed)
+            oracle[house.begin(answer).stream_id] = answer.native(house.streams[-1].stream_id)
+        for stream in house.streams[:3]:
+            stream.wait()
+        house.streams[-1].seen(60)
+        house.kill()
+        _damaged(directory / "live", directory / "left")
+        house.streams.clear()  # the rest of them is of no interest
+        house.start()
+    return directory / "left", oracle
+
+
+def test_a_torn_write_ahead_log_is_a_prefix(left: tuple[Path, dict[str, list[bytes]]], tmp_path: Path) -> None:
+    directory, oracle = left
+    whole = (directory / "journal.sqlite-wal").read_bytes()
+    page = int.from_bytes(whole[8:12], "big")
+    frames = [*range(32, len(whole) + 1, 24 + page)]
+    chance = random.Random(39)
+    cuts = [*chance.sample(frames, 12), *(chance.randrange(len(whole)) for _ in range(12)), 0, len(whole)]
+    counts = []
+    for cut in sorted(cuts):
+        damaged = _damaged(directory, tmp_path / "damaged")
+        os.truncate(damaged / "journal.sqlite-wal", cut)
+        counts.append(_check_prefix(read_journal(damaged), oracle))
+    assert counts == sorted(counts), "more of the log, and less of the streams"
+    assert counts[-1] > 3 * 21 + 60
+
+
+@pytest.mark.parametrize("num_flips", [60, pytest.param(3_000, marks=[pytest.mark.deep, pytest.mark.timeout(600)])])
+def test_a_bit_that_flips_is_found(left: tuple[Path, dict[str, list[bytes]]], tmp_path: Path, num_flips: int) -> None:
+    """Anywhere in the file, once all of it is in the database, where no checksum of SQLite's watches over it."""
+    directory, oracle = left
+    clean = _damaged(directory, tmp_path / "clean")
+    with contextlib.closing(sqlite3.connect(clean / "journal.sqlite")) as connection:
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+    content = (clean / "journal.sqlite").read_bytes()
+    whole = _check_prefix(read_journal(clean), oracle)
+    chance = random.Random(39)
+    counts = []
+    for _ in range(num_flips):
+        place, bit = chance.randrange(len(content)), 1 << chance.randrange(8)
+        damaged = _damaged(clean, tmp_path / "damaged")
+        with (damaged / "journal.sqlite").open("r+b") as file:
+            file.seek(place)
+            file.write(bytes([content[place] ^ bit]))
+        counts.append(_check_prefix(read_journal(damaged), oracle))
+    assert max(counts) <= whole
+    assert min(counts) < whole, "none of them hit anything"
+
+
+def test_a_server_over_a_ruin_begins_anew_and_keeps_what_it_is_given(tmp_path: Path) -> None:
+    with House(tmp_path, PACED) as house:
+        lost = house.begin(Answer("Lost.", 9, seed=1))
+        lost.is_kept = False
+        lost.wait()
+        house.stop()
+        with (tmp_path / "journal.sqlite").open("r+b") as file:
+            file.seek(4096)
+            file.write(os.urandom(8192))
+        house.start()
+        assert "a new one is begun" in house.log
+        assert list(tmp_path.glob("journal.damaged-*.sqlite"))
+        assert house.server.http.get(lost.path).status_code == 404
+        assert (tmp_path / "journal.sqlite-wal").exists(), "what is written goes nowhere"
+        stream = house.begin(Answer("Anew.", 100, seed=1)).seen(20)
+        house.restart()
+        stream.wait()
+
+
+# Power is cut
+
+
+def test_a_power_cut_takes_no_more_than_what_came_after_the_last_sync(tmp_path: Path) -> None:
+    """What the system has not been told to sync is gone, the rest is there: the log is cut where it was synced."""
+    answer = Answer("Power.", 400, seed=1)
+
+    async def live() -> int:
+        journal = DiskJournal(tmp_path / "live", sync_s=0.05)
+        keeping = asyncio.create_task(journal.keep_up())
+        log: StreamLog = journal.begin(Record("stream", 0.0, linger_s=60.0))
+        wal = tmp_path / "live" / "journal.sqlite-wal"
+        synced_events = synced_bytes = 0
+        events: list[Event] = [TextDelta(answer.texts[i], (answer.token_ids[i],)) for i in range(200)]
+        for event in events:
+            journal.append(log, event)
+            journal.flush()
+            await asyncio.sleep(0.001)
+            if not journal._unsynced:
+                synced_events, synced_bytes = log.last_seq, wal.stat().st_size
+        assert 0 < synced_events < 200, "nothing to lose, or all"
+        _damaged(tmp_path / "live", tmp_path / "cut")
+        os.truncate(tmp_path / "cut" / "journal.sqlite-wal", synced_bytes)
+        keeping.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await keeping
+        journal.close()
+        return synced_events
+
+    synced_events = asyncio.run(live())
+    kept = read_journal(tmp_path / "cut").wire("stream")
+    assert kept == answer.native("stream")[: len(kept)]
+    assert len(kept) >= synced_events
