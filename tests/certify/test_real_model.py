@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tailrace.certify import Asker, certify
+from tailrace.engines import load_engine
 from tailrace.errors import ModelError
 from tailrace.models import NoProgress, models_path
 from tailrace.server.lifecycle import engine_spec
@@ -21,7 +22,12 @@ async def test_no_replay_differs() -> None:
         pytest.skip(f"the default model cannot be fetched: {error}")
     settings = Settings(max_sequences=8, kv_tokens=16_384)
     spec = engine_spec(source, settings, cache_path=str(models_path().parent / "prepared"))
+    engine = load_engine(spec)
+    is_exact = engine.capabilities.exact
+    engine.close()
+    if not is_exact:
+        pytest.skip("the engine does not promise it on this processor")
     _, findings = await certify(spec, Asker(source.card), runs=30, seed=5, max_tokens=24)
-    known = "repetition penalty, follow-up turn"  # whose prompts the library wants to see as they are
+    known = "repetition penalty"  # whose prompts the library wants to see as they are
     assert sum(finding.runs for finding in findings) >= 28
-    assert [finding for finding in findings if finding.differences and finding.name != known] == []
+    assert [finding for finding in findings if finding.differences and not finding.name.startswith(known)] == []

@@ -11,18 +11,18 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import ParamSpec
 
 import pytest
 
-__all__ = ["apart", "mended", "network"]
+__all__ = ["apart", "dropping", "narrow"]
 
 P = ParamSpec("P")
 
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
-_RULES = "table inet faults { chain input { type filter hook input priority 0; }; }"
 
 
 def apart(test: Callable[P, None]) -> Callable[P, None]:
@@ -31,7 +31,7 @@ def apart(test: Callable[P, None]) -> Callable[P, None]:
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
         def alone() -> None:
-            _leave()
+            _move()
             test(*args, **kwargs)
 
         with ThreadPoolExecutor(1) as threads:
@@ -40,21 +40,39 @@ def apart(test: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-def _leave() -> None:
+def _move() -> None:
     missing = [name for name in ("ip", "nft", "tc") if shutil.which(name) is None]
     if sys.platform != "linux" or missing:
-        pytest.skip(f"there is no {', '.join(missing) or 'Linux'} here, which makes networks bad")
+        pytest.skip(f"there is no {', '.join(missing) or 'Linux'}, with which networks are made bad")
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_NEW_NETWORK):
         pytest.skip(f"this user may not have a network apart: {os.strerror(ctypes.get_errno())}")
-    network("ip link set lo mtu 1500 up")  # packets as on a wire, not of 64 KiB
-    network(f"nft add {_RULES}" if mended() else "")
+    _run("ip link set lo mtu 1500 up")  # packets as on a wire, and not of 64 KiB
+    try:
+        _run("nft table inet faults { chain input { type filter hook input priority 0; }; }")
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"this system does not filter packets: {error.stderr}")
 
 
-def network(command: str) -> None:
-    """Change the network that the caller is in: `ip`, `nft` or `tc`. Raises: CalledProcessError."""
-    subprocess.run(command.split(), check=True, capture_output=True, timeout=10)
+def _run(command: str) -> None:
+    subprocess.run(command.split(), check=True, capture_output=True, text=True, timeout=10)
 
 
-def mended() -> None:
-    """Everything comes through again."""
+@contextmanager
+def dropping(packets: str = "") -> Iterator[None]:
+    """Packets that match, in the words of nft, do not arrive; all of them where none are named."""
+    _run(f"nft add rule inet faults input {packets} drop")
+    try:
+        yield
+    finally:
+        _run("nft flush chain inet faults input")
+
+
+@contextmanager
+def narrow(rate: str) -> Iterator[None]:
+    """No more than that comes through, in the words of tc: `64kbit`."""
+    _run(f"tc qdisc add dev lo root tbf rate {rate} burst 3000 limit 30000")
+    try:
+        yield
+    finally:
+        _run("tc qdisc del dev lo root")

@@ -221,7 +221,8 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list
     with House(directory / "live", PACED) as house:
         for seed in range(6):
             answer = Answer(f"Damage {seed}.", 20 if seed < 3 else 400, seed)
-            oracle[house.begin(answer).stream_id] = answer.native(house.streams[-1].stream_id)
+            stream = house.begin(answer)
+            oracle[stream.stream_id] = answer.native(stream.stream_id)
         for stream in house.streams[:3]:
             stream.wait()
         house.streams[-1].seen(60)
@@ -322,3 +323,17 @@ def test_a_power_cut_takes_no_more_than_what_came_after_the_last_sync(tmp_path: 
     kept = read_journal(tmp_path / "cut").wire("stream")
     assert kept == answer.native("stream")[: len(kept)]
     assert len(kept) >= synced_events
+
+
+# Looked at
+
+
+def test_whoever_looks_into_the_journal_does_no_harm(tmp_path: Path) -> None:
+    """An SQLite that leaves as the last one clears up behind itself: it must not take itself for that."""
+    with House(tmp_path, PACED) as house:
+        stream = house.begin(Answer("Look.", 200, seed=1)).seen(9)
+        with contextlib.closing(sqlite3.connect(tmp_path / "journal.sqlite")) as connection:
+            assert connection.execute("SELECT count(*) FROM tail").fetchone()[0] > 0
+        assert (tmp_path / "journal.sqlite-wal").exists()
+        stream.seen(60)
+        house.restart()

@@ -90,7 +90,9 @@ def test_killed_before_the_first_token(house: House) -> None:
         assert b"continuity" not in stream.end  # nothing had been seen
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT], ids=lambda one: one.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGSEGV, pytest.param(signal.SIGABRT, marks=pytest.mark.deep)], ids=lambda one: one.name
+)
 def test_whatever_kills_it(house: House, number: signal.Signals) -> None:
     streams = [house.begin(Answer(f"All {seed}.", 50, seed)) for seed in range(8)]
     for stream in streams:
@@ -103,7 +105,7 @@ def test_whatever_kills_it(house: House, number: signal.Signals) -> None:
     assert num_deaths(house) == 1
 
 
-@pytest.mark.parametrize("num_kills", [3, pytest.param(5, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("num_kills", [2, pytest.param(5, marks=pytest.mark.deep)])
 def test_killed_again_and_again(house: House, num_kills: int) -> None:
     """Also while it runs again what was there, and while it loads."""
     chance = random.Random(16)
@@ -274,14 +276,13 @@ def test_a_request_that_takes_the_engine_down_is_not_tried_for_ever(house: House
     ("control", "order"),
     [
         ("<|crash|>", "together"),
-        ("<|crash|>", "last"),
         ("<|crash|>", "between"),
-        ("<|garbage|>", "first"),
-        ("<|stall|>", "between"),
+        pytest.param("<|crash|>", "last", marks=pytest.mark.deep),
+        ("<|stall|>", "first"),
         *(
             pytest.param(control, order, marks=pytest.mark.deep)
             for control in ("<|garbage|>", "<|stall|>")
-            for order in ("together", "last")
+            for order in ("together", "last", "between")
         ),
     ],
 )
@@ -392,7 +393,7 @@ def _engines(server: Server) -> list[psutil.Process]:
     return sorted(psutil.Process(server.process.pid).children(), key=lambda child: child.create_time())
 
 
-@pytest.mark.parametrize("victims", ["first", "spare-then-first", "both"])
+@pytest.mark.parametrize("victims", ["first", "spare-then-first", pytest.param("both", marks=pytest.mark.deep)])
 def test_with_a_spare_the_stream_goes_on(tmp_path: Path, victims: str) -> None:
     with House(tmp_path, PACED, "--spare-engine") as house:
         until(lambda: len(_engines(house.server)) == 2)

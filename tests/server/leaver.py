@@ -26,7 +26,7 @@ class Leaver(Wire):
     def __init__(self, server: Server, *, receive_bytes: int = 0) -> None:
         super().__init__(server.port, receive_bytes=receive_bytes)
         self._server = server
-        self._port = self._socket.getsockname()[1]
+        self.port = self._socket.getsockname()[1]
 
     def __enter__(self) -> Leaver:
         return self
@@ -54,7 +54,7 @@ class Leaver(Wire):
     def wait_gone(self) -> None:
         """Until the server's process has no socket for this one."""
         deadline_s = time.monotonic() + _GONE_S
-        while self._port in _client_ports(self._server):
+        while self.port in _client_ports(self._server):
             assert time.monotonic() < deadline_s
             time.sleep(0.02)  # the system tells nobody
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 from collections.abc import Iterator, Mapping
@@ -44,6 +45,11 @@ class Wire:
 
     def close(self) -> None:
         self._socket.close()
+
+    def cut(self) -> None:
+        """End the connection under whoever reads from it, in another thread."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
 
     def send(
         self, method: str, path: str, body: bytes | object = None, headers: Mapping[str, str] | None = None

@@ -218,7 +218,7 @@ class Generator:
 
     def _fail_all(self, error: StorageError) -> None:
         for run in list(self.live):
-            run.fail(error.code, error.message)
+            run.lose(error.code, error.message)
 
     def new_sequence_id(self) -> int:
         return next(self._sequence_ids)

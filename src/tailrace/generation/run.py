@@ -159,6 +159,13 @@ class Run:
         """End the stream with an error."""
         self._end("error", Failure(code, message))
 
+    def lose(self, code: str, message: str) -> None:
+        """End the stream with an error, whatever was decided: what waits to be kept never will be seen."""
+        if not self._is_parked:
+            self.end = None
+            num_tokens = sum(map(len, self._delivered()))
+            self._end("error", Failure(code, message), Usage(self.log.record.num_prompt_tokens, num_tokens))
+
     def park(self) -> None:
         """Leave the stream as it is in the journal, for another process to go on with."""
         self._is_parked = True
@@ -218,6 +225,9 @@ class Run:
         ids = self._delivered()
         if self.continuity is None and any(ids):
             self.continuity = "replayed"
+        ended = {event.choice for event in self.log.events if isinstance(event, TextDelta) and event.finish_reason}
+        for choice in self.choices:
+            choice.is_finished = choice.index in ended  # what was retracted is not
         running = [choice for choice in self.choices if not choice.is_finished]
         for choice in running:
             if choice.again(ids[choice.index]) != self.log.text(choice.index):
@@ -255,7 +265,7 @@ class Run:
 
     def _delivered(self) -> list[list[int]]:
         """The ids of each choice that are in the log, which is all that anybody may have seen."""
-        ids: list[list[int]] = [[] for _ in self.choices]
+        ids: list[list[int]] = [[] for _ in range(self.log.record.num_choices)]
         for event in self.log.events:
             if isinstance(event, TextDelta):
                 ids[event.choice] += event.token_ids
@@ -288,13 +298,13 @@ class Run:
     def _expire(self) -> None:
         self.fail("queue_timeout", "The model was too busy to begin this request in time.")
 
-    def _end(self, status: Status, failure: Failure | None = None) -> None:
+    def _end(self, status: Status, failure: Failure | None = None, usage: Usage | None = None) -> None:
         if self.end is not None or self._is_parked:
             return
         self.times.ended_s = time.monotonic()
         waiting = self._ticket is not None and self._ticket.admitted_s is None
         spent = self.times.spent() if status == "done" else None
-        self.end = End(status, self.usage, failure, spent, self.continuity)
+        self.end = End(status, usage or self.usage, failure, spent, self.continuity)
         for choice in self.choices:
             if not choice.is_finished:
                 choice.is_finished = True

@@ -23,7 +23,7 @@ from tailrace.admission import Gate
 from tailrace.dialects.durable_answers import EXPOSED_HEADERS
 from tailrace.engines import EngineSpec, Supervisor
 from tailrace.engines.certificate import Verdict, read_certificate, subject
-from tailrace.errors import ModelError
+from tailrace.errors import ModelError, StorageError
 from tailrace.generation import Generator, Limits
 from tailrace.models import ModelCard
 from tailrace.models.places import data_path
@@ -114,7 +114,10 @@ async def start_service(
             if not supervisor.is_ready:
                 raise ModelError(_load_failure(supervisor.last_reason))
             generator.on_engine_change()
-            num_recovered = generator.recover()
+            try:
+                num_recovered = generator.recover()
+            except StorageError as error:
+                raise ModelError(error.message) from None
             durable = DurableStore(budget_bytes=settings.durable_bytes, journal=journal.note)
             durable.restore(journal.notes())
             replay = _verdict(supervisor, spec)

@@ -111,10 +111,15 @@ class Database:
         try:
             self.set_aside = self._open()
             self.be_patient(True)
-            self._connection.execute(
-                "DELETE FROM tail WHERE stream NOT IN (SELECT number FROM streams WHERE finished IS NULL)"
-            )
+            with self._writing() as connection:
+                connection.execute(
+                    "DELETE FROM tail WHERE stream NOT IN (SELECT number FROM streams WHERE finished IS NULL)"
+                )
             (self._num_rows,) = self._connection.execute("SELECT coalesce(max(row), 0) FROM tail").fetchone()
+        except StorageError as error:
+            self._connection.close()
+            os.close(self._lock)
+            raise ModelError(f"The journal cannot be kept in {directory}: {error.message} {_OTHERWISE}") from None
         except BaseException:
             os.close(self._lock)
             raise
@@ -122,9 +127,10 @@ class Database:
     def _open(self) -> Path | None:
         """Open the file; one that is no longer readable is set aside, and a new one begun. Returns where it went."""
         try:
-            self._connection = self.connect()
-            self._migrate()
+            self._connection = self._first()
             return None
+        except OSError as error:
+            raise ModelError(f"The journal {self.path} cannot be opened: {error.strerror}. {_OTHERWISE}") from None
         except sqlite3.DatabaseError as error:
             if not _is_damage(error):
                 raise ModelError(f"The journal {self.path} cannot be opened: {error}. {_OTHERWISE}") from None
@@ -132,34 +138,48 @@ class Database:
         self.path.rename(aside)
         for suffix in ("-wal", "-shm"):
             self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
-        self._connection = self.connect()
-        self._migrate()
+        self._connection = self._first()
         return aside
+
+    def _first(self) -> sqlite3.Connection:
+        """The first connection, to a file that is there and whole."""
+        # Made here, since SQLite lets others read what it makes; its further files are like this one. Never while it
+        # is open: closing any descriptor of a file gives up all the locks that a process has on it.
+        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        connection = self.connect()
+        try:
+            self._migrate(connection)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def connect(self) -> sqlite3.Connection:
         """A connection; the second one is for checkpoints, in a thread of their own."""
-        # Made here, since SQLite lets others read what it makes; its further files are like this one.
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("PRAGMA synchronous = NORMAL")
-        connection.execute("PRAGMA wal_autocheckpoint = 0")
-        connection.execute(f"PRAGMA secure_delete = {'ON' if self._erases else 'FAST'}")
-        connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+        try:
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute("PRAGMA wal_autocheckpoint = 0")
+            connection.execute(f"PRAGMA secure_delete = {'ON' if self._erases else 'FAST'}")
+            connection.execute(f"PRAGMA journal_size_limit = {_WAL_BYTES}")
+        except BaseException:
+            connection.close()
+            raise
         return connection
 
     def be_patient(self, patient: bool) -> None:
         """Whether writing waits a moment for a lock. Not where it has been in vain: there are streams to serve."""
         self._connection.execute(f"PRAGMA busy_timeout = {_LOCK_MS if patient else 0}")
 
-    def _migrate(self) -> None:
-        (version,) = self._connection.execute("PRAGMA user_version").fetchone()
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version > len(_MIGRATIONS):
             raise ModelError(f"The journal {self.path} was written by a newer version of tailrace. {_OTHERWISE}")
         for number, script in enumerate(_MIGRATIONS[version:], version + 1):
-            self._connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
-        damage = self._connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+            connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
+        damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if damage != "ok":
             raise sqlite3.DatabaseError("malformed")
 

@@ -72,8 +72,11 @@ class DiskJournal:
         self._database = Database(directory, erases=not keep_finished)
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._database.close)
-            self._cipher = self._keyed(key)
-            self._database.hold_reserve()
+            try:
+                self._cipher = self._keyed(key)
+                self._database.hold_reserve()
+            except StorageError as error:
+                raise ModelError(f"The journal cannot be kept in {directory}: {error.message}") from None
             on_failure.pop_all()
         self.keeps = keep_finished
         self._sync_s = sync_s
@@ -400,9 +403,9 @@ class DiskJournal:
     async def _sync(self, wal: WriteAheadLog) -> None:
         try:
             await wal.sync()
-        except OSError:
+        except OSError as error:
             # What the kernel has dropped it does not try again: nothing here can be relied on any more.
-            logger.exception("the journal cannot be synced")
+            logger.error("The journal cannot be synced: %s.", error.strerror)
             self._is_broken = True
             self._stuck(StorageError("The journal of this server cannot be written."))
 

@@ -70,7 +70,7 @@ class Journal(Protocol):
         """A finished stream, if it is kept. Raises: StorageError."""
 
     def finished(self) -> Iterator[Finished]:
-        """The finished streams that an earlier process left, oldest first."""
+        """The finished streams that an earlier process left, in no order."""
 
     def expired(self) -> Sequence[str]:
         """The ids of streams that are kept no more, oldest first."""

@@ -97,6 +97,8 @@ class StreamStore:
 
     def delete(self, log: StreamLog) -> None:
         """Forget a finished stream before its time. Raises: StorageError if that cannot be kept."""
+        if log.end is None and self.journal.trouble is not None:
+            raise self.journal.trouble  # that it was stopped is not kept yet
         if log.stream_id in self._finished:
             self.journal.delete(log.stream_id)
             self._drop([log.stream_id])
@@ -106,7 +108,7 @@ class StreamStore:
 
         Idempotency keys hold again from here on.
         """
-        for kept in self.journal.finished():
+        for kept in sorted(self.journal.finished(), key=lambda kept: -kept.age_s):
             self._retain(kept.stream_id, kept.num_bytes, self.retention_s - kept.age_s)
             if kept.claim is not None:
                 self._claim(kept.claim, kept.stream_id)

@@ -1,0 +1,340 @@
+"""More than the server can carry, and less to carry it with: what was let in is exact, the rest is told when to come
+back, and afterwards everything is as before.
+
+Requests that come while an engine is replaced are in `test_engine.py` too; slow heads and bodies, and readers that do
+not read, in `tests/server/test_http_edge.py` and `test_edge_readers.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import random
+import resource
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.dialects.sse import whole_events
+from tests.engines.asking import until
+from tests.faults.house import House, is_alive
+from tests.faults.laws import Seen, check, status_of
+from tests.server.leaver import Leaver
+from tests.server.oracle import Answer
+from tests.server.process import Server
+from tests.server.refusals import Witness
+from tests.server.wire import as_json, sse_ids
+
+from tailrace.bench.load import percentile
+
+PACED = "scripted:tokens_per_s=200"
+SMALL = Answer("Overload.", 40, seed=1)
+
+_HANG_S = 2.0  # how long a stream may fall silent while others are a burden; how even it is, is a matter for bench
+
+
+# Clients without number
+
+
+class Crowd:
+    """Clients of one server that ask for `SMALL`, each on a connection of its own, and what they saw."""
+
+    def __init__(self, port: int) -> None:
+        self.bodies: list[bytes] = []
+        self.refused_s: list[float] = []  # how long each refusal took
+        self._port = port
+        body = json.dumps({"prompt": SMALL.prompt, "max_tokens": SMALL.count, "seed": SMALL.seed}).encode()
+        head = "POST /v1/streams HTTP/1.1\r\nhost: localhost\r\naccept: text/event-stream\r\n"
+        self._request = f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
+
+    async def hammer(self, num_clients: int, duration_s: float) -> None:
+        """Each asks again as soon as it has its answer or its refusal, whatever that says."""
+        over_s = time.monotonic() + duration_s
+        await asyncio.gather(*(self._ask_on(over_s) for _ in range(num_clients)))
+
+    async def arrive(self, per_s: float, duration_s: float) -> None:
+        """One comes after the other, whatever becomes of those before."""
+        loop = asyncio.get_running_loop()
+        idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        begun_s = loop.time()
+
+        async def come() -> None:
+            line = idle.pop() if idle else await asyncio.open_connection("127.0.0.1", self._port)
+            await self._ask(*line)
+            idle.append(line)
+
+        async with asyncio.TaskGroup() as clients:
+            for number in range(int(per_s * duration_s)):
+                await asyncio.sleep(begun_s + number / per_s - loop.time())
+                clients.create_task(come())
+        for _, writer in idle:
+            writer.close()
+
+    def check(self, house: House) -> None:
+        """Everybody who was let in has all of it, and the journal has it too. The server must have stopped."""
+        kept = house.kept()
+        for body in self.bodies:
+            check(sse_ids(body)[0].rpartition("-")[0], SMALL, [Seen(whole_events(body))], kept)
+
+    async def _ask_on(self, over_s: float) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        while time.monotonic() < over_s:
+            await self._ask(reader, writer)
+        writer.close()
+
+    async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked_s = time.monotonic()
+        writer.write(self._request)
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+        headers = dict(line.split(": ", 1) for line in head.split("\r\n")[1:-2])
+        if head.startswith("http/1.1 201 "):
+            body = b""
+            while size := int(await reader.readuntil(b"\r\n"), 16):
+                body += (await reader.readexactly(size + 2))[:-2]
+            await reader.readexactly(2)
+            self.bodies.append(body)
+        else:
+            body = await reader.readexactly(int(headers["content-length"]))
+            self.refused_s.append(time.monotonic() - asked_s)
+            assert head.split(" ")[1] in ("429", "503"), body
+            assert int(headers["retry-after"]) >= 1
+            assert as_json(body)["error"]["code"] in ("overloaded", "engine_unavailable"), body
+
+
+def _gauges(server: Server) -> dict[str, float]:
+    lines = (line.rsplit(" ", 1) for line in server.http.get("/metrics").text.splitlines() if not line.startswith("#"))
+    return {name: float(number) for name, number in lines}
+
+
+def _wait_normal(server: Server) -> float:
+    """Until nothing runs and nothing waits, and the next one is served; how long that took."""
+    begun_s = time.monotonic()
+
+    def is_idle() -> bool:
+        gauges = _gauges(server)
+        return gauges["tgi_queue_size"] == gauges["tgi_batch_current_size"] == 0
+
+    until(is_idle, timeout_s=10)
+    body = {"prompt": SMALL.prompt, "max_tokens": SMALL.count, "seed": SMALL.seed}
+    answer = server.post("/v1/streams", body, accept="text/event-stream")
+    assert status_of(whole_events(answer.content)[-1]) == "done"
+    return time.monotonic() - begun_s
+
+
+_EIGHT = ("--max-sequences", "8", "--max-concurrent-requests", "16")
+
+
+@pytest.mark.parametrize("duration_s", [2, pytest.param(60, marks=(pytest.mark.deep, pytest.mark.timeout(300)))])
+@pytest.mark.parametrize("kind", ["arrivals", "retries"])
+def test_ten_times_what_it_can_carry(tmp_path: Path, kind: str, duration_s: float) -> None:
+    """They come whatever becomes of those before, or ask again at once whatever they were told."""
+    with House(tmp_path, PACED, *_EIGHT) as house:
+        calm, crowd = Crowd(house.server.port), Crowd(house.server.port)
+        calm_s = min(duration_s, 10)
+        asyncio.run(calm.hammer(8, calm_s))
+        assert not calm.refused_s
+        calm_per_s = len(calm.bodies) / calm_s
+        asyncio.run(crowd.arrive(10 * calm_per_s, duration_s) if kind == "arrivals" else crowd.hammer(80, duration_s))
+        ratio = len(crowd.bodies) / duration_s / calm_per_s
+        normal_s = _wait_normal(house.server)
+        house.baseline.check_back(house.server)
+        house.stop()
+        for one in (calm, crowd):
+            one.check(house)
+    print(
+        f"{kind}, {duration_s} s: goodput {ratio:.3f} of {calm_per_s:.1f}/s; {len(crowd.refused_s)} refusals, "
+        f"p50 {1000 * percentile(crowd.refused_s, 0.5):.1f} ms, p99 {1000 * percentile(crowd.refused_s, 0.99):.1f} ms; "
+        f"normal after {normal_s:.2f} s"
+    )
+    assert len(crowd.refused_s) > len(crowd.bodies)
+    assert ratio >= 0.5, "it collapses; how well it holds is a matter for bench"
+
+
+@pytest.mark.parametrize("duration_s", [3, pytest.param(30, marks=(pytest.mark.deep, pytest.mark.timeout(300)))])
+def test_the_engine_dies_again_and_again_in_front_of_a_crowd(tmp_path: Path, duration_s: float) -> None:
+    """Whoever was let in waits for the next engine; nobody else waits without bound."""
+    with House(tmp_path, PACED, *_EIGHT) as house:
+        crowd = Crowd(house.server.port)
+        is_over = threading.Event()
+
+        def kill() -> None:
+            while not is_over.wait(1.0):
+                house.kill_engine()
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        asyncio.run(crowd.hammer(40, duration_s))
+        is_over.set()
+        killer.join()
+        _wait_normal(house.server)
+        house.stop()
+        crowd.check(house)
+    assert crowd.bodies
+    assert crowd.refused_s
+
+
+# Less to carry it with
+
+
+def test_what_does_not_fit_into_the_engines_memory_waits(tmp_path: Path) -> None:
+    """Thirty streams where there is room for two."""
+    with House(tmp_path, "scripted:tokens_per_s=1000", "--kv-tokens", "512") as house:
+        streams = [house.begin(Answer(f"Room {seed}.", 200, seed)) for seed in range(30)]
+        assert _gauges(house.server)["tgi_queue_size"] > 20
+        assert _gauges(house.server)["tgi_batch_current_size"] == 2
+        for stream in streams:
+            stream.wait()
+
+
+def test_without_descriptors_the_journal_is_written_and_an_engine_comes_back(tmp_path: Path) -> None:
+    with House(tmp_path, PACED) as house:
+        stream = house.begin(Answer("Descriptors.", 800, seed=1)).seen(50)
+        pid = house.server.process.pid
+        house.server.http.close()
+        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, (psutil.Process(pid).num_fds() + 2, limits[1]))
+        with contextlib.ExitStack() as stack:
+            clients = [stack.enter_context(Leaver(house.server)) for _ in range(60)]
+            statuses = set()
+            for client in clients:
+                with contextlib.suppress(ConnectionError, EOFError):
+                    client.send("GET", "/v1/models")
+                    statuses.add(client.head())
+            assert statuses <= {200, 503}
+            stream.seen(150)
+            house.kill_engine()
+            _ = limits
+        resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+        stream.wait()
+        house.server._client = None
+
+
+_HOG = """
+import os, resource, signal, sys
+if "tailrace.engines.worker" in sys.orig_argv:
+    def hog(*_):
+        kept = []
+        while True:
+            kept.append(b"x" * 2**22)
+    signal.signal(signal.SIGUSR1, hog)
+"""
+
+
+@pytest.fixture
+def hungry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
+    """A house whose engines take all the memory there is at SIGUSR1."""
+    (tmp_path / "sitecustomize.py").write_text(_HOG)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with House(tmp_path / "data", PACED) as house:
+        yield house
+
+
+@contextlib.contextmanager
+def memory_group(*processes: psutil.Process, room_bytes: int) -> Iterator[None]:
+    """The processes share their present memory and so much more; whoever wants more is killed by the kernel."""
+    group = Path("/sys/fs/cgroup/memory") / f"tailrace-{processes[0].pid}"
+    try:
+        group.mkdir()
+    except OSError as error:
+        pytest.skip(f"there is no memory cgroup to be had: {error.strerror}")
+    used_bytes = sum(process.memory_info().rss for process in processes)
+    (group / "memory.limit_in_bytes").write_text(str(used_bytes + room_bytes))
+    for process in processes:
+        (group / "cgroup.procs").write_text(str(process.pid))
+    try:
+        yield
+    finally:
+        (group / "memory.limit_in_bytes").write_text("-1")
+        for pid in (group / "cgroup.procs").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                (group.parent / "cgroup.procs").write_text(pid)
+        until(lambda: _removed(group))
+
+
+def _removed(group: Path) -> bool:
+    with contextlib.suppress(OSError):
+        group.rmdir()
+    return not group.exists()
+
+
+def test_an_engine_that_gets_no_more_memory_is_replaced(hungry: House) -> None:
+    streams = [hungry.begin(Answer(f"Refused {seed}.", 300, seed)).seen(10) for seed in range(4)]
+    engine = hungry.server.worker()
+    most_bytes = engine.memory_info().vms + 2**27
+    resource.prlimit(engine.pid, resource.RLIMIT_AS, (most_bytes, most_bytes))
+    hungry.kill_engine(signal.SIGUSR1)
+    for stream in streams:
+        stream.wait()
+        assert b'"continuity":"replayed"' in stream.end
+    assert not is_alive(engine)
+
+
+def test_where_memory_runs_out_the_engine_goes_and_the_server_stays(hungry: House) -> None:
+    streams = [hungry.begin(Answer(f"Killed {seed}.", 300, seed)).seen(10) for seed in range(4)]
+    engine = hungry.server.worker()
+    with memory_group(psutil.Process(hungry.server.process.pid), engine, room_bytes=2**27):
+        hungry.kill_engine(signal.SIGUSR1)
+        for stream in streams:
+            stream.wait()
+            assert stream.followers[0].num_connections == 1
+    assert "killed by SIGKILL" in hungry.log
+
+
+# One takes the time of all
+
+
+def test_a_prompt_of_ten_megabytes_holds_nobody_up(tmp_path: Path) -> None:
+    flags = ("--body-bytes", "12000000", "--heartbeat-s", "0.2")
+    with House(tmp_path, PACED, *flags) as house:
+        answer = Answer("Running.", 100_000, seed=1)
+        witness = Witness(house.server, house.server.create({"prompt": "Running.", "max_tokens": 60_000, "seed": 1}))
+        begun = threading.Event()
+        thread = threading.Thread(target=witness.follow, args=(begun,))
+        thread.start()
+        assert begun.wait(10)
+        for content in ("words " * 1_700_000, "x" * 10_000_000, "🌊" * 2_400_000):
+            refusal = house.server.post("/v1/streams", {"prompt": content, "max_tokens": 1})
+            assert refusal.status_code == 400
+        house.server.post(f"/v1/streams/{witness.stream_id}/cancel", {})
+        thread.join(10)
+        assert witness.longest_gap_s < _HANG_S
+        seen = whole_events(bytes(witness.body))
+        assert b"".join(answer.native(witness.stream_id)).startswith(b"".join(seen[:-1]))
+
+
+# It ends twice
+
+
+@pytest.mark.parametrize("num_races", [300, pytest.param(1000, marks=pytest.mark.deep)])
+def test_who_cancels_as_it_finishes_gets_one_end(tmp_path: Path, num_races: int) -> None:
+    with House(tmp_path, "scripted:tokens_per_s=2000") as house:
+
+        def race(number: int) -> tuple[str, Answer, list[bytes]]:
+            answer = Answer(f"Race {number}.", 12, seed=number)
+            with house.server.wire() as wire, house.server.wire() as other:
+                body = {"prompt": answer.prompt, "max_tokens": answer.count, "seed": answer.seed}
+                wire.send("POST", "/v1/streams", body, {"accept": "text/event-stream"})
+                assert wire.head() == 201
+                path = wire.headers["content-location"]
+                time.sleep(random.Random(number).uniform(0, 0.012))  # about as long as the answer takes
+                assert other.request("POST", f"{path}/cancel", {})[0] == 200
+                seen = whole_events(wire.body())
+                assert other.request("GET", f"{path}/events") == (200, b"".join(seen))
+            return path.rpartition("/")[2], answer, seen
+
+        with ThreadPoolExecutor(8) as threads:
+            races = [*threads.map(race, range(num_races))]
+        house.baseline.check_back(house.server)
+        house.stop()
+        kept = house.kept()
+    for stream_id, answer, seen in races:
+        check(stream_id, answer, [Seen(seen)], kept, ends=("done", "cancelled"))
+    ends = Counter(status_of(seen[-1]) for _, _, seen in races)
+    assert min(ends["done"], ends["cancelled"]) > num_races // 20, ends
