@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import random
 import resource
 import signal
@@ -36,6 +37,8 @@ from tailrace.bench.load import percentile
 
 PACED = "scripted:tokens_per_s=200"
 SMALL = Answer("Overload.", 40, seed=1)
+
+logger = logging.getLogger(__name__)  # figures, for whoever asks: --log-cli-level=INFO
 
 _HANG_S = 2.0  # how long a stream may fall silent while others are a burden; how even it is, is a matter for bench
 
@@ -75,7 +78,7 @@ class Crowd:
                 await asyncio.sleep(begun_s + number / per_s - loop.time())
                 clients.create_task(come())
         for _, writer in idle:
-            writer.close()
+            await _hang_up(writer)
 
     def check(self, house: House) -> None:
         """Everybody who was let in has all of it, and the journal has it too. The server must have stopped."""
@@ -87,7 +90,7 @@ class Crowd:
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
         while time.monotonic() < over_s:
             await self._ask(reader, writer)
-        writer.close()
+        await _hang_up(writer)
 
     async def _ask(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         asked_s = time.monotonic()
@@ -106,6 +109,11 @@ class Crowd:
             assert head.split(" ")[1] in ("429", "503"), body
             assert int(headers["retry-after"]) >= 1
             assert as_json(body)["error"]["code"] in ("overloaded", "engine_unavailable"), body
+
+
+async def _hang_up(writer: asyncio.StreamWriter) -> None:
+    writer.close()
+    await writer.wait_closed()
 
 
 def _gauges(server: Server) -> dict[str, float]:
@@ -148,11 +156,11 @@ def test_ten_times_what_it_can_carry(tmp_path: Path, kind: str, duration_s: floa
         house.stop()
         for one in (calm, crowd):
             one.check(house)
-    print(
-        f"{kind}, {duration_s} s: goodput {ratio:.3f} of {calm_per_s:.1f}/s; {len(crowd.refused_s)} refusals, "
-        f"p50 {1000 * percentile(crowd.refused_s, 0.5):.1f} ms, p99 {1000 * percentile(crowd.refused_s, 0.99):.1f} ms; "
-        f"normal after {normal_s:.2f} s"
-    )
+    logger.info(
+        "%s, %d s: goodput %.3f of %.1f/s; %d refusals, p50 %.1f ms, p99 %.1f ms; normal after %.2f s",
+        kind, duration_s, ratio, calm_per_s, len(crowd.refused_s),
+        *(1000 * percentile(crowd.refused_s, q) for q in (0.5, 0.99)), normal_s,
+    )  # fmt: skip
     assert len(crowd.refused_s) > len(crowd.bodies)
     assert ratio >= 0.5, "it collapses; how well it holds is a matter for bench"
 

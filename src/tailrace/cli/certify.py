@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tailrace.cli.serve import _check
+from tailrace.cli.serve import check_range
 from tailrace.server.settings import settings_table
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         flag = f"{row.flag}/--no-{row.flag[2:]}" if row.kind is bool else row.flag
         command = click.option(
             flag, row.name, type=row.kind, default=row.default, show_default=True, envvar=row.variable, help=row.text,
-            callback=None if row.kind is bool else _check(row),
+            callback=None if row.kind is bool else check_range(row),
         )(command)  # fmt: skip
     return command
 

@@ -20,7 +20,7 @@ import click
 
 from tailrace.server.settings import Setting, Settings, settings_table
 
-__all__ = ["serve"]
+__all__ = ["check_range", "serve"]
 
 _DESCRIPTORS = 65_536
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
@@ -33,12 +33,12 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
         kind = click.Choice(row.choices) if row.choices else row.kind
         command = click.option(
             flag, row.name, type=kind, default=row.default, show_default=True, envvar=row.variable, help=row.text,
-            callback=_check(row) if row.kind in (int, float) else None,
+            callback=check_range(row) if row.kind in (int, float) else None,
         )(command)  # fmt: skip
     return command
 
 
-def _check(row: Setting) -> Callable[[click.Context, click.Parameter, float], float]:
+def check_range(row: Setting) -> Callable[[click.Context, click.Parameter, float], float]:
     """Refuses numbers beyond the bounds of a setting, and what is no number or has no end."""
 
     def check(ctx: click.Context, param: click.Parameter, value: float) -> float:

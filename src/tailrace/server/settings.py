@@ -28,13 +28,14 @@ class Settings:
     threads: int = _setting(0, "Threads the engine computes with; 0 lets it decide.")
     exact: bool = _setting(
         True,
-        "Answers do not depend on what else is running: full precision, and no sequence decodes alone. The prefix "
-        "cache leaves rare exceptions. --no-exact may be faster on processors with bfloat16.",
+        "Answers do not depend on what else is running or was asked before, so that they come out the same when an engine "
+        "dies: full precision, no sequence decodes alone. --no-exact may be faster on processors with bfloat16, and "
+        "reuses more in follow-up turns of a chat.",
     )
     prefix_cache: bool = _setting(
         True,
-        "A prompt that begins like an earlier one starts sooner. Without it, --exact has no exceptions on processors "
-        "with AVX-512, and on others none for prompts of one step.",
+        "A prompt that begins like an earlier one starts sooner. With it, --exact has an exception: prompts with a "
+        "repetition penalty. `tailrace certify` measures how exact this machine is.",
     )
     context_tokens: int = _setting(0, "Longest prompt and answer together; 0 is what the model was made for.")
     kv_tokens: int = _setting(65_536, "Tokens that the engine's memory holds, all streams together.", least=256)
