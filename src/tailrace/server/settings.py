@@ -28,9 +28,9 @@ class Settings:
     threads: int = _setting(0, "Threads the engine computes with; 0 lets it decide.")
     exact: bool = _setting(
         True,
-        "Answers do not depend on what else is running or was asked before, so that they come out the same when an engine "
-        "dies: full precision, no sequence decodes alone. --no-exact may be faster on processors with bfloat16, and "
-        "reuses more in follow-up turns of a chat.",
+        "Answers do not depend on what else is running or was asked before, so that they come out the same when an "
+        "engine dies: full precision, no sequence decodes alone. --no-exact may be faster on processors with "
+        "bfloat16, and reuses more in follow-up turns of a chat.",
     )
     prefix_cache: bool = _setting(
         True,
