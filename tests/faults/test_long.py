@@ -109,7 +109,7 @@ def test_a_thousand_streams_and_everything_dies(tmp_path: Path, capsys: pytest.C
 # The real engine
 
 _PROMPTS = ["Once upon a time", "Dogs and cats", "The weather in spring is often", "A river is"]
-_TOKENS = 300
+_TOKENS = 160
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def _read_whole(house: House, prompt: str) -> tuple[str, Follower]:
 
 
 def test_a_hundred_deaths_of_the_real_engine(real: House, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every answer is the undisturbed one. Every tenth time the server dies instead."""
+    """Every answer is the undisturbed one. Every fifth time the server dies instead."""
     undisturbed = {}
     for prompt in _PROMPTS:
         stream_id, follower = _read_whole(real, prompt)
@@ -144,7 +144,7 @@ def test_a_hundred_deaths_of_the_real_engine(real: House, capsys: pytest.Capture
         undisturbed[prompt] = _plain(stream_id, follower.events)
         assert len(undisturbed[prompt]) > 100
     chance = random.Random(100)
-    over_s = time.monotonic() + FOR_S
+    over_s = time.monotonic() + (FOR_S if "TAILRACE_FAULT_SECONDS" in os.environ else 3_000)
     kills: Counter[str] = Counter()
     num_streams = num_events = 0
     while kills.total() < _KILLS and time.monotonic() < over_s:
@@ -152,7 +152,7 @@ def test_a_hundred_deaths_of_the_real_engine(real: House, capsys: pytest.Capture
         for _ in range(2):
             _, first = running[_PROMPTS[0]]
             first.wait_events(chance.randint(1, _TOKENS), timeout_s=120)
-            if kills.total() % 10 == 9:
+            if kills.total() % 5 == 4:
                 real.restart()
                 kills["server"] += 1
             else:
