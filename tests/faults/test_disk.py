@@ -73,7 +73,8 @@ def test_an_engine_that_dies_while_the_journal_is_locked(tmp_path: Path) -> None
 
 
 def test_locked_for_too_long_streams_end(tmp_path: Path) -> None:
-    """Those, too, that had come to their end without anybody's seeing it."""
+    """Those, too, that had come to their end without anybody's seeing it. No end is shown that is not kept: until it
+    can be, readers are sent away, and come back."""
     with House(tmp_path, PACED) as house:
         running = house.begin(Answer("Running.", 3_000, seed=1)).seen(3)
         ending = house.begin(Answer("Ending.", 100, seed=2)).seen(3)
@@ -84,9 +85,12 @@ def test_locked_for_too_long_streams_end(tmp_path: Path) -> None:
             assert int(refused.headers["retry-after"]) >= 1
             for stream in (running, ending):
                 stream.ends = ("error",)
-                stream.wait()
-                assert _error(stream) == "journal_unavailable"
+                sent_away = house.server.http.get(f"{stream.path}/events")
+                assert sent_away.content.endswith(b"retry: 1000\n\n")
             assert house.server.http.get("/readyz").status_code == 503
+        for stream in (running, ending):
+            stream.wait()
+            assert _error(stream) == "journal_unavailable"
         until(lambda: house.server.http.get("/readyz").status_code == 200)
         house.begin(Answer("After.", 20, seed=3)).wait()
 
@@ -293,23 +297,33 @@ def test_a_server_over_a_ruin_begins_anew_and_keeps_what_it_is_given(tmp_path: P
 # Power is cut
 
 
-def test_a_power_cut_takes_no_more_than_what_came_after_the_last_sync(tmp_path: Path) -> None:
+def test_a_power_cut_takes_no_more_than_what_came_after_the_last_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What the system has not been told to sync is gone, the rest is there: the log is cut where it was synced."""
     answer = Answer("Power.", 400, seed=1)
+    logs: list[StreamLog] = []
+    synced: list[tuple[int, int]] = [(0, 0)]  # events that could be seen, bytes that were in the file
+    sync = os.fdatasync
+
+    def watched(descriptor: int) -> None:
+        before = (logs[0].last_seq, os.fstat(descriptor).st_size)
+        sync(descriptor)
+        synced.append(before)
+
+    monkeypatch.setattr(os, "fdatasync", watched)
 
     async def live() -> int:
         journal = DiskJournal(tmp_path / "live", sync_s=0.05)
         keeping = asyncio.create_task(journal.keep_up())
         log: StreamLog = journal.begin(Record("stream", 0.0, linger_s=60.0))
-        wal = tmp_path / "live" / "journal.sqlite-wal"
-        synced_events = synced_bytes = 0
+        logs.append(log)
         events: list[Event] = [TextDelta(answer.texts[i], (answer.token_ids[i],)) for i in range(200)]
         for event in events:
             journal.append(log, event)
             journal.flush()
             await asyncio.sleep(0.001)
-            if not journal._unsynced:
-                synced_events, synced_bytes = log.last_seq, wal.stat().st_size
+        synced_events, synced_bytes = synced[-1]
         assert 0 < synced_events < 200, "nothing to lose, or all"
         _damaged(tmp_path / "live", tmp_path / "cut")
         os.truncate(tmp_path / "cut" / "journal.sqlite-wal", synced_bytes)

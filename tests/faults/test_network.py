@@ -40,7 +40,7 @@ __all__ = ["no_settings"]
 
 PACED = "scripted:tokens_per_s=200"
 SHORT = Answer("Cut.", 24, seed=3)
-LONG = Answer("Long.", 6_000, seed=1)  # more than the kernel takes for a client that does not read
+LONG = Answer("Long.", 5_000, seed=1)  # more than the kernel takes for a client that does not read
 READER_BYTES = 256 * 2**10  # what one that does not read may cost
 
 
@@ -110,13 +110,13 @@ def test_cut_again_and_again_while_it_runs(house: House, end: str) -> None:
 
 
 def test_the_server_is_replaced_behind_a_network_that_breaks(house: House) -> None:
-    stream = house.begin(Answer("Both.", 300, seed=3))
+    stream = house.begin(Answer("Both.", 200, seed=3))
     script = itertools.repeat(Line(to_client=Flow(end_after_bytes=2500, end="reset")))
     events: list[bytes] = []
     with Chaos(house.server.port, script) as chaos:
         reader = threading.Thread(target=follow, args=(chaos.port, stream.stream_id, events))
         reader.start()
-        for count in (60, 160):
+        for count in (60, 120):
             stream.seen(count)
             chaos.server_port = house.restart().port
         reader.join()
@@ -126,22 +126,22 @@ def test_the_server_is_replaced_behind_a_network_that_breaks(house: House) -> No
 @pytest.mark.parametrize("step", [5, pytest.param(1, marks=pytest.mark.deep)])
 def test_bare_text_cut_in_the_middle_of_a_character(server: Server, step: int) -> None:
     """A wire that has no ids: what came is how the text begins, and under the stream's name there is all of it."""
+    path, headers = "/?prompt=Bare.&max_tokens=96", {"x-tailrace-linger": "60"}
     num_broken, is_whole = 0, False
-    with Chaos(server.port, (Line(to_client=Flow(end_after_bytes=n)) for n in itertools.count(0, step))) as chaos:
+    script = (Line(to_client=Flow(end_after_bytes=length)) for length in itertools.count(300, step))
+    with Chaos(server.port, script) as chaos, httpx.Client(base_url=chaos.url, trust_env=False) as client:
         while not is_whole:
             seen, stream_id = b"", ""
-            with contextlib.suppress(httpx.RemoteProtocolError):
-                path, headers = "/?prompt=Bare.&max_tokens=24", {"x-tailrace-linger": "60"}
-                with httpx.stream("POST", chaos.url + path, headers=headers, trust_env=False) as response:
-                    stream_id = response.headers["x-stream-id"]
-                    for piece in response.iter_raw():
-                        seen += piece
+            with contextlib.suppress(httpx.RemoteProtocolError), client.stream("POST", path, headers=headers) as answer:
+                stream_id = answer.headers["x-stream-id"]
+                for piece in answer.iter_raw():
+                    seen += piece
                 is_whole = True
             if stream_id:
                 text = server.wait_state(stream_id, "done")["text"].encode()
                 assert seen == text if is_whole else text.startswith(seen)
                 num_broken += "\ufffd" in seen.decode("utf-8", "replace")
-    assert num_broken > 10 // step
+    assert num_broken, "no character was torn"
 
 
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=(pytest.mark.deep, pytest.mark.timeout(300)))])
@@ -251,15 +251,19 @@ def test_a_storm_of_readers_that_come_back(house: House, num_readers: int) -> No
 # They do not read
 
 
-@pytest.mark.parametrize("flow", [Flow(end_after_bytes=3000, end="hole"), Flow(bytes_per_s=1)], ids=["never", "a-byte"])
+@pytest.mark.parametrize(
+    "flow",
+    [Flow(end_after_bytes=3000, end="hole"), pytest.param(Flow(bytes_per_s=1), marks=pytest.mark.deep)],
+    ids=["never", "a-byte"],
+)
 def test_many_that_do_not_read_cost_little_and_can_come_back(tmp_path: Path, flow: Flow) -> None:
-    num_readers = 60
+    num_readers = 40
     with House(tmp_path, "scripted:tokens_per_s=2000", "--write-s", "1") as house, contextlib.ExitStack() as stack:
         long_id = begin(house.server, LONG)
         house.server.wait_state(long_id, "done")
         memory = psutil.Process(house.server.process.pid).memory_info
         before_bytes = memory().rss
-        neighbour = house.begin(Answer("Neighbour.", 6_000, seed=6))
+        neighbour = house.begin(Answer("Neighbour.", 4_000, seed=6))
         chaos = stack.enter_context(Chaos(house.server.port, itertools.repeat(Line(to_client=flow))))
         for _ in range(num_readers):
             reader = stack.enter_context(Wire(chaos.port))
@@ -296,7 +300,7 @@ def test_three_in_ten_packets_are_lost(tmp_path: Path, count: int) -> None:
 def test_a_narrow_line(tmp_path: Path) -> None:
     with House(tmp_path, PACED) as house:
         streams = [house.begin(Answer(f"Narrow {seed}.", 100, seed)) for seed in range(3)]
-        with narrow("128kbit"):
+        with narrow("256kbit"):
             for stream in streams:
                 stream.wait()
 
@@ -306,7 +310,7 @@ def test_a_cable_is_pulled_and_put_back(tmp_path: Path) -> None:
     """Both directions fall silent, and nobody says goodbye: the server lets the reader go all the same, and its stream
     runs on. The reader is told nothing, ever. When it comes back by itself, the rest is there."""
     with House(tmp_path, PACED, "--write-s", "1", "--linger-s", "30") as house:
-        stream = house.begin(Answer("Cable.", 700, seed=1)).seen(1)
+        stream = house.begin(Answer("Cable.", 450, seed=1)).seen(1)
         descriptors = psutil.Process(house.server.process.pid).num_fds
         num_before = descriptors()
         with Leaver(house.server) as reader:
@@ -337,20 +341,19 @@ http {{
 """
 
 
-@pytest.fixture(params=["1.0", "1.1"])
-def nginx(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[int], str]]:
-    """`nginx(port)` is the address of one in front of that port, as it comes: it buffers, and compresses."""
+@pytest.fixture
+def nginx(tmp_path: Path) -> Iterator[Callable[[int, str], str]]:
+    """`nginx(port, version)` is the address of one in front of that port, to which it speaks that version of HTTP. It
+    buffers, as it does by itself, and compresses."""
     if shutil.which("nginx") is None:
         pytest.skip("there is no nginx")
     with contextlib.ExitStack() as running:
 
-        def start(server_port: int) -> str:
+        def start(server_port: int, version: str) -> str:
             with socket.create_server(("127.0.0.1", 0)) as free:
                 port = free.getsockname()[1]
             path = tmp_path / "nginx.conf"
-            path.write_text(
-                _NGINX.format(directory=tmp_path, port=port, server_port=server_port, version=request.param)
-            )
+            path.write_text(_NGINX.format(directory=tmp_path, port=port, server_port=server_port, version=version))
             process = subprocess.Popen(["nginx", "-c", str(path)], stderr=subprocess.PIPE)
             running.callback(process.communicate)
             running.callback(process.terminate)
@@ -367,10 +370,12 @@ def nginx(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[
         yield start
 
 
-@pytest.mark.parametrize("coding", ["identity", "gzip"])
-def test_through_nginx_a_token_comes_when_it_is_there(house: House, nginx: Callable[[int], str], coding: str) -> None:
+@pytest.mark.parametrize(("version", "coding"), [("1.0", "identity"), ("1.1", "gzip")])
+def test_through_nginx_a_token_comes_when_it_is_there(
+    house: House, nginx: Callable[[int, str], str], version: str, coding: str
+) -> None:
     """It neither waits for a buffer to be full nor for what compresses better."""
-    url = nginx(house.server.port)
+    url = nginx(house.server.port, version)
     answer = Answer("Buffered.", 200, seed=7)
     stream = house.begin(answer)
     path, headers = f"{url}{stream.path}/events", {"accept-encoding": coding}

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
+import os
 import random
 import resource
 import signal
@@ -27,7 +29,6 @@ from tests.dialects.sse import whole_events
 from tests.engines.asking import until
 from tests.faults.house import House, is_alive
 from tests.faults.laws import Seen, check, status_of
-from tests.server.leaver import Leaver
 from tests.server.oracle import Answer
 from tests.server.process import Server
 from tests.server.refusals import Witness
@@ -51,6 +52,7 @@ class Crowd:
 
     def __init__(self, port: int) -> None:
         self.bodies: list[bytes] = []
+        self.done_s: list[float] = []  # when each answer was there, and
         self.refused_s: list[float] = []  # how long each refusal took
         self._port = port
         body = json.dumps({"prompt": SMALL.prompt, "max_tokens": SMALL.count, "seed": SMALL.seed}).encode()
@@ -103,6 +105,7 @@ class Crowd:
                 body += (await reader.readexactly(size + 2))[:-2]
             await reader.readexactly(2)
             self.bodies.append(body)
+            self.done_s.append(asyncio.get_running_loop().time())
         else:
             body = await reader.readexactly(int(headers["content-length"]))
             self.refused_s.append(time.monotonic() - asked_s)
@@ -145,12 +148,13 @@ def test_ten_times_what_it_can_carry(tmp_path: Path, kind: str, duration_s: floa
     """They come whatever becomes of those before, or ask again at once whatever they were told."""
     with House(tmp_path, PACED, *_EIGHT) as house:
         calm, crowd = Crowd(house.server.port), Crowd(house.server.port)
-        calm_s = min(duration_s, 10)
+        calm_s = min(duration_s / 2, 10)
         asyncio.run(calm.hammer(8, calm_s))
         assert not calm.refused_s
         calm_per_s = len(calm.bodies) / calm_s
+        over_s = time.monotonic() + duration_s
         asyncio.run(crowd.arrive(10 * calm_per_s, duration_s) if kind == "arrivals" else crowd.hammer(80, duration_s))
-        ratio = len(crowd.bodies) / duration_s / calm_per_s
+        ratio = sum(done_s <= over_s for done_s in crowd.done_s) / duration_s / calm_per_s
         normal_s = _wait_normal(house.server)
         house.baseline.check_back(house.server)
         house.stop()
@@ -165,12 +169,12 @@ def test_ten_times_what_it_can_carry(tmp_path: Path, kind: str, duration_s: floa
     assert ratio >= 0.5, "it collapses; how well it holds is a matter for bench"
 
 
-@pytest.mark.parametrize("duration_s", [3, pytest.param(30, marks=(pytest.mark.deep, pytest.mark.timeout(300)))])
+@pytest.mark.parametrize("duration_s", [2, pytest.param(30, marks=(pytest.mark.deep, pytest.mark.timeout(300)))])
 def test_the_engine_dies_again_and_again_in_front_of_a_crowd(tmp_path: Path, duration_s: float) -> None:
     """Whoever was let in waits for the next engine; nobody else waits without bound."""
     with House(tmp_path, PACED, *_EIGHT) as house:
         crowd = Crowd(house.server.port)
-        with _killing(house, every_s=1.0):
+        with _killing(house, every_s=0.7):
             asyncio.run(crowd.hammer(40, duration_s))
         _wait_normal(house.server)
         house.stop()
@@ -210,27 +214,42 @@ def test_what_does_not_fit_into_the_engines_memory_waits(tmp_path: Path) -> None
             stream.wait()
 
 
-def test_without_descriptors_the_journal_is_written_and_an_engine_comes_back(tmp_path: Path) -> None:
-    with House(tmp_path, PACED) as house:
-        stream = house.begin(Answer("Descriptors.", 800, seed=1)).seen(50)
-        pid = house.server.process.pid
-        house.server.http.close()
-        limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-        resource.prlimit(pid, resource.RLIMIT_NOFILE, (psutil.Process(pid).num_fds() + 2, limits[1]))
-        with contextlib.ExitStack() as stack:
-            clients = [stack.enter_context(Leaver(house.server)) for _ in range(60)]
-            statuses = set()
-            for client in clients:
-                with contextlib.suppress(ConnectionError, EOFError):
-                    client.send("GET", "/v1/models")
-                    statuses.add(client.head())
-            assert statuses <= {200, 503}
-            stream.seen(150)
-            house.kill_engine()
-            _ = limits
+@contextlib.contextmanager
+def _without_descriptors(server: Server) -> Iterator[None]:
+    """The server gets no more than it has."""
+    pid = server.process.pid
+    limits = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+    numbers = {int(name) for name in os.listdir(f"/proc/{pid}/fd")}
+    first_free = next(number for number in itertools.count() if number not in numbers)
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (first_free, limits[1]))
+    try:
+        yield
+    finally:
         resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
+
+
+def test_without_descriptors_the_journal_is_written_and_an_engine_is_waited_for(tmp_path: Path) -> None:
+    """A new engine takes some, too. The server is the one that stays."""
+    with House(tmp_path, PACED) as house:
+        stream = house.begin(Answer("Descriptors.", 300, seed=1)).seen(40)
+        with _without_descriptors(house.server):
+            stream.seen(80)
+            house.kill_engine()
+            body = {"prompt": "New.", "max_tokens": 1}
+            until(lambda: house.server.post("/v1/streams", body).status_code == 503)
         stream.wait()
-        house.server._client = None
+        assert stream.followers[0].num_connections == 1
+
+
+def test_the_first_stream_comes_when_no_descriptor_is_left() -> None:
+    """What keeping it takes was taken at the beginning."""
+    with contextlib.closing(Server(PACED)) as server:
+        server.wait_ready()
+        assert server.http.get("/livez").status_code == 200  # over a connection that stays
+        with _without_descriptors(server):
+            stream_id = server.create({"prompt": "First.", "max_tokens": 60, "seed": 1})
+            assert server.wait_state(stream_id, "done", "error")["status"] == "done"
+        server.wait_state(server.create({"prompt": "Second.", "max_tokens": 2}), "done")
 
 
 _HOG = """
@@ -309,7 +328,10 @@ def test_where_memory_runs_out_the_engine_goes_and_the_server_stays(hungry: Hous
 
 @pytest.mark.parametrize(
     "content",
-    ["words " * 1_700_000, pytest.param("x" * 10_000_000, marks=pytest.mark.deep), "🌊" * 2_400_000],
+    [
+        "words " * 1_700_000,
+        *(pytest.param(one, marks=pytest.mark.deep) for one in ("x" * 10_000_000, "🌊" * 2_400_000)),
+    ],
     ids=["words", "a-word", "emoji"],
 )
 def test_a_prompt_of_ten_megabytes_holds_nobody_up(content: str) -> None:
@@ -336,7 +358,7 @@ def test_a_prompt_of_ten_megabytes_holds_nobody_up(content: str) -> None:
 # It ends twice
 
 
-@pytest.mark.parametrize("num_races", [300, pytest.param(1000, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("num_races", [200, pytest.param(1000, marks=pytest.mark.deep)])
 def test_who_cancels_as_it_finishes_gets_one_end(tmp_path: Path, num_races: int) -> None:
     with House(tmp_path, "scripted:tokens_per_s=2000") as house:
 

@@ -308,16 +308,18 @@ def test_retention_goes_on_over_a_restart(tmp_path: Path) -> None:
 
 async def test_who_ended_later_keeps_nobody_alive(tmp_path: Path) -> None:
     """Streams that began in one order, ended in the other, and are taken over."""
-    journal = DiskJournal(tmp_path)
+    journal = DiskJournal(tmp_path, sync_s=0.01)
+    keeping = asyncio.create_task(journal.keep_up())
     store = StreamStore(journal=journal, retention_s=0.6)
     late, early = store.create(Record("late", 0.0)), store.create(Record("early", 0.0))
     for log in (early, late):
         store.append(log, End("done", Usage(1, 0)))
         journal.flush()
         store.finish(log)
-        journal._tidy()
         await asyncio.sleep(0.3)  # time itself is under test
     store.close()
+    keeping.cancel()
+    await asyncio.wait([keeping])
     journal.close()
     journal = DiskJournal(tmp_path)
     with contextlib.closing(journal), contextlib.closing(StreamStore(journal=journal, retention_s=0.6)) as store:

@@ -12,12 +12,13 @@ import os
 import sqlite3
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from tailrace.errors import JournalFull, ModelError, StorageError
+from tailrace.streams._schema import OTHERWISE, migrate
 
 __all__ = ["Database", "FinishedRow", "TailRow"]
 
@@ -26,35 +27,6 @@ _WAL_BYTES = 16 * 2**20  # of the write-ahead log's file that are kept when it b
 _SWEEP_ROWS = 4_000  # at once: a few milliseconds
 _SWEEP_STREAMS = 500
 RESERVE_BYTES = 2**20  # given back when the disk is full, so that streams can still be ended
-
-# What each version of the schema adds to the one before. Never changed, only added to.
-_MIGRATIONS = (
-    """
-    CREATE TABLE streams (
-        number INTEGER PRIMARY KEY AUTOINCREMENT,
-        stream_id TEXT NOT NULL UNIQUE,
-        record BLOB NOT NULL,
-        record_crc INTEGER NOT NULL,
-        recoveries INTEGER NOT NULL DEFAULT 0,
-        events BLOB,
-        events_crc INTEGER,
-        finished TEXT
-    );
-    CREATE TABLE tail (
-        row INTEGER PRIMARY KEY,
-        stream INTEGER NOT NULL,
-        seq INTEGER NOT NULL,
-        events BLOB NOT NULL,
-        crc INTEGER NOT NULL
-    );
-    CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
-    CREATE TABLE expired (row INTEGER PRIMARY KEY AUTOINCREMENT, stream_id TEXT NOT NULL UNIQUE);
-    """,
-    """
-    CREATE TABLE notes (row INTEGER PRIMARY KEY, key BLOB NOT NULL, body BLOB NOT NULL, crc INTEGER NOT NULL);
-    CREATE INDEX notes_by_key ON notes (key);
-    """,
-)
 
 
 class TailRow(NamedTuple):
@@ -99,12 +71,12 @@ class Database:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
             self._lock = os.open(directory / "journal.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
-            raise ModelError(f"The journal cannot be kept in {directory}: {error.strerror}. {_OTHERWISE}") from None
+            raise ModelError(f"The journal cannot be kept in {directory}: {error.strerror}. {OTHERWISE}") from None
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
-            raise ModelError(f"Another server keeps its journal in {directory}. {_OTHERWISE}") from None
+            raise ModelError(f"Another server keeps its journal in {directory}. {OTHERWISE}") from None
         self._num_rows = 0  # ever, in the tail
         self._dead: set[int] = set()  # streams whose rows of the tail nobody needs
         self._sweep: _Sweep | None = None
@@ -119,7 +91,7 @@ class Database:
         except StorageError as error:
             self._connection.close()
             os.close(self._lock)
-            raise ModelError(f"The journal cannot be kept in {directory}: {error.message} {_OTHERWISE}") from None
+            raise ModelError(f"The journal cannot be kept in {directory}: {error.message} {OTHERWISE}") from None
         except BaseException:
             os.close(self._lock)
             raise
@@ -130,14 +102,15 @@ class Database:
             self._connection = self._first()
             return None
         except OSError as error:
-            raise ModelError(f"The journal {self.path} cannot be opened: {error.strerror}. {_OTHERWISE}") from None
+            raise ModelError(f"The journal {self.path} cannot be opened: {error.strerror}. {OTHERWISE}") from None
         except sqlite3.DatabaseError as error:
             if not _is_damage(error):
-                raise ModelError(f"The journal {self.path} cannot be opened: {error}. {_OTHERWISE}") from None
+                raise ModelError(f"The journal {self.path} cannot be opened: {error}. {OTHERWISE}") from None
         aside = self.path.with_name(f"journal.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S}.sqlite")
         self.path.rename(aside)
         for suffix in ("-wal", "-shm"):
-            self.path.with_name(self.path.name + suffix).unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                self.path.with_name(self.path.name + suffix).rename(aside.with_name(aside.name + suffix))
         self._connection = self._first()
         return aside
 
@@ -148,7 +121,7 @@ class Database:
         os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
         connection = self.connect()
         try:
-            self._migrate(connection)
+            migrate(connection, self.path)
         except BaseException:
             connection.close()
             raise
@@ -172,16 +145,6 @@ class Database:
     def be_patient(self, patient: bool) -> None:
         """Whether writing waits a moment for a lock. Not where it has been in vain: there are streams to serve."""
         self._connection.execute(f"PRAGMA busy_timeout = {_LOCK_MS if patient else 0}")
-
-    def _migrate(self, connection: sqlite3.Connection) -> None:
-        (version,) = connection.execute("PRAGMA user_version").fetchone()
-        if version > len(_MIGRATIONS):
-            raise ModelError(f"The journal {self.path} was written by a newer version of tailrace. {_OTHERWISE}")
-        for number, script in enumerate(_MIGRATIONS[version:], version + 1):
-            connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
-        damage = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if damage != "ok":
-            raise sqlite3.DatabaseError("malformed")
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -358,11 +321,11 @@ class Database:
         except sqlite3.Error as error:
             raise as_storage_error(error) from error
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, *, truncate: bool = False) -> None:
         """Move what is left of the write-ahead log into the database. Between two commits of the only writer there is
-        nobody to wait for, and the log begins anew with the next one."""
+        nobody to wait for, and the log begins anew with the next one; or is empty at once."""
         try:
-            self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
+            self._connection.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if truncate else 'PASSIVE'})").fetchall()
         except sqlite3.Error as error:
             raise as_storage_error(error) from error
 
@@ -387,7 +350,6 @@ class Database:
         os.close(self._lock)
 
 
-_OTHERWISE = "Give another place with --data-dir, or --journal memory to keep nothing."
 _FULL = "No room is left where this server keeps its streams."
 
 

@@ -42,6 +42,12 @@ class WriteAheadLog:
                 await asyncio.to_thread(_passive, self._second)
                 self._database.checkpoint()
 
+    async def empty(self) -> None:
+        """Leave nothing in it, as far as writers let that be."""
+        with contextlib.suppress(sqlite3.Error, StorageError):
+            await asyncio.to_thread(_passive, self._second)
+            self._database.checkpoint(truncate=True)
+
     def close(self) -> None:
         self._second.close()
         if self._descriptor is not None:

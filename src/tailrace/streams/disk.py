@@ -17,18 +17,18 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-import msgspec
-
 from tailrace.errors import JournalDamaged, ModelError, StorageError
-from tailrace.streams._cipher import Cipher, PlainText, RowCipher
-from tailrace.streams._clock import age_s, stamp
-from tailrace.streams._database import Database, FinishedRow, TailRow
+from tailrace.streams import _inheritance as inheritance
+from tailrace.streams._cipher import Cipher, PlainText
+from tailrace.streams._database import Database, TailRow
+from tailrace.streams._rows import Rows
+from tailrace.streams._tidying import MAX_EXPIRED, Tidying
 from tailrace.streams._wal import WriteAheadLog
 from tailrace.streams.durable_records import Dropped, DurableRecord
 from tailrace.streams.journal import Finished
 from tailrace.streams.log import StreamLog
 from tailrace.streams.record import Record
-from tailrace.types import End, Event, Failure, Status, TextDelta, Usage
+from tailrace.types import Event
 
 __all__ = ["DiskJournal"]
 
@@ -39,17 +39,6 @@ _RETRY_S = 0.02
 _PROBE_S = 1.0
 _QUIET_S = 0.5  # trouble that is over by then is nobody's business
 _BREATH_S = 0.005  # between two pieces of tidying up, for everybody else
-_MAX_RECOVERIES = 5  # of a stream that never got on: it may be what takes the server down
-_MAX_EXPIRED = 100_000
-_TIDY_EVENTS = 4_000  # at once, so that tidying up never holds the loop for long
-_FORGET_AT_ONCE = 64  # streams
-_VACUUM_PAGES = 64
-
-_encode_record = msgspec.msgpack.Encoder().encode
-_decode_record = msgspec.msgpack.Decoder(Record).decode
-_decode_note = msgspec.msgpack.Decoder(DurableRecord).decode
-_encode_events = msgspec.msgpack.Encoder().encode
-_decode_events = msgspec.msgpack.Decoder(list[Event]).decode
 
 
 class DiskJournal:
@@ -73,7 +62,7 @@ class DiskJournal:
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._database.close)
             try:
-                self._cipher = self._keyed(key)
+                self._rows = self._keyed(key)
                 self._database.hold_reserve()
             except StorageError as error:
                 raise ModelError(f"The journal cannot be kept in {directory}: {error.message}") from None
@@ -86,20 +75,17 @@ class DiskJournal:
         self._trouble_since = 0.0
         self._has_given_up = False
         self._is_known = False  # to whoever reads the log
+        self._is_broken = False  # for good
         self._waiting: list[asyncio.Future[None]] = []  # for the end of trouble
         self._pending: list[tuple[StreamLog, Event]] = []
-        self._owed: list[TailRow] = []  # ends that were seen before they could be written
         self._is_scheduled = False
-        self._finished: list[StreamLog] = []  # to be moved into one row
-        self._expired: list[str] = []
-        self._has_room = False  # unused, in the file
-        self._changed = asyncio.Event()
-        self._unsynced = False
-        self._is_broken = False
+        self._tidying = Tidying(self._database, self._rows, keeps=keep_finished)
+        self._committed = asyncio.Event()  # something that is not synced
+        self._untidy = asyncio.Event()
         if self._database.set_aside is not None:
             logger.error("the journal was damaged and is now %s; a new one is begun", self._database.set_aside)
 
-    def _keyed(self, key: bytes | None) -> RowCipher:
+    def _keyed(self, key: bytes | None) -> Rows:
         """Raises: ModelError if the journal was sealed with another key."""
         cipher = Cipher(key) if key is not None else PlainText()
         sealed = self._database.fact(_SEALED_FACT)
@@ -110,20 +96,19 @@ class DiskJournal:
                 self._database.keep_fact(_SEALED_FACT, cipher.seal(b"", _SEALED_FACT))
         except JournalDamaged:
             raise ModelError("The journal is sealed with another key: --journal-key-file names its file.") from None
-        return cipher
+        return Rows(cipher)
 
     # Writing
 
     def begin(self, record: Record) -> StreamLog:
         if self.trouble is not None:
             raise self.trouble
-        body = self._cipher.seal(_encode_record(record), record.stream_id)
         try:
-            number = self._database.begin(record.stream_id, body)
+            number = self._database.begin(record.stream_id, self._rows.of_record(record))
         except StorageError as error:
             self._stuck(error)
             raise
-        self._note_change()
+        self._committed.set()
         return StreamLog(record, number=number)
 
     def append(self, log: StreamLog, event: Event) -> None:
@@ -141,28 +126,27 @@ class DiskJournal:
         self.flush()
 
     def flush(self) -> None:
+        if self._pending and self._is_broken and self.trouble is not None:
+            return  # nothing is trusted to that disk any more, but for the ends of streams
+        self._commit()
+
+    def _commit(self) -> None:
         if not self._pending:
             return
         pending = self._pending
         try:
-            self._check()
-            self._database.append([*self._owed, *self._rows(pending)])
+            self._database.append(self._rows_of(pending))
         except StorageError as error:
             self._stuck(error)
             return
-        self._pending, self._owed = [], []
-        self._note_change()
+        self._pending = []
+        self._committed.set()
         if self.trouble is not None and not self._has_given_up:
             self._is_well()
         for log, event in pending:
             log.append(event)
 
-    def _check(self) -> None:
-        """Raises: StorageError for good, once a sync has failed."""
-        if self._is_broken and self.trouble is not None:
-            raise self.trouble
-
-    def _rows(self, pending: Sequence[tuple[StreamLog, Event]]) -> list[TailRow]:
+    def _rows_of(self, pending: Sequence[tuple[StreamLog, Event]]) -> list[TailRow]:
         """A row for each stream."""
         events_of: dict[StreamLog, list[Event]] = {}
         for log, event in pending:
@@ -171,16 +155,10 @@ class DiskJournal:
                 events_of[log] = [event]
             else:
                 events.append(event)
-        seal = self._cipher.seal
+        of_events = self._rows.of_events
         return [
-            TailRow(log.number, log.last_seq + 1, seal(_encode_events(events), log.stream_id))
-            for log, events in events_of.items()
+            TailRow(log.number, log.last_seq + 1, of_events(log.stream_id, events)) for log, events in events_of.items()
         ]
-
-    def _note_change(self) -> None:
-        if not self._unsynced:
-            self._unsynced = True
-            self._changed.set()
 
     # Trouble
 
@@ -217,7 +195,9 @@ class DiskJournal:
     def _retry(self) -> None:
         """Until it goes on, or has not for too long."""
         loop = asyncio.get_running_loop()
-        self.flush() if self._pending else self._probe()
+        self.flush()
+        if not self._pending:
+            self._probe()
         if self.trouble is None:
             return
         waited_s = loop.time() - self._trouble_since
@@ -229,14 +209,14 @@ class DiskJournal:
         loop.call_later(_PROBE_S if self._has_given_up else _RETRY_S, self._retry)
 
     def _probe(self) -> None:
+        if self._is_broken:
+            return
         try:
-            self._check()
             self._database.hold_reserve()
-            self._database.append(self._owed)
+            self._database.append([])
         except StorageError as error:
             self.trouble = error
             return
-        self._owed = []
         self._is_well()
 
     def _give_up(self, error: StorageError) -> None:
@@ -246,54 +226,24 @@ class DiskJournal:
         self._pending.clear()
         self.on_trouble(error)
         self._database.use_reserve()
-        self.flush()
-        # Even the reserve was not enough. A reader is not left waiting for that; it is written later.
-        self._owed = self._rows(self._pending)
-        pending, self._pending = self._pending, []
-        for log, event in pending:
-            log.append(event)
+        self._commit()
+        # Even the reserve was not enough. Nobody sees an end that is not kept, and nobody is left waiting for it.
+        for log, _ in self._pending:
+            log.park()
 
     # Ends
 
     def finish(self, log: StreamLog) -> int:
-        self._finished.append(log)
-        self._changed.set()
+        self._tidying.finish(log)
+        self._untidy.set()
         return log.num_bytes
 
     def forget(self, stream_ids: Sequence[str]) -> None:
-        self._expired += stream_ids
-        self._changed.set()
+        self._tidying.forget(stream_ids)
+        self._untidy.set()
 
     def delete(self, stream_id: str) -> None:
-        self._database.forget([stream_id], most_expired=_MAX_EXPIRED)
-
-    def _tidy(self) -> bool:
-        """Some of what can wait: finished streams into one row, expired ones and dead rows away. Whether there is
-        more."""
-        num_finished = num_events = 0
-        while num_finished < len(self._finished) and num_events < _TIDY_EVENTS:
-            num_events += self._finished[num_finished].last_seq
-            num_finished += 1
-        finished, self._finished = self._finished[:num_finished], self._finished[num_finished:]
-        expired, self._expired = self._expired[:_FORGET_AT_ONCE], self._expired[_FORGET_AT_ONCE:]
-        try:
-            if finished and self.keeps:
-                self._database.finish([self._finished_row(log) for log in finished])
-            elif finished:
-                self._database.drop([(log.number, log.stream_id) for log in finished], most_expired=_MAX_EXPIRED)
-            if expired:
-                self._database.forget(expired, most_expired=_MAX_EXPIRED)
-                self._has_room = True
-            has_dead = self._database.sweep()
-        except StorageError:
-            self._finished[:0], self._expired[:0] = finished, expired
-            raise
-        return has_dead or bool(self._finished or self._expired)
-
-    def _finished_row(self, log: StreamLog) -> FinishedRow:
-        seal, stream_id = self._cipher.seal, log.stream_id
-        record = seal(_encode_record(log.record.finished()), stream_id)
-        return FinishedRow(log.number, stream_id, record, seal(_encode_events(log.events), stream_id), stamp())
+        self._database.forget([stream_id], most_expired=MAX_EXPIRED)
 
     # Reading
 
@@ -301,61 +251,22 @@ class DiskJournal:
         found = self._database.load(stream_id)
         if found is None:
             raise JournalDamaged("This stream was damaged on disk, and is lost.")
-        record, events = (self._cipher.open(part, stream_id) for part in found)
-        return StreamLog(_decode_record(record), _decode_events(events))
+        record, events = found
+        return StreamLog(self._rows.read_record(stream_id, record), self._rows.read_events(stream_id, events))
 
     def finished(self) -> Iterator[Finished]:
-        for stream_id, sealed, num_bytes, finished in self._database.finished():
-            with _skipping(stream_id):
-                record = _decode_record(self._cipher.open(sealed, stream_id))
-                yield Finished(stream_id, age_s(finished), num_bytes, record.claim)
+        return inheritance.finished(self._database, self._rows)
 
     def expired(self) -> Sequence[str]:
         return self._database.expired()
 
     def unfinished(self) -> list[StreamLog]:
-        rows: dict[int, list[TailRow]] = {}
-        for row in self._database.tail():
-            rows.setdefault(row.stream, []).append(row)
-        logs, lost = [], []
-        self._database.count_recovery()
-        for number, stream_id, sealed, recoveries in self._database.unfinished():
-            try:
-                if sealed is None:
-                    raise JournalDamaged("its record")
-                record = _decode_record(self._cipher.open(sealed, stream_id))
-            except (JournalDamaged, msgspec.DecodeError):
-                logger.error(_LOST, stream_id)
-                lost.append((number, stream_id))
-                continue
-            events, is_whole = self._events_of(rows.get(number, []), stream_id)
-            log = StreamLog(record, events, number=number)
-            logs.append(log)
-            if log.end is None and not is_whole:
-                logger.error("stream %s was damaged on disk, and ends where it was", stream_id)
-                self._end(log, "error", _DAMAGED)
-            elif log.end is None and recoveries > _MAX_RECOVERIES:
-                self._end(log, "interrupted", _HOPELESS)
-        if lost:
-            self._database.drop(lost, most_expired=_MAX_EXPIRED)
+        found = inheritance.unfinished(self._database, self._rows)
+        for log, end in found:
+            if end is not None:
+                self.append(log, end)
         self.flush()
-        return logs
-
-    def _events_of(self, rows: Sequence[TailRow], stream_id: str) -> tuple[list[Event], bool]:
-        """The events up to the first that is not there as it was written, and whether that is all of them."""
-        events: list[Event] = []
-        for row in rows:
-            try:
-                if row.seq != len(events) + 1 or row.events is None:
-                    return events, False
-                events += _decode_events(self._cipher.open(row.events, stream_id))
-            except (JournalDamaged, msgspec.DecodeError):
-                return events, False
-        return events, True
-
-    def _end(self, log: StreamLog, status: Status, failure: Failure) -> None:
-        num_tokens = sum(len(event.token_ids) for event in log.events if isinstance(event, TextDelta))
-        self.append(log, End(status, Usage(log.record.num_prompt_tokens, num_tokens), failure))
+        return [log for log, _ in found]
 
     # Durable streams
 
@@ -363,42 +274,41 @@ class DiskJournal:
         if isinstance(record, Dropped):
             self._database.erase(key)
         else:
-            self._database.note(key, self._cipher.seal(_encode_record(record), key.hex()))
-        self._note_change()
+            self._database.note(key, self._rows.of_note(key, record))
+        self._committed.set()
 
     def notes(self) -> Iterator[tuple[bytes, DurableRecord]]:
-        damaged: set[bytes] = set()
-        for key, body in self._database.notes():
-            try:
-                if body is None:
-                    raise JournalDamaged("a record")
-                record = _decode_note(self._cipher.open(body, key.hex()))
-            except (JournalDamaged, msgspec.DecodeError):
-                damaged.add(key)
-                logger.error("a durable stream was damaged on disk, and ends where it was")
-            if key not in damaged:
-                yield key, record
+        return inheritance.notes(self._database, self._rows)
 
     # Keeping up
 
     async def keep_up(self) -> None:
-        """Sync what was committed, put away what has ended, and empty the write-ahead log; until cancelled."""
+        """Sync what was committed, tidy up, and empty the write-ahead log; until cancelled."""
         with contextlib.closing(WriteAheadLog(self._database)) as wal:
-            while True:
-                await self._changed.wait()
-                await asyncio.sleep(self._sync_s)
-                self._changed.clear()
-                if self._unsynced:
-                    self._unsynced = False
-                    await self._sync(wal)
-                with contextlib.suppress(StorageError):
-                    while self._tidy():  # noqa: ASYNC110  # a breath in between, nothing is awaited
-                        await asyncio.sleep(_BREATH_S)
-                    if self._has_room:
-                        self._has_room = self._database.give_room_back(_VACUUM_PAGES)
-                if self._has_room:
-                    self._changed.set()
-                await wal.checkpoint()
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._keep_synced(wal))
+                group.create_task(self._keep_tidy(wal))
+
+    async def _keep_synced(self, wal: WriteAheadLog) -> None:
+        while True:
+            await self._committed.wait()
+            await asyncio.sleep(self._sync_s)
+            self._committed.clear()
+            await self._sync(wal)
+            await wal.checkpoint()
+
+    async def _keep_tidy(self, wal: WriteAheadLog) -> None:
+        while True:
+            await self._untidy.wait()
+            await asyncio.sleep(self._sync_s)
+            self._untidy.clear()
+            try:
+                while self._tidying.step():  # noqa: ASYNC110  # a breath in between, nothing is awaited
+                    await asyncio.sleep(_BREATH_S)
+                if not self.keeps:
+                    await wal.empty()
+            except StorageError:
+                self._untidy.set()
 
     async def _sync(self, wal: WriteAheadLog) -> None:
         try:
@@ -413,19 +323,6 @@ class DiskJournal:
         """Put everything away. What could not be written is lost with this process."""
         with contextlib.suppress(StorageError):
             self.flush()
-            while self._tidy():
+            while self._tidying.step():
                 pass
         self._database.close()
-
-
-_LOST = "stream %s was damaged on disk, and is lost"
-_DAMAGED = Failure("journal_damaged", "The rest of this stream was damaged on disk.")
-_HOPELESS = Failure("interrupted", "The server stopped again and again while this stream was taken up.")
-
-
-@contextlib.contextmanager
-def _skipping(stream_id: str) -> Iterator[None]:
-    try:
-        yield
-    except (JournalDamaged, msgspec.DecodeError, ValueError):
-        logger.error(_LOST, stream_id)

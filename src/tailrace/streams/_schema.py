@@ -1,0 +1,55 @@
+"""The tables of the journal, and how older ones become them."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from tailrace.errors import ModelError
+
+__all__ = ["OTHERWISE", "migrate"]
+
+OTHERWISE = "Give another place with --data-dir, or --journal memory to keep nothing."
+
+# What each version of the schema adds to the one before. Never changed, only added to.
+_MIGRATIONS = (
+    """
+    CREATE TABLE streams (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        stream_id TEXT NOT NULL UNIQUE,
+        record BLOB NOT NULL,
+        record_crc INTEGER NOT NULL,
+        recoveries INTEGER NOT NULL DEFAULT 0,
+        events BLOB,
+        events_crc INTEGER,
+        finished TEXT
+    );
+    CREATE TABLE tail (
+        row INTEGER PRIMARY KEY,
+        stream INTEGER NOT NULL,
+        seq INTEGER NOT NULL,
+        events BLOB NOT NULL,
+        crc INTEGER NOT NULL
+    );
+    CREATE TABLE facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+    CREATE TABLE expired (row INTEGER PRIMARY KEY AUTOINCREMENT, stream_id TEXT NOT NULL UNIQUE);
+    """,
+    """
+    CREATE TABLE notes (row INTEGER PRIMARY KEY, key BLOB NOT NULL, body BLOB NOT NULL, crc INTEGER NOT NULL);
+    CREATE INDEX notes_by_key ON notes (key);
+    """,
+)
+
+
+def migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring the tables up to date, and look whether the file is whole.
+
+    Raises: ModelError for a newer journal, sqlite3.DatabaseError for one that is damaged.
+    """
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > len(_MIGRATIONS):
+        raise ModelError(f"The journal {path} was written by a newer version of tailrace. {OTHERWISE}")
+    for number, script in enumerate(_MIGRATIONS[version:], version + 1):
+        connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
+    if connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+        raise sqlite3.DatabaseError("malformed")

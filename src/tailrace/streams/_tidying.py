@@ -1,0 +1,68 @@
+"""What can wait: finished streams into one row each, expired ones and dead rows away, room back to the file system."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tailrace.errors import StorageError
+from tailrace.streams._clock import stamp
+from tailrace.streams._database import Database, FinishedRow
+from tailrace.streams._rows import Rows
+from tailrace.streams.log import StreamLog
+
+__all__ = ["MAX_EXPIRED", "Tidying"]
+
+MAX_EXPIRED = 100_000
+_EVENTS_AT_ONCE = 4_000  # so that it never holds the loop for long
+_STREAMS_AT_ONCE = 64
+_PAGES_AT_ONCE = 64
+
+
+class Tidying:
+    """Done in small steps, in the order in which it came up. With `keeps` finished streams stay, else only that they
+    were there."""
+
+    def __init__(self, database: Database, rows: Rows, *, keeps: bool) -> None:
+        self._database = database
+        self._rows = rows
+        self._keeps = keeps
+        self._finished: list[StreamLog] = []
+        self._expired: list[str] = []
+        self._has_room = False  # unused, in the file
+
+    def finish(self, log: StreamLog) -> None:
+        self._finished.append(log)
+
+    def forget(self, stream_ids: Sequence[str]) -> None:
+        self._expired += stream_ids
+
+    def step(self) -> bool:
+        """Some of it; whether there is more. Raises: StorageError, and nothing is lost then."""
+        num_finished = num_events = 0
+        while num_finished < len(self._finished) and num_events < _EVENTS_AT_ONCE:
+            num_events += self._finished[num_finished].last_seq
+            num_finished += 1
+        finished, self._finished = self._finished[:num_finished], self._finished[num_finished:]
+        expired, self._expired = self._expired[:_STREAMS_AT_ONCE], self._expired[_STREAMS_AT_ONCE:]
+        try:
+            if finished and self._keeps:
+                self._database.finish([self._row(log) for log in finished])
+            elif finished:
+                self._database.drop([(log.number, log.stream_id) for log in finished], most_expired=MAX_EXPIRED)
+            if expired:
+                self._database.forget(expired, most_expired=MAX_EXPIRED)
+                self._has_room = True
+            has_dead = self._database.sweep()
+        except StorageError:
+            self._finished[:0], self._expired[:0] = finished, expired
+            raise
+        if has_dead or self._finished or self._expired:
+            return True
+        if self._has_room:
+            self._has_room = self._database.give_room_back(_PAGES_AT_ONCE)
+        return self._has_room
+
+    def _row(self, log: StreamLog) -> FinishedRow:
+        stream_id = log.stream_id
+        record = self._rows.of_record(log.record.finished())
+        return FinishedRow(log.number, stream_id, record, self._rows.of_events(stream_id, log.events), stamp())
