@@ -216,15 +216,15 @@ async def chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 async def storm(port: int, stream_id: str, number: int) -> bytes:
-    """What one reader of many gets, who is cut off at a place of its own and comes back."""
-    seen = b""
+    """What one reader of many gets, who is cut off at a place of its own in the middle, and comes back."""
+    seen, place = b"", 131 * number % 20_000
     reader, writer = await read_head(port, stream_id, "")
     async for chunk in chunks(reader):
         seen += chunk
-        if len(seen) > 50 * number:
+        if len(seen) > place:
             break
     writer.transport.abort()
-    seen = seen[: seen.rfind(b"\n\n") + 2]
+    seen = b"".join(seen[:place].rpartition(b"\n\n")[:2])
     last_id = f"{stream_id}-{seen.count(b'id: ')}" if seen else ""
     reader, writer = await read_head(port, stream_id, last_id)
     async for chunk in chunks(reader):

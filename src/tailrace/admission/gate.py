@@ -107,7 +107,7 @@ class Gate:
 
     def _check_refusal(self) -> None:
         if self._refusal is not None:
-            raise self._refusal
+            raise self._refusal.with_traceback(None)  # else it would remember all that it was raised for
 
     def _check_room(self) -> None:
         if self._num_running + len(self._waiting) + self._num_coming >= self._max_requests:

@@ -79,26 +79,25 @@ class _Worker(asyncio.Protocol):
     async def start(cls, spec: EngineSpec, epoch: int) -> _Worker:
         """A process that begins to load its model. Raises: EngineLost."""
         worker = cls(epoch)
-        ours, theirs = socket.socketpair()
-        try:
-            with theirs:
-                theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _AHEAD_BYTES)
-                worker.process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "tailrace.engines.worker", str(theirs.fileno()), str(os.getpid()),
-                    stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
-                    env=_worker_environment(),
-                )  # fmt: skip
-        except OSError as error:
-            ours.close()
-            raise EngineLost(f"The engine worker could not be started: {error}.") from None
-        except BaseException:
-            ours.close()
-            raise
-        try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=ours)
-        except BaseException:
-            await worker.stop()
-            raise
+        with contextlib.ExitStack() as on_failure:
+            try:
+                ours, theirs = socket.socketpair()
+                on_failure.callback(ours.close)
+                with theirs:
+                    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _AHEAD_BYTES)
+                    worker.process = await asyncio.create_subprocess_exec(
+                        sys.executable, "-m", "tailrace.engines.worker", str(theirs.fileno()), str(os.getpid()),
+                        stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
+                        env=_worker_environment(),
+                    )  # fmt: skip
+                try:
+                    await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=ours)
+                except BaseException:
+                    await worker.stop()
+                    raise
+            except OSError as error:
+                raise EngineLost(f"The engine worker could not be started: {error}.") from None
+            on_failure.pop_all()
         worker.send(Start(PROTOCOL_VERSION, epoch, spec))
         return worker
 
@@ -206,8 +205,8 @@ class Supervisor:
         self._wants_spare = spare
         self._epoch = 0
         self._worker: _Worker | None = None
-        self._spare: _Worker | None = None
-        self._is_loading_spare = False
+        self._spare: asyncio.Task[_Worker | None] | None = None
+        self._spare_timer: asyncio.TimerHandle | None = None
         self._receivers: dict[int, Receiver] = {}
 
     @property
@@ -230,7 +229,7 @@ class Supervisor:
         Raises: EngineLost if there is no worker just now.
         """
         worker = self._worker
-        if not self.is_ready or worker is None:
+        if not self.is_ready or worker is None or worker.gone.done():
             raise EngineLost("The engine is not running.", retry_after_s=self.retry_after_s)
         if not self._receivers:
             worker.last_frame_s = worker.last_token_s = time.monotonic()
@@ -249,18 +248,27 @@ class Supervisor:
         Cancellation: kills the worker and waits for it.
         """
         try:
-            while True:
-                error = await self._run_worker()
-                self._report(error)
-                if once:
-                    return
-                self.restarts += 1
-                has_worked = self.capabilities is not None
-                if self.failures > has_worked:  # what has worked is worth one more try at once
-                    await asyncio.sleep(self.retry_after_s)
+            async with asyncio.TaskGroup() as group:  # of the spare
+                await self._run(group, once=once)
         finally:
-            if self._spare is not None:
-                await self._spare.stop()
+            if self._spare_timer is not None:
+                self._spare_timer.cancel()
+            spare = self._spare
+            if spare is not None and not spare.cancelled() and (worker := spare.result()) is not None:
+                await worker.stop()
+
+    async def _run(self, group: asyncio.TaskGroup, *, once: bool) -> None:
+        while True:
+            error = await self._run_worker(group)
+            self._report(error)
+            if once:
+                if self._spare is not None:
+                    self._spare.cancel()
+                return
+            self.restarts += 1
+            has_worked = self.capabilities is not None
+            if self.failures > has_worked:  # what has worked is worth one more try at once
+                await asyncio.sleep(self.retry_after_s)
 
     def _report(self, error: EngineError) -> None:
         was_ready, self.is_ready = self.is_ready, False
@@ -274,13 +282,10 @@ class Supervisor:
         for receiver in lost:
             receiver.lost(error)
 
-    async def _run_worker(self) -> EngineError:
+    async def _run_worker(self, group: asyncio.TaskGroup) -> EngineError:
         """One worker from start to end, with the next one getting ready beside it if a spare is wanted; says why it
         ended."""
-        spare, self._spare = self._spare, None
-        worker = spare if spare is not None and not spare.gone.done() else None
-        if spare is not None and worker is None:
-            await spare.stop()
+        worker = await self._take_spare()
         try:
             if worker is None:
                 worker = await self._load()
@@ -290,6 +295,8 @@ class Supervisor:
             self._worker = worker
             self.is_ready = True
             self._on_change()
+            if self._wants_spare:
+                self._plan_spare(group)
             return await self._serve(worker)
         except EngineLost as error:
             self.failures += 1
@@ -319,24 +326,36 @@ class Supervisor:
     async def _serve(self, worker: _Worker) -> EngineError:
         """Until the worker is lost."""
         since_s = time.monotonic()
-        async with asyncio.TaskGroup() as group:
-            getting_spare = group.create_task(self._get_spare()) if self._wants_spare else None
-            error = await self._until_lost(worker)
-            if getting_spare is not None and not self._is_loading_spare:
-                getting_spare.cancel()  # else it is waited for, since it has a start on any other
+        error = await self._until_lost(worker)
         is_short = time.monotonic() - since_s < _SHORT_LIFE_S and not worker.has_given
         self.failures = self.failures + 1 if is_short else 0
         return error
 
-    async def _get_spare(self) -> None:
-        await asyncio.sleep(_SPARE_AFTER_S)
-        self._is_loading_spare = True
+    def _plan_spare(self, group: asyncio.TaskGroup) -> None:
+        def begin() -> None:
+            self._spare = group.create_task(self._load_spare())
+
+        self._spare_timer = asyncio.get_running_loop().call_later(_SPARE_AFTER_S, begin)
+
+    async def _load_spare(self) -> _Worker | None:
         try:
-            self._spare = await self._load()
+            return await self._load()
         except EngineLost as error:
             logger.error("%s There is no spare engine.", error.message)
-        finally:
-            self._is_loading_spare = False
+            return None
+
+    async def _take_spare(self) -> _Worker | None:
+        """The worker that was loaded beforehand; one that is being loaded is waited for, since it has a start on any
+        other."""
+        if self._spare_timer is not None:
+            self._spare_timer.cancel()
+        loading, self._spare = self._spare, None
+        spare = await loading if loading is not None else None
+        if spare is not None and spare.gone.done():
+            logger.error("The spare engine had stopped as well: %s.", (await spare.why())[0])
+            await spare.stop()
+            return None
+        return spare
 
     async def _until_lost(self, worker: _Worker) -> EngineError:
         is_suspect = False

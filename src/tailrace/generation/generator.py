@@ -143,7 +143,8 @@ class Generator:
         )
         self.recovery.check(record)
         while True:
-            await self.store.journal.well()
+            with self.gate.coming():
+                await self.store.journal.well()
             # From here on nothing waits: the check and the place in the queue belong together.
             num_tokens = self.gate.check(longest, sampling.max_tokens, num_choices)
             with contextlib.suppress(StorageError):  # trouble that has begun just now may be over soon

@@ -63,12 +63,12 @@ class Recovery:
         suspects = [run for run in fallen if run in self._unproved] or fallen
         for run in fallen:
             run.fell(was_it=crashed and suspects == [run])
+        self._unproved.clear()  # else the end of one that is quarantined would bring on the next group
         struck = [run for run in suspects if run.strikes >= (_CRASHES if crashed else _KILLS)]
         if len(struck) == 1:
             self._quarantine(struck[0])
         waiting = [run for group in self._groups for run in group]
         self._groups = deque(self._in_groups([run for run in (*fallen, *waiting) if run.is_stranded], crashed))
-        self._unproved.clear()
         self._next()
 
     def moved(self, run: Run) -> None:

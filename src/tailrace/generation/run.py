@@ -115,9 +115,9 @@ class Run:
 
     @property
     def status(self) -> str:
-        """queued, running, or the status of the terminal event."""
-        if self.end is not None:
-            return self.end.status
+        """queued, running, or the status of the terminal event, once that can be read."""
+        if self.log.end is not None:
+            return self.log.end.status
         return "running" if self._ticket is not None and self._ticket.admitted_s is not None else "queued"
 
     def enter(self, num_tokens: int, *, queue_s: float) -> None:

@@ -212,7 +212,7 @@ class WholeAnswer:
             return  # the client has left
         try:
             if self._log.end is None:
-                raise Draining("The answer cannot be completed just now; its stream can be read later.", retry_after_s=5.0)
+                raise Draining("The answer cannot be completed just now; read its stream later.", retry_after_s=5.0)
             response: Response = JsonAnswer(self._encoder.whole(self._log.events), headers=self._headers)
         except TailraceError as error:
             response = error_answer(self._wire, error)

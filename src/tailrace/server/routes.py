@@ -38,6 +38,7 @@ from tailrace.dialects.wire import (
 from tailrace.engines.certificate import Verdict
 from tailrace.errors import (
     Forbidden,
+    IdempotencyConflict,
     QueueFull,
     RequestError,
     SeqOutOfRange,
@@ -227,7 +228,10 @@ class Routes:
         content = [request.url.path, dict(asked.query), asked.body]
         claim = Claim(key, hashlib.sha256(msgspec.json.encode(content, order="deterministic")).digest())
         async with self._keys_in_use.setdefault(key, asyncio.Lock()):  # twins wait here for the first of them
-            return store.recall(claim) or (await self._generator.create(wanted, claim)).log
+            log = store.recall(claim) or (await self._generator.create(wanted, claim)).log
+            if log.record.model != self._generator.model:
+                raise IdempotencyConflict("This Idempotency-Key is of another model's.", param="idempotency-key")
+            return log
 
     def _follow(self, following: Following) -> ASGIApp:
         log = self._generator.store.get(following.stream_id)

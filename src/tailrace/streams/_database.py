@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tailrace.errors import JournalFull, ModelError, StorageError
 from tailrace.streams._schema import OTHERWISE, migrate
@@ -118,7 +118,9 @@ class Database:
         """The first connection, to a file that is there and whole."""
         # Made here, since SQLite lets others read what it makes; its further files are like this one. Never while it
         # is open: closing any descriptor of a file gives up all the locks that a process has on it.
-        os.close(os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        os.fchmod(descriptor, 0o600)
+        os.close(descriptor)
         connection = self.connect()
         try:
             migrate(connection, self.path)
@@ -162,9 +164,15 @@ class Database:
         except sqlite3.Error as error:
             raise as_storage_error(error) from error
 
+    def _select(self, query: str, *values: object) -> Iterator[Any]:  # Any: rows, each as its query has it
+        try:
+            yield from self._connection.execute(query, values).fetchall()
+        except sqlite3.Error as error:
+            raise as_storage_error(error) from error
+
     def fact(self, name: str) -> bytes | None:
         """What is kept under a name."""
-        row = self._connection.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        row = next(self._select("SELECT value FROM facts WHERE name = ?", name), None)
         return row[0] if row is not None else None
 
     def keep_fact(self, name: str, value: bytes) -> None:
@@ -219,8 +227,8 @@ class Database:
         if self._sweep is None:
             if not self._dead:
                 return False
+            ((first,),) = self._select("SELECT coalesce(min(row), 0) FROM tail")
             dead = [self._dead.pop() for _ in range(min(len(self._dead), _SWEEP_STREAMS))]
-            (first,) = self._connection.execute("SELECT coalesce(min(row), 0) FROM tail").fetchone()
             self._sweep = _Sweep(dead, first, self._num_rows)
         dead, row, last = self._sweep
         marks = ",".join("?" * len(dead))
@@ -250,23 +258,19 @@ class Database:
             connection.execute("UPDATE streams SET recoveries = recoveries + 1 WHERE finished IS NULL")
             connection.execute("INSERT OR REPLACE INTO facts VALUES ('recovered', ?)", (self._num_rows,))
 
-    def finished(self) -> Iterator[tuple[str, bytes, int, str]]:
-        """Id, record, bytes and end of all finished streams, oldest first."""
+    def finished(self) -> Iterator[tuple[str, bytes | None, int, str]]:
+        """Id, record (None where it is damaged), bytes and end of all finished streams, oldest first."""
         query = (
             "SELECT stream_id, record, record_crc, length(record) + length(events), finished FROM streams"
             " WHERE finished IS NOT NULL ORDER BY rowid"
         )
-        for stream_id, record, crc, num_bytes, finished in self._connection.execute(query):
-            if crc == _crc(record, stream_id):
-                yield stream_id, record, num_bytes, finished
+        for stream_id, record, crc, num_bytes, finished in self._select(query):
+            yield stream_id, record if crc == _crc(record, stream_id) else None, num_bytes, finished
 
     def load(self, stream_id: str) -> tuple[bytes, bytes] | None:
         """Record and events of a finished stream; None where they are not, or not any more, what was written."""
         query = "SELECT number, record, record_crc, events, events_crc FROM streams WHERE stream_id = ?"
-        try:
-            row = self._connection.execute(query, (stream_id,)).fetchone()
-        except sqlite3.Error as error:
-            raise as_storage_error(error) from error
+        row = next(self._select(query, stream_id), None)
         if row is None or row[3] is None:
             return None
         number, record, record_crc, events, events_crc = row
@@ -282,17 +286,17 @@ class Database:
         )
         return [
             (number, stream_id, record if crc == _crc(record, stream_id) else None, recoveries)
-            for number, stream_id, record, crc, recoveries in self._connection.execute(query)
+            for number, stream_id, record, crc, recoveries in self._select(query)
         ]
 
     def tail(self) -> Iterator[TailRow]:
         """All rows of the tail, in the order of writing."""
         query = "SELECT stream, seq, events, crc FROM tail ORDER BY row"
-        for stream, seq, events, crc in self._connection.execute(query):
+        for stream, seq, events, crc in self._select(query):
             yield TailRow(stream, seq, events if crc == _crc(events, stream, seq) else None)
 
     def expired(self) -> list[str]:
-        return [stream_id for (stream_id,) in self._connection.execute("SELECT stream_id FROM expired ORDER BY row")]
+        return [stream_id for (stream_id,) in self._select("SELECT stream_id FROM expired ORDER BY row")]
 
     def note(self, key: bytes, body: bytes) -> None:
         """Keep a record of a durable stream."""
@@ -308,7 +312,7 @@ class Database:
 
     def notes(self) -> Iterator[tuple[bytes, bytes | None]]:
         """All records of durable streams in the order of writing, as None where they are not what was written."""
-        for key, body, crc in self._connection.execute("SELECT key, body, crc FROM notes ORDER BY row"):
+        for key, body, crc in self._select("SELECT key, body, crc FROM notes ORDER BY row"):
             yield key, body if crc == _crc(body, key.hex()) else None
 
     def give_room_back(self, num_pages: int) -> bool:
@@ -342,7 +346,13 @@ class Database:
             raise JournalFull(_FULL, retry_after_s=5.0) from error
 
     def use_reserve(self) -> None:
-        self._reserve.unlink(missing_ok=True)
+        with suppress(OSError):
+            self._reserve.unlink(missing_ok=True)
+
+    def probe(self) -> None:
+        """Whether something can be written. Raises: StorageError."""
+        with self._writing() as connection:
+            connection.execute("INSERT OR REPLACE INTO facts VALUES ('probe', randomblob(8192))")
 
     def close(self) -> None:
         self._connection.close()

@@ -33,12 +33,18 @@ class Unfinished(NamedTuple):
     end: End | None
 
 
-def finished(database: Database, rows: Rows) -> Iterator[Finished]:
+def finished(database: Database, rows: Rows) -> list[Finished]:
+    """Those that can still be read; of the others it is kept that they were there."""
+    found, lost = [], []
     for stream_id, row, num_bytes, since in database.finished():
         try:
-            yield Finished(stream_id, age_s(since), num_bytes, rows.read_record(stream_id, row).claim)
+            found.append(Finished(stream_id, age_s(since), num_bytes, rows.read_record(stream_id, row).claim))
         except (JournalDamaged, ValueError):
             logger.error(_LOST, stream_id)
+            lost.append(stream_id)
+    if lost:
+        database.forget(lost, most_expired=MAX_EXPIRED)
+    return found
 
 
 def unfinished(database: Database, rows: Rows) -> list[Unfinished]:

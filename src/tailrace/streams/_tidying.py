@@ -33,6 +33,10 @@ class Tidying:
     def finish(self, log: StreamLog) -> None:
         self._finished.append(log)
 
+    def find(self, stream_id: str) -> StreamLog | None:
+        """A finished stream that still waits for its row."""
+        return next((log for log in self._finished if log.stream_id == stream_id), None)
+
     def forget(self, stream_ids: Sequence[str]) -> None:
         self._expired += stream_ids
 

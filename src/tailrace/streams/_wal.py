@@ -24,12 +24,10 @@ class WriteAheadLog:
         self._database = database
         self._path = Path(f"{database.path}-wal")
         self._second = database.connect()
-        self._descriptor: int | None = None
+        self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
     async def sync(self) -> None:
         """Return when the disk has what was committed. Raises: OSError."""
-        if self._descriptor is None:
-            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         await asyncio.to_thread(os.fdatasync, self._descriptor)
 
     async def checkpoint(self) -> None:
@@ -50,8 +48,7 @@ class WriteAheadLog:
 
     def close(self) -> None:
         self._second.close()
-        if self._descriptor is not None:
-            os.close(self._descriptor)
+        os.close(self._descriptor)
 
 
 def _passive(connection: sqlite3.Connection) -> None:

@@ -73,6 +73,8 @@ class DiskJournal:
         self.trouble: StorageError | None = None
         self.on_trouble: Callable[[StorageError], None] = lambda error: None
         self._trouble_since = 0.0
+        self._well_since = -_QUIET_S
+        self._retrying: asyncio.TimerHandle | None = None
         self._has_given_up = False
         self._is_known = False  # to whoever reads the log
         self._is_broken = False  # for good
@@ -102,7 +104,7 @@ class DiskJournal:
 
     def begin(self, record: Record) -> StreamLog:
         if self.trouble is not None:
-            raise self.trouble
+            raise self.trouble.with_traceback(None)
         try:
             number = self._database.begin(record.stream_id, self._rows.of_record(record))
         except StorageError as error:
@@ -166,11 +168,15 @@ class DiskJournal:
         loop = asyncio.get_running_loop()
         if self.trouble is None:
             self._database.be_patient(False)
-            self._trouble_since = loop.time()
-            loop.call_later(_RETRY_S, self._retry)
+            if loop.time() - self._well_since > _QUIET_S:  # else it never was over
+                self._trouble_since = loop.time()
+            self._retrying = loop.call_later(_RETRY_S, self._retry)
         self.trouble = error
 
     def _is_well(self) -> None:
+        if self._retrying is not None:
+            self._retrying.cancel()
+        self._well_since = asyncio.get_running_loop().time()
         if self._is_known:
             logger.warning("The journal can be written again.")
         self.trouble = None
@@ -181,7 +187,7 @@ class DiskJournal:
     async def well(self) -> None:
         while self.trouble is not None:
             if self._has_given_up:
-                raise self.trouble
+                raise self.trouble.with_traceback(None)
             changed = asyncio.get_running_loop().create_future()
             self._waiting.append(changed)
             await changed
@@ -195,6 +201,7 @@ class DiskJournal:
     def _retry(self) -> None:
         """Until it goes on, or has not for too long."""
         loop = asyncio.get_running_loop()
+        self._retrying = loop.call_later(_PROBE_S if self._has_given_up else _RETRY_S, self._retry)
         self.flush()
         if not self._pending:
             self._probe()
@@ -206,14 +213,13 @@ class DiskJournal:
             logger.error("%s Streams wait.", self.trouble.message)
         if not self._has_given_up and waited_s >= self._patience_s:
             self._give_up(self.trouble)
-        loop.call_later(_PROBE_S if self._has_given_up else _RETRY_S, self._retry)
 
     def _probe(self) -> None:
         if self._is_broken:
             return
         try:
             self._database.hold_reserve()
-            self._database.append([])
+            self._database.probe()
         except StorageError as error:
             self.trouble = error
             return
@@ -248,13 +254,16 @@ class DiskJournal:
     # Reading
 
     def load(self, stream_id: str) -> StreamLog | None:
+        waiting = self._tidying.find(stream_id)
+        if waiting is not None:
+            return waiting
         found = self._database.load(stream_id)
         if found is None:
             raise JournalDamaged("This stream was damaged on disk, and is lost.")
         record, events = found
         return StreamLog(self._rows.read_record(stream_id, record), self._rows.read_events(stream_id, events))
 
-    def finished(self) -> Iterator[Finished]:
+    def finished(self) -> Sequence[Finished]:
         return inheritance.finished(self._database, self._rows)
 
     def expired(self) -> Sequence[str]:
@@ -271,10 +280,16 @@ class DiskJournal:
     # Durable streams
 
     def note(self, key: bytes, record: DurableRecord) -> None:
-        if isinstance(record, Dropped):
-            self._database.erase(key)
-        else:
-            self._database.note(key, self._rows.of_note(key, record))
+        if self.trouble is not None:
+            raise self.trouble.with_traceback(None)
+        try:
+            if isinstance(record, Dropped):
+                self._database.erase(key)
+            else:
+                self._database.note(key, self._rows.of_note(key, record))
+        except StorageError as error:
+            self._stuck(error)
+            raise
         self._committed.set()
 
     def notes(self) -> Iterator[tuple[bytes, DurableRecord]]:

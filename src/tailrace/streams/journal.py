@@ -69,7 +69,7 @@ class Journal(Protocol):
     def load(self, stream_id: str) -> StreamLog | None:
         """A finished stream, if it is kept. Raises: StorageError."""
 
-    def finished(self) -> Iterator[Finished]:
+    def finished(self) -> Sequence[Finished]:
         """The finished streams that an earlier process left, in no order."""
 
     def expired(self) -> Sequence[str]:
@@ -121,8 +121,8 @@ class MemoryJournal:
     def load(self, stream_id: str) -> StreamLog | None:
         return None
 
-    def finished(self) -> Iterator[Finished]:
-        return iter(())
+    def finished(self) -> Sequence[Finished]:
+        return ()
 
     def expired(self) -> Sequence[str]:
         return ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -10,6 +11,8 @@ from tailrace.streams.record import Record
 from tailrace.types import End, Event, TextDelta
 
 __all__ = ["Producer", "Reader", "StreamLog"]
+
+logger = logging.getLogger("tailrace.streams")
 
 _TAKE_EVENTS = 512  # so that a long replay neither blocks the loop nor piles up in front of a slow socket
 _EVENT_BYTES = 200  # of one event in memory, apart from its text (CPython 3.11, measured over 100,000 events)
@@ -94,7 +97,10 @@ class StreamLog:
             for reader in self._ending:
                 reader.wake()
             if self.producer is not None:
-                self.producer.ended()
+                try:
+                    self.producer.ended()
+                except Exception:  # a defect of ours must not keep other streams' events from being seen
+                    logger.exception("the end of a stream could not be attended to")
 
     def cancel(self) -> None:
         """Have the stream end as cancelled, if it has not ended."""

@@ -8,7 +8,7 @@ import time
 from collections import OrderedDict
 from itertools import islice, takewhile
 
-from tailrace.errors import IdempotencyConflict, JournalDamaged, StreamExpired, UnknownStream
+from tailrace.errors import Draining, IdempotencyConflict, JournalDamaged, StreamExpired, UnknownStream
 from tailrace.streams.journal import Journal, MemoryJournal
 from tailrace.streams.log import StreamLog
 from tailrace.streams.record import Claim, Record
@@ -44,7 +44,7 @@ class StreamStore:
         self._at_hand_bytes = 0
         self._finished: OrderedDict[str, tuple[float, int]] = OrderedDict()  # id: monotonic end of life, bytes
         self._finished_bytes = 0
-        self._expired: OrderedDict[str, None] = OrderedDict.fromkeys(self.journal.expired())
+        self._expired: OrderedDict[str, None] = OrderedDict()
         self._claims: dict[str, tuple[bytes, str]] = {}  # idempotency key: fingerprint of the request, stream id
         self._key_of: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -63,9 +63,16 @@ class StreamStore:
         self.journal.append(log, event)
 
     def cancel(self, log: StreamLog) -> None:
-        """Have a stream end as cancelled; that can be seen at once."""
+        """Have a stream end as cancelled; that can be seen at once.
+
+        Raises: Draining if it goes on in the next process, StorageError if its end cannot be kept just now.
+        """
+        if log.is_parked and log.end is None:
+            raise Draining("This stream goes on in the next server.", retry_after_s=5.0)
         log.cancel()
         self.journal.flush()
+        if log.end is None and self.journal.trouble is not None:
+            raise self.journal.trouble.with_traceback(None)
 
     def get(self, stream_id: str) -> StreamLog:
         """Raises: StreamExpired if it was there once, UnknownStream if it never was, StorageError if it cannot be
@@ -97,8 +104,6 @@ class StreamStore:
 
     def delete(self, log: StreamLog) -> None:
         """Forget a finished stream before its time. Raises: StorageError if that cannot be kept."""
-        if log.end is None and self.journal.trouble is not None:
-            raise self.journal.trouble  # that it was stopped is not kept yet
         if log.stream_id in self._finished:
             self.journal.delete(log.stream_id)
             self._drop([log.stream_id])
@@ -113,8 +118,10 @@ class StreamStore:
             if kept.claim is not None:
                 self._claim(kept.claim, kept.stream_id)
         self._sweep()
+        left = self.journal.unfinished()
+        self._expired |= OrderedDict.fromkeys(self.journal.expired())
         unfinished = []
-        for log in self.journal.unfinished():
+        for log in left:
             self._admit(log)
             if log.end is not None:  # the earlier process only had not come to put it away
                 self.finish(log)
@@ -182,7 +189,7 @@ class StreamStore:
             self._let_go(stream_id)
             self._finished_bytes -= self._finished.pop(stream_id)[1]
             key = self._key_of.pop(stream_id, None)
-            if key is not None:
+            if key is not None and self._claims.get(key, (b"", ""))[1] == stream_id:  # it may have got another since
                 del self._claims[key]
             self._expired[stream_id] = None
             if len(self._expired) > _MAX_TOMBSTONES:
