@@ -235,7 +235,7 @@ def end_fields(end: End) -> JsonBody:
 
 def encode_error(error: TailraceError) -> tuple[int, bytes]:
     """`{"error": {"message", "type", "code", "param"}}`, as on OpenAI's routes."""
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    kind = "invalid_request_error" if error.status < 429 or error.status == 431 else "server_error"
     if error.status == 429:
         kind = "rate_limit_error"
     body = {"message": error.message, "type": kind, "code": error.code, "param": error.param}

@@ -37,6 +37,7 @@ from tailrace.errors import SequenceFailed, TailraceError
 __all__ = ["main"]
 
 _PR_SET_PDEATHSIG = 1
+_PARTING_S = 2.0
 
 
 class _Link:
@@ -74,6 +75,16 @@ class _Link:
             self._sock.sendall(encode(message))
         except ConnectionError as error:
             raise EOFError from error
+
+
+    def part(self) -> None:
+        """Wait until the server has heard everything: what it writes to a socket that is closed would make it lose the
+        last words."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_WR)
+            self._sock.settimeout(_PARTING_S)
+            while self._sock.recv(1 << 16):
+                pass
 
 
 def run(engine: Engine, link: _Link, epoch: int) -> None:
@@ -136,6 +147,7 @@ def main(argv: list[str]) -> int:
                     str(error)[:2000] if isinstance(error, TailraceError) else f"{type(error).__name__}: {error}"[:2000]
                 )
             )
+            link.part()
             return 1
     return 0
 
