@@ -38,7 +38,8 @@ _SEALED_FACT = "sealed"
 _RETRY_S = 0.02
 _PROBE_S = 1.0
 _QUIET_S = 0.5  # trouble that is over by then is nobody's business
-_BREATH_S = 0.005  # between two pieces of tidying up, for everybody else
+_BREATH_S = 0.005  # between two steps of tidying up, for everybody else; or
+_BREATH = 2.0  # times what the last one took
 
 
 class DiskJournal:
@@ -313,13 +314,16 @@ class DiskJournal:
             await wal.checkpoint()
 
     async def _keep_tidy(self, wal: WriteAheadLog) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             await self._untidy.wait()
             await asyncio.sleep(self._sync_s)
             self._untidy.clear()
             try:
-                while self._tidying.step():  # noqa: ASYNC110  # a breath in between, nothing is awaited
-                    await asyncio.sleep(_BREATH_S)
+                begun_s = loop.time()
+                while self._tidying.step():
+                    await asyncio.sleep(max(_BREATH_S, _BREATH * (loop.time() - begun_s)))
+                    begun_s = loop.time()
                 if not self.keeps:
                     await wal.empty()
             except StorageError:
