@@ -100,10 +100,6 @@ def _plain(reports: list[Report]) -> dict[str, Any]:  # Any: JSON
 
 
 def _machine() -> dict[str, Any]:  # Any: JSON
-    cpu = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo") as lines:
-            cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
-    except OSError:
-        pass
-    return {"cpu": cpu, "cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
+    from tailrace.engines.certificate import processor
+
+    return {"cpu": processor(), "cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}

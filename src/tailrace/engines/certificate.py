@@ -6,6 +6,7 @@ numbers; for anything else there is none. Nobody else's processor is believed.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import platform
@@ -70,7 +71,7 @@ def subject(engine: str, spec: EngineSpec) -> Subject:
         "max_step_tokens": float(spec.max_step_tokens),
         **spec.options,
     }
-    return Subject(engine, _model(Path(spec.path)) if spec.path not in ("", ".") else "", processor(), settings)
+    return Subject(engine, _model(Path(spec.path)) if spec.path not in ("", ".") else "", _machine(), settings)
 
 
 def write_certificate(directory: Path, certificate: Certificate) -> Path:
@@ -93,14 +94,15 @@ def read_certificate(directory: Path, about: Subject) -> Certificate | None:
 
 
 def processor() -> str:
-    """Its name, and how many of its cores there are."""
+    """What the processor is called."""
     name = platform.processor() or platform.machine()
-    try:
-        with open("/proc/cpuinfo") as lines:
-            name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
-    except OSError:
-        pass
-    return f"{name}, {os.cpu_count()} cores"
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    return name
+
+
+def _machine() -> str:
+    return f"{processor()}, {os.cpu_count()} cores"
 
 
 def _model(path: Path) -> str:

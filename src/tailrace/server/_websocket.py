@@ -4,8 +4,7 @@ Why our own shell. uvicorn 0.54 has three. `websockets` is deprecated. `websocke
 Autobahn suite, logs tracebacks for bad input of clients, keeps empty fragments without a bound, owes pongs without a
 bound to a client that does not read, and waits for ever to say goodbye to one. `wsproto` has no failing case, but
 shares the last two, and its core takes 4.6 microseconds a frame where `websockets` takes 1.8. What is left to do here
-is little: the core reads frames and keeps the protocol's state, uvicorn parses the handshake's HTTP, and its interface
-to such a shell is four calls.
+is little: the core reads frames and keeps the state, uvicorn parses the handshake, its interface is four calls.
 
 What it promises to the application, beyond ASGI:
 
