@@ -102,4 +102,9 @@ def _plain(reports: list[Report]) -> dict[str, Any]:  # Any: JSON
 def _machine() -> dict[str, Any]:  # Any: JSON
     from tailrace.engines.certificate import processor
 
-    return {"cpu": processor(), "cores": os.cpu_count(), "python": platform.python_version(), "system": platform.system()}
+    return {
+        "cpu": processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "system": platform.system(),
+    }
