@@ -19,6 +19,7 @@ from tests.faults.laws import Kept, read_journal
 from tests.server.oracle import Answer
 from tests.server.wire import as_json, sse_data
 
+from tailrace.errors import ModelError
 from tailrace.streams import DiskJournal, Record, StreamLog
 from tailrace.types import Event, TextDelta
 
@@ -270,7 +271,11 @@ def test_a_bit_that_flips_is_found(left: tuple[Path, dict[str, list[bytes]]], tm
         with (damaged / "journal.sqlite").open("r+b") as file:
             file.seek(place)
             file.write(bytes([content[place] ^ bit]))
-        counts.append(_check_prefix(read_journal(damaged), oracle))
+        try:
+            counts.append(_check_prefix(read_journal(damaged), oracle))
+        except ModelError as error:  # the version of the schema was hit, of all things: no server starts on that
+            assert "newer" in error.message
+    assert len(counts) > num_flips * 0.99
     assert max(counts) <= whole
     assert min(counts) < whole, "none of them hit anything"
 

@@ -26,6 +26,7 @@ _LOCK_MS = 50
 _WAL_BYTES = 16 * 2**20  # of the write-ahead log's file that are kept when it begins anew
 _SWEEP_ROWS = 4_000  # at once: a few milliseconds
 _SWEEP_STREAMS = 500
+_SPREAD = 2_654_435_761  # numbers of streams over 32 bits (Knuth, 6.4)
 RESERVE_BYTES = 2**20  # given back when the disk is full, so that streams can still be ended
 
 
@@ -132,6 +133,7 @@ class Database:
     def connect(self) -> sqlite3.Connection:
         """A connection; the second one is for checkpoints, in a thread of their own."""
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
+        connection.text_factory = lambda text: text.decode("utf-8", "replace")  # what is damaged is found by checksums
         try:
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
@@ -265,18 +267,17 @@ class Database:
             " WHERE finished IS NOT NULL ORDER BY rowid"
         )
         for stream_id, record, crc, num_bytes, finished in self._select(query):
-            yield stream_id, record if crc == _crc(record, stream_id) else None, num_bytes, finished
+            yield stream_id, _intact(record, crc, stream_id), num_bytes or 0, finished
 
     def load(self, stream_id: str) -> tuple[bytes, bytes] | None:
         """Record and events of a finished stream; None where they are not, or not any more, what was written."""
         query = "SELECT number, record, record_crc, events, events_crc FROM streams WHERE stream_id = ?"
         row = next(self._select(query, stream_id), None)
-        if row is None or row[3] is None:
+        if row is None:
             return None
         number, record, record_crc, events, events_crc = row
-        if record_crc != _crc(record, stream_id) or events_crc != _crc(events, number):
-            return None
-        return record, events
+        record, events = _intact(record, record_crc, stream_id), _intact(events, events_crc, number)
+        return (record, events) if record is not None and events is not None else None
 
     def unfinished(self) -> list[tuple[int, str, bytes | None, int]]:
         """Number, id, record (None where it is damaged) and recoveries of streams without an end."""
@@ -285,7 +286,7 @@ class Database:
             " WHERE finished IS NULL ORDER BY number"
         )
         return [
-            (number, stream_id, record if crc == _crc(record, stream_id) else None, recoveries)
+            (number, stream_id, _intact(record, crc, stream_id), recoveries)
             for number, stream_id, record, crc, recoveries in self._select(query)
         ]
 
@@ -293,7 +294,7 @@ class Database:
         """All rows of the tail, in the order of writing."""
         query = "SELECT stream, seq, events, crc FROM tail ORDER BY row"
         for stream, seq, events, crc in self._select(query):
-            yield TailRow(stream, seq, events if crc == _crc(events, stream, seq) else None)
+            yield TailRow(stream, seq, _intact(events, crc, stream, seq))
 
     def expired(self) -> list[str]:
         return [stream_id for (stream_id,) in self._select("SELECT stream_id FROM expired ORDER BY row")]
@@ -301,9 +302,7 @@ class Database:
     def note(self, key: bytes, body: bytes) -> None:
         """Keep a record of a durable stream."""
         with self._writing() as connection:
-            connection.execute(
-                "INSERT INTO notes (key, body, crc) VALUES (?, ?, ?)", (key, body, _crc(body, key.hex()))
-            )
+            connection.execute("INSERT INTO notes (key, body, crc) VALUES (?, ?, ?)", (key, body, _crc(body, key)))
 
     def erase(self, key: bytes) -> None:
         """Forget all records of a durable stream."""
@@ -313,7 +312,7 @@ class Database:
     def notes(self) -> Iterator[tuple[bytes, bytes | None]]:
         """All records of durable streams in the order of writing, as None where they are not what was written."""
         for key, body, crc in self._select("SELECT key, body, crc FROM notes ORDER BY row"):
-            yield key, body if crc == _crc(body, key.hex()) else None
+            yield key, _intact(body, crc, key)
 
     def give_room_back(self, num_pages: int) -> bool:
         """Return some unused pages to the file system; whether there are more."""
@@ -363,8 +362,19 @@ class Database:
 _FULL = "No room is left where this server keeps its streams."
 
 
-def _crc(body: bytes, *whose: str | int) -> int:
-    return zlib.crc32(repr(whose).encode(), zlib.crc32(body))
+def _crc(body: bytes, whose: str | bytes | int, seq: int = 0) -> int:
+    """The checksum of a row, which begins with whose it is: what is right for one is wrong for any other."""
+    if isinstance(whose, int):
+        return zlib.crc32(body, whose * _SPREAD + seq & 0xFFFFFFFF)
+    return zlib.crc32(body, zlib.crc32(whose.encode() if isinstance(whose, str) else whose))
+
+
+def _intact(body: bytes, crc: int, whose: str | bytes | int, seq: int = 0) -> bytes | None:
+    """The body, if all of it is what was written. A bit that flips may turn a value into one of any kind."""
+    try:
+        return body if _crc(body, whose, seq) == crc else None
+    except (TypeError, UnicodeEncodeError):
+        return None
 
 
 def _is_damage(error: sqlite3.DatabaseError) -> bool:

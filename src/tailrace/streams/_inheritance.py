@@ -39,7 +39,7 @@ def finished(database: Database, rows: Rows) -> list[Finished]:
     for stream_id, row, num_bytes, since in database.finished():
         try:
             found.append(Finished(stream_id, age_s(since), num_bytes, rows.read_record(stream_id, row).claim))
-        except (JournalDamaged, ValueError):
+        except (JournalDamaged, ValueError, AttributeError):  # the time may be anything, too
             logger.error(_LOST, stream_id)
             lost.append(stream_id)
     if lost:
@@ -67,7 +67,7 @@ def unfinished(database: Database, rows: Rows) -> list[Unfinished]:
         if log.end is None and not is_whole:
             logger.error("stream %s was damaged on disk, and ends where it was", stream_id)
             end = _end(log, "error", _DAMAGED)
-        elif log.end is None and recoveries > _MAX_RECOVERIES:
+        elif log.end is None and isinstance(recoveries, int) and recoveries > _MAX_RECOVERIES:
             end = _end(log, "interrupted", _HOPELESS)
         found.append(Unfinished(log, end))
     if lost:
