@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tailrace.errors import JournalFull, ModelError, StorageError
+from tailrace.errors import JournalDamaged, JournalFull, ModelError, StorageError
 from tailrace.streams._schema import OTHERWISE, migrate
 
 __all__ = ["Database", "FinishedRow", "TailRow"]
@@ -107,6 +107,8 @@ class Database:
         except sqlite3.DatabaseError as error:
             if not _is_damage(error):
                 raise ModelError(f"The journal {self.path} cannot be opened: {error}. {OTHERWISE}") from None
+        except UnicodeDecodeError:
+            pass  # the name of a table was damaged, and what SQLite says about it cannot be read
         aside = self.path.with_name(f"journal.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S}.sqlite")
         self.path.rename(aside)
         for suffix in ("-wal", "-shm"):
@@ -387,6 +389,8 @@ def as_storage_error(error: sqlite3.Error) -> StorageError:
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL:
         return JournalFull(_FULL, retry_after_s=5.0)
+    if isinstance(error, sqlite3.DatabaseError) and _is_damage(error):
+        return JournalDamaged("The journal of this server is damaged.")
     is_locked = code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
     reason = "is locked by another program" if is_locked else "cannot be written"
     return StorageError(f"The journal of this server {reason}.", retry_after_s=5.0)

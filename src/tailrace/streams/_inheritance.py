@@ -20,7 +20,7 @@ __all__ = ["Unfinished", "finished", "notes", "unfinished"]
 
 logger = logging.getLogger("tailrace.journal")
 
-_MAX_RECOVERIES = 5  # of a stream that never got on: it may be what takes the server down
+_MAX_RECOVERIES = 20  # of a stream that never got on: it may be what takes the server down
 _LOST = "stream %s was damaged on disk, and is lost"
 _DAMAGED = Failure("journal_damaged", "The rest of this stream was damaged on disk.")
 _HOPELESS = Failure("interrupted", "The server stopped again and again while this stream was taken up.")

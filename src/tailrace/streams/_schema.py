@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
 from pathlib import Path
 
@@ -51,5 +52,17 @@ def migrate(connection: sqlite3.Connection, path: Path) -> None:
         raise ModelError(f"The journal {path} was written by a newer version of tailrace. {OTHERWISE}")
     for number, script in enumerate(_MIGRATIONS[version:], version + 1):
         connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
-    if connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok":
+    if connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok" or _tables(connection) != _meant():
         raise sqlite3.DatabaseError("malformed")
+
+
+def _tables(connection: sqlite3.Connection) -> list[tuple[object, ...]]:
+    return connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name").fetchall()
+
+
+def _meant() -> list[tuple[object, ...]]:
+    """The tables as they are in a new file: SQLite believes whatever it finds."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as new:
+        for script in _MIGRATIONS:
+            new.executescript(script)
+        return _tables(new)
