@@ -76,7 +76,6 @@ class _Link:
         except ConnectionError as error:
             raise EOFError from error
 
-
     def part(self) -> None:
         """Wait until the server has heard everything: what it writes to a socket that is closed would make it lose the
         last words."""
