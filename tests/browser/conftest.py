@@ -40,7 +40,8 @@ async def browser() -> AsyncIterator[Browser]:
 @pytest.fixture(scope="session")
 def river() -> Iterator[Server]:
     """A server whose answers have RIVER_TOKENS unless asked otherwise, and take most of a second."""
-    flags = ("--default-max-tokens", str(RIVER_TOKENS))
+    # A browser may ask over an idle connection that has died; it hears of that when the server lets go of it.
+    flags = ("--default-max-tokens", str(RIVER_TOKENS), "--keep-alive-s", "2")
     with contextlib.closing(Server("scripted:tokens_per_s=100", *flags)) as server:
         yield server.wait_ready()
 
