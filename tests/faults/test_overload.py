@@ -139,7 +139,7 @@ def _wait_normal(server: Server) -> float:
     return time.monotonic() - begun_s
 
 
-_EIGHT = ("--max-sequences", "8", "--max-concurrent-requests", "16")
+_EIGHT = ("--max-sequences", "8", "--max-concurrent-requests", "16", "--keep-alive-s", "120")  # lines lie idle
 
 
 @pytest.mark.parametrize("duration_s", [2, pytest.param(60, marks=(pytest.mark.deep, pytest.mark.timeout(300)))])
