@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import threading
@@ -124,7 +125,8 @@ class House:
             return bool(found)
 
         until(is_there, timeout_s=10.0)
-        found[0].send_signal(number)
+        with contextlib.suppress(psutil.NoSuchProcess):  # it may be going at this moment
+            found[0].send_signal(number)
 
     def begin(
         self, answer: Answer, *, prompt: str = "", num_readers: int = 1, key: str = "", **fields: object
