@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 from tailrace.engine import Delta, Engine, Sequence
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.errors import ModelError, SequenceFailed
-from tailrace.models import ModelCard, NoProgress, models_path, resolve
+from tailrace.models import ModelCard, models_path
 from tailrace.testing import Law, laws
 from tailrace.types import Grammar, Sampling
 
@@ -41,14 +41,6 @@ class Shared:
 
     def close(self) -> None:
         pass
-
-
-@pytest.fixture(scope="module")
-def card() -> ModelCard:
-    try:
-        return resolve("smollm2", NoProgress())
-    except ModelError as error:
-        pytest.skip(f"the default model cannot be fetched: {error}")
 
 
 @pytest.fixture(scope="module")
@@ -78,18 +70,6 @@ def fast(spec: EngineSpec) -> Iterator[Shared]:
     engine = load_engine(spec)
     yield Shared(engine)
     engine.close()
-
-
-@pytest.fixture(scope="module")
-def chat(card: ModelCard) -> Callable[[str], tuple[int, ...]]:
-    """A question as the model wants to see it."""
-    tokenizer = Tokenizer.from_str(card.tokenizer_json)
-
-    def tokens(question: str) -> tuple[int, ...]:
-        text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-        return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
-
-    return tokens
 
 
 def _check(law: Law, engine: Shared) -> None:

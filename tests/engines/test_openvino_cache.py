@@ -6,25 +6,15 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 import pytest
-from tokenizers import Tokenizer
 
 from tailrace.engine import Delta, Engine, Sequence
 from tailrace.engines import EngineSpec, load_engine
-from tailrace.errors import ModelError
-from tailrace.models import ModelCard, NoProgress, models_path, resolve
+from tailrace.models import ModelCard, models_path
 from tailrace.types import Sampling
 
 pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first
 
 Bits = list[tuple[int, float]]
-
-
-@pytest.fixture(scope="module")
-def card() -> ModelCard:
-    try:
-        return resolve("smollm2", NoProgress())
-    except ModelError as error:
-        pytest.skip(f"the default model cannot be fetched: {error}")
 
 
 @pytest.fixture(scope="module")
@@ -58,17 +48,6 @@ def alone(spec: EngineSpec) -> Iterator[Callable[[tuple[int, ...], int | None], 
     engine = load_engine(msgspec.structs.replace(spec, prefix_cache=False, max_step_tokens=1024))
     yield lambda prompt_ids, seed: _run(engine, [prompt_ids], [seed])[0]
     engine.close()
-
-
-@pytest.fixture(scope="module")
-def chat(card: ModelCard) -> Callable[[str], tuple[int, ...]]:
-    tokenizer = Tokenizer.from_str(card.tokenizer_json)
-
-    def tokens(question: str) -> tuple[int, ...]:
-        text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
-        return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
-
-    return tokens
 
 
 _next_id = iter(range(1, 2**31))

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tailrace.cli.serve import check_range
-from tailrace.server.settings import settings_table
+from tailrace.cli.options import setting_options
 
 if TYPE_CHECKING:
     from tailrace.engines.certificate import Certificate
@@ -21,17 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["certify"]
 
 _SETTINGS = ("threads", "exact", "prefix_cache", "context_tokens", "kv_tokens", "max_step_tokens", "max_sequences")
-
-
-def _options(command: Callable[..., None]) -> Callable[..., None]:
-    """The flags of `tailrace serve` that have a say in what an engine computes."""
-    for row in reversed([row for row in settings_table() if row.name in _SETTINGS]):
-        flag = f"{row.flag}/--no-{row.flag[2:]}" if row.kind is bool else row.flag
-        command = click.option(
-            flag, row.name, type=row.kind, default=row.default, show_default=True, envvar=row.variable, help=row.text,
-            callback=None if row.kind is bool else check_range(row),
-        )(command)  # fmt: skip
-    return command
 
 
 @click.command()
@@ -42,7 +30,7 @@ def _options(command: Callable[..., None]) -> Callable[..., None]:
     "--max-tokens", default=64, type=click.IntRange(min=2), show_default=True, help="Length of the longest answers."
 )
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the findings there.")
-@_options
+@setting_options(*_SETTINGS)  # those that have a say in what an engine computes
 def certify(model: str, runs: int, seed: int, max_tokens: int, json_path: Path | None, **values: Any) -> None:
     """Kill the engine of MODEL again and again, and count how often the same request then says something else.
 

@@ -5,54 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import math
 import resource
 import signal
 import socket
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tailrace.server.settings import Setting, Settings, settings_table
+from tailrace.cli.options import setting_options
+from tailrace.server.settings import Settings, settings_table
 
-__all__ = ["check_range", "serve"]
+__all__ = ["serve"]
 
 _DESCRIPTORS = 65_536
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def _options(command: Callable[..., None]) -> Callable[..., None]:
-    """A flag and an environment variable for each setting."""
-    for row in reversed(settings_table()):
-        flag = f"{row.flag}/--no-{row.flag[2:]}" if row.kind is bool else row.flag
-        kind = click.Choice(row.choices) if row.choices else row.kind
-        command = click.option(
-            flag, row.name, type=kind, default=row.default, show_default=True, envvar=row.variable, help=row.text,
-            callback=check_range(row) if row.kind in (int, float) else None,
-        )(command)  # fmt: skip
-    return command
-
-
-def check_range(row: Setting) -> Callable[[click.Context, click.Parameter, float], float]:
-    """Refuses numbers beyond the bounds of a setting, and what is no number or has no end."""
-
-    def check(ctx: click.Context, param: click.Parameter, value: float) -> float:
-        if row.least <= value <= row.most and value < math.inf:
-            return value
-        bounds = f"from {row.least:g} to {row.most:g}" if row.most < math.inf else f"{row.least:g} or more"
-        raise click.BadParameter(f"{value} is not {bounds}.", ctx, param)
-
-    return check
-
-
 @click.command()
 @click.argument("model", default="smollm2", envvar="TAILRACE_MODEL")
-@_options
+@setting_options(*(row.name for row in settings_table()))
 def serve(model: str, **values: Any) -> None:  # Any: click hands over what the table describes
     """Serve MODEL over HTTP.
 

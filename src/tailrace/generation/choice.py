@@ -15,11 +15,11 @@ from tailrace.types import TextDelta
 if TYPE_CHECKING:
     from tailrace.generation.run import Run
 
-__all__ = ["Choice"]
+__all__ = ["SEEDS", "Choice"]
 
 logger = logging.getLogger("tailrace.generation")
 
-_SEEDS = 2**64  # engines take unsigned ones
+SEEDS = 2**64  # engines take unsigned ones, clients also send negative ones
 
 
 class Choice:
@@ -111,7 +111,7 @@ class Choice:
             sequence.sampling,
             max_tokens=sequence.sampling.max_tokens + self._base - len(token_ids),
             # The same numbers drawn once more would be those of the beginning.
-            seed=((sequence.sampling.seed or 0) + len(token_ids)) % _SEEDS,
+            seed=((sequence.sampling.seed or 0) + len(token_ids)) % SEEDS,
         )
         self.sequence = Sequence(sequence_id, prompt_ids, sampling)
         self._base = len(token_ids)

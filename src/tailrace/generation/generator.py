@@ -23,7 +23,7 @@ from tailrace.errors import (
     UnknownModel,
     UnsupportedParameter,
 )
-from tailrace.generation.choice import Choice
+from tailrace.generation.choice import SEEDS, Choice
 from tailrace.generation.recovery import Recovery
 from tailrace.generation.run import Run
 from tailrace.streams import Claim, Record, StreamLog, StreamStore, new_stream_id
@@ -33,7 +33,6 @@ from tailrace.types import GenerateRequest, Message, Prompt, Sampling
 __all__ = ["Generator", "Limits"]
 
 _INLINE_CHARACTERS = 8_192  # tokenised on the event loop; longer prompts go to a thread. About 2 ms.
-_SEEDS = 2**64  # engines take unsigned ones, clients also send negative ones
 _MESSAGE_CHARACTERS = 32  # what the template makes of a message, however short
 _HOPELESS_FAILURES = 3  # starts in a row without success, after which nobody is let into the queue
 _ANY_MODEL = re.compile(r"tgi|dummy|default|https?://.*", re.DOTALL)  # what clients send that know only a URL
@@ -82,7 +81,7 @@ class Generator:
         self._idle: asyncio.Future[None] | None = None
         self._sequence_ids = itertools.count(1)
         self.recovery = Recovery(on_done=self._open_gate)
-        self._is_engine_gone = self._has_given_up = False
+        self._has_given_up = False
         self._gone_timer: asyncio.TimerHandle | None = None
         store.journal.on_trouble = self._fail_all
 
@@ -187,7 +186,7 @@ class Generator:
     def on_engine_change(self) -> None:
         """The engine came or went: open or shut the gate accordingly, and bring back what ran on the last one."""
         if self._supervisor.is_ready:
-            self._is_engine_gone = self._has_given_up = False
+            self._has_given_up = False
             if self._gone_timer is not None:
                 self._gone_timer.cancel()
                 self._gone_timer = None
@@ -196,8 +195,7 @@ class Generator:
         hopeless = self._supervisor.failures >= _HOPELESS_FAILURES
         retry_after_s = self._supervisor.retry_after_s
         self.gate.shut(EngineLost("The engine cannot be started.", retry_after_s=retry_after_s) if hopeless else None)
-        if not self._is_engine_gone:
-            self._is_engine_gone = True
+        if self._gone_timer is None and not self._has_given_up:
             self._gone_timer = asyncio.get_running_loop().call_later(self.limits.recover_s, self._give_up)
 
     def _open_gate(self) -> None:
@@ -338,7 +336,7 @@ class Generator:
         run = Run(log, asked_s=asked_s, store=self.store, gate=self.gate, engine=self._supervisor, generator=self)
         for index in range(record.num_choices):
             number, nth = divmod(index, record.sampling.n)
-            sampling = replace(record.sampling, seed=(record.seed + nth) % _SEEDS)
+            sampling = replace(record.sampling, seed=(record.seed + nth) % SEEDS)
             sequence = Sequence(self.new_sequence_id(), record.prompts[number].ids, sampling)
             run.choices.append(Choice(run, index, sequence, self.tokenizer))
         self.live.add(run)

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from tailrace.dialects.durable_answers import sse_of
 from tailrace.dialects.wire import HEARTBEAT
 from tailrace.errors import UnknownStream
+from tailrace.server.answers import left
 from tailrace.streams.durable_page import Follower, Page, Readable, page_of
 
 __all__ = ["PAGE_BYTES", "LongPoll", "Tail"]
@@ -27,8 +28,7 @@ class _Client:
     is_gone = False
 
     async def watch(self, receive: Receive, follower: Follower) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await left(receive)
         self.is_gone = True
         follower.wake()
 

@@ -16,7 +16,7 @@ from tailrace.dialects.wire import CumulativeEncoder, Operation
 from tailrace.errors import Draining, TailraceError
 from tailrace.streams import Reader, StreamLog
 
-__all__ = ["STREAM_HEADERS", "JsonAnswer", "StreamAnswer", "WholeAnswer", "error_answer", "is_meant", "wire_of"]
+__all__ = ["STREAM_HEADERS", "JsonAnswer", "StreamAnswer", "WholeAnswer", "error_answer", "is_meant", "left", "wire_of"]
 
 STREAM_HEADERS = {
     "cache-control": "no-cache, no-transform",  # no proxy may hold it back to compress it
@@ -80,7 +80,7 @@ def error_answer(wire: Wire, error: TailraceError) -> Response:
     return JsonAnswer(body, status, headers)
 
 
-async def _left(receive: Receive) -> None:
+async def left(receive: Receive) -> None:
     """Until the client has left: servers do not tell a writer, they tell who asks."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -188,7 +188,7 @@ class StreamAnswer:
             await send({"type": "http.response.body", "body": self._heartbeat, "more_body": True})
 
     async def _watch(self, receive: Receive, reader: Reader) -> None:
-        await _left(receive)
+        await left(receive)
         self._is_gone = True
         reader.wake()
 
@@ -221,5 +221,5 @@ class WholeAnswer:
             await response(scope, receive, send)
 
     async def _watch(self, receive: Receive, reader: Reader) -> None:
-        await _left(receive)
+        await left(receive)
         reader.wake()

@@ -79,7 +79,7 @@ class DiskJournal:
         self._has_given_up = False
         self._is_known = False  # to whoever reads the log
         self._is_broken = False  # for good
-        self._waiting: list[asyncio.Future[None]] = []  # for the end of trouble
+        self._decided = asyncio.Event()  # whether trouble is over or lasts
         self._pending: list[tuple[StreamLog, Event]] = []
         self._is_scheduled = False
         self._tidying = Tidying(self._database, self._rows, keeps=keep_finished)
@@ -104,15 +104,21 @@ class DiskJournal:
     # Writing
 
     def begin(self, record: Record) -> StreamLog:
+        with self._at_once():
+            number = self._database.begin(record.stream_id, self._rows.of_record(record))
+        return StreamLog(record, number=number)
+
+    @contextlib.contextmanager
+    def _at_once(self) -> Iterator[None]:
+        """Around what is kept now or not at all. Raises: StorageError."""
         if self.trouble is not None:
             raise self.trouble.with_traceback(None)
         try:
-            number = self._database.begin(record.stream_id, self._rows.of_record(record))
+            yield
         except StorageError as error:
             self._stuck(error)
             raise
         self._committed.set()
-        return StreamLog(record, number=number)
 
     def append(self, log: StreamLog, event: Event) -> None:
         self._pending.append((log, event))
@@ -168,6 +174,7 @@ class DiskJournal:
     def _stuck(self, error: StorageError) -> None:
         loop = asyncio.get_running_loop()
         if self.trouble is None:
+            self._decided.clear()
             self._database.be_patient(False)
             if loop.time() - self._well_since > _QUIET_S:  # else it never was over
                 self._trouble_since = loop.time()
@@ -183,21 +190,13 @@ class DiskJournal:
         self.trouble = None
         self._has_given_up = self._is_known = False
         self._database.be_patient(True)
-        self._tell()
+        self._decided.set()
 
     async def well(self) -> None:
         while self.trouble is not None:
             if self._has_given_up:
                 raise self.trouble.with_traceback(None)
-            changed = asyncio.get_running_loop().create_future()
-            self._waiting.append(changed)
-            await changed
-
-    def _tell(self) -> None:
-        waiting, self._waiting = self._waiting, []
-        for changed in waiting:
-            if not changed.done():
-                changed.set_result(None)
+            await self._decided.wait()
 
     def _retry(self) -> None:
         """Until it goes on, or has not for too long."""
@@ -229,7 +228,7 @@ class DiskJournal:
     def _give_up(self, error: StorageError) -> None:
         """End every stream: behind what was seen of it, since what waits never will be."""
         self._has_given_up = True
-        self._tell()
+        self._decided.set()
         self._pending.clear()
         self.on_trouble(error)
         self._database.use_reserve()
@@ -281,17 +280,11 @@ class DiskJournal:
     # Durable streams
 
     def note(self, key: bytes, record: DurableRecord) -> None:
-        if self.trouble is not None:
-            raise self.trouble.with_traceback(None)
-        try:
+        with self._at_once():
             if isinstance(record, Dropped):
                 self._database.erase(key)
             else:
                 self._database.note(key, self._rows.of_note(key, record))
-        except StorageError as error:
-            self._stuck(error)
-            raise
-        self._committed.set()
 
     def notes(self) -> Iterator[tuple[bytes, DurableRecord]]:
         return inheritance.notes(self._database, self._rows)

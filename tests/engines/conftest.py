@@ -1,0 +1,31 @@
+"""The real model, for every test of the engine that runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tokenizers import Tokenizer
+
+from tailrace.errors import ModelError
+from tailrace.models import ModelCard, NoProgress, resolve
+
+
+@pytest.fixture(scope="module")
+def card() -> ModelCard:
+    try:
+        return resolve("smollm2", NoProgress())
+    except ModelError as error:
+        pytest.skip(f"the default model cannot be fetched: {error}")
+
+
+@pytest.fixture(scope="module")
+def chat(card: ModelCard) -> Callable[[str], tuple[int, ...]]:
+    """A question as the model wants to see it."""
+    tokenizer = Tokenizer.from_str(card.tokenizer_json)
+
+    def tokens(question: str) -> tuple[int, ...]:
+        text = f"<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+        return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+
+    return tokens
