@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
 from tests.server.process import Server
+
+# A shell starts what it runs in the background with Ctrl-C ignored, and so would be everything that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ REFERENCE = ROOT / "docs" / "reference.md"
 
 # Codes that are made where they arise, not by a class of their own.
 CODES = {
+    "app_output": (500, "an app of the user's sent a value that JSON cannot hold"),
     "cancelled": (499, "somebody cancelled the stream while an answer in one piece was awaited"),
     "interrupted": (503, "the server was shut down"),
     "method_not_allowed": (405, "the path is there, the method is not"),

@@ -39,6 +39,8 @@ CODES = {
     "SequenceFailed": "sequence_failed",
     "EngineLost": "engine_unavailable",
     "EngineStalled": "engine_stalled",
+    "AppFailed": "app_failed",
+    "AppUnavailable": "app_unavailable",
     "ModelError": "model_error",
     "StorageError": "journal_unavailable",
     "JournalFull": "log_full",

@@ -34,6 +34,8 @@
         EngineStalled               504  the worker made no progress
         PoisonRequest               422  a request that took its engine down, twice
         Diverged                    500  a replay gave another answer
+      AppFailed                     500  what a user deployed raised
+        AppUnavailable              503  no process of it can answer
       ModelError                    -    a model cannot be found, fetched or read (command line)
 
 `status`, `code` and `retry_after_s` are what a wire needs; only `server` turns them into HTTP, and after the headers
@@ -45,6 +47,8 @@ from __future__ import annotations
 
 __all__ = [
     "AdmissionError",
+    "AppFailed",
+    "AppUnavailable",
     "BodyTimeout",
     "BodyTooLarge",
     "ContextLengthExceeded",
@@ -330,6 +334,19 @@ class Diverged(EngineError):
     """After its engine was lost, the answer came out differently, and could not go on."""
 
     code = "diverged"
+
+
+class AppFailed(TailraceError):
+    """What a user deployed raised an exception; the log has it."""
+
+    code = "app_failed"
+
+
+class AppUnavailable(AppFailed):
+    """No process of what a user deployed can answer, or the one that did died."""
+
+    status = 503
+    code = "app_unavailable"
 
 
 class ModelError(TailraceError):

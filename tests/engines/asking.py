@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from tailrace.engine import Sequence
+from tailrace.engines.promise import Sequence
 from tailrace.testing import CONTROL_TOKENS, scripted_token
 from tailrace.types import Sampling
 

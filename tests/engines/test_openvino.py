@@ -13,8 +13,8 @@ import msgspec
 import pytest
 from tokenizers import Tokenizer
 
-from tailrace.engine import Delta, Engine, Sequence
 from tailrace.engines import EngineSpec, load_engine
+from tailrace.engines.promise import Delta, Engine, Sequence
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.models import ModelCard, models_path
 from tailrace.testing import Law, laws

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
-from tailrace.engine import Delta, Engine, Sequence
 from tailrace.engines import EngineSpec, load_engine
+from tailrace.engines.promise import Delta, Engine, Sequence
 from tailrace.models import ModelCard, models_path
 from tailrace.types import Sampling
 

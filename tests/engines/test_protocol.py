@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.engine import Capabilities, Delta, Sequence
+from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import (
-    MAX_FRAME_BYTES,
     PROTOCOL_VERSION,
     Abort,
     EngineSpec,
     Fatal,
     Frame,
-    FrameBuffer,
     FromWorker,
     Ready,
     Start,
@@ -27,6 +25,7 @@ from tailrace.engines.protocol import (
     decode_to_worker,
     encode,
 )
+from tailrace.frames import MAX_FRAME_BYTES, FrameBuffer
 from tailrace.types import Sampling
 
 _SPEC = EngineSpec(

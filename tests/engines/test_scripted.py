@@ -9,8 +9,8 @@ import pytest
 from tests.engines.asking import ask, control, oracle
 from tokenizers import Tokenizer
 
-from tailrace.engine import Delta, Sequence
 from tailrace.engines import EngineSpec, load_engine
+from tailrace.engines.promise import Delta, Sequence
 from tailrace.engines.scripted import EOS_ID, TEXTS, recited_tokens, tokenizer_json
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.testing import ScriptedEngine, scripted_token

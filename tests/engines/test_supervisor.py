@@ -18,8 +18,8 @@ import pytest
 import uvloop
 from tests.engines.asking import ask, oracle, until
 
-from tailrace.engine import Delta, Sequence
 from tailrace.engines import EngineSpec, Supervisor
+from tailrace.engines.promise import Delta, Sequence
 from tailrace.errors import EngineError, EngineLost, EngineStalled
 
 pytestmark = pytest.mark.timeout(20)
@@ -131,8 +131,9 @@ def imposter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str],
 
 _IMPOSTER = """
 import os, signal, socket, sys
-from tailrace.engine import Capabilities, Delta
+from tailrace.engines.promise import Capabilities, Delta
 from tailrace.engines.protocol import *
+from tailrace.frames import FrameBuffer
 
 sock = socket.socket(fileno=int(sys.argv[3]))
 frames = FrameBuffer()

@@ -16,14 +16,13 @@ import psutil
 import pytest
 from tests.engines.asking import ask, oracle, until
 
-from tailrace.engine import Delta
+from tailrace.engines.promise import Delta
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
     Abort,
     EngineSpec,
     Fatal,
     Frame,
-    FrameBuffer,
     FromWorker,
     Ready,
     Start,
@@ -32,6 +31,7 @@ from tailrace.engines.protocol import (
     decode_from_worker,
     encode,
 )
+from tailrace.frames import FrameBuffer
 
 pytestmark = pytest.mark.timeout(20)
 

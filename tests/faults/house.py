@@ -124,7 +124,7 @@ class House:
             found[:] = psutil.Process(self.server.process.pid).children()
             return bool(found)
 
-        until(is_there, timeout_s=10.0)
+        until(is_there, timeout_s=60.0)  # one that is killed again and again is started ever later
         with contextlib.suppress(psutil.NoSuchProcess):  # it may be going at this moment
             found[0].send_signal(number)
 

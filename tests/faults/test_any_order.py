@@ -16,7 +16,7 @@ _MOST_ENGINES = 2  # killed in one run of a server: it lets more and more time p
 
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    with House(tmp_path_factory.mktemp("any-order"), "scripted:tokens_per_s=300") as house:
+    with House(tmp_path_factory.mktemp("any-order"), "scripted:tokens_per_s=300", "--retention-s", "7200") as house:
         yield house
 
 

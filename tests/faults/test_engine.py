@@ -24,7 +24,7 @@ from tests.server.oracle import Answer
 from tests.server.process import Server
 from tests.server.wire import as_json, sse_data
 
-from tailrace.engine import Capabilities, Delta
+from tailrace.engines.promise import Capabilities, Delta
 from tailrace.engines.protocol import PROTOCOL_VERSION, Frame, FromWorker, Ready, encode
 from tailrace.engines.supervisor import _Worker
 from tailrace.errors import EngineError, EngineLost

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.generation.world import World, asked, end_of, greedy, oracle, text_of, tokenizer
 from tests.streams.virtual_time import run as run_scenario
 
-from tailrace.engine import Delta
+from tailrace.engines.promise import Delta
 from tailrace.engines.scripted import scripted_token
 from tailrace.types import End, Failure, Sampling, TextDelta
 

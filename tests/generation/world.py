@@ -7,8 +7,8 @@ from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 from tailrace.admission import Gate
-from tailrace.engine import Delta, Sequence
 from tailrace.engines import EngineSpec, Receiver, Supervisor
+from tailrace.engines.promise import Delta, Sequence
 from tailrace.engines.scripted import CHAT_TEMPLATE, ScriptedEngine, scripted_token, tokenizer_json
 from tailrace.errors import EngineError, EngineLost, SequenceFailed
 from tailrace.generation import Generator, Limits, Run

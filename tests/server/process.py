@@ -19,7 +19,6 @@ from tests.server.wire import Wire
 __all__ = ["TAILRACE", "Server", "environment"]
 
 TAILRACE = str(Path(sys.executable).parent / "tailrace")
-_LISTENING = re.compile(r"Listening on http://127\.0\.0\.1:([0-9]+)")
 
 
 def environment() -> dict[str, str]:
@@ -30,10 +29,14 @@ def environment() -> dict[str, str]:
 class Server:
     """Starts the server in a process group of its own. It takes requests when `wait_ready` has returned."""
 
-    def __init__(self, source: str, *flags: str) -> None:
+    command: tuple[str, ...] = (TAILRACE,)
+    verb = "serve"
+    listening = r"Listening on http://127\.0\.0\.1:([0-9]+)"
+
+    def __init__(self, source: str, *flags: str, directory: Path | None = None) -> None:
         self.process = subprocess.Popen(
-            [TAILRACE, "serve", source, "--port", "0", "--drain-s", "0.2", *flags],
-            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            [*self.command, self.verb, source, "--port", "0", "--drain-s", "0.2", *flags],
+            cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             text=True, env=environment(), start_new_session=True,
         )  # fmt: skip
         self.port = 0
@@ -77,7 +80,7 @@ class Server:
         return found[0]
 
     def wait_ready(self, *, timeout_s: float = 20.0) -> Server:
-        self.port = int(self.wait_line(_LISTENING.pattern, timeout_s=timeout_s)[1])
+        self.port = int(self.wait_line(self.listening, timeout_s=timeout_s)[1])
         return self
 
     def send_signal(self, number: signal.Signals) -> None:

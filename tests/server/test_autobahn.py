@@ -14,7 +14,7 @@ import uvloop
 from starlette.types import Receive, Scope, Send
 from tests.server.autobahn import Suite
 
-from tailrace.server.lifecycle import uvicorn_config
+from tailrace.server.listening import uvicorn_config
 from tailrace.server.settings import Settings
 
 # 9 is large messages; 12 and 13 are compression, which is not offered, and this is what they say to that.

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 from msgspec.structs import replace
 
-from tailrace.engine import Delta, Engine, Sequence
 from tailrace.engines import EngineSpec
+from tailrace.engines.promise import Delta, Engine, Sequence
 from tailrace.errors import SequenceFailed
 from tailrace.testing import Law, ScriptedEngine, _trial, check_engine, laws
 

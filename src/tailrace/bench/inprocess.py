@@ -12,8 +12,8 @@ import time
 import msgspec
 
 from tailrace.bench.load import Timeline
-from tailrace.engine import Engine, Sequence
 from tailrace.engines import EngineSpec, load_engine
+from tailrace.engines.promise import Engine, Sequence
 from tailrace.types import Sampling
 
 __all__ = ["Round", "main", "run_round"]

@@ -12,8 +12,8 @@ from itertools import count
 from random import Random
 
 from tailrace.certify.situations import Company
-from tailrace.engine import Capabilities, Delta, Sequence
 from tailrace.engines import EngineSpec, Supervisor
+from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.errors import EngineError, ModelError
 from tailrace.types import Sampling
 

@@ -8,7 +8,7 @@ from random import Random
 from typing import Literal, TypeAlias
 
 from tailrace.certify.prompts import Asker
-from tailrace.engine import Capabilities
+from tailrace.engines.promise import Capabilities
 from tailrace.types import Grammar, Sampling
 
 __all__ = ["Company", "Situation", "situations"]

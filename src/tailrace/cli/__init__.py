@@ -17,7 +17,9 @@ class _Verbs(click.Group):
     _summaries = {  # noqa: RUF012 - never changed
         "bench": "Measure what the server adds to the engine.",
         "certify": "Measure how exactly the engine repeats itself after a crash.",
+        "new": "Make a folder with an app that works.",
         "pull": "Fetch a model.",
+        "run": "Serve what you have written: an app, a folder, a YAML file.",
         "serve": "Serve a model over HTTP.",
     }
 
@@ -44,4 +46,5 @@ def main() -> None:
     \b
     tailrace serve            fetch a small model, serve it on http://127.0.0.1:8000
     tailrace serve ./my.gguf  serve a model of yours
+    tailrace run mine:app     serve code of yours
     """

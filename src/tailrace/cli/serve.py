@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
 import resource
@@ -17,19 +16,24 @@ from typing import Any
 
 import click
 
+from tailrace import eventloop
 from tailrace.cli.options import setting_options
 from tailrace.server.settings import Settings, settings_table
 
-__all__ = ["serve"]
+__all__ = ["SIGNALS", "bound_socket", "data_directory", "leave_quietly", "raise_descriptor_limit", "say", "serve"]
 
 _DESCRIPTORS = 65_536
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @click.command()
 @click.argument("model", default="smollm2", envvar="TAILRACE_MODEL")
+@click.option(
+    "--on", type=click.Choice(["here", "ray"]), default="here", show_default=True, help="Where it runs; see --replicas."
+)
+@click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 256), help="Servers, on Ray.")
 @setting_options(*(row.name for row in settings_table()))
-def serve(model: str, **values: Any) -> None:  # Any: click hands over what the table describes
+def serve(model: str, on: str, replicas: int, **values: Any) -> None:  # Any: click hands over what the table describes
     """Serve MODEL over HTTP.
 
     MODEL is a name (smollm2), a GGUF file, an OpenVINO directory, or hf:org/name[:file]. It is fetched if it is not
@@ -46,36 +50,50 @@ def serve(model: str, **values: Any) -> None:  # Any: click hands over what the 
         raise click.UsageError(str(error)) from None
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="tailrace: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    if on == "ray":
+        from tailrace.hosting.on_ray import serve_on_ray
+
+        raise SystemExit(serve_on_ray(model, settings, num_replicas=replicas))
+    if replicas > 1:
+        raise click.UsageError("--replicas takes --on ray: one machine has one engine, which batches.")
     raise SystemExit(_run(model, settings))
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     click.echo(text, err=True)
+
+
+def bound_socket(settings: Settings) -> socket.socket | None:
+    """The socket to listen on; None, and a word why, where there can be none."""
+    from tailrace.server.listening import bind
+
+    try:
+        return bind(settings)
+    except OSError as error:
+        other = "--host" if isinstance(error, socket.gaierror) else "--port"
+        say(f"tailrace: cannot listen on {settings.host}:{settings.port} ({error.strerror}). Choose another {other}.")
+        return None
 
 
 def _run(source: str, settings: Settings) -> int:
     from tailrace.errors import ModelError
-    from tailrace.server.lifecycle import bind
 
-    try:
-        sock = bind(settings)
-    except OSError as error:
-        other = "--host" if isinstance(error, socket.gaierror) else "--port"
-        _say(f"tailrace: cannot listen on {settings.host}:{settings.port} ({error.strerror}). Choose another {other}.")
+    sock = bound_socket(settings)
+    if sock is None:
         return 1
-    _raise_descriptor_limit()
+    raise_descriptor_limit()
     # Until the loop takes them over, a signal simply ends us, without a traceback.
-    for number in _SIGNALS:
-        signal.signal(number, _leave)
+    for number in SIGNALS:
+        signal.signal(number, leave_quietly)
     try:
         with sock:
             return _serve(source, settings, sock)
     except* ModelError as group:
-        _say(f"tailrace: {_first(group)}")
+        say(f"tailrace: {eventloop.first_error(group)}")
     return 1
 
 
-def _raise_descriptor_limit() -> None:
+def raise_descriptor_limit() -> None:
     """A connection is a descriptor, and systems often start programs with few, of many that they may have."""
     with contextlib.suppress(OSError, ValueError):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -83,25 +101,21 @@ def _raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
-def _leave(*_: object) -> None:
-    for number in _SIGNALS:
+def leave_quietly(*_: object) -> None:
+    for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # another one would only interrupt the leaving
     sys.exit(130)
 
 
-def _first(error: BaseException) -> BaseException:
-    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
-
-
 @contextlib.contextmanager
-def _data_path(settings: Settings, port: int) -> Iterator[Path]:
+def data_directory(settings: Settings, port: int, kind: str = "port") -> Iterator[Path]:
     """Where the journal is. A port that is another one each time has no next process to leave anything to."""
     from tailrace.models.places import data_path
 
     if settings.data_dir:
         yield Path(settings.data_dir).expanduser()
     elif settings.port:
-        yield data_path() / f"port-{port}"
+        yield data_path() / f"{kind}-{port}"
     else:
         with tempfile.TemporaryDirectory(prefix="tailrace-") as directory:
             yield Path(directory)
@@ -116,7 +130,7 @@ def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket,
 
     found = find_source(source, TerminalProgress())
     started = time.monotonic()
-    _say(f"Loading {found.card.name} into {found.engine} …")
+    say(f"Loading {found.card.name} into {found.engine} …")
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -126,34 +140,29 @@ def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket,
         loaded_s = time.monotonic() - started
         if service.num_recovered:
             streams = "1 stream goes" if service.num_recovered == 1 else f"{service.num_recovered} streams go"
-            _say(f"{streams} on where the last server left off.")
-        _say(f"Loaded in {loaded_s:.1f} s: {capabilities.engine}, {capabilities.context_tokens} tokens of context.")
+            say(f"{streams} on where the last server left off.")
+        say(f"Loaded in {loaded_s:.1f} s: {capabilities.engine}, {capabilities.context_tokens} tokens of context.")
         if service.replay is not None:
-            _say(f"Replays were certified on this machine: {service.replay}.")
-        _say(f"Listening on {url}. Try it:\n")
-        _say(f"    curl -N -X POST '{url}/?prompt=Tell%20me%20a%20story%20about%20a%20river.'\n")
+            say(f"Replays were certified on this machine: {service.replay}.")
+        say(f"Listening on {url}. Try it:\n")
+        say(f"    curl -N -X POST '{url}/?prompt=Tell%20me%20a%20story%20about%20a%20river.'\n")
 
     def on_drain(num_streams: int) -> None:
         if num_streams:
             streams = "1 stream has" if num_streams == 1 else f"{num_streams} streams have"
-            _say(f"Stopping; {streams} {settings.drain_s:g} s to finish.")
+            say(f"Stopping; {streams} {settings.drain_s:g} s to finish.")
 
     async def main() -> None:
         prepared = str(cache_path() / "prepared")
         try:
-            with _data_path(settings, port) as data:
+            with data_directory(settings, port) as data:
                 await serve_model(
                     found, settings, sock, data_path=data, cache_path=prepared, on_ready=on_ready, on_drain=on_drain
                 )
         finally:
-            for number in _SIGNALS:
+            for number in SIGNALS:
                 signal.signal(number, signal.SIG_IGN)  # the last steps are quick
 
-    try:
-        import uvloop
-    except ImportError:
-        asyncio.run(main())
-    else:
-        uvloop.run(main())
-    _say("Stopped.")
+    eventloop.run(main())
+    say("Stopped.")
     return 0

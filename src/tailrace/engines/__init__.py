@@ -7,7 +7,7 @@ that, `worker` the other.
 
 from __future__ import annotations
 
-from tailrace.engine import Engine
+from tailrace.engines.promise import Engine
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.supervisor import Receiver, Supervisor
 

@@ -30,10 +30,10 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from tailrace.engine import Capabilities, Delta, Sequence
 from tailrace.engines.openvino_model import BLOCK_TOKENS, COMPANION_TOKENS, has_tokenizer, load_pipeline, num_rows
 from tailrace.engines.openvino_prompts import Prompts
 from tailrace.engines.openvino_sampling import PARAMETERS, library_config
+from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.types import FinishReason, Grammar, Sampling

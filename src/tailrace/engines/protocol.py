@@ -6,12 +6,12 @@ know every message type, so a peer that talks something else fails to decode and
 
 from __future__ import annotations
 
-import struct
 from typing import TypeAlias
 
 import msgspec
 
-from tailrace.engine import Capabilities, Delta, Sequence
+from tailrace.engines.promise import Capabilities, Delta, Sequence
+from tailrace.frames import framed
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -19,7 +19,6 @@ __all__ = [
     "EngineSpec",
     "Fatal",
     "Frame",
-    "FrameBuffer",
     "FromWorker",
     "Ready",
     "Start",
@@ -31,9 +30,7 @@ __all__ = [
 ]
 
 PROTOCOL_VERSION = 1
-MAX_FRAME_BYTES = 64 * 2**20
 
-_LENGTH = struct.Struct("<I")
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -101,34 +98,4 @@ decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
 
 def encode(message: ToWorker | FromWorker) -> bytes:
     """The message with its length in front, ready for the socket."""
-    body = _encoder.encode(message)
-    return _LENGTH.pack(len(body)) + body
-
-
-class FrameBuffer:
-    """Cuts a byte stream back into message bodies."""
-
-    __slots__ = ("_rest",)
-
-    def __init__(self) -> None:
-        self._rest = b""
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """The bodies completed by `chunk`, in order.
-
-        Raises: ValueError if a length is beyond reason, which means that the peer talks something else.
-        """
-        stream = self._rest + chunk if self._rest else chunk
-        bodies = []
-        start, end = 0, len(stream)
-        while end - start >= 4:
-            (length,) = _LENGTH.unpack_from(stream, start)
-            if length > MAX_FRAME_BYTES:
-                raise ValueError(f"a frame of {length} bytes")
-            stop = start + 4 + length
-            if stop > end:
-                break
-            bodies.append(stream[start + 4 : stop])
-            start = stop
-        self._rest = stream[start:]
-        return bodies
+    return framed(_encoder.encode(message))

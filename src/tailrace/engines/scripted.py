@@ -22,8 +22,8 @@ import time
 import zlib
 from functools import lru_cache
 
-from tailrace.engine import Capabilities, Delta, Sequence
 from tailrace.engines._scripted_texts import PIECES, TEXTS, cut
+from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.types import FinishReason

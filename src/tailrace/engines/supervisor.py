@@ -17,14 +17,13 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
-from tailrace.engine import Capabilities, Delta, Sequence
+from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
     Abort,
     EngineSpec,
     Fatal,
     Frame,
-    FrameBuffer,
     Ready,
     Start,
     Submit,
@@ -33,6 +32,7 @@ from tailrace.engines.protocol import (
     encode,
 )
 from tailrace.errors import EngineError, EngineLost, EngineStalled
+from tailrace.frames import FrameBuffer
 
 __all__ = ["Receiver", "Supervisor"]
 

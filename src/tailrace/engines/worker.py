@@ -8,22 +8,19 @@ the parent dies in the middle of a long step.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
-import resource
-import signal
 import socket
 import sys
 from collections.abc import Iterator
 
-from tailrace.engine import Delta, Engine
+from tailrace.child import begin_child
 from tailrace.engines import load_engine
+from tailrace.engines.promise import Delta, Engine
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
     Abort,
     Fatal,
     Frame,
-    FrameBuffer,
     FromWorker,
     Ready,
     Start,
@@ -33,10 +30,10 @@ from tailrace.engines.protocol import (
     encode,
 )
 from tailrace.errors import SequenceFailed, TailraceError
+from tailrace.frames import FrameBuffer
 
 __all__ = ["main"]
 
-_PR_SET_PDEATHSIG = 1
 _PARTING_S = 2.0
 
 
@@ -122,12 +119,7 @@ def run(engine: Engine, link: _Link, epoch: int) -> None:
 def main(argv: list[str]) -> int:
     """Takes the descriptor of the socket and the parent's process id; returns the exit status."""
     fd, parent_pid = int(argv[0]), int(argv[1])
-    _die_with_parent(parent_pid)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what it leaves behind would hold people's prompts
-    # The server decides when this process ends: a Ctrl-C on the terminal reaches the whole group, and would cut
-    # streams that the server is still draining.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    begin_child(parent_pid)
     link = _Link(socket.socket(fileno=fd))
     with contextlib.suppress(EOFError):
         start = link.receive_first()
@@ -149,16 +141,6 @@ def main(argv: list[str]) -> int:
             link.part()
             return 1
     return 0
-
-
-def _die_with_parent(parent_pid: int) -> None:
-    if sys.platform == "linux":
-        with contextlib.suppress(OSError, AttributeError):
-            ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-            score.write("500")  # out of memory takes the engine before the server, which can start another
-    if os.getppid() != parent_pid:
-        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from collections.abc import Sequence as Ids
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tailrace.engine import Delta, Sequence
+from tailrace.engines.promise import Delta, Sequence
 from tailrace.errors import EngineError
 from tailrace.text import Detokenizer, StopMatcher, Tokenizer
 from tailrace.types import TextDelta

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from tailrace.admission import Gate
-from tailrace.engine import Sequence
 from tailrace.engines import Supervisor
+from tailrace.engines.promise import Sequence
 from tailrace.errors import (
     ContextLengthExceeded,
     EngineLost,

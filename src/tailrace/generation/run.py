@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tailrace.admission import Gate, Ticket
-from tailrace.engine import Sequence
+from tailrace.engines.promise import Sequence
 from tailrace.errors import EngineLost
 from tailrace.generation.choice import Choice
 from tailrace.streams import StreamLog, StreamStore

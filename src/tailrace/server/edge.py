@@ -65,6 +65,7 @@ class Edge:
             await send(message)
 
         scope["app"] = self  # makes the router raise what it cannot route
+        scope["tailrace_request_id"] = request_id
         try:
             self._check(headers)
             await self._app(scope, receive, send_with_id)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import gc
 import logging
-import signal
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvicorn
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Router
 from starlette.types import ASGIApp
@@ -27,11 +24,9 @@ from tailrace.errors import ModelError, StorageError
 from tailrace.generation import Generator, Limits
 from tailrace.models import ModelCard
 from tailrace.models.places import data_path
-from tailrace.server._http import HttpProtocol
-from tailrace.server._places import Places
-from tailrace.server._websocket import WebSocketProtocol
 from tailrace.server.durable import DurableRoutes
 from tailrace.server.edge import Edge
+from tailrace.server.listening import BACKLOG, Signals, Uvicorn, uvicorn_config
 from tailrace.server.metrics import Metrics
 from tailrace.server.routes import Routes
 from tailrace.server.settings import Settings
@@ -41,15 +36,13 @@ from tailrace.streams import DiskJournal, Journal, MemoryJournal, StreamStore, r
 from tailrace.streams.durable import DurableStore
 from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
 
-__all__ = ["Service", "bind", "engine_spec", "serve", "start_service", "uvicorn_config"]
+__all__ = ["Service", "engine_spec", "let_origins_read", "open_journal", "serve", "start_service"]
 
 logger = logging.getLogger("tailrace.server")
 
 _DRAIN_RETRY_S = 5.0
 # Logs hold millions of events and no circles: little to find, and much to look through.
 _GC_THRESHOLD = (20_000, 50, 100)
-_BACKLOG = 2048
-_CLOSE_S = 2.0  # for answers that are complete to reach their clients
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +79,7 @@ async def start_service(
     supervisor = Supervisor(
         spec, on_change=on_change, stall_s=settings.stall_s, load_s=settings.load_s, spare=settings.spare_engine
     )
-    async with _journal(settings, data_path) as journal, asyncio.TaskGroup() as group:
+    async with open_journal(settings, data_path) as journal, asyncio.TaskGroup() as group:
         running = group.create_task(supervisor.run())
         try:
             # The engine loads in its process while this one reads the vocabulary.
@@ -129,7 +122,7 @@ async def start_service(
 
 
 @contextlib.asynccontextmanager
-async def _journal(settings: Settings, path: Path) -> AsyncIterator[Journal]:
+async def open_journal(settings: Settings, path: Path) -> AsyncIterator[Journal]:
     """Raises: ModelError if it cannot be kept there."""
     if settings.journal == "memory":
         yield MemoryJournal()
@@ -202,10 +195,10 @@ def build_app(
     sockets = Sockets(generator, settings, metrics)
     streams = DurableRoutes(durable, generator.store, settings)
     router = Router([*streams.table(), *routes.table(), *sockets.table()], redirect_slashes=False)
-    return _let_origins_read(Edge(router, settings), settings)
+    return let_origins_read(Edge(router, settings), settings)
 
 
-def _let_origins_read(app: ASGIApp, settings: Settings) -> ASGIApp:
+def let_origins_read(app: ASGIApp, settings: Settings) -> ASGIApp:
     """Answer browsers' preflights for the origins that are allowed, and let their pages read answers, refusals too."""
     origins = [origin.strip() for origin in settings.allowed_origins.split(",") if origin.strip()]
     if not origins:
@@ -226,47 +219,6 @@ def _let_origins_read(app: ASGIApp, settings: Settings) -> ASGIApp:
     )
 
 
-def bind(settings: Settings) -> socket.socket:
-    """The socket, bound before anything slow is begun. It listens when there is something to say.
-
-    Raises: OSError if the address cannot be had.
-    """
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((settings.host, settings.port))
-    except OSError:
-        sock.close()
-        raise
-    return sock
-
-
-class _Uvicorn(uvicorn.Server):
-    """uvicorn, with signals left to us: ours drain."""
-
-    @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]  # a generator of None, typed so in uvicorn
-        yield
-
-
-class _Signals:
-    """SIGINT and SIGTERM, once the event loop runs: the first means to leave, the second to hurry."""
-
-    def __init__(self) -> None:
-        self.leaving = asyncio.Event()
-        self.hurrying = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        # Not the loop's own handlers: when it lets go of those, a signal kills for a moment.
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(self._arrived))
-
-    def _arrived(self) -> None:
-        if self.leaving.is_set():
-            self.hurrying.set()
-        self.leaving.set()
-
-
 async def serve(
     source: Source,
     settings: Settings,
@@ -282,7 +234,7 @@ async def serve(
 
     Raises: ModelError if the engine cannot load the model.
     """
-    signals = _Signals()
+    signals = Signals()
     ready = asyncio.Event()
 
     async def run() -> None:
@@ -293,10 +245,10 @@ async def serve(
             gc.freeze()
             gc.set_threshold(*_GC_THRESHOLD)
             try:
-                sock.listen(_BACKLOG)
+                sock.listen(BACKLOG)
             except OSError as error:  # somebody else began to, meanwhile
                 raise ModelError(f"Cannot listen on {settings.host}:{settings.port}: {error.strerror}.") from None
-            server = _Uvicorn(uvicorn_config(service.app, settings))
+            server = Uvicorn(uvicorn_config(service.app, settings))
             async with asyncio.TaskGroup() as serving:
                 serving.create_task(server.serve(sockets=[sock]))
                 on_ready(service)
@@ -312,24 +264,6 @@ async def serve(
         await signals.leaving.wait()
         if not ready.is_set():
             running.cancel()
-
-
-def uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
-    """How HTTP and WebSockets are spoken."""
-    return uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        lifespan="off",
-        # uvicorn only calls it
-        http=functools.partial(HttpProtocol, settings=settings, places=Places(settings)),  # type: ignore[arg-type]
-        ws=WebSocketProtocol,
-        ws_max_size=settings.ws_message_bytes,
-        ws_ping_interval=settings.ws_ping_s,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=int(_CLOSE_S),
-    )
 
 
 async def _drain(generator: Generator, drain_s: float, hurrying: asyncio.Event) -> None:

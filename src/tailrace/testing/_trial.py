@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tailrace.engine import Delta, Engine, Sequence
+from tailrace.engines.promise import Delta, Engine, Sequence
 from tailrace.types import Sampling
 
 __all__ = ["Trial", "TrialSettings", "hold", "on_trial"]

@@ -35,7 +35,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailrace.engine import Capabilities, Engine
+from tailrace.engines.promise import Capabilities, Engine
 from tailrace.errors import SequenceFailed
 from tailrace.testing._trial import Trial, TrialSettings, hold, on_trial
 

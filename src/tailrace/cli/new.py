@@ -1,0 +1,66 @@
+"""`tailrace new`: a folder with an app that works, to be changed into one's own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import click
+
+__all__ = ["new"]
+
+# In the repository they are examples/, to which this is a link; in a wheel they are here.
+_TEMPLATES = Path(__file__).parent / "templates"
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+
+
+class _Kind(NamedTuple):
+    sources: dict[str, str]  # by the names that they get
+    target: str  # of `tailrace run`
+    attempt: str  # a command that tries it
+
+
+_ASK_V2 = 'curl -N http://127.0.0.1:8000/v2/models/{name}/generate_stream -d \'{{"prompt": "To the sea"}}\''
+_ASK = "curl -N -X POST 'http://127.0.0.1:8000/?prompt=Tell%20me%20a%20story%20about%20a%20river.'"
+_KINDS = {
+    "textbot": _Kind({"app.py": "textbot.py"}, "{name}/app.py:app", _ASK),
+    "chatbot": _Kind({"app.py": "chatbot.py"}, "{name}/app.py:app", "python -m websockets ws://127.0.0.1:8000/"),
+    "batchbot": _Kind({"app.py": "batchbot.py"}, "{name}/app.py:app", _ASK),
+    "inferless": _Kind(
+        {"app.py": "inferless/app.py", "input_schema.py": "inferless/input_schema.py"}, "./{name}", _ASK_V2
+    ),
+}
+
+
+@click.command()
+@click.argument("kind", type=click.Choice(list(_KINDS)))
+@click.argument("name")
+def new(kind: str, name: str) -> None:
+    """Make a folder NAME with an app that works.
+
+    \b
+    tailrace new textbot mybot     text in, text out, as it is written
+    tailrace new chatbot mybot     a conversation over a WebSocket
+    tailrace new batchbot mybot    many at once; each answer a stream that can be resumed
+    tailrace new inferless myapp   app.py and input_schema.py, as Inferless has them
+    """
+    if not _NAME.fullmatch(name):
+        raise click.BadParameter(
+            f"{name!r} should be letters, digits, - and _, and begin with a letter.", param_hint="NAME"
+        )
+    made = _KINDS[kind]
+    folder = Path(name)
+    try:
+        folder.mkdir()
+        for file, source in made.sources.items():
+            shutil.copyfile(_TEMPLATES / source, folder / file)
+    except FileExistsError:
+        raise click.ClickException(f"{name} is there already; nothing was changed.") from None
+    except OSError as error:
+        raise click.ClickException(f"{name} cannot be made: {error.strerror}.") from None
+    click.echo(f"Made {' and '.join(str(folder / file) for file in made.sources)}.")
+    click.echo(f"Run it:  tailrace run {made.target.format(name=name)}")
+    click.echo(f"Try it:  {made.attempt.format(name=name)}")

@@ -1,0 +1,197 @@
+"""`tailrace run`: serve what somebody has written."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from tailrace import eventloop
+from tailrace.cli.options import setting_options
+from tailrace.cli.serve import SIGNALS, bound_socket, data_directory, leave_quietly, raise_descriptor_limit, say
+from tailrace.server.settings import Settings
+
+if TYPE_CHECKING:
+    from tailrace.hosting.front import Front
+    from tailrace.hosting.host import AppSpec
+    from tailrace.hosting.process import BootError
+    from tailrace.hosting.targets import Plan
+
+__all__ = ["run"]
+
+_SETTINGS = (
+    "host", "port", "queue_s", "linger_s", "retention_s", "retention_bytes", "journal", "data_dir",
+    "journal_sync_s", "journal_key_file", "keep_finished", "heartbeat_s", "body_bytes", "body_gap_s",
+    "header_s", "keep_alive_s", "write_s", "max_connections", "client_connections", "load_s", "drain_s",
+    "ws_message_bytes", "ws_ping_s", "allowed_hosts", "allowed_origins",
+)  # fmt: skip
+
+
+@click.command()
+@click.argument("target")
+@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]...")
+@click.option("--app-dir", "-d", default=".", show_default=True, help="Directory that modules are imported from.")
+@click.option("--route-prefix", default="/", show_default=True, help="Path under which the app is reached.")
+@click.option("--name", default="default", show_default=True, help="Name of the app.")
+@click.option("--reload", "-r", is_flag=True, help="Start the app anew when a file in its directory changes.")
+@click.option(
+    "--concurrency", type=click.IntRange(1), default=1, show_default=True,
+    help="Requests that an Inferless app works on at once.",
+)  # fmt: skip
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="warning", show_default=True,
+    help="From which level on the app's own log is shown.",
+)  # fmt: skip
+@click.option(
+    "--on", type=click.Choice(["here", "ray"]), default="here", show_default=True, help="Where its processes are."
+)
+@setting_options(*_SETTINGS)
+def run(
+    target: str,
+    arguments: Sequence[str],
+    app_dir: str,
+    route_prefix: str,
+    name: str,
+    reload: bool,
+    concurrency: int,
+    log_level: str,
+    on: str,
+    **values: Any,  # Any: click hands over what the table describes
+) -> None:
+    """Serve what you have written: TARGET is a module and what it holds, a folder, or a YAML file.
+
+    \b
+    tailrace run textbot:app           textbot.py, in which app = Textbot.bind("smollm2")
+    tailrace run main:api --reload     any ASGI app, or a function that makes one
+    tailrace run ./folder              app.py with an InferlessPythonModel
+    tailrace run apps.yaml             several apps, in the shape of Ray Serve's files
+
+    KEY=VALUE goes to a function that builds the app. Its code runs in processes of its own.
+    """
+    from tailrace.hosting.targets import PlanError, plan_of
+
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="tailrace: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    try:
+        read = partial(
+            plan_of, target, arguments, directory=app_dir, route_prefix=route_prefix, name=name,
+            concurrency=concurrency, log_level=log_level,
+        )  # fmt: skip
+        plan = read()
+        settings = Settings(**values)
+    except PlanError as error:
+        raise click.UsageError(str(error)) from None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    context = click.get_current_context()
+    for setting, value in plan.settings.items():  # what the command line says wins
+        if context.get_parameter_source(setting) is click.core.ParameterSource.DEFAULT:
+            settings = replace(settings, **{setting: value})
+    for note in plan.notes:
+        say(f"tailrace: {note}")
+    if on == "ray":
+        from tailrace.hosting.on_ray import run_on_ray
+
+        raise SystemExit(run_on_ray(plan, settings))
+    raise SystemExit(_run(read, settings, watched=_directories(plan, target) if reload else ()))
+
+
+def _run(read: Callable[[], Plan], settings: Settings, *, watched: Sequence[str]) -> int:
+    from tailrace.errors import ModelError
+    from tailrace.hosting.host import host
+    from tailrace.hosting.process import BootError
+    from tailrace.hosting.targets import PlanError
+    from tailrace.serve.boot import Failed
+
+    sock = bound_socket(settings)
+    if sock is None:
+        return 1
+    raise_descriptor_limit()
+    for number in SIGNALS:
+        signal.signal(number, leave_quietly)
+    started_s = 0.0
+
+    def planned() -> Sequence[AppSpec]:
+        """Raises: BootError for a file that has changed to something else than a plan."""
+        nonlocal started_s
+        started_s = time.monotonic()
+        try:
+            return read().apps
+        except PlanError as error:
+            raise BootError(Failed(str(error))) from None
+
+    def on_ready(front: Front, notes: tuple[str, ...]) -> None:
+        for note in notes:
+            say(f"tailrace: {note}")
+        address, port = sock.getsockname()[:2]
+        url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+        for app in front.apps:
+            parts = ", ".join(
+                name if pool.options.num_replicas == 1 else f"{name} x {pool.options.num_replicas}"
+                for name, pool in app.pools.items()
+            )
+            say(f"{app.name} runs at {url}{app.route_prefix or '/'} ({parts}).")
+        say(f"Started in {time.monotonic() - started_s:.1f} s. Ctrl-C stops it.")
+
+    def on_drain(num_requests: int) -> None:
+        if num_requests:
+            say(f"Stopping; {num_requests} request{'s' if num_requests > 1 else ''} may finish.")
+
+    def on_trouble(error: BootError) -> None:
+        _tell(error)
+        say("tailrace: waiting for a file to change.")
+
+    async def main() -> None:
+        try:
+            with data_directory(settings, sock.getsockname()[1], "app-port") as data:
+                await host(
+                    planned, settings, sock, data_path=data, on_ready=on_ready, on_drain=on_drain,
+                    on_trouble=on_trouble, changed=_changes(watched) if watched else None,
+                )  # fmt: skip
+        finally:
+            for number in SIGNALS:
+                signal.signal(number, signal.SIG_IGN)  # the last steps are quick
+
+    with sock:
+        try:
+            eventloop.run(main())
+        except* BootError as group:
+            _tell(eventloop.first_error(group))
+            return_code = 1
+        except* ModelError as group:
+            say(f"tailrace: {eventloop.first_error(group)}")
+            return_code = 1
+        else:
+            say("Stopped.")
+            return_code = 0
+    return return_code
+
+
+def _directories(plan: Plan, target: str) -> list[str]:
+    """Where a change of a file means that the apps have changed."""
+    own = {str(Path(target).resolve().parent)} if Path(target).is_file() else set()
+    return sorted(own | {spec.target.directory for spec in plan.apps})
+
+
+def _changes(directories: Sequence[str]) -> Callable[[], AsyncIterator[object]]:
+    """Whenever the code in these changes, and not what an app itself writes there."""
+    from watchfiles import PythonFilter, awatch
+
+    def changes() -> AsyncIterator[object]:
+        return awatch(*directories, watch_filter=PythonFilter(extra_extensions=(".yaml", ".yml")), step=100)
+
+    return changes
+
+
+def _tell(error: Any) -> None:  # Any: a BootError, whose module is imported late
+    if error.traceback:
+        say(error.traceback.rstrip())
+    say(f"tailrace: {error.message}")

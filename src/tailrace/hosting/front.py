@@ -1,0 +1,200 @@
+"""What clients meet: finds the app that a request is for, and a process of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import pickle
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+from starlette.datastructures import Headers, QueryParams
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tailrace.dialects import native
+from tailrace.errors import AppUnavailable, QueueFull, RequestError, TailraceError
+from tailrace.hosting.metrics import AppMetrics
+from tailrace.hosting.pool import Pool
+from tailrace.hosting.relay import Relay
+from tailrace.hosting.streams import AppStreams
+from tailrace.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from tailrace.serve.handles import CallHead
+from tailrace.serve.link import Channel, ChannelClosed, LinkLost
+from tailrace.server.answers import JsonAnswer, error_answer
+from tailrace.server.settings import Settings
+
+__all__ = ["Front", "HostedApp"]
+
+logger = logging.getLogger("tailrace.hosting")
+
+_STREAMS = "/v1/streams/"
+_OWN = "/-/"
+_TRITON = "/v2/"  # what Inferless apps are on
+_START_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class HostedApp:
+    """An app, and the pools of its deployments; `ingress` is the one that the web reaches."""
+
+    name: str
+    route_prefix: str  # "" for the root, else "/something"
+    pools: dict[str, Pool]
+
+    @property
+    def ingress(self) -> Pool:
+        return self.pools[next(reversed(self.pools))]
+
+
+class Front:
+    """The ASGI application of `tailrace run`."""
+
+    def __init__(self, settings: Settings, streams: AppStreams) -> None:
+        self.apps: list[HostedApp] = []  # also while they start, for their constructors call each other
+        self.is_open = False  # to the web
+        self._settings = settings
+        self._streams = streams
+        self._is_draining = False
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._metrics = AppMetrics(lambda: self.apps)
+
+    def set_apps(self, apps: Iterable[HostedApp]) -> None:
+        """Where calls and requests go from now on."""
+        self.apps = sorted(apps, key=lambda app: -len(app.route_prefix))
+
+    def drain(self) -> None:
+        self._is_draining = True
+
+    @property
+    def is_ready(self) -> bool:
+        pools = [pool for app in self.apps for pool in app.pools.values()]
+        return self.is_open and not self._is_draining and all(pool.is_ready for pool in pools)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises: TailraceError where nothing was sent yet, to be answered as a wire of ours has it."""
+        path: str = scope["path"]
+        is_http = scope["type"] == "http"
+        try:
+            answer = self._own(scope, path) if is_http else None
+        except TailraceError as error:
+            answer = error_answer(native.WIRE, error)
+        if answer is not None:
+            await answer(scope, receive, send)
+            return
+        try:
+            await self._ask(scope, path, receive, send)
+        except TailraceError as error:
+            if not is_http or path.startswith(_TRITON):
+                raise
+            # whatever wire of ours has this path too, here it is the app's
+            await error_answer(native.WIRE, error)(scope, receive, send)
+
+    async def _ask(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
+        if not self.is_open:
+            raise AppUnavailable("The app is being started.", retry_after_s=_START_RETRY_S)
+        app = next((app for app in self.apps if _is_below(path, app.route_prefix)), None)
+        if app is None:
+            error = RequestError("There is no app at this path; /-/routes says where there are.")
+            error.status, error.code = 404, "not_found"
+            raise error
+        with self._metrics.asking(app.name) as outcome:
+            scope = {**scope, "root_path": scope.get("root_path", "") + app.route_prefix}
+            await Relay(app.ingress, app.name, self._settings, self._streams)(scope, receive, outcome.watched(send))
+
+    def _own(self, scope: Scope, path: str) -> ASGIApp | None:
+        """What is answered here: streams, and questions about the server."""
+        method: str = scope["method"]
+        if path.startswith(_OWN):
+            return self._tell(path.removeprefix(_OWN))
+        cursor = Headers(scope=scope).get("last-event-id", "")
+        if path.startswith(_STREAMS):
+            stream_id, _, verb = path.removeprefix(_STREAMS).partition("/")
+            if not self._streams.has(stream_id):
+                return None
+            if verb == "events" and method in ("GET", "HEAD"):
+                after = cursor or QueryParams(scope["query_string"]).get("after", "")
+                return self._streams.resume(after, stream_id)
+            return self._streams.on_stream(method, stream_id, verb)
+        if cursor and self._streams.has(cursor.rpartition("-")[0]):
+            return self._streams.resume(cursor)  # a request sent again to resume never begins anything
+        return None
+
+    def _tell(self, what: str) -> ASGIApp:
+        match what:
+            case "livez":
+                return JsonAnswer(b'{"live":true}')
+            case "healthz":
+                return PlainTextResponse("success") if self.is_ready else PlainTextResponse("not ready", 503)
+            case "readyz":
+                shown = {"ready": self.is_ready, "apps": {app.name: _state(app) for app in self.apps}}
+                headers = None if self.is_ready else {"retry-after": "1"}
+                return JsonAnswer(msgspec.json.encode(shown), 200 if self.is_ready else 503, headers)
+            case "routes":
+                return JsonAnswer(msgspec.json.encode({app.route_prefix or "/": app.name for app in self.apps}))
+            case "metrics":
+                return self._metrics
+        return PlainTextResponse("Here are livez, readyz, healthz, routes and metrics.\n", 404)
+
+    # Calls from one deployment to another
+
+    def opened(self, channel: Channel, kind: str, head: bytes) -> None:
+        """A process of ours calls."""
+        task = asyncio.get_running_loop().create_task(self._call(channel, head))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: channel.settle())
+        channel.on_close = partial(_cancel, task)  # whoever called is gone, also from the queue
+
+    async def _call(self, caller: Channel, head: bytes) -> None:
+        try:
+            pool = self._pool_of(msgspec.msgpack.decode(head, type=CallHead))
+            lease = await pool.lease()
+        except TailraceError as error:
+            caller.close(pickle.dumps(_for_callers(error)))
+            return
+        except msgspec.DecodeError:
+            caller.close()
+            return
+        callee = lease.replica.link.open("call", head)
+        try:
+            await callee.send(await caller.receive())  # the arguments
+            while True:
+                await caller.send(await callee.receive())
+        except ChannelClosed as end:
+            failure = end.failure
+            if isinstance(end, LinkLost):
+                failure = pickle.dumps(DeploymentUnavailableError("The process that was called died."))
+            caller.close(failure)
+        finally:
+            callee.close()
+            callee.when_over(lease.give_back)
+
+    def _pool_of(self, asked: CallHead) -> Pool:
+        for app in self.apps:
+            if app.name == asked.app and asked.deployment in app.pools:
+                return app.pools[asked.deployment]
+        raise RequestError(f"There is no deployment {asked.deployment} in {asked.app}.")
+
+
+def _for_callers(error: TailraceError) -> Exception:
+    if isinstance(error, QueueFull):
+        return BackPressureError(error.message, status=error.status, retry_after_s=error.retry_after_s or 1.0)
+    return DeploymentUnavailableError(error.message)
+
+
+def _cancel(task: asyncio.Task[None]) -> None:
+    task.cancel()
+
+
+def _is_below(path: str, prefix: str) -> bool:
+    return not prefix or path == prefix or path.startswith(prefix + "/")
+
+
+def _state(app: HostedApp) -> dict[str, object]:
+    return {
+        name: {"processes": len(pool.replicas), "of": pool.options.num_replicas, "restarts": pool.num_restarts}
+        for name, pool in app.pools.items()
+    }

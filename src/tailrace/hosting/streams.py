@@ -1,0 +1,273 @@
+"""Streams that apps have made with `serve.stream`: logs of the front's, fed from a process of user code."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message
+
+from tailrace.dialects.bodies import to_json
+from tailrace.dialects.native import RETRY_MS, NativeView
+from tailrace.errors import RequestError, SeqOutOfRange, StorageError, TailraceError
+from tailrace.frames import FrameBuffer
+from tailrace.hosting.pool import Lease
+from tailrace.serve.link import Channel, ChannelClosed, LinkLost
+from tailrace.serve.stream import ItemWire, StreamOffer, StreamPart, item_chunk
+from tailrace.server.answers import JsonAnswer, StreamAnswer
+from tailrace.server.settings import Settings
+from tailrace.streams import Record, StreamLog, StreamStore, event_id, new_stream_id, parse_cursor
+from tailrace.types import End, Event, Failure, TextDelta, Usage
+
+__all__ = ["AppStreams"]
+
+logger = logging.getLogger("tailrace.hosting")
+
+_LOG_BYTES = 64 * 2**20  # of one stream: a generator may never end
+_EVENT_BYTES = 200  # of an event besides its text
+_FIRST_READER_S = 5.0
+_decode_message = msgspec.msgpack.decode
+_decode_part = msgspec.msgpack.Decoder(str | Failure).decode
+
+
+class _Memo(msgspec.Struct):
+    """What is kept with the stream of how it is shown."""
+
+    wire: ItemWire = "native"
+
+
+class _Feed:
+    """Takes what a process says into a log. The log's producer."""
+
+    def __init__(self, streams: AppStreams, log: StreamLog, channel: Channel, lease: Lease) -> None:
+        self._streams = streams
+        self._log = log
+        self._channel = channel
+        self._lease = lease
+        self._frames = FrameBuffer()
+        self._num_bytes = 0
+        self._is_ended = False
+        self._linger: asyncio.TimerHandle | None = None
+
+    @property
+    def status(self) -> str:
+        return "running"
+
+    def cancel(self) -> None:
+        self.end(End("cancelled", Usage(0, 0)))
+
+    def unread(self) -> None:
+        if not self._is_ended:
+            self._linger = asyncio.get_running_loop().call_later(self._log.record.linger_s, self.cancel)
+
+    def read(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+
+    def ended(self) -> None:
+        self._streams.store.finish(self._log)
+
+    def end(self, end: End) -> None:
+        """The terminal event, the end of the generator, and its place back. Does nothing the second time."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        self.read()
+        self._channel.close()
+        self._channel.when_over(self._lease.give_back)
+        self._streams.feeds.discard(self)
+        self._streams.store.append(self._log, end)
+
+    async def run(self, pending: bytes) -> None:
+        """Until the process has said everything, or is gone."""
+        # Whoever asked has yet to begin to read, or may have left already.
+        first_s = max(self._log.record.linger_s, _FIRST_READER_S)
+        self._linger = asyncio.get_running_loop().call_later(first_s, self.cancel)
+        failure: Failure | None = None
+        try:
+            self._take(pending)
+            while not self._is_ended:
+                message: Message = _decode_message(await self._channel.receive())
+                self._take(message.get("body", b""))
+                if not message.get("more_body"):
+                    break
+        except LinkLost:
+            failure = Failure("app_unavailable", "The process of the app died.")
+        except ChannelClosed as closed:
+            failure = Failure("app_failed", _told(closed.failure))
+        except Exception:  # whatever the app has sent, it is this stream's trouble and nobody else's
+            logger.exception("what an app has sent could not be read")
+            failure = Failure("app_failed", "What the app sent could not be read.")
+        self.end(End("error" if failure else "done", Usage(0, 0), failure))
+
+    def _take(self, chunk: bytes) -> None:
+        for body in self._frames.feed(chunk):
+            part: StreamPart = _decode_part(body)
+            if isinstance(part, Failure):
+                self.end(End("error", Usage(0, 0), part))
+                return
+            self._num_bytes += len(part) + _EVENT_BYTES
+            if self._num_bytes > _LOG_BYTES:
+                self.end(End("error", Usage(0, 0), Failure("log_full", "The stream has become too long.")))
+                return
+            self._streams.store.append(self._log, TextDelta(part, ()))
+
+
+class AppStreams:
+    """All streams that apps have made and that can still be read."""
+
+    def __init__(self, store: StreamStore, settings: Settings, group: asyncio.TaskGroup) -> None:
+        self.store = store
+        self.feeds: set[_Feed] = set()
+        self._settings = settings
+        self._group = group
+        store.journal.on_trouble = self._fail_all
+
+    def recover(self) -> None:
+        """Take over what an earlier process left. A generator cannot be taken up again: what had not ended is
+        interrupted."""
+        for log in self.store.recover():
+            failure = Failure("interrupted", "The server was stopped before the stream had ended.")
+            log.append(End("interrupted", Usage(0, 0), failure))
+            self.store.finish(log)
+
+    async def begin(
+        self, offer: StreamOffer, app: str, channel: Channel, lease: Lease, headers: Mapping[str, str]
+    ) -> ASGIApp:
+        """A stream of what comes over a channel, and the answer that follows it. Raises: StorageError."""
+        await self.store.journal.well()
+        record = Record(
+            stream_id=new_stream_id(),
+            created_s=time.time(),
+            model=app,
+            memo=msgspec.json.encode(_Memo(offer.wire)),
+            linger_s=offer.linger_s if offer.linger_s is not None else self._settings.linger_s,
+        )
+        log = self.store.create(record)
+        feed = _Feed(self, log, channel, lease)
+        log.producer = feed
+        self.feeds.add(feed)
+        self._group.create_task(feed.run(b""))
+        return self._follow(log, 0, headers)
+
+    def has(self, stream_id: str) -> bool:
+        """Whether this is a stream of ours, also one that is no longer kept."""
+        try:
+            self.store.get(stream_id)
+        except TailraceError as error:
+            return error.status != 404
+        return True
+
+    def resume(self, cursor: str, stream_id: str | None = None) -> ASGIApp:
+        """The events behind an event id. Raises: StreamError in one of its kinds."""
+        found, after = parse_cursor(cursor, stream_id) if cursor else (stream_id or "", 0)
+        log = self.store.get(found)
+        if after > log.last_seq:
+            raise SeqOutOfRange("This stream has not come that far.", param="last-event-id")
+        encoder = _Encoder(log)
+        if log.end is not None and not b"".join(
+            encoder.encode(seq, event) for seq, event in enumerate(log.events[after : after + 2], after + 1)
+        ):
+            return Response(status_code=204, headers=_names(log))  # what makes an EventSource stop
+        return self._follow(log, after, {})
+
+    def on_stream(self, method: str, stream_id: str, verb: str) -> ASGIApp:
+        """Tell of a stream, after cancelling or deleting it. Raises: StreamError, RequestError, StorageError."""
+        log = self.store.get(stream_id)
+        match method, verb:
+            case ("GET" | "HEAD", ""):
+                pass
+            case ("POST", "cancel"):
+                self.store.cancel(log)
+            case ("DELETE", ""):
+                self.store.cancel(log)
+                self.store.delete(log)
+                return Response(status_code=204, headers=_names(log))
+            case _:
+                error = RequestError("This method is not allowed here.")
+                error.status, error.code = 405, "method_not_allowed"
+                raise error
+        return JsonAnswer(_Encoder(log).whole(log.events), 200, _names(log))
+
+    def interrupt_all(self) -> None:
+        """The server leaves, and what feeds the streams with it."""
+        failure = Failure("interrupted", "The server was stopped before the stream had ended.")
+        for feed in list(self.feeds):
+            feed.end(End("interrupted", Usage(0, 0), failure))
+        self.store.journal.flush()
+
+    def _follow(self, log: StreamLog, after: int, headers: Mapping[str, str]) -> ASGIApp:
+        named = {**headers, **_names(log), "location": _path(log) + "/events", "content-location": _path(log)}
+        return StreamAnswer(
+            log, _Encoder(log), NativeView(), after=after, headers=named, heartbeat_s=self._settings.heartbeat_s
+        )
+
+    def _fail_all(self, error: StorageError) -> None:
+        for feed in list(self.feeds):
+            self.store.journal.retract(feed._log)
+            feed.end(End("error", Usage(0, 0), Failure(error.code, error.message)))
+
+
+class _Encoder:
+    """The events as they stand on the wire that the app has chosen."""
+
+    def __init__(self, log: StreamLog) -> None:
+        self._log = log
+        self._wire = msgspec.json.decode(log.record.memo or b"{}", type=_Memo).wire
+
+    def encode(self, seq: int, event: Event) -> bytes:
+        given = event_id(self._log.stream_id, seq)
+        if isinstance(event, TextDelta):
+            retry = f"retry: {RETRY_MS}\n".encode() if seq == 1 else b""
+            return retry + item_chunk(event.text, self._wire, given)
+        if event.status == "done" and self._wire == "triton":
+            return b""  # whose clients know the end by the end
+        if event.failure is not None and event.status == "error":
+            return item_chunk(event.failure, self._wire, given)
+        if self._wire == "triton":
+            return item_chunk(Failure(event.status, f"The stream was {event.status}."), self._wire, given)
+        return f"event: {event.status}\ndata: {_end_json(event)}\nid: {given}\n\n".encode()
+
+    def whole(self, events: object) -> bytes:
+        """The stream's state, with its items so far."""
+        log = self._log
+        items = [msgspec.Raw(event.text.encode()) for event in log.events if isinstance(event, TextDelta)]
+        state = {
+            "id": log.stream_id,
+            "status": log.status,
+            "app": log.record.model,
+            "created": int(log.record.created_s),
+            "last_event_id": event_id(log.stream_id, log.last_seq),
+            "events_url": _path(log) + "/events",
+            "cancel_url": _path(log) + "/cancel",
+            "items": items,
+        }
+        if log.end is not None and log.end.failure is not None:
+            state["error"] = {"code": log.end.failure.code, "message": log.end.failure.message}
+        return to_json(state)
+
+
+def _end_json(end: End) -> str:
+    fields: dict[str, object] = {"status": end.status}
+    if end.failure is not None:
+        fields["error"] = {"code": end.failure.code, "message": end.failure.message}
+    return to_json(fields).decode()
+
+
+def _told(failure: bytes | None) -> str:
+    if failure is None:
+        return "The app stopped in the middle of its stream."
+    return str(_decode_message(failure)[1])
+
+
+def _names(log: StreamLog) -> dict[str, str]:
+    return {"x-stream-id": log.stream_id}
+
+
+def _path(log: StreamLog) -> str:
+    return f"/v1/streams/{log.stream_id}"

@@ -1,0 +1,36 @@
+"""Write your own streaming deployment: `from tailrace import serve` in the place of Ray Serve's.
+
+The law of this room: what is here runs in the user's process, beside the user's code, and knows nothing of sockets that
+face the world. `tailrace.hosting` starts such processes and stands in front of them.
+"""
+
+from tailrace.serve.batching import Batch, Member, batch
+from tailrace.serve.context import get_batch_request_contexts, get_request_context
+from tailrace.serve.deployment import Application, Deployment, deployment
+from tailrace.serve.handles import DeploymentHandle, DeploymentResponse, DeploymentResponseGenerator
+from tailrace.serve.ingress import ingress
+from tailrace.serve.options import BackpressureConfig
+from tailrace.serve.running import get_app_handle, get_deployment_handle, run, shutdown, start
+from tailrace.serve.stream import stream
+
+__all__ = [
+    "Application",
+    "BackpressureConfig",
+    "Batch",
+    "Deployment",
+    "DeploymentHandle",
+    "DeploymentResponse",
+    "DeploymentResponseGenerator",
+    "Member",
+    "batch",
+    "deployment",
+    "get_app_handle",
+    "get_batch_request_contexts",
+    "get_deployment_handle",
+    "get_request_context",
+    "ingress",
+    "run",
+    "shutdown",
+    "start",
+    "stream",
+]

@@ -1,0 +1,359 @@
+"""The calls of a batched function, from being made to being answered, and the queue in which they wait for a batch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tailrace.serve.context import RequestContext, get_request_context
+from tailrace.serve.exceptions import BackPressureError
+
+__all__ = ["AHEAD_ITEMS", "Call", "Member", "PlainCall", "Queue", "Running", "Settings", "Stream", "StreamCall"]
+
+AHEAD_ITEMS = 64  # unread by every caller: the function need not hurry
+
+_LONGEST_TIMER_S = 86400.0  # loops refuse infinity
+
+# What calls give and get is the user's own, and a decorator cannot tell its type: hence every Any in these modules.
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Member:
+    """One call in a continuous batch. Equal to itself only, so that it can be a key."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    @property
+    def first(self) -> Any:
+        """Its first argument, whichever way it was given."""
+        return self.args[0] if self.args else next(iter(self.kwargs.values()), None)
+
+
+class Holder(Protocol):
+    """Where a call is: in a queue, or in a run."""
+
+    def leave(self, call: Call) -> None:
+        """Nobody waits for this one any more."""
+
+    def resume(self) -> None:
+        """There is less to read, or somebody who could join."""
+
+
+class Running(Holder, Protocol):
+    """One run of the function, of which its queue knows only this."""
+
+    @property
+    def started_s(self) -> float:
+        """Since 1970: people compare it with their logs."""
+
+    def stack(self) -> str:
+        """The line at which the function is, or nothing."""
+
+
+class Call:
+    """One call, until it is answered or abandoned. `holder` is None from then on."""
+
+    __slots__ = ("called_s", "context", "due_s", "given", "holder", "loop", "max_batch_size")
+
+    def __init__(self, given: Member, *, max_batch_size: int, wait_s: float) -> None:
+        self.given = given
+        self.loop = asyncio.get_running_loop()
+        self.called_s = self.loop.time()
+        self.due_s = self.called_s + wait_s
+        self.max_batch_size = max_batch_size
+        self.context: RequestContext = get_request_context()
+        self.holder: Holder | None = None
+
+    def give(self, item: Any) -> None:
+        """Hand something to whoever called."""
+        raise NotImplementedError
+
+    def end(self, error: BaseException | None = None) -> None:
+        """Nothing more comes."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Whoever called has gone. Does nothing after the end."""
+        if self.holder is not None:
+            holder, self.holder = self.holder, None
+            holder.leave(self)
+
+
+class PlainCall(Call):
+    """One that gets a single answer."""
+
+    __slots__ = ("answer",)
+
+    def __init__(self, given: Member, *, max_batch_size: int, wait_s: float) -> None:
+        super().__init__(given, max_batch_size=max_batch_size, wait_s=wait_s)
+        self.answer: asyncio.Future[Any] = self.loop.create_future()
+
+    def give(self, item: Any) -> None:
+        self.holder = None
+        if not self.answer.done():  # else it was cancelled in this very turn
+            self.answer.set_result(item)
+
+    def end(self, error: BaseException | None = None) -> None:
+        self.holder = None
+        if error is None or isinstance(error, asyncio.CancelledError):
+            self.answer.cancel()
+        elif not self.answer.done():
+            self.answer.set_exception(error)
+
+
+class StreamCall(Call):
+    """One that gets items, one after another."""
+
+    __slots__ = ("_error", "_wakeup", "items")
+
+    def __init__(self, given: Member, *, max_batch_size: int, wait_s: float) -> None:
+        super().__init__(given, max_batch_size=max_batch_size, wait_s=wait_s)
+        self.items: deque[Any] = deque()  # unread
+        self._error: BaseException | None = None
+        self._wakeup: asyncio.Future[None] | None = None
+
+    def give(self, item: Any) -> None:
+        self.items.append(item)
+        self._wake()
+
+    def end(self, error: BaseException | None = None) -> None:
+        self.holder = None
+        self._error = error
+        self._wake()
+
+    def leave(self) -> None:
+        super().leave()
+        self.items.clear()
+        self._error = None
+        self._wake()
+
+    async def read(self) -> Any:
+        """The next item. Cancellation: the caller has left, as with an async generator.
+
+        Raises: the error that ended the stream, once; StopAsyncIteration after that, and after a good end.
+        """
+        if self._wakeup is not None:
+            raise RuntimeError("Somebody is reading this stream already.")
+        while not self.items:
+            if self.holder is None:
+                error, self._error = self._error, None
+                raise error if error is not None else StopAsyncIteration
+            self._wakeup = self.loop.create_future()
+            try:
+                await self._wakeup
+            except asyncio.CancelledError:
+                self.leave()
+                raise
+            finally:
+                self._wakeup = None
+        item = self.items.popleft()
+        if len(self.items) == AHEAD_ITEMS - 1 and self.holder is not None:
+            self.holder.resume()
+        return item
+
+    def _wake(self) -> None:
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)
+
+
+class Stream(AsyncIterator[Any]):
+    """What a caller holds of a StreamCall. Closing it, dropping it and cancelling a read of it all leave the batch."""
+
+    __slots__ = ("__weakref__", "_call")
+
+    def __init__(self, call: StreamCall) -> None:
+        self._call = call
+
+    async def __anext__(self) -> Any:
+        return await self._call.read()
+
+    async def aclose(self) -> None:
+        """Leave the batch. A read in progress ends as at the end of the stream."""
+        self._call.leave()
+
+    def __del__(self) -> None:
+        call = self._call
+        if call.holder is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                call.loop.call_soon_threadsafe(call.leave)  # this may be any thread, in the middle of anything
+
+
+@dataclass(slots=True)
+class Settings:
+    """What `batch` was given, and what was set since. Raises: TypeError, ValueError for what cannot be meant."""
+
+    max_batch_size: int
+    batch_wait_timeout_s: float
+    max_concurrent_batches: int
+    batch_size_fn: Callable[[list[Any]], int] | None
+    max_queued: int
+
+    def __post_init__(self) -> None:
+        self.set_max_batch_size(self.max_batch_size)
+        self.set_batch_wait_timeout_s(self.batch_wait_timeout_s)
+        if not isinstance(self.max_concurrent_batches, int) or self.max_concurrent_batches < 1:
+            raise TypeError(f"max_concurrent_batches is a whole number from 1, not {self.max_concurrent_batches!r}.")
+        if self.batch_size_fn is not None and not callable(self.batch_size_fn):
+            raise TypeError(f"batch_size_fn is a function or None, not {self.batch_size_fn!r}.")
+        if not isinstance(self.max_queued, int):
+            raise TypeError(f"max_queued is a whole number, not {self.max_queued!r}.")
+        if self.max_queued < 1:
+            raise ValueError(f"max_queued is at least 1, not {self.max_queued}.")
+
+    def set_max_batch_size(self, value: object) -> None:
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int):
+            raise TypeError(f"max_batch_size is a whole number, not {value!r}.")
+        if value < 1:
+            raise ValueError(f"max_batch_size is at least 1, not {value}.")
+        self.max_batch_size = value
+
+    def set_batch_wait_timeout_s(self, value: object) -> None:
+        if not isinstance(value, int | float):
+            raise TypeError(f"batch_wait_timeout_s is a number of seconds, not {value!r}.")
+        if not value >= 0:  # so that NaN is refused, too
+            raise ValueError(f"batch_wait_timeout_s is at least 0, not {value}.")
+        self.batch_wait_timeout_s = value
+
+
+Start = Callable[["Queue", list[Call]], Running]  # a run of the function for these calls
+
+
+class Queue:
+    """The calls of one instance, in order of arrival, until a batch takes them.
+
+    `forming` is the next batch as far as it is known; it may still grow. Behind it is what was not looked at yet, or
+    did not fit.
+    """
+
+    def __init__(self, owner: object, settings: Settings, start: Start, forget: Callable[[Queue], None]) -> None:
+        self.owner = owner
+        self.loop = asyncio.get_running_loop()
+        self.runs: dict[Running, None] = {}
+        self._settings = settings
+        self._start = start
+        self._forget = forget
+        self._forming: dict[Call, None] = {}
+        self._is_full = False  # the batch that is forming
+        self._behind: OrderedDict[Call, None] = OrderedDict()
+        self._turn: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_s: float | None = None
+
+    def add(self, call: Call) -> None:
+        """Raises: BackPressureError if too many wait."""
+        call.holder = self
+        self._behind[call] = None
+        if self._num_waiting > self._settings.max_queued:
+            self._advance()  # some may only wait for this turn to be over
+            if self._num_waiting > self._settings.max_queued and call.holder is self:
+                call.leave()
+                raise BackPressureError(f"{self._num_waiting} calls are waiting for a batch, and no more may.")
+        for run in self.runs:
+            run.resume()  # it may join there
+        self._advance_soon()
+
+    def leave(self, call: Call) -> None:
+        if call in self._forming:
+            del self._forming[call]
+            self._is_full = False
+        else:
+            del self._behind[call]
+        self._advance_soon()
+
+    def resume(self) -> None:
+        """Nothing is being read from here."""
+
+    def join(self, running: dict[Call, None]) -> list[Call]:
+        """Move calls that wait into `running`, in order and as long as they fit. Returns them."""
+        settings = self._settings
+        if not self._num_waiting or (settings.batch_size_fn is None and len(running) >= settings.max_batch_size):
+            return []
+        for call in reversed(self._forming):
+            self._behind[call] = None
+            self._behind.move_to_end(call, last=False)
+        self._forming, self._is_full = {}, False
+        num_before = len(running)
+        self._fill(running, settings.max_batch_size)
+        self._advance_soon()
+        return list(running)[num_before:]
+
+    def ended(self, run: Running) -> None:
+        """Its permit is free."""
+        del self.runs[run]
+        self._advance()
+
+    @property
+    def _num_waiting(self) -> int:
+        return len(self._forming) + len(self._behind)
+
+    def _advance_soon(self) -> None:
+        if self._turn is None:
+            self._turn = self.loop.call_soon(self._advance)
+
+    def _advance(self) -> None:
+        """Start what can be started, and set the timer for what will be."""
+        if self._turn is not None:
+            self._turn.cancel()
+            self._turn = None
+        due_s = None
+        while True:
+            if not self._is_full:
+                self._is_full = self._fill(self._forming)
+            if not self._forming or len(self.runs) >= self._settings.max_concurrent_batches:
+                break
+            first_s = next(iter(self._forming)).due_s
+            if not self._is_full and first_s > self.loop.time():
+                due_s = first_s
+                break
+            calls, self._forming, self._is_full = list(self._forming), {}, False
+            self.runs[self._start(self, calls)] = None
+        self._set_timer(due_s)
+        if not self._num_waiting and not self.runs:
+            self._forget(self)
+
+    def _set_timer(self, due_s: float | None) -> None:
+        if due_s == self._timer_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer, self._timer_s = None, due_s
+        if due_s is not None:
+            self._timer = self.loop.call_at(min(due_s, self.loop.time() + _LONGEST_TIMER_S), self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = self._timer_s = None  # some loops are early by a fraction of a millisecond; then it is set again
+        self._advance()
+
+    def _fill(self, calls: dict[Call, None], limit: int | None = None) -> bool:
+        """Move calls into a batch while they fit; those that never could are failed. Returns whether it is full."""
+        while self._behind:
+            call = next(iter(self._behind))
+            most = limit or next(iter(calls), call).max_batch_size
+            try:
+                size = self._size(calls, call)
+                if size > most:
+                    alone, limit_alone = (self._size({}, call), call.max_batch_size) if calls else (size, most)
+                    if alone > limit_alone:
+                        raise RuntimeError(f"The size of this call, {alone}, is above max_batch_size={limit_alone}.")
+            except (Exception, asyncio.CancelledError) as error:  # it is this call that the function cannot measure
+                del self._behind[call]
+                call.end(RuntimeError("batch_size_fn raised StopIteration.") if type(error) is StopIteration else error)
+                continue
+            if size > most:
+                return True
+            del self._behind[call]
+            calls[call] = None
+            if size >= most:
+                return True
+        return False
+
+    def _size(self, calls: dict[Call, None], call: Call) -> int:
+        measure = self._settings.batch_size_fn
+        return len(calls) + 1 if measure is None else measure([member.given.first for member in (*calls, call)])

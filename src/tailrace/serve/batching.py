@@ -1,0 +1,282 @@
+"""`@serve.batch`: a function that takes lists, called by many with one element each.
+
+It stands in for Ray Serve's decorator, and differs where that one loses calls or work:
+
+1. Each instance of a class has a queue of its own, and so has each event loop. A function is a method if its first
+   parameter is called `self` or `cls`.
+2. A batch closes when it can run, not before: what arrives while the function is busy joins it until it is full.
+3. The function is cancelled when every caller has left. A generator whose callers are all finished is asked for one
+   more item, so that what stands behind its last yield runs, and closed if it has one.
+4. An exception that stands in a caller's place is raised to that caller alone. The classes StopIteration and
+   StopAsyncIteration end a caller's stream; an instance of either is an item like any other.
+5. Every parameter arrives as a list, with defaults filled in for those who left it out.
+6. Nothing is unbounded: neither the calls that wait (`max_queued`) nor the items that nobody reads. A generator pauses
+   while all its callers have 64 unread; who has 4096 while others read is failed, and what it had not read is dropped.
+7. The function runs in the context (`contextvars`) in which it was decorated, not in some caller's.
+
+Queues for each multiplexed model are to come with multiplexing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import dataclasses
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from statistics import fmean
+from typing import Any, Protocol, TypeVar, overload
+
+from tailrace.serve._batches import Batch, ContinuousRun, PlainRun, StreamRun
+from tailrace.serve._calls import Call, Member, PlainCall, Queue, Running, Settings, Stream, StreamCall
+from tailrace.serve.context import max_ongoing_requests
+
+__all__ = ["Batch", "Member", "batch"]
+
+logger = logging.getLogger("tailrace.serve")
+
+CallT = TypeVar("CallT", bound=Call)
+
+
+class Batched(Protocol):
+    """A decorated function. No type can say that its lists have become elements: hence the Anys."""
+
+    __name__: str
+    __wrapped__: Callable[..., Any]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """An awaitable, or an async iterator."""
+
+    def set_max_batch_size(self, max_batch_size: int) -> None:
+        """For batches whose first call is yet to come. Raises: TypeError, ValueError."""
+
+    def set_batch_wait_timeout_s(self, batch_wait_timeout_s: float) -> None:
+        """For batches whose first call is yet to come. Raises: TypeError, ValueError."""
+
+    def _get_max_batch_size(self) -> int: ...
+    def _get_batch_wait_timeout_s(self) -> float: ...
+    def _get_curr_iteration_start_times(self) -> StartTimes: ...
+    async def _is_batching_task_alive(self) -> bool: ...
+    async def _get_handling_task_stack(self) -> str: ...
+
+
+@overload
+def batch(_func: Callable[..., Any], /) -> Batched: ...
+@overload
+def batch(
+    _func: None = None,
+    /,
+    max_batch_size: int = 10,
+    batch_wait_timeout_s: float = 0.01,
+    max_concurrent_batches: int = 1,
+    *,
+    batch_size_fn: Callable[[list[Any]], int] | None = None,
+    max_queued: int = 1000,
+    continuous: bool = False,
+) -> Callable[[Callable[..., Any]], Batched]: ...
+def batch(
+    _func: Callable[..., Any] | None = None,
+    /,
+    max_batch_size: int = 10,
+    batch_wait_timeout_s: float = 0.01,
+    max_concurrent_batches: int = 1,
+    *,
+    batch_size_fn: Callable[[list[Any]], int] | None = None,
+    max_queued: int = 1000,
+    continuous: bool = False,
+) -> Any:
+    """Answer many calls with one call of an `async def` function, which takes and gives lists.
+
+    A coroutine function returns one result for each call; an async generator function yields lists with one item for
+    each call of its batch, those finished included. The decorated generator function returns an async iterator at
+    once, and its call is queued by then.
+
+    A batch starts when it holds `max_batch_size` calls, or when its first one has waited `batch_wait_timeout_s`, and
+    fewer than `max_concurrent_batches` are running. With 0 it takes what was called in the same turn of the event loop.
+    `batch_size_fn` measures a list of first arguments, if their number is not what `max_batch_size` is to limit.
+    `set_max_batch_size` and `set_batch_wait_timeout_s` of the decorated function change these for batches whose first
+    call is yet to come.
+
+    With `continuous` calls join and leave a running generator: it takes one `Batch`, and yields a mapping of
+    `Member` to item, or to StopIteration when that one is finished. Callers may give any arguments.
+
+    Cancellation: a caller that is cancelled leaves its batch, which goes on while there are others.
+    Raises: TypeError, ValueError for what cannot be meant. A call raises TypeError if it does not fit the function,
+    BackPressureError if `max_queued` others wait, RuntimeError if `batch_size_fn` finds it too large for any batch,
+    RayServeException if the function gives more or less than it was given, and otherwise what the function raises.
+    """
+
+    settings = Settings(max_batch_size, batch_wait_timeout_s, max_concurrent_batches, batch_size_fn, max_queued)
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        batcher = _Batcher(function, dataclasses.replace(settings), continuous=continuous)
+        if inspect.isasyncgenfunction(function):
+
+            @functools.wraps(function)
+            def batched(*args: Any, **kwargs: Any) -> Any:
+                return Stream(batcher.call(StreamCall, args, kwargs))
+        else:
+
+            @functools.wraps(function)
+            async def batched(*args: Any, **kwargs: Any) -> Any:
+                call = batcher.call(PlainCall, args, kwargs)
+                try:
+                    return await call.answer
+                finally:
+                    call.leave()
+
+        for name, attribute in batcher.attributes().items():
+            setattr(batched, name, attribute)
+        return batched
+
+    return decorate if _func is None else decorate(_func)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class StartTimes:
+    """When the batches that run now were started, in seconds since 1970."""
+
+    start_times: tuple[float, ...]
+
+    @property
+    def min_start_time(self) -> float | None:
+        return min(self.start_times, default=None)
+
+    @property
+    def mean_start_time(self) -> float | None:
+        return fmean(self.start_times) if self.start_times else None
+
+    @property
+    def max_start_time(self) -> float | None:
+        return max(self.start_times, default=None)
+
+
+class _Batcher:
+    """One decorated function: its settings, and the queues of those who call it."""
+
+    def __init__(self, function: Callable[..., Any], settings: Settings, *, continuous: bool) -> None:
+        is_stream = inspect.isasyncgenfunction(function)
+        if not is_stream and not inspect.iscoroutinefunction(function):
+            raise TypeError("Functions decorated with @serve.batch must be 'async def'.")
+        if continuous and not is_stream:
+            raise TypeError("With continuous=True the function is an async generator: 'async def' with 'yield'.")
+        self._function = function
+        self._name = getattr(function, "__qualname__", repr(function))
+        self._settings = settings
+        self._continuous = continuous
+        self._run_type = ContinuousRun if continuous else StreamRun if is_stream else PlainRun
+        signature = inspect.signature(function)
+        parameters = list(signature.parameters.values())
+        self._is_method = bool(parameters) and parameters[0].name in ("self", "cls")
+        self._signature = signature.replace(parameters=parameters[self._is_method :])
+        if continuous:
+            self._signature.bind(None)  # it takes the batch, and nothing else
+        self.__setstate__({})
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what belongs to this process. A decorated function goes wherever its module goes."""
+        local = ("_context", "_queues", "_warned")
+        return {name: value for name, value in self.__dict__.items() if name not in local}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._context = contextvars.copy_context()
+        self._warned: tuple[int, int] | None = None
+        # By loop, then by id of the instance. A queue is here while it has calls, which keep its instance alive, so
+        # that an id means what it says; an idle instance is held by nobody, whatever it is made of.
+        self._queues: dict[asyncio.AbstractEventLoop, dict[int, Queue]] = {}
+
+    def call(self, kind: type[CallT], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallT:
+        """Queue a call. Raises: TypeError if it does not fit the function; BackPressureError."""
+        owner = None
+        if self._is_method:
+            if not args:
+                raise TypeError(f"{self._name}() is called without its instance.")
+            owner, *rest = args
+            args = tuple(rest)
+        if not self._continuous:
+            bound = self._signature.bind(*args, **kwargs)
+            bound.apply_defaults()
+            args, kwargs = bound.args, bound.kwargs
+        settings = self._settings
+        call = kind(Member(args, kwargs), max_batch_size=settings.max_batch_size, wait_s=settings.batch_wait_timeout_s)
+        self._queue(owner, call.loop).add(call)
+        return call
+
+    def _queue(self, owner: object, loop: asyncio.AbstractEventLoop) -> Queue:
+        queue = self._queues.get(loop, {}).get(id(owner))
+        if queue is None:
+            for other in list(self._queues):
+                if other.is_closed():  # with calls that nobody answers any more
+                    self._queues.pop(other, None)
+            queue = Queue(owner, self._settings, self._start, self._forget)
+            self._queues.setdefault(loop, {})[id(owner)] = queue
+            self._warn()
+        return queue
+
+    def _start(self, queue: Queue, calls: list[Call]) -> Running:
+        function = self._function if queue.owner is None else functools.partial(self._function, queue.owner)
+        return self._run_type(function, calls, queue, self._context.copy())
+
+    def _forget(self, queue: Queue) -> None:
+        """It has no calls any more."""
+        queues = self._queues.get(queue.loop, {})
+        if queues.get(id(queue.owner)) is queue:
+            del queues[id(queue.owner)]
+            if not queues:
+                del self._queues[queue.loop]
+
+    def _warn(self) -> None:
+        settings, bound = self._settings, max_ongoing_requests()
+        needed = settings.max_batch_size * settings.max_concurrent_batches
+        if bound is not None and bound < needed and self._warned != (bound, needed):
+            self._warned = (bound, needed)
+            logger.warning(
+                "%s can batch %d requests (max_batch_size=%d, max_concurrent_batches=%d), but its deployment takes no "
+                "more than max_ongoing_requests=%d at once: such batches never fill.",
+                self._name,
+                needed,
+                settings.max_batch_size,
+                settings.max_concurrent_batches,
+                bound,
+            )
+
+    def _runs(self) -> list[Running]:
+        return [run for queues in list(self._queues.values()) for queue in list(queues.values()) for run in queue.runs]
+
+    def attributes(self) -> dict[str, Callable[..., Any]]:
+        """What the decorated function is asked, reached through an instance or not."""
+        return {
+            "set_max_batch_size": self.set_max_batch_size,
+            "set_batch_wait_timeout_s": self._settings.set_batch_wait_timeout_s,
+            "_get_max_batch_size": self.get_max_batch_size,
+            "_get_batch_wait_timeout_s": self.get_batch_wait_timeout_s,
+            "_get_curr_iteration_start_times": self.get_start_times,
+            "_is_batching_task_alive": self.is_alive,
+            "_get_handling_task_stack": self.get_stack,
+        }
+
+    def set_max_batch_size(self, max_batch_size: int) -> None:
+        """Raises: TypeError, ValueError."""
+        self._settings.set_max_batch_size(max_batch_size)
+        self._warned = None
+        self._warn()
+
+    def get_max_batch_size(self) -> int:
+        return self._settings.max_batch_size
+
+    def get_batch_wait_timeout_s(self) -> float:
+        return self._settings.batch_wait_timeout_s
+
+    def get_start_times(self) -> StartTimes:
+        return StartTimes(tuple(run.started_s for run in self._runs()))
+
+    async def is_alive(self) -> bool:
+        """Always: batches are started by their calls, and no task stands behind them that could be lost."""
+        return True
+
+    async def get_stack(self) -> str:
+        """Where the running batches are, or nothing."""
+        return "".join(run.stack() for run in self._runs())

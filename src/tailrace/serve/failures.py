@@ -1,0 +1,55 @@
+"""What is told of an exception in a user's code: where it was, and nothing of ours around it."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import traceback
+from pathlib import Path
+
+from tailrace.serve.boot import Failed
+
+__all__ = ["TargetError", "failed"]
+
+_PACKAGES = {
+    "PIL": "pillow",
+    "bs4": "beautifulsoup4",
+    "cv2": "opencv-python",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+}
+_BETWEEN = (str(Path(__file__).parent.parent), "<frozen importlib", str(Path(importlib.__file__).parent))
+
+
+class TargetError(Exception):
+    """What was named is no app. The message says what to do."""
+
+
+def failed(error: BaseException, what: str) -> Failed:
+    """What is told of an error in the user's code, without frames of ours."""
+    if isinstance(error, TargetError):
+        return Failed(str(error))
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        package = error.name.partition(".")[0]
+        wanted = what.removeprefix("importing ").partition(":")[0] if what.startswith("importing ") else ""
+        if f"{wanted}.".startswith(f"{error.name}."):  # it, or a package that it would be in
+            return Failed(f"There is no module {error.name} here. --app-dir says where to look.")
+        line = f"{what}: the package {package} is missing. Try: pip install {_PACKAGES.get(package, package)}"
+        return Failed(line, _traceback(error))
+    kind, words = type(error).__name__, str(error).strip().partition("\n")[0]
+    return Failed(f"{what} raised {kind}: {words}" if words else f"{what} raised {kind}.", _traceback(error))
+
+
+def _traceback(error: BaseException) -> str:
+    """From the first line of the user's own on, where there is one in the app's directory."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_BETWEEN)]
+    theirs = next((n for n, frame in enumerate(frames) if _is_theirs(frame.filename)), 0)
+    if frames:
+        lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames[theirs:])]
+        return "".join([*lines, *traceback.format_exception_only(error)])
+    in_place = isinstance(error, SyntaxError) or "\n" in str(error)  # what tells more than the one line of `failed`
+    return "".join(traceback.format_exception_only(error)) if in_place else ""
+
+
+def _is_theirs(filename: str) -> bool:
+    return filename.startswith(os.getcwd() + os.sep) and "site-packages" not in filename

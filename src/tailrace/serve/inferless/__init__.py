@@ -1,0 +1,20 @@
+"""Apps written for Inferless, served as they stand: a folder with `app.py`, `input_schema.py` and their settings.
+
+`load_app` makes an ASGI app of one.
+"""
+
+from __future__ import annotations
+
+from tailrace.serve.inferless.app import InferlessApp, load_app
+from tailrace.serve.inferless.errors import AppError, AppFailed, OutputError, StreamCancelled
+from tailrace.serve.inferless.handler import StreamOutputHandler
+
+__all__ = [
+    "AppError",
+    "AppFailed",
+    "InferlessApp",
+    "OutputError",
+    "StreamCancelled",
+    "StreamOutputHandler",
+    "load_app",
+]

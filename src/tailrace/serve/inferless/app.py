@@ -1,0 +1,277 @@
+"""A folder's app as an ASGI one, on Triton's v2 wire.
+
+Divergences, on purpose: 1. `infer` of a streaming app answers with the stream if the client accepts one. 2. A unary app
+that is asked for a stream answers with one event. 3. Binary tensors are refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tailrace import __version__
+from tailrace.dialects.bodies import read_json, require_json_or_curl, to_json
+from tailrace.errors import BodyTooLarge, RequestError, TailraceError, UnknownModel, UnsupportedParameter
+from tailrace.serve.inferless.errors import AppFailed, OutputError
+from tailrace.serve.inferless.fields import instance_of
+from tailrace.serve.inferless.loading import Loaded, load
+from tailrace.serve.inferless.model import Answer, Model
+from tailrace.serve.inferless.wire import VERSION, Asked, read, tensors_of, values_of
+
+__all__ = ["InferlessApp", "load_app"]
+
+logger = logging.getLogger("tailrace.serve")
+
+_WORKSPACE = re.compile(r"_[0-9a-f]{32}$")  # what the vendor puts behind a model's name
+_SSE = "text/event-stream"
+_BODY_BYTES = 64 * 2**20
+_LEFT = 499  # nobody sees it
+_BINARY = "inference-header-content-length"
+
+
+def load_app(folder: Path, *, name: str | None = None, concurrency: int = 1) -> InferlessApp:
+    """An app.py with its settings, imported and constructed, as something that can be served.
+
+    `concurrency` is how many calls of `infer` may run at once; the vendor's default, for which apps are written, is 1.
+
+    Raises: AppError for what is no app; whatever the app's own code raises.
+    """
+    if concurrency < 1:
+        raise ValueError("concurrency is at least 1.")
+    return InferlessApp(load(Path(folder), name), concurrency)
+
+
+class InferlessApp:
+    """An ASGI app. Its lifespan is the model's: `initialize` before the first request, `finalize` after the last."""
+
+    def __init__(self, loaded: Loaded, concurrency: int = 1) -> None:
+        self.name = loaded.name
+        self.notes = loaded.notes
+        self.is_streaming = loaded.settings.is_streaming
+        self._loaded = loaded
+        self._model = Model(loaded, concurrency)
+        of_server = [("", self._show_server), ("/health/live", self._show_live), ("/health/ready", self._show_ready)]
+        of_model = [("", self._show_model), ("/ready", self._show_ready)]
+        verbs = [("/infer", self._infer), ("/generate", self._generate), ("/generate_stream", self._generate_stream)]
+        model = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
+        routes = [Route("/v2" + path, show) for path, show in of_server]
+        routes += [Route(base + path, show) for base in model for path, show in of_model]
+        routes += [Route(base + path, ask, methods=["POST"]) for base in model for path, ask in verbs]
+        self._app = Starlette(
+            routes=routes,
+            lifespan=self._lifespan,
+            exception_handlers={TailraceError: _refuse, HTTPException: _refuse_http},
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+    def example(self) -> tuple[str, dict[str, object]]:
+        """A path and a body to try the app with, made of the schema's examples."""
+        verb = "generate_stream" if self.is_streaming else "generate"
+        return f"/v2/models/{self.name}/{verb}", {"parameters": self._loaded.inputs.sample()}
+
+    @property
+    def max_ongoing_requests(self) -> int:
+        """How many requests it takes in before it answers 429: what runs at once, and a hundred that wait."""
+        return self._model.max_pending
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        await self._model.start()
+        try:
+            yield
+        finally:
+            await self._model.stop()
+
+    # Shown
+
+    async def _show_server(self, request: Request) -> Response:
+        return _json({"name": "tailrace", "version": __version__, "extensions": ["generate"]})
+
+    async def _show_live(self, request: Request) -> Response:
+        return _json({"live": True})
+
+    async def _show_ready(self, request: Request) -> Response:
+        named = {"name": self._named(request)} if "model" in request.path_params else {}
+        is_ready = self._model.is_ready
+        return _json({**named, "ready": is_ready}, 200 if is_ready else 503)
+
+    async def _show_model(self, request: Request) -> Response:
+        body = {"name": self._named(request), "versions": [VERSION], "platform": "tailrace"}
+        loaded = self._loaded
+        return _json({**body, "inputs": loaded.inputs.tensors(), "outputs": loaded.outputs.tensors()})
+
+    # Asked
+
+    async def _infer(self, request: Request) -> Any:  # Any: what Starlette calls as an ASGI app
+        if self.is_streaming:
+            if _SSE not in request.headers.get("accept", ""):
+                raise RequestError("This app streams: ask generate_stream, or accept text/event-stream.")
+            return await self._generate_stream(request)
+        asked, head = await self._asked(request)
+        result = await self._whole(request, asked)
+        if result is None:
+            return Response(status_code=_LEFT)
+        tensors = tensors_of(result)
+        if asked.outputs:
+            tensors = [tensor for tensor in tensors if tensor["name"] in asked.outputs]
+            if len(tensors) < len(set(asked.outputs)):
+                raise RequestError("The app has not given every output that was asked for.", param="outputs")
+        return _json({**head, "outputs": tensors})
+
+    async def _generate(self, request: Request) -> Response:
+        if self.is_streaming:
+            raise RequestError("This app streams: ask generate_stream.")
+        asked, head = await self._asked(request, stream=False)
+        result = await self._whole(request, asked)
+        return Response(status_code=_LEFT) if result is None else _json({**head, **values_of(result)})
+
+    async def _generate_stream(self, request: Request) -> Any:  # Any: as `_infer`
+        asked, head = await self._asked(request, stream=True)
+        items = _Events(self._ask(asked), head, is_raw=not self.is_streaming)
+        return _BeforeFirst(open_stream(items))
+
+    async def _asked(self, request: Request, *, stream: bool | None = None) -> tuple[Asked, dict[str, object]]:
+        """What is asked, and what stands at the head of each answer to it. Raises: RequestError."""
+        name = self._named(request)
+        if _BINARY in request.headers:
+            raise UnsupportedParameter("Binary tensors are not supported: send data in the JSON.", param=_BINARY)
+        if request.headers.get("content-type"):
+            require_json_or_curl(request.headers)
+        asked = read(read_json(await _body(request)), self._loaded.inputs)
+        if None not in (asked.stream, stream) and asked.stream != stream:
+            raise RequestError("stream: ask generate_stream for a stream, and generate for none.", param="stream")
+        head: dict[str, object] = {} if asked.request_id is None else {"id": asked.request_id}
+        return asked, {**head, "model_name": name, "model_version": VERSION}
+
+    def _named(self, request: Request) -> str:
+        """The model's name as it was asked for. Raises: UnknownModel."""
+        name: str = request.path_params["model"]
+        if self.name not in (name, _WORKSPACE.sub("", name)):
+            raise UnknownModel(f"This server runs {self.name}; there is no such model here.", param="model")
+        if request.path_params.get("version", VERSION) != VERSION:
+            raise UnknownModel(f"The only version is {VERSION}.", param="version")
+        return name
+
+    def _ask(self, asked: Asked) -> Answer:
+        """Raises: RequestError for what the app's own model of a request does not let through."""
+        form = self._loaded.request_class
+        return self._model.ask(asked.inputs if form is None else instance_of(form, asked.inputs))
+
+    async def _whole(self, request: Request, asked: Asked) -> object:
+        """What a unary app gives; None if the client has left before. Raises: QueueFull, AppFailed."""
+        answer = self._ask(asked)
+        leaving = asyncio.create_task(_left(request.receive))
+        waiting = asyncio.create_task(_first(answer))
+        try:
+            await asyncio.wait({leaving, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            return waiting.result() if waiting.done() else None
+        finally:
+            leaving.cancel()
+            waiting.cancel()
+            await answer.aclose()
+
+
+def open_stream(items: AsyncIterator[dict[str, Any]]) -> ASGIApp:  # Any: what JSON holds
+    """The front gives it an id, a log, resume and cancel."""
+    from tailrace.serve.stream import stream
+
+    return stream(items, wire="triton")
+
+
+class _Events:
+    """An app's answer as the events of this wire."""
+
+    def __init__(self, answer: Answer, head: dict[str, object], *, is_raw: bool) -> None:
+        self._answer = answer
+        self._head = head
+        self._is_raw = is_raw
+
+    def __aiter__(self) -> _Events:
+        return self
+
+    async def __anext__(self) -> dict[str, Any]:  # Any: what JSON holds
+        values = await anext(self._answer)
+        return {**self._head, **(values_of(values) if self._is_raw else values)}
+
+    async def aclose(self) -> None:
+        await self._answer.aclose()
+
+
+class _BeforeFirst:
+    """Answers with a status what goes wrong before a stream has begun."""
+
+    def __init__(self, response: ASGIApp) -> None:
+        self._response = response
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        has_begun = False
+
+        async def note(message: Message) -> None:
+            nonlocal has_begun
+            has_begun = True
+            await send(message)
+
+        try:
+            await self._response(scope, receive, note)
+        except TailraceError as error:
+            if has_begun:
+                raise
+            await _refusal(error)(scope, receive, send)
+
+
+async def _body(request: Request) -> bytes:
+    """Raises: BodyTooLarge."""
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _BODY_BYTES:
+            raise BodyTooLarge(f"The body is larger than {_BODY_BYTES} bytes.")
+    return bytes(body)
+
+
+async def _first(answer: Answer) -> object:
+    return await anext(answer, None)
+
+
+async def _left(receive: Receive) -> None:
+    """Return when the client is gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _refusal(error: TailraceError) -> Response:
+    if isinstance(error, OutputError):
+        logger.error("an output cannot be sent: %s", error.message)
+    elif error.status == 500 and not isinstance(error, AppFailed):
+        logger.error("a request failed", exc_info=error)
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+    return _json({"error": error.message}, error.status, headers)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    assert isinstance(error, TailraceError)
+    return _refusal(error)
+
+
+async def _refuse_http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return _json({"error": f"{error.detail}."}, error.status_code, dict(error.headers or {}))
+
+
+def _json(body: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(to_json(body), status, headers, "application/json")

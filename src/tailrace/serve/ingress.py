@@ -1,0 +1,156 @@
+"""How the web reaches a deployment: an ASGI app of the user's, whose routes may be methods of the class."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from types import FunctionType, MethodType
+from typing import Any, cast
+
+from starlette.types import ASGIApp
+
+from tailrace.serve.asgi import answer_refusals
+from tailrace.serve.calling import call
+
+__all__ = ["asgi_of", "has_ingress", "ingress", "is_asgi"]
+
+_MARK = "__tailrace_ingress__"
+
+
+class _Built:
+    """The app is what the class builds in `__serve_build_asgi_app__`."""
+
+
+def ingress(
+    app: ASGIApp | Callable[[], ASGIApp] | Callable[[], Awaitable[ASGIApp]] | None = None,
+) -> Callable[..., type[Any]]:
+    """Have a deployment's class answered for by an ASGI app, which may be FastAPI with routes on the class's methods,
+    or by what a function builds in each process. Applied to no class, it makes one. It stands inside
+    `@serve.deployment`.
+
+    Raises: TypeError for what is no app, or a class with a `__call__` of its own.
+    """
+    if app is not None and not callable(app):
+        raise TypeError("serve.ingress takes an ASGI app, or a function that makes one.")
+
+    def decorate(body: type[Any] | None = None) -> type[Any]:  # Any: the user's
+        if body is None:
+            body = type("ASGIIngress", (), {})
+        if not inspect.isclass(body):
+            raise TypeError("serve.ingress stands on a class, inside of @serve.deployment.")
+        if "__call__" in vars(body):
+            raise TypeError(f"{body.__name__} has a __call__ already: either that or an ingress answers requests.")
+        setattr(body, _MARK, app if app is not None else _Built())
+        return body
+
+    return decorate
+
+
+def has_ingress(body: type[Any]) -> bool:  # Any: the user's
+    """Whether `ingress` stands on the class."""
+    return hasattr(body, _MARK)
+
+
+def is_asgi(app: object) -> bool:
+    """Whether it takes a scope, and how to receive and send."""
+    if not callable(app) or inspect.isclass(app):
+        return False
+    function = app if inspect.isroutine(app) else type(app).__call__
+    try:
+        inspect.signature(function).bind(*([None] * (3 if inspect.isroutine(app) else 4)))
+    except (TypeError, ValueError):
+        return False
+    return inspect.iscoroutinefunction(function) or not inspect.isroutine(app)
+
+
+async def asgi_of(instance: Any) -> ASGIApp:  # Any: the user's
+    """The ASGI app that answers for a constructed deployment, or for a function."""
+    app = getattr(type(instance), _MARK, None)
+    if app is None:
+        return _request_app(instance)
+    if isinstance(app, _Built):
+        app = instance.__serve_build_asgi_app__()
+        app = await app if inspect.isawaitable(app) else app
+        return cast(ASGIApp, app)
+    if not is_asgi(app):
+        app = app()
+        if isinstance(app, Awaitable):
+            app = await app
+    if not is_asgi(app):
+        raise TypeError("What serve.ingress was given did not make an ASGI app.")
+    _bind_routes(app, instance)
+    answer_refusals(app)
+    return cast(ASGIApp, app)
+
+
+def _bind_routes(app: Any, instance: object) -> None:  # Any: Starlette's, FastAPI's, or whatever
+    """Have the routes that are methods of the deployment's class called with it as `self`, and drop those of others."""
+    router = getattr(app, "router", app)
+    routes = getattr(router, "routes", None)
+    if not isinstance(routes, list):
+        return
+    ours = {cls.__qualname__ for cls in type(instance).__mro__}
+    kept = []
+    for route in routes:
+        endpoint = getattr(route, "endpoint", None)
+        owner = _owner(endpoint)
+        if owner is None:
+            included = getattr(route, "original_router", None)  # how newer FastAPIs keep what was included
+            if included is not None:
+                _bind_routes(included, instance)
+            kept.append(route)
+        elif owner in ours:
+            kept.append(_with_endpoint(route, MethodType(cast(FunctionType, endpoint), instance)))
+    routes[:] = kept
+
+
+def _owner(endpoint: object) -> str | None:
+    """The class whose method it is, as far as its name tells."""
+    if not inspect.isfunction(endpoint):
+        return None
+    owner, _, _ = endpoint.__qualname__.rpartition(".")
+    if not owner or owner.endswith("<locals>") or next(iter(inspect.signature(endpoint).parameters), "") != "self":
+        return None
+    return owner
+
+
+def _with_endpoint(route: Any, endpoint: MethodType) -> Any:  # Any: of some class of route
+    """The same route, made anew: what a framework reads of a signature it reads when a route is made."""
+    given = {
+        name: getattr(route, name)
+        for name in inspect.signature(type(route).__init__).parameters
+        if name not in ("self", "endpoint") and hasattr(route, name)
+    }
+    return type(route)(**given, endpoint=endpoint)
+
+
+def _request_app(instance: Any) -> ASGIApp:
+    """For what is called with a request and gives back what is to be answered."""
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+
+    def answer(result: Any) -> ASGIApp:
+        if isinstance(result, Response) or is_asgi(result):
+            return cast(ASGIApp, result)
+        if isinstance(result, str):
+            return PlainTextResponse(result)
+        if isinstance(result, bytes):
+            return Response(result)
+        if hasattr(result, "__aiter__") or inspect.isgenerator(result):
+            return StreamingResponse(result, media_type="text/plain")
+        return JSONResponse(result)
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan":
+            while (await receive())["type"] != "lifespan.shutdown":
+                await send({"type": "lifespan.startup.complete"})
+            await send({"type": "lifespan.shutdown.complete"})
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})
+        elif not callable(instance):
+            await PlainTextResponse("This deployment is called by others only.", 404)(scope, receive, send)
+        else:
+            result = await call(instance, (Request(scope, receive),), {})
+            await answer(result)(scope, receive, send)
+
+    return app

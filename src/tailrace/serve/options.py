@@ -1,0 +1,122 @@
+"""What can be said of a deployment, and what of Ray Serve's options means nothing on one machine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+__all__ = ["REMARKS", "BackpressureConfig", "DeploymentOptions", "read_options"]
+
+# What was said about options that mean nothing here. Every process of an app reads them; the user hears of them once.
+REMARKS: list[str] = []
+
+# Known from Ray Serve, and without meaning here. What is said in their place.
+_MEANINGLESS = {
+    "autoscaling_config": "the number of processes is num_replicas",
+    "deployment_actors": "there are no actors",
+    "gang_scheduling_config": "there is one machine",
+    "logging_config": "logs go to stderr",
+    "max_constructor_retry_count": "processes are started again for as long as it takes",
+    "max_replicas_per_node": "there is one machine",
+    "max_surge_percent": "a changed app is started anew",
+    "placement_group_bundles": "there is one machine",
+    "placement_group_strategy": "there is one machine",
+    "ray_actor_options": "a process may use the whole machine",
+    "request_router_config": "the process with the least to do is taken",
+    "rolling_update_percentage": "a changed app is started anew",
+    "graceful_shutdown_wait_loop_s": "nothing is polled",
+}
+
+
+class BackpressureConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How a caller is told that too many are waiting."""
+
+    status_code: int = 429
+    retry_after_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.status_code not in (429, 503):
+            raise ValueError("status_code of backpressure_config is 429 or 503.")
+        if not 0 <= self.retry_after_s < math.inf:
+            raise ValueError("retry_after_s of backpressure_config is 0 or more.")
+
+
+class DeploymentOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Units end the names: `_s` seconds."""
+
+    name: str
+    num_replicas: int = 1  # processes
+    max_ongoing_requests: int = 100  # in one process
+    max_queued_requests: int = 1000  # waiting for any of the processes
+    graceful_shutdown_timeout_s: float = 20.0
+    health_check_period_s: float = 10.0
+    health_check_timeout_s: float = 30.0
+    user_config: Any = None  # whatever `reconfigure` takes, as long as JSON can hold it
+    backpressure_config: BackpressureConfig = BackpressureConfig()
+
+
+_NAMES = frozenset(field.name for field in msgspec.structs.fields(DeploymentOptions))
+_LEAST = {
+    "num_replicas": 1,
+    "max_ongoing_requests": 1,
+    "max_queued_requests": 0,
+    "graceful_shutdown_timeout_s": 0,
+    "health_check_period_s": 0.01,
+    "health_check_timeout_s": 0.01,
+}
+_MOST = {"num_replicas": 256}
+
+
+def read_options(given: Mapping[str, Any], base: DeploymentOptions) -> tuple[DeploymentOptions, dict[str, Any]]:
+    """`base` with what is given in its place, and what means something on Ray alone; REMARKS says so.
+
+    Raises: TypeError for an option that nobody knows or of the wrong type, ValueError for one out of range.
+    """
+    values = {name: value for name, value in given.items() if value is not None or name == "user_config"}
+    if "version" in values:
+        raise ValueError("The option version is gone; a changed app is started anew.")
+    unknown = sorted(values.keys() - _NAMES - _MEANINGLESS.keys())
+    if unknown:
+        raise TypeError(f"Deployments have no option {unknown[0]}.")
+    foreign: dict[str, Any] = {}
+    for name in sorted(values.keys() & _MEANINGLESS.keys()):
+        REMARKS.append(f"{base.name}: {name} means nothing here: {_MEANINGLESS[name]}.")
+        foreign[name] = values.pop(name)
+    if values.get("num_replicas") == "auto":
+        REMARKS.append(f'{base.name}: num_replicas="auto" means nothing here: it is 1 until you name a number.')
+        foreign["num_replicas"], values["num_replicas"] = "auto", 1
+    if values.get("max_queued_requests") == -1:
+        REMARKS.append(f"{base.name}: max_queued_requests=-1 would let callers wait without bound: it is 1000.")
+        foreign["max_queued_requests"], values["max_queued_requests"] = -1, 1000
+    _check(values)
+    return msgspec.structs.replace(base, **values), foreign
+
+
+def _check(values: dict[str, Any]) -> None:
+    if "name" in values and (not isinstance(values["name"], str) or "#" in values["name"] or not values["name"]):
+        raise ValueError("The name of a deployment is text without #.")
+    for name, least in _LEAST.items():
+        if name not in values:
+            continue
+        value = values[name]
+        kinds = (int,) if name.startswith(("num_", "max_")) else (int, float)
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise TypeError(f"{name} is a whole number." if kinds == (int,) else f"{name} is a number.")
+        most = _MOST.get(name, 10**9)
+        if not least <= value <= most:
+            raise ValueError(f"{name} is at most {most}." if value > most else f"{name} is at least {least}.")
+    if "backpressure_config" in values:
+        try:
+            values["backpressure_config"] = msgspec.convert(
+                values["backpressure_config"], BackpressureConfig, from_attributes=True
+            )
+        except msgspec.ValidationError as error:
+            raise ValueError(f"backpressure_config: {str(error).rstrip('.')}.") from None
+    if values.get("user_config") is not None:
+        try:
+            msgspec.json.encode(values["user_config"])
+        except (TypeError, ValueError):
+            raise TypeError("user_config is what JSON can hold.") from None

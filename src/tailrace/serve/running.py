@@ -1,0 +1,255 @@
+"""Running apps from a script, a notebook or a test: `serve.run(app)`.
+
+The apps run as under `tailrace run`, in processes of their own with a front of their own beside this one. This process
+is one more that calls them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import io
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+import msgspec
+from starlette.datastructures import State
+
+from tailrace.serve.boot import AppTarget, Failed
+from tailrace.serve.deployment import Application, Deployment, nodes
+from tailrace.serve.exceptions import RayServeException
+from tailrace.serve.handles import DeploymentHandle, connect, disconnect, is_connected
+from tailrace.serve.link import Channel, ChannelClosed, Link
+
+__all__ = ["Ordered", "Started", "get_app_handle", "get_deployment_handle", "run", "shutdown", "start"]
+
+_START_S = 900.0
+_STOP_S = 60.0
+
+
+class Ordered(msgspec.Struct, frozen=True):
+    """What the front beside is told to run: apps with their route prefixes, and settings."""
+
+    apps: list[tuple[AppTarget, str]]
+    settings: dict[str, Any]  # Any: of each setting's type
+
+
+class Started(msgspec.Struct, frozen=True):
+    """What it answers."""
+
+    url: str = ""
+    failure: Failed | None = None
+
+
+class _Front:
+    """The process beside, and this one's link to it on a thread with a loop."""
+
+    def __init__(self) -> None:
+        self.apps: dict[str, tuple[Application, str]] = {}
+        self.settings: dict[str, Any] = {}  # Any: of each setting's type
+        self._process: subprocess.Popen[bytes] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread
+        self._link: Link | None = None
+        self.directory = tempfile.TemporaryDirectory(prefix="tailrace-run-")
+
+    def start(self) -> str:
+        """Its address, when all apps run. Raises: RayServeException with the user's traceback."""
+        targets = [(self._target(name, app), prefix) for name, (app, prefix) in self.apps.items()]
+        self.stop()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tailrace.hosting.driven", str(theirs.fileno()), str(os.getpid())],
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+                process_group=0,  # Ctrl-C on the terminal is for this process, which then says what is to be done
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
+            )
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="tailrace-run")
+        self._thread.start()
+        started = asyncio.run_coroutine_threadsafe(self._order(ours, targets), self._loop).result(_START_S)
+        if started.failure is not None:
+            self.stop()
+            raise RayServeException(f"{started.failure.message}\n{started.failure.traceback}".rstrip())
+        return started.url
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None
+
+    def stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(_STOP_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        disconnect()
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            asyncio.run_coroutine_threadsafe(_end(self._link), loop).result(_STOP_S)
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join(_STOP_S)
+            loop.close()
+
+    def wait(self) -> None:
+        if self._process is not None:
+            self._process.wait()
+
+    async def _order(self, sock: socket.socket, targets: list[tuple[AppTarget, str]]) -> Started:
+        link = self._link = Link(_refuse, lambda: None, is_front=False)
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: link, sock=sock)
+        connect(link, loop)
+        channel = link.open("run", msgspec.msgpack.encode(Ordered(targets, self.settings)))
+        try:
+            return msgspec.msgpack.decode(await channel.receive(), type=Started)
+        except ChannelClosed:
+            return Started(failure=Failed("The front ended before the app ran; what it said is above."))
+
+    def _target(self, name: str, app: Application) -> AppTarget:
+        """What a process imports, where there is no module to import it from: the app itself, pickled."""
+        path = Path(self.directory.name) / f"{len(list(Path(self.directory.name).iterdir()))}.pickle"
+        path.write_bytes(_pickled(app))
+        return AppTarget(str(path), name, os.getcwd())
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # the library is untyped
+    def reducer_override(self, obj: Any) -> Any:  # Any: whatever an app holds
+        if isinstance(obj, State):  # which looks for itself in itself when it is made by the usual protocol
+            return State, (obj._state,)
+        return super().reducer_override(obj)
+
+
+def _pickled(app: Application) -> bytes:
+    """Raises: RayServeException for what cannot be taken into another process."""
+    buffer = io.BytesIO()
+    try:
+        _Pickler(buffer).dump(app)
+    except Exception as error:
+        raise RayServeException(
+            f"The app cannot be taken into a process of its own: {error}. Make what it holds in its constructor, or "
+            "put it into a module and use `tailrace run module:app`."
+        ) from None
+    return buffer.getvalue()
+
+
+_front: _Front | None = None
+
+
+def start(*, http_options: Mapping[str, Any] | None = None, **others: object) -> None:  # Any: of each setting's type
+    """Say where the front will listen, before `run`: `http_options={"host": …, "port": …}`; any other setting of
+    `tailrace run` may stand there too. Raises: TypeError for anything else."""
+    for name in others:
+        if name not in ("detached", "proxy_location", "grpc_options", "logging_config"):
+            raise TypeError(f"serve.start takes no {name}.")
+    _the_front().settings = dict(http_options or {})
+
+
+def run(
+    target: Application | Deployment,
+    *,
+    blocking: bool = False,
+    name: str = "default",
+    route_prefix: str = "/",
+) -> DeploymentHandle:
+    """Run an app beside this process; returns a handle to it when it is ready, and with `blocking` only when it has
+    ended. An app of the same name is replaced. To have it run when the script has ended, use `tailrace run`.
+
+    Raises: RayServeException with the user's traceback if it does not start, TypeError for what is no app.
+    """
+    app = target.bind() if isinstance(target, Deployment) else target
+    if not isinstance(app, Application):
+        raise TypeError("serve.run takes what .bind(…) gives.")
+    if _front is None and is_connected():
+        raise RayServeException(
+            "This process is one of an app's own, and serve.run is for scripts. Put it under "
+            '`if __name__ == "__main__":`.'
+        )
+    front = _the_front()
+    before = front.apps.get(name)
+    front.apps[name] = (app, route_prefix.rstrip("/"))
+    try:
+        url = front.start()
+    except BaseException as error:
+        front.apps.pop(name)
+        if before is not None:
+            front.apps[name] = before
+        if not isinstance(error, RayServeException):
+            front.stop()
+        elif front.apps and not front.is_running:  # they were stopped for this one
+            front.start()
+        raise
+    handle = get_app_handle(name)
+    try:
+        sys.stderr.write(f"tailrace: {name} runs at {url}{front.apps[name][1] or '/'}\n")
+        if blocking:
+            front.wait()
+    except KeyboardInterrupt:
+        if not blocking:
+            raise
+        shutdown()
+    return handle
+
+
+def shutdown() -> None:
+    """Stop all apps. Does nothing where none runs."""
+    global _front  # there is one to a process
+    front, _front = _front, None
+    if front is not None:
+        front.stop()
+        front.directory.cleanup()
+
+
+def get_app_handle(name: str = "default") -> DeploymentHandle:
+    """A handle to what answers the web for an app that `run` has started. Raises: RayServeException."""
+    app = _app(name)
+    return DeploymentHandle(next(reversed(nodes(app))), name)
+
+
+def get_deployment_handle(deployment_name: str, app_name: str = "default") -> DeploymentHandle:
+    """A handle to any deployment of an app that `run` has started. Raises: RayServeException."""
+    if deployment_name not in nodes(_app(app_name)):
+        raise RayServeException(f"The app {app_name} has no deployment {deployment_name}.")
+    return DeploymentHandle(deployment_name, app_name)
+
+
+def _app(name: str) -> Application:
+    if _front is None or name not in _front.apps:
+        raise RayServeException(f"No app {name} was started here.")
+    return _front.apps[name][0]
+
+
+def _the_front() -> _Front:
+    global _front  # there is one to a process
+    if _front is None:
+        _front = _Front()
+        atexit.register(shutdown)
+    return _front
+
+
+async def _end(link: Link | None) -> None:
+    """Whoever still waits for an answer hears that none comes."""
+    if link is not None:
+        link.abort()
+    await asyncio.sleep(0)
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    if others:
+        await asyncio.wait(others, timeout=_STOP_S)
+
+
+def _refuse(channel: Channel, kind: str, head: bytes) -> None:
+    channel.close()  # nobody calls this process

@@ -1,0 +1,136 @@
+"""Giving any generator a stream id, a log, resume and cancel, as the built-in wires have them.
+
+The log is the front's, where it outlives the process that feeds it. What crosses is an ordinary answer with a header
+that the front knows, and a frame for each item in its body, so that every middleware lets it pass.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+from starlette.concurrency import iterate_in_threadpool
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from tailrace.frames import framed
+from tailrace.serve.failures import failed
+from tailrace.types import Failure
+
+__all__ = ["STREAM_HEADER", "ItemWire", "StreamOffer", "StreamPart", "item_chunk", "stream"]
+
+STREAM_HEADER = b"x-tailrace-stream"
+_FAILED = "The app failed; its log says how."
+
+ItemWire: TypeAlias = Literal["native", "triton"]
+StreamPart: TypeAlias = str | Failure  # an item as JSON, or how the stream failed
+
+
+class StreamOffer(msgspec.Struct, frozen=True):
+    """What the header says, as JSON: how the events are shown, and how long the stream runs on with nobody reading."""
+
+    wire: ItemWire = "native"
+    linger_s: float | None = None
+
+
+def stream(
+    items: AsyncIterable[Any] | Iterable[Any],  # Any: text, or what JSON can hold
+    *,
+    wire: ItemWire = "native",
+    linger_s: float | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> StreamingResponse:
+    """An answer whose events have ids, that can be read again from any of them, and whose generator is closed when the
+    stream is cancelled and not when a reader leaves.
+
+    Text becomes `{"text": …}`, anything else the JSON that it is. The stream is at `/v1/streams/{id}`, as the answer's
+    headers say; POST `…/cancel` ends it. With nobody reading it runs on for `linger_s`, by default as long as the
+    server's --linger-s. Started by another server than `tailrace run`, the events are the same and have no ids.
+
+    Raises: ValueError for a `linger_s` that is no time.
+    """
+    if linger_s is not None and not 0 <= linger_s < math.inf:
+        raise ValueError("linger_s is a number of seconds.")
+    return _Stream(items, StreamOffer(wire, linger_s), dict(headers or {}))
+
+
+class _Stream(StreamingResponse):
+    def __init__(
+        self, items: AsyncIterable[Any] | Iterable[Any], offer: StreamOffer, headers: dict[str, str]
+    ) -> None:  # Any: as `stream`
+        offered = {STREAM_HEADER.decode(): msgspec.json.encode(offer).decode()}
+        super().__init__(self._frames(), headers=headers | offered, media_type="text/event-stream")
+        self._items = (
+            items.__aiter__() if isinstance(items, AsyncIterable) else iterate_in_threadpool(items).__aiter__()
+        )
+        self._offer = offer
+        self._is_hosted = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises: what the generator raises before its first item, where the wire answers that with a status."""
+        self._is_hosted = "tailrace" in (scope.get("extensions") or {})
+        if not self._is_hosted:
+            del self.headers[STREAM_HEADER.decode()]
+        if self._offer.wire == "triton":
+            try:
+                first = await anext(self._items)
+            except StopAsyncIteration:
+                pass
+            else:
+                self._items = _with_first(first, self._items)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            close = getattr(self._items, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def _frames(self) -> AsyncIterator[bytes]:
+        try:
+            async for item in self._items:
+                yield self._shown(_json({"text": item} if isinstance(item, str) else item))
+        except Exception as error:
+            words = getattr(error, "told_to_clients", None)  # of one whose author has been told already
+            if words is None:
+                told = failed(error, "a stream")
+                sys.stderr.write(f"{told.message}\n{told.traceback}")
+            yield self._shown(Failure("app_failed", words or _FAILED))
+        else:
+            if not self._is_hosted and self._offer.wire == "native":
+                yield b'event: done\ndata: {"status":"done"}\n\n'
+
+    def _shown(self, part: StreamPart) -> bytes:
+        if self._is_hosted:
+            return framed(msgspec.msgpack.encode(part))
+        return item_chunk(part, self._offer.wire)
+
+
+def item_chunk(part: StreamPart, wire: ItemWire, event_id: str = "") -> bytes:
+    """A part of a stream as server-sent events have it."""
+    last = f"id: {event_id}\n\n" if event_id else "\n"
+    if isinstance(part, Failure):
+        error = {"code": part.code, "message": part.message}
+        shown: object = {"error": part.message} if wire == "triton" else {"status": "error", "error": error}
+        kind = "" if wire == "triton" else "event: error\n"
+        return f"{kind}data: {_json(shown)}\n{last}".encode()
+    return f"data: {part}\n{last}".encode()
+
+
+async def _with_first(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:  # Any: as `stream`
+    try:
+        yield first
+        async for item in rest:
+            yield item
+    finally:
+        close = getattr(rest, "aclose", None)
+        if close is not None:
+            await close()
+
+
+def _json(value: object) -> str:
+    """One line, ASCII only, so that every client splits lines alike. Raises: TypeError for what JSON cannot hold."""
+    return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))

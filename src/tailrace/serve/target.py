@@ -1,0 +1,124 @@
+"""From what a user names to an app: imports it, in the process that will run it."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from tailrace.serve.boot import AppTarget, Described, Part
+from tailrace.serve.deployment import Application, Deployment, nodes
+from tailrace.serve.failures import TargetError
+from tailrace.serve.ingress import ingress, is_asgi
+from tailrace.serve.options import REMARKS, DeploymentOptions, read_options
+
+__all__ = ["describe", "load", "options_of"]
+
+
+def load(target: AppTarget) -> tuple[Application, tuple[str, ...]]:
+    """The app, and what its user should know.
+
+    Raises: TargetError, or what the user's code raises.
+    """
+    directory = str(Path(target.directory).resolve())
+    os.chdir(directory)
+    sys.path.insert(0, directory)
+    os.environ.update(target.environment)
+    if target.target.endswith(".pickle"):
+        return pickle.loads(Path(target.target).read_bytes()), ()  # noqa: S301  # written by `serve.run`
+    if Path(target.target).is_dir():
+        return _inferless(target)
+    module_name, _, attribute = target.target.partition(":")
+    module = importlib.import_module(module_name)
+    found: Any = module  # Any: whatever the user put there
+    for name in attribute.split("."):
+        found = getattr(found, name, None)
+        if found is None:
+            raise TargetError(f"{module_name} has nothing named {attribute}.{_instead(module)}")
+    return _app_of(found, target), ()
+
+
+def describe(app: Application, target: AppTarget, notes: tuple[str, ...]) -> Described:
+    """What the front has to know of it. Raises: TargetError for an option that a deployment cannot have."""
+    parts = {name: Part(options) for name, (options, _) in options_of(app, target).items()}
+    return Described(parts, (*notes, *dict.fromkeys(REMARKS)))
+
+
+def options_of(app: Application, target: AppTarget) -> dict[str, tuple[DeploymentOptions, dict[str, Any]]]:
+    """The options of each deployment, with what overrides them, and those that mean something on Ray alone.
+
+    Raises: TargetError.
+    """
+    found = nodes(app)
+    overrides = {str(given.get("name")): given for given in target.overrides}
+    for name in overrides.keys() - found.keys():
+        raise TargetError(f"The app has no deployment {name}; it has {', '.join(found)}.")
+    read = {}
+    for name, node in found.items():
+        given = {key: value for key, value in overrides.get(name, {}).items() if key != "name"}
+        try:
+            options, foreign = read_options(given, msgspec.structs.replace(node.deployment.settings, name=name))
+        except (TypeError, ValueError) as error:
+            raise TargetError(f"{name}: {error}") from None
+        if options.user_config is not None and not hasattr(node.deployment.func_or_class, "reconfigure"):
+            raise TargetError(f"{name} has a user_config and no method reconfigure that would take it.")
+        read[name] = (options, node.deployment.foreign | foreign)
+    return read
+
+
+def _app_of(found: Any, target: AppTarget) -> Application:  # Any: whatever the user put there
+    if isinstance(found, Application):
+        return found
+    if isinstance(found, Deployment):
+        return found.bind()
+    if is_asgi(found):
+        wrapper = ingress(found)()
+        return Deployment(wrapper, DeploymentOptions(name=getattr(found, "title", None) or "app")).bind()
+    if inspect.isfunction(found):
+        return _app_of(_build(found, target.arguments), target)
+    raise TargetError(
+        f"{target.target} is no app, but of type {type(found).__name__}. It should be what .bind(…) gives, an ASGI app "
+        "such as FastAPI(), or a function that makes one of these."
+    )
+
+
+def _build(builder: Callable[..., Any], arguments: dict[str, Any]) -> Any:  # Any: the user's
+    """What a builder gives, called with no argument or with one: the arguments, as the model that it is annotated with
+    or as a dict."""
+    parameters = list(inspect.signature(builder, eval_str=True).parameters.values())
+    if len(parameters) > 1 and any(parameter.default is parameter.empty for parameter in parameters[1:]):
+        raise TargetError(f"{builder.__name__} should take one argument, the dict of what is given as KEY=VALUE.")
+    if not parameters:
+        if arguments:
+            raise TargetError(f"{builder.__name__} takes no arguments.")
+        return builder()
+    model = parameters[0].annotation
+    validate = getattr(model, "model_validate", None)
+    return builder(validate(arguments) if validate is not None else arguments)
+
+
+def _inferless(target: AppTarget) -> tuple[Application, tuple[str, ...]]:
+    from tailrace.serve.inferless import AppError, load_app
+
+    try:
+        app = load_app(Path(target.target).resolve(), concurrency=target.concurrency)
+    except AppError as error:
+        raise TargetError(str(error)) from None
+    options = DeploymentOptions(name=app.name, max_ongoing_requests=app.max_ongoing_requests)
+    return Deployment(ingress(app)(), options).bind(), tuple(app.notes)
+
+
+def _instead(module: Any) -> str:
+    """What the user may have meant."""
+    held = list(vars(module).items())
+    apps = [name for name, value in held if isinstance(value, Application)]
+    apps += [name for name, value in held if isinstance(value, Deployment)]
+    apps += [name for name, value in held if is_asgi(value) and hasattr(value, "router")]
+    return f" Did you mean {module.__name__}:{apps[0]}?" if apps else ""

@@ -1,0 +1,177 @@
+"""What `tailrace run` says to those who hand it what cannot run: one clear line, and nothing of its own code."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from tests.hosting.process import write
+from tests.server.process import TAILRACE, environment
+
+from tailrace.cli import main
+
+_DEPLOYMENT = """
+from tailrace import serve
+
+@serve.deployment
+class Bot:
+    def __init__(self, word="hello"):
+        self.word = word
+
+    def __call__(self, request):
+        return self.word
+
+app = Bot.bind()
+"""
+
+# what is run, what its last line says, and what stands in the user's traceback
+_FAILURES = {
+    "no attribute": ("bot:ap", "bot has nothing named ap. Did you mean bot:app?", ""),
+    "an import": ("needs:app", "Try: pip install soundfile_of_nobody", "import soundfile_of_nobody.reader"),
+    "a constructor": ("constructor:app", "constructing Bot raised ValueError: there are no weights", "any of these"),
+    "a hang": ("sleeps:app --load-s 1.5", "importing sleeps:app took longer than 1.5 s.", ""),
+}
+
+_MODULES = {
+    "bot": _DEPLOYMENT,
+    "needs": "import soundfile_of_nobody.reader",
+    "sleeps": "import time\ntime.sleep(60)",
+    "constructor": """
+        from tailrace import serve
+
+        @serve.deployment
+        class Bot:
+            def __init__(self):
+                raise ValueError("there are no weights\\nin any of these places")
+
+        app = Bot.bind()
+        """,
+}
+
+
+@pytest.mark.parametrize("what", _FAILURES)
+def test_what_does_not_start_is_said_in_a_line(what: str, tmp_path: Path) -> None:
+    target, line, shown = _FAILURES[what]
+    for name, source in _MODULES.items():
+        write(tmp_path, f"{name}.py", source)
+    command = [TAILRACE, "run", *target.split(), "--port", "0"]
+    ran = subprocess.run(
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=50, check=False
+    )
+    assert ran.returncode == 1
+    last = ran.stderr.rstrip().splitlines()[-1]
+    assert last.startswith("tailrace: ")
+    assert line in last
+    assert shown in ran.stderr
+    assert ("Traceback" in ran.stderr) == bool(shown), ran.stderr
+    assert "site-packages" not in ran.stderr
+    assert "/tailrace/" not in ran.stderr, "frames of ours"
+
+
+def _refused(*arguments: str) -> str:
+    result = CliRunner().invoke(main, ["run", *arguments])
+    assert result.exit_code == 2, result.output
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("bot", "Say what bot holds: bot:app."),
+        ("bot:", "neither a module and what it holds"),
+        (":app", "neither a module and what it holds"),
+        ("bot:app()", "neither a module and what it holds"),
+        ("./nowhere", "neither a module and what it holds"),
+        ("nowhere.py:app", "There is no file nowhere.py."),
+        ("nowhere.yaml", "nowhere.yaml cannot be read: No such file or directory."),
+        ("bot:app word", "word is no KEY=VALUE."),
+        ("bot:app =x", "=x is no KEY=VALUE."),
+        ("bot:app --app-dir nowhere", "There is no directory nowhere."),
+        ("bot:app --route-prefix api", "--route-prefix is a path that begins with /"),
+        ("bot:app --route-prefix /{x}", "--route-prefix is a path that begins with /"),
+        ("bot:app --frobnicate", "No such option"),
+        ("bot:app --port 70000", "70000 is not from 0 to 65535."),
+        ("bot:app --port x", "'x' is not a valid integer"),
+        ("bot:app --queue-s -1", "-1.0 is not 0 or more."),
+        ("bot:app --concurrency 0", "0 is not in the range x>=1."),
+        ("bot:app --log-level loud", "'loud' is not one of"),
+        ("bot:app --allowed-origins banana", "origins such as"),
+        ("", "is a folder without app.py"),
+    ],
+)
+def test_a_command_line_that_makes_no_sense(
+    target: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert reason in _refused(*(target.split() or ["."]))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("applications: [\n  }", "apps.yaml is not YAML, line 2."),
+        ("\x00", "apps.yaml is not YAML"),
+        ("just text", "should be a mapping with `applications`"),
+        ("applications: []", "`applications` should be a list with an app in it."),
+        ("applications: {a: 1}", "`applications` should be a list"),
+        ("applications:\n- 5", "applications[0] should be a mapping."),
+        ("aplications: []", "has no field aplications."),
+        ("import_path: a:b\nroute: /x", "applications[0] has no field route."),
+        ("route_prefix: /x\napplications: []", "has no field route_prefix."),
+        ("import_path: 5", "import_path should be a module and what it holds"),
+        ("import_path: textbot", "import_path should be a module and what it holds"),
+        ("import_path: a:b\nroute_prefix: x", "route_prefix is a path that begins with /"),
+        ("import_path: a:b\nroute_prefix: 5", "route_prefix is a path that begins with /"),
+        ("import_path: a:b\nname: 5", "applications[0].name should be text."),
+        ("import_path: a:b\nargs: [1]", "applications[0].args should be a mapping."),
+        ("import_path: a:b\nargs: {1: 2}", "applications[0].args should be a mapping."),
+        ("import_path: a:b\ndeployments: {x: 1}", "deployments should be a list."),
+        ("import_path: a:b\ndeployments: [x]", "deployments[0] should be a mapping."),
+        ("import_path: a:b\ndeployments: [{num_replicas: 2}]", "deployments[0].name should say which one is meant."),
+        ("import_path: a:b\nruntime_env: x", "runtime_env should be a mapping."),
+        ("import_path: a:b\nruntime_env: {env_vars: [x]}", "runtime_env.env_vars should be a mapping."),
+        ("import_path: a:b\nruntime_env: {working_dir: nowhere}", "there is no directory nowhere."),
+        ("applications: [{import_path: a:b}]\nhttp_options: 5", "http_options should be a mapping."),
+        ("applications: [{import_path: a:b}]\nhttp_options: {port: x}", "http_options.port should be a whole number."),
+        ("applications: [{import_path: a:b}]\nhttp_options: {port: 99999}", "port should be from 0 to 65535."),
+        ("applications: [{import_path: a:b}]\nhttp_options: {host: 5}", "http_options.host should be text."),
+        (
+            "applications: [{import_path: a:b, route_prefix: /x, name: one}, {import_path: a:c, route_prefix: /x/}]",
+            "two apps have the route_prefix /x.",
+        ),
+        (
+            "applications: [{import_path: a:b, name: one}, {import_path: a:c, name: one, route_prefix: /c}]",
+            "two apps have the name one.",
+        ),
+    ],
+)
+def test_a_file_that_is_no_plan_is_told_field_by_field(text: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "apps.yaml"
+    path.write_text(text)
+    told = _refused(str(path))
+    assert reason in told
+    assert "apps.yaml" in told
+
+
+def test_a_file_has_its_arguments_in_it(tmp_path: Path) -> None:
+    path = tmp_path / "apps.yaml"
+    path.write_text("import_path: a:b")
+    assert "under args" in _refused(str(path), "word=x")
+
+
+def test_a_folder_needs_an_app(tmp_path: Path) -> None:
+    assert "is a folder without app.py" in _refused(str(tmp_path))
+
+
+def test_a_port_that_is_taken(tmp_path: Path) -> None:
+    write(tmp_path, "bot.py", _DEPLOYMENT)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        result = CliRunner().invoke(
+            main, ["run", "bot:app", "-d", str(tmp_path), "--port", str(taken.getsockname()[1])]
+        )
+    assert result.exit_code == 1
+    assert "Choose another --port." in result.stderr

@@ -1,0 +1,165 @@
+"""docs/deployments.md: each file on it is saved, each command typed, and what it shows compared with what is printed.
+
+Ports and ids are the run's own, and so is how many came at once. The built-in model is replaced by the scripted
+engine, whose words are not compared. What takes torch or Ray is only compiled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.hosting.process import AppServer
+from tests.server.process import TAILRACE, environment
+
+import tailrace.serve
+from tailrace.serve.options import _MEANINGLESS, DeploymentOptions
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+PAGE = (ROOT / "docs" / "deployments.md").read_text("utf-8")
+_FILE = re.compile(r"`(\w+\.(?:py|yaml))`:\n\n```(?:python|yaml)\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FILES: dict[str, str] = dict(_FILE.findall(PAGE))
+_ID = re.compile(r"[\w-]{22}(?=[-\"\n']|$)")
+_AT_ONCE = re.compile(r"(?<=/)\d(?= )|(?<=one of )\d")
+_FAILS = ("wrong:app",)
+
+
+def _sections() -> dict[str, list[str]]:
+    """The console blocks under each heading."""
+    sections = {}
+    for section in re.split(r"^## ", PAGE, flags=re.M)[1:]:
+        blocks = re.findall(r"^```console\n(.*?)^```", section, re.S | re.M)
+        if blocks:
+            sections[section.partition("\n")[0]] = blocks
+    return sections
+
+
+class Reader:
+    """Somebody who types what stands on the page, in a directory of their own."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._server: AppServer | None = None
+        self._ids: dict[str, str] = {}  # the page's, and what they are this time
+        self._is_compared = True
+
+    def type(self, command: str, shown: str) -> None:
+        words = shlex.split(command)
+        if words[:2] == ["tailrace", "run"]:
+            self._run(words[2:], shown)
+        else:
+            self._ask(command, shown)
+
+    def close(self) -> None:
+        if self._server is not None:
+            failing = any(target in self._server.process.args for target in _FAILS)  # type: ignore[operator]  # a list
+            with contextlib.suppress(AssertionError) if failing else contextlib.nullcontext():
+                self._server.close()
+            self._server = None
+
+    @property
+    def server(self) -> AppServer:
+        assert self._server is not None
+        return self._server
+
+    def _run(self, words: list[str], shown: str) -> None:
+        self.close()
+        self._save(0)
+        self._server = AppServer(*words, directory=self.directory)
+        self._server.wait_ready()
+        self._is_compared = "story:app" not in words
+        for line in shown.splitlines():
+            if not line.startswith("Started in "):
+                expected = line.replace("127.0.0.1:8000", f"127.0.0.1:{self._server.port}")
+                self._server.wait_line(f"^{re.escape(expected)}$")
+
+    def _ask(self, command: str, shown: str) -> None:
+        port = self._server.port if self._server is not None else 0
+        self._save(port)
+        for ours, theirs in self._ids.items():
+            command = command.replace(ours, theirs)
+        command = command.replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+        path = f"{Path(TAILRACE).parent}:{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-c", command], cwd=self.directory, env=environment() | {"PATH": path},
+            capture_output=True, text=True, timeout=30, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        if self._is_compared:
+            self._compare(done.stdout, shown)
+        else:
+            assert done.stdout
+            assert "rror" not in done.stdout
+
+    def _compare(self, said: str, shown: str) -> None:
+        """`^C` stands for leaving there, `…` within a line for anything."""
+        shown, is_left, _ = _AT_ONCE.sub("n", shown).partition("^C\n")
+        expected, seen = shown.splitlines(), _AT_ONCE.sub("n", said).splitlines()
+        if is_left:
+            seen = seen[: len(expected)]
+        for ours, theirs in zip(_ID.findall("\n".join(expected)), _ID.findall("\n".join(seen)), strict=False):
+            self._ids[ours] = theirs
+        for ours, theirs in self._ids.items():
+            expected = [line.replace(ours, theirs) for line in expected]
+        assert len(seen) == len(expected), said
+        for is_, should in zip(seen, expected, strict=True):
+            pattern = re.escape(should).replace(",…,", ",.*,")
+            assert re.fullmatch(pattern, is_), f"{is_!r} should be {should!r}"
+
+    def _save(self, port: int) -> None:
+        for name, text in FILES.items():
+            text = text.replace('Story.bind("smollm2")', 'Story.bind("scripted")')
+            (self.directory / name).write_text(text.replace("127.0.0.1:8000", f"127.0.0.1:{port}"), "utf-8")
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    with contextlib.closing(Reader(tmp_path)) as one:
+        yield one
+
+
+@pytest.mark.parametrize("heading", [heading for heading in _sections() if heading != "On Ray"])
+def test_what_is_printed_runs(reader: Reader, heading: str) -> None:
+    for block in _sections()[heading]:
+        for part in re.split(r"^\$ ", block, flags=re.M)[1:]:
+            command, _, shown = part.partition("\n")
+            reader.type(command, shown)
+
+
+def test_what_fails_is_shown_as_it_is(reader: Reader) -> None:
+    (shown,) = re.findall(r"^```text\n(a stream raised.*?)^```", PAGE, re.S | re.M)
+    reader.type("tailrace run wrong:app", "")
+    for how in ("raise", "die"):
+        subprocess.run(["curl", "-sN", f"{reader.server.url}/?how={how}"], capture_output=True, check=True, timeout=30)
+    for line in shown.splitlines():
+        reader.server.wait_line(re.escape(line).replace("/home/ada/", ".*/"))
+
+
+def test_the_readmes_app_runs(reader: Reader) -> None:
+    (text,) = re.findall(r"^```python\n(import tailrace\n.*?)^```", README, re.DOTALL | re.MULTILINE)
+    (reader.directory / "teller.py").write_text(text.replace("smollm2", "scripted"), "utf-8")
+    reader.type("tailrace run teller:app", "default runs at http://127.0.0.1:8000/ (Storyteller).")
+    assert "event: done" in reader.server.http.post("/", params={"about": "rivers"}).text
+
+
+def test_all_files_compile() -> None:
+    assert len(FILES) > 10
+    for name, text in FILES.items():
+        if name.endswith(".py"):
+            compile(text, name, "exec")
+
+
+def test_every_option_and_every_name_is_there() -> None:
+    for name in (*DeploymentOptions.__struct_fields__, *_MEANINGLESS):
+        assert f"`{name}`" in PAGE, name
+    explained = {"Application", "BackpressureConfig", "Deployment", "DeploymentHandle", "DeploymentResponse"}
+    explained |= {"DeploymentResponseGenerator", "Member"}  # what these give
+    for name in set(tailrace.serve.__all__) - explained:
+        assert re.search(rf"\b{name}\b", PAGE), name
