@@ -124,10 +124,10 @@ def test_an_app_on_two_replicas(tmp_path: Path, on_ray: contextlib.ExitStack) ->
     readers = [threading.Thread(target=_read, args=[server.url + "/long"]) for _ in range(8)]
     for reader in readers:
         reader.start()
-    refusals = [answer for answer in (server.http.get("/pid") for _ in range(60)) if answer.status_code != 200]
-    assert refusals
-    assert {answer.status_code for answer in refusals} == {429}
-    assert all(int(answer.headers["retry-after"]) >= 1 for answer in refusals)
+    answers = iter(lambda: server.http.get("/pid"), None)  # until the readers have taken all places
+    refusal = next(answer for answer in answers if answer.status_code != 200)
+    assert refusal.status_code == 429
+    assert int(refusal.headers["retry-after"]) >= 1
     server.send_signal(signal.SIGTERM)
     for reader in readers:
         reader.join()
