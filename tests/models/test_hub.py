@@ -159,7 +159,7 @@ def test_errors_say_what_to_do(hub: Hub) -> None:
     }
     cases = {
         "hf:org/many": "holds 30 GGUF files. Pick one as hf:org/many:FILE",
-        "hf:org/none": "neither a GGUF file nor an OpenVINO export",
+        "hf:org/none": "no GGUF file, no OpenVINO export",
         "hf:org/many:q99.gguf": "has no file `q99.gguf`",
         "hf:org/gone": "HF_TOKEN",
         "hf:org/gated": "is gated",

@@ -68,8 +68,9 @@ async def _measure(model: str, runs: int, seed: int, max_tokens: int, values: di
     from tailrace.server.settings import Settings
     from tailrace.server.source import find_source
 
-    source = find_source(model, TerminalProgress())
-    spec = engine_spec(source, Settings(**values), cache_path=str(cache_path() / "prepared"))
+    settings = Settings(**values)
+    source = find_source(model, TerminalProgress(), settings.engine)
+    spec = engine_spec(source, settings, cache_path=str(cache_path() / "prepared"))
     with _bar(runs) as advance:
         engine, findings = await measure(
             spec, Asker(source.card), runs=runs, seed=seed, max_tokens=max_tokens, on_progress=advance

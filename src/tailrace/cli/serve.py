@@ -128,9 +128,9 @@ def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket,
     from tailrace.server.lifecycle import serve as serve_model
     from tailrace.server.source import find_source
 
-    found = find_source(source, TerminalProgress())
+    found = find_source(source, TerminalProgress(), settings.engine)
     started = time.monotonic()
-    say(f"Loading {found.card.name} into {found.engine} …")
+    say(f"Loading {found.card.name} into {found.engine} ({found.why}) …")
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

@@ -35,7 +35,8 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class EngineSpec(msgspec.Struct, frozen=True):
-    """Which engine to load, with what. `path` is a GGUF file or a model directory, "" where the engine needs none."""
+    """Which engine to load, with what. `path` is a GGUF file, a model directory or the address of a server; "" where
+    the engine needs none."""
 
     engine: str
     path: str = ""
@@ -48,6 +49,9 @@ class EngineSpec(msgspec.Struct, frozen=True):
     cache_path: str = ""  # where an engine may keep a prepared form of the model; "": nowhere
     exact: bool = False  # ask for output that does not depend on neighbours, at some cost
     prefix_cache: bool = True  # reuse what earlier prompts began with
+    device: str = ""  # cpu, cuda, cuda:1, GPU … in the library's own words; "": it decides
+    dtype: str = ""  # that it computes in: float32, bfloat16, float16; "": it decides
+    secret: str = ""  # a key for the server at `path`
     options: dict[str, float] = {}  # the scripted engine's speed and faults
 
 

@@ -209,7 +209,7 @@ class _Served:
         from tailrace.server.lifecycle import start_service
         from tailrace.server.source import find_source
 
-        source = await asyncio.to_thread(find_source, self._model, NoProgress())
+        source = await asyncio.to_thread(find_source, self._model, NoProgress(), self._settings.engine)
         with tempfile.TemporaryDirectory(prefix="tailrace-") as directory:
             prepared = str(cache_path() / "prepared")
             async with start_service(source, self._settings, data_path=Path(directory), cache_path=prepared) as service:

@@ -24,21 +24,29 @@ _MAX_STRING_BYTES = 16 << 20
 _MAX_ARRAY_ITEMS = 1 << 23
 _MAX_DIMENSIONS = 8
 
-# type number: (elements in a block, bytes of a block). A type that is missing here is checked by its offset alone.
+# type number: (name, elements in a block, bytes of a block). One that is missing here is checked by its offset alone.
 _TENSOR_TYPES = {
-    0: (1, 4),  # F32
-    1: (1, 2),  # F16
-    2: (32, 18),  # Q4_0
-    3: (32, 20),  # Q4_1
-    6: (32, 22),  # Q5_0
-    7: (32, 24),  # Q5_1
-    8: (32, 34),  # Q8_0
-    10: (256, 84),  # Q2_K
-    11: (256, 110),  # Q3_K
-    12: (256, 144),  # Q4_K
-    13: (256, 176),  # Q5_K
-    14: (256, 210),  # Q6_K
-    30: (1, 2),  # BF16
+    0: ("F32", 1, 4),
+    1: ("F16", 1, 2),
+    2: ("Q4_0", 32, 18),
+    3: ("Q4_1", 32, 20),
+    6: ("Q5_0", 32, 22),
+    7: ("Q5_1", 32, 24),
+    8: ("Q8_0", 32, 34),
+    10: ("Q2_K", 256, 84),
+    11: ("Q3_K", 256, 110),
+    12: ("Q4_K", 256, 144),
+    13: ("Q5_K", 256, 176),
+    14: ("Q6_K", 256, 210),
+    16: ("IQ2_XXS", 256, 66),
+    17: ("IQ2_XS", 256, 74),
+    18: ("IQ3_XXS", 256, 98),
+    20: ("IQ4_NL", 32, 18),
+    21: ("IQ3_S", 256, 110),
+    22: ("IQ2_S", 256, 82),
+    23: ("IQ4_XS", 256, 136),
+    30: ("BF16", 1, 2),
+    39: ("MXFP4", 32, 17),
 }
 
 
@@ -49,7 +57,8 @@ class _DamagedError(Exception):
 class Metadata:
     """The keys and values of one file. An absent key is None; one of another type than asked for is a ModelError."""
 
-    def __init__(self, path: Path, values: dict[str, object]) -> None:
+    def __init__(self, path: Path, values: dict[str, object], tensor_types: frozenset[str] = frozenset()) -> None:
+        self.tensor_types = tensor_types  # names of ggml's, of all tensors
         self._path = path
         self._values = values
 
@@ -98,7 +107,8 @@ def read_metadata(path: Path) -> Metadata:
             if size_bytes < 24:
                 raise _DamagedError("it ends in its header")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                return Metadata(path, _Reader(content).read())
+                reader = _Reader(content)
+                return Metadata(path, reader.read(), frozenset(reader.tensor_types))
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}. Check the path and its permissions.") from error
     except _DamagedError as error:
@@ -114,6 +124,7 @@ class _Reader:
         self._content = content
         self._size = len(content)
         self._at = 4
+        self.tensor_types: set[str] = set()
 
     def read(self) -> dict[str, object]:
         version = self._number("I")
@@ -146,7 +157,9 @@ class _Reader:
         if num_dimensions > _MAX_DIMENSIONS:
             raise _DamagedError("a tensor has too many dimensions")
         num_elements = math.prod(self._number("Q") for _ in range(num_dimensions))
-        block, block_bytes = _TENSOR_TYPES.get(self._number("I"), (1, 0))
+        number = self._number("I")
+        name, block, block_bytes = _TENSOR_TYPES.get(number, (f"type {number}", 1, 0))
+        self.tensor_types.add(name)
         return self._number("Q") + -(-num_elements // block) * block_bytes
 
     def _value(self, kind: int) -> object:

@@ -12,9 +12,6 @@ from tailrace.models.card import ModelCard
 
 __all__ = ["read"]
 
-# What the GGUF loader of OpenVINO GenAI builds.
-_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-
 # Control tokens that end a turn or a text whatever `eos_token_id` says: files with only one of the two set are common.
 _END_TOKENS = {
     "<|endoftext|>",
@@ -29,11 +26,8 @@ _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "toke
 def read(path: Path, name: str) -> ModelCard:
     metadata = read_metadata(path)
     architecture = metadata.text("general.architecture")
-    if architecture not in _ARCHITECTURES:
-        raise ModelError(
-            f"The architecture of {path} is `{architecture}`; GGUF files of {', '.join(_ARCHITECTURES)} can be run. "
-            "For another architecture give an OpenVINO export of the model."
-        )
+    if not architecture:
+        raise ModelError(f"{path} does not name its architecture: it is no model, or was converted in part only.")
     pre = _tokenizer.pre_tokenizer(path, metadata)
     vocabulary = _tokenizer.read_vocabulary(path, metadata)
     bos_token = _token(path, metadata, vocabulary, "tokenizer.ggml.bos_token_id")
@@ -52,6 +46,8 @@ def read(path: Path, name: str) -> ModelCard:
         add_bos=bool(bos_token) and (pre.add_bos if add_bos is None else add_bos),
         eos_token_ids=_ends(path, metadata, vocabulary),
         context_tokens=context_tokens,
+        architecture=architecture,
+        tensor_types=tuple(sorted(metadata.tensor_types)),
     )
 
 

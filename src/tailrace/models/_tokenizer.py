@@ -15,7 +15,17 @@ import msgspec
 from tailrace.errors import ModelError
 from tailrace.models._gguf import Metadata
 
-__all__ = ["PreTokenizer", "Vocabulary", "pre_tokenizer", "read_vocabulary", "tokenizer_json"]
+__all__ = [
+    "CONTROL",
+    "GPT2",
+    "NORMAL",
+    "USER_DEFINED",
+    "PreTokenizer",
+    "Vocabulary",
+    "pre_tokenizer",
+    "read_vocabulary",
+    "tokenizer_json",
+]
 
 NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
 
@@ -41,7 +51,7 @@ class PreTokenizer:
     add_bos: bool = False  # when the file does not say
 
 
-_GPT2 = PreTokenizer(_byte_level(use_regex=True))
+GPT2 = PreTokenizer(_byte_level(use_regex=True))
 _SMOLLM = PreTokenizer(
     {
         "type": "Sequence",
@@ -52,8 +62,8 @@ _LLAMA3 = PreTokenizer(_split_by(_SPLIT % r"\p{N}{1,3}"), ignore_merges=True, ad
 _QWEN2 = PreTokenizer(_split_by(_SPLIT % r"\p{N}"), normalizer={"type": "NFC"})
 
 _PRE_TOKENIZERS = {
-    "default": _GPT2,
-    "gpt-2": _GPT2,
+    "default": GPT2,
+    "gpt-2": GPT2,
     "llama-bpe": _LLAMA3,
     "llama-v3": _LLAMA3,
     "llama3": _LLAMA3,

@@ -17,8 +17,8 @@ class ModelCard:
     `add_bos` says whether a plain prompt begins with `bos_token`; a chat template writes its own."""
 
     name: str  # what the wires call it
-    path: Path  # the GGUF file, or the directory of an OpenVINO export; symlinks are kept
-    format: Literal["gguf", "openvino", "scripted"]
+    path: Path  # the GGUF file, or the directory; symlinks are kept
+    format: Literal["gguf", "openvino", "huggingface", "scripted", "upstream"]
     tokenizer_json: str  # of Hugging Face `tokenizers`
     chat_template: str | None  # Jinja
     bos_token: str  # "" when there is none
@@ -26,19 +26,21 @@ class ModelCard:
     add_bos: bool
     eos_token_ids: tuple[int, ...]  # any of them ends a sequence; the model's own EOS comes first
     context_tokens: int
+    architecture: str = ""  # as the file names it
+    tensor_types: tuple[str, ...] = ()  # of a GGUF file, by ggml's names
 
 
 def read_card(path: Path, name: str) -> ModelCard:
-    """Raises: ModelError for what is not a model, is damaged, or is of a kind that the engine cannot run."""
-    from tailrace.models import _gguf_card, _openvino_card
+    """Raises: ModelError for what is not a model, is damaged, or is of a kind that no engine runs."""
+    from tailrace.models import _directory_card, _gguf_card
 
     if path.is_dir():
-        return _openvino_card.read(path, name)
+        return _directory_card.read(path, name)
     if not path.exists():
         raise ModelError(f"There is no file or directory {path}. Check the path.")
     if path.suffix != ".gguf":
         raise ModelError(
             f"{path} is neither a .gguf file nor a directory. Give the GGUF file itself (its name must end in .gguf), "
-            "or the directory of an OpenVINO export."
+            "or the directory of a Hugging Face model or an OpenVINO export."
         )
     return _gguf_card.read(path, name)

@@ -4,7 +4,7 @@ A source is one of
 
 - a name of the catalogue: `smollm2`
 - a GGUF file: `./model.gguf`
-- an OpenVINO export: a directory with `openvino_model.xml` and `openvino_model.bin`
+- a directory with a Hugging Face model (`*.safetensors`), or with an OpenVINO export of one (`openvino_model.xml`)
 - a repository of the Hugging Face hub: `hf:org/name`, or one GGUF file of it: `hf:org/name:file.gguf`
 - `scripted`: a built-in engine without weights. The command line takes it before it comes here.
 """
@@ -23,7 +23,7 @@ from tailrace.errors import ModelError
 __all__ = ["CATALOGUE", "CatalogueEntry", "HubSource", "Source", "parse_source"]
 
 _HUB = re.compile(r"hf:(?P<repo>[\w.-]+/[\w.-]+)(?::(?P<file>.+))?", re.IGNORECASE)
-_KINDS = "a path to a .gguf file, a directory of an OpenVINO export, or hf:org/name"
+_KINDS = "a path to a .gguf file, a directory of a Hugging Face model or an OpenVINO export, or hf:org/name"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _parse_hub(name: str) -> HubSource:
         raise ModelError(f"`{name}` is not a repository of the hub. Write hf:org/name, or hf:org/name:file.gguf.")
     file = match["file"]
     if file and not file.endswith(".gguf"):
-        raise ModelError(f"`{file}` is no .gguf file. Only those can be picked; for an OpenVINO export leave it out.")
+        raise ModelError(f"`{file}` is no .gguf file. Only those can be picked; for a whole repository leave it out.")
     return HubSource(match["repo"], file)
 
 

@@ -11,19 +11,21 @@ from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
 from tailrace.errors import ModelError
-from tailrace.models._openvino_card import MODEL_FILES
+from tailrace.models._directory_card import EXPORT_FILES
 from tailrace.models.catalogue import HubSource
 from tailrace.models.progress import Progress
 
 __all__ = ["fetch_from_hub"]
 
-# Of an OpenVINO repository: all that an engine or a card reads, and not the weights of other formats beside it.
-_EXPORT_FILES = ("openvino_*.xml", "openvino_*.bin", "*.json", "*.jinja", "*.model", "*.txt")
+# Of a repository: all that an engine or a card reads, and not the weights of other formats beside it.
+_BESIDE = ("*.json", "*.jinja", "*.model", "*.txt")
+_OF_EXPORT: tuple[str, ...] = ("openvino_*.xml", "openvino_*.bin", *_BESIDE)
+_OF_MODEL: tuple[str, ...] = ("*.safetensors", *_BESIDE)
 _MAX_LISTED = 12
 
 
 def fetch_from_hub(source: HubSource, progress: Progress) -> Path:
-    """The GGUF file, or the directory of the OpenVINO export, in the hub's own cache.
+    """The GGUF file, or the directory of the OpenVINO export or the model, in the hub's own cache.
 
     *Cancellation:* the hub's library keeps what it has and goes on from there next time. *Raises:* ModelError.
     """
@@ -31,13 +33,17 @@ def fetch_from_hub(source: HubSource, progress: Progress) -> Path:
         if source.file is not None:
             return _download(source.repo, source.file, None, progress)
         files = _list_files(source.repo)
-        if MODEL_FILES[0] not in files:
+        if EXPORT_FILES[0] in files:
+            first, wanted = EXPORT_FILES[0], _OF_EXPORT
+        elif "config.json" in files and any(fnmatch(file, "*.safetensors") for file in files):
+            first, wanted = "config.json", _OF_MODEL
+        else:
             return _download(source.repo, _only_gguf(source.repo, files), None, progress)
         # The first by branch, so that the cache knows later, without a network, what the branch was. The others by the
         # commit that this gave, so that all are of one version and in one directory, also when a push comes in between.
-        directory = _download(source.repo, MODEL_FILES[0], None, progress).parent
+        directory = _download(source.repo, first, None, progress).parent
         for file in files:
-            if "/" not in file and any(fnmatch(file, kind) for kind in _EXPORT_FILES):
+            if "/" not in file and any(fnmatch(file, kind) for kind in wanted):
                 _download(source.repo, file, directory.name, progress)
         return directory
 
@@ -65,8 +71,8 @@ def _only_gguf(repo: str, files: list[str]) -> str:
         return choices[0]
     if not choices:
         raise ModelError(
-            f"hf:{repo} holds neither a GGUF file nor an OpenVINO export ({MODEL_FILES[0]}). Pick a repository that "
-            "does; their names often end in -GGUF or -ov."
+            f"hf:{repo} holds no model that can be run: no GGUF file, no OpenVINO export ({EXPORT_FILES[0]}), no "
+            "safetensors with a config.json. Pick a repository that has one of them."
         )
     listed = ", ".join(choices[:_MAX_LISTED])
     more = f" and {len(choices) - _MAX_LISTED} more" if len(choices) > _MAX_LISTED else ""

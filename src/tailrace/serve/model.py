@@ -107,7 +107,7 @@ class Model:
 
     async def _run(self) -> None:
         try:
-            source = await asyncio.to_thread(find_source, self._name, _Told())
+            source = await asyncio.to_thread(find_source, self._name, _Told(), self._settings.engine)
             with tempfile.TemporaryDirectory(prefix="tailrace-") as directory:
                 prepared = str(cache_path() / "prepared")
                 async with start_service(

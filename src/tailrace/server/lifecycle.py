@@ -160,6 +160,8 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
         cache_path=cache_path,
         exact=settings.exact,
         prefix_cache=settings.prefix_cache,
+        device=settings.device,
+        dtype="" if settings.dtype == "auto" else settings.dtype,
         options=source.options,
     )
 

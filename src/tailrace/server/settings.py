@@ -25,6 +25,19 @@ class Settings:
 
     host: str = _setting("127.0.0.1", "Address to listen on.")
     port: int = _setting(8000, "Port to listen on; 0 takes a free one.", most=65_535)
+    engine: str = _setting(
+        "auto",
+        "What runs the model; auto chooses by the model and what is installed. `tailrace doctor` shows both.",
+        choices=("auto", "openvino", "llamacpp", "vllm", "transformers"),
+    )
+    device: str = _setting(
+        "", "Where the engine computes, in its own words: cpu, cuda, cuda:1, GPU.0. Empty lets it decide."
+    )
+    dtype: str = _setting(
+        "auto",
+        "What transformers and vLLM compute in; auto is what the model was saved in.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
     threads: int = _setting(0, "Threads the engine computes with; 0 lets it decide.")
     exact: bool = _setting(
         True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tailrace.engines import choose
 from tailrace.engines.scripted import CHAT_TEMPLATE, CONTROL_TOKENS, EOS_ID, OPTIONS, tokenizer_json
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard, Progress, resolve
@@ -14,22 +15,26 @@ __all__ = ["Source", "find_source"]
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A model on disk, and the engine to run it with."""
+    """A model, and the engine to run it with."""
 
     card: ModelCard
     engine: str
+    why: str = ""  # this engine, for people
     options: dict[str, float] = field(default_factory=dict)
 
 
-def find_source(source: str, progress: Progress) -> Source:
-    """Find or fetch a model. `scripted`, or `scripted:option=value,…`, is an engine without one.
+def find_source(source: str, progress: Progress, engine: str = "auto") -> Source:
+    """Find or fetch a model, and an engine for it. `scripted`, or `scripted:option=value,…`, needs no files.
 
     Raises: ModelError.
     """
-    kind, _, options = source.partition(":")
+    kind, _, rest = source.partition(":")
     if kind == "scripted":
-        return Source(_scripted_card(), "scripted", _options(options))
-    return Source(resolve(source, progress), "openvino")
+        card, options = _scripted_card(), _options(rest)
+    else:
+        card, options = resolve(source, progress), {}
+    choice = choose(card, engine)
+    return Source(card, choice.kind.name, choice.why, options)
 
 
 def _scripted_card() -> ModelCard:

@@ -1,18 +1,24 @@
-"""The card of an OpenVINO export: a directory with the model as IR, beside the Hugging Face files it was made from."""
+"""The card of a directory: the files of a Hugging Face model, with its weights beside them as safetensors, or as the IR
+of an OpenVINO export.
+
+Pickled weights are refused here, before any library sees them: reading a pickle runs what it says.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import msgspec
 
 from tailrace.errors import ModelError
+from tailrace.models._tokenizer import CONTROL, GPT2, NORMAL, Vocabulary, tokenizer_json
 from tailrace.models.card import ModelCard
 
-__all__ = ["MODEL_FILES", "read"]
+__all__ = ["EXPORT_FILES", "read"]
 
-MODEL_FILES = ("openvino_model.xml", "openvino_model.bin")
+EXPORT_FILES = ("openvino_model.xml", "openvino_model.bin")
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 _UNSET_LENGTH = 10**9  # transformers writes 10**30 for "no limit known"
 
@@ -56,7 +62,9 @@ class _TextConfig(msgspec.Struct):
 
 
 class _Config(msgspec.Struct):
+    model_type: str = ""
     max_position_embeddings: int | None = None
+    n_positions: int | None = None  # GPT-2's name for it
     text_config: _TextConfig | None = None
     eos_token_id: int | list[int] | None = None
 
@@ -69,25 +77,16 @@ Read = TypeVar("Read", _Tokenizer, _TokenizerConfig, _Config, _GenerationConfig)
 
 
 def read(path: Path, name: str) -> ModelCard:
-    for file in MODEL_FILES:
-        if not (path / file).is_file():
-            raise ModelError(
-                f"{path} is no OpenVINO export: it has no {file}. Make one with `optimum-cli export openvino`, or give "
-                "the path of a .gguf file."
-            )
-    text = _text(path / "tokenizer.json")
-    if text is None:
-        raise ModelError(
-            f"The export {path} lacks tokenizer.json. Copy it from the repository that the model was exported from."
-        )
-    tokenizer = _decode(path / "tokenizer.json", _Tokenizer)
+    kind = _format(path)
+    text = _tokenizer_text(path)
+    tokenizer = _decode(path / "tokenizer.json", _Tokenizer, text)
     config = _decode(path / "tokenizer_config.json", _TokenizerConfig)
     bos_token, eos_token = _content(config.bos_token), _content(config.eos_token)
     starts = config.add_bos_token
     return ModelCard(
         name=name,
         path=path,
-        format="openvino",
+        format=kind,
         tokenizer_json=text,
         chat_template=_chat_template(path, config),
         bos_token=bos_token,
@@ -95,7 +94,54 @@ def read(path: Path, name: str) -> ModelCard:
         add_bos=bool(bos_token) and (_puts_first(tokenizer.post_processor, bos_token) if starts is None else starts),
         eos_token_ids=_ends(path, tokenizer, eos_token),
         context_tokens=_context_tokens(path, config),
+        architecture=_decode(path / "config.json", _Config).model_type,
     )
+
+
+def _format(path: Path) -> Literal["openvino", "huggingface"]:
+    """What the weights are. Raises: ModelError if they are not there, or pickled."""
+    try:
+        names = [file.name for file in path.iterdir()]
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error.strerror}. Check its permissions.") from error
+    if any(name in names for name in EXPORT_FILES):
+        for file in EXPORT_FILES:
+            if file not in names:
+                raise ModelError(f"{path} is no whole OpenVINO export: it has no {file}. Export or fetch it again.")
+        return "openvino"
+    if any(name.endswith(".safetensors") for name in names):
+        return "huggingface"
+    pickled = sorted(name for name in names if name.endswith(_PICKLED))
+    if pickled:
+        raise ModelError(
+            f"The weights of {path} are pickled ({pickled[0]}), which can run any code when they are read. Take the "
+            "repository's safetensors, or have transformers write some: save_pretrained(directory)."
+        )
+    raise ModelError(
+        f"{path} holds no model: neither *.safetensors nor {EXPORT_FILES[0]}. Give the directory of a Hugging Face "
+        "model or of an OpenVINO export, or the path of a .gguf file."
+    )
+
+
+def _tokenizer_text(path: Path) -> str:
+    """tokenizer.json, or what it would be for models of before it, whose byte-level BPE is in two files."""
+    text = _text(path / "tokenizer.json")
+    if text is not None:
+        return text
+    vocab, merges = _text(path / "vocab.json"), _text(path / "merges.txt")
+    if vocab is None or merges is None:
+        raise ModelError(
+            f"{path} lacks tokenizer.json. Copy it from the repository that the model comes from, or have transformers "
+            "write it: AutoTokenizer.from_pretrained(directory).save_pretrained(directory)."
+        )
+    try:
+        ids = msgspec.json.decode(vocab, type=dict[str, int])
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ModelError(f"{path / 'vocab.json'} is damaged: {error}. Fetch the model again.") from error
+    tokens = sorted(ids, key=ids.__getitem__)
+    lines = [line for line in merges.splitlines() if line and not line.startswith("#version")]
+    special = [CONTROL if token.startswith("<|") and token.endswith("|>") else NORMAL for token in tokens]
+    return tokenizer_json(path / "merges.txt", Vocabulary(tokens, special, lines), GPT2)
 
 
 def _text(file: Path) -> str | None:
@@ -107,10 +153,10 @@ def _text(file: Path) -> str | None:
         raise ModelError(f"{file} cannot be read ({error}). Export or fetch the model again.") from error
 
 
-def _decode(file: Path, shape: type[Read]) -> Read:
-    """The file as `shape`; all defaults when there is none."""
+def _decode(file: Path, shape: type[Read], text: str | None = None) -> Read:
+    """The file, or the text that is known to be in it, as `shape`; all defaults when there is none."""
     try:
-        return msgspec.json.decode(_text(file) or "{}", type=shape)
+        return msgspec.json.decode(text or _text(file) or "{}", type=shape)
     except (msgspec.DecodeError, RecursionError) as error:
         raise ModelError(f"{file} is damaged: {error}. Export or fetch the model again.") from error
 
@@ -154,10 +200,10 @@ def _ends(path: Path, tokenizer: _Tokenizer, eos_token: str) -> tuple[int, ...]:
 def _context_tokens(path: Path, tokenizer_config: _TokenizerConfig) -> int:
     config = _decode(path / "config.json", _Config)
     nested = config.text_config.max_position_embeddings if config.text_config else None
-    limit = config.max_position_embeddings or nested or tokenizer_config.model_max_length
+    limit = config.max_position_embeddings or config.n_positions or nested or tokenizer_config.model_max_length
     if not limit or not 0 < limit < _UNSET_LENGTH:
         raise ModelError(
-            f"The export {path} does not say how long its context is: config.json lacks max_position_embeddings. "
-            "Copy config.json from the repository that the model was exported from."
+            f"{path} does not say how long its context is: config.json lacks max_position_embeddings. "
+            "Copy config.json from the repository that the model comes from."
         )
     return int(limit)

@@ -1,0 +1,170 @@
+"""The engines that there are: what each runs, what it needs to be installed, and which one is meant by `auto`.
+
+Nothing here imports an engine's library: whether it is installed is looked up, and it is loaded in the worker only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NamedTuple
+
+from tailrace.engines.promise import Engine
+from tailrace.engines.protocol import EngineSpec
+from tailrace.errors import ModelError
+from tailrace.models import ModelCard
+
+__all__ = ["KINDS", "Choice", "Kind", "choose", "load_engine"]
+
+# What the GGUF loader of OpenVINO GenAI builds, and the tensors that it reads.
+_OPENVINO_ARCHITECTURES = ("llama", "qwen2", "qwen3")
+_OPENVINO_TENSORS = frozenset(("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"))
+
+
+def _anything(card: ModelCard) -> str:
+    return ""
+
+
+def _openvino_refuses(card: ModelCard) -> str:
+    if card.format != "gguf":
+        return ""
+    if card.architecture not in _OPENVINO_ARCHITECTURES:
+        return f"of GGUF files it runs those of {_names(_OPENVINO_ARCHITECTURES)}, not {card.architecture}"
+    if unknown := sorted(set(card.tensor_types) - _OPENVINO_TENSORS):
+        return f"it does not read {', '.join(unknown)} tensors"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One engine. `refuses` says why it will not run a model of a format that it has, or "" if it will."""
+
+    name: str
+    text: str  # for people
+    formats: tuple[str, ...]  # of model cards
+    packages: tuple[str, ...]  # that must be importable
+    extra: str  # with which pip installs those; "" where tailrace comes with them
+    cls: str  # module:class
+    refuses: Callable[[ModelCard], str] = _anything
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Packages that are not installed."""
+        return tuple(package for package in self.packages if find_spec(package) is None)
+
+    @property
+    def remedy(self) -> str:
+        """What to do about the missing ones."""
+        return f"pip install 'tailrace[{self.extra}]'" if self.extra else "pip install --force-reinstall tailrace"
+
+    def why_not(self, card: ModelCard) -> str:
+        """Why it cannot run this model, installed or not; "" if it can."""
+        if card.format not in self.formats:
+            return f"it runs {_names(self.formats)}, and this is {_FORMATS[card.format]}"
+        return self.refuses(card)
+
+
+_FORMATS = {
+    "gguf": "a GGUF file",
+    "openvino": "an OpenVINO export",
+    "huggingface": "a Hugging Face directory",
+    "scripted": "the scripted model",
+    "upstream": "another server",
+}
+
+# In the order in which `auto` takes them; a GPU puts those first that want one.
+KINDS = {
+    kind.name: kind
+    for kind in (
+        Kind(
+            "openvino", "CPUs; most streams at once", ("gguf", "openvino"), ("openvino", "openvino_genai"), "",
+            "openvino:OpenVINOEngine", _openvino_refuses,
+        ),
+        Kind("llamacpp", "any GGUF file; quickest with one stream", ("gguf",), ("xllamacpp",), "llamacpp",
+             "llamacpp:LlamaCppEngine"),
+        Kind("vllm", "GPUs, and CPUs where its CPU build is installed", ("huggingface",), ("vllm",), "vllm",
+             "vllm:VllmEngine"),
+        Kind("transformers", "any causal model of Hugging Face", ("huggingface",), ("torch", "transformers"),
+             "transformers", "transformers:TransformersEngine"),
+        Kind("upstream", "a server that already runs", ("upstream",), (), "", "upstream:UpstreamEngine"),
+        Kind("scripted", "tests, load and demonstrations", ("scripted",), (), "", "scripted:ScriptedEngine"),
+    )
+}  # fmt: skip
+
+
+class Choice(NamedTuple):
+    """An engine for a model, and why this one."""
+
+    kind: Kind
+    why: str
+
+
+def choose(card: ModelCard, wanted: str = "auto") -> Choice:
+    """The engine to run a model with. Raises: ModelError if there is none, with what to do about it."""
+    if wanted != "auto":
+        kind = _named(wanted)
+        if reason := kind.why_not(card):
+            raise ModelError(f"{card.name} cannot be run with {wanted}: {reason}. {_others(card, kind)}")
+        _require(kind)
+        return Choice(kind, "as asked")
+    able = [kind for kind in _preferred() if not kind.why_not(card)]
+    for kind in able:
+        if not kind.missing:
+            passed_over = [f"{other.name} is not installed" for other in able[: able.index(kind)]]
+            why = [f"{_FORMATS[card.format]}", *passed_over]
+            return Choice(kind, "; ".join(why))
+    if not able:
+        known = [kind for kind in KINDS.values() if card.format in kind.formats]
+        reasons = "; ".join(f"{kind.name}: {kind.why_not(card)}" for kind in known)
+        raise ModelError(f"No engine runs {card.name} ({reasons}).")
+    raise ModelError(
+        f"{card.name} is {_FORMATS[card.format]}, and an engine that runs it has to be installed: {able[0].remedy}."
+    )
+
+
+def load_engine(spec: EngineSpec) -> Engine:
+    """Load an engine and its model into this process. Takes seconds and much memory.
+
+    Raises: ModelError if there is no such engine or its library is missing; whatever the library raises if it cannot
+    load the model.
+    """
+    kind = _named(spec.engine)
+    _require(kind)
+    module, _, name = kind.cls.partition(":")
+    engine: Engine = getattr(import_module(f"tailrace.engines.{module}"), name)(spec)
+    return engine
+
+
+def _named(name: str) -> Kind:
+    if name not in KINDS:
+        raise ModelError(f"There is no engine named {name!r}; the engines are {_names(KINDS)}.")
+    return KINDS[name]
+
+
+def _require(kind: Kind) -> None:
+    if kind.missing:
+        raise ModelError(f"The engine {kind.name} needs {_names(kind.missing)}: {kind.remedy}.")
+
+
+def _others(card: ModelCard, but: Kind) -> str:
+    able = [kind.name for kind in KINDS.values() if kind is not but and not kind.why_not(card)]
+    return f"Try --engine {' or '.join(able)}." if able else "No other engine runs it either."
+
+
+def _preferred() -> list[Kind]:
+    kinds = list(KINDS.values())
+    if not _has_gpu():
+        kinds.sort(key=lambda kind: kind.name == "vllm")  # its CPU build is the slower way on a few cores
+    return kinds
+
+
+def _has_gpu() -> bool:
+    return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
+
+
+def _names(names: Iterable[str]) -> str:
+    *rest, last = names
+    return f"{', '.join(rest)} and {last}" if rest else last

@@ -1,0 +1,80 @@
+"""Which engine a model gets, and what is said where there is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tailrace.engines import KINDS, EngineSpec, choose, kinds, load_engine
+from tailrace.errors import ModelError
+from tailrace.models import ModelCard
+
+GGUF = ModelCard(
+    name="m",
+    path=Path("m.gguf"),
+    format="gguf",
+    tokenizer_json="{}",
+    chat_template=None,
+    bos_token="",
+    eos_token="",
+    add_bos=False,
+    eos_token_ids=(),
+    context_tokens=512,
+    architecture="llama",
+    tensor_types=("F32", "Q4_1"),
+)
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Packages that are there, whatever is."""
+    there = {"openvino", "openvino_genai", "xllamacpp", "torch", "transformers", "vllm"}
+    monkeypatch.setattr(kinds, "find_spec", lambda name: name if name in there else None)
+    return there
+
+
+@pytest.fixture(params=[False, True], ids=["cpu", "gpu"])
+def has_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    monkeypatch.setattr(kinds, "_has_gpu", lambda: request.param)
+    return bool(request.param)
+
+
+def why(card: ModelCard, wanted: str = "auto") -> str:
+    with pytest.raises(ModelError) as caught:
+        choose(card, wanted)
+    return caught.value.message
+
+
+def test_auto(installed: set[str], has_gpu: bool) -> None:
+    assert choose(GGUF).kind.name == "openvino"
+    assert choose(replace(GGUF, architecture="gemma")).kind.name == "llamacpp"
+    assert choose(replace(GGUF, tensor_types=("Q5_1",))).kind.name == "llamacpp"
+    assert choose(replace(GGUF, format="openvino")).kind.name == "openvino"
+    huggingface = replace(GGUF, format="huggingface")
+    assert choose(huggingface).kind.name == ("vllm" if has_gpu else "transformers")
+    installed.discard("vllm" if has_gpu else "transformers")
+    chosen = choose(huggingface)
+    assert chosen.kind.name == ("transformers" if has_gpu else "vllm")
+    assert "is not installed" in chosen.why
+
+
+def test_what_is_missing_is_named_with_the_remedy(installed: set[str]) -> None:
+    installed.clear()
+    assert "pip install 'tailrace[llamacpp]'" in why(GGUF, "llamacpp")
+    assert "pip install 'tailrace[" in why(replace(GGUF, format="huggingface"))
+    with pytest.raises(ModelError, match="needs torch and transformers: pip install 'tailrace\\[transformers\\]'"):
+        load_engine(EngineSpec("transformers"))
+
+
+def test_an_engine_that_cannot_run_it_says_why(installed: set[str]) -> None:
+    assert "llama, qwen2 and qwen3, not gemma" in why(replace(GGUF, architecture="gemma"), "openvino")
+    assert "Try --engine llamacpp" in why(replace(GGUF, architecture="gemma"), "openvino")
+    assert "Q5_1" in why(replace(GGUF, tensor_types=("F32", "Q5_1")), "openvino")
+    assert "this is a GGUF file" in why(GGUF, "transformers")
+    assert "no engine named 'nonsense'" in why(GGUF, "nonsense")
+
+
+def test_every_kind_has_a_text() -> None:
+    assert all(kind.text and kind.formats for kind in KINDS.values())
