@@ -146,7 +146,9 @@ def main() -> None:
         flags = ["--port", str(PORT), "--journal", "memory"]
         servers += [(f"{bot}, tailrace", [*here, f"{bot}:app", *flags]) for bot in ("textbot", "batchbot")]
         servers += [("a dozen lines, tailrace", [*here, "brief:app", *flags])]
-        environment = os.environ | {"CHECKPOINT": str(options.checkpoint.resolve()), "PYTHONPATH": str(apps)}
+        # One thread, as Ray gives a replica: two that wait for each other on two busy cores may take ten times as long.
+        threads = {"OMP_NUM_THREADS": "1"}
+        environment = os.environ | threads | {"CHECKPOINT": str(options.checkpoint.resolve()), "PYTHONPATH": str(apps)}
         for name, command in servers:
             process = subprocess.Popen(
                 command, cwd=apps, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

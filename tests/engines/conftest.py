@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.checkpoints import smollm2_dir, tiny_gpt2_dir
 from tokenizers import Tokenizer
 
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard, NoProgress, resolve
+
+__all__ = ["smollm2_dir", "tiny_gpt2_dir"]
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared
 from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, load_engine
@@ -23,24 +24,6 @@ from tailrace.types import Grammar, Sampling
 pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first
 
 _VOCAB_SIZE = 40_000
-_ON_ITS_OWN = "closing_twice_is_harmless"  # the engine that the other laws share must not be closed
-_SHARED_LAWS = [law for law in laws if law.name != _ON_ITS_OWN]
-
-
-class Shared:
-    """An engine for all laws: `make()` gives it again and again, and closing it is the fixture's business."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.capabilities = engine.capabilities
-        self.submit = engine.submit
-        self.abort = engine.abort
-        self.step = engine.step
-
-    def __call__(self) -> Engine:
-        return self
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -78,19 +61,19 @@ def _check(law: Law, engine: Shared) -> None:
     law(engine, vocab_size=_VOCAB_SIZE, num_sequences=64)
 
 
-@pytest.mark.parametrize("law", _SHARED_LAWS, ids=str)
+@pytest.mark.parametrize("law", SHARED_LAWS, ids=str)
 def test_exact_engine_keeps(law: Law, exact: Shared) -> None:
     _check(law, exact)
 
 
-@pytest.mark.parametrize("law", _SHARED_LAWS, ids=str)
+@pytest.mark.parametrize("law", SHARED_LAWS, ids=str)
 def test_fast_engine_keeps(law: Law, fast: Shared) -> None:
     _check(law, fast)
 
 
 def test_closing(spec: EngineSpec, capfd: pytest.CaptureFixture[str]) -> None:
     """Twice, and in the middle of a sequence: the library says on stderr what it finds unfinished."""
-    law = next(law for law in laws if law.name == _ON_ITS_OWN)
+    law = next(law for law in laws if law.name == ON_ITS_OWN)
 
     def make() -> Engine:
         engine = load_engine(msgspec.structs.replace(spec, exact=True, prefix_cache=False))
