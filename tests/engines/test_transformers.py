@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any  # of the library
 
 import msgspec
 import pytest
@@ -94,7 +95,7 @@ def test_it_says_what_generate_says(shared: Shared, tiny_gpt2_dir: Path) -> None
     """The library's own way of generating is the oracle for greedy answers."""
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(tiny_gpt2_dir)
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_gpt2_dir)
     prompts = [(5, 6, 7), (8,) * 40, (9, 10)]
     found = _run(shared, *(_ask(9000 + place, prompt) for place, prompt in enumerate(prompts)))
     for prompt, deltas in zip(prompts, found.values(), strict=True):

@@ -6,6 +6,8 @@ Nothing here is imported by a server.
 
 from __future__ import annotations
 
-from tailrace.bench.compare import Report, compare_engine, compare_server
+from tailrace.bench.compare import Report, compare_engine, compare_server, engine_alone
+from tailrace.bench.load import Round
+from tailrace.bench.machine import Machine, look_at_machine
 
-__all__ = ["Report", "compare_engine", "compare_server"]
+__all__ = ["Machine", "Report", "Round", "compare_engine", "compare_server", "engine_alone", "look_at_machine"]

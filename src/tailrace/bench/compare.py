@@ -8,19 +8,18 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
 from urllib.parse import urlsplit
 
 import msgspec
 
-from tailrace.bench.inprocess import Round
-from tailrace.bench.load import Sample, Timeline, percentile, run_load
+from tailrace.bench.load import Round, Sample, Timeline, percentile, run_load
 from tailrace.engines import EngineSpec
 from tailrace.text import Tokenizer
 
-__all__ = ["Line", "Report", "compare_engine", "compare_server"]
+__all__ = ["Line", "Report", "compare_engine", "compare_server", "engine_alone"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +97,30 @@ def _child(module: str, *arguments: str) -> Iterator[tuple[IO[bytes], IO[bytes]]
             process.wait(30)
 
 
+@contextmanager
+def engine_alone(spec: EngineSpec) -> Iterator[Callable[[Round], Sample]]:
+    """An engine in a process of its own with nothing around it. What is yielded runs a round, and blocks meanwhile.
+
+    Raises: RuntimeError if the engine does not load, or dies in a round; it has said why on stderr.
+    """
+    with _child("tailrace.bench.inprocess") as (stdin, stdout):
+
+        def ask(line: bytes) -> bytes:
+            with suppress(BrokenPipeError):
+                stdin.write(line + b"\n")
+                stdin.flush()
+            if answer := stdout.readline():
+                return answer
+            raise RuntimeError("the engine did not load, or died")
+
+        def run(load: Round) -> Sample:
+            timelines, wall_s = msgspec.json.decode(ask(msgspec.json.encode(load)), type=tuple[list[Timeline], float])
+            return Sample.of(timelines, wall_s)
+
+        ask(msgspec.json.encode(spec))
+        yield run
+
+
 def _request(host: str, port: int, prompt: str, max_tokens: int) -> bytes:
     fields = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True, "seed": 1}
     body = json.dumps(fields).encode()
@@ -121,11 +144,7 @@ async def compare_engine(
     """The same load over HTTP and against the engine in process, in turns. Each prompt is new, so no cache helps."""
     prompts = (f"{number}. A story about a river, a dog and a mill:" for number in range(1, 1_000_000))
     pairs = []
-    with _server(model) as (host, port), _child("tailrace.bench.inprocess") as (stdin, stdout):
-        stdin.write(msgspec.json.encode(spec) + b"\n")
-        stdin.flush()
-        if await asyncio.to_thread(stdout.readline) != b"ready\n":
-            raise RuntimeError("the engine did not load")
+    with _server(model) as (host, port), engine_alone(spec) as run_alone:
 
         async def over_http(n: int, num_tokens: int) -> Sample:
             requests = [_request(host, port, next(prompts), num_tokens) for _ in range(n)]
@@ -133,11 +152,7 @@ async def compare_engine(
 
         async def in_process(n: int, num_tokens: int) -> Sample:
             ids = [tuple(tokenizer.encode(next(prompts), special=True)) for _ in range(n)]
-            stdin.write(msgspec.json.encode(Round(ids, num_tokens)) + b"\n")
-            stdin.flush()
-            answer = await asyncio.to_thread(stdout.readline)
-            timelines, wall_s = msgspec.json.decode(answer, type=tuple[list[Timeline], float])
-            return Sample.of(timelines, wall_s)
+            return await asyncio.to_thread(run_alone, Round(ids, num_tokens))
 
         for warm in (over_http, in_process):
             await warm(2, 16)

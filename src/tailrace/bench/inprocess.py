@@ -11,19 +11,12 @@ import time
 
 import msgspec
 
-from tailrace.bench.load import Timeline
+from tailrace.bench.load import Round, Timeline
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.promise import Engine, Sequence
 from tailrace.types import Sampling
 
-__all__ = ["Round", "main", "run_round"]
-
-
-class Round(msgspec.Struct):
-    """What to run at once: greedy, to `max_tokens`, whatever the model says."""
-
-    prompts: list[tuple[int, ...]]
-    max_tokens: int
+__all__ = ["main", "run_round"]
 
 
 def run_round(engine: Engine, load: Round, first_id: int) -> tuple[list[Timeline], float]:

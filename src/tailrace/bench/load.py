@@ -7,10 +7,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Sample", "Timeline", "percentile", "run_load"]
+import msgspec
+
+__all__ = ["Round", "Sample", "Timeline", "percentile", "run_load"]
 
 _MARKER = b"\ndata: "
 _TERMINAL = b"\nevent:"  # as long as the marker, so that one tail serves both
+
+
+class Round(msgspec.Struct):
+    """What an engine is to run at once: greedy, to `max_tokens`, whatever the model says."""
+
+    prompts: list[tuple[int, ...]]
+    max_tokens: int
 
 
 @dataclass(slots=True)

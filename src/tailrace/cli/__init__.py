@@ -17,6 +17,7 @@ class _Verbs(click.Group):
     _summaries = {  # noqa: RUF012 - never changed
         "bench": "Measure what the server adds to the engine.",
         "certify": "Measure how exactly the engine repeats itself after a crash.",
+        "doctor": "Look at this machine, its engines, and how fast a model could be.",
         "new": "Make a folder with an app that works.",
         "pull": "Fetch a model.",
         "run": "Serve what you have written: an app, a folder, a YAML file.",

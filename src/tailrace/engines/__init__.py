@@ -7,8 +7,8 @@ that, `worker` the other.
 
 from __future__ import annotations
 
-from tailrace.engines.kinds import KINDS, choose, load_engine
+from tailrace.engines.kinds import KINDS, Kind, choose, load_engine
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.supervisor import Receiver, Supervisor
 
-__all__ = ["KINDS", "EngineSpec", "Receiver", "Supervisor", "choose", "load_engine"]
+__all__ = ["KINDS", "EngineSpec", "Kind", "Receiver", "Supervisor", "choose", "load_engine"]

@@ -63,7 +63,7 @@ class Kind:
     def why_not(self, card: ModelCard) -> str:
         """Why it cannot run this model, installed or not; "" if it can."""
         if card.format not in self.formats:
-            return f"it runs {_names(self.formats)}, and this is {_FORMATS[card.format]}"
+            return f"it runs {_names(_PLURALS[name] for name in self.formats)}, and this is {_FORMATS[card.format]}"
         return self.refuses(card)
 
 
@@ -73,6 +73,14 @@ _FORMATS = {
     "huggingface": "a Hugging Face directory",
     "scripted": "the scripted model",
     "upstream": "another server",
+}
+
+_PLURALS = {
+    "gguf": "GGUF files",
+    "openvino": "OpenVINO exports",
+    "huggingface": "Hugging Face directories",
+    "scripted": "its own model",
+    "upstream": "other servers",
 }
 
 # In the order in which `auto` takes them; a GPU puts those first that want one.

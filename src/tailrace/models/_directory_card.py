@@ -6,6 +6,7 @@ Pickled weights are refused here, before any library sees them: reading a pickle
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -20,6 +21,7 @@ __all__ = ["EXPORT_FILES", "read"]
 EXPORT_FILES = ("openvino_model.xml", "openvino_model.bin")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
+_MAX_HEAD_BYTES = 100_000_000  # the library's own limit
 _UNSET_LENGTH = 10**9  # transformers writes 10**30 for "no limit known"
 
 
@@ -61,6 +63,11 @@ class _TextConfig(msgspec.Struct):
     max_position_embeddings: int | None = None
 
 
+class _Tensor(msgspec.Struct):
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
 class _Config(msgspec.Struct):
     model_type: str = ""
     max_position_embeddings: int | None = None
@@ -78,6 +85,7 @@ Read = TypeVar("Read", _Tokenizer, _TokenizerConfig, _Config, _GenerationConfig)
 
 def read(path: Path, name: str) -> ModelCard:
     kind = _format(path)
+    num_parameters, weight_bytes = _weights(path, kind)
     text = _tokenizer_text(path)
     tokenizer = _decode(path / "tokenizer.json", _Tokenizer, text)
     config = _decode(path / "tokenizer_config.json", _TokenizerConfig)
@@ -95,6 +103,8 @@ def read(path: Path, name: str) -> ModelCard:
         eos_token_ids=_ends(path, tokenizer, eos_token),
         context_tokens=_context_tokens(path, config),
         architecture=_decode(path / "config.json", _Config).model_type,
+        num_parameters=num_parameters,
+        weight_bytes=weight_bytes,
     )
 
 
@@ -121,6 +131,38 @@ def _format(path: Path) -> Literal["openvino", "huggingface"]:
         f"{path} holds no model: neither *.safetensors nor {EXPORT_FILES[0]}. Give the directory of a Hugging Face "
         "model or of an OpenVINO export, or the path of a .gguf file."
     )
+
+
+def _weights(path: Path, kind: str) -> tuple[int, int]:
+    """How many parameters, as far as the files say, and their bytes. Raises: ModelError for a damaged file."""
+    if kind == "openvino":
+        return 0, (path / EXPORT_FILES[1]).stat().st_size
+    num_parameters = weight_bytes = 0
+    for file in sorted(path.glob("*.safetensors")):
+        for tensor in _safetensors_head(file).values():
+            num_parameters += math.prod(tensor.shape)
+            weight_bytes += tensor.data_offsets[1] - tensor.data_offsets[0]
+    return num_parameters, weight_bytes
+
+
+def _safetensors_head(file: Path) -> dict[str, _Tensor]:
+    """What the file says of its tensors. *Source:* the format's page in the safetensors repository."""
+    size = file.stat().st_size
+    with file.open("rb") as content:
+        head_bytes = int.from_bytes(content.read(8), "little")
+        if size < 8 or head_bytes > min(size - 8, _MAX_HEAD_BYTES):
+            raise ModelError(f"{file} is damaged or cut short: its head has {head_bytes:,} bytes. Fetch it again.")
+        head = content.read(head_bytes)
+    try:
+        entries = msgspec.json.decode(head, type=dict[str, msgspec.Raw])
+        entries.pop("__metadata__", None)
+        tensors = {name: msgspec.json.decode(entry, type=_Tensor) for name, entry in entries.items()}
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ModelError(f"{file} is damaged: {error}. Fetch it again.") from error
+    end = max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
+    if 8 + head_bytes + end > size:
+        raise ModelError(f"{file} ({size:,} bytes) is cut short: its tensors need {end:,} bytes. Fetch it again.")
+    return tensors
 
 
 def _tokenizer_text(path: Path) -> str:

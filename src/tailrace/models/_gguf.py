@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tailrace.errors import ModelError
@@ -54,11 +55,20 @@ class _DamagedError(Exception):
     """The bytes are not what a GGUF file has at this place."""
 
 
+@dataclass(slots=True)
+class Tensors:
+    """All of a file's, together."""
+
+    types: set[str] = field(default_factory=set)  # ggml's names
+    num_elements: int = 0
+    num_bytes: int = 0
+
+
 class Metadata:
     """The keys and values of one file. An absent key is None; one of another type than asked for is a ModelError."""
 
-    def __init__(self, path: Path, values: dict[str, object], tensor_types: frozenset[str] = frozenset()) -> None:
-        self.tensor_types = tensor_types  # names of ggml's, of all tensors
+    def __init__(self, path: Path, values: dict[str, object], tensors: Tensors) -> None:
+        self.tensors = tensors
         self._path = path
         self._values = values
 
@@ -108,7 +118,7 @@ def read_metadata(path: Path) -> Metadata:
                 raise _DamagedError("it ends in its header")
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 reader = _Reader(content)
-                return Metadata(path, reader.read(), frozenset(reader.tensor_types))
+                return Metadata(path, reader.read(), reader.tensors)
     except OSError as error:
         raise ModelError(f"{path} cannot be read: {error.strerror}. Check the path and its permissions.") from error
     except _DamagedError as error:
@@ -124,7 +134,7 @@ class _Reader:
         self._content = content
         self._size = len(content)
         self._at = 4
-        self.tensor_types: set[str] = set()
+        self.tensors = Tensors()
 
     def read(self) -> dict[str, object]:
         version = self._number("I")
@@ -159,7 +169,9 @@ class _Reader:
         num_elements = math.prod(self._number("Q") for _ in range(num_dimensions))
         number = self._number("I")
         name, block, block_bytes = _TENSOR_TYPES.get(number, (f"type {number}", 1, 0))
-        self.tensor_types.add(name)
+        self.tensors.types.add(name)
+        self.tensors.num_elements += num_elements
+        self.tensors.num_bytes += -(-num_elements // block) * block_bytes
         return self._number("Q") + -(-num_elements // block) * block_bytes
 
     def _value(self, kind: int) -> object:

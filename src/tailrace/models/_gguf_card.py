@@ -47,7 +47,9 @@ def read(path: Path, name: str) -> ModelCard:
         eos_token_ids=_ends(path, metadata, vocabulary),
         context_tokens=context_tokens,
         architecture=architecture,
-        tensor_types=tuple(sorted(metadata.tensor_types)),
+        tensor_types=tuple(sorted(metadata.tensors.types)),
+        num_parameters=metadata.tensors.num_elements,
+        weight_bytes=metadata.tensors.num_bytes,
     )
 
 

@@ -28,6 +28,8 @@ class ModelCard:
     context_tokens: int
     architecture: str = ""  # as the file names it
     tensor_types: tuple[str, ...] = ()  # of a GGUF file, by ggml's names
+    num_parameters: int = 0  # 0: not known
+    weight_bytes: int = 0
 
 
 def read_card(path: Path, name: str) -> ModelCard:

@@ -1,0 +1,203 @@
+"""`tailrace doctor`: what is installed, what it could do with a model, and how fast this machine should be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from tailrace.bench import Machine
+    from tailrace.engines import Kind
+    from tailrace.models import ModelCard
+    from tailrace.server.source import Source
+
+__all__ = ["doctor"]
+
+_LOADS = (1, 16)
+_MAX_TOKENS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    """One row of the table."""
+
+    name: str
+    version: str  # "" if it is not installed
+    remedy: str
+    why_not: str  # it cannot run the model; "" if it can
+
+
+@dataclass(frozen=True, slots=True)
+class _Speed:
+    """Tokens a second with so many streams: what the machine allows, 0 if that is not known, and what was reached."""
+
+    streams: int
+    limit: float
+    by: str  # what the limit is
+    reached: float
+
+
+@click.command()
+@click.argument("model", default="smollm2", envvar="TAILRACE_MODEL")
+@click.option(
+    "--engine", default="auto", show_default=True, envvar="TAILRACE_ENGINE", help="The engine whose speed is measured."
+)
+@click.option("--quick", is_flag=True, help="Measure nothing.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def doctor(model: str, engine: str, quick: bool, as_json: bool) -> None:
+    """Look at this machine, at the engines that are installed, and at what each could do with MODEL.
+
+    Memory and arithmetic are measured, and from them how fast MODEL could be here at most: one stream is as fast as all
+    weights are read, many streams as fast as their products are computed. Beside that stands what was reached. It takes
+    half a minute, in which nothing else should run.
+    """
+    from tailrace.bench import look_at_machine
+    from tailrace.cli.pull import TerminalProgress
+    from tailrace.errors import ModelError
+    from tailrace.server.source import find_source
+
+    failure = ""
+    source: Source | None = None
+    with _waiting("Looking at the machine"):
+        machine = look_at_machine(measure=not quick)
+    try:
+        source = find_source(model, TerminalProgress(), engine)
+    except ModelError as error:
+        failure = error.message
+    engines = _engines(source.card if source is not None else None)
+    speeds: list[_Speed] = []
+    if source is not None and not quick:
+        try:
+            with _waiting(f"Running {source.card.name} with {source.engine}"):
+                speeds = _speeds(source, machine)
+        except RuntimeError as error:
+            failure = f"{source.engine} does not run {source.card.name}: {error}."
+    if as_json:
+        click.echo(json.dumps(_plain(machine, engines, source, speeds, failure), indent=2))
+    else:
+        for line in [*_machine_lines(machine), "", *_engine_lines(engines, source), "", *_speed_lines(source, speeds)]:
+            click.echo(line)
+    if failure:
+        raise click.ClickException(failure)
+
+
+@contextmanager
+def _waiting(text: str) -> Iterator[None]:
+    """A sign of life on a terminal's stderr."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"{text} …"):
+        yield
+
+
+def _engines(card: ModelCard | None) -> list[_Engine]:
+    from tailrace.engines import KINDS
+
+    kinds = [kind for kind in KINDS.values() if kind.packages]  # the others need nothing
+    return [_Engine(kind.name, _version(kind), kind.remedy, kind.why_not(card) if card else "") for kind in kinds]
+
+
+def _version(kind: Kind) -> str:
+    if kind.missing:
+        return ""
+    try:
+        return version(kind.packages[-1])
+    except PackageNotFoundError:
+        return "installed"
+
+
+def _speeds(source: Source, machine: Machine) -> list[_Speed]:
+    """Raises: RuntimeError if the engine does not run."""
+    from tailrace.bench import Round, engine_alone
+    from tailrace.models.places import cache_path
+    from tailrace.server.lifecycle import engine_spec
+    from tailrace.server.settings import Settings
+    from tailrace.text import Tokenizer
+
+    card = source.card
+    spec = engine_spec(source, Settings(), cache_path=str(cache_path() / "prepared"))
+    tokenizer = Tokenizer.from_json(card.tokenizer_json)
+    by_memory = machine.read_bytes_per_s / card.weight_bytes if card.weight_bytes else 0.0
+    by_arithmetic = machine.flops_per_s / (2 * card.num_parameters) if card.num_parameters else 0.0
+    found = []
+    with engine_alone(spec) as run:
+        number = 0
+        for streams in (1, *_LOADS):  # the first warms up
+            prompts = [tuple(tokenizer.encode(f"{number + place}. A story:", special=True)) for place in range(streams)]
+            number += streams
+            reached = run(Round(prompts, _MAX_TOKENS)).events_per_s
+            bounds = [(streams * by_memory, "memory"), (by_arithmetic, "float32 arithmetic")]
+            limit, by = min((bound for bound in bounds if bound[0]), default=(0.0, ""))
+            found.append(_Speed(streams, round(limit, 1), by, round(reached, 1)))
+    return found[1:]
+
+
+def _machine_lines(machine: Machine) -> Iterator[str]:
+    cores = "1 core" if machine.cores == 1 else f"{machine.cores} cores"
+    yield f"Machine      {machine.processor}, {cores}" + (
+        f" ({', '.join(machine.features)})" if machine.features else ""
+    )
+    free = f"{machine.available_bytes / 1e9:.1f} of {machine.memory_bytes / 1e9:.1f} GB free"
+    yield f"  memory     {free}" + (
+        f", read at {machine.read_bytes_per_s / 1e9:.1f} GB/s" if machine.read_bytes_per_s else ""
+    )
+    if machine.flops_per_s:
+        yield f"  arithmetic {machine.flops_per_s / 1e9:,.0f} billion float32 operations a second"
+    yield f"  GPU        {', '.join(machine.gpus) or 'none seen'}"
+
+
+def _engine_lines(engines: list[_Engine], source: Source | None) -> Iterator[str]:
+    name = source.card.name if source is not None else "the model"
+    yield "Engines"
+    for row in engines:
+        able = f"no: {row.why_not}" if row.why_not else f"runs {name}" if source is not None else ""
+        state = row.version or f"missing: {row.remedy}"
+        yield f"  {row.name:12} {state:42} {able}".rstrip()
+    if source is not None:
+        yield f"{name} is run with {source.engine}: {source.why}."
+
+
+def _speed_lines(source: Source | None, speeds: list[_Speed]) -> Iterator[str]:
+    if source is None:
+        return
+    card = source.card
+    parameters = f"{card.num_parameters / 1e6:,.1f} million parameters in " if card.num_parameters else ""
+    if card.weight_bytes:
+        yield f"{card.name}: {parameters}{card.weight_bytes / 1e6:,.1f} MB of weights"
+    for row in speeds:
+        streams = "1 stream" if row.streams == 1 else f"{row.streams} streams"
+        limit = f", of {row.limit:,.0f} that {row.by} allows ({row.reached / row.limit:.0%})" if row.limit else ""
+        yield f"  {streams:10} {row.reached:8,.1f} tokens/s{limit}"
+
+
+# Any: JSON
+def _plain(
+    machine: Machine, engines: list[_Engine], source: Source | None, speeds: list[_Speed], failure: str
+) -> dict[str, Any]:
+    import msgspec
+
+    chosen = None
+    if source is not None:
+        card = source.card
+        chosen = {
+            "name": card.name,
+            "format": card.format,
+            "architecture": card.architecture,
+            "num_parameters": card.num_parameters,
+            "weight_bytes": card.weight_bytes,
+            "engine": source.engine,
+            "why": source.why,
+        }
+    return {
+        "machine": msgspec.to_builtins(machine),
+        "engines": [asdict(row) for row in engines],
+        "model": chosen,
+        "speeds": [asdict(row) for row in speeds],
+        "failure": failure,
+    }

@@ -1,0 +1,56 @@
+"""`tailrace doctor` on what is here, and on what is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any  # JSON
+
+import pytest
+from click.testing import CliRunner
+
+from tailrace.cli import main
+
+
+def ask(*arguments: str) -> tuple[int, dict[str, Any], str]:
+    result = CliRunner().invoke(main, ["doctor", "--json", *arguments])
+    return result.exit_code, json.loads(result.stdout), result.stderr
+
+
+def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+    status, told, stderr = ask("--quick", str(tmp_path / "gone.gguf"))
+    assert status == 1
+    assert "There is no file" in stderr
+    assert told["machine"]["cores"] >= 1
+    assert {row["name"] for row in told["engines"]} == {"openvino", "llamacpp", "vllm", "transformers"}
+    assert all(row["version"] or "pip install" in row["remedy"] for row in told["engines"])
+    assert told["model"] is None
+
+
+def test_a_directory_of_hugging_face(tiny_gpt2_dir: Path) -> None:
+    status, told, _ = ask("--quick", str(tiny_gpt2_dir))
+    assert status == 0
+    assert told["model"]["engine"] == "transformers"
+    assert told["model"]["num_parameters"] > 10_000
+    assert told["model"]["weight_bytes"] == 4 * told["model"]["num_parameters"]
+    why_not = {row["name"]: row["why_not"] for row in told["engines"]}
+    assert "GGUF files" in why_not["llamacpp"]
+    assert not why_not["transformers"]
+
+
+@pytest.mark.timeout(120)
+def test_what_is_measured(tiny_gpt2_dir: Path) -> None:
+    pytest.importorskip("torch")
+    status, told, _ = ask(str(tiny_gpt2_dir), "--engine", "transformers")
+    assert status == 0, told["failure"]
+    assert told["machine"]["read_bytes_per_s"] > 10**8
+    assert told["machine"]["flops_per_s"] > 10**8
+    assert [row["streams"] for row in told["speeds"]] == [1, 16]
+    assert all(row["reached"] > 0 and row["limit"] > 0 for row in told["speeds"])
+
+
+def test_for_people() -> None:
+    result = CliRunner().invoke(main, ["doctor", "--quick", "scripted"])
+    assert result.exit_code == 0
+    assert "scripted is run with scripted" in result.stdout
+    assert "Machine" in result.stdout
