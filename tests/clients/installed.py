@@ -25,7 +25,7 @@ __all__ = ["environment", "node", "run_javascript", "run_javascript_source", "ru
 
 _JS = Path(__file__).with_name("js")
 _CACHE = platformdirs.user_cache_path("tailrace") / "tests"
-_INSTALL_S = 240
+_INSTALL_S = 600
 _RUN_S = 55
 _UNREACHABLE = re.compile(
     r"ENOTFOUND|ECONNREFUSED|ECONNRESET|ETIMEDOUT|EAI_AGAIN|ERR_SOCKET_TIMEOUT|code E5[0-9]{2}|fetch failed"
@@ -97,15 +97,18 @@ def _environment(requirement: str) -> Path:
 
 
 @cache
-def environment(name: str, *requirements: str) -> Path:
-    """The interpreter of an environment with these requirements, as pip takes them, and what they need."""
+def environment(name: str, *requirements: str, without: tuple[str, ...] = ()) -> Path:
+    """The interpreter of an environment with these requirements, as pip takes them, and what they need, but for
+    `without`."""
 
     def install(folder: Path) -> None:
         _install([sys.executable, "-m", "venv", "--without-pip", str(folder)], folder)
-        pip = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", "--quiet"]
-        _install([*pip, "--disable-pip-version-check", *requirements], folder)
+        pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", str(folder / "bin" / "python")]
+        _install([*pip, "install", "--quiet", *requirements], folder)
+        if without:
+            _install([*pip, "uninstall", "--quiet", "--yes", *without], folder)
 
-    digest = hashlib.sha256(f"{sys.version} {' '.join(requirements)}".encode()).hexdigest()[:16]
+    digest = hashlib.sha256(f"{sys.version} {' '.join([*requirements, *without])}".encode()).hexdigest()[:16]
     return _installed(f"python-{name}", digest, install) / "bin" / "python"
 
 

@@ -1,0 +1,259 @@
+"""Each engine behind tailrace against the same engine's own server, same weights, in one run.
+
+    python bench/engines.py --gguf FILE --huggingface DIRECTORY [--vllm-python PATH] [--output JSON] [--plot SVG]
+
+FILE and DIRECTORY hold the same model (tests/checkpoints.py makes the directory from the file). Servers start one after
+the other, each alone on the machine: llama.cpp's own (the one in xllamacpp), vLLM's, `transformers serve`, and tailrace
+with the engine of each. The load is the same for all: POST /v1/completions, streamed, greedy, 128 tokens, at 1, 4, 16
+and 32 streams, some rounds of each. Tokens are counted by running the text through the model's tokenizer, since servers
+differ in what they make an event of; times are those at which bytes came. `transformers serve` knows no ignore_eos:
+what it gave until the end of a text is counted as it is.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+from tokenizers import Tokenizer
+
+PORT = 8987
+LOADS = (1, 4, 16, 32)
+MAX_TOKENS = 128
+
+LLAMA_SERVER = """
+import sys, time, xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path = sys.argv[1]
+params.port = int(sys.argv[2])
+params.n_parallel = 32
+params.n_ctx = 32 * 512
+params.verbosity = -1
+server = xllamacpp.Server(params)
+print(server.listening_address, flush=True)
+time.sleep(100_000)
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One server at one load: medians over the rounds."""
+
+    server: str
+    streams: int
+    tokens_per_s: float
+    first_p50_s: float
+    first_p99_s: float
+
+
+@dataclass
+class Answer:
+    start_s: float
+    first_s: float = 0.0
+    raw: bytes = b""
+
+
+async def one(port: int, body: dict[str, object]) -> Answer:
+    """One request over a socket of its own; what comes is kept and looked at later, to cost little meanwhile."""
+    content = json.dumps(body).encode()
+    head = (
+        f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answer = Answer(time.perf_counter())
+    writer.write(head.encode() + content)
+    pieces = []
+    while piece := await reader.read(1 << 16):
+        pieces.append(piece)
+        if not answer.first_s and b"data: {" in piece:
+            answer.first_s = time.perf_counter() - answer.start_s
+    writer.close()
+    answer.raw = b"".join(pieces)
+    return answer
+
+
+def text_of(answer: Answer) -> str:
+    """What the stream said, out of chunked transfer and events."""
+    text = []
+    for line in answer.raw.decode("utf-8", "replace").splitlines():
+        if line.startswith("data: {"):
+            event = json.loads(line[6:])
+            text += [choice.get("text") or "" for choice in event.get("choices", [])]
+    return "".join(text)
+
+
+async def measure(name: str, model: str, tokenizer: Tokenizer, rounds: int) -> list[Line]:
+    number = 0
+
+    def body() -> dict[str, object]:
+        nonlocal number
+        number += 1
+        return {
+            "model": model,
+            "prompt": f"{number}. A story about a river, a dog and a mill:",
+            "max_tokens": MAX_TOKENS,
+            "temperature": 0,
+            "stream": True,
+            "ignore_eos": True,
+        }
+
+    lines = []
+    await asyncio.gather(*(one(PORT, body()) for _ in range(2)))
+    for streams in LOADS:
+        speeds, medians, worst = [], [], []
+        for _ in range(rounds):
+            began_s = time.perf_counter()
+            answers = await asyncio.gather(*(one(PORT, body()) for _ in range(streams)))
+            wall_s = time.perf_counter() - began_s
+            num_tokens = sum(len(tokenizer.encode(text_of(answer)).ids) for answer in answers)
+            if not num_tokens:
+                raise SystemExit(f"{name} gave nothing: {answers[0].raw[:500]!r}")
+            firsts = sorted(answer.first_s for answer in answers)
+            speeds.append(num_tokens / wall_s)
+            medians.append(statistics.median(firsts))
+            worst.append(firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))])
+        line = Line(name, streams, *(round(statistics.median(of), 4) for of in (speeds, medians, worst)))
+        print(json.dumps(asdict(line)), flush=True)
+        lines.append(line)
+    return lines
+
+
+@contextmanager
+def running(command: list[str], environment: dict[str, str]) -> Iterator[None]:
+    """A server on PORT that answers; at the end it and its children are gone."""
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            command, stdout=said, stderr=said, env=os.environ | environment, start_new_session=True
+        )
+        try:
+            for _ in range(600):
+                if process.poll() is not None:
+                    break
+                try:
+                    httpx.get(f"http://127.0.0.1:{PORT}/v1/models", timeout=2, trust_env=False).raise_for_status()
+                    break
+                except httpx.HTTPError:
+                    time.sleep(0.5)
+            else:
+                process.kill()
+            if process.poll() is not None:
+                said.seek(0)
+                raise SystemExit(f"{command[:3]} did not start:\n{said.read().decode(errors='replace')[-3000:]}")
+            yield
+        finally:
+            os.killpg(process.pid, signal.SIGTERM)
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+def servers(asked: argparse.Namespace) -> Iterator[tuple[str, str, list[str], dict[str, str]]]:
+    """Name, name of the model on the wire, command, environment."""
+    here, port = [sys.executable, "-m", "tailrace", "serve"], ["--port", str(PORT)]
+    memory = ["--journal", asked.journal]
+    if asked.gguf:
+        gguf, name = str(asked.gguf), asked.gguf.stem
+        yield "llama.cpp's server", name, [sys.executable, "-c", LLAMA_SERVER, gguf, str(PORT)], {}
+        yield "tailrace, llamacpp", name, [*here, gguf, "--engine", "llamacpp", *port, *memory], {}
+        yield "tailrace, openvino", name, [*here, gguf, "--engine", "openvino", *port, *memory], {}
+    if asked.huggingface:
+        path, name = str(asked.huggingface), asked.huggingface.name
+        serve = [str(Path(sys.executable).parent / "transformers"), "serve", path, "--port", str(PORT)]
+        yield "transformers serve", path, [*serve, "--continuous-batching", "--dtype", asked.dtype], {}
+        flags = ["--engine", "transformers", "--dtype", asked.dtype]
+        yield "tailrace, transformers", name, [*here, path, *flags, *port, *memory], {}
+    if asked.vllm_python:
+        path, name = str(asked.huggingface), asked.huggingface.name
+        python = str(asked.vllm_python)
+        own = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", path, "--served-model-name", name]
+        kv = {"VLLM_CPU_KVCACHE_SPACE": "2"}
+        yield "vLLM's server", name, [*own, "--dtype", asked.dtype, "--max-model-len", "8192", *port], kv
+        flags = ["--engine", "vllm", "--dtype", asked.dtype]
+        yield "tailrace, vllm", name, [python, "-m", "tailrace", "serve", path, *flags, *port, *memory], kv
+
+
+def plot(lines: list[Line], path: Path) -> None:
+    """Tokens a second over streams, a line for each server, as SVG."""
+    names = list(dict.fromkeys(line.server for line in lines))
+    colours = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5"]
+    most = max(line.tokens_per_s for line in lines)
+    left, top, width, height = 60, 20, 420, 300
+
+    def point(line: Line) -> str:
+        x = left + width * LOADS.index(line.streams) / (len(LOADS) - 1)
+        return f"{x:.0f},{top + height * (1 - line.tokens_per_s / most):.0f}"
+
+    parts = [
+        '<svg xmlns="http://www.w3.org/2000/svg" width="720" height="370" font-family="sans-serif" font-size="12">',
+        '<rect width="100%" height="100%" fill="white"/>',
+    ]
+    for share in (0, 0.25, 0.5, 0.75, 1):
+        y = top + height * (1 - share)
+        parts.append(f'<line x1="{left}" x2="{left + width}" y1="{y:.0f}" y2="{y:.0f}" stroke="#ddd"/>')
+        parts.append(f'<text x="{left - 8}" y="{y + 4:.0f}" text-anchor="end">{most * share:.0f}</text>')
+    for place, load in enumerate(LOADS):
+        x = left + width * place / (len(LOADS) - 1)
+        parts.append(f'<text x="{x:.0f}" y="{top + height + 18}" text-anchor="middle">{load}</text>')
+    parts.append(
+        f'<text x="{left + width / 2:.0f}" y="{top + height + 38}" text-anchor="middle">streams at once</text>'
+    )
+    parts.append(
+        f'<text x="14" y="{top + height / 2:.0f}" transform="rotate(-90 14 {top + height / 2:.0f})">tokens/s</text>'
+    )
+    for place, name in enumerate(names):
+        points = " ".join(point(line) for line in lines if line.server == name)
+        dash = "" if name.startswith("tailrace") else ' stroke-dasharray="5 4"'
+        colour = colours[place % len(colours)]
+        parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
+        y = top + 10 + 20 * place
+        parts.append(f'<line x1="500" x2="524" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2"{dash}/>')
+        parts.append(f'<text x="532" y="{y + 4}">{name}</text>')
+    path.write_text("\n".join([*parts, "</svg>"]) + "\n")
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description="Each engine behind tailrace against its own server.")
+    asked.add_argument("--gguf", type=Path)
+    asked.add_argument("--huggingface", type=Path)
+    asked.add_argument("--vllm-python", type=Path)
+    asked.add_argument("--dtype", default="float32")
+    asked.add_argument("--journal", default="disk", choices=["disk", "memory"])
+    asked.add_argument("--rounds", type=int, default=3)
+    asked.add_argument("--only", default="", help="servers whose name has this in it")
+    asked.add_argument("--output", type=Path)
+    asked.add_argument("--plot", type=Path)
+    options = asked.parse_args()
+    tokenizer = Tokenizer.from_file(str(options.huggingface / "tokenizer.json"))
+    lines: list[Line] = []
+    for name, model, command, environment in servers(options):
+        if options.only in name:
+            with running(command, environment):
+                lines += asyncio.run(measure(name, model, tokenizer, options.rounds))
+    if options.output:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+        machine = {"cpu": platform.processor(), "cores": os.cpu_count(), "commit": commit, "dtype": options.dtype}
+        found = {"machine": machine, "max_tokens": MAX_TOKENS, "lines": [asdict(line) for line in lines]}
+        options.output.write_text(json.dumps(found, indent=2) + "\n")
+    if options.plot:
+        plot(lines, options.plot)
+
+
+if __name__ == "__main__":
+    main()

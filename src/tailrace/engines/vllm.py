@@ -1,0 +1,277 @@
+"""vLLM: the engine for GPUs, and for CPUs where its CPU build is installed.
+
+What the library needs us to know (0.32):
+
+1. It computes in a process of its own, which our worker starts; an asyncio loop takes what comes from there. That loop
+   runs inside `step`, until there is something to tell.
+2. It checks a request when the first output is awaited. Here that is in `submit`, so that what it refuses is refused.
+3. Its outputs merge when nobody takes them: an item may hold several tokens. They are counted, never the items.
+4. Where memory runs out it computes a sequence anew, whose tokens may then be others. Admission keeps it from that.
+5. On a GPU its memory is as large as the device lets it be, whatever `kv_tokens` says; on a CPU it is `kv_tokens`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from typing import Any
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing is sent anywhere
+
+import psutil  # comes with vLLM
+import vllm
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from tailrace.engines.promise import Capabilities, Delta, Sequence
+from tailrace.engines.protocol import EngineSpec
+from tailrace.errors import ModelError, SequenceFailed
+from tailrace.types import FinishReason, Grammar, Sampling, TopLogprobs
+
+__all__ = ["PARAMETERS", "VllmEngine"]
+
+PARAMETERS = frozenset(
+    (
+        "frequency_penalty",
+        "grammar",
+        "ignore_eos",
+        "logit_bias",
+        "logprobs",
+        "max_tokens",
+        "min_p",
+        "presence_penalty",
+        "repetition_penalty",
+        "seed",
+        "temperature",
+        "top_k",
+        "top_logprobs",
+        "top_p",
+    )
+)
+_BLOCK_TOKENS = 128  # what the CPU build has; a multiple of what GPUs take
+_CPU_SHARE = 0.6  # of what is free may be taken; how much is taken is said in blocks
+_STEP_S = 0.05  # so long at most does what comes from the server wait
+_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "repetition": "stop", "abort": "cancelled"}
+
+
+class _Run:
+    """One sequence: what came since the last step."""
+
+    __slots__ = ("count", "failure", "finish", "ids", "is_aborted", "logprobs", "sampling", "task", "top")
+
+    def __init__(self, sampling: Sampling) -> None:
+        self.sampling = sampling
+        self.count = 0
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.top: list[TopLogprobs] = []
+        self.finish: FinishReason | None = None
+        self.failure = ""
+        self.is_aborted = False
+        self.task: asyncio.Task[None]
+
+    def hear(self, output: Any) -> None:  # Any: the library's CompletionOutput
+        self.ids += output.token_ids
+        if self.sampling.logprobs and output.logprobs is not None:
+            for token_id, likely in zip(output.token_ids, output.logprobs, strict=False):
+                self.logprobs.append(likely[token_id].logprob)
+                if self.sampling.top_logprobs:
+                    best = sorted(likely.items(), key=lambda item: item[1].rank)[: self.sampling.top_logprobs]
+                    self.top.append(tuple((top_id, entry.logprob) for top_id, entry in best))
+        if output.finish_reason is not None:
+            self.finish = _FINISH.get(output.finish_reason, "error")
+            if self.finish == "error":
+                self.failure = "the engine failed at it"
+
+
+class VllmEngine:
+    """Keeps the `Engine` promise with a directory of a Hugging Face model."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        try:
+            self._engine = AsyncLLM.from_engine_args(_arguments(spec))
+        except Exception as error:  # the library raises whatever its models and platforms do
+            raise ModelError(
+                f"vLLM cannot load {os.path.basename(spec.path.rstrip('/'))}: {_reason(error)}."
+            ) from error
+        self._loop = asyncio.new_event_loop()
+        self._eos_token_ids = list(spec.eos_token_ids)
+        self._runs: dict[int, _Run] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
+        self._is_waiting = False
+        cache = self._engine.vllm_config.cache_config
+        self.capabilities = Capabilities(
+            engine=f"vllm {vllm.__version__}",
+            context_tokens=self._engine.vllm_config.model_config.max_model_len,
+            kv_tokens=(cache.num_gpu_blocks or 0) * cache.block_size,
+            block_tokens=cache.block_size,
+            max_sequences=spec.max_sequences,
+            parameters=PARAMETERS,
+            exact=False,
+        )
+        self._warm_up()
+
+    def submit(self, sequence: Sequence) -> None:
+        wanted = len(sequence.prompt_ids) + (sequence.sampling.max_tokens or 0)
+        if wanted > min(self.capabilities.context_tokens, self.capabilities.kv_tokens):
+            raise SequenceFailed("the prompt is too long for this engine")
+        try:
+            params = _params(sequence.sampling, self._eos_token_ids)
+        except (VLLMClientError, ValueError, TypeError) as error:
+            raise SequenceFailed(f"the engine refused it: {_reason(error)}") from error
+        run = _Run(sequence.sampling)
+        run.task = self._loop.create_task(self._follow(run, sequence, params))
+        self._runs[sequence.sequence_id] = run
+
+    def abort(self, sequence_id: int) -> None:
+        run = self._runs.get(sequence_id)
+        if run is not None:
+            run.is_aborted = True
+            run.task.cancel()
+
+    def step(self) -> list[Delta]:
+        if self._runs and not any(run.is_aborted for run in self._runs.values()):
+            self._run_loop()
+            if self._engine.errored:
+                raise self._engine.dead_error
+        deltas = []
+        for sequence_id, run in list(self._runs.items()):
+            if (delta := _delta(sequence_id, run)) is not None:
+                deltas.append(delta)
+                if delta.finish_reason is not None:
+                    del self._runs[sequence_id]
+                    self._leaving.add(run.task)
+        if self._leaving:
+            self._see_off()
+        return deltas
+
+    def close(self) -> None:
+        if self._loop.is_closed():
+            return
+        for run in self._runs.values():
+            run.task.cancel()
+            self._leaving.add(run.task)
+        self._runs.clear()
+        self._see_off()
+        self._engine.shutdown()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    async def _follow(self, run: _Run, sequence: Sequence, params: SamplingParams) -> None:
+        prompt = {"prompt_token_ids": list(sequence.prompt_ids)}
+        try:
+            outputs = self._engine.generate(prompt, params, str(sequence.sequence_id))
+            async with contextlib.aclosing(outputs):  # which aborts it, where it is not over
+                async for output in outputs:
+                    run.hear(output.outputs[0])
+                    self._wake()
+        except Exception as error:  # of this sequence; an engine that is lost says so itself
+            run.failure = f"the engine refused it: {_reason(error)}"
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._is_waiting:
+            self._loop.stop()
+
+    def _run_loop(self) -> None:
+        timer = self._loop.call_later(_STEP_S, self._loop.stop)
+        self._is_waiting = True
+        self._loop.run_forever()
+        self._is_waiting = False
+        timer.cancel()
+
+    def _see_off(self) -> None:
+        if self._leaving:
+            self._loop.run_until_complete(asyncio.wait(self._leaving, timeout=1.0))
+            self._leaving = {task for task in self._leaving if not task.done()}
+
+    def _warm_up(self) -> None:
+        """Once with a grammar, whose library takes a moment to load, and so that it is known to work."""
+        for grammar in (None, Grammar("regex", "[ab]")):
+            self.submit(Sequence(0, (1, 2, 3), Sampling(temperature=0.0, seed=0, max_tokens=2, grammar=grammar)))
+            while self._runs:
+                for delta in self.step():
+                    if delta.finish_reason == "error":
+                        raise ModelError(f"vLLM does not run this model: {delta.failure}.")
+
+
+def _arguments(spec: EngineSpec) -> AsyncEngineArgs:
+    is_cpu = current_platform.is_cpu()
+    more: dict[str, Any] = {}
+    if is_cpu:
+        memory = psutil.virtual_memory()
+        more = {
+            "block_size": _BLOCK_TOKENS,
+            "num_gpu_blocks_override": -(-spec.kv_tokens // _BLOCK_TOKENS),
+            "gpu_memory_utilization": _CPU_SHARE * memory.available / memory.total,
+        }
+        if spec.threads:
+            os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
+    return AsyncEngineArgs(
+        model=spec.path,
+        dtype=spec.dtype or "auto",
+        max_model_len=spec.context_tokens,
+        max_num_seqs=spec.max_sequences,
+        max_num_batched_tokens=max(spec.max_step_tokens, spec.max_sequences),
+        enable_prefix_caching=spec.prefix_cache,
+        generation_config="vllm",  # what a request does not say is ours to fill in
+        trust_remote_code=False,
+        load_format="safetensors",
+        disable_log_stats=True,
+        **more,
+    )
+
+
+def _params(sampling: Sampling, eos_token_ids: list[int]) -> SamplingParams:
+    """Raises: VLLMClientError, ValueError or TypeError, the library's, for what it will not do."""
+    grammar = None
+    if sampling.grammar is not None:
+        kind = "json" if sampling.grammar.kind == "json_schema" else "regex"
+        grammar = StructuredOutputsParams(**{kind: sampling.grammar.source})
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        seed=(sampling.seed or 0) % 2**63,
+        max_tokens=sampling.max_tokens,
+        ignore_eos=sampling.ignore_eos,
+        stop_token_ids=[] if sampling.ignore_eos else eos_token_ids,
+        logprobs=max(sampling.top_logprobs, 1) if sampling.logprobs else None,
+        logit_bias=dict(sampling.logit_bias) or None,
+        structured_outputs=grammar,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _delta(sequence_id: int, run: _Run) -> Delta | None:
+    """All that is new, in one delta; None if nothing is."""
+    start = run.count
+    if run.is_aborted:
+        return Delta(sequence_id, start, (), (), "cancelled")
+    if run.failure:
+        return Delta(sequence_id, start, (), (), "error", run.failure)
+    if not run.ids and run.finish is None:
+        return None
+    delta = Delta(sequence_id, start, tuple(run.ids), tuple(run.logprobs), run.finish, "", tuple(run.top))
+    run.count += len(run.ids)
+    run.ids.clear()
+    run.logprobs.clear()
+    run.top.clear()
+    return delta
+
+
+def _reason(error: BaseException) -> str:
+    """What the library says in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0].rstrip('.')[:200]}" if lines else type(error).__name__
