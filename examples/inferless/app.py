@@ -1,6 +1,5 @@
-"""An Inferless app: words of the prompt in another order, until a model stands in their place."""
+"""An Inferless app: it says what it was asked, word by word, until a model stands in its place."""
 
-import random
 import time
 from typing import Any
 
@@ -12,10 +11,8 @@ class InferlessPythonModel:
 
     def infer(self, inputs: dict[str, Any], stream_output_handler: Any) -> None:
         """Called for each request, in a thread, with what input_schema.py lets through."""
-        words = inputs["prompt"].split()
-        chance = random.Random(inputs["prompt"])
-        for _ in range(inputs.get("max_words", 20)):
-            word = chance.choice(words or ["nothing"])  # your model's next piece of text
+        text = f'You wrote "{inputs["prompt"]}". A model of yours would go on from there.'  # your model's answer
+        for word in text.split()[: inputs.get("max_words", 20)]:
             stream_output_handler.send_streamed_output({"generated_text": word + " "})
             time.sleep(self.pause_s)
         stream_output_handler.finalise_streamed_output()

@@ -25,6 +25,14 @@ class Bot:
         return self.word
 
 app = Bot.bind()
+
+
+@serve.deployment
+class Wrong:
+    def __init__(self):
+        1 / 0
+
+wrong = Wrong.bind()
 """
 
 # what is run, what its last line says, and what stands in the user's traceback
@@ -91,8 +99,8 @@ def _refused(*arguments: str) -> str:
         ("bot:app word", "word is no KEY=VALUE."),
         ("bot:app =x", "=x is no KEY=VALUE."),
         ("bot:app --app-dir nowhere", "There is no directory nowhere."),
-        ("bot:app --route-prefix api", "--route-prefix is a path that begins with /"),
-        ("bot:app --route-prefix /{x}", "--route-prefix is a path that begins with /"),
+        ("bot:app --route-prefix api", "--route-prefix should be a path that begins with / and has no {}, not 'api'."),
+        ("bot:app --route-prefix /{x}", "--route-prefix should be a path that begins with /"),
         ("bot:app --frobnicate", "No such option"),
         ("bot:app --port 70000", "70000 is not from 0 to 65535."),
         ("bot:app --port x", "'x' is not a valid integer"),
@@ -113,19 +121,19 @@ def test_a_command_line_that_makes_no_sense(
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("applications: [\n  }", "apps.yaml is not YAML, line 2."),
-        ("\x00", "apps.yaml is not YAML"),
+        ("applications: [\n  }", "apps.yaml is not YAML, line 2, column 3: expected the node content, but found '}'."),
+        ("\x00", "apps.yaml is not YAML: special characters are not allowed."),
         ("just text", "should be a mapping with `applications`"),
         ("applications: []", "`applications` should be a list with an app in it."),
         ("applications: {a: 1}", "`applications` should be a list"),
         ("applications:\n- 5", "applications[0] should be a mapping."),
-        ("aplications: []", "has no field aplications."),
+        ("aplications: []", "has no field aplications. Did you mean applications?"),
         ("import_path: a:b\nroute: /x", "applications[0] has no field route."),
         ("route_prefix: /x\napplications: []", "has no field route_prefix."),
         ("import_path: 5", "import_path should be a module and what it holds"),
         ("import_path: textbot", "import_path should be a module and what it holds"),
-        ("import_path: a:b\nroute_prefix: x", "route_prefix is a path that begins with /"),
-        ("import_path: a:b\nroute_prefix: 5", "route_prefix is a path that begins with /"),
+        ("import_path: a:b\nroute_prefix: x", "applications[0].route_prefix should be a path that begins with /"),
+        ("import_path: a:b\nroute_prefix: 5", "begins with / and has no {}, not 5."),
         ("import_path: a:b\nname: 5", "applications[0].name should be text."),
         ("import_path: a:b\nargs: [1]", "applications[0].args should be a mapping."),
         ("import_path: a:b\nargs: {1: 2}", "applications[0].args should be a mapping."),
@@ -155,6 +163,22 @@ def test_a_file_that_is_no_plan_is_told_field_by_field(text: str, reason: str, t
     told = _refused(str(path))
     assert reason in told
     assert "apps.yaml" in told
+
+
+def test_a_file_says_which_of_its_apps_does_not_start(tmp_path: Path) -> None:
+    write(tmp_path, "bot.py", _DEPLOYMENT)
+    for entry, line in (
+        ("{name: b, route_prefix: /b, import_path: nosuch:app}", f"There is no module nosuch in {tmp_path}. --app-dir"),
+        ("{name: b, route_prefix: /b, import_path: bot:app, args: {words: 3}}", "bot:app is bound already, so nothing"),
+        ("{name: b, route_prefix: /b, import_path: bot:wrong}", "constructing Wrong raised ZeroDivisionError"),
+    ):
+        (tmp_path / "apps.yaml").write_text(f"applications:\n- {{name: a, import_path: bot:app}}\n- {entry}\n")
+        ran = subprocess.run(
+            [TAILRACE, "run", "apps.yaml", "--port", "0"], cwd=tmp_path, env=environment(),
+            capture_output=True, text=True, timeout=50, check=False,
+        )  # fmt: skip
+        assert ran.returncode == 1
+        assert f"tailrace: apps.yaml: applications[1] (b): {line}" in ran.stderr
 
 
 def test_a_file_has_its_arguments_in_it(tmp_path: Path) -> None:

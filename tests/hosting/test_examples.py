@@ -97,7 +97,7 @@ def test_batchbot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_inferless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with _running("inferless", tmp_path, monkeypatch) as (server, attempt):
         shown = [json.loads(line[6:]) for line in _try(attempt).splitlines() if line.startswith("data: ")]
-        assert len(shown) == 20
-        assert {one["generated_text"].strip() for one in shown} <= {"To", "the", "sea"}
+        said = "".join(one["generated_text"] for one in shown)
+        assert said == 'You wrote "To the sea". A model of yours would go on from there. '
         refused = server.post("/v2/models/mine/generate_stream", {"prompt": "a", "max_words": "many"})
         assert (refused.status_code, refused.json()["error"].partition(":")[0]) == (400, "max_words")

@@ -116,7 +116,7 @@ def test_the_life_of_a_server(tmp_path: Path, run: Callable[..., AppServer]) -> 
     before = server.http.get("/census").json()
     for number in range(200):
         _ask_and_leave(server, "/child-waits" if number % 2 else "/wait")
-    _wait(lambda: "tailrace_app_requests{" in server.http.get("/-/metrics").text, "nobody was counted")
+    _wait(lambda: "tailrace_app_requests_total{" in server.http.get("/-/metrics").text, "nobody was counted")
     _wait(lambda: _ongoing(server) == {0.0}, server.log)
     _wait(lambda: server.http.get("/census").json() == before, (before, server.http.get("/census").json()))
 

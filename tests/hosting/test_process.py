@@ -77,6 +77,46 @@ _MODULES = {
         @serve.deployment(num_replicas=0)
         class Bot: ...
         """,
+    "unbound": """
+        from tailrace import serve
+
+        @serve.deployment
+        class Bot:
+            def __init__(self, word, *, n=1): ...
+
+        app, full = Bot.bind(), Bot.bind("x", m=2)
+        """,
+    "counter": """
+        from tailrace import serve
+
+        @serve.deployment(user_config={"a": 1})
+        class Counter:
+            def reconfigure(self, config):
+                self.b = config["b"]
+
+        app = Counter.bind()
+        """,
+    "teller": """
+        import tailrace
+        from tailrace import serve
+
+        @serve.deployment
+        class Teller:
+            def __init__(self):
+                self.model = tailrace.engine("smolm2")
+
+        @serve.deployment
+        class Awaiting:
+            async def __init__(self):
+                self.model = await tailrace.engine("smolm2")
+
+        @serve.deployment
+        class Setting:
+            def __init__(self):
+                self.model = tailrace.engine("scripted", max_sequence=2)
+
+        app, awaited, setting = Teller.bind(), Awaiting.bind(), Setting.bind()
+        """,
     "config": """
         from tailrace import serve
 
@@ -89,10 +129,17 @@ _MODULES = {
 
 # what is run, what its last line says, and what stands in the user's traceback
 _FAILURES = {
-    "no module": ("nosuch:app", "There is no module nosuch here. --app-dir says where to look.", ""),
-    "no package around it": ("nosuch.bot:app", "There is no module nosuch here.", ""),
+    "no module": ("nosuch:app", "There is no module nosuch in DIRECTORY. --app-dir says where to look.", ""),
+    "no package around it": ("nosuch.bot:app", "There is no module nosuch in DIRECTORY.", ""),
     "no app": ("bot:number", "bot:number is no app, but of type int. It should be what .bind(…) gives", ""),
     "a builder of nothing": ("bot:nothing", "bot:nothing is no app, but of type NoneType.", ""),
+    "arguments of one that is bound": ("bot:app words=x", "bot:app is bound already, so nothing takes words.", ""),
+    "arguments of one to be bound": ("bot:Bot words=x", "bot:Bot is a deployment, so nothing takes words.", ""),
+    "arguments of a web app": ("startup:app words=x", "startup:app is an ASGI app, so nothing takes words.", ""),
+    "bound without an argument": ("unbound:app", "Its constructor takes (word, n=1): give that to .bind(…).", ""),
+    "not bound": ("unbound:Bot", "Bot: missing a required argument: 'word'. Its constructor takes", ""),
+    "bound with too much": ("unbound:full", "Bot: got an unexpected keyword argument 'm'. Its constructor takes", ""),
+    "a reconfigure": ("counter:app", "reconfigure of Counter raised KeyError: 'b'", 'config["b"]'),
     "arguments for nobody": ("bot:bare word=x", "bare takes no arguments.", ""),
     "an argument missing": ("bot:build other=x", "importing bot:build raised KeyError: 'word'", 'args["word"]'),
     "a package missing": ("needs:app", "Try: pip install soundfile_of_nobody", "import soundfile_of_nobody.reader"),
@@ -101,12 +148,16 @@ _FAILURES = {
     "an exception": ("raises:app", "importing raises:app raised KeyError: 'weights'", "in prepare"),
     "an exit": ("leaves:app", "importing leaves:app raised SystemExit: 3", "raise SystemExit(3)"),
     "a constructor": ("constructor:app", "constructing Bot raised ValueError: there are no weights", "any of these"),
-    "a startup": ("startup:app", "constructing app raised RuntimeError: there is no database", "in lifespan"),
+    "a startup": ("startup:app", "the startup of app raised RuntimeError: there is no database", "in lifespan"),
     "a script": ("script:app", 'if __name__ == "__main__":', "serve.run(Bot.bind())"),
     "an option": ("options:app", "raised ValueError: num_replicas is at least 1.", "num_replicas=0"),
     "a config for nobody": ("config:app", "Bot has a user_config and no method reconfigure that would take it.", ""),
     "an unknown deployment": ("bot:app Bat", "The app has no deployment Bat; it has Bot.", ""),
     "an override that is none": ("bot:app Bot", "Bot: max_ongoing_requests is a whole number.", ""),
+    # Last, for the process keeps in mind which models it has asked for.
+    "a setting": ("teller:setting", "no setting max_sequence. Did you mean max_sequences?", "max_sequence=2"),
+    "a model": ("teller:app", "ModelError: No model is called `smolm2`. Did you mean", 'tailrace.engine("smolm2")'),
+    "an awaited model": ("teller:awaited", "No model is called `smolm2`. Did you mean", 'tailrace.engine("smolm2")'),
 }
 
 
@@ -116,7 +167,11 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Failed]:
     directory = tmp_path_factory.mktemp("apps")
     for name, source in _MODULES.items():
         write(directory, f"{name}.py", source)
-    return asyncio.run(_collect(directory))
+    found = asyncio.run(_collect(directory))
+    return {
+        what: Failed(failed.message.replace(str(directory), "DIRECTORY"), failed.traceback)
+        for what, failed in found.items()
+    }
 
 
 async def _collect(directory: Path) -> dict[str, Failed]:
@@ -146,7 +201,7 @@ def test_what_does_not_start_is_said_in_a_line(what: str, failures: dict[str, Fa
     assert "\n" not in failed.message
     assert shown in failed.traceback
     assert bool(failed.traceback) == bool(shown)
-    for ours in ("site-packages", "/tailrace/", "importlib"):
+    for ours in ("site-packages", "/tailrace/", "importlib", "asyncio", "concurrent"):
         assert ours not in failed.traceback
 
 

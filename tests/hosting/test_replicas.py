@@ -223,7 +223,7 @@ def test_one_that_is_killed_leaves_the_other_and_comes_back(pair: AppServer, dir
 
 
 def test_one_that_says_it_is_ill_is_replaced(pair: AppServer) -> None:
-    before = _gauge(pair, "restarts")
+    before = _gauge(pair, "restarts_total")
     pair.http.get("/sick")
     pair.wait_line(r"Pair: its process is lost \(unhealthy 3 times in a row\)", timeout_s=40)
     pair.wait_line("RuntimeError: I do not feel well")
@@ -231,7 +231,7 @@ def test_one_that_says_it_is_ill_is_replaced(pair: AppServer) -> None:
 
 
 def test_one_whose_loop_is_blocked_is_replaced_and_tells_where(pair: AppServer, directory: Path) -> None:
-    before = _gauge(pair, "restarts")
+    before = _gauge(pair, "restarts_total")
     streams = [_Asking(pair, "/events?key=o") for _ in range(2)]
     _wait(lambda: len(_held(directory, "o")) == 2, "one in each process")
     blocked = _Asking(pair, "/block")

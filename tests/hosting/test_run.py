@@ -469,7 +469,7 @@ def test_what_the_front_tells(bot: AppServer) -> None:
     assert bot.http.get("/-/healthz").text == "success"
     ready = bot.http.get("/-/readyz").json()
     assert ready["apps"]["default"]["Adder"]["of"] == 1
-    assert re.search(r'tailrace_app_requests\{app="default",status="200"\} \d', bot.http.get("/-/metrics").text)
+    assert re.search(r'tailrace_app_requests_total\{app="default",status="200"\} \d', bot.http.get("/-/metrics").text)
 
 
 def test_calls_are_batched_and_counted(bot: AppServer) -> None:

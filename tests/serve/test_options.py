@@ -46,7 +46,9 @@ def test_what_is_given_in_rays_way_is_read() -> None:
 @pytest.mark.parametrize(
     ("given", "kind", "reason"),
     [
-        ({"replicas": 2}, TypeError, "Deployments have no option replicas."),
+        ({"replicas": 2}, TypeError, "Deployments have no option replicas. Did you mean num_replicas?"),
+        ({"max_ongoing_request": 2}, TypeError, "max_ongoing_request. Did you mean max_ongoing_requests?"),
+        ({"frobnicate": 2}, TypeError, "Deployments have no option frobnicate."),
         ({"version": "1"}, ValueError, "The option version is gone"),
         ({"num_replicas": 0}, ValueError, "num_replicas is at least 1."),
         ({"num_replicas": 257}, ValueError, "num_replicas is at most 256."),

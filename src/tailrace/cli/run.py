@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import re
 import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -101,10 +103,11 @@ def run(
         from tailrace.hosting.on_ray import run_on_ray
 
         raise SystemExit(run_on_ray(plan, settings))
-    raise SystemExit(_run(read, settings, watched=_directories(plan, target) if reload else ()))
+    kept = _kept_under(plan)
+    raise SystemExit(_run(read, settings, kept=kept, watched=_directories(plan, target) if reload else ()))
 
 
-def _run(read: Callable[[], Plan], settings: Settings, *, watched: Sequence[str]) -> int:
+def _run(read: Callable[[], Plan], settings: Settings, *, kept: str, watched: Sequence[str]) -> int:
     from tailrace.errors import ModelError
     from tailrace.hosting.host import host
     from tailrace.hosting.process import BootError
@@ -151,7 +154,7 @@ def _run(read: Callable[[], Plan], settings: Settings, *, watched: Sequence[str]
 
     async def main() -> None:
         try:
-            with data_directory(settings, sock.getsockname()[1], "app-port") as data:
+            with data_directory(settings, sock.getsockname()[1], kept) as data:
                 await host(
                     planned, settings, sock, data_path=data, on_ready=on_ready, on_drain=on_drain,
                     on_trouble=on_trouble, changed=_changes(watched) if watched else None,
@@ -173,6 +176,12 @@ def _run(read: Callable[[], Plan], settings: Settings, *, watched: Sequence[str]
             say("Stopped.")
             return_code = 0
     return return_code
+
+
+def _kept_under(plan: Plan) -> str:
+    """Streams are kept for each port and target, so that another app on the port does not take up this one's."""
+    name = re.sub(r"[^\w.-]+", "-", Path(plan.place).name)[:40]
+    return f"app-{name}-{sha256(plan.place.encode()).hexdigest()[:8]}-port"
 
 
 def _directories(plan: Plan, target: str) -> list[str]:

@@ -15,7 +15,8 @@ from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.dialects import native
-from tailrace.errors import AppUnavailable, QueueFull, RequestError, TailraceError
+from tailrace.dialects.bodies import printable
+from tailrace.errors import AppUnavailable, QueueFull, RequestError, SeqOutOfRange, TailraceError
 from tailrace.hosting.metrics import AppMetrics
 from tailrace.hosting.pool import Pool
 from tailrace.hosting.relay import Relay
@@ -25,6 +26,7 @@ from tailrace.serve.handles import CallHead
 from tailrace.serve.link import Channel, ChannelClosed, LinkLost
 from tailrace.server.answers import JsonAnswer, error_answer
 from tailrace.server.settings import Settings
+from tailrace.streams import is_stream_id, parse_cursor
 
 __all__ = ["Front", "HostedApp"]
 
@@ -59,7 +61,7 @@ class Front:
         self._streams = streams
         self._is_draining = False
         self._tasks: set[asyncio.Task[None]] = set()
-        self._metrics = AppMetrics(lambda: self.apps)
+        self._metrics = AppMetrics(lambda: self.apps, streams.num_ended)
 
     def set_apps(self, apps: Iterable[HostedApp]) -> None:
         """Where calls and requests go from now on."""
@@ -95,7 +97,7 @@ class Front:
     async def _ask(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
         if not self.is_open:
             raise AppUnavailable("The app is being started.", retry_after_s=_START_RETRY_S)
-        app = next((app for app in self.apps if _is_below(path, app.route_prefix)), None)
+        app = self._app_at(path)
         if app is None:
             error = RequestError("There is no app at this path; /-/routes says where there are.")
             error.status, error.code = 404, "not_found"
@@ -112,15 +114,20 @@ class Front:
         cursor = Headers(scope=scope).get("last-event-id", "")
         if path.startswith(_STREAMS):
             stream_id, _, verb = path.removeprefix(_STREAMS).partition("/")
-            if not self._streams.has(stream_id):
-                return None
+            if not is_stream_id(stream_id):
+                return None  # a route of the app's own
             if verb == "events" and method in ("GET", "HEAD"):
-                after = cursor or QueryParams(scope["query_string"]).get("after", "")
-                return self._streams.resume(after, stream_id)
+                query = QueryParams(scope["query_string"])
+                ignored = [printable(name) for name in query if name != "after"]
+                return self._streams.resume(cursor or query.get("after", ""), stream_id, ignored=ignored)
             return self._streams.on_stream(method, stream_id, verb)
-        if cursor and self._streams.has(cursor.rpartition("-")[0]):
-            return self._streams.resume(cursor)  # a request sent again to resume never begins anything
+        app = self._app_at(path)
+        if app is not None and _is_event_id(cursor):
+            return self._streams.resume(cursor, app=app.name)  # a request sent to resume never begins anything
         return None
+
+    def _app_at(self, path: str) -> HostedApp | None:
+        return next((app for app in self.apps if _is_below(path, app.route_prefix)), None)
 
     def _tell(self, what: str) -> ASGIApp:
         match what:
@@ -191,6 +198,15 @@ def _cancel(task: asyncio.Task[None]) -> None:
 
 def _is_below(path: str, prefix: str) -> bool:
     return not prefix or path == prefix or path.startswith(prefix + "/")
+
+
+def _is_event_id(cursor: str) -> bool:
+    """Whether it is one of ours. Apps may give their events ids of another shape, and read them themselves."""
+    try:
+        stream_id, _ = parse_cursor(cursor)
+    except SeqOutOfRange:
+        return False
+    return is_stream_id(stream_id)
 
 
 def _state(app: HostedApp) -> dict[str, object]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
@@ -19,7 +19,7 @@ from tailrace.hosting.front import Front, HostedApp
 from tailrace.hosting.pool import Pool
 from tailrace.hosting.process import BootError, ReplicaProcess
 from tailrace.hosting.streams import AppStreams
-from tailrace.serve.boot import AppTarget
+from tailrace.serve.boot import AppTarget, Described, Failed
 from tailrace.server.edge import Edge
 from tailrace.server.lifecycle import let_origins_read, open_journal
 from tailrace.server.listening import BACKLOG, Signals, Uvicorn, uvicorn_config
@@ -37,6 +37,7 @@ class AppSpec:
 
     target: AppTarget
     route_prefix: str  # "" for the root
+    where: str = ""  # it stands, where it is one of several
 
 
 async def host(
@@ -146,42 +147,56 @@ async def _booted(
     """All processes of all apps up, and the front told of them. Raises: BootError."""
     notes: list[str] = []
     async with AsyncExitStack() as running:
-        hosted = []
+        hosted: list[HostedApp] = []
         for spec in apps:
-            first = await ReplicaProcess.start(front.opened, log_level=spec.target.log_level)
-            try:
-                described = await first.describe(spec.target, within_s=settings.load_s)
-            except BaseException:
-                await first.kill()
-                raise
-            notes += described.notes
-            pools = {}
-            last = next(reversed(described.parts))
-            for name, part in described.parts.items():
-                pools[name] = Pool(
-                    spec.target,
-                    part,
-                    root_path=spec.route_prefix,
-                    load_s=settings.load_s,
-                    queue_s=settings.queue_s,
-                    opened=front.opened,
-                    hurrying=hurrying,
-                )
-            app = HostedApp(spec.target.app_name, spec.route_prefix, pools)
-            hosted.append(app)
-            front.set_apps(hosted)  # constructors may call what was constructed before
-            try:
-                for name, pool in pools.items():
-                    # the process that has imported the app becomes the one that the web reaches, the last
-                    await running.enter_async_context(pool.running(first if name == last else None))
-            except BaseException:
-                await first.kill()
-                raise
+            with _naming(spec.where):
+                first = await ReplicaProcess.start(front.opened, log_level=spec.target.log_level)
+                try:
+                    described = await first.describe(spec.target, within_s=settings.load_s)
+                    notes += described.notes
+                    hosted.append(_app(spec, described, settings, front, hurrying))
+                    front.set_apps(hosted)  # constructors may call what was constructed before
+                    last = next(reversed(described.parts))
+                    for name, pool in hosted[-1].pools.items():
+                        # the process that has imported the app becomes the one that the web reaches, the last
+                        await running.enter_async_context(pool.running(first if name == last else None))
+                except BaseException:
+                    await first.kill()
+                    raise
         front.is_open = True
         try:
             yield tuple(dict.fromkeys(notes))
         finally:
             front.is_open = False
+
+
+def _app(spec: AppSpec, described: Described, settings: Settings, front: Front, hurrying: asyncio.Event) -> HostedApp:
+    """The app with a pool for each deployment, none of which has a process yet."""
+    pools = {
+        name: Pool(
+            spec.target,
+            part,
+            root_path=spec.route_prefix,
+            load_s=settings.load_s,
+            queue_s=settings.queue_s,
+            opened=front.opened,
+            hurrying=hurrying,
+        )
+        for name, part in described.parts.items()
+    }
+    return HostedApp(spec.target.app_name, spec.route_prefix, pools)
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Has a failure say which of several apps it is. Raises: BootError."""
+    try:
+        yield
+    except (BootError, BaseExceptionGroup) as error:
+        first = eventloop.first_error(error) if isinstance(error, BaseExceptionGroup) else error
+        if not where or not isinstance(first, BootError):
+            raise
+        raise BootError(Failed(f"{where}: {first.message}", first.traceback)) from None
 
 
 async def _watch(changed: Callable[[], AsyncIterator[object]], change: asyncio.Event) -> None:

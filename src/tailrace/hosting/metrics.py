@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Gauge, Histogram, Metric, disable_created_metrics
+from prometheus_client import CollectorRegistry, Counter, Histogram, Metric, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
@@ -30,24 +31,18 @@ _ANSWER_S = 1.0  # a process that is busy for longer is left out this time
 class AppMetrics:
     """Counts requests, and asks the processes. An ASGI application that shows it all."""
 
-    def __init__(self, apps: Callable[[], Iterable[HostedApp]]) -> None:
+    def __init__(self, apps: Callable[[], Iterable[HostedApp]], num_ended: Mapping[tuple[str, str], int]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has it so
         self._apps = apps
         registry = self._registry = CollectorRegistry()
-        self.requests = Gauge("tailrace_app_requests", "Requests, by status.", ["app", "status"], registry=registry)
+        registry.register(_Known(apps, num_ended))
+        self.requests = Counter("tailrace_app_requests", "Requests, by status.", ["app", "status"], registry=registry)
         self.first = Histogram(
             "tailrace_app_first_seconds", "Time to the head of an answer.", ["app"], registry=registry, buckets=_SECONDS
         )
         self.durations = Histogram(
             "tailrace_app_request_seconds", "Time to its end.", ["app"], registry=registry, buckets=_SECONDS
         )
-        names = ["app", "deployment"]
-        self._gauges = {
-            "num_ongoing": Gauge("tailrace_app_ongoing", "Requests that processes have.", names, registry=registry),
-            "num_waiting": Gauge("tailrace_app_waiting", "Requests that wait.", names, registry=registry),
-            "num_restarts": Gauge("tailrace_app_restarts", "Processes lost and replaced.", names, registry=registry),
-        }
-        self._processes = Gauge("tailrace_app_processes", "Processes that can be asked.", names, registry=registry)
 
     def asking(self, app: str) -> Outcome:
         """A request of an app, while it is answered."""
@@ -57,9 +52,6 @@ class AppMetrics:
         asked: list[tuple[dict[str, str], ReplicaProcess]] = []
         for app in self._apps():
             for name, pool in app.pools.items():
-                for attribute, gauge in self._gauges.items():
-                    gauge.labels(app.name, name).set(getattr(pool, attribute))
-                self._processes.labels(app.name, name).set(len(pool.replicas))
                 for number, replica in enumerate(pool.replicas):
                     asked.append(({"app": app.name, "deployment": name, "process": str(number)}, replica))
         told = await asyncio.gather(*(_told(replica) for _, replica in asked))
@@ -79,6 +71,31 @@ async def _told(replica: ReplicaProcess) -> str:
         return ""
     finally:
         channel.close()
+
+
+class _Known(Collector):
+    """What pools and streams know of themselves."""
+
+    def __init__(self, apps: Callable[[], Iterable[HostedApp]], num_ended: Mapping[tuple[str, str], int]) -> None:
+        self._apps = apps
+        self._num_ended = num_ended
+
+    def collect(self) -> Iterable[Metric]:
+        names = ["app", "deployment"]
+        ongoing = GaugeMetricFamily("tailrace_app_ongoing", "Requests that processes have.", labels=names)
+        waiting = GaugeMetricFamily("tailrace_app_waiting", "Requests that wait.", labels=names)
+        processes = GaugeMetricFamily("tailrace_app_processes", "Processes that can be asked.", labels=names)
+        restarts = CounterMetricFamily("tailrace_app_restarts", "Processes lost and replaced.", labels=names)
+        streams = CounterMetricFamily("tailrace_app_streams", "Streams that have ended.", labels=["app", "status"])
+        for app in self._apps():
+            for name, pool in app.pools.items():
+                ongoing.add_metric([app.name, name], pool.num_ongoing)
+                waiting.add_metric([app.name, name], pool.num_waiting)
+                processes.add_metric([app.name, name], len(pool.replicas))
+                restarts.add_metric([app.name, name], pool.num_restarts)
+        for (app_name, status), number in self._num_ended.items():
+            streams.add_metric([app_name, status], number)
+        return ongoing, waiting, processes, restarts, streams
 
 
 class _Merged(Collector):

@@ -46,7 +46,8 @@ def run_on_ray(plan: Plan, settings: Settings) -> int:
             options = options_of(app, spec.target)
         except BaseException as error:
             told = failed(error, f"importing {spec.target.target}")
-            sys.stderr.write(f"{told.traceback}tailrace: {told.message}\n")
+            where = f"{spec.where}: " if spec.where else ""
+            sys.stderr.write(f"{told.traceback}tailrace: {where}{told.message}\n")
             return 1
         for note in notes:
             _say(f"tailrace: {note}")

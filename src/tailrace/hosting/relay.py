@@ -221,12 +221,12 @@ class Relay:
             return AppUnavailable("The process of the app died.", retry_after_s=_RETRY_S)
         if end.failure is None:
             return AppFailed("The app gave no answer.")
-        status, message, retry_after_s = _decode(end.failure)
+        status, message, retry_after_s, code, param = _decode(end.failure)
         kind = AdmissionError if status in (429, 503) else AppFailed
         error: TailraceError = kind(
-            message, retry_after_s=retry_after_s or (_RETRY_S if status in (429, 503) else None)
+            message, param=param, retry_after_s=retry_after_s or (_RETRY_S if status in (429, 503) else None)
         )
-        error.status = status
+        error.status, error.code = status, code
         return error
 
 

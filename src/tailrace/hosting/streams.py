@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from starlette.responses import Response
@@ -13,7 +14,7 @@ from starlette.types import ASGIApp, Message
 
 from tailrace.dialects.bodies import to_json
 from tailrace.dialects.native import RETRY_MS, NativeView
-from tailrace.errors import RequestError, SeqOutOfRange, StorageError, TailraceError
+from tailrace.errors import RequestError, SeqOutOfRange, StorageError, UnknownStream
 from tailrace.frames import FrameBuffer
 from tailrace.hosting.pool import Lease
 from tailrace.serve.link import Channel, ChannelClosed, LinkLost
@@ -81,6 +82,7 @@ class _Feed:
         self._channel.close()
         self._channel.when_over(self._lease.give_back)
         self._streams.feeds.discard(self)
+        self._streams.num_ended[self._log.record.model, end.status] += 1
         self._streams.store.append(self._log, end)
 
     async def run(self, pending: bytes) -> None:
@@ -124,6 +126,7 @@ class AppStreams:
     def __init__(self, store: StreamStore, settings: Settings, group: asyncio.TaskGroup) -> None:
         self.store = store
         self.feeds: set[_Feed] = set()
+        self.num_ended: Counter[tuple[str, str]] = Counter()  # by app and status
         self._settings = settings
         self._group = group
         store.journal.on_trouble = self._fail_all
@@ -134,6 +137,7 @@ class AppStreams:
         for log in self.store.recover():
             failure = Failure("interrupted", "The server was stopped before the stream had ended.")
             log.append(End("interrupted", Usage(0, 0), failure))
+            self.num_ended[log.record.model, "interrupted"] += 1
             self.store.finish(log)
 
     async def begin(
@@ -155,26 +159,27 @@ class AppStreams:
         self._group.create_task(feed.run(b""))
         return self._follow(log, 0, headers)
 
-    def has(self, stream_id: str) -> bool:
-        """Whether this is a stream of ours, also one that is no longer kept."""
-        try:
-            self.store.get(stream_id)
-        except TailraceError as error:
-            return error.status != 404
-        return True
+    def resume(
+        self, cursor: str, stream_id: str | None = None, *, app: str | None = None, ignored: Sequence[str] = ()
+    ) -> ASGIApp:
+        """The events behind an event id; those of one app, where a route of that app is asked for them. `ignored` are
+        query parameters that nobody knows, which the answer names.
 
-    def resume(self, cursor: str, stream_id: str | None = None) -> ASGIApp:
-        """The events behind an event id. Raises: StreamError in one of its kinds."""
+        Raises: StreamError in one of its kinds.
+        """
         found, after = parse_cursor(cursor, stream_id) if cursor else (stream_id or "", 0)
         log = self.store.get(found)
+        if app is not None and log.record.model != app:
+            raise UnknownStream("There is no such stream.")
         if after > log.last_seq:
             raise SeqOutOfRange("This stream has not come that far.", param="last-event-id")
+        naming = {"x-tailrace-ignored": ", ".join(ignored)} if ignored else {}
         encoder = _Encoder(log)
         if log.end is not None and not b"".join(
             encoder.encode(seq, event) for seq, event in enumerate(log.events[after : after + 2], after + 1)
         ):
-            return Response(status_code=204, headers=_names(log))  # what makes an EventSource stop
-        return self._follow(log, after, {})
+            return Response(status_code=204, headers={**_names(log), **naming})  # what makes an EventSource stop
+        return self._follow(log, after, naming)
 
     def on_stream(self, method: str, stream_id: str, verb: str) -> ASGIApp:
         """Tell of a stream, after cancelling or deleting it. Raises: StreamError, RequestError, StorageError."""

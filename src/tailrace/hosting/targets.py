@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import yaml
 from tailrace.hosting.host import AppSpec
 from tailrace.serve.boot import AppTarget
 from tailrace.server.settings import settings_table
+from tailrace.spelling import did_you_mean
 
 __all__ = ["Plan", "PlanError", "checked", "plan_of"]
 
@@ -37,6 +39,7 @@ class Plan:
     """Apps, settings that a file gives, and what its author should know."""
 
     apps: tuple[AppSpec, ...]
+    place: str  # what it was read from, by which it is told from other plans
     settings: Mapping[str, Any] = field(default_factory=dict)  # Any: of the setting's type
     notes: tuple[str, ...] = ()
 
@@ -74,7 +77,8 @@ def _plan_of(target: str, arguments: Sequence[str], *, directory: str, route_pre
     else:
         module, directory = _module(target, directory)
         found = AppTarget(module, name, directory, given)
-    return Plan((AppSpec(found, _prefix(route_prefix, "--route-prefix")),))
+    place = found.target if path.is_dir() else f"{found.directory}/{found.target}"
+    return Plan((AppSpec(found, _prefix(route_prefix, "--route-prefix")),), place)
 
 
 def _pair(argument: str) -> tuple[str, str]:
@@ -105,7 +109,7 @@ def _module(target: str, directory: str) -> tuple[str, str]:
 
 def _prefix(given: object, where: str) -> str:
     if not isinstance(given, str) or not given.startswith("/") or "{" in given:
-        raise PlanError(f"{where} is a path that begins with / and has no {{}}.")
+        raise PlanError(f"{where} should be a path that begins with / and has no {{}}, not {reprlib.repr(given)}.")
     return given.rstrip("/")
 
 
@@ -117,8 +121,9 @@ def _plan_of_file(path: Path, directory: str) -> Plan:
         raise PlanError(f"{path} cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark is not None else ""
-        raise PlanError(f"{path} is not YAML{where}.") from None
+        where = f", line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        why = getattr(error, "problem", None) or getattr(error, "reason", None)
+        raise PlanError(f"{path} is not YAML{where}{f': {why}' if why else ''}.") from None
     if not isinstance(content, dict):
         raise PlanError(f"{path} should be a mapping with `applications`.")
     if "import_path" in content:
@@ -145,7 +150,7 @@ def _plan_of_file(path: Path, directory: str) -> Plan:
         for value in seen:
             if seen.count(value) > 1:
                 raise PlanError(f"{path}: two apps have the {what} {value}.")
-    return Plan(tuple(apps), settings, tuple(notes))
+    return Plan(tuple(apps), str(path.resolve()), settings, tuple(notes))
 
 
 def _app(entry: object, where: str, directory: str, number: int, notes: list[str]) -> AppSpec:
@@ -185,7 +190,7 @@ def _app(entry: object, where: str, directory: str, number: int, notes: list[str
         tuple(overrides),
         environment,
     )
-    return AppSpec(target, _prefix(given.get("route_prefix", "/"), f"{where}.route_prefix"))
+    return AppSpec(target, _prefix(given.get("route_prefix", "/"), f"{where}.route_prefix"), f"{where} ({name})")
 
 
 def checked(settings: Mapping[str, Any]) -> dict[str, Any]:  # Any: of each setting's type
@@ -212,4 +217,4 @@ def _mapping(value: object, where: str) -> dict[str, Any]:  # Any: any YAML
 
 def _known(given: Mapping[str, object], known: set[str], where: str) -> None:
     for key in given.keys() - known:
-        raise PlanError(f"{where} has no field {key}.")
+        raise PlanError(f"{where} has no field {key}.{did_you_mean(key, known)}")

@@ -15,13 +15,14 @@ from typing import Any, Protocol
 from tailrace.serve import metrics
 from tailrace.serve._calls import AHEAD_ITEMS, Call, Member, Running, StreamCall
 from tailrace.serve.context import RequestContext, set_batch_request_contexts, set_request_context
-from tailrace.serve.exceptions import BackPressureError, RayServeException
+from tailrace.serve.exceptions import BackPressureError, ServeError
 
 __all__ = ["Batch", "ContinuousRun", "PlainRun", "StreamRun"]
 
 logger = logging.getLogger("tailrace.serve")
 
 _UNREAD_ITEMS = 4096  # unread by one: it keeps memory that the others pay for
+_A_BATCH_GIVES = "a function with @serve.batch gives a list with a place for each element of the lists that it takes"
 _SENTINELS = (StopIteration, StopAsyncIteration)
 
 
@@ -108,12 +109,9 @@ class Run:
             length = len(results)
         except TypeError:
             name = type(results).__name__
-            raise TypeError(f"Batched function must give a list with a place for each call, not {name}.") from None
+            raise TypeError(f"{self._name} gave a {name}; {_A_BATCH_GIVES}.") from None
         if length != len(self._calls):
-            raise RayServeException(
-                "Batched function doesn't preserve batch size. "
-                f"The input list has length {len(self._calls)} but the output list has length {length}."
-            )
+            raise ServeError(f"{self._name} was called with {len(self._calls)} and gave {length}; {_A_BATCH_GIVES}.")
 
     def _done(self, task: asyncio.Task[None]) -> None:
         metrics.batch_ended(self._name, ran_s=asyncio.get_running_loop().time() - self._began_s)

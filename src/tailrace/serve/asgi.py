@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from starlette.types import ASGIApp, Message
 
-from tailrace.errors import TailraceError
+from tailrace.errors import RequestError, TailraceError
 from tailrace.serve.context import RequestContext, set_request_context
 from tailrace.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from tailrace.serve.failures import failed
@@ -55,10 +55,13 @@ async def serve_request(
     except asyncio.CancelledError:
         raise
     except BaseException as error:
-        if not isinstance(error, BackPressureError):  # which is no failure of the app's
-            told = failed(error, f"{scope.get('method', 'WebSocket')} {scope['path']}")
+        if not isinstance(error, (BackPressureError, RequestError)):  # which are no failure of the app's
+            what = f"{scope.get('method', 'WebSocket')} {scope['path']}"
+            told = failed(error, what, answering=scope.get("endpoint"))
             sys.stderr.write(f"{told.message}\n{told.traceback}")
-        channel.close(_encode([_status_of(error), _message_of(error), getattr(error, "retry_after_s", None)]))
+        param = error.param if isinstance(error, TailraceError) else None
+        retry_after_s = getattr(error, "retry_after_s", None)
+        channel.close(_encode([_status_of(error), _message_of(error), retry_after_s, _code_of(error), param]))
 
 
 def _parts(message: Message) -> Iterator[Message]:
@@ -79,6 +82,15 @@ def _status_of(error: BaseException) -> int:
     return 503 if isinstance(error, DeploymentUnavailableError) else 500
 
 
+def _code_of(error: BaseException) -> str:
+    """What clients compare."""
+    if isinstance(error, TailraceError):
+        return error.code
+    if isinstance(error, BackPressureError):
+        return "overloaded"
+    return "app_unavailable" if isinstance(error, DeploymentUnavailableError) else "app_failed"
+
+
 def _message_of(error: BaseException) -> str:
     if isinstance(error, (BackPressureError, DeploymentUnavailableError, TailraceError)):
         return str(error)
@@ -86,7 +98,8 @@ def _message_of(error: BaseException) -> str:
 
 
 def answer_refusals(app: Any) -> None:  # Any: Starlette's, FastAPI's, or whatever
-    """Have the app answer what a deployment that it calls refuses with that one's status, and not with 500."""
+    """Have the app answer what a deployment or a model that it calls refuses with that one's status, and what it raises
+    itself in the front's words. Where it has handlers of its own, they stay."""
     add = getattr(app, "add_exception_handler", None)
     if add is None:
         return
@@ -95,20 +108,20 @@ def answer_refusals(app: Any) -> None:  # Any: Starlette's, FastAPI's, or whatev
 
     def refuse(request: Request, error: Exception) -> JSONResponse:
         status = _status_of(error)
-        body = {"message": _message_of(error), "type": "server_error", "code": "app_unavailable", "param": None}
-        if isinstance(error, BackPressureError):
-            body["code"] = "overloaded"
-        elif isinstance(error, TailraceError):
-            body |= {"code": error.code, "param": error.param}
+        param = error.param if isinstance(error, TailraceError) else None
+        body = {"message": _message_of(error), "type": "server_error", "code": _code_of(error), "param": param}
         if status < 500:
             body["type"] = "rate_limit_error" if status == 429 else "invalid_request_error"
         retry_after_s = getattr(error, "retry_after_s", None) or (1.0 if status in (429, 503) else None)
         headers = {"retry-after": str(math.ceil(retry_after_s))} if retry_after_s else None
         return JSONResponse({"error": body}, status, headers)
 
+    own = getattr(app, "exception_handlers", {})
     for kind in (BackPressureError, DeploymentUnavailableError, TailraceError):
-        if kind not in getattr(app, "exception_handlers", {}):
+        if kind not in own:
             add(kind, refuse)
+    if Exception not in own and 500 not in own:
+        add(Exception, refuse)
 
 
 class Lifespan:

@@ -105,7 +105,7 @@ def batch(
     Cancellation: a caller that is cancelled leaves its batch, which goes on while there are others.
     Raises: TypeError, ValueError for what cannot be meant. A call raises TypeError if it does not fit the function,
     BackPressureError if `max_queued` others wait, RuntimeError if `batch_size_fn` finds it too large for any batch,
-    RayServeException if the function gives more or less than it was given, and otherwise what the function raises.
+    ServeError if the function gives more or less than it was given, and otherwise what the function raises.
     """
 
     settings = Settings(max_batch_size, batch_wait_timeout_s, max_concurrent_batches, batch_size_fn, max_queued)

@@ -7,14 +7,18 @@ __all__ = [
     "DeploymentUnavailableError",
     "RayServeException",
     "RequestCancelledError",
+    "ServeError",
 ]
 
 
-class RayServeException(Exception):  # the name that apps catch
+class ServeError(Exception):
     """Anything that goes wrong between the parts of an app."""
 
 
-class BackPressureError(RayServeException):
+RayServeException = ServeError  # the name that apps from there catch
+
+
+class BackPressureError(ServeError):
     """More is waiting than may. Over HTTP this is 429 with Retry-After, unless `backpressure_config` says otherwise."""
 
     def __init__(self, message: str, *, status: int = 429, retry_after_s: float = 1.0) -> None:
@@ -27,11 +31,11 @@ class BackPressureError(RayServeException):
         return _back_pressure, (self.message, self.status, self.retry_after_s)
 
 
-class DeploymentUnavailableError(RayServeException):
+class DeploymentUnavailableError(ServeError):
     """The deployment that was called has no process that could answer, or lost it on the way."""
 
 
-class RequestCancelledError(RayServeException):
+class RequestCancelledError(ServeError):
     """Whoever waits for this call has cancelled it."""
 
 

@@ -25,27 +25,31 @@ class TargetError(Exception):
     """What was named is no app. The message says what to do."""
 
 
-def failed(error: BaseException, what: str) -> Failed:
-    """What is told of an error in the user's code, without frames of ours."""
+def failed(error: BaseException, what: str, *, answering: object = None) -> Failed:
+    """What is told of an error in the user's code, without frames of ours. `answering` is the user's function that was
+    at work: where no line of theirs raised, as with an answer that cannot be written, it is what is pointed to."""
     if isinstance(error, TargetError):
         return Failed(str(error))
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
         wanted = what.removeprefix("importing ").partition(":")[0] if what.startswith("importing ") else ""
         if f"{wanted}.".startswith(f"{error.name}."):  # it, or a package that it would be in
-            return Failed(f"There is no module {error.name} here. --app-dir says where to look.")
+            return Failed(f"There is no module {error.name} in {os.getcwd()}. --app-dir says where to look.")
         line = f"{what}: the package {package} is missing. Try: pip install {_PACKAGES.get(package, package)}"
-        return Failed(line, _traceback(error))
+        return Failed(line, _traceback(error, answering))
     kind, words = type(error).__name__, str(error).strip().partition("\n")[0]
-    return Failed(f"{what} raised {kind}: {words}" if words else f"{what} raised {kind}.", _traceback(error))
+    return Failed(f"{what} raised {kind}: {words}" if words else f"{what} raised {kind}.", _traceback(error, answering))
 
 
-def _traceback(error: BaseException) -> str:
+def _traceback(error: BaseException, answering: object) -> str:
     """From the first line of the user's own on, where there is one in the app's directory."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_BETWEEN)]
-    theirs = next((n for n, frame in enumerate(frames) if _is_theirs(frame.filename)), 0)
+    theirs = next((n for n, frame in enumerate(frames) if _is_theirs(frame.filename)), None)
+    code = getattr(answering, "__code__", None)
+    if theirs is None and code is not None:
+        frames = [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name), *frames[-1:]]
     if frames:
-        lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames[theirs:])]
+        lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames[theirs or 0 :])]
         return "".join([*lines, *traceback.format_exception_only(error)])
     in_place = isinstance(error, SyntaxError) or "\n" in str(error)  # what tells more than the one line of `failed`
     return "".join(traceback.format_exception_only(error)) if in_place else ""

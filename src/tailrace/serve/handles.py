@@ -16,7 +16,7 @@ import cloudpickle  # type: ignore[import-untyped]
 import msgspec
 
 from tailrace.serve.context import RequestContext, get_request_context
-from tailrace.serve.exceptions import DeploymentUnavailableError, RayServeException, RequestCancelledError
+from tailrace.serve.exceptions import DeploymentUnavailableError, RequestCancelledError, ServeError
 from tailrace.serve.link import Channel, ChannelClosed, Link, LinkLost
 
 __all__ = [
@@ -78,7 +78,7 @@ def is_connected() -> bool:
 
 def _connected() -> _Connection:
     if _connection is None:
-        raise RayServeException("Handles work in apps that `tailrace run` or `serve.run` has started.")
+        raise ServeError("Handles work in apps that `tailrace run` or `serve.run` has started.")
     return _connection
 
 
@@ -294,7 +294,7 @@ def pack_failure(error: BaseException) -> bytes:
         packed: bytes = cloudpickle.dumps(error)
         pickle.loads(packed)  # noqa: S301  # ours, made just now: some pickle and do not come back
     except Exception:
-        packed = cloudpickle.dumps(RayServeException(f"{type(error).__name__}: {error}"))
+        packed = cloudpickle.dumps(ServeError(f"{type(error).__name__}: {error}"))
     return packed
 
 
@@ -302,5 +302,5 @@ def _unpack_failure(packed: bytes) -> BaseException:
     try:
         error = pickle.loads(packed)  # noqa: S301  # from another part of the same app
     except Exception as problem:
-        return RayServeException(f"The call failed, and its exception cannot be read here: {type(problem).__name__}.")
-    return error if isinstance(error, BaseException) else RayServeException(str(error))
+        return ServeError(f"The call failed, and its exception cannot be read here: {type(problem).__name__}.")
+    return error if isinstance(error, BaseException) else ServeError(str(error))

@@ -138,7 +138,12 @@ def _request_app(instance: Any) -> ASGIApp:
             return Response(result)
         if hasattr(result, "__aiter__") or inspect.isgenerator(result):
             return StreamingResponse(result, media_type="text/plain")
-        return JSONResponse(result)
+        try:
+            return JSONResponse(result)
+        except (TypeError, ValueError) as error:
+            name, kind = getattr(instance, "__name__", type(instance).__name__), type(result).__name__
+            wanted = "neither text, bytes, a generator, a Response, nor what JSON can hold"
+            raise TypeError(f"{name} gave a {kind}, which is {wanted} ({error}).") from None
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -150,6 +155,7 @@ def _request_app(instance: Any) -> ASGIApp:
         elif not callable(instance):
             await PlainTextResponse("This deployment is called by others only.", 404)(scope, receive, send)
         else:
+            scope["endpoint"] = instance if inspect.isroutine(instance) else instance.__call__
             result = await call(instance, (Request(scope, receive),), {})
             await answer(result)(scope, receive, send)
 

@@ -8,28 +8,49 @@ import tempfile
 from collections.abc import AsyncIterator, Generator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
-from tailrace.errors import ModelError, TailraceError
+from tailrace.dialects.bodies import JsonBody, printable, read_fields, refuse
+from tailrace.dialects.fields import ChatMessage, SamplingFields, read_messages, sampling_of
+from tailrace.errors import ModelError, RequestError, TailraceError, UnsupportedParameter
 from tailrace.generation import Generator as Generation
 from tailrace.models.places import cache_path
 from tailrace.server.lifecycle import start_service
 from tailrace.server.settings import Settings
 from tailrace.server.source import find_source
+from tailrace.spelling import did_you_mean
 from tailrace.streams import Reader, StreamLog
-from tailrace.types import End, GenerateRequest, Message, Sampling, TextDelta
+from tailrace.types import End, GenerateRequest, TextDelta
 
 __all__ = ["Model", "TextStream", "close_models", "models_loaded"]
 
-Chat = str | Sequence[Mapping[str, str]]
+Chat = str | Sequence[Mapping[str, Any]]  # Any: what the wires take, text in most of them
 
 _loading: list[Model] = []
 
 
+class _Asked(SamplingFields):
+    """What `stream` and `chat` take, held against the types and ranges of `POST /v1/streams`."""
+
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+
+
+# Known on the wire, and of no use to who gets one text.
+_REFUSED: dict[str, tuple[object, ...]] = {"n": (1,), "logprobs": (False,)}
+
+
 async def models_loaded() -> None:
-    """Wait for all models that this process has asked for. Raises: ModelError if one cannot be loaded."""
+    """Wait for all models that this process has asked for.
+
+    Raises: ModelError if one cannot be loaded, as if from the line that has asked for it.
+    """
     for model in _loading:
-        await model.loaded()
+        try:
+            await model.loaded()
+        except ModelError as error:
+            raise error.with_traceback(model.asked_at) from None
 
 
 async def close_models() -> None:
@@ -63,7 +84,8 @@ class Model:
         known = {row.name for row in fields(Settings)}
         for setting in settings:
             if setting not in known:
-                raise TypeError(f"There is no setting {setting}.")
+                raise TypeError(f"There is no setting {setting}.{did_you_mean(setting, known)}")
+        self.asked_at = _asked_at(sys._getframe())
         self._settings = Settings(**{"journal": "memory", **settings})
         self._name = name
         loop = asyncio.get_running_loop()
@@ -73,19 +95,18 @@ class Model:
         _loading.append(self)
 
     def stream(self, prompt: str, **sampling: Any) -> TextStream:  # Any: of each parameter's type
-        """What the model writes behind a prompt, in pieces. `sampling` are the parameters of `POST /v1/streams`:
-        max_tokens, temperature, top_p, seed, stop …
+        """What the model writes behind a prompt, in pieces. `sampling` are the parameters of `POST /v1/streams`, in the
+        same types and ranges: max_tokens, temperature, top_p, seed, stop …
 
-        Raises: TypeError for a parameter that there is not.
+        Raises: RequestError that names the parameter which cannot be; UnsupportedParameter for one that there is not.
         """
-        return TextStream(self, GenerateRequest(prompts=(prompt,), sampling=_sampling(sampling)))
+        return TextStream(self, _request({"prompt": prompt}, sampling))
 
     def chat(self, messages: Chat, **sampling: Any) -> TextStream:  # Any: of each parameter's type
         """The model's answer in a chat, in pieces: to one message of a user's, or to
-        `[{"role": "user", "content": …}, …]`. Raises: TypeError as `stream`."""
+        `[{"role": "user", "content": …}, …]`. Raises: RequestError as `stream`."""
         said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        turns = tuple(Message(turn["role"], turn["content"]) for turn in said)
-        return TextStream(self, GenerateRequest(messages=turns, sampling=_sampling(sampling)))
+        return TextStream(self, _request({"messages": said}, sampling))
 
     async def loaded(self) -> None:
         """Raises: ModelError if it cannot be loaded."""
@@ -118,7 +139,10 @@ class Model:
         except BaseException as error:
             if self._generation.done():
                 raise
-            self._generation.set_exception(_first(error))
+            failure = _first(error)
+            if isinstance(failure, TailraceError):
+                failure = failure.with_traceback(None)  # its words say what is wrong, and where it was found is ours
+            self._generation.set_exception(failure)
             self._generation.exception()  # it is told to who asks, and to nobody otherwise
 
 
@@ -174,13 +198,33 @@ class TextStream:
             raise error
 
 
-def _sampling(given: Mapping[str, Any]) -> Sampling:  # Any: of each parameter's type
-    known = {row.name for row in fields(Sampling)}
-    for name in given:
-        if name not in known or name == "n":
-            raise TypeError(f"There is no sampling parameter {name}.")
-    stop = given.get("stop", ())
-    return Sampling(**{**given, "stop": (stop,) if isinstance(stop, str) else tuple(stop)})
+def _request(asked: JsonBody, sampling: JsonBody) -> GenerateRequest:
+    """Raises: RequestError."""
+    known = SamplingFields.__struct_fields__
+    refuse(sampling, _REFUSED)
+    for name in sampling.keys() - {*known, *_REFUSED}:
+        what = f"There is no sampling parameter {printable(name)}.{did_you_mean(name, known)}"
+        raise UnsupportedParameter(what, param=printable(name))
+    read, _ = read_fields({name: sampling[name] for name in known if name in sampling} | asked, _Asked)
+    if read.prompt is None and read.messages is None:
+        raise RequestError("There is nothing to answer.", param=next(iter(asked)))
+    request = GenerateRequest(
+        prompts=(read.prompt,) if read.prompt is not None else (),
+        messages=read_messages(read.messages) if read.messages is not None else (),
+        sampling=sampling_of(read),
+    )
+    try:
+        "".join([read.prompt or "", *(message.content for message in request.messages)]).encode()
+    except UnicodeEncodeError:  # half a surrogate pair, which `json.loads` lets through and no tokenizer takes
+        raise RequestError("The text is not valid Unicode.", param=next(iter(asked))) from None
+    return request
+
+
+def _asked_at(frame: FrameType | None) -> TracebackType | None:
+    """The line of the user's that is being run, as a traceback."""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tailrace":
+        frame = frame.f_back
+    return TracebackType(None, frame, frame.f_lasti, frame.f_lineno) if frame is not None else None
 
 
 def _first(error: BaseException) -> BaseException:

@@ -8,6 +8,8 @@ from typing import Any
 
 import msgspec
 
+from tailrace.spelling import did_you_mean
+
 __all__ = ["REMARKS", "BackpressureConfig", "DeploymentOptions", "read_options"]
 
 # What was said about options that mean nothing here. Every process of an app reads them; the user hears of them once.
@@ -80,7 +82,8 @@ def read_options(given: Mapping[str, Any], base: DeploymentOptions) -> tuple[Dep
         raise ValueError("The option version is gone; a changed app is started anew.")
     unknown = sorted(values.keys() - _NAMES - _MEANINGLESS.keys())
     if unknown:
-        raise TypeError(f"Deployments have no option {unknown[0]}.")
+        meant = did_you_mean(unknown[0], _NAMES | _MEANINGLESS.keys())
+        raise TypeError(f"Deployments have no option {unknown[0]}.{meant}")
     foreign: dict[str, Any] = {}
     for name in sorted(values.keys() & _MEANINGLESS.keys()):
         REMARKS.append(f"{base.name}: {name} means nothing here: {_MEANINGLESS[name]}.")

@@ -32,7 +32,7 @@ from tailrace.serve.boot import AppTarget, Assignment, Described
 from tailrace.serve.calling import as_async_iterator, call, task_in_thread
 from tailrace.serve.context import set_max_ongoing_requests, set_request_context
 from tailrace.serve.deployment import Application, bound, nodes
-from tailrace.serve.exceptions import DeploymentUnavailableError, RayServeException
+from tailrace.serve.exceptions import DeploymentUnavailableError, ServeError
 from tailrace.serve.failures import failed
 from tailrace.serve.handles import Asked, CallHead, DeploymentHandle, connect, open_calls, pack_failure
 from tailrace.serve.ingress import asgi_of
@@ -65,6 +65,7 @@ class Replica:
         self._watch = LoopWatch()
         self._own_threads = anyio.CapacityLimiter(1)  # so that a busy app can still be asked how it is
         self._app_name = ""
+        self._doing = ""  # while it becomes a deployment, for what is told of a failure
         self.link = Link(self._opened, self._gone.set, is_front=False)
 
     async def run(self, sock: socket.socket) -> None:
@@ -107,11 +108,12 @@ class Replica:
 
     async def _on_become(self, channel: Channel, head: bytes) -> None:
         assignment = _decode(head, type=Assignment)
+        self._doing = "constructing"
         try:
             await self._become(assignment)
             failure = None
         except BaseException as error:
-            failure = failed(error, f"constructing {assignment.deployment}")
+            failure = failed(error, f"{self._doing} {assignment.deployment}")
         channel.post(_encode(failure))
         # before the front gives up on a process whose loop does not turn, its author is to read where it stands
         self._watch.begin(blocked_s=assignment.options.health_check_timeout_s)
@@ -140,8 +142,10 @@ class Replica:
 
             await models_loaded()
         if assignment.options.user_config is not None:
+            self._doing = "reconfigure of"
             await call(self._instance.reconfigure, (assignment.options.user_config,), {})
         self._app_name = app_name
+        self._doing = "the startup of"
         self._asgi = await asgi_of(self._instance)
         self._lifespan = await Lifespan.start(self._asgi)
 
@@ -168,7 +172,7 @@ class Replica:
         except Exception as error:
             channel.close(pack_failure(error))
         except BaseException as error:  # SystemExit, of which this process is not to die
-            channel.close(pack_failure(RayServeException(f"{asked.method} raised {type(error).__name__}.")))
+            channel.close(pack_failure(ServeError(f"{asked.method} raised {type(error).__name__}.")))
 
     async def _answer(
         self, channel: Channel, asked: CallHead, args: Any, kwargs: Any

@@ -26,7 +26,7 @@ from starlette.datastructures import State
 
 from tailrace.serve.boot import AppTarget, Failed
 from tailrace.serve.deployment import Application, Deployment, nodes
-from tailrace.serve.exceptions import RayServeException
+from tailrace.serve.exceptions import ServeError
 from tailrace.serve.handles import DeploymentHandle, connect, disconnect, is_connected
 from tailrace.serve.link import Channel, ChannelClosed, Link
 
@@ -63,7 +63,7 @@ class _Front:
         self.directory = tempfile.TemporaryDirectory(prefix="tailrace-run-")
 
     def start(self) -> str:
-        """Its address, when all apps run. Raises: RayServeException with the user's traceback."""
+        """Its address, when all apps run. Raises: ServeError with the user's traceback."""
         targets = [(self._target(name, app), prefix) for name, (app, prefix) in self.apps.items()]
         self.stop()
         ours, theirs = socket.socketpair()
@@ -81,7 +81,7 @@ class _Front:
         started = asyncio.run_coroutine_threadsafe(self._order(ours, targets), self._loop).result(_START_S)
         if started.failure is not None:
             self.stop()
-            raise RayServeException(f"{started.failure.message}\n{started.failure.traceback}".rstrip())
+            raise ServeError(f"{started.failure.message}\n{started.failure.traceback}".rstrip())
         return started.url
 
     @property
@@ -135,12 +135,12 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # the library is unt
 
 
 def _pickled(app: Application) -> bytes:
-    """Raises: RayServeException for what cannot be taken into another process."""
+    """Raises: ServeError for what cannot be taken into another process."""
     buffer = io.BytesIO()
     try:
         _Pickler(buffer).dump(app)
     except Exception as error:
-        raise RayServeException(
+        raise ServeError(
             f"The app cannot be taken into a process of its own: {error}. Make what it holds in its constructor, or "
             "put it into a module and use `tailrace run module:app`."
         ) from None
@@ -169,13 +169,13 @@ def run(
     """Run an app beside this process; returns a handle to it when it is ready, and with `blocking` only when it has
     ended. An app of the same name is replaced. To have it run when the script has ended, use `tailrace run`.
 
-    Raises: RayServeException with the user's traceback if it does not start, TypeError for what is no app.
+    Raises: ServeError with the user's traceback if it does not start, TypeError for what is no app.
     """
     app = target.bind() if isinstance(target, Deployment) else target
     if not isinstance(app, Application):
         raise TypeError("serve.run takes what .bind(…) gives.")
     if _front is None and is_connected():
-        raise RayServeException(
+        raise ServeError(
             "This process is one of an app's own, and serve.run is for scripts. Put it under "
             '`if __name__ == "__main__":`.'
         )
@@ -188,7 +188,7 @@ def run(
         front.apps.pop(name)
         if before is not None:
             front.apps[name] = before
-        if not isinstance(error, RayServeException):
+        if not isinstance(error, ServeError):
             front.stop()
         elif front.apps and not front.is_running:  # they were stopped for this one
             front.start()
@@ -215,21 +215,21 @@ def shutdown() -> None:
 
 
 def get_app_handle(name: str = "default") -> DeploymentHandle:
-    """A handle to what answers the web for an app that `run` has started. Raises: RayServeException."""
+    """A handle to what answers the web for an app that `run` has started. Raises: ServeError."""
     app = _app(name)
     return DeploymentHandle(next(reversed(nodes(app))), name)
 
 
 def get_deployment_handle(deployment_name: str, app_name: str = "default") -> DeploymentHandle:
-    """A handle to any deployment of an app that `run` has started. Raises: RayServeException."""
+    """A handle to any deployment of an app that `run` has started. Raises: ServeError."""
     if deployment_name not in nodes(_app(app_name)):
-        raise RayServeException(f"The app {app_name} has no deployment {deployment_name}.")
+        raise ServeError(f"The app {app_name} has no deployment {deployment_name}.")
     return DeploymentHandle(deployment_name, app_name)
 
 
 def _app(name: str) -> Application:
     if _front is None or name not in _front.apps:
-        raise RayServeException(f"No app {name} was started here.")
+        raise ServeError(f"No app {name} was started here.")
     return _front.apps[name][0]
 
 

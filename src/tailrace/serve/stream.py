@@ -17,6 +17,7 @@ from starlette.concurrency import iterate_in_threadpool
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from tailrace.errors import RequestError
 from tailrace.frames import framed
 from tailrace.serve.failures import failed
 from tailrace.types import Failure
@@ -51,8 +52,10 @@ def stream(
     headers say; POST `…/cancel` ends it. With nobody reading it runs on for `linger_s`, by default as long as the
     server's --linger-s. Started by another server than `tailrace run`, the events are the same and have no ids.
 
-    Raises: ValueError for a `linger_s` that is no time.
+    Raises: ValueError for a `linger_s` that is no time, TypeError for text, which would come letter by letter.
     """
+    if isinstance(items, (str, bytes, bytearray)):
+        raise TypeError("serve.stream takes a generator or a list of items. A text is one item: serve.stream([text]).")
     if linger_s is not None and not 0 <= linger_s < math.inf:
         raise ValueError("linger_s is a number of seconds.")
     return _Stream(items, StreamOffer(wire, linger_s), dict(headers or {}))
@@ -94,11 +97,7 @@ class _Stream(StreamingResponse):
             async for item in self._items:
                 yield self._shown(_json({"text": item} if isinstance(item, str) else item))
         except Exception as error:
-            words = getattr(error, "told_to_clients", None)  # of one whose author has been told already
-            if words is None:
-                told = failed(error, "a stream")
-                sys.stderr.write(f"{told.message}\n{told.traceback}")
-            yield self._shown(Failure("app_failed", words or _FAILED))
+            yield self._shown(_failure(error))
         else:
             if not self._is_hosted and self._offer.wire == "native":
                 yield b'event: done\ndata: {"status":"done"}\n\n'
@@ -118,6 +117,17 @@ def item_chunk(part: StreamPart, wire: ItemWire, event_id: str = "") -> bytes:
         kind = "" if wire == "triton" else "event: error\n"
         return f"{kind}data: {_json(shown)}\n{last}".encode()
     return f"data: {part}\n{last}".encode()
+
+
+def _failure(error: Exception) -> Failure:
+    """What its clients are told of a stream that raises; its author reads the rest on the terminal."""
+    if isinstance(error, RequestError):  # of a model's, about what the client has asked
+        return Failure(error.code, error.message)
+    words = getattr(error, "told_to_clients", None)  # of one whose author has been told already
+    if words is None:
+        told = failed(error, "a stream")
+        sys.stderr.write(f"{told.message}\n{told.traceback}")
+    return Failure("app_failed", words or _FAILED)
 
 
 async def _with_first(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:  # Any: as `stream`

@@ -34,6 +34,7 @@ def load(target: AppTarget) -> tuple[Application, tuple[str, ...]]:
     if target.target.endswith(".pickle"):
         return pickle.loads(Path(target.target).read_bytes()), ()  # noqa: S301  # written by `serve.run`
     if Path(target.target).is_dir():
+        _expect_no_arguments(f"{Path(target.target).name} is an Inferless app", target)
         return _inferless(target)
     module_name, _, attribute = target.target.partition(":")
     module = importlib.import_module(module_name)
@@ -57,6 +58,8 @@ def options_of(app: Application, target: AppTarget) -> dict[str, tuple[Deploymen
     Raises: TargetError.
     """
     found = nodes(app)
+    for name, node in found.items():
+        _check_arguments(name, node)
     overrides = {str(given.get("name")): given for given in target.overrides}
     for name in overrides.keys() - found.keys():
         raise TargetError(f"The app has no deployment {name}; it has {', '.join(found)}.")
@@ -75,18 +78,45 @@ def options_of(app: Application, target: AppTarget) -> dict[str, tuple[Deploymen
 
 def _app_of(found: Any, target: AppTarget) -> Application:  # Any: whatever the user put there
     if isinstance(found, Application):
+        _expect_no_arguments(f"{target.target} is bound already", target)
         return found
     if isinstance(found, Deployment):
+        _expect_no_arguments(f"{target.target} is a deployment", target)
         return found.bind()
     if is_asgi(found):
+        _expect_no_arguments(f"{target.target} is an ASGI app", target)
         wrapper = ingress(found)()
         return Deployment(wrapper, DeploymentOptions(name=getattr(found, "title", None) or "app")).bind()
     if inspect.isfunction(found):
-        return _app_of(_build(found, target.arguments), target)
+        built = _build(found, target.arguments)
+        return _app_of(built, msgspec.structs.replace(target, arguments={}))
     raise TargetError(
         f"{target.target} is no app, but of type {type(found).__name__}. It should be what .bind(…) gives, an ASGI app "
         "such as FastAPI(), or a function that makes one of these."
     )
+
+
+def _expect_no_arguments(what: str, target: AppTarget) -> None:
+    """Arguments that nobody would read are a mistake. Raises: TargetError."""
+    if target.arguments:
+        names = ", ".join(target.arguments)
+        raise TargetError(f"{what}, so nothing takes {names}. Arguments go to a function that builds an app.")
+
+
+def _check_arguments(name: str, node: Application) -> None:
+    """Raises: TargetError where the constructor would not take what was bound."""
+    body = node.deployment.func_or_class
+    if not inspect.isclass(body) or body.__new__ is not object.__new__:
+        return
+    try:
+        signature = inspect.signature(body)
+    except ValueError:  # of a class that is written in C
+        return
+    try:
+        signature.bind(*node.args, **node.kwargs)
+    except TypeError as error:
+        wanted = ", ".join(str(parameter) for parameter in signature.parameters.values())
+        raise TargetError(f"{name}: {error}. Its constructor takes ({wanted}): give that to .bind(…).") from None
 
 
 def _build(builder: Callable[..., Any], arguments: dict[str, Any]) -> Any:  # Any: the user's

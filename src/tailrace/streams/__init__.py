@@ -12,7 +12,7 @@ from tailrace.streams.disk import DiskJournal
 from tailrace.streams.journal import Journal, MemoryJournal
 from tailrace.streams.log import Reader, StreamLog
 from tailrace.streams.record import Claim, Record
-from tailrace.streams.store import StreamStore, new_stream_id
+from tailrace.streams.store import StreamStore, is_stream_id, new_stream_id
 
 __all__ = [
     "Claim",
@@ -24,6 +24,7 @@ __all__ = [
     "StreamLog",
     "StreamStore",
     "event_id",
+    "is_stream_id",
     "new_stream_id",
     "parse_cursor",
     "read_key",

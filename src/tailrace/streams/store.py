@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 import time
 from collections import OrderedDict
@@ -14,8 +15,9 @@ from tailrace.streams.log import StreamLog
 from tailrace.streams.record import Claim, Record
 from tailrace.types import Event
 
-__all__ = ["StreamStore", "new_stream_id"]
+__all__ = ["StreamStore", "is_stream_id", "new_stream_id"]
 
+_STREAM_ID = re.compile(r"[A-Za-z0-9_-]{22}", re.ASCII)
 _MAX_TOMBSTONES = 100_000  # of expired ids, so that they answer 410 and not 404; about 10 MB when full
 _AT_HAND_BYTES = 64 * 2**20  # of finished streams that a journal keeps as well
 
@@ -23,6 +25,11 @@ _AT_HAND_BYTES = 64 * 2**20  # of finished streams that a journal keeps as well
 def new_stream_id() -> str:
     """128 random bits, which work as the right to read the stream."""
     return secrets.token_urlsafe(16)
+
+
+def is_stream_id(text: str) -> bool:
+    """Whether it looks like one of ours, whether there is such a stream or not."""
+    return _STREAM_ID.fullmatch(text) is not None
 
 
 class StreamStore:

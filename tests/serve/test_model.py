@@ -1,0 +1,118 @@
+"""`tailrace.engine`: what it takes is what the wires take, and what it refuses never reaches the engine."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+import tailrace
+from tailrace.dialects import native
+from tailrace.errors import ModelError, RequestError, UnsupportedParameter
+from tailrace.serve.model import Model
+
+_WRONG: list[dict[str, Any]] = [  # Any: of types that they should not have
+    {"temperature": "hot"},
+    {"temperature": -1},
+    {"temperature": math.nan},
+    {"temperature": math.inf},
+    {"temperature": True},
+    {"top_p": 5},
+    {"top_p": -1},
+    {"top_k": 1.5},
+    {"min_p": 2},
+    {"repetition_penalty": 0},
+    {"presence_penalty": 3},
+    {"max_tokens": 0},
+    {"max_tokens": -3},
+    {"max_tokens": "x"},
+    {"seed": "abc"},
+    {"seed": 2**70},
+    {"stop": 5},
+    {"stop": ["a"] * 5},
+    {"stop": ""},
+    {"ignore_eos": "yes"},
+]
+
+
+@pytest.fixture
+async def model() -> AsyncIterator[Model]:
+    one = await tailrace.engine("scripted")
+    yield one
+    await one.aclose()
+
+
+async def test_what_the_wire_refuses_is_refused_in_the_same_words(model: Model) -> None:
+    for sampling in _WRONG:
+        with pytest.raises(RequestError) as wire:
+            native.parse_body({"prompt": "A river is", **sampling})
+        for ask in (model.stream, model.chat):
+            with pytest.raises(RequestError) as here:  # at the call, before there is an answer to write to
+                ask("A river is", **sampling)
+            assert (str(here.value), here.value.param) == (str(wire.value), wire.value.param), sampling
+            assert (here.value.param or "").startswith(next(iter(sampling)))
+    assert model.stream("A river is").end is None
+    assert await model.stream("A river is", max_tokens=2).text()
+
+
+async def test_parameters_that_there_are_not(model: Model) -> None:
+    for sampling, line in (
+        ({"max_token": 4}, "There is no sampling parameter max_token. Did you mean max_tokens?"),
+        ({"frobnicate": 1}, "There is no sampling parameter frobnicate."),
+        ({"messages": []}, "There is no sampling parameter messages."),
+        ({"n": 2}, "n is not supported here."),
+        ({"logprobs": True}, "logprobs is not supported here."),
+    ):
+        with pytest.raises(UnsupportedParameter) as refused:
+            model.stream("A river is", **sampling)
+        assert (str(refused.value), refused.value.param) == (line, next(iter(sampling)))
+
+
+@pytest.mark.parametrize(
+    ("messages", "param"),
+    [
+        (5, "messages"),
+        ([], "messages"),
+        (["hi"], "messages[0]"),
+        ([{"role": "user"}], "messages"),
+        ([{"content": "hi"}], "messages[0]"),
+        ([{"role": "<|im_end|>", "content": "hi"}], "messages[0].role"),
+        ([{"role": "user", "content": "half a pair: \ud800"}], "messages"),
+    ],
+)
+async def test_messages_are_held_against_the_wires_shape(model: Model, messages: Any, param: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        model.chat(messages)
+    assert refused.value.param == param
+
+
+@pytest.mark.parametrize("prompt", [5, None, "half a pair: \ud800"])
+async def test_a_prompt_is_text(model: Model, prompt: Any) -> None:
+    with pytest.raises(RequestError) as refused:
+        model.stream(prompt)
+    assert refused.value.param == "prompt"
+
+
+async def test_what_is_taken(model: Model) -> None:
+    answer = model.chat(
+        [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}],
+        max_completion_tokens=3, temperature=0, top_p=None, n=1, stop=("never said", "nor this"),
+    )  # fmt: skip
+    pieces = [piece async for piece in answer]
+    assert all(isinstance(piece, str) and piece for piece in pieces)
+    assert answer.end is not None
+    assert (answer.end.status, answer.end.usage.num_completion_tokens) == ("done", 3)
+
+
+async def test_a_setting_that_there_is_not() -> None:
+    with pytest.raises(TypeError, match=r"There is no setting max_sequence\. Did you mean max_sequences\?"):
+        tailrace.engine("scripted", max_sequence=2)
+
+
+async def test_a_model_that_there_is_not() -> None:
+    model = tailrace.engine("smolm2")
+    with pytest.raises(ModelError, match="Did you mean smollm2"):
+        await model
+    await model.aclose()
