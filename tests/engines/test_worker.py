@@ -280,4 +280,9 @@ def test_frames_are_what_the_protocol_says_they_are(worker: Worker) -> None:
     until(lambda: bool(worker.socket.recv(4, socket.MSG_PEEK)))
     raw = worker.socket.recv(65536)
     assert int.from_bytes(raw[:4], "little") == len(raw) - 4
-    assert msgspec.msgpack.decode(raw[4:]) == ["frame", 1, 1, [[1, 0, [*oracle(ask(1, 1))], [], "length", "", []]]]
+    assert msgspec.msgpack.decode(raw[4:]) == [
+        "frame",
+        1,
+        1,
+        [[1, 0, [*oracle(ask(1, 1))], [], "length", "", [], None, False]],
+    ]

@@ -36,13 +36,17 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 def serve(model: str, on: str, replicas: int, **values: Any) -> None:  # Any: click hands over what the table describes
     """Serve MODEL over HTTP.
 
-    MODEL is a name (smollm2), a GGUF file, an OpenVINO directory, or hf:org/name[:file]. It is fetched if it is not
-    here. Every option can also be given in the environment: --max-step-tokens as TAILRACE_MAX_STEP_TOKENS.
+    MODEL is a name (smollm2), a GGUF file, a directory of a Hugging Face model or an OpenVINO export, or
+    hf:org/name[:file]; it is fetched if it is not here. Or it is a server that runs already: openai:URL, tgi:URL.
+    `tailrace doctor MODEL` says what this machine could do with it.
+
+    Every option can also be given in the environment: --max-step-tokens as TAILRACE_MAX_STEP_TOKENS.
 
     \b
     tailrace serve
     tailrace serve ./model.gguf --port 9000
     tailrace serve hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_k_m.gguf
+    tailrace serve openai:http://10.0.0.5:8000/v1
     """
     try:
         settings = Settings(**values)

@@ -9,7 +9,8 @@ Defaults and error texts are those of TGI 3.3.7, with these divergences, each be
 4. A prompt and `max_new_tokens` that exceed the window together are refused, also above 1,024 new tokens.
 5. Text that was held back, as it could have become a stop string, until the end token came: that token shows it and
    is not marked special, because clients drop what is.
-6. `decoder_input_details` lists the prompt's tokens without logprobs; TGI has them only behind a flag, and an empty
+6. Where the engine has no logprobs (another server, say), they are null.
+7. `decoder_input_details` lists the prompt's tokens without logprobs; TGI has them only behind a flag, and an empty
    list otherwise.
 """
 
@@ -116,7 +117,8 @@ def _parse(
         raise RequestError(text, param="truncate")
     if given.grammar is not None and "grammar" not in asked.server.parameters:
         raise RequestError("grammar is not supported", param="grammar")
-    request = GenerateRequest(prompts=(fields.inputs,), sampling=_sampling(given, sampled), truncate=given.truncate)
+    sampling = _sampling(given, sampled, logprobs="logprobs" in asked.server.parameters)
+    request = GenerateRequest(prompts=(fields.inputs,), sampling=sampling, truncate=given.truncate)
     full_text = full_text_by_default if given.return_full_text is None else given.return_full_text
     view = TGIView(
         whole_in_list=whole_in_list,
@@ -180,7 +182,7 @@ def _is_sampled(given: Parameters) -> bool:
     return given.do_sample or asks or given.temperature not in (None, 1.0)
 
 
-def _sampling(given: Parameters, sampled: bool) -> Sampling:
+def _sampling(given: Parameters, sampled: bool, *, logprobs: bool) -> Sampling:
     return Sampling(
         temperature=(1.0 if given.temperature is None else given.temperature) if sampled else 0.0,
         top_p=(given.top_p or 1.0) if sampled else 1.0,
@@ -192,7 +194,7 @@ def _sampling(given: Parameters, sampled: bool) -> Sampling:
         max_tokens=given.max_new_tokens,
         stop=stops(given.stop),
         include_stop=True,
-        logprobs=True,
+        logprobs=logprobs,
         top_logprobs=given.top_n_tokens or 0,
         grammar=read_tgi_grammar(given.grammar.type, given.grammar.value) if given.grammar is not None else None,
         n=given.best_of or 1,

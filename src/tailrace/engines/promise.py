@@ -49,6 +49,10 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     finish_reason: FinishReason | None = None
     failure: str = ""  # for people, with finish_reason "error"
     top_logprobs: tuple[TopLogprobs, ...] = ()  # for each token, where asked for
+    # Tokens of the prompt and of the answer so far, where they are not the ids that went in and came out.
+    usage: tuple[int, int] | None = None
+    # With "error": what the sequence ran on went away. It may be submitted again, under another id.
+    is_lost: bool = False
 
 
 class Engine(Protocol):

@@ -20,6 +20,7 @@ __all__ = ["SEEDS", "Choice"]
 logger = logging.getLogger("tailrace.generation")
 
 SEEDS = 2**64  # engines take unsigned ones, clients also send negative ones
+_CUTS = 3  # at one place, after which a sequence is not run again
 
 
 class Choice:
@@ -32,9 +33,13 @@ class Choice:
 
     __slots__ = (
         "_base",
+        "_cut_at",
+        "_cuts",
         "_detokenizer",
         "_heard",
         "_known",
+        "_next",
+        "_prior",
         "_run",
         "_stops",
         "_tokenizer",
@@ -43,6 +48,7 @@ class Choice:
         "is_finished",
         "num_tokens",
         "sequence",
+        "usage",
     )
 
     def __init__(self, run: Run, index: int, sequence: Sequence, tokenizer: Tokenizer) -> None:
@@ -52,10 +58,15 @@ class Choice:
         self.sequence = sequence
         self.num_tokens = 0  # of the answer, so far
         self.is_finished = False  # as far as the log is concerned
+        self.usage: tuple[int, int] | None = None  # tokens of prompt and answer, of an engine that counts otherwise
         self.in_engine = False
-        self._base = 0  # tokens of the answer that are part of the sequence's prompt
-        self._known: tuple[int, ...] = ()  # what the sequence has to say again
+        self._base = 0  # ids of the answer that are part of the sequence's prompt
+        self._prior = 0  # tokens of those, as in `usage`
+        self._known: tuple[int, ...] = ()  # what the sequence has to say again, in comparable form
         self._heard = 0  # of those
+        self._next = 0  # where the sequence's next delta starts
+        self._cuts = 0  # losses in a row at the same place
+        self._cut_at = -1
         self._set_text()
 
     def _set_text(self) -> None:
@@ -68,14 +79,17 @@ class Choice:
         """How many tokens of the answer this engine has come to."""
         return self._base + self._heard if self._known else self.num_tokens
 
+    @property
+    def num_answer_tokens(self) -> int:
+        """Of the answer so far, as the model counts them."""
+        return self.num_tokens if self.usage is None else self.usage[1]
+
     def push(self, delta: Delta) -> None:
         if delta.sequence_id != self.sequence.sequence_id:
             return  # of one that was given up
         if not self.is_finished:
             try:
-                rest = self._compare(delta) if self._known else delta
-                if rest is not None:
-                    self._take(rest)
+                self._hear(delta)
             except Exception:  # a defect of ours must end this stream, not everybody's
                 logger.exception("a delta could not be taken")
                 self._run.fail("internal_error", "The server failed to read the engine's output.")
@@ -90,6 +104,16 @@ class Choice:
         else:
             self._run.strand()
 
+    def may_try_again(self) -> bool:
+        """It was lost by an engine that is still there. Often enough in one place, that is no accident."""
+        self._cuts = self._cuts + 1 if self.num_tokens == self._cut_at else 1
+        self._cut_at = self.num_tokens
+        return self.num_tokens > 0 and self._cuts <= _CUTS
+
+    def renew(self, sequence_id: int) -> None:
+        """What the sequence was called is not used again."""
+        self.sequence = replace(self.sequence, sequence_id=sequence_id)
+
     def again(self, token_ids: Ids[int]) -> str:
         """The sequence is to run again, with these tokens in the log; returns the text that they give."""
         self._set_text()
@@ -98,8 +122,8 @@ class Choice:
         else:
             text = self._push_until_stop(self._stops, tuple(token_ids))[0]
         self.num_tokens = len(token_ids)
-        self._known = tuple(token_ids[self._base :])
-        self._heard = 0
+        self._known = self._tokenizer.comparable(token_ids[self._base :])
+        self._heard = self._next = 0
         return text
 
     def go_on(self, sequence_id: int, token_ids: Ids[int]) -> None:
@@ -107,21 +131,40 @@ class Choice:
         sequence = self.sequence
         prompt_ids = sequence.prompt_ids[: len(sequence.prompt_ids) - self._base] + tuple(token_ids)
         assert sequence.sampling.max_tokens is not None
+        num_before, self._prior = self._prior, len(token_ids) if self.usage is None else self.usage[1]
         sampling = replace(
             sequence.sampling,
-            max_tokens=sequence.sampling.max_tokens + self._base - len(token_ids),
+            max_tokens=max(1, sequence.sampling.max_tokens + num_before - self._prior),
             # The same numbers drawn once more would be those of the beginning.
             seed=((sequence.sampling.seed or 0) + len(token_ids)) % SEEDS,
         )
         self.sequence = Sequence(sequence_id, prompt_ids, sampling)
         self._base = len(token_ids)
         self._known = ()
+        self._next = 0
+
+    def _hear(self, delta: Delta) -> None:
+        run = self._run
+        if delta.finish_reason == "error":
+            reason = f"The engine ended this sequence: {delta.failure}."
+            if delta.is_lost:
+                run.cut(self, reason)
+            else:
+                run.fail("sequence_failed", reason)
+            return
+        if delta.start != self._next:
+            run.fail("engine_error", "The engine's output has a gap.")
+            return
+        self._next += len(delta.token_ids)
+        rest = self._compare(delta) if self._known else delta
+        if rest is not None:
+            self._take(rest)
 
     def _compare(self, delta: Delta) -> Delta | None:
         """What a delta adds to what is known; None if nothing."""
-        known, heard, ids = self._known, self._heard, delta.token_ids
-        if delta.finish_reason in ("error", "cancelled") or delta.start != heard:
+        if delta.finish_reason == "cancelled":
             return delta
+        known, heard, ids = self._known, self._heard, self._tokenizer.comparable(delta.token_ids)
         self._heard = min(heard + len(ids), len(known))
         num_same = self._heard - heard
         ends_early = delta.finish_reason is not None and self._heard < len(known)
@@ -135,25 +178,22 @@ class Choice:
             return None
         return Delta(
             delta.sequence_id,
-            len(known),
+            delta.start,
             ids[num_same:],
             delta.logprobs[num_same:],
             delta.finish_reason,
             delta.failure,
             delta.top_logprobs[num_same:],
+            delta.usage,
         )
 
     def _take(self, delta: Delta) -> None:
         run = self._run
         finish = delta.finish_reason
-        if finish == "error":
-            run.fail("sequence_failed", f"The engine ended this sequence: {delta.failure}.")
-            return
-        if delta.start + self._base != self.num_tokens:
-            run.fail("engine_error", "The engine's output has a gap.")
-            return
         if not self.num_tokens:
             run.begun()
+        if delta.usage is not None:
+            self.usage = (delta.usage[0] - self._prior, delta.usage[1] + self._prior)
         token_ids, logprobs, top = delta.token_ids, delta.logprobs, delta.top_logprobs
         stop = None
         if self._stops is None:

@@ -111,7 +111,12 @@ class Run:
     def usage(self) -> Usage:
         if self.end is not None:
             return self.end.usage
-        return Usage(self.log.record.num_prompt_tokens, sum(choice.num_tokens for choice in self.choices))
+        record = self.log.record
+        num_prompt_tokens = record.num_prompt_tokens
+        for choice in self.choices[:: record.sampling.n]:  # the first of each prompt's
+            if choice.usage is not None:
+                num_prompt_tokens += choice.usage[0] - len(record.prompts[choice.index // record.sampling.n].ids)
+        return Usage(num_prompt_tokens, sum(choice.num_answer_tokens for choice in self.choices))
 
     @property
     def status(self) -> str:
@@ -243,6 +248,20 @@ class Run:
                 choice.num_tokens += len(event.token_ids)
                 choice.is_finished = choice.is_finished or event.finish_reason is not None
         self.finished()
+
+    def cut(self, choice: Choice, reason: str) -> None:
+        """What the engine ran a choice on went away, and the engine is there: the choice runs again, by itself."""
+        self._store.journal.flush()
+        ids = self._delivered()[choice.index]
+        # While the journal is in trouble, readers have less than was written.
+        if not choice.may_try_again() or len(ids) != choice.num_tokens:
+            self.fail("engine_unavailable", reason)
+            return
+        if self.continuity is None:
+            self.continuity = "replayed"
+        choice.renew(self._generator.new_sequence_id())
+        choice.again(ids)
+        self._submit([choice])
 
     def diverged(self, choice: Choice) -> None:
         """A choice that runs again says something else than it said before."""

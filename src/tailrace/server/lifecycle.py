@@ -24,6 +24,7 @@ from tailrace.errors import ModelError, StorageError
 from tailrace.generation import Generator, Limits
 from tailrace.models import ModelCard
 from tailrace.models.places import data_path
+from tailrace.models.upstream import Address, upstream_key
 from tailrace.server.durable import DurableRoutes
 from tailrace.server.edge import Edge
 from tailrace.server.listening import BACKLOG, Signals, Uvicorn, uvicorn_config
@@ -34,7 +35,7 @@ from tailrace.server.sockets import Sockets
 from tailrace.server.source import Source
 from tailrace.streams import DiskJournal, Journal, MemoryJournal, StreamStore, read_key
 from tailrace.streams.durable import DurableStore
-from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
+from tailrace.text import ByteTokenizer, ChatEncoder, ChatTemplate, MessageEncoder, Tokenizer
 
 __all__ = ["Service", "engine_spec", "let_origins_read", "open_journal", "serve", "start_service"]
 
@@ -150,7 +151,7 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
         )
     return EngineSpec(
         engine=source.engine,
-        path=str(source.card.path),
+        path=source.address or str(source.card.path),
         context_tokens=settings.context_tokens or source.card.context_tokens,
         kv_tokens=settings.kv_tokens,
         max_sequences=settings.max_sequences,
@@ -162,11 +163,14 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
         prefix_cache=settings.prefix_cache,
         device=settings.device,
         dtype="" if settings.dtype == "auto" else settings.dtype,
+        secret=upstream_key(Address.parse(source.address).url) if source.address else "",
         options=source.options,
     )
 
 
 def _text(card: ModelCard) -> tuple[Tokenizer, ChatEncoder | None]:
+    if card.format == "upstream":
+        return ByteTokenizer(), MessageEncoder(continues=card.architecture != "openai")
     tokenizer = Tokenizer.from_json(card.tokenizer_json)
     if card.chat_template is None:
         return tokenizer, None

@@ -9,6 +9,7 @@ from tailrace.engines import choose
 from tailrace.engines.scripted import CHAT_TEMPLATE, CONTROL_TOKENS, EOS_ID, OPTIONS, tokenizer_json
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard, Progress, resolve
+from tailrace.models.upstream import find_upstream
 
 __all__ = ["Source", "find_source"]
 
@@ -21,20 +22,26 @@ class Source:
     engine: str
     why: str = ""  # this engine, for people
     options: dict[str, float] = field(default_factory=dict)
+    address: str = ""  # of the server that runs it already
 
 
 def find_source(source: str, progress: Progress, engine: str = "auto") -> Source:
-    """Find or fetch a model, and an engine for it. `scripted`, or `scripted:option=value,…`, needs no files.
+    """Find or fetch a model, and an engine for it. `scripted`, or `scripted:option=value,…`, needs no files;
+    `openai:URL` and `tgi:URL` mean a server that runs one.
 
     Raises: ModelError.
     """
     kind, _, rest = source.partition(":")
+    address = ""
     if kind == "scripted":
         card, options = _scripted_card(), _options(rest)
+    elif kind in ("openai", "tgi"):
+        card, place = find_upstream(source)
+        options, address = {}, str(place)
     else:
         card, options = resolve(source, progress), {}
     choice = choose(card, engine)
-    return Source(card, choice.kind.name, choice.why, options)
+    return Source(card, choice.kind.name, choice.why, options, address)
 
 
 def _scripted_card() -> ModelCard:

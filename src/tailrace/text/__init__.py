@@ -9,8 +9,18 @@ from __future__ import annotations
 
 from tailrace.text.chat import ChatEncoder
 from tailrace.text.detokenizer import Detokenizer
+from tailrace.text.packed import ByteTokenizer, MessageEncoder
 from tailrace.text.stops import StopMatcher
 from tailrace.text.templates import ChatTemplate, TemplateError
 from tailrace.text.tokenizer import Tokenizer
 
-__all__ = ["ChatEncoder", "ChatTemplate", "Detokenizer", "StopMatcher", "TemplateError", "Tokenizer"]
+__all__ = [
+    "ByteTokenizer",
+    "ChatEncoder",
+    "ChatTemplate",
+    "Detokenizer",
+    "MessageEncoder",
+    "StopMatcher",
+    "TemplateError",
+    "Tokenizer",
+]

@@ -19,7 +19,7 @@ import tokenizers
 from tailrace.errors import ModelError, RequestError
 from tailrace.text._pieces import lost_bytes, piece_bytes, steps_of, strips_leading_space, unknown_token
 
-__all__ = ["Tokenizer"]
+__all__ = ["Tokenizer", "utf8_bytes"]
 
 
 class Tokenizer:
@@ -148,7 +148,7 @@ class Tokenizer:
 
         Raises: RequestError for text with lone surrogates.
         """
-        _utf8(text)
+        utf8_bytes(text)
         encoding = self._special.encode_batch([text], add_special_tokens=False)[0]
         found = [(token_id, *places) for token_id, places in zip(encoding.ids, encoding.offsets, strict=True)]
         if bos and tuple(encoding.ids[: len(self.bos_ids)]) != self.bos_ids:
@@ -176,6 +176,10 @@ class Tokenizer:
             found.extend(i for i in alone if i is not None)
         return found
 
+    def comparable(self, token_ids: Sequence[int]) -> tuple[int, ...]:
+        """The ids in a form that is the same whenever a sequence says the same."""
+        return tuple(token_ids)
+
     def token_text(self, token_id: int) -> str:
         """One token for people to look at, special ones too; broken UTF-8 as U+FFFD, "" for an id out of range."""
         if 0 <= token_id < self.vocab_size:
@@ -191,11 +195,12 @@ class Tokenizer:
         """
         if self._lost is None:
             return 0
-        num_bytes = len(_utf8(text).translate(None, self._lost))
+        num_bytes = len(utf8_bytes(text).translate(None, self._lost))
         return -(-num_bytes // self.max_piece_bytes)
 
 
-def _utf8(text: str) -> bytes:
+def utf8_bytes(text: str) -> bytes:
+    """Raises: RequestError for text with lone surrogates."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -204,7 +209,7 @@ def _utf8(text: str) -> bytes:
 
 def _ids(library: tokenizers.Tokenizer, text: str) -> list[int]:
     if not text.isascii():
-        _utf8(text)  # the library would raise a TypeError that names no reason
+        utf8_bytes(text)  # the library would raise a TypeError that names no reason
     encodings: Sequence[tokenizers.Encoding] = library.encode_batch_fast([text], add_special_tokens=False)
     ids: list[int] = encodings[0].ids
     return ids

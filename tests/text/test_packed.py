@@ -1,0 +1,124 @@
+"""Ids that are text: nothing is lost on either way, however the text is cut."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.text import ByteTokenizer, Detokenizer, MessageEncoder, StopMatcher
+from tailrace.text.packed import CHAT_ID, END_ID, Chat, pack, unpack
+from tailrace.types import Message, ToolCall
+
+tokenizer = ByteTokenizer()
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+@given(st.binary(max_size=60))
+def test_bytes_are_ids_and_ids_are_bytes(text: bytes) -> None:
+    ids = pack(text)
+    assert unpack(ids) == text
+    assert all(0 <= token_id < min(tokenizer.vocab_size, 2**53) for token_id in ids)
+    assert not {CHAT_ID, END_ID}.intersection(ids)
+    assert len(ids) == -(-len(text) // 6)
+
+
+@given(st.integers(0, 2**50))
+def test_an_id_is_one_piece_or_none(token_id: int) -> None:
+    try:
+        piece = unpack((token_id,))
+    except ValueError:
+        return
+    assert pack(piece) == (token_id,)
+
+
+@given(st.lists(texts, max_size=6))
+def test_a_stream_shows_every_chunk_whole(chunks: list[str]) -> None:
+    detokenizer = Detokenizer(tokenizer)
+    assert [detokenizer.push(pack(chunk.encode())) for chunk in chunks] == chunks
+    assert detokenizer.push((END_ID,)) == ""
+    assert detokenizer.flush() == ""
+
+
+@given(st.lists(texts, max_size=6))
+def test_cuts_do_not_show_in_a_comparison(chunks: list[str]) -> None:
+    apart = [token_id for chunk in chunks for token_id in pack(chunk.encode())]
+    together = pack("".join(chunks).encode())
+    assert tokenizer.comparable([*apart, END_ID]) == tokenizer.comparable([*together, END_ID])
+
+
+@given(texts)
+def test_encoding(text: str) -> None:
+    ids = tokenizer.encode(text, special=True, bos=True)
+    assert b"".join(tokenizer.pieces[token_id] for token_id in ids).decode() == text
+    assert tokenizer.at_least_tokens(text) == len(ids)
+
+
+@given(texts)
+def test_offsets_cover_the_text(text: str) -> None:
+    offsets = tokenizer.offsets(text)
+    assert [token_id for token_id, _, _ in offsets] == tokenizer.encode(text, special=True)
+    reached = 0
+    for token_id, start, end in offsets:
+        assert start in (reached, reached - 1)
+        assert tokenizer.pieces[token_id] in text[start:end].encode()
+        reached = end
+    assert reached == len(text)
+
+
+def test_a_stop_string_is_found_across_pieces() -> None:
+    stops, detokenizer, shown = StopMatcher(("river",), False), Detokenizer(tokenizer), ""
+    for token_id in (*pack(b"the old ri"), *pack(b"ver runs")):
+        text, stop = stops.push(detokenizer.push((token_id,)))
+        shown += text
+        if stop is not None:
+            break
+    assert shown == "the old "
+
+
+def test_ids_of_a_real_vocabulary_are_refused() -> None:
+    with pytest.raises(RequestError, match="send text"):
+        tokenizer.pieces[4521]
+    assert tokenizer.texts[4521] == ""
+    with pytest.raises(RequestError, match="surrogate"):
+        tokenizer.encode("\ud83d", special=True)
+
+
+def _chat(ids: list[int]) -> tuple[Chat, str]:
+    end = ids.index(CHAT_ID, 1)
+    assert ids[0] == CHAT_ID
+    return msgspec.json.decode(unpack(ids[1:end]), type=Chat), unpack(ids[end + 1 :]).decode()
+
+
+def test_a_chat_is_written_as_openai_has_it() -> None:
+    call = ToolCall("c1", "look", '{"at": "🐕"}')
+    messages = [
+        Message("user", "Wie geht's?"),
+        Message("assistant", "", (call,)),
+        Message("tool", "fine", tool_call_id="c1"),
+    ]
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    encoder = MessageEncoder(continues=False)
+    assert encoder.takes_tools
+    chat, beginning = _chat(encoder.encode(messages, tools=tools))
+    assert (chat.tools, beginning) == (tools, "")
+    function = {"name": "look", "arguments": '{"at": "🐕"}'}
+    assert chat.messages == [
+        {"role": "user", "content": "Wie geht's?"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "c1", "type": "function", "function": function}]},
+        {"role": "tool", "content": "fine", "tool_call_id": "c1"},
+    ]
+
+
+def test_a_message_is_left_open_where_it_can_be_continued() -> None:
+    messages = [Message("user", "Hi"), Message("assistant", "Hel")]
+    chat, beginning = _chat(MessageEncoder(continues=True).encode(messages, continue_final=True))
+    assert (chat.messages, beginning) == ([{"role": "user", "content": "Hi"}], "Hel")
+    with pytest.raises(UnsupportedParameter):
+        MessageEncoder(continues=False).encode(messages, continue_final=True)
+    with pytest.raises(UnsupportedParameter):
+        MessageEncoder(continues=True).render(messages)
+    with pytest.raises(RequestError, match="surrogate"):
+        MessageEncoder(continues=True).encode([Message("user", "\ud83d")])
