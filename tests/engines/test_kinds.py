@@ -78,3 +78,9 @@ def test_an_engine_that_cannot_run_it_says_why(installed: set[str]) -> None:
 
 def test_every_kind_has_a_text() -> None:
     assert all(kind.text and kind.formats for kind in KINDS.values())
+
+
+def test_a_setting_that_means_nothing_to_an_engine_is_refused() -> None:
+    KINDS["openvino"].check(["device", "kv_precision"])
+    with pytest.raises(ModelError, match="--dtype means nothing to the engine openvino; vllm and transformers know it"):
+        KINDS["openvino"].check(["dtype"])

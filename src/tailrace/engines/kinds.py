@@ -45,9 +45,10 @@ class Kind:
     name: str
     text: str  # for people
     formats: tuple[str, ...]  # of model cards
-    packages: tuple[str, ...]  # that must be importable
-    extra: str  # with which pip installs those; "" where tailrace comes with them
     cls: str  # module:class
+    packages: tuple[str, ...] = ()  # that must be importable
+    extra: str = ""  # with which pip installs those; "" where tailrace comes with them
+    settings: tuple[str, ...] = ()  # of those that not every engine has
     refuses: Callable[[ModelCard], str] = _anything
 
     @property
@@ -59,6 +60,14 @@ class Kind:
     def remedy(self) -> str:
         """What to do about the missing ones."""
         return f"pip install 'tailrace[{self.extra}]'" if self.extra else "pip install --force-reinstall tailrace"
+
+    def check(self, settings: Iterable[str]) -> None:
+        """Refuse settings that were given and mean nothing to it. Raises: ModelError."""
+        for name in settings:
+            if name not in self.settings:
+                able = [kind.name for kind in KINDS.values() if name in kind.settings]
+                flag = f"--{name.replace('_', '-')}"
+                raise ModelError(f"{flag} means nothing to the engine {self.name}; {_names(able)} know it.")
 
     def why_not(self, card: ModelCard) -> str:
         """Why it cannot run this model, installed or not; "" if it can."""
@@ -88,19 +97,44 @@ KINDS = {
     kind.name: kind
     for kind in (
         Kind(
-            "openvino", "CPUs; most streams at once", ("gguf", "openvino"), ("openvino", "openvino_genai"), "",
-            "openvino:OpenVINOEngine", _openvino_refuses,
+            "openvino",
+            "CPUs; most streams at once",
+            formats=("gguf", "openvino"),
+            packages=("openvino", "openvino_genai"),
+            cls="openvino:OpenVINOEngine",
+            settings=("device", "kv_precision"),
+            refuses=_openvino_refuses,
         ),
-        Kind("llamacpp", "any GGUF file; quickest with one stream", ("gguf",), ("xllamacpp",), "llamacpp",
-             "llamacpp:LlamaCppEngine"),
-        Kind("vllm", "GPUs, and CPUs where its CPU build is installed", ("huggingface",), ("vllm",), "vllm",
-             "vllm:VllmEngine"),
-        Kind("transformers", "any causal model of Hugging Face", ("huggingface",), ("torch", "transformers"),
-             "transformers", "transformers:TransformersEngine"),
-        Kind("upstream", "a server that already runs", ("upstream",), (), "", "upstream:UpstreamEngine"),
-        Kind("scripted", "tests, load and demonstrations", ("scripted",), (), "", "scripted:ScriptedEngine"),
+        Kind(
+            "llamacpp",
+            "any GGUF file; quickest with one stream",
+            formats=("gguf",),
+            packages=("xllamacpp",),
+            extra="llamacpp",
+            cls="llamacpp:LlamaCppEngine",
+        ),
+        Kind(
+            "vllm",
+            "GPUs, and CPUs where its CPU build is installed",
+            formats=("huggingface",),
+            packages=("vllm",),
+            extra="vllm",
+            cls="vllm:VllmEngine",
+            settings=("dtype", "gpus"),
+        ),
+        Kind(
+            "transformers",
+            "any causal model of Hugging Face",
+            formats=("huggingface",),
+            packages=("torch", "transformers"),
+            extra="transformers",
+            cls="transformers:TransformersEngine",
+            settings=("device", "dtype"),
+        ),
+        Kind("upstream", "a server that already runs", formats=("upstream",), cls="upstream:UpstreamEngine"),
+        Kind("scripted", "tests, load and demonstrations", formats=("scripted",), cls="scripted:ScriptedEngine"),
     )
-}  # fmt: skip
+}
 
 
 class Choice(NamedTuple):

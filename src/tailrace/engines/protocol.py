@@ -51,6 +51,8 @@ class EngineSpec(msgspec.Struct, frozen=True):
     prefix_cache: bool = True  # reuse what earlier prompts began with
     device: str = ""  # cpu, cuda, cuda:1, GPU … in the library's own words; "": it decides
     dtype: str = ""  # that it computes in: float32, bfloat16, float16; "": it decides
+    kv_precision: str = ""  # what keys and values are kept in; "": the library decides
+    gpus: int = 1  # over which one model is spread
     secret: str = ""  # a key for the server at `path`
     options: dict[str, float] = {}  # the scripted engine's speed and faults
 

@@ -218,6 +218,7 @@ def _arguments(spec: EngineSpec) -> AsyncEngineArgs:
         dtype=spec.dtype or "auto",
         max_model_len=spec.context_tokens,
         max_num_seqs=spec.max_sequences,
+        tensor_parallel_size=spec.gpus,
         max_num_batched_tokens=max(spec.max_step_tokens, spec.max_sequences),
         enable_prefix_caching=spec.prefix_cache,
         generation_config="vllm",  # what a request does not say is ours to fill in

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from tailrace.admission import Gate
 from tailrace.dialects.durable_answers import EXPOSED_HEADERS
-from tailrace.engines import EngineSpec, Supervisor
+from tailrace.engines import KINDS, EngineSpec, Supervisor
 from tailrace.engines.certificate import Verdict, read_certificate, subject
 from tailrace.errors import ModelError, StorageError
 from tailrace.generation import Generator, Limits
@@ -30,7 +30,7 @@ from tailrace.server.edge import Edge
 from tailrace.server.listening import BACKLOG, Signals, Uvicorn, uvicorn_config
 from tailrace.server.metrics import Metrics
 from tailrace.server.routes import Routes
-from tailrace.server.settings import Settings
+from tailrace.server.settings import Settings, settings_table
 from tailrace.server.sockets import Sockets
 from tailrace.server.source import Source
 from tailrace.streams import DiskJournal, Journal, MemoryJournal, StreamStore, read_key
@@ -42,6 +42,7 @@ __all__ = ["Service", "engine_spec", "let_origins_read", "open_journal", "serve"
 logger = logging.getLogger("tailrace.server")
 
 _DRAIN_RETRY_S = 5.0
+_OF_SOME = ("device", "dtype", "gpus", "kv_precision")  # settings that not every engine has
 # Logs hold millions of events and no circles: little to find, and much to look through.
 _GC_THRESHOLD = (20_000, 50, 100)
 
@@ -144,11 +145,14 @@ async def open_journal(settings: Settings, path: Path) -> AsyncIterator[Journal]
 
 
 def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> EngineSpec:
-    """What the worker is told to load. Raises: ModelError if more is asked of the model than it was made for."""
+    """What the worker is told to load. Raises: ModelError if more is asked of the model than it was made for, or of the
+    engine than it has."""
     if settings.context_tokens > source.card.context_tokens:
         raise ModelError(
             f"--context-tokens is at most {source.card.context_tokens}, what {source.card.name} was made for."
         )
+    plain = {row.name: row.default for row in settings_table()}
+    KINDS[source.engine].check(name for name in _OF_SOME if getattr(settings, name) != plain[name])
     return EngineSpec(
         engine=source.engine,
         path=source.address or str(source.card.path),
@@ -163,6 +167,8 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
         prefix_cache=settings.prefix_cache,
         device=settings.device,
         dtype="" if settings.dtype == "auto" else settings.dtype,
+        kv_precision="" if settings.kv_precision == "auto" else settings.kv_precision,
+        gpus=settings.gpus,
         secret=upstream_key(Address.parse(source.address).url) if source.address else "",
         options=source.options,
     )

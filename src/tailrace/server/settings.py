@@ -33,6 +33,12 @@ class Settings:
     device: str = _setting(
         "", "Where the engine computes, in its own words: cpu, cuda, cuda:1, GPU.0. Empty lets it decide."
     )
+    gpus: int = _setting(1, "GPUs over which vLLM spreads one model (tensor parallel).", least=1, most=64)
+    kv_precision: str = _setting(
+        "auto",
+        "What OpenVINO keeps keys and values in: u8 holds most, f32 is most exact; auto is what the library takes.",
+        choices=("auto", "u8", "bf16", "f16", "f32"),
+    )
     dtype: str = _setting(
         "auto",
         "What transformers and vLLM compute in; auto is what the model was saved in.",
