@@ -1,0 +1,108 @@
+"""What the next turn of a chat costs: time to the first token at turns 1, 5 and 20 of a conversation that grows.
+
+    python bench/turns.py SOURCE [--engine NAME] [--output FILE.json]
+
+Each turn adds a question of some 60 tokens and an answer of 32. It is measured with the prefix cache, without it, and
+with `--no-exact`, where the cache may also take up what answers wrote. Medians over a few conversations that differ
+from their first word on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+
+PORT = 8986
+TURNS = 20
+SHOWN = (1, 5, 10, 20)
+QUESTION = (
+    "In conversation {number}, turn {turn}: a river runs past a mill, a dog sleeps in the shade of an old tree, and "
+    "the miller counts his sacks. Tell me what the dog dreams of, what the miller says to it when it wakes, and which "
+    "way the river goes on from there, in a few plain sentences."
+)
+
+
+def converse(client: httpx.Client, number: int) -> list[tuple[int, float]]:
+    """Prompt tokens and seconds to the first text, for each turn."""
+    messages: list[dict[str, str]] = []
+    found = []
+    for turn in range(1, TURNS + 1):
+        messages.append({"role": "user", "content": QUESTION.format(number=number, turn=turn)})
+        body = {
+            "model": "default",
+            "messages": messages,
+            "max_tokens": 32,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        began_s, first_s, said, num_tokens = time.perf_counter(), 0.0, "", 0
+        with client.stream("POST", "/v1/chat/completions", json=body) as answer:
+            answer.raise_for_status()
+            for line in answer.iter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                event = json.loads(line[6:])
+                for choice in event["choices"]:
+                    text = choice["delta"].get("content") or ""
+                    if text and not first_s:
+                        first_s = time.perf_counter() - began_s
+                    said += text
+                if event.get("usage"):
+                    num_tokens = event["usage"]["prompt_tokens"]
+        messages.append({"role": "assistant", "content": said})
+        found.append((num_tokens, first_s))
+    return found
+
+
+def measure(source: str, flags: list[str], conversations: int) -> list[tuple[int, int, float]]:
+    """Turn, prompt tokens, median seconds to the first token."""
+    command = [sys.executable, "-m", "tailrace", "serve", source, "--port", str(PORT), "--journal", "memory", *flags]
+    server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stderr is not None
+        if not any(line.startswith("Listening") for line in server.stderr):
+            raise SystemExit("the server did not start")
+        with httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=120, trust_env=False) as client:
+            converse(client, 0)
+            runs = [converse(client, number) for number in range(1, conversations + 1)]
+    finally:
+        server.terminate()
+        server.wait()
+    return [(turn, runs[0][turn - 1][0], statistics.median(run[turn - 1][1] for run in runs)) for turn in SHOWN]
+
+
+def main() -> None:
+    asked = argparse.ArgumentParser(description="What the next turn of a chat costs.")
+    asked.add_argument("source")
+    asked.add_argument("--engine", default="auto")
+    asked.add_argument("--conversations", type=int, default=3)
+    asked.add_argument("--output", type=Path)
+    options = asked.parse_args()
+    lines = []
+    for name, flags in {"cache": [], "no cache": ["--no-prefix-cache"], "cache, not exact": ["--no-exact"]}.items():
+        for turn, num_tokens, first_s in measure(
+            options.source, ["--engine", options.engine, *flags], options.conversations
+        ):
+            line = {"what": name, "turn": turn, "prompt_tokens": num_tokens, "first_s": round(first_s, 4)}
+            print(json.dumps(line), flush=True)
+            lines.append(line)
+    if options.output:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+        machine = {"cpu": platform.processor(), "cores": os.cpu_count(), "commit": commit}
+        found = {"machine": machine, "engine": options.engine, "lines": lines}
+        options.output.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

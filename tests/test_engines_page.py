@@ -1,0 +1,67 @@
+"""docs/engines.md says what the engines say of themselves. TAILRACE_REGENERATE=1 writes its table anew."""
+
+from __future__ import annotations
+
+import ast
+import os
+from pathlib import Path
+
+from tailrace.engines import KINDS
+from tailrace.types import Sampling
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "engines.md"
+_BEGIN = "<!-- made by TAILRACE_REGENERATE=1 pytest tests/test_engines_page.py -->\n"
+_END = "<!-- end -->"
+_OWN = {
+    "openvino": "openvino_sampling",
+    "llamacpp": "llamacpp_sampling",
+    "transformers": "transformers_sampling",
+    "vllm": "vllm",
+}
+_SERVERS = ("max_tokens", "seed", "stop", "include_stop", "n")  # the server keeps them
+
+
+def parameters(engine: str) -> set[str]:
+    """`PARAMETERS` of an engine, read from its source, since not every library is installed."""
+    source = (ROOT / "src" / "tailrace" / "engines" / f"{_OWN[engine]}.py").read_text()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PARAMETERS":
+            assert isinstance(node.value, ast.Call)
+            return set(ast.literal_eval(node.value.args[0]))
+    raise AssertionError(f"{engine} declares no PARAMETERS")
+
+
+def table() -> str:
+    honoured = {engine: parameters(engine) for engine in _OWN}
+    names = sorted(set(Sampling.__slots__) - set(_SERVERS))
+    lines = [f"| parameter | {' | '.join(_OWN)} |", "|---|" + "---|" * len(_OWN)]
+    for name in names:
+        cells = ["yes" if name in honoured[engine] else "refused" for engine in _OWN]
+        lines.append(f"| `{name}` | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def test_the_table_is_current() -> None:
+    text = PAGE.read_text()
+    before, _, rest = text.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    expected = f"{before}{_BEGIN}{table()}{_END}{after}"
+    if os.environ.get("TAILRACE_REGENERATE"):
+        PAGE.write_text(expected)
+    assert PAGE.read_text() == expected
+
+
+def test_every_engine_and_its_settings_are_told() -> None:
+    text = PAGE.read_text()
+    for kind in KINDS.values():
+        assert f"| `{kind.name}` |" in text
+        assert not kind.extra or f"tailrace[{kind.extra}]" in text
+        for name in kind.settings:
+            row = next(line for line in text.splitlines() if line.startswith(f"| `--{name.replace('_', '-')}`"))
+            assert kind.name in row
+
+
+def test_parameters_are_ones_that_there_are() -> None:
+    for engine in _OWN:
+        assert parameters(engine) <= set(Sampling.__slots__)
