@@ -1,0 +1,61 @@
+"""What a request asks of sampling, in the words of llama.cpp's server.
+
+Its own defaults change the answer (temperature 0.8, top_k 40, top_p 0.95, min_p 0.05), so everything is said, always.
+"""
+
+from __future__ import annotations
+
+from tailrace.types import Sampling
+
+__all__ = ["PARAMETERS", "SPARE_TOKENS", "request_body"]
+
+PARAMETERS = frozenset(
+    (
+        "ignore_eos",
+        "logit_bias",
+        "max_tokens",
+        "min_p",
+        "repetition_penalty",
+        "seed",
+        "temperature",
+        "top_k",
+        "top_p",
+        "typical_p",
+    )
+)
+SPARE_TOKENS = 3  # a character that the last token begins is complete after so many more
+
+_MAX_SEED = 2**32 - 2  # the one above means: any
+
+
+def request_body(sampling: Sampling, num_prompt_tokens: int) -> dict[str, object]:
+    """All of it but the prompt. Presence and frequency penalties are left out: theirs count the prompt too."""
+    is_greedy = sampling.temperature <= 0
+    num_tokens = (sampling.max_tokens or 0) + SPARE_TOKENS
+    body: dict[str, object] = {
+        "n_predict": num_tokens,
+        "seed": (sampling.seed or 0) % (_MAX_SEED + 1),
+        "ignore_eos": sampling.ignore_eos,
+        # Penalties first and temperature second, as elsewhere; theirs comes last by default.
+        "samplers": ["penalties", "top_k"]
+        if is_greedy
+        else ["penalties", "temperature", "top_k", "typ_p", "top_p", "min_p"],
+        "temperature": 1.0 if is_greedy else sampling.temperature,
+        "top_k": 1 if is_greedy else sampling.top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "typical_p": sampling.typical_p,
+        "repeat_penalty": sampling.repetition_penalty,
+        "repeat_last_n": num_prompt_tokens + num_tokens if sampling.repetition_penalty != 1.0 else 0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "dry_multiplier": 0.0,
+        "xtc_probability": 0.0,
+        "top_n_sigma": -1.0,
+        "dynatemp_range": 0.0,
+        "mirostat": 0,
+        "n_probs": 0,
+    }
+    if sampling.logit_bias:
+        body["logit_bias"] = [[token_id, bias] for token_id, bias in sampling.logit_bias]
+    return body
