@@ -228,7 +228,8 @@ async def test_capabilities_stay_known_while_the_engine_is_away() -> None:
 async def test_engine_that_is_lost_says_why(fault: str, reason: str) -> None:
     async with supervised(fault_after=2) as engine:
         pid = (await engine.ready()).pid
-        poison, neighbour = engine.submit(ask(1, 400, fault=fault)), engine.submit(ask(2, 400))
+        # The poison last: writing to an engine that is dead already would lose what it had said.
+        neighbour, poison = engine.submit(ask(2, 400)), engine.submit(ask(1, 400, fault=fault))
         for listener in (poison, neighbour):
             error = (await listener.ended()).error
             assert isinstance(error, EngineLost)
