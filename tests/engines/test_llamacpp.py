@@ -92,6 +92,7 @@ def test_engine_keeps(law: Law, engine: Shared) -> None:
     law(engine, vocab_size=_VOCAB_SIZE, num_sequences=64)
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("law", [law for law in laws if law.exact], ids=str)
 def test_exact_engine_keeps(law: Law, exact_engine: LlamaCppEngine) -> None:
     law(Shared(exact_engine), vocab_size=_VOCAB_SIZE)
