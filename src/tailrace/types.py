@@ -7,6 +7,7 @@ logs hold (with collected objects, a third of the server's time at full speed we
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -29,7 +30,10 @@ __all__ = [
     "ToolCall",
     "TopLogprobs",
     "Usage",
+    "means_any_model",
 ]
+
+_ANY_MODEL = re.compile(r"tgi|dummy|default|https?://.*", re.DOTALL)
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 Status: TypeAlias = Literal["done", "error", "cancelled", "interrupted"]
@@ -168,3 +172,8 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
 
 
 Event: TypeAlias = TextDelta | End
+
+
+def means_any_model(name: str) -> bool:
+    """Whether it is what clients send as a model's name that know only a URL, or do not care."""
+    return _ANY_MODEL.fullmatch(name) is not None

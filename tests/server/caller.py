@@ -16,10 +16,11 @@ from tests.streams.virtual_time import run as run_scenario
 from tailrace.server._flow import SEND_MANY
 from tailrace.server.edge import Edge
 from tailrace.server.metrics import Metrics
+from tailrace.server.models import Models, Served
 from tailrace.server.settings import Settings
 from tailrace.server.sockets import Sockets
 
-__all__ = ["Caller", "app_of", "scenario"]
+__all__ = ["Caller", "app_of", "models_of", "scenario"]
 
 _MOMENT_S = 0.001  # of virtual time: it passes when everybody else waits
 
@@ -133,9 +134,16 @@ class Caller:
         return [json.loads(frame) for frame in self.read()]
 
 
+def models_of(world: World) -> Models:
+    """A world's model as the only one of a server."""
+    served = Served("scripted", world.engine.spec, Settings())
+    served.generator, served.is_loaded = world.generator, True
+    return Models([served], Settings(), asyncio.TaskGroup())
+
+
 def app_of(world: World, **settings: Any) -> ASGIApp:  # Any: of any of the settings' types
     given = Settings(**settings)
-    return Edge(Router(Sockets(world.generator, given, Metrics(world.generator)).table()), given)
+    return Edge(Router(Sockets(models_of(world), given, Metrics(world.generator)).table()), given)
 
 
 def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:

@@ -12,7 +12,7 @@ from starlette.types import Message, Scope
 from tests.dialects.sse import parse
 from tests.dialects.transcripts import VIEWS, facts
 from tests.generation.world import World, greedy, text_of
-from tests.server.caller import scenario
+from tests.server.caller import models_of, scenario
 
 from tailrace.dialects import View, cumulative
 from tailrace.dialects.responses_events import ResponsesView
@@ -188,7 +188,7 @@ async def followed(world: World, log: StreamLog, after: int) -> bytes:
         nonlocal body
         body += message.get("body", b"")
 
-    routes = Routes(world.generator, Settings(), Metrics(world.generator), started_s=0)
+    routes = Routes(models_of(world), Settings(), Metrics(world.generator), started_s=0)
     scope: Scope = {
         "type": "http",
         "method": "GET",

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from tailrace import eventloop
 from tailrace.cli.options import setting_options
@@ -29,16 +30,29 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 @click.command()
 @click.argument("model", default="smollm2", envvar="TAILRACE_MODEL")
 @click.option(
+    "--model",
+    "named",
+    multiple=True,
+    metavar="NAME=SOURCE",
+    envvar="TAILRACE_MODELS",
+    help="A further model, under a name of its own; may be given again. TAILRACE_MODELS takes several, with spaces.",
+)
+@click.option(
     "--on", type=click.Choice(["here", "ray"]), default="here", show_default=True, help="Where it runs; see --replicas."
 )
 @click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 256), help="Servers, on Ray.")
 @setting_options(*(row.name for row in settings_table()))
-def serve(model: str, on: str, replicas: int, **values: Any) -> None:  # Any: click hands over what the table describes
+@click.pass_context
+def serve(
+    ctx: click.Context, /, model: str, named: tuple[str, ...], on: str, replicas: int, **values: Any
+) -> None:  # Any: click hands over what the table describes
     """Serve MODEL over HTTP.
 
     MODEL is a name (smollm2), a GGUF file, a directory of a Hugging Face model or an OpenVINO export, or
     hf:org/name[:file]; it is fetched if it is not here. Or it is a server that runs already: openai:URL, tgi:URL.
     `tailrace doctor MODEL` says what this machine could do with it.
+
+    With --model it serves several, each by its name; MODEL is then the first of them, or left out.
 
     Every option can also be given in the environment: --max-step-tokens as TAILRACE_MAX_STEP_TOKENS.
 
@@ -47,6 +61,7 @@ def serve(model: str, on: str, replicas: int, **values: Any) -> None:  # Any: cl
     tailrace serve ./model.gguf --port 9000
     tailrace serve hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_k_m.gguf
     tailrace serve openai:http://10.0.0.5:8000/v1
+    tailrace serve --model chat=smollm2 --model big=./model.gguf
     """
     try:
         settings = Settings(**values)
@@ -54,13 +69,17 @@ def serve(model: str, on: str, replicas: int, **values: Any) -> None:  # Any: cl
         raise click.UsageError(str(error)) from None
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="tailrace: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    if named and on == "ray":
+        raise click.UsageError("--model does not go with --on ray: a replica has one model.")
     if on == "ray":
         from tailrace.hosting.on_ray import serve_on_ray
 
         raise SystemExit(serve_on_ray(model, settings, num_replicas=replicas))
     if replicas > 1:
         raise click.UsageError("--replicas takes --on ray: one machine has one engine, which batches.")
-    raise SystemExit(_run(model, settings))
+    if named and ctx.get_parameter_source("model") is not ParameterSource.COMMANDLINE:
+        raise SystemExit(_run(None, named, settings))
+    raise SystemExit(_run(model, named, settings))
 
 
 def say(text: str) -> None:
@@ -79,7 +98,7 @@ def bound_socket(settings: Settings) -> socket.socket | None:
         return None
 
 
-def _run(source: str, settings: Settings) -> int:
+def _run(source: str | None, named: tuple[str, ...], settings: Settings) -> int:
     from tailrace.errors import ModelError
 
     sock = bound_socket(settings)
@@ -91,7 +110,7 @@ def _run(source: str, settings: Settings) -> int:
         signal.signal(number, leave_quietly)
     try:
         with sock:
-            return _serve(source, settings, sock)
+            return _serve(source, named, settings, sock)
     except* ModelError as group:
         say(f"tailrace: {eventloop.first_error(group)}")
     return 1
@@ -125,29 +144,33 @@ def data_directory(settings: Settings, port: int, kind: str = "port") -> Iterato
             yield Path(directory)
 
 
-def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket, which click's imports need not know
+def _serve(source: str | None, named: tuple[str, ...], settings: Settings, sock: Any) -> int:
+    # Any: a socket, which click's imports need not know
     from tailrace.cli.pull import TerminalProgress
     from tailrace.models.places import cache_path
     from tailrace.server.lifecycle import Service
     from tailrace.server.lifecycle import serve as serve_model
-    from tailrace.server.source import find_source
+    from tailrace.server.source import find_named
 
-    found = find_source(source, TerminalProgress(), settings.engine)
+    found, *more = find_named(named, TerminalProgress(), settings.engine, first=source)
     started = time.monotonic()
     say(f"Loading {found.card.name} into {found.engine} ({found.why}) …")
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
     def on_ready(service: Service) -> None:
-        capabilities = service.supervisor.capabilities
+        capabilities = service.models.first.supervisor.capabilities
         assert capabilities is not None
         loaded_s = time.monotonic() - started
         if service.num_recovered:
             streams = "1 stream goes" if service.num_recovered == 1 else f"{service.num_recovered} streams go"
             say(f"{streams} on where the last server left off.")
         say(f"Loaded in {loaded_s:.1f} s: {capabilities.engine}, {capabilities.context_tokens} tokens of context.")
-        if service.replay is not None:
-            say(f"Replays were certified on this machine: {service.replay}.")
+        if (replay := service.models.first.replay) is not None:
+            say(f"Replays were certified on this machine: {replay}.")
+        for one in more:
+            when = "is loaded" if service.models[one.card.name].is_loaded else "will be loaded for its first request"
+            say(f"{one.card.name} {when}: {one.engine} ({one.why}).")
         say(f"Listening on {url}. Try it:\n")
         say(f"    curl -N -X POST '{url}/?prompt=Tell%20me%20a%20story%20about%20a%20river.'\n")
 
@@ -161,7 +184,14 @@ def _serve(source: str, settings: Settings, sock: Any) -> int:  # Any: a socket,
         try:
             with data_directory(settings, port) as data:
                 await serve_model(
-                    found, settings, sock, data_path=data, cache_path=prepared, on_ready=on_ready, on_drain=on_drain
+                    found,
+                    settings,
+                    sock,
+                    data_path=data,
+                    cache_path=prepared,
+                    more=more,
+                    on_ready=on_ready,
+                    on_drain=on_drain,
                 )
         finally:
             for number in SIGNALS:

@@ -31,7 +31,7 @@ from tailrace.dialects.fields import (
 from tailrace.dialects.grammars import grammar_of_schema
 from tailrace.dialects.tools import Function, choose_tools
 from tailrace.dialects.tools import Tool as OpenAITool
-from tailrace.dialects.wire import Asked, Call, Generate, Operation, Reply, Show, Wire
+from tailrace.dialects.wire import Asked, Call, Generate, Operation, Reply, Show, Wire, pick_named
 from tailrace.errors import RequestError
 from tailrace.types import GenerateRequest, Grammar
 
@@ -218,6 +218,7 @@ WIRE = Wire(
         ),
     ),
     encode_error=encode_error,
+    pick=pick_named,
     prefix="/v1/messages",
     refused=_REFUSED,
 )

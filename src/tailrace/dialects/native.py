@@ -32,6 +32,7 @@ from tailrace.dialects.wire import (
     View,
     Wire,
     deltas_by_choice,
+    pick_named,
     usage_json,
 )
 from tailrace.errors import RequestError, TailraceError
@@ -270,5 +271,6 @@ WIRE = Wire(
         Operation("DELETE", _STREAM, OnStream(find_to_delete, "delete"), "Stop a stream and forget it."),
     ),
     encode_error=encode_error,
+    pick=pick_named,
     refused=_REFUSED,
 )

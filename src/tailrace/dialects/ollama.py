@@ -272,6 +272,7 @@ WIRE = Wire(
         Operation("GET", "/api/version", Show(models.show_version), "The version of Ollama that has this API."),
     ),
     encode_error=encode_error,
+    pick=models.pick_tagged,
     prefix="/api/",
     refused=_REFUSED | {f"options.{name}": harmless for name, harmless in _REFUSED_OPTIONS.items()},
 )

@@ -1,4 +1,4 @@
-"""What Ollama's clients ask about models. There is one here, and it is always loaded.
+"""What Ollama's clients ask about models. What they take for loaded is what would answer.
 
 What nobody here knows of it (its size, its family) is left out, or empty where clients look for a text.
 """
@@ -11,10 +11,19 @@ import msgspec
 
 from tailrace.dialects.bodies import JsonBody, read_fields, to_json
 from tailrace.dialects.ollama_answers import time_of
-from tailrace.dialects.wire import Asked, Reply, ServerFacts
+from tailrace.dialects.wire import Asked, Reply, ServerFacts, pick
 from tailrace.errors import RequestError, UnknownModel
 
-__all__ = ["ShowBody", "list_models", "list_running", "require", "served_name", "show_model", "show_version"]
+__all__ = [
+    "ShowBody",
+    "list_models",
+    "list_running",
+    "pick_tagged",
+    "require",
+    "served_name",
+    "show_model",
+    "show_version",
+]
 
 _API_VERSION = "0.12.11"  # the first with logprobs
 _FOR_EVER = "9999-12-31T23:59:59Z"
@@ -39,14 +48,24 @@ def require(server: ServerFacts, name: str) -> None:
         raise UnknownModel(f"This server runs {server.model}; there is no such model here.", param="model")
 
 
+def pick_tagged(asked: Asked) -> ServerFacts | None:
+    """The model that a client means, with a tag or without."""
+    name = asked.body.get("model") or asked.body.get("name")
+    return pick(asked, name, name.removesuffix(":latest") if isinstance(name, str) else None)
+
+
 def list_models(asked: Asked) -> Reply:
-    model = _entry(asked.server) | {"modified_at": time_of(asked.server.started_s)}
-    return Reply(to_json({"models": [model]}))
+    models = [_entry(server) | {"modified_at": time_of(server.started_s)} for server in asked.every]
+    return Reply(to_json({"models": models}))
 
 
 def list_running(asked: Asked) -> Reply:
-    model = _entry(asked.server) | {"expires_at": _FOR_EVER, "context_length": asked.server.max_total_tokens}
-    return Reply(to_json({"models": [model]}))
+    models = [
+        _entry(server) | {"expires_at": _FOR_EVER, "context_length": server.max_total_tokens}
+        for server in asked.every
+        if server.state != "unloaded"
+    ]
+    return Reply(to_json({"models": models}))
 
 
 def show_model(asked: Asked) -> Reply:

@@ -32,9 +32,11 @@ from tailrace.dialects.wire import (
     Generate,
     Operation,
     Reply,
+    ServerFacts,
     Show,
     StreamFacts,
     Wire,
+    pick_named,
 )
 from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
 from tailrace.types import GenerateRequest
@@ -223,17 +225,16 @@ def _usage(fields: _Body) -> tuple[bool, bool]:
 
 
 def list_models(asked: Asked) -> Reply:
-    return Reply(to_json({"object": "list", "data": [_model(asked)]}))
+    return Reply(to_json({"object": "list", "data": [_model(server) for server in asked.every]}))
 
 
 def show_model(asked: Asked) -> Reply:
     if asked.path["name"] != asked.server.model:
         raise UnknownModel("There is no such model here.", param="model")
-    return Reply(to_json(_model(asked)))
+    return Reply(to_json(_model(asked.server)))
 
 
-def _model(asked: Asked) -> JsonBody:
-    server = asked.server
+def _model(server: ServerFacts) -> JsonBody:
     return {
         "id": server.model,
         "object": "model",
@@ -262,5 +263,6 @@ WIRE = Wire(
         Operation("GET", "/v1/models/{name:path}", Show(show_model), "One of them."),
     ),
     encode_error=encode_error,
+    pick=pick_named,
     refused=_REFUSED,
 )

@@ -43,6 +43,7 @@ from tailrace.dialects.wire import (
     ServerFacts,
     View,
     Wire,
+    pick_named,
 )
 from tailrace.errors import RequestError, SeqOutOfRange, UnknownStream, UnsupportedParameter
 from tailrace.types import End, GenerateRequest, Message
@@ -224,5 +225,6 @@ WIRE = Wire(
         Operation("DELETE", _ONE, OnStream(find_to_delete, "delete"), "Stop a response and forget it."),
     ),
     encode_error=encode_error,
+    pick=pick_named,
     refused=_REFUSED,
 )

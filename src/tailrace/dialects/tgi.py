@@ -219,6 +219,8 @@ def show_info(asked: Asked) -> Reply:
         "sha": None,
         "docker_label": None,
     }
+    if asked.others:
+        facts["models"] = [one.model for one in asked.every]
     return Reply(to_json(facts))
 
 

@@ -239,10 +239,12 @@ WIRE = Wire(
         Operation("GET", "/v2", Show(models.show_server), "What runs here."),
         Operation("GET", "/v2/health/live", Show(models.show_live), "Whether there is a server."),
         Operation("GET", "/v2/health/ready", Show(models.show_ready), "Whether it takes requests."),
+        Operation("POST", "/v2/repository/index", Show(models.list_models), "The models that are served."),
         *_of_model("/v2/models/{model}"),
         *_of_model("/v2/models/{model}/versions/{version}"),
     ),
     encode_error=encode_error,
+    pick=models.pick_in_path,
     prefix="/v2/",
     refused=_REFUSED,
 )

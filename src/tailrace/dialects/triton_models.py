@@ -1,4 +1,4 @@
-"""What is asked about servers and models on the wire of Triton and KServe. There is one model here, of one version."""
+"""What is asked about servers and models on the wire of Triton and KServe. There is one version of each model."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterable
 
 from tailrace.dialects.bodies import JsonBody, to_json
 from tailrace.dialects.triton_answers import VERSION
-from tailrace.dialects.wire import Asked, Reply
+from tailrace.dialects.wire import Asked, Reply, ServerFacts, pick
 from tailrace.errors import UnknownModel
 
 __all__ = [
     "OUTPUTS",
+    "list_models",
+    "pick_in_path",
     "require",
     "show_config",
     "show_live",
@@ -31,12 +33,23 @@ _WORKSPACE = re.compile(r"_[0-9a-f]{32}$")  # what Inferless puts behind a model
 
 def require(asked: Asked) -> None:
     """Raises: UnknownModel unless path and version name what is served, as Inferless writes it or as others do."""
-    name, served = asked.path["model"], asked.server.model
-    names = (served, served.rpartition("/")[2], "default")  # a slash does not fit into a path
-    if name not in names and _WORKSPACE.sub("", name) not in names:
+    served = asked.server.model
+    if not _is_meant(asked.server, asked.path["model"], "default"):
         raise UnknownModel(f"This server runs {served}; there is no such model here.", param="model")
     if asked.path.get("version", VERSION) != VERSION:
         raise UnknownModel(f"The only version is {VERSION}.", param="version")
+
+
+def pick_in_path(asked: Asked) -> ServerFacts | None:
+    """The model that a path names; its whole name comes before the end of another's."""
+    name = asked.path.get("model", "default")
+    named = (server for server in asked.every if _is_meant(server, name))
+    return pick(asked, name, _WORKSPACE.sub("", name)) or next(named, None)
+
+
+def _is_meant(server: ServerFacts, name: str, *more: str) -> bool:
+    names = (server.model, server.model.rpartition("/")[2], *more)  # a slash does not fit into a path
+    return name in names or _WORKSPACE.sub("", name) in names
 
 
 def show_server(asked: Asked) -> Reply:
@@ -45,6 +58,16 @@ def show_server(asked: Asked) -> Reply:
             {"name": "tailrace", "version": asked.server.version, "extensions": ["generate", "model_configuration"]}
         )
     )
+
+
+def list_models(asked: Asked) -> Reply:
+    """Triton's index of its repository. One that its next request loads is no less to be asked."""
+    return Reply(to_json([_in_index(server) for server in asked.every]))
+
+
+def _in_index(server: ServerFacts) -> JsonBody:
+    reason = "" if server.state == "ready" else server.state
+    return {"name": server.model, "version": VERSION, "state": "UNAVAILABLE" if reason else "READY", "reason": reason}
 
 
 def show_live(asked: Asked) -> Reply:

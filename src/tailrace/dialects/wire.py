@@ -19,7 +19,7 @@ import msgspec
 
 from tailrace.dialects.bodies import JsonBody, require_json
 from tailrace.errors import AdmissionError, EngineError, TailraceError
-from tailrace.types import End, Event, GenerateRequest, Message, TextDelta
+from tailrace.types import End, Event, GenerateRequest, Message, TextDelta, means_any_model
 
 __all__ = [
     "HEARTBEAT",
@@ -44,6 +44,9 @@ __all__ = [
     "deltas_by_choice",
     "failure_of",
     "finished_end",
+    "pick",
+    "pick_first",
+    "pick_named",
     "usage_json",
 ]
 
@@ -95,7 +98,7 @@ class ServerFacts(Protocol):
     def is_ready(self) -> bool: ...
     @property
     def state(self) -> str:
-        """ready, or why not: draining, engine, journal."""
+        """ready; unloaded, where the next request loads the model; or why not: draining, engine, journal."""
 
     @property
     def replay(self) -> str | None:
@@ -192,6 +195,12 @@ class Asked:
     query: Mapping[str, str] = field(default_factory=dict)
     path: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
+    others: tuple[ServerFacts, ...] = ()  # of the further models, where `server` is the first's
+
+    @property
+    def every(self) -> tuple[ServerFacts, ...]:
+        """The facts of every model, the first one first."""
+        return (self.server, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +277,28 @@ class Operation:
     only_with: str | None = None  # `name` or `name=value` in the query, without which this operation is not meant
 
 
+def pick_first(asked: Asked) -> ServerFacts | None:
+    """For wires that name no model."""
+    return asked.server
+
+
+def pick_named(asked: Asked) -> ServerFacts | None:
+    """For wires that name it in a `model` of the body, or in the path."""
+    return pick(asked, asked.body.get("model") or asked.path.get("name"))
+
+
+def pick(asked: Asked, *names: object) -> ServerFacts | None:
+    """The model of one of these names, the first that there is; without a name the first model."""
+    given = [name for name in names if name]
+    if not given:
+        return asked.server
+    by_name = {server.model: server for server in asked.every}
+    for name in given:
+        if isinstance(name, str) and name in by_name:
+            return by_name[name]
+    return asked.server if any(isinstance(name, str) and means_any_model(name) for name in given) else None
+
+
 @dataclass(frozen=True, slots=True)
 class Wire:
     """One dialect: its operations and its errors."""
@@ -276,6 +307,8 @@ class Wire:
     title: str
     operations: tuple[Operation, ...]
     encode_error: Callable[[TailraceError], tuple[int, bytes]]  # status and JSON body of a refusal
+    # Which of several models is meant, of `Asked.every`; None where there is no such one, which `parse` will refuse.
+    pick: Callable[[Asked], ServerFacts | None] = pick_first
     prefix: str = "\n"  # of paths whose errors have this wire's shape even where it has no operation
     # Fields that are known and cannot be honoured, and values of theirs that ask for nothing.
     refused: Mapping[str, tuple[object, ...]] = field(default_factory=dict)

@@ -244,16 +244,18 @@ class Supervisor:
 
     async def run(self, *, once: bool = False) -> None:
         """Start a worker, and another whenever it is lost, until cancelled. With `once`, return at the first loss.
+        May be called again when it has returned.
 
-        Cancellation: kills the worker and waits for it.
+        Cancellation: kills the worker and waits for it. Nobody is told; there should be no sequences then.
         """
         try:
             async with asyncio.TaskGroup() as group:  # of the spare
                 await self._run(group, once=once)
         finally:
+            self.is_ready = False
             if self._spare_timer is not None:
                 self._spare_timer.cancel()
-            spare = self._spare
+            spare, self._spare = self._spare, None
             if spare is not None and not spare.cancelled() and (worker := spare.result()) is not None:
                 await worker.stop()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import re
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -28,14 +27,13 @@ from tailrace.generation.recovery import Recovery
 from tailrace.generation.run import Run
 from tailrace.streams import Claim, Record, StreamLog, StreamStore, new_stream_id
 from tailrace.text import ChatEncoder, Tokenizer
-from tailrace.types import GenerateRequest, Message, Prompt, Sampling
+from tailrace.types import GenerateRequest, Message, Prompt, Sampling, means_any_model
 
 __all__ = ["Generator", "Limits"]
 
 _INLINE_CHARACTERS = 8_192  # tokenised on the event loop; longer prompts go to a thread. About 2 ms.
 _MESSAGE_CHARACTERS = 32  # what the template makes of a message, however short
 _HOPELESS_FAILURES = 3  # starts in a row without success, after which nobody is let into the queue
-_ANY_MODEL = re.compile(r"tgi|dummy|default|https?://.*", re.DOTALL)  # what clients send that know only a URL
 _ALWAYS = frozenset({"max_tokens", "seed", "stop", "include_stop", "n"})  # kept by this room, whatever the engine
 
 
@@ -76,6 +74,8 @@ class Generator:
         self.limits = limits
         self.live: set[Run] = set()  # without their terminal event
         self.on_end: Callable[[Run], None] = lambda run: None  # called with each run that has ended
+        self.is_asleep = False  # the engine is not wanted now, and is loaded when it is
+        self.used_s = time.monotonic()  # when a stream began or ended last
         self._add_bos = add_bos
         self._supervisor = supervisor
         self._idle: asyncio.Future[None] | None = None
@@ -83,16 +83,29 @@ class Generator:
         self.recovery = Recovery(on_done=self._open_gate)
         self._has_given_up = False
         self._gone_timer: asyncio.TimerHandle | None = None
-        store.journal.on_trouble = self._fail_all
+        store.journal.on_trouble = self.fail_all  # who has several generators calls each
 
     @property
     def state(self) -> str:
-        """ready, or why no request is taken or begun: draining, engine, journal."""
+        """ready; unloaded, where the next request loads the engine; or why no request is taken or begun: draining,
+        engine, journal."""
         if self.gate.is_draining:
             return "draining"
-        if not self._supervisor.is_ready:
+        if not self._supervisor.is_ready and not self.is_asleep:
             return "engine"
-        return "journal" if self.store.journal.trouble is not None else "ready"
+        if self.store.journal.trouble is not None:
+            return "journal"
+        return "unloaded" if self.is_asleep else "ready"
+
+    @property
+    def is_taking(self) -> bool:
+        """Whether requests are taken."""
+        return self.state in ("ready", "unloaded")
+
+    @property
+    def is_busy(self) -> bool:
+        """Something waits, runs, or is about to leave the engine."""
+        return bool(self.live or self.gate.num_running or self.gate.num_waiting)
 
     @property
     def num_restarts(self) -> int:
@@ -141,6 +154,7 @@ class Generator:
             claim=claim,
         )
         self.recovery.check(record)
+        self.used_s = time.monotonic()
         while True:
             with self.gate.coming():
                 await self.store.journal.well()
@@ -151,12 +165,11 @@ class Generator:
                 run.enter(num_tokens, queue_s=self.limits.queue_s)
                 return run
 
-    def recover(self) -> int:
-        """Take up the streams that an earlier process left in the journal; returns how many go on.
+    def recover(self, logs: Iterable[StreamLog]) -> int:
+        """Take up streams that an earlier process left in the journal; returns how many go on.
 
         One that nobody may come back to, or that cannot run here, ends as `interrupted`.
         """
-        logs = self.store.recover()
         for log in logs:
             record = log.record
             run = self._run_of(log, time.monotonic())
@@ -174,7 +187,7 @@ class Generator:
                 run.interrupt()
             else:
                 run.enter(num_tokens, queue_s=self.limits.recover_s)
-        return len(self.live)
+        return sum(run.end is None for run in self.live)
 
     async def idle(self) -> None:
         """Return when no stream is without its end."""
@@ -198,6 +211,25 @@ class Generator:
         if self._gone_timer is None and not self._has_given_up:
             self._gone_timer = asyncio.get_running_loop().call_later(self.limits.recover_s, self._give_up)
 
+    def rest(self) -> None:
+        """The engine is taken away on purpose, for as long as nobody asks."""
+        self.is_asleep = True
+        self._has_given_up = False
+        if self._gone_timer is not None:
+            self._gone_timer.cancel()
+            self._gone_timer = None
+        self.gate.shut()
+
+    def wake(self) -> None:
+        """The engine is there, for the first time or again. What waited for it and is too much for it ends."""
+        self.is_asleep = False
+        for run in list(self.live):
+            record = run.log.record
+            longest = max(len(prompt.ids) for prompt in record.prompts)
+            if longest + (record.sampling.max_tokens or 0) > self.limit_tokens(record.num_choices):
+                run.interrupt()
+        self.on_engine_change()
+
     def _open_gate(self) -> None:
         capabilities = self._supervisor.capabilities
         if capabilities is not None and self._supervisor.is_ready:
@@ -215,7 +247,7 @@ class Generator:
         for run in list(self.live):
             run.fail("engine_unavailable", "The engine was lost, and did not come back in time.")
 
-    def _fail_all(self, error: StorageError) -> None:
+    def fail_all(self, error: StorageError) -> None:
         for run in list(self.live):
             run.lose(error.code, error.message)
 
@@ -225,12 +257,13 @@ class Generator:
     def ended(self, run: Run) -> None:
         """A stream has its terminal event."""
         self.live.discard(run)
+        self.used_s = time.monotonic()
         self.on_end(run)
         if not self.live and self._idle is not None and not self._idle.done():
             self._idle.set_result(None)
 
     def _check(self, request: GenerateRequest) -> None:
-        if request.model and request.model != self.model and not _ANY_MODEL.fullmatch(request.model):
+        if request.model and request.model != self.model and not means_any_model(request.model):
             raise UnknownModel(f"This server runs {self.model}; there is no such model here.", param="model")
         sampling, plain = request.sampling, Sampling()
         if self._supervisor.capabilities is not None:

@@ -7,11 +7,11 @@ import contextlib
 
 from tailrace.dialects import websocket
 from tailrace.dialects.websocket import Close
-from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError
-from tailrace.generation import Generator
+from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError, UnknownModel
 from tailrace.server._socket import Over, Socket
 from tailrace.server.facts import facts_of
 from tailrace.server.metrics import Metrics
+from tailrace.server.models import NO_SUCH_MODEL, Models
 from tailrace.server.settings import Settings
 from tailrace.streams import Reader, StreamLog
 
@@ -45,9 +45,10 @@ class Channel:
     """A socket of `/v1/ws`: commands in, the frames of many streams out. A command is done before the next is read."""
 
     def __init__(
-        self, generator: Generator, settings: Settings, metrics: Metrics, socket: Socket, group: asyncio.TaskGroup
+        self, models: Models, settings: Settings, metrics: Metrics, socket: Socket, group: asyncio.TaskGroup
     ) -> None:
-        self._generator = generator
+        self._models = models
+        self._store = models.first.generator.store
         self._metrics = metrics
         self._socket = socket
         self._group = group
@@ -90,15 +91,21 @@ class Channel:
         return body
 
     async def _create(self, create: websocket.Create) -> None:
-        with self._metrics.asking():
+        meant = self._models.find(create.request.model)
+        if meant is None and len(self._models) > 1:
+            raise UnknownModel(NO_SUCH_MODEL, param="model")
+        served = meant or self._models.first  # which will refuse it
+        with self._metrics.asking(served.name), served.asking():
             self._check_free(create.name)
-            run = await self._generator.create(create.request)
+            if meant is not None:
+                await self._models.load(meant)
+            run = await served.generator.create(create.request)
         following = self._frames_of(create.name, run.log, 0)
         await self._begin(create.name, following, following.frames.created())
 
     async def _follow(self, follow: websocket.Follow) -> None:
         self._check_free(follow.name or follow.stream_id)
-        log, after = self._generator.store.get(follow.stream_id), follow.after
+        log, after = self._store.get(follow.stream_id), follow.after
         if after > log.last_seq:
             raise SeqOutOfRange("This stream has not come that far.", param="after")
         following = self._frames_of(follow.name, log, after)
@@ -116,11 +123,11 @@ class Channel:
 
     async def _cancel(self, cancel: websocket.Cancel) -> None:
         if cancel.stream_id is not None:
-            log = self._generator.store.get(cancel.stream_id)
+            log = self._store.get(cancel.stream_id)
         else:
             assert cancel.name is not None
             log = self._find(cancel.name).log
-        self._generator.store.cancel(log)
+        self._store.cancel(log)
         await self._socket.say(websocket.encode_status(cancel.name, log.stream_id, log.status))
 
     def _check_free(self, name: str | None) -> None:
@@ -137,7 +144,7 @@ class Channel:
         return following
 
     def _frames_of(self, name: str | None, log: StreamLog, after: int) -> _Following:
-        return _Following(log, after, websocket.Frames(name, facts_of(self._generator, log)))
+        return _Following(log, after, websocket.Frames(name, facts_of(self._models.of(log).generator, log)))
 
     async def _begin(self, name: str | None, following: _Following, greeting: bytes) -> None:
         """Greet, and leave the rest to a task. The reader is there from now on, whatever becomes of that."""

@@ -9,9 +9,10 @@ from tailrace.dialects import chatbot
 from tailrace.dialects.websocket import Close
 from tailrace.dialects.wire import failure_of
 from tailrace.errors import ContextLengthExceeded, QueueFull, TailraceError
-from tailrace.generation import Generator, Run
+from tailrace.generation import Run
 from tailrace.server._socket import Over, Socket
 from tailrace.server.metrics import Metrics
+from tailrace.server.models import Models
 from tailrace.server.settings import Settings
 from tailrace.streams import Reader
 from tailrace.types import End
@@ -22,8 +23,9 @@ __all__ = ["Chat"]
 class Chat:
     """A chatbot's conversation: prompts in, answers out, one after the other."""
 
-    def __init__(self, generator: Generator, settings: Settings, metrics: Metrics, socket: Socket) -> None:
-        self._generator = generator
+    def __init__(self, models: Models, settings: Settings, metrics: Metrics, socket: Socket) -> None:
+        generator = models.first.generator
+        self._models = models
         self._metrics = metrics
         self._socket = socket
         self._queue_s = settings.queue_s
@@ -62,7 +64,9 @@ class Chat:
 
     async def _answer(self, prompt: str) -> None:
         """Raises: TailraceError if the answer cannot begin, or is not complete."""
-        with self._metrics.asking():
+        served = self._models.first
+        with self._metrics.asking(served.name), served.asking():
+            await self._models.load(served)
             run = await self._begin(prompt)
         with Reader(run.log) as reader:
             while not reader.is_finished:
@@ -84,7 +88,7 @@ class Chat:
         max_tokens: int | None = self._max_tokens
         while True:
             try:
-                return await self._generator.create(self._conversation.ask(prompt, max_tokens=max_tokens))
+                return await self._models.first.generator.create(self._conversation.ask(prompt, max_tokens=max_tokens))
             except ContextLengthExceeded as error:
                 num_excess = error.num_prompt_tokens + error.max_tokens - error.limit_tokens
                 if not self._conversation.shorten(num_excess):

@@ -9,6 +9,7 @@ from tailrace.dialects import StreamFacts
 from tailrace.engines.certificate import Verdict
 from tailrace.errors import UnsupportedParameter
 from tailrace.generation import Generator
+from tailrace.server.models import Models, Served
 from tailrace.server.settings import Settings
 from tailrace.streams import StreamLog
 from tailrace.types import Event, GenerateRequest, Message
@@ -36,18 +37,17 @@ def facts_of(generator: Generator, log: StreamLog) -> StreamFacts:
 
 
 class Facts:
-    """The facts of the server, as they are now."""
+    """The facts of the server and one of its models, as they are now."""
 
     version = __version__
 
-    def __init__(
-        self, generator: Generator, settings: Settings, *, started_s: int, replay: Verdict | None = None
-    ) -> None:
+    def __init__(self, served: Served, models: Models, settings: Settings, *, started_s: int) -> None:
+        generator = served.generator
+        self._served = served
         self._generator = generator
-        self._settings = settings
+        self._models = models
         self.model = generator.model
         self.started_s = started_s
-        self.replay = replay
         self.can_chat = generator.chat is not None
         self.takes_tools = generator.chat is not None and generator.chat.takes_tools
         self.max_prompts = generator.limits.max_choices
@@ -61,7 +61,11 @@ class Facts:
 
     @property
     def is_ready(self) -> bool:
-        return self._generator.state == "ready"
+        return self._generator.is_taking
+
+    @property
+    def replay(self) -> Verdict | None:
+        return self._served.replay
 
     @property
     def state(self) -> str:
@@ -77,7 +81,7 @@ class Facts:
 
     def past(self, stream_id: str) -> tuple[StreamFacts, Sequence[Event]]:
         log = self._generator.store.get(stream_id)
-        return facts_of(self._generator, log), log.events
+        return facts_of(self._models.of(log).generator, log), log.events
 
     def tokenize(self, text: str) -> list[tuple[int, int, int]]:
         return self._generator.tokenize(text)

@@ -8,7 +8,7 @@ import gc
 import logging
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,16 +19,15 @@ from starlette.types import ASGIApp
 from tailrace.admission import Gate
 from tailrace.dialects.durable_answers import EXPOSED_HEADERS
 from tailrace.engines import KINDS, EngineSpec, Supervisor
-from tailrace.engines.certificate import Verdict, read_certificate, subject
-from tailrace.errors import ModelError, StorageError
+from tailrace.errors import EngineLost, ModelError, StorageError
 from tailrace.generation import Generator, Limits
 from tailrace.models import ModelCard
-from tailrace.models.places import data_path
 from tailrace.models.upstream import Address, upstream_key
 from tailrace.server.durable import DurableRoutes
 from tailrace.server.edge import Edge
 from tailrace.server.listening import BACKLOG, Signals, Uvicorn, uvicorn_config
 from tailrace.server.metrics import Metrics
+from tailrace.server.models import Models, Served
 from tailrace.server.routes import Routes
 from tailrace.server.settings import Settings, settings_table
 from tailrace.server.sockets import Sockets
@@ -51,76 +50,102 @@ _GC_THRESHOLD = (20_000, 50, 100)
 class Service:
     """Everything behind the sockets."""
 
-    generator: Generator
-    supervisor: Supervisor
+    models: Models
     store: StreamStore
     durable: DurableStore
     app: ASGIApp
     num_recovered: int  # streams that an earlier process left, and that go on
-    replay: Verdict | None  # how exactly the engine repeats itself, where that was measured on this machine
+
+    @property
+    def generator(self) -> Generator:
+        """The first model's."""
+        return self.models.first.generator
+
+    @property
+    def num_live(self) -> int:
+        """Streams without their end."""
+        return sum(len(served.generator.live) for served in self.models)
 
 
 @contextlib.asynccontextmanager
 async def start_service(
-    source: Source, settings: Settings, *, data_path: Path, cache_path: str = ""
+    source: Source, settings: Settings, *, data_path: Path, cache_path: str = "", more: Sequence[Source] = ()
 ) -> AsyncIterator[Service]:
-    """The application with its engine loaded, and its journal in `data_path`. Leaving it kills the engine.
+    """The application with the engine of the first model loaded, and its journal in `data_path`. `more` are further
+    models, which are loaded when they are asked for. Leaving it kills the engines.
 
-    Raises: ModelError if the engine cannot load the model, or the journal cannot be kept.
+    Raises: ModelError if an engine cannot load its model, or the journal cannot be kept.
     """
-    card = source.card
-    spec = engine_spec(source, settings, cache_path=cache_path)
-    changed = asyncio.Event()
-    generator: Generator | None = None
-
-    def on_change() -> None:
-        changed.set()
-        if generator is not None:
-            generator.on_engine_change()
-
-    supervisor = Supervisor(
-        spec, on_change=on_change, stall_s=settings.stall_s, load_s=settings.load_s, spare=settings.spare_engine
-    )
+    sources = [source, *more]
+    specs = [engine_spec(one, settings, cache_path=cache_path) for one in sources]
+    served = [
+        Served(one.card.name, spec, settings, weight_bytes=one.card.weight_bytes)
+        for one, spec in zip(sources, specs, strict=True)
+    ]
     async with open_journal(settings, data_path) as journal, asyncio.TaskGroup() as group:
-        running = group.create_task(supervisor.run())
+        served[0].start(group)
+        models: Models | None = None
         try:
-            # The engine loads in its process while this one reads the vocabulary.
-            tokenizer, chat = await asyncio.to_thread(_text, card)
             store = StreamStore(
                 retention_s=settings.retention_s, budget_bytes=settings.retention_bytes, journal=journal
             )
-            generator = Generator(
-                model=card.name,
-                tokenizer=tokenizer,
-                chat=chat,
-                context_tokens=spec.context_tokens,
-                add_bos=card.add_bos,
-                supervisor=supervisor,
-                gate=Gate(max_requests=settings.max_concurrent_requests),
-                store=store,
-                limits=Limits(
-                    default_max_tokens=settings.default_max_tokens,
-                    queue_s=settings.queue_s,
-                    linger_s=settings.linger_s,
-                    recover_s=settings.recover_s,
-                ),
-            )
-            await changed.wait()
-            if not supervisor.is_ready:
-                raise ModelError(_load_failure(supervisor.last_reason))
-            generator.on_engine_change()
-            try:
-                num_recovered = generator.recover()
-            except StorageError as error:
-                raise ModelError(error.message) from None
+            # The engine loads in its process while this one reads the vocabularies.
+            for one, spec, model in zip(sources, specs, served, strict=True):
+                model.generator = await _generator(one, spec, model.supervisor, store, settings)
+            models = Models(served, settings, group)
+            num_recovered = await _first_start(models, settings)
             durable = DurableStore(budget_bytes=settings.durable_bytes, journal=journal.note)
             durable.restore(journal.notes())
-            replay = _verdict(supervisor, spec)
-            app = build_app(generator, durable, settings, replay)
-            yield Service(generator, supervisor, store, durable, app, num_recovered, replay)
+            app = build_app(models, durable, settings)
+            yield Service(models, store, durable, app, num_recovered)
             store.close()
         finally:
-            running.cancel()
+            if models is not None:
+                await models.close()
+            await served[0].stop()
+
+
+async def _generator(
+    source: Source, spec: EngineSpec, supervisor: Supervisor, store: StreamStore, settings: Settings
+) -> Generator:
+    tokenizer, chat = await asyncio.to_thread(_text, source.card)
+    generator = Generator(
+        model=source.card.name,
+        tokenizer=tokenizer,
+        chat=chat,
+        context_tokens=spec.context_tokens,
+        add_bos=source.card.add_bos,
+        supervisor=supervisor,
+        gate=Gate(max_requests=settings.max_concurrent_requests),
+        store=store,
+        limits=Limits(
+            default_max_tokens=settings.default_max_tokens,
+            queue_s=settings.queue_s,
+            linger_s=settings.linger_s,
+            recover_s=settings.recover_s,
+        ),
+    )
+    generator.rest()
+    return generator
+
+
+async def _first_start(models: Models, settings: Settings) -> int:
+    """Wait for what has to be loaded before requests are taken, and take up what an earlier process left; returns how
+    many streams go on. Raises: ModelError."""
+    try:
+        await models.first.started()
+        models.begun(models.first)
+        num_recovered = models.recover()
+        if settings.load == "all":
+            for served in models:
+                await models.load(served)
+            if not all(served.is_loaded for served in models):
+                raise ModelError("--memory-bytes has no room for all models at once, and --load all asks for that.")
+    except EngineLost as error:
+        raise ModelError(_load_failure(error.message)) from None
+    except StorageError as error:
+        raise ModelError(error.message) from None
+    return num_recovered
 
 
 @contextlib.asynccontextmanager
@@ -190,22 +215,12 @@ def _load_failure(reason: str) -> str:
     return reason
 
 
-def _verdict(supervisor: Supervisor, spec: EngineSpec) -> Verdict | None:
-    """What `tailrace certify` has found here about such an engine."""
-    if supervisor.capabilities is None:
-        return None
-    certificate = read_certificate(data_path(), subject(supervisor.capabilities.engine, spec))
-    return certificate.verdict if certificate is not None else None
-
-
-def build_app(
-    generator: Generator, durable: DurableStore, settings: Settings, replay: Verdict | None = None
-) -> ASGIApp:
-    """The ASGI application over a generator."""
-    metrics = Metrics(generator)
-    routes = Routes(generator, settings, metrics, started_s=int(time.time()), replay=replay)
-    sockets = Sockets(generator, settings, metrics)
-    streams = DurableRoutes(durable, generator.store, settings)
+def build_app(models: Models, durable: DurableStore, settings: Settings) -> ASGIApp:
+    """The ASGI application over the models."""
+    metrics = Metrics(*(served.generator for served in models))
+    routes = Routes(models, settings, metrics, started_s=int(time.time()))
+    sockets = Sockets(models, settings, metrics)
+    streams = DurableRoutes(durable, models.first.generator.store, settings)
     router = Router([*streams.table(), *routes.table(), *sockets.table()], redirect_slashes=False)
     return let_origins_read(Edge(router, settings), settings)
 
@@ -238,6 +253,7 @@ async def serve(
     *,
     data_path: Path,
     cache_path: str = "",
+    more: Sequence[Source] = (),
     on_ready: Callable[[Service], None] = lambda service: None,
     on_drain: Callable[[int], None] = lambda num_streams: None,
 ) -> None:
@@ -250,7 +266,7 @@ async def serve(
     ready = asyncio.Event()
 
     async def run() -> None:
-        async with start_service(source, settings, data_path=data_path, cache_path=cache_path) as service:
+        async with start_service(source, settings, data_path=data_path, cache_path=cache_path, more=more) as service:
             ready.set()
             # What was made so far stays: the collector need not look at it again, nor pause a stream for it.
             gc.collect()
@@ -265,8 +281,8 @@ async def serve(
                 serving.create_task(server.serve(sockets=[sock]))
                 on_ready(service)
                 await signals.leaving.wait()
-                on_drain(len(service.generator.live))
-                await _drain(service.generator, settings.drain_s, signals.hurrying)
+                on_drain(service.num_live)
+                await _drain(service, settings.drain_s, signals.hurrying)
                 service.durable.close()
                 server.force_exit = signals.hurrying.is_set()
                 server.should_exit = True
@@ -278,18 +294,26 @@ async def serve(
             running.cancel()
 
 
-async def _drain(generator: Generator, drain_s: float, hurrying: asyncio.Event) -> None:
+async def _drain(service: Service, drain_s: float, hurrying: asyncio.Event) -> None:
     """Let running streams finish. What is left waits in the journal for the next process, where somebody may come
     back for it, and else is interrupted."""
-    generator.gate.drain(_DRAIN_RETRY_S)
+    generators = [served.generator for served in service.models]
+    for generator in generators:
+        generator.gate.drain(_DRAIN_RETRY_S)
+
+    async def idle() -> None:
+        for generator in generators:
+            await generator.idle()
+
     async with asyncio.TaskGroup() as group:
-        waits = [group.create_task(generator.idle()), group.create_task(hurrying.wait())]
+        waits = [group.create_task(idle()), group.create_task(hurrying.wait())]
         await asyncio.wait(waits, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-    for run in list(generator.live):
-        if generator.store.journal.is_durable and run.log.record.linger_s:
+    journal = service.store.journal
+    for run in [run for generator in generators for run in generator.live]:
+        if journal.is_durable and run.log.record.linger_s:
             run.park()
         else:
             run.interrupt()
-    generator.store.journal.flush()
+    journal.flush()

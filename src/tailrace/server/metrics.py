@@ -6,7 +6,9 @@ TGI has no time to first token; `tailrace_time_to_first_token_seconds` is ours. 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
@@ -18,22 +20,29 @@ from tailrace.generation import Generator, Run
 
 __all__ = ["Metrics"]
 
+_Metric = TypeVar("_Metric", Gauge, Histogram)
+_STATES: tuple[tuple[str, str, Callable[[Generator], float]], ...] = (
+    ("tgi_queue_size", "Requests that wait.", lambda generator: generator.gate.num_waiting),
+    ("tgi_batch_current_size", "Requests that the engine has.", lambda generator: generator.gate.num_running),
+    ("tailrace_engine_restarts", "Engines that were lost and replaced.", lambda generator: generator.num_restarts),
+    ("tailrace_ready", "Whether requests are taken.", lambda generator: generator.is_taking),
+)
+
 _SECONDS = tuple(0.0001 * 1.5**power for power in range(1, 36))  # TGI's bounds
 _TOKENS = tuple(float(2**power) for power in range(18))
 
 
 class Metrics:
-    """Counts what one generator does."""
+    """Counts what each model's generator does. With several models, what is one's has its name as a label."""
 
-    def __init__(self, generator: Generator) -> None:
+    def __init__(self, *generators: Generator) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has it so
         self._registry = CollectorRegistry()
+        self._has_several = len(generators) > 1
         # Gauges that only grow: a counter's name would get a `_total` that TGI's do not have.
-        self._count = Gauge("tgi_request_count", "Requests that asked for a generation.", registry=self._registry)
-        self._success = Gauge("tgi_request_success", "Generations that ended well.", registry=self._registry)
-        self._failure = Gauge(
-            "tgi_request_failure", "Generations that did not, and why.", ["err"], registry=self._registry
-        )
+        self._count = self._gauge("tgi_request_count", "Requests that asked for a generation.")
+        self._success = self._gauge("tgi_request_success", "Generations that ended well.")
+        self._failure = self._gauge("tgi_request_failure", "Generations that did not, and why.", "err")
         self._durations = {
             name: self._histogram(f"tgi_request_{name}duration", text, _SECONDS)
             for name, text in (
@@ -47,45 +56,52 @@ class Metrics:
         self._first = self._histogram("tailrace_time_to_first_token_seconds", "Seconds to the first token.", _SECONDS)
         self._input = self._histogram("tgi_request_input_length", "Tokens of a prompt.", _TOKENS)
         self._generated = self._histogram("tgi_request_generated_tokens", "Tokens of an answer.", _TOKENS)
-        for name, text, value in (
-            ("tgi_queue_size", "Requests that wait.", lambda: generator.gate.num_waiting),
-            ("tgi_batch_current_size", "Requests that the engine has.", lambda: generator.gate.num_running),
-            ("tailrace_streams", "Streams that can be read, finished ones too.", lambda: len(generator.store)),
-            ("tailrace_engine_restarts", "Engines that were lost and replaced.", lambda: generator.num_restarts),
-            ("tailrace_ready", "Whether requests are taken.", lambda: generator.state == "ready"),
-        ):
-            Gauge(name, text, registry=self._registry).set_function(value)
-        self._outlived = Gauge(
+        self._outlived = self._gauge(
             "tailrace_streams_outlived",
             "Streams that outlived an engine or a server, by how they went on: replayed, or continued.",
-            ["continuity"],
-            registry=self._registry,
+            "continuity",
         )
-        generator.on_end = self.ended
+        self._add_states(generators)
+
+    def _add_states(self, generators: Sequence[Generator]) -> None:
+        store = generators[0].store
+        streams = Gauge("tailrace_streams", "Streams that can be read, finished ones too.", registry=self._registry)
+        streams.set_function(lambda: len(store))
+        for name, text, value in _STATES:
+            gauge = self._gauge(name, text)
+            for generator in generators:
+                self._of(gauge, generator.model).set_function(partial(value, generator))
+        for generator in generators:
+            generator.on_end = self.ended
+            for gauge in (self._count, self._success):
+                self._of(gauge, generator.model)  # so that it is there from the start
+            for histogram in (self._first, self._input, self._generated, *self._durations.values()):
+                self._of(histogram, generator.model)
 
     @contextlib.contextmanager
-    def asking(self) -> Iterator[None]:
+    def asking(self, model: str) -> Iterator[None]:
         """Around a request for a generation, until its stream exists."""
-        self._count.inc()
+        self._of(self._count, model).inc()
         try:
             yield
         except TailraceError as error:
-            self._failure.labels(_reason(error)).inc()
+            self._of(self._failure, model, _reason(error)).inc()
             raise
 
     def ended(self, run: Run) -> None:
         """A stream has its terminal event."""
-        end, times = run.log.end, run.times
+        end, times, model = run.log.end, run.times, run.log.record.model
         assert end is not None
         if end.continuity is not None:
-            self._outlived.labels(end.continuity).inc()
+            self._of(self._outlived, model, end.continuity).inc()
         if end.status != "done":
-            self._failure.labels("dropped" if end.status == "cancelled" else _reason(failure_of(end))).inc()
+            reason = "dropped" if end.status == "cancelled" else _reason(failure_of(end))
+            self._of(self._failure, model, reason).inc()
             return
         assert times.entered_s is not None
         assert times.admitted_s is not None
         assert times.ended_s is not None
-        self._success.inc()
+        self._of(self._success, model).inc()
         inference_s = times.ended_s - times.admitted_s
         num_tokens = end.usage.num_completion_tokens
         for name, seconds in (
@@ -95,17 +111,28 @@ class Metrics:
             ("inference_", inference_s),
             ("mean_time_per_token_", inference_s / max(1, num_tokens)),
         ):
-            self._durations[name].observe(seconds)
+            self._of(self._durations[name], model).observe(seconds)
         if times.first_s is not None:
-            self._first.observe(times.first_s - times.asked_s)
-        self._input.observe(end.usage.num_prompt_tokens)
-        self._generated.observe(num_tokens)
+            self._of(self._first, model).observe(times.first_s - times.asked_s)
+        self._of(self._input, model).observe(end.usage.num_prompt_tokens)
+        self._of(self._generated, model).observe(num_tokens)
 
     def answer(self) -> Response:
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, self._labels(*labels), registry=self._registry)
+
     def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, buckets=bounds, registry=self._registry)
+        return Histogram(name, text, self._labels(), buckets=bounds, registry=self._registry)
+
+    def _labels(self, *labels: str) -> list[str]:
+        return [*labels, "model"] if self._has_several else list(labels)
+
+    def _of(self, metric: _Metric, model: str, *labels: str) -> _Metric:
+        """The part of a metric that is a model's."""
+        given = (*labels, model) if self._has_several else labels
+        return metric.labels(*given) if given else metric
 
 
 def _reason(error: TailraceError) -> str:

@@ -21,7 +21,8 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tailrace.dialects import WIRES, Asked, Call, Encoder, Wire
+from tailrace import __version__
+from tailrace.dialects import WIRES, Asked, Call, Encoder, StreamFacts, Wire
 from tailrace.dialects.bodies import printable, read_json
 from tailrace.dialects.queries import read_query
 from tailrace.dialects.wire import (
@@ -35,13 +36,13 @@ from tailrace.dialects.wire import (
     Show,
     View,
 )
-from tailrace.engines.certificate import Verdict
 from tailrace.errors import (
     Forbidden,
     IdempotencyConflict,
     QueueFull,
     RequestError,
     SeqOutOfRange,
+    UnknownModel,
     UnsupportedParameter,
 )
 from tailrace.generation import Generator
@@ -49,6 +50,7 @@ from tailrace.server.answers import JsonAnswer, StreamAnswer, WholeAnswer, is_me
 from tailrace.server.edge import BodyReader
 from tailrace.server.facts import Facts, facts_of
 from tailrace.server.metrics import Metrics
+from tailrace.server.models import NO_SUCH_MODEL, Models, Served
 from tailrace.server.openapi import document
 from tailrace.server.pages import Pages, wants_page
 from tailrace.server.settings import Settings
@@ -66,20 +68,20 @@ Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class Routes:
-    """All operations of all wires, over one generator."""
+    """All operations of all wires, over all models."""
 
     def __init__(
         self,
-        generator: Generator,
+        models: Models,
         settings: Settings,
         metrics: Metrics,
         *,
         started_s: int,
-        replay: Verdict | None = None,
     ) -> None:
-        self._generator = generator
+        self._models = models
+        self._store = models.first.generator.store
         self._settings = settings
-        self._facts = Facts(generator, settings, started_s=started_s, replay=replay)
+        self._facts = tuple(Facts(served, models, settings, started_s=started_s) for served in models)
         self._bodies = BodyReader(settings)
         self._keys_in_use: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._metrics = metrics
@@ -109,8 +111,8 @@ class Routes:
         if wants_page(request):
             return await self._pages.index(request)
         return PlainTextResponse(
-            f"tailrace {self._facts.version} runs {self._facts.model}. POST /?prompt=… streams text; "
-            "/openapi.json says what else there is.\n",
+            f"tailrace {__version__} runs {', '.join(facts.model for facts in self._facts)}. "
+            "POST /?prompt=… streams text; /openapi.json says what else there is.\n",
             headers={"vary": "accept"},
         )
 
@@ -132,7 +134,7 @@ class Routes:
         return handle
 
     async def _perform(self, wire: Wire, operation: Operation, request: Request) -> ASGIApp:
-        asked = await self._asked(operation, request)
+        asked = await self._asked(wire, operation, request)
         known = [name.rstrip("!") for name in operation.query]
         naming = self._naming([printable(name) for name in asked.query if name not in known])
         answer = await self._act(wire, operation, request, asked)
@@ -161,14 +163,21 @@ class Routes:
         finally:
             self._num_slow -= 1
 
-    async def _asked(self, operation: Operation, request: Request) -> Asked:
-        return Asked(
-            server=self._facts,
+    async def _asked(self, wire: Wire, operation: Operation, request: Request) -> Asked:
+        """Raises: RequestError. What names a model is about that one, and the rest about all."""
+        first, *others = self._facts
+        asked = Asked(
+            server=first,
             body=await self._json(operation, request) if operation.body is not None else {},
             query=read_query(request.scope["query_string"]),
             path=request.path_params,
             headers=request.headers,
+            others=tuple(others),
         )
+        meant = wire.pick(asked) if others else first
+        if meant is None:
+            raise UnknownModel(NO_SUCH_MODEL, param="model")
+        return asked if meant is first else replace(asked, server=meant, others=())
 
     async def _json(self, operation: Operation, request: Request) -> dict[str, object]:
         operation.check(request.headers)
@@ -185,10 +194,15 @@ class Routes:
     async def _generate(
         self, wire: Wire, request: Request, asked: Asked, parse: Callable[[Asked], Call | Following | Reply]
     ) -> ASGIApp:
-        with self._metrics.asking():
-            return await self._begin(wire, request, asked, parse(asked))
+        served = self._models[asked.server.model]
+        with self._metrics.asking(served.name), served.asking():
+            if not served.is_loaded and _would_begin(wire, request, asked):
+                await self._models.load(served)
+            return await self._begin(wire, request, asked, parse(asked), served)
 
-    async def _begin(self, wire: Wire, request: Request, asked: Asked, call: Call | Following | Reply) -> ASGIApp:
+    async def _begin(
+        self, wire: Wire, request: Request, asked: Asked, call: Call | Following | Reply, served: Served
+    ) -> ASGIApp:
         if isinstance(call, Reply):
             return self._reply(call)
         if isinstance(call, Following):
@@ -198,11 +212,12 @@ class Routes:
             raise Forbidden("Other pages may not make this server generate.", param="sec-fetch-site")
         if request.method == "HEAD":
             return Response(headers={"content-type": call.view.media_type})
-        log = await self._recall_or_create(request, asked, _with_headers(call.request, request))
+        wanted = _with_headers(call.request, request)
+        log = await self._recall_or_create(request, asked, wanted, served.generator)
         headers = _names(log) | naming
-        facts = facts_of(self._generator, log)
+        facts = facts_of(served.generator, log)
         if not facts.prompts:  # an Idempotency-Key found it again, after its end
-            prompts = await self._generator.encode(call.request)
+            prompts = await served.generator.encode(call.request)
             texts, ids = tuple(prompt.text for prompt in prompts), tuple(prompt.ids for prompt in prompts)
             facts = replace(facts, prompts=texts, prompt_ids=ids)
         encoder = call.view.open(facts)
@@ -218,41 +233,45 @@ class Routes:
             raise UnsupportedParameter(f"Unknown field: {ignored[0]}.", param=ignored[0])
         return {"x-tailrace-ignored": ", ".join(ignored)} if ignored else {}
 
-    async def _recall_or_create(self, request: Request, asked: Asked, wanted: GenerateRequest) -> StreamLog:
+    async def _recall_or_create(
+        self, request: Request, asked: Asked, wanted: GenerateRequest, generator: Generator
+    ) -> StreamLog:
         key = request.headers.get("idempotency-key")
         if key is None:
-            return (await self._generator.create(wanted)).log
+            return (await generator.create(wanted)).log
         if not _IDEMPOTENCY_KEY.fullmatch(key):
             raise RequestError("An Idempotency-Key has 1 to 255 printable characters.", param="idempotency-key")
-        store = self._generator.store
         content = [request.url.path, dict(asked.query), asked.body]
         claim = Claim(key, hashlib.sha256(msgspec.json.encode(content, order="deterministic")).digest())
         async with self._keys_in_use.setdefault(key, asyncio.Lock()):  # twins wait here for the first of them
-            log = store.recall(claim) or (await self._generator.create(wanted, claim)).log
-            if log.record.model != self._generator.model:
+            log = self._store.recall(claim) or (await generator.create(wanted, claim)).log
+            if log.record.model != generator.model:
                 raise IdempotencyConflict("This Idempotency-Key is of another model's.", param="idempotency-key")
             return log
 
     def _follow(self, following: Following) -> ASGIApp:
-        log = self._generator.store.get(following.stream_id)
+        log = self._store.get(following.stream_id)
         if following.after > log.last_seq:
             raise SeqOutOfRange("This stream has not come that far.", param="last-event-id")
         if log.end is not None and following.after == log.last_seq:
             return Response(status_code=204, headers=_names(log))  # what makes an EventSource stop
-        encoder = following.view.open(facts_of(self._generator, log))
+        encoder = following.view.open(self._facts_of(log))
         if following.replay:
             assert isinstance(encoder, CumulativeEncoder)
             encoder.skip(log.events[: following.after])
         return self._stream(log, encoder, following.after, following.view, _names(log))
 
     def _on_stream(self, stream_id: str, view: View, verb: str) -> ASGIApp:
-        log = self._generator.store.get(stream_id)
+        log = self._store.get(stream_id)
         if verb != "show":
-            self._generator.store.cancel(log)
-        body = view.open(facts_of(self._generator, log)).whole(log.events)
+            self._store.cancel(log)
+        body = view.open(self._facts_of(log)).whole(log.events)
         if verb == "delete":
-            self._generator.store.delete(log)
+            self._store.delete(log)
         return JsonAnswer(body, 200, _names(log)) if body else Response(status_code=204, headers=_names(log))
+
+    def _facts_of(self, log: StreamLog) -> StreamFacts:
+        return facts_of(self._models.of(log).generator, log)
 
     def _stream(self, log: StreamLog, encoder: Encoder, after: int, view: View, headers: dict[str, str]) -> ASGIApp:
         return StreamAnswer(
@@ -289,6 +308,13 @@ def _is_from_elsewhere(request: Request) -> bool:
         return site not in ("none", "same-origin")
     referer = request.headers.get("referer")
     return referer is not None and urlsplit(referer).netloc != request.headers.get("host")
+
+
+def _would_begin(wire: Wire, request: Request, asked: Asked) -> bool:
+    """Whether a request is worth loading a model for: it names one, and may generate."""
+    if request.method == "HEAD" or wire.pick(asked) is None:
+        return False
+    return request.method != "GET" or not _is_from_elsewhere(request)
 
 
 def _with_headers(wanted: GenerateRequest, request: Request) -> GenerateRequest:

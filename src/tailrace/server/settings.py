@@ -61,6 +61,17 @@ class Settings:
     max_step_tokens: int = _setting(
         256, "Prompt tokens worked on in one step: less is smoother, more is faster.", least=1
     )
+    load: str = _setting(
+        "first",
+        "What is loaded before requests are taken, of several models: the first one, or all.",
+        choices=("first", "all"),
+    )
+    idle_unload_s: float = _setting(
+        0.0, "Time without a stream after which a model is unloaded; its next request loads it. 0 is never."
+    )
+    memory_bytes: int = _setting(
+        0, "Memory that the engines of several models may take together: idle ones make room for others. 0 is no limit."
+    )
     max_sequences: int = _setting(64, "Sequences that run at once; more wait.", least=1)
     max_concurrent_requests: int = _setting(128, "Requests running and waiting; more are refused with 429.", least=1)
     default_max_tokens: int = _setting(1024, "Length of an answer whose client does not say.", least=1)

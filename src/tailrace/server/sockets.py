@@ -18,11 +18,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.dialects import native
 from tailrace.errors import Draining, QueueFull, RequestError
-from tailrace.generation import Generator
 from tailrace.server._channel import Channel
 from tailrace.server._chat import Chat
 from tailrace.server._socket import Socket, end_of
 from tailrace.server.metrics import Metrics
+from tailrace.server.models import Models
 from tailrace.server.settings import Settings
 
 __all__ = ["Sockets"]
@@ -31,10 +31,10 @@ _RETRY_S = 5.0  # for a client whose socket is refused
 
 
 class Sockets:
-    """Both wires, over one generator."""
+    """Both wires, over all models; a chatbot talks to the first."""
 
-    def __init__(self, generator: Generator, settings: Settings, metrics: Metrics) -> None:
-        self._generator = generator
+    def __init__(self, models: Models, settings: Settings, metrics: Metrics) -> None:
+        self._models = models
         self._metrics = metrics
         self._settings = settings
         self._num_open = 0
@@ -52,7 +52,7 @@ class Sockets:
         self, talk: Callable[[Socket], Awaitable[None]], scope: Scope, receive: Receive, send: Send
     ) -> None:  # fmt: skip
         """Accept a socket, talk, and say goodbye. Raises: AdmissionError before the socket is accepted."""
-        if self._generator.gate.is_draining:
+        if self._models.first.generator.gate.is_draining:
             raise Draining("The server is shutting down.", retry_after_s=_RETRY_S)
         if self._num_open >= self._settings.ws_sockets:
             raise QueueFull("As many WebSockets are open as may be.", retry_after_s=_RETRY_S)
@@ -67,14 +67,14 @@ class Sockets:
             self._num_open -= 1
 
     async def _chat(self, socket: Socket) -> None:
-        chat = Chat(self._generator, self._settings, self._metrics, socket)
+        chat = Chat(self._models, self._settings, self._metrics, socket)
         async with asyncio.TaskGroup() as group:
             group.create_task(chat.answer_all())
             await chat.listen()
 
     async def _follow(self, socket: Socket) -> None:
         async with asyncio.TaskGroup() as group:
-            await Channel(self._generator, self._settings, self._metrics, socket, group).obey_all()
+            await Channel(self._models, self._settings, self._metrics, socket, group).obey_all()
 
 
 class _Endpoint:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tailrace.engines import choose
@@ -11,7 +13,9 @@ from tailrace.errors import ModelError
 from tailrace.models import ModelCard, Progress, resolve
 from tailrace.models.upstream import find_upstream
 
-__all__ = ["Source", "find_source"]
+__all__ = ["Source", "find_named", "find_source"]
+
+_NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +46,40 @@ def find_source(source: str, progress: Progress, engine: str = "auto") -> Source
         card, options = resolve(source, progress), {}
     choice = choose(card, engine)
     return Source(card, choice.kind.name, choice.why, options, address)
+
+
+def find_named(
+    texts: Sequence[str], progress: Progress, engine: str = "auto", *, first: str | None = None
+) -> list[Source]:
+    """The models of several `name=source`, each under its name. `first` comes before them, under its own.
+
+    Raises: ModelError for one that is not written so, is not there, or has another one's name.
+    """
+    pairs = [_pair(text) for text in texts]
+    names = [name for name, _ in pairs]
+    sources = [find_source(first, progress, engine)] if first is not None else []
+    taken = {source.card.name for source in sources}
+    for name in names:
+        if name in taken:
+            raise ModelError(f"Two models have the name {name}. Give each another one: --model name=source.")
+        taken.add(name)
+    for name, text in pairs:
+        try:
+            found = find_source(text, progress, engine)
+        except ModelError as error:
+            raise ModelError(f"{name}: {error.message}") from None
+        sources.append(replace(found, card=replace(found.card, name=name)))
+    return sources
+
+
+def _pair(text: str) -> tuple[str, str]:
+    """Raises: ModelError."""
+    name, equals, source = text.partition("=")
+    if not equals or not source.strip():
+        raise ModelError(f"--model takes name=source, such as chat=smollm2, and not {text!r}.")
+    if not _NAME.fullmatch(name):
+        raise ModelError(f"{name!r} cannot be a model's name: 1 to 128 of the characters A-Z a-z 0-9 . _ : / and -.")
+    return name, source.strip()
 
 
 def _scripted_card() -> ModelCard:
