@@ -158,7 +158,7 @@ def test_a_script_runs_and_calls_apps(tmp_path: Path) -> None:
         ],
         "after": "Handles work in apps that `tailrace run` or `serve.run` has started.",
     }
-    assert "Traceback" not in complaints
+    assert "Traceback" not in complaints, complaints
 
 
 def test_ctrl_c_ends_a_script_that_blocks(tmp_path: Path) -> None:

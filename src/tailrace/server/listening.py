@@ -52,10 +52,14 @@ class Signals:
     def __init__(self) -> None:
         self.leaving = asyncio.Event()
         self.hurrying = asyncio.Event()
-        loop = asyncio.get_running_loop()
+        self._loop = asyncio.get_running_loop()
         # Not the loop's own handlers: when it lets go of those, a signal kills for a moment.
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: loop.call_soon_threadsafe(self._arrived))
+            signal.signal(number, self._tell)
+
+    def _tell(self, *_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: we are leaving
+            self._loop.call_soon_threadsafe(self._arrived)
 
     def _arrived(self) -> None:
         if self.leaving.is_set():
