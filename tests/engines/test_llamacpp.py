@@ -207,6 +207,7 @@ def test_lost_ids_are_those_that_an_unstreamed_answer_tells(
 # Memory.
 
 
+@pytest.mark.deep
 def test_earlier_prompts_make_room(small_engine: Shared) -> None:
     """All slots remember a prompt, and those that come need all of the memory."""
     draw = random.Random(3)
@@ -217,6 +218,7 @@ def test_earlier_prompts_make_room(small_engine: Shared) -> None:
         assert {end.finish_reason for _, end in _finish(small_engine, *ids).values()} == {"length"}
 
 
+@pytest.mark.deep
 def test_memory_of_aborted_ones_is_waited_for(small_engine: Shared) -> None:
     """Nobody may be given what llama.cpp has not let go of yet: running out ends every sequence."""
     draw = random.Random(4)
