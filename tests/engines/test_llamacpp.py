@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.promise import Delta, Engine, Sequence
@@ -29,23 +30,6 @@ from tailrace.engines.llamacpp_wire import ask
 pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first
 
 _VOCAB_SIZE = 40_000
-_ON_ITS_OWN = "closing_twice_is_harmless"  # the engine that the other laws share must not be closed
-
-
-class Shared:
-    """An engine for all laws: `make()` gives it again and again, and closing it is the fixture's business."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.capabilities = engine.capabilities
-        self.submit = engine.submit
-        self.abort = engine.abort
-        self.step = engine.step
-
-    def __call__(self) -> Engine:
-        return self
-
-    def close(self) -> None:
-        pass
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +69,7 @@ def exact_engine(spec: EngineSpec) -> Iterator[LlamaCppEngine]:
     loaded.close()
 
 
-@pytest.mark.parametrize("law", [law for law in laws if law.name != _ON_ITS_OWN], ids=str)
+@pytest.mark.parametrize("law", SHARED_LAWS, ids=str)
 def test_engine_keeps(law: Law, engine: Shared) -> None:
     if not law.applies_to(engine.capabilities):
         pytest.skip("not among its capabilities")
@@ -100,7 +84,7 @@ def test_exact_engine_keeps(law: Law, exact_engine: LlamaCppEngine) -> None:
 
 def test_closing(spec: EngineSpec) -> None:
     """Twice, and in the middle of a sequence; the socket is nobody else's, and nothing is left of it."""
-    law = next(law for law in laws if law.name == _ON_ITS_OWN)
+    law = next(law for law in laws if law.name == ON_ITS_OWN)
     folders = []
 
     def make() -> Engine:
