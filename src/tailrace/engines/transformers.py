@@ -26,6 +26,7 @@ from transformers.utils import logging as library_logging
 
 from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
+from tailrace.engines.reasons import in_one_line
 from tailrace.engines.transformers_batches import BLOCK_TOKENS, Alone, Paged
 from tailrace.engines.transformers_sampling import PARAMETERS, Row
 from tailrace.errors import ModelError, SequenceFailed
@@ -134,7 +135,7 @@ def _forwards(model: Any, spec: EngineSpec) -> _Forwards:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # the library raises whatever its layers do
-        logger.warning("Its sequences do not run as a batch (%s): one after the other in each step.", _reason(error))
+        logger.warning("Its sequences do not run as a batch (%s): one by one in each step.", in_one_line(error))
     else:
         return paged
     alone = Alone(model)
@@ -168,12 +169,7 @@ def _named_errors(spec: EngineSpec) -> Iterator[None]:
     except torch.OutOfMemoryError as error:
         raise ModelError(f"{name} does not fit into the memory of the device; try a smaller --kv-tokens.") from error
     except Exception as error:  # the library raises whatever its models and loaders do
-        text = _reason(error)
+        text = in_one_line(error)
         if "trust_remote_code" in str(error) or "custom code" in str(error):
             text = "it wants to run code of its own, which is not run here; transformers must know its architecture"
         raise ModelError(f"transformers cannot load {name}: {text}.") from error
-
-
-def _reason(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0].rstrip('.')[:200]}" if lines else type(error).__name__

@@ -31,6 +31,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
+from tailrace.engines.reasons import in_one_line
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.types import FinishReason, Grammar, Sampling, TopLogprobs
 
@@ -98,7 +99,7 @@ class VllmEngine:
             self._engine = AsyncLLM.from_engine_args(_arguments(spec))
         except Exception as error:  # the library raises whatever its models and platforms do
             raise ModelError(
-                f"vLLM cannot load {os.path.basename(spec.path.rstrip('/'))}: {_reason(error)}."
+                f"vLLM cannot load {os.path.basename(spec.path.rstrip('/'))}: {in_one_line(error)}."
             ) from error
         self._loop = asyncio.new_event_loop()
         self._eos_token_ids = list(spec.eos_token_ids)
@@ -124,7 +125,7 @@ class VllmEngine:
         try:
             params = _params(sequence.sampling, self._eos_token_ids)
         except (VLLMClientError, ValueError, TypeError) as error:
-            raise SequenceFailed(f"the engine refused it: {_reason(error)}") from error
+            raise SequenceFailed(f"the engine refused it: {in_one_line(error)}") from error
         run = _Run(sequence.sampling)
         run.task = self._loop.create_task(self._follow(run, sequence, params))
         self._runs[sequence.sequence_id] = run
@@ -172,7 +173,7 @@ class VllmEngine:
                     run.hear(output.outputs[0])
                     self._wake()
         except Exception as error:  # of this sequence; an engine that is lost says so itself
-            run.failure = f"the engine refused it: {_reason(error)}"
+            run.failure = f"the engine refused it: {in_one_line(error)}"
         self._wake()
 
     def _wake(self) -> None:
@@ -270,9 +271,3 @@ def _delta(sequence_id: int, run: _Run) -> Delta | None:
     run.logprobs.clear()
     run.top.clear()
     return delta
-
-
-def _reason(error: BaseException) -> str:
-    """What the library says in one line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0].rstrip('.')[:200]}" if lines else type(error).__name__
