@@ -1,13 +1,14 @@
 """Each engine behind tailrace against the same engine's own server, same weights, in one run.
 
-    python bench/engines.py --gguf FILE --huggingface DIRECTORY [--vllm-python PATH] [--output JSON] [--plot SVG]
+    python bench/engines.py --gguf FILE --huggingface DIRECTORY [--transformers PATH] [--vllm-python PATH]
+                            [--output JSON] [--plot SVG]
 
 FILE and DIRECTORY hold the same model (tests/checkpoints.py makes the directory from the file). Servers start one after
 the other, each alone on the machine: llama.cpp's own (the one in xllamacpp), vLLM's, `transformers serve`, and tailrace
 with the engine of each. The load is the same for all: POST /v1/completions, streamed, greedy, 128 tokens, at 1, 4, 16
 and 32 streams, some rounds of each. Tokens are counted by running the text through the model's tokenizer, since servers
-differ in what they make an event of; times are those at which bytes came. `transformers serve` knows no ignore_eos:
-what it gave until the end of a text is counted as it is.
+differ in what they make an event of; times are those at which bytes came. `transformers serve` refuses ignore_eos: what
+it gave until the end of a text is counted as it is.
 """
 
 from __future__ import annotations
@@ -109,8 +110,7 @@ async def measure(name: str, model: str, tokenizer: Tokenizer, rounds: int) -> l
             "max_tokens": MAX_TOKENS,
             "temperature": 0,
             "stream": True,
-            "ignore_eos": True,
-        }
+        } | ({} if name == "transformers serve" else {"ignore_eos": True})
 
     lines = []
     await asyncio.gather(*(one(PORT, body()) for _ in range(2)))
@@ -175,8 +175,9 @@ def servers(asked: argparse.Namespace) -> Iterator[tuple[str, str, list[str], di
         yield "tailrace, openvino", name, [*here, gguf, "--engine", "openvino", *port, *memory], {}
     if asked.huggingface:
         path, name = str(asked.huggingface), asked.huggingface.name
-        serve = [str(Path(sys.executable).parent / "transformers"), "serve", path, "--port", str(PORT)]
-        yield "transformers serve", path, [*serve, "--continuous-batching", "--dtype", asked.dtype], {}
+        serve = [str(asked.transformers), "serve", path, "--port", str(PORT), "--continuous-batching"]
+        cache = {"HF_HUB_CACHE": str(asked.huggingface.parent)}  # without some directory it cannot list its models
+        yield "transformers serve", path, [*serve, "--dtype", asked.dtype], cache
         flags = ["--engine", "transformers", "--dtype", asked.dtype]
         yield "tailrace, transformers", name, [*here, path, *flags, *port, *memory], {}
     if asked.vllm_python:
@@ -232,6 +233,7 @@ def main() -> None:
     asked = argparse.ArgumentParser(description="Each engine behind tailrace against its own server.")
     asked.add_argument("--gguf", type=Path)
     asked.add_argument("--huggingface", type=Path)
+    asked.add_argument("--transformers", type=Path, default=Path(sys.executable).parent / "transformers")
     asked.add_argument("--vllm-python", type=Path)
     asked.add_argument("--dtype", default="float32")
     asked.add_argument("--journal", default="disk", choices=["disk", "memory"])

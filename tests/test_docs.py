@@ -43,7 +43,9 @@ def render() -> str:
     lines += ["## Settings", "", "Flags of `tailrace serve`; each is also an environment variable.", ""]
     lines += ["| flag | variable | default | |", "|---|---|---|---|"]
     for row in settings_table():
-        default = "none" if row.default == "" else str(row.default).lower() if row.kind is bool else str(row.default)
+        default = str(row.default).lower() if row.kind is bool else str(row.default)
+        if row.default in ("", None):
+            default = "by engine" if row.default is None else "none"
         lines.append(f"| `{row.flag}` | `{row.variable}` | {default} | {row.text} |")
     lines += ["", "`TAILRACE_HOME` moves all that is fetched; `TAILRACE_MODEL` is the default of `MODEL`.", ""]
     lines += ["## Error codes", "", "`error.code` on `/v1` routes and in terminal events.", ""]

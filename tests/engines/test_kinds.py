@@ -50,7 +50,10 @@ def why(card: ModelCard, wanted: str = "auto") -> str:
 def test_auto(installed: set[str], has_gpu: bool) -> None:
     assert choose(GGUF).kind.name == "openvino"
     assert choose(replace(GGUF, architecture="gemma")).kind.name == "llamacpp"
-    assert choose(replace(GGUF, tensor_types=("Q5_1",))).kind.name == "llamacpp"
+    assert choose(replace(GGUF, tensor_types=("Q5_1",))).kind.name == "openvino"
+    assert choose(replace(GGUF, tensor_types=("TQ1_0",))).kind.name == "llamacpp"
+    assert choose(replace(GGUF, tokenizer_model="gpt2")).kind.name == "openvino"
+    assert choose(replace(GGUF, tokenizer_model="llama")).kind.name == "llamacpp"
     assert choose(replace(GGUF, format="openvino")).kind.name == "openvino"
     huggingface = replace(GGUF, format="huggingface")
     assert choose(huggingface).kind.name == ("vllm" if has_gpu else "transformers")
@@ -71,7 +74,7 @@ def test_what_is_missing_is_named_with_the_remedy(installed: set[str]) -> None:
 def test_an_engine_that_cannot_run_it_says_why(installed: set[str]) -> None:
     assert "llama, qwen2 and qwen3, not gemma" in why(replace(GGUF, architecture="gemma"), "openvino")
     assert "Try --engine llamacpp" in why(replace(GGUF, architecture="gemma"), "openvino")
-    assert "Q5_1" in why(replace(GGUF, tensor_types=("F32", "Q5_1")), "openvino")
+    assert "TQ1_0" in why(replace(GGUF, tensor_types=("F32", "TQ1_0")), "openvino")
     assert "this is a GGUF file" in why(GGUF, "transformers")
     assert "no engine named 'nonsense'" in why(GGUF, "nonsense")
 
@@ -81,6 +84,8 @@ def test_every_kind_has_a_text() -> None:
 
 
 def test_a_setting_that_means_nothing_to_an_engine_is_refused() -> None:
-    KINDS["openvino"].check(["device", "kv_precision"])
+    KINDS["openvino"].check(["adapter", "adapter_scale", "device", "kv_precision", "prompt_lookup_tokens"])
+    with pytest.raises(ModelError, match="--adapter means nothing to the engine llamacpp; openvino and transformers"):
+        KINDS["llamacpp"].check(["adapter"])
     with pytest.raises(ModelError, match="--dtype means nothing to the engine openvino; vllm and transformers know it"):
         KINDS["openvino"].check(["dtype"])

@@ -18,6 +18,7 @@ from tailrace.engines.promise import Delta, Engine, Sequence
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.models import ModelCard
 from tailrace.testing import Law, laws
+from tailrace.text import Tokenizer
 from tailrace.types import Sampling
 
 pytest.importorskip("tailrace.engines.llamacpp")  # which says how its threads wait, before they are loaded
@@ -173,6 +174,7 @@ def test_lost_ids_of_what_is_no_text_show_the_same() -> None:
                 assert bytes(found).decode(errors="replace") == shown
 
 
+@pytest.mark.deep
 def test_lost_ids_are_those_that_an_unstreamed_answer_tells(
     exact_engine: LlamaCppEngine, chat: Callable[[str], tuple[int, ...]]
 ) -> None:
@@ -275,3 +277,12 @@ def test_files_that_are_no_models(card: ModelCard, tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(ModelError, match=r"does not load .*: \S"):
             load_engine(EngineSpec(engine="llamacpp", path=str(path)))
+
+
+def test_typical_p_leaves_one_token_to_the_seeds(engine: Shared, card: ModelCard) -> None:
+    prompt = tuple(Tokenizer.from_json(card.tokenizer_json).encode("A river is", special=False))
+
+    def answers(typical_p: float) -> set[tuple[int, ...]]:
+        return {_answer(engine, prompt, 3, temperature=1.0, typical_p=typical_p, seed=seed) for seed in (1, 2, 3)}
+
+    assert (len(answers(1e-4)), len(answers(1.0))) == (1, 3)

@@ -118,3 +118,11 @@ def test_prompt_that_was_aborted_in_the_middle(cached: Engine, alone: Callable[.
         while cached.step():
             pass
         assert _run(cached, [prompt], [None]) == [alone(prompt, None)]
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one(cached: Engine) -> None:
+    long = _submit(cached, tuple(range(7000, 7900)), None, 1)
+    cached.step()
+    short = _submit(cached, (5, 6, 7, 8, 9), None, 1)
+    assert [[delta.sequence_id for delta in cached.step()] for _ in range(2)] == [[short], []]
+    assert [delta.sequence_id for _ in range(9) for delta in cached.step()] == [long]

@@ -273,8 +273,8 @@ class Follower:
                     if status_of(event):
                         assert wire.event() == b"", "something after the end"
                         return True
-        except (EOFError, OSError):
-            pass
+        except (EOFError, OSError):  # which may come right behind the end
+            return bool(self.events) and bool(status_of(self.events[-1]))
         return False
 
     def _whole(self, wire: Wire) -> Iterator[bytes]:

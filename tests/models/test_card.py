@@ -94,8 +94,6 @@ def test_llama3_takes_whole_words_before_merging(write_gguf: WriteGguf) -> None:
 @pytest.mark.parametrize(
     ("values", "expected"),
     [
-        ({"pre": "tekken"}, "`tekken`; supported are"),
-        ({"model": "llama"}, "byte-level BPE"),
         ({"eos": 99_999}, "not in its vocabulary"),
         ({"merges": ["h e", "nothing here"]}, "merges"),
         ({"types": [1, 1]}, "do not fit together"),

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 __all__ = ["certify"]
 
-_SETTINGS = ("threads", "exact", "prefix_cache", "context_tokens", "kv_tokens", "max_step_tokens", "max_sequences")
+_SETTINGS = (
+    "engine", "device", "dtype", "kv_precision", "threads", "exact", "prefix_cache", "context_tokens", "kv_tokens",
+    "max_step_tokens", "max_sequences",
+)  # fmt: skip
 
 
 @click.command()
@@ -95,7 +98,9 @@ def _bar(total: int) -> Iterator[Callable[[str, int], None]]:
 
 def _table(certificate: Certificate) -> Iterator[str]:
     about = certificate.subject
-    settings = ", ".join(f"{name} {value:g}" for name, value in about.settings.items())
+    settings = ", ".join(
+        f"{name} {value}" if isinstance(value, str) else f"{name} {value:g}" for name, value in about.settings.items()
+    )
     yield f"{about.engine}, {about.model or 'no model'}, {about.processor}, {certificate.date}"
     yield f"{settings}\n"
     yield f"{'':36}{'replays':>9}{'differ':>8}{'re-prefills':>13}{'differ':>8}"

@@ -16,7 +16,14 @@ from tailrace.dialects.bodies import JsonBody, to_json
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import Grammar
 
-__all__ = ["ANY_OBJECT", "grammar_of_schema", "read_response_format", "read_tgi_grammar"]
+__all__ = [
+    "ANY_OBJECT",
+    "grammar_of_choice",
+    "grammar_of_regex",
+    "grammar_of_schema",
+    "read_response_format",
+    "read_tgi_grammar",
+]
 
 _MAX_SCHEMAS = 100  # schemas within a schema
 _MAX_VALUES = 200  # of all enums
@@ -53,6 +60,8 @@ _ALONE = {  # keywords which engines look at alone: what else they let stand bes
 }
 _CLASS = re.compile(r"\[\^?\]?[^]]*\]")  # in a regular expression without escapes
 _REGEX_ESCAPES = set("dDwWsS.\\[](){}*+?|^$/-nrt\"'")
+_SPECIAL = re.compile(r"[.\\\[\](){}*+?|^$/\-\"']")  # what stands for itself with a \ before it, on all engines
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 ANY_OBJECT = Grammar("json_schema", '{"type":"object"}')
 
@@ -73,14 +82,14 @@ def read_response_format(value: object, param: str = "response_format") -> Gramm
     if kind in ("json_object", "json"):
         return grammar_of_schema(value["value"], param) if value.get("value") is not None else ANY_OBJECT
     if kind == "regex":
-        return _grammar_of_regex(value.get("value"), param)
+        return grammar_of_regex(value.get("value"), param)
     raise RequestError(f"{param} takes the types text, json_object and json_schema.", param=param)
 
 
 def read_tgi_grammar(kind: str, value: object) -> Grammar:
     """TGI's `grammar`, in its words where it has some. Raises: RequestError."""
     if kind == "regex":
-        return _grammar_of_regex(value, "grammar")
+        return grammar_of_regex(value, "grammar")
     if kind not in ("json", "json_object", "json_schema"):
         raise RequestError("grammar is not valid: the types are json, json_schema and regex", param="grammar")
     if kind == "json_schema" and isinstance(value, dict) and isinstance(value.get("schema"), dict):
@@ -175,7 +184,7 @@ class _Schema:
         if "format" in schema and not _is_list([schema["format"]], lambda name: name in _FORMATS):
             raise self._bad(f"format is one of {', '.join(sorted(_FORMATS))}")
         if "pattern" in schema:
-            _grammar_of_regex(schema["pattern"], self._param)
+            grammar_of_regex(schema["pattern"], self._param)
             self._size += _size(_bare(schema["pattern"]))
         for name, beside in _ALONE.items():
             if name in schema and (_CHECKED & schema.keys()) - beside - {name}:
@@ -252,7 +261,7 @@ def _is_list(value: object, allowed: Callable[[object], bool]) -> bool:
     return isinstance(value, list) and all(not isinstance(one, list | dict) and allowed(one) for one in value)
 
 
-def _grammar_of_regex(text: object, param: str) -> Grammar:
+def grammar_of_regex(text: object, param: str) -> Grammar:
     """A regular expression for a whole answer, of the kind that is one everywhere: no look-around, no back-references,
     no counts beyond reason. Raises: RequestError."""
     if not isinstance(text, str) or not text or len(text) > _MAX_TEXT:
@@ -287,6 +296,16 @@ def _grammar_of_regex(text: object, param: str) -> Grammar:
             param=param,
         )
     return Grammar("regex", text)
+
+
+def grammar_of_choice(choices: object, param: str) -> Grammar:
+    """A list of texts of which the answer is to be one. Raises: RequestError."""
+    if not isinstance(choices, list) or not 1 <= len(choices) <= _MAX_VALUES:
+        raise RequestError(f"{param} is a list of 1 to {_MAX_VALUES} texts.", param=param)
+    if not all(isinstance(choice, str) and choice and not _CONTROL.search(choice) for choice in choices):
+        raise RequestError(f"{param} has texts, none of them empty or with control characters.", param=param)
+    escaped = [_SPECIAL.sub(r"\\\g<0>", choice) for choice in dict.fromkeys(choices)]
+    return grammar_of_regex("|".join(escaped), param)
 
 
 def _unescaped(text: str) -> str:

@@ -22,6 +22,7 @@ from tailrace.dialects.fields import ChatMessage, SamplingFields, Tokens, read_m
 from tailrace.dialects.grammars import read_response_format
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.openai_chunks import ChatEncoder, TextEncoder
+from tailrace.dialects.structured_outputs import StructuredOutputs, read_structured_outputs
 from tailrace.dialects.tools import ChosenTool, Tool, choice_of, choose_tools
 from tailrace.dialects.wire import (
     HEARTBEAT,
@@ -39,7 +40,7 @@ from tailrace.dialects.wire import (
     pick_named,
 )
 from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
-from tailrace.types import GenerateRequest
+from tailrace.types import GenerateRequest, Grammar
 
 __all__ = [
     "WIRE",
@@ -59,10 +60,7 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "chat_template_kwargs": ({},),
     "function_call": ("none",),
     "functions": ([],),
-    "guided_choice": (),
     "guided_grammar": (),
-    "guided_json": (),
-    "guided_regex": (),
     "length_penalty": (1, 1.0),
     "min_tokens": (0,),
     "modalities": (["text"],),
@@ -71,7 +69,6 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
     "stop_token_ids": ([],),
-    "structured_outputs": (),
     "suffix": ("",),
     "tool_prompt": (),
     "use_beam_search": (False,),
@@ -99,6 +96,10 @@ class _Body(SamplingFields, kw_only=True):
     logit_bias: dict[str, float] | None = None
     include_stop_str_in_output: bool | None = None
     response_format: JsonBody | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_choice: list[str] | None = None
+    guided_json: JsonBody | str | None = None
+    guided_regex: str | None = None
     truncate_prompt_tokens: Tokens | None = None
 
 
@@ -147,7 +148,7 @@ def parse_chat(asked: Asked) -> Call:
     """Raises: RequestError."""
     fields, ignored = read_known(asked.body, ChatBody, _REFUSED_IN_CHATS)
     tools, forced = choose_tools(fields.tools or [], choice_of(fields.tool_choice))
-    grammar = read_response_format(fields.response_format)
+    grammar = _grammar(fields)
     if tools and grammar is not None:
         raise RequestError("Tool error: Grammar and tools are mutually exclusive", param="response_format")
     logprobs = bool(fields.logprobs)
@@ -187,13 +188,27 @@ def parse_completion(asked: Asked) -> Call:
             logprobs=fields.logprobs is not None,
             top_logprobs=fields.logprobs or 0,
             logit_bias=fields.logit_bias,
-            grammar=read_response_format(fields.response_format),
+            grammar=_grammar(fields),
             include_stop=bool(fields.include_stop_str_in_output),
             default_max_tokens=_DEFAULT_COMPLETION_TOKENS,
         ),
     )
     view = _TextView(*_usage(fields), fields.logprobs is not None, echo=bool(fields.echo))
     return Call(request, view, bool(fields.stream), ignored)
+
+
+def _grammar(fields: _Body) -> Grammar | None:
+    """In OpenAI's words, in vLLM's, or in those that vLLM had before. Raises: RequestError."""
+    older = StructuredOutputs(json=fields.guided_json, regex=fields.guided_regex, choice=fields.guided_choice)
+    grammars = [
+        read_response_format(fields.response_format),
+        read_structured_outputs(fields.structured_outputs, "structured_outputs."),
+        read_structured_outputs(older, "guided_"),
+    ]
+    given = [grammar for grammar in grammars if grammar is not None]
+    if len(given) > 1:
+        raise RequestError("response_format and structured_outputs exclude each other.", param="response_format")
+    return given[0] if given else None
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[str | tuple[int, ...], ...]:

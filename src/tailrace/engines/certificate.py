@@ -15,6 +15,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
+from tailrace import __version__
 from tailrace.engines.protocol import EngineSpec
 
 __all__ = [
@@ -37,7 +38,7 @@ class Subject(msgspec.Struct, frozen=True):
     engine: str  # name and version
     model: str  # file name and bytes
     processor: str
-    settings: dict[str, float]
+    settings: dict[str, float | str]
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -64,11 +65,15 @@ class Certificate(msgspec.Struct, frozen=True):
 
 def subject(engine: str, spec: EngineSpec) -> Subject:
     """`engine` is what its capabilities call it. Takes a look at the model's files, but does not read them."""
-    settings = {
+    settings: dict[str, float | str] = {
+        "tailrace": __version__,  # which hands the engine its work
         "exact": float(spec.exact),
         "prefix_cache": float(spec.prefix_cache),
         "threads": float(spec.threads),
         "max_step_tokens": float(spec.max_step_tokens),
+        **({"prompt_lookup_tokens": float(spec.prompt_lookup_tokens)} if spec.prompt_lookup_tokens else {}),
+        **({"adapter": _model(Path(spec.adapter)), "adapter_scale": spec.adapter_scale} if spec.adapter else {}),
+        **{name: word for name in ("device", "dtype", "kv_precision") if (word := getattr(spec, name))},
         **spec.options,
     }
     return Subject(engine, _model(Path(spec.path)) if spec.path not in ("", ".") else "", _machine(), settings)

@@ -19,9 +19,12 @@ from tailrace.models import ModelCard
 
 __all__ = ["KINDS", "Choice", "Kind", "choose", "load_engine"]
 
-# What the GGUF loader of OpenVINO GenAI builds, and the tensors that it reads.
+# What the GGUF loader of OpenVINO GenAI builds, and the tensors that openvino_weights makes fit for it.
 _OPENVINO_ARCHITECTURES = ("llama", "qwen2", "qwen3")
-_OPENVINO_TENSORS = frozenset(("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q6_K"))
+_OPENVINO_TENSORS = frozenset(
+    ("F32", "F16", "BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
+     "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS")
+)  # fmt: skip
 
 
 def _anything(card: ModelCard) -> str:
@@ -33,6 +36,8 @@ def _openvino_refuses(card: ModelCard) -> str:
         return ""
     if card.architecture not in _OPENVINO_ARCHITECTURES:
         return f"of GGUF files it runs those of {_names(_OPENVINO_ARCHITECTURES)}, not {card.architecture}"
+    if card.tokenizer_model not in ("", "gpt2"):
+        return "of GGUF files it runs those with a byte-level BPE tokenizer, not SentencePiece"
     if unknown := sorted(set(card.tensor_types) - _OPENVINO_TENSORS):
         return f"it does not read {', '.join(unknown)} tensors"
     return ""
@@ -49,6 +54,7 @@ class Kind:
     packages: tuple[str, ...] = ()  # that must be importable
     extra: str = ""  # with which pip installs those; "" where tailrace comes with them
     settings: tuple[str, ...] = ()  # of those that not every engine has
+    exact: bool = True  # unless the user says otherwise
     refuses: Callable[[ModelCard], str] = _anything
 
     @property
@@ -102,7 +108,7 @@ KINDS = {
             formats=("gguf", "openvino"),
             packages=("openvino", "openvino_genai"),
             cls="openvino:OpenVINOEngine",
-            settings=("device", "kv_precision"),
+            settings=("adapter", "adapter_scale", "device", "kv_precision", "prompt_lookup_tokens"),
             refuses=_openvino_refuses,
         ),
         Kind(
@@ -112,6 +118,7 @@ KINDS = {
             packages=("xllamacpp",),
             extra="llamacpp",
             cls="llamacpp:LlamaCppEngine",
+            exact=False,  # it costs two thirds of the speed
         ),
         Kind(
             "vllm",
@@ -129,7 +136,7 @@ KINDS = {
             packages=("torch", "transformers"),
             extra="transformers",
             cls="transformers:TransformersEngine",
-            settings=("device", "dtype"),
+            settings=("adapter", "adapter_scale", "device", "dtype"),
         ),
         Kind("upstream", "a server that already runs", formats=("upstream",), cls="upstream:UpstreamEngine"),
         Kind("scripted", "tests, load and demonstrations", formats=("scripted",), cls="scripted:ScriptedEngine"),

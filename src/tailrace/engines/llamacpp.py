@@ -13,13 +13,16 @@ What the library needs us to know (measured on 2026.10.11549):
 4. Closing a connection ends its sequence, but not at once, and where the memory is full it ends every sequence (so its
    source says). A sequence therefore waits until llama.cpp has closed the connections of those whose memory it takes.
    What idle slots remember of earlier prompts is no burden: it is thrown away when the memory is needed.
-5. Presence and frequency penalties count the prompt too, a grammar that it cannot read is ignored (both kinds answer
-   with 200), and the logprobs of the tokens of 2. are told nowhere. So all of these are left out.
+5. Presence and frequency penalties count the prompt too, and the logprobs of the tokens of 2. are told nowhere. So
+   these are left out. A grammar that it cannot read, or runs out of its budget with, is ignored (with status 200):
+   llamacpp_grammars reads along. Where a grammar allows no more, what comes is cut here, end of text or not.
 6. With `exact`, each sequence has memory of its own and weights are not packed anew: the laws of exactness then held
    in each of six runs, five of them with the prefix cache (SmolLM2 in Q4_1, two threads, Xeon). With memory that all
    share they were broken each time. Other kinds of tensors have not been tried.
 7. Its threads wait for one another by spinning, some hundred times a token. Where anything else wants a core they spin
-   in vain: 32 tokens on two cores beside one busy process took 22 s and more, and 0.7 s since they sleep instead.
+   in vain: 32 tokens on two cores beside one busy process took 22 s and more. Where they sleep at once it is 0.7 s, but
+   on a quiet machine 29 tokens/s instead of 84. So they spin for a moment, and then sleep: 84 and 27 (beside a busy
+   process, where sleeping at once has 38).
 """
 
 from __future__ import annotations
@@ -33,7 +36,16 @@ from typing import Any
 
 import msgspec
 
-from tailrace.engines.llamacpp_model import VERSION, context_tokens, num_slots, read_pieces, room_tokens, start_server
+from tailrace.engines.llamacpp_grammars import Follower
+from tailrace.engines.llamacpp_model import (
+    VERSION,
+    context_tokens,
+    has_grammars,
+    num_slots,
+    read_pieces,
+    room_tokens,
+    start_server,
+)
 from tailrace.engines.llamacpp_sampling import PARAMETERS, SPARE_TOKENS, request_body
 from tailrace.engines.llamacpp_wire import Exchange
 from tailrace.engines.promise import Capabilities, Delta, Sequence
@@ -67,7 +79,7 @@ _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 class _Run:
     """A sequence, from submit() to its last delta."""
 
-    __slots__ = ("body", "exchange", "held", "num_heard", "num_told", "sequence", "tokens")
+    __slots__ = ("body", "exchange", "follower", "held", "num_heard", "num_told", "sequence", "tokens")
 
     def __init__(self, sequence: Sequence, body: bytes) -> None:
         self.sequence = sequence
@@ -76,6 +88,7 @@ class _Run:
         self.exchange: Exchange | None = None  # until there is room for it
         self.num_heard = 0  # tokens of the answer that llama.cpp has told of
         self.num_told = 0  # and that deltas were made of
+        self.follower = None if sequence.sampling.grammar is None else Follower(sequence.sampling.grammar)
         self.held: tuple[int, ...] = ()  # a token without text, until it is known whether it is the end
 
 
@@ -97,6 +110,7 @@ class LlamaCppEngine:
             self._server = start_server(spec, self._socket_path)
             self._pieces = read_pieces(self._socket_path)
             longest_tokens = context_tokens(spec, self._socket_path)
+            parameters = PARAMETERS if has_grammars(self._socket_path) else PARAMETERS - {"grammar"}
         except BaseException:
             self.close()
             raise
@@ -106,7 +120,7 @@ class LlamaCppEngine:
             kv_tokens=spec.kv_tokens,
             block_tokens=1,
             max_sequences=num_slots(spec),
-            parameters=PARAMETERS,
+            parameters=parameters,
             exact=spec.exact and (spec.threads or os.cpu_count() or 1) <= _KNOWN_THREADS,
         )
 
@@ -115,7 +129,7 @@ class LlamaCppEngine:
         wanted = len(sequence.prompt_ids) + (sampling.max_tokens or 0)
         if wanted > self.capabilities.context_tokens:
             raise SequenceFailed("the prompt is too long for this engine")
-        body = request_body(sampling, len(sequence.prompt_ids)) | {
+        body = request_body(sampling, len(sequence.prompt_ids), len(self._pieces)) | {
             "prompt": sequence.prompt_ids,
             "stream": True,
             "return_tokens": True,
@@ -210,6 +224,10 @@ class LlamaCppEngine:
             ids, run.held = ids[:-1], ids[-1:]
         if finish is None and not ids:
             return None
+        if run.follower is not None:
+            ids, finish = self._follow(run.follower, ids, finish)
+            if finish == "error":
+                return self._fail(run, "the engine left the grammar")
         delta = Delta(run.sequence.sequence_id, run.num_told, ids, (), finish)
         run.num_told += len(ids)
         if finish is not None:
@@ -227,6 +245,17 @@ class LlamaCppEngine:
                 if token_id in self._eos_token_ids:
                     return ids[:place], "stop"
         return (ids[:left], "length") if len(ids) >= left else (ids, finish)
+
+    def _follow(
+        self, follower: Follower, ids: tuple[int, ...], finish: FinishReason | None
+    ) -> tuple[tuple[int, ...], FinishReason | None]:
+        """As far as the grammar goes, which llama.cpp may not have kept to."""
+        for place, token_id in enumerate(ids, 1):
+            if token_id not in self._eos_token_ids and not follower.take(self._pieces[token_id]):
+                return (), "error"
+            if follower.is_complete:
+                return ids[:place], "stop"
+        return ids, "error" if finish == "stop" and not follower.may_end else finish
 
     def _fail(self, run: _Run, why: str) -> Delta:
         self._end(run)

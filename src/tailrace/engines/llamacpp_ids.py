@@ -31,6 +31,9 @@ class Pieces:
             for room in range(4)
         ]
 
+    def __len__(self) -> int:
+        return len(self._pieces)
+
     def __getitem__(self, token_id: int) -> bytes:
         return self._pieces[token_id]
 

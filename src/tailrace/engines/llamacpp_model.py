@@ -16,12 +16,13 @@ from tailrace.engines.llamacpp_wire import ask
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
 
-# Read when OpenMP is loaded: without it, threads spin while they wait for one another (7. in llamacpp).
+# Read when OpenMP is loaded: how long threads spin while they wait for one another (7. in llamacpp).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import xllamacpp
 
-__all__ = ["VERSION", "context_tokens", "num_slots", "read_pieces", "room_tokens", "start_server"]
+__all__ = ["VERSION", "context_tokens", "has_grammars", "num_slots", "read_pieces", "room_tokens", "start_server"]
 
 VERSION: str = xllamacpp.__version__
 
@@ -41,6 +42,14 @@ class _First(msgspec.Struct):
 
 class _Likeliest(msgspec.Struct):
     completion_probabilities: list[_First]
+
+
+class _Settings(msgspec.Struct):
+    grammar: str = ""
+
+
+class _Answer(msgspec.Struct):
+    generation_settings: _Settings
 
 
 class _Defaults(msgspec.Struct):
@@ -110,6 +119,13 @@ def context_tokens(spec: EngineSpec, socket_path: str) -> int:
     props = msgspec.json.decode(ask(socket_path, "GET /props"), type=_Props)
     slot_tokens = props.default_generation_settings.n_ctx
     return min(spec.context_tokens, spec.kv_tokens, slot_tokens - _RESERVED_TOKENS)
+
+
+def has_grammars(socket_path: str) -> bool:
+    """Whether llguidance was built in, whose words a schema is then put into. (A build without it dies of those words.)
+    It warms up as well: the first grammar takes 0.3 s."""
+    answer = ask(socket_path, "POST /completion", {"prompt": [0], "n_predict": 1, "json_schema": {"type": "integer"}})
+    return msgspec.json.decode(answer, type=_Answer).generation_settings.grammar.startswith("%llguidance")
 
 
 @contextmanager

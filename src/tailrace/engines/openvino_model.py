@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import openvino as ov
 import openvino_genai as genai
 
+from tailrace.engines.adapters import read_adapter
+from tailrace.engines.openvino_adapters import write_adapted
+from tailrace.engines.openvino_weights import has_other_types, write_in_eight_bits
 from tailrace.engines.protocol import EngineSpec
+from tailrace.errors import ModelError
 
 __all__ = ["BLOCK_TOKENS", "COMPANION_TOKENS", "has_tokenizer", "load_pipeline", "num_rows"]
 
@@ -22,6 +29,9 @@ COMPANION_TOKENS = 256  # how long the throw-away sequence beside a lone one may
 
 
 _SAVE = {"enable_save_ov_model": True}
+_ROOM = 4  # files as large as the model: in eight bits, and what the library makes of that
+
+logger = logging.getLogger("tailrace.engine")
 
 
 def has_tokenizer(spec: EngineSpec) -> bool:
@@ -34,12 +44,14 @@ def load_pipeline(spec: EngineSpec) -> Any:  # Any: the library's stubs do not h
     """The pipeline, from a GGUF file or an OpenVINO directory. Raises: RuntimeError, the library's."""
     scheduler = genai.SchedulerConfig()
     blocks = -(-spec.kv_tokens // BLOCK_TOKENS)
+    if spec.prompt_lookup_tokens:
+        blocks += spec.max_sequences  # for guesses at the end of each
     scheduler.num_kv_blocks = blocks + (-(-COMPANION_TOKENS // BLOCK_TOKENS) + 2 if spec.exact else 0)
     scheduler.enable_prefix_caching = spec.prefix_cache
     scheduler.dynamic_split_fuse = True
     # With the cache on, what is handed over for a step is never cut by the library: see openvino_prompts.
     most = spec.context_tokens + spec.kv_tokens if spec.prefix_cache else spec.max_step_tokens
-    scheduler.max_num_batched_tokens = max(most, spec.max_sequences + 1)
+    scheduler.max_num_batched_tokens = max(most, (spec.max_sequences + 1) * (spec.prompt_lookup_tokens + 1))
     scheduler.max_num_seqs = spec.max_sequences + 1
     properties: dict[str, Any] = {}
     if spec.exact:
@@ -52,10 +64,33 @@ def load_pipeline(spec: EngineSpec) -> Any:  # Any: the library's stubs do not h
         properties["KV_CACHE_PRECISION"] = spec.kv_precision
         if spec.kv_precision == "f32":  # it starts with nothing less
             properties["INFERENCE_PRECISION_HINT"] = "f32"
+    if spec.prompt_lookup_tokens:
+        properties["prompt_lookup"] = True
     path, device = Path(spec.path), spec.device.upper() or "CPU"
-    if path.is_dir():
-        return genai.ContinuousBatchingPipeline(str(path), scheduler, device, properties)
-    return _load_gguf(path, Path(spec.cache_path) if spec.cache_path else None, scheduler, device, properties)
+
+    def load(path: Path, cache: Path | None) -> Any:  # Any: as above
+        if path.is_dir():
+            return genai.ContinuousBatchingPipeline(str(path), scheduler, device, properties)
+        return _load_gguf(path, cache, scheduler, device, properties)
+
+    cache = Path(spec.cache_path) if spec.cache_path else None
+    if not spec.adapter:
+        return load(path, cache)
+    adapter = read_adapter(spec.adapter, spec.adapter_scale)
+    if cache is not None:
+        cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="adapting-", dir=cache) as work:
+        directory = path
+        if not path.is_dir():
+            directory = _prepared(path, cache or Path(work))
+            if not directory.is_dir():
+                load(path, cache or Path(work))
+            if not directory.is_dir():
+                raise ModelError(f"An adapter needs a prepared form of {path.name}, and {cache} has no room for it.")
+        adapted = Path(work) / "adapted"
+        adapted.mkdir()
+        write_adapted(directory, adapter, adapted)
+        return load(adapted, None)
 
 
 def num_rows(spec: EngineSpec) -> int:
@@ -74,7 +109,7 @@ def num_rows(spec: EngineSpec) -> int:
 
 def _prepared(path: Path, cache: Path) -> Path:
     state = path.stat()
-    facts = f"with tokenizer {path.resolve()} {state.st_size} {state.st_mtime_ns} {genai.__version__}"
+    facts = f"in eight bits {path.resolve()} {state.st_size} {state.st_mtime_ns} {genai.__version__}"
     return cache / f"{path.stem}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 
@@ -83,28 +118,42 @@ def _load_gguf(path: Path, cache: Path | None, scheduler: Any, device: str, prop
 
     (3.0 against 1.3 s for the default model on two Sapphire Rapids cores.)
     """
-    if cache is None:
-        return genai.ContinuousBatchingPipeline(str(path), scheduler, device, properties)
-    prepared = _prepared(path, cache)
-    if prepared.is_dir():
-        try:
-            return genai.ContinuousBatchingPipeline(str(prepared), scheduler, device, properties)
-        except RuntimeError:
-            shutil.rmtree(prepared, ignore_errors=True)
+    if cache is not None:
+        prepared = _prepared(path, cache)
+        if prepared.is_dir():
+            try:
+                return genai.ContinuousBatchingPipeline(str(prepared), scheduler, device, properties)
+            except RuntimeError:
+                shutil.rmtree(prepared, ignore_errors=True)
     try:
+        with _work_in(cache, path) as work:
+            file = work / path.name  # the library writes beside the file that it reads
+            if has_other_types(path):
+                logger.info("Writing the weights of %s in eight bits, once.", path.name)
+                write_in_eight_bits(path, file)
+            else:
+                os.symlink(path.resolve(), file)
+            if cache is None:
+                return genai.ContinuousBatchingPipeline(str(file), scheduler, device, properties)
+            pipeline = genai.ContinuousBatchingPipeline(str(file), scheduler, device, properties | _SAVE, _SAVE)
+            file.unlink()
+            with contextlib.suppress(OSError):  # another worker was quicker
+                work.rename(prepared)
+            return pipeline
+    except OSError as error:
+        raise ModelError(f"{path.name} cannot be prepared for OpenVINO: {error.strerror or error}.") from error
+
+
+@contextmanager
+def _work_in(cache: Path | None, path: Path) -> Iterator[Path]:
+    """A directory with room for what becomes of a file, gone at the end if it is still there. Raises: OSError."""
+    if cache is not None:
         cache.mkdir(parents=True, exist_ok=True)
-        if shutil.disk_usage(cache).free < 2 * path.stat().st_size:
-            raise OSError("not enough space")
-        work = Path(tempfile.mkdtemp(prefix="preparing-", dir=cache))
-    except OSError:
-        return genai.ContinuousBatchingPipeline(str(path), scheduler, device, properties)
+    work = Path(tempfile.mkdtemp(prefix="preparing-", dir=cache))
     try:
-        link = work / path.name  # the library writes beside the file that it reads
-        os.symlink(path.resolve(), link)
-        pipeline = genai.ContinuousBatchingPipeline(str(link), scheduler, device, properties | _SAVE, _SAVE)
-        link.unlink()
-        with contextlib.suppress(OSError):  # another worker was quicker
-            work.rename(prepared)
-        return pipeline
+        wanted_bytes = _ROOM * path.stat().st_size
+        if shutil.disk_usage(work).free < wanted_bytes:
+            raise OSError(f"{work.parent} has no room for {wanted_bytes >> 20:,} MiB")
+        yield work
     finally:
         shutil.rmtree(work, ignore_errors=True)

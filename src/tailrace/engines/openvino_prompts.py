@@ -45,9 +45,9 @@ class Piece:
 
 
 class Prompts:
-    """A queue, first come, first served. `num_rows` is how many tokens the model has a row for, 0 if unknown or not
-    wanted; `num_blocks` how much the cache holds, 0 without one: then prompts are held back so that none is cut which
-    fits into a step."""
+    """A queue, in which short prompts overtake. `num_rows` is how many tokens the model has a row for, 0 if unknown or
+    not wanted; `num_blocks` how much the cache holds, 0 without one: then prompts are held back so that none is cut
+    which fits into a step."""
 
     def __init__(self, *, step_tokens: int, block_tokens: int, num_blocks: int, num_rows: int) -> None:
         self._step_tokens = step_tokens
@@ -84,21 +84,38 @@ class Prompts:
             return pieces
         self._learn()
         left = max(left, _LEAST_TOKENS)
+        # Half of the step is the oldest's, so that it gets there; into the other half go short ones from behind it.
+        room = left // 2 if left >= 2 * _LEAST_TOKENS else 0
+        for prompt in sorted([*self._waiting.values()][1:], key=self._rest):
+            if (rest := self._rest(prompt)) > room:
+                break
+            room -= rest
+            left -= rest
+            pieces.append(self._whole(prompt))
         while self._waiting:
             prompt = next(iter(self._waiting.values()))
-            self._skip_known(prompt)
-            rest = len(prompt.ids) - prompt.position
+            rest = self._rest(prompt)
             if rest > left:
                 size = min(left // self._block_tokens * self._block_tokens, prompt.end - prompt.position)
                 if size:
                     pieces.append(self._part(prompt, size))
                 break
             left -= rest
-            self._go(prompt, prompt.end)
             pieces.append(self._whole(prompt))
         return pieces
 
+    def _rest(self, prompt: _Prompt) -> int:
+        """How many of its tokens are to be computed. What the cache has lost since is computed with the next piece,
+        which is then a long one."""
+        while prompt.position < prompt.end and (key := self._next_key(prompt)) in self._known:
+            self._known.move_to_end(key)
+            prompt.position += self._block_tokens
+            prompt.key = key
+        return len(prompt.ids) - prompt.position
+
     def _whole(self, prompt: _Prompt) -> Piece:
+        if self._most_known:
+            self._go(prompt, prompt.end)
         del self._waiting[prompt.sequence_id]
         return Piece(prompt.sequence_id, prompt.ids)
 
@@ -117,13 +134,6 @@ class Prompts:
 
     def _next_key(self, prompt: _Prompt) -> int:
         return hash((prompt.key, prompt.ids[prompt.position : prompt.position + self._block_tokens]))
-
-    def _skip_known(self, prompt: _Prompt) -> None:
-        """What the cache has lost since is computed with the next piece, which is then a long one."""
-        while prompt.position < prompt.end and (key := self._next_key(prompt)) in self._known:
-            self._known.move_to_end(key)
-            prompt.position += self._block_tokens
-            prompt.key = key
 
     def _go(self, prompt: _Prompt, stop: int) -> None:
         while prompt.position < stop:

@@ -27,9 +27,11 @@ PARAMETERS = frozenset(
     )
 )
 
+_NGRAM_TOKENS = 3  # the last ones of a text, whose earlier places say what may follow
+
 
 def library_config(
-    sampling: Sampling, eos_token_ids: tuple[int, ...]
+    sampling: Sampling, eos_token_ids: tuple[int, ...], prompt_lookup_tokens: int = 0
 ) -> Any:  # Any: the library's stubs do not hold up
     """Raises: RuntimeError or TypeError, the library's, for what it will not do (TypeError: a seed beyond 64 bits)."""
     config = genai.GenerationConfig()
@@ -49,6 +51,9 @@ def library_config(
     config.repetition_penalty = sampling.repetition_penalty
     config.presence_penalty = sampling.presence_penalty
     config.frequency_penalty = sampling.frequency_penalty
+    if prompt_lookup_tokens:  # every request's, or a pipeline that looks up is lost in its next step
+        config.num_assistant_tokens = prompt_lookup_tokens
+        config.max_ngram_size = _NGRAM_TOKENS
     if sampling.logprobs:
         config.logprobs = 1
     if sampling.grammar is not None:

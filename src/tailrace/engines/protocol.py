@@ -53,6 +53,9 @@ class EngineSpec(msgspec.Struct, frozen=True):
     dtype: str = ""  # that it computes in: float32, bfloat16, float16; "": it decides
     kv_precision: str = ""  # what keys and values are kept in; "": the library decides
     gpus: int = 1  # over which one model is spread
+    prompt_lookup_tokens: int = 0  # guessed ahead from what was said before, and checked in one step
+    adapter: str = ""  # a LoRA adapter's file or directory
+    adapter_scale: float = 1.0
     secret: str = ""  # a key for the server at `path`
     options: dict[str, float] = {}  # the scripted engine's speed and faults
 

@@ -319,7 +319,7 @@ class Supervisor:
             if not worker.ready.done():
                 if not worker.gone.done():
                     raise EngineLost(f"The engine did not load within {self._load_s:g} s.")
-                raise EngineLost(f"The engine did not load: {(await worker.why())[0]}.")
+                raise EngineLost(f"The engine did not load: {(await worker.why())[0].rstrip('.')}.")
         except BaseException:
             await worker.stop()
             raise

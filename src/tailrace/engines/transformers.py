@@ -18,16 +18,20 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import transformers
 from transformers.utils import logging as library_logging
 
+from tailrace.engines.adapters import read_adapter
 from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.reasons import in_one_line
+from tailrace.engines.transformers_adapters import merge
 from tailrace.engines.transformers_batches import BLOCK_TOKENS, Alone, Paged
+from tailrace.engines.transformers_grammars import Constraints
 from tailrace.engines.transformers_sampling import PARAMETERS, Row
 from tailrace.errors import ModelError, SequenceFailed
 
@@ -61,13 +65,14 @@ class TransformersEngine:
             self._forwards = _forwards(model, spec)
         self._eos = frozenset(spec.eos_token_ids) or _own_ends(model)
         self._vocab_size = model.get_input_embeddings().num_embeddings
+        self._constraints = Constraints.of_model(Path(spec.path), self._eos, self._vocab_size)
         self.capabilities = Capabilities(
             engine=f"transformers {transformers.__version__}",
             context_tokens=context_tokens,
             kv_tokens=spec.kv_tokens,
             block_tokens=BLOCK_TOKENS,
             max_sequences=spec.max_sequences,
-            parameters=PARAMETERS,
+            parameters=PARAMETERS if self._constraints is not None else PARAMETERS - {"grammar"},
             exact=isinstance(self._forwards, Alone),
         )
 
@@ -77,7 +82,12 @@ class TransformersEngine:
             raise SequenceFailed("the prompt is too long for this engine")
         if not all(0 <= token_id < self._vocab_size for token_id in sequence.prompt_ids):
             raise SequenceFailed("the prompt names a token that the model does not have")
-        row = Row(sequence, self._eos, self._vocab_size)
+        constraint = None
+        if (grammar := sequence.sampling.grammar) is not None:
+            if self._constraints is None:
+                raise SequenceFailed("there are no grammars for this model's tokenizer")
+            constraint = self._constraints(grammar, ignore_eos=sequence.sampling.ignore_eos)
+        row = Row(sequence, self._eos, self._vocab_size, constraint)
         self._forwards.add(row)
         self._rows[sequence.sequence_id] = row
 
@@ -118,6 +128,8 @@ def _load(spec: EngineSpec) -> Any:  # Any: the library's model, whichever it is
         local_files_only=True,
         use_safetensors=True,
     )
+    if spec.adapter:
+        merge(model, read_adapter(spec.adapter, spec.adapter_scale))
     return model.to(device).eval()
 
 

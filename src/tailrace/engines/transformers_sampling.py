@@ -12,6 +12,7 @@ from collections import Counter
 import torch
 
 from tailrace.engines.promise import Delta, Sequence
+from tailrace.engines.transformers_grammars import Constraint
 from tailrace.types import FinishReason, Sampling, TopLogprobs
 
 __all__ = ["PARAMETERS", "Row", "choose_all"]
@@ -19,6 +20,7 @@ __all__ = ["PARAMETERS", "Row", "choose_all"]
 PARAMETERS = frozenset(
     (
         "frequency_penalty",
+        "grammar",
         "ignore_eos",
         "logit_bias",
         "logprobs",
@@ -42,6 +44,7 @@ class Row:
 
     __slots__ = (
         "_answer",
+        "_constraint",
         "_delta",
         "_eos",
         "_random",
@@ -55,7 +58,9 @@ class Row:
         "token_ids",
     )
 
-    def __init__(self, sequence: Sequence, eos: frozenset[int], vocab_size: int) -> None:
+    def __init__(
+        self, sequence: Sequence, eos: frozenset[int], vocab_size: int, constraint: Constraint | None = None
+    ) -> None:
         sampling = sequence.sampling
         self.sequence_id = sequence.sequence_id
         self.sampling = sampling
@@ -64,7 +69,10 @@ class Row:
         self.is_over = False
         penalties = sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty
         # The likeliest token, and nothing more is asked.
-        self.is_plain = not (sampling.temperature or penalties or sampling.logprobs or sampling.logit_bias)
+        self.is_plain = not (
+            sampling.temperature or penalties or sampling.logprobs or sampling.logit_bias or constraint
+        )
+        self._constraint = constraint
         self._eos = frozenset() if sampling.ignore_eos else eos
         self._random = random.Random(sampling.seed)
         self._answer: Counter[int] = Counter()
@@ -86,13 +94,24 @@ class Row:
             if self.sampling.repetition_penalty != 1.0:
                 self._seen.add(token_id)
         finish: FinishReason | None = "length" if self.count == self.sampling.max_tokens else None
-        if token_id in self._eos:
+        if token_id in self._eos or self._is_complete(token_id):
             finish = "stop"
         self.is_over = finish is not None
         logprobs = () if logprob is None else (logprob,)
         self._delta = Delta(
             self.sequence_id, start, (token_id,), logprobs, finish, "", (top,) if self.sampling.top_logprobs else ()
         )
+
+    def _is_complete(self, token_id: int) -> bool:
+        """Whether the grammar allows nothing behind this token."""
+        if self._constraint is None:
+            return False
+        self._constraint.take(token_id)
+        return self._constraint.is_complete
+
+    def _fail(self, why: str) -> None:
+        self.is_over = True
+        self._delta = Delta(self.sequence_id, self.count, (), (), "error", why)
 
     def take(self) -> Delta | None:
         delta, self._delta = self._delta, None
@@ -105,6 +124,11 @@ class Row:
         top: TopLogprobs = ()
         raw = torch.log_softmax(logits, -1) if sampling.logprobs else None
         scores = self._penalised(logits)
+        if self._constraint is not None:
+            scores = self._constraint.allow(scores)
+            if failure := self._constraint.failure:
+                self._fail(failure)
+                return 0  # which nobody will see
         chosen = int(scores.argmax()) if not sampling.temperature else self._drawn(scores)
         if raw is not None:
             logprob = float(raw[chosen])

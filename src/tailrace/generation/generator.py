@@ -13,6 +13,7 @@ from itertools import chain
 
 from tailrace.admission import Gate
 from tailrace.engines import Supervisor
+from tailrace.engines.grammar_check import GrammarCheck
 from tailrace.engines.promise import Sequence
 from tailrace.errors import (
     ContextLengthExceeded,
@@ -78,6 +79,7 @@ class Generator:
         self.used_s = time.monotonic()  # when a stream began or ended last
         self._add_bos = add_bos
         self._supervisor = supervisor
+        self._grammars = GrammarCheck()
         self._idle: asyncio.Future[None] | None = None
         self._sequence_ids = itertools.count(1)
         self.recovery = Recovery(on_done=self._open_gate)
@@ -132,6 +134,8 @@ class Generator:
         asked_s = time.monotonic()
         self._check(request)
         with self.gate.coming():
+            if request.sampling.grammar is not None:
+                await self._grammars.check(request.sampling.grammar)
             prompts = await self.encode(request)
         if not all(prompt.ids for prompt in prompts):
             raise RequestError("The prompt is empty.", param="prompt")
@@ -270,6 +274,8 @@ class Generator:
             for name in Sampling.__slots__:
                 if name not in self.parameters and getattr(sampling, name) != getattr(plain, name):
                     raise UnsupportedParameter(f"This engine does not support {name}.", param=name)
+        if sampling.ignore_eos and sampling.grammar is not None:  # behind its end, libraries go on without one
+            raise UnsupportedParameter("An answer ends where its grammar does.", param="ignore_eos")
         if sampling.n > self.limits.max_n:
             raise RequestError(f"n is at most {self.limits.max_n}.", param="n")
         if len(request.prompts) * sampling.n > self.limits.max_choices:

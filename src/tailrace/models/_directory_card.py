@@ -13,15 +13,16 @@ from typing import Literal, TypeVar
 import msgspec
 
 from tailrace.errors import ModelError
-from tailrace.models._tokenizer import CONTROL, GPT2, NORMAL, Vocabulary, tokenizer_json
+from tailrace.models._tokenizer import GPT2, tokenizer_json
+from tailrace.models._vocabulary import CONTROL, NORMAL, Vocabulary, parse_merges
 from tailrace.models.card import ModelCard
+from tailrace.models.safetensors import read_head
 
 __all__ = ["EXPORT_FILES", "read"]
 
 EXPORT_FILES = ("openvino_model.xml", "openvino_model.bin")
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
-_MAX_HEAD_BYTES = 100_000_000  # the library's own limit
 _UNSET_LENGTH = 10**9  # transformers writes 10**30 for "no limit known"
 
 
@@ -61,11 +62,6 @@ class _TokenizerConfig(msgspec.Struct):
 
 class _TextConfig(msgspec.Struct):
     max_position_embeddings: int | None = None
-
-
-class _Tensor(msgspec.Struct):
-    shape: list[int]
-    data_offsets: tuple[int, int]
 
 
 class _Config(msgspec.Struct):
@@ -139,30 +135,10 @@ def _weights(path: Path, kind: str) -> tuple[int, int]:
         return 0, (path / EXPORT_FILES[1]).stat().st_size
     num_parameters = weight_bytes = 0
     for file in sorted(path.glob("*.safetensors")):
-        for tensor in _safetensors_head(file).values():
+        for tensor in read_head(file)[0].values():
             num_parameters += math.prod(tensor.shape)
             weight_bytes += tensor.data_offsets[1] - tensor.data_offsets[0]
     return num_parameters, weight_bytes
-
-
-def _safetensors_head(file: Path) -> dict[str, _Tensor]:
-    """What the file says of its tensors. *Source:* the format's page in the safetensors repository."""
-    size = file.stat().st_size
-    with file.open("rb") as content:
-        head_bytes = int.from_bytes(content.read(8), "little")
-        if size < 8 or head_bytes > min(size - 8, _MAX_HEAD_BYTES):
-            raise ModelError(f"{file} is damaged or cut short: its head has {head_bytes:,} bytes. Fetch it again.")
-        head = content.read(head_bytes)
-    try:
-        entries = msgspec.json.decode(head, type=dict[str, msgspec.Raw])
-        entries.pop("__metadata__", None)
-        tensors = {name: msgspec.json.decode(entry, type=_Tensor) for name, entry in entries.items()}
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise ModelError(f"{file} is damaged: {error}. Fetch it again.") from error
-    end = max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
-    if 8 + head_bytes + end > size:
-        raise ModelError(f"{file} ({size:,} bytes) is cut short: its tensors need {end:,} bytes. Fetch it again.")
-    return tensors
 
 
 def _tokenizer_text(path: Path) -> str:
@@ -183,7 +159,7 @@ def _tokenizer_text(path: Path) -> str:
     tokens = sorted(ids, key=ids.__getitem__)
     lines = [line for line in merges.splitlines() if line and not line.startswith("#version")]
     special = [CONTROL if token.startswith("<|") and token.endswith("|>") else NORMAL for token in tokens]
-    return tokenizer_json(path / "merges.txt", Vocabulary(tokens, special, lines), GPT2)
+    return tokenizer_json(Vocabulary(tokens, special, parse_merges(path / "merges.txt", lines, tokens)), GPT2)
 
 
 def _text(file: Path) -> str | None:

@@ -102,6 +102,12 @@ class Metadata:
             return value
         raise self._wrong(key)
 
+    def reals(self, key: str) -> list[float] | None:
+        value = self._values.get(key)
+        if value is None or (isinstance(value, list) and all(isinstance(item, (int, float)) for item in value)):
+            return value
+        raise self._wrong(key)
+
     def _wrong(self, key: str) -> ModelError:
         return ModelError(f"{self._path} is damaged: its `{key}` has the wrong type. Fetch the file again.")
 

@@ -5,21 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from tailrace.errors import ModelError
-from tailrace.models import _tokenizer
+from tailrace.models._ends import is_end
 from tailrace.models._gguf import Metadata, read_metadata
-from tailrace.models._tokenizer import CONTROL, Vocabulary
+from tailrace.models._tokenizer import read_scheme, tokenizer_json
+from tailrace.models._vocabulary import CONTROL, Vocabulary, read_vocabulary
 from tailrace.models.card import ModelCard
 
 __all__ = ["read"]
 
-# Control tokens that end a turn or a text whatever `eos_token_id` says: files with only one of the two set are common.
-_END_TOKENS = {
-    "<|endoftext|>",
-    "<|end_of_text|>",
-    "<|im_end|>",
-    "<|eot_id|>",
-    "<|eom_id|>",
-}
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
 
 
@@ -28,10 +21,11 @@ def read(path: Path, name: str) -> ModelCard:
     architecture = metadata.text("general.architecture")
     if not architecture:
         raise ModelError(f"{path} does not name its architecture: it is no model, or was converted in part only.")
-    pre = _tokenizer.pre_tokenizer(path, metadata)
-    vocabulary = _tokenizer.read_vocabulary(path, metadata)
+    scheme = read_scheme(path, metadata)
+    vocabulary = read_vocabulary(path, metadata)
     bos_token = _token(path, metadata, vocabulary, "tokenizer.ggml.bos_token_id")
-    add_bos = metadata.flag("tokenizer.ggml.add_bos_token")
+    says_bos = metadata.flag("tokenizer.ggml.add_bos_token")
+    add_bos = scheme.always_bos or (scheme.add_bos if says_bos is None else says_bos)
     context_tokens = metadata.number(f"{architecture}.context_length")
     if not context_tokens or context_tokens < 0:
         raise ModelError(f"{path} does not say how long its context is ({architecture}.context_length).")
@@ -39,14 +33,15 @@ def read(path: Path, name: str) -> ModelCard:
         name=name,
         path=path,
         format="gguf",
-        tokenizer_json=_tokenizer.tokenizer_json(path, vocabulary, pre),
+        tokenizer_json=tokenizer_json(vocabulary, scheme, bos_token),
         chat_template=metadata.text("tokenizer.chat_template"),
         bos_token=bos_token,
         eos_token=_token(path, metadata, vocabulary, "tokenizer.ggml.eos_token_id"),
-        add_bos=bool(bos_token) and (pre.add_bos if add_bos is None else add_bos),
+        add_bos=bool(bos_token) and add_bos,
         eos_token_ids=_ends(path, metadata, vocabulary),
         context_tokens=context_tokens,
         architecture=architecture,
+        tokenizer_model=metadata.text("tokenizer.ggml.model") or "",
         tensor_types=tuple(sorted(metadata.tensors.types)),
         num_parameters=metadata.tensors.num_elements,
         weight_bytes=metadata.tensors.num_bytes,
@@ -67,9 +62,10 @@ def _token(path: Path, metadata: Metadata, vocabulary: Vocabulary, key: str) -> 
 
 def _ends(path: Path, metadata: Metadata, vocabulary: Vocabulary) -> tuple[int, ...]:
     named = [_token_id(path, metadata, vocabulary, key) for key in _END_KEYS]
-    known = [
-        token_id
-        for token_id, kind in enumerate(vocabulary.types)
-        if kind == CONTROL and vocabulary.tokens[token_id] in _END_TOKENS
-    ]
+    control = {
+        token: token_id
+        for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+        if kind == CONTROL
+    }
+    known = [token_id for token, token_id in control.items() if is_end(token, control)]
     return tuple(dict.fromkeys(token_id for token_id in [*named, *known] if token_id is not None))

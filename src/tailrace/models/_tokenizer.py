@@ -1,8 +1,8 @@
 """Builds a Hugging Face `tokenizers` file from the vocabulary inside a GGUF.
 
-A GGUF names its pre-tokenizer (`tokenizer.ggml.pre`) and leaves the rules to whoever reads it. They are facts of the
-original models, written here as their `tokenizer.json` files have them; the names and what they imply (whole words are
-looked up before merging, whether a prompt begins with BOS) are llama.cpp's, whose converter wrote them.
+There are two families. Byte-level BPE cuts text into words by rules of each model (`_pre_tokenizers`), writes each byte
+as a character, and merges within words. SentencePiece writes a space as U+2581, merges across the whole text, and
+spells in bytes what it has no piece for.
 """
 
 from __future__ import annotations
@@ -14,148 +14,141 @@ import msgspec
 
 from tailrace.errors import ModelError
 from tailrace.models._gguf import Metadata
+from tailrace.models._pre_tokenizers import PRE_TOKENIZERS, PreTokenizer, Step
+from tailrace.models._vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
 
-__all__ = [
-    "CONTROL",
-    "GPT2",
-    "NORMAL",
-    "USER_DEFINED",
-    "PreTokenizer",
-    "Vocabulary",
-    "pre_tokenizer",
-    "read_vocabulary",
-    "tokenizer_json",
-]
+__all__ = ["GPT2", "Scheme", "read_scheme", "tokenizer_json"]
 
-NORMAL, CONTROL, USER_DEFINED = 1, 3, 4
-
-_SPLIT = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-
-
-def _byte_level(*, use_regex: bool) -> dict[str, object]:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": use_regex}
-
-
-def _split_by(regex: str) -> dict[str, object]:
-    split = {"type": "Split", "pattern": {"Regex": regex}, "behavior": "Isolated", "invert": False}
-    return {"type": "Sequence", "pretokenizers": [split, _byte_level(use_regex=False)]}
+_META = "\u2581"
+_OWN = "The model's Hugging Face directory or an OpenVINO export of it brings its own tokenizer and works."
 
 
 @dataclass(frozen=True, slots=True)
-class PreTokenizer:
-    """How one family of models cuts text before merging."""
+class Scheme:
+    """How text becomes tokens and back, apart from the vocabulary."""
 
-    rules: dict[str, object]
-    normalizer: dict[str, object] | None = None
+    normalizer: Step | None
+    pre_tokenizer: Step | None
+    decoder: Step
     ignore_merges: bool = False  # a whole word of the vocabulary is taken as it is
+    byte_fallback: bool = False  # a character without a token is spelled in bytes
     add_bos: bool = False  # when the file does not say
+    always_bos: bool = False  # whatever it says
 
 
-GPT2 = PreTokenizer(_byte_level(use_regex=True))
-_SMOLLM = PreTokenizer(
-    {
-        "type": "Sequence",
-        "pretokenizers": [{"type": "Digits", "individual_digits": True}, _byte_level(use_regex=True)],
-    }
-)
-_LLAMA3 = PreTokenizer(_split_by(_SPLIT % r"\p{N}{1,3}"), ignore_merges=True, add_bos=True)
-_QWEN2 = PreTokenizer(_split_by(_SPLIT % r"\p{N}"), normalizer={"type": "NFC"})
-
-_PRE_TOKENIZERS = {
-    "default": GPT2,
-    "gpt-2": GPT2,
-    "llama-bpe": _LLAMA3,
-    "llama-v3": _LLAMA3,
-    "llama3": _LLAMA3,
-    "qwen2": _QWEN2,
-    "smollm": _SMOLLM,
-}
+def _byte_level(*, use_regex: bool = False) -> Step:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": use_regex}
 
 
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """Tokens by id, their GGUF types (1 normal, 3 control, 4 user defined), and the merges, "left right", by rank."""
-
-    tokens: list[str]
-    types: list[int]
-    merges: list[str]
-
-
-def pre_tokenizer(path: Path, metadata: Metadata) -> PreTokenizer:
-    """Raises: ModelError for a tokenizer or a pre-tokenizer that is not among the known ones."""
-    model = metadata.text("tokenizer.ggml.model")
-    if model != "gpt2":
-        raise ModelError(
-            f"The tokenizer of {path} is `{model}`; only byte-level BPE (`gpt2`) is supported in GGUF files. "
-            "An OpenVINO export of the model brings its own tokenizer and works."
-        )
-    name = metadata.text("tokenizer.ggml.pre") or "default"
-    if found := _PRE_TOKENIZERS.get(name):
-        return found
-    raise ModelError(
-        f"The pre-tokenizer of {path} is `{name}`; supported are {', '.join(_PRE_TOKENIZERS)}. "
-        "An OpenVINO export of the model brings its own tokenizer and works."
+def _words(pre: PreTokenizer) -> Scheme:
+    return Scheme(
+        pre.normalizer,
+        {"type": "Sequence", "pretokenizers": list(pre.steps)},
+        _byte_level(use_regex=True),
+        ignore_merges=pre.ignore_merges,
+        add_bos=pre.add_bos,
     )
 
 
-def read_vocabulary(path: Path, metadata: Metadata) -> Vocabulary:
-    """Raises: ModelError when tokens, types and merges do not fit together."""
-    tokens = metadata.texts("tokenizer.ggml.tokens")
-    merges = metadata.texts("tokenizer.ggml.merges")
-    if not tokens or merges is None:
-        raise ModelError(f"{path} has no vocabulary or no merges: it was converted without its tokenizer.")
-    types = metadata.numbers("tokenizer.ggml.token_type") or [NORMAL] * len(tokens)
-    if len(types) != len(tokens) or len(set(tokens)) != len(tokens):
-        raise ModelError(f"{path} is damaged: its tokens and their types do not fit together. Fetch the file again.")
-    return Vocabulary(tokens, types, merges)
+def _sentencepiece(*, space_prefix: bool, always_bos: bool = False) -> Scheme:
+    """`space_prefix`: a text begins with a space that it does not have, at its start and behind each added token.
+
+    The newer files of Hugging Face add it at the very start only, the older ones and llama.cpp behind tokens as well.
+    A GGUF does not say which; behind BOS, where it matters most, models were trained with it.
+    """
+    replace: Step = {"type": "Replace", "pattern": {"String": " "}, "content": _META}
+    restore: Step = {"type": "Replace", "pattern": {"String": _META}, "content": " "}
+    return Scheme(
+        {"type": "Sequence", "normalizers": [*([{"type": "Prepend", "prepend": _META}] * space_prefix), replace]},
+        None,
+        {
+            "type": "Sequence",
+            "decoders": [
+                restore,
+                {"type": "ByteFallback"},
+                {"type": "Fuse"},
+                *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] * space_prefix),
+            ],
+        },
+        byte_fallback=True,
+        add_bos=True,
+        always_bos=always_bos,
+    )
 
 
-def tokenizer_json(path: Path, vocabulary: Vocabulary, pre: PreTokenizer) -> str:
-    """The text of a `tokenizer.json`. It adds no BOS by itself: `ModelCard.add_bos` says whether a prompt has one."""
+GPT2 = _words(PRE_TOKENIZERS["gpt-2"])
+
+
+def read_scheme(path: Path, metadata: Metadata) -> Scheme:
+    """Raises: ModelError for a tokenizer or a pre-tokenizer that is not among the known ones."""
+    match metadata.text("tokenizer.ggml.model"):
+        case "gpt2":
+            name = metadata.text("tokenizer.ggml.pre") or "default"
+            if name in PRE_TOKENIZERS:
+                return _words(PRE_TOKENIZERS[name])
+            raise ModelError(f"The pre-tokenizer of {path} is `{name}`, which is not known. {_OWN}")
+        case "llama":
+            return _sentencepiece(space_prefix=metadata.flag("tokenizer.ggml.add_space_prefix") is not False)
+        case "gemma4":
+            return _sentencepiece(space_prefix=False, always_bos=True)
+        case model:
+            raise ModelError(
+                f"The tokenizer of {path} is `{model}`; supported in GGUF files are byte-level BPE (`gpt2`) and "
+                f"SentencePiece (`llama`, `gemma4`). {_OWN}"
+            )
+
+
+def tokenizer_json(vocabulary: Vocabulary, scheme: Scheme, bos: str = "") -> str:
+    """The text of a `tokenizer.json`. It puts `bos` before a text where it is asked to add special tokens."""
     ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
     content = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": _added_tokens(vocabulary),
-        "normalizer": pre.normalizer,
-        "pre_tokenizer": pre.rules,
-        "post_processor": _byte_level(use_regex=False) | {"trim_offsets": False},
-        "decoder": _byte_level(use_regex=True),
+        "normalizer": scheme.normalizer,
+        "pre_tokenizer": scheme.pre_tokenizer,
+        "post_processor": _template(bos, ids[bos]) if bos else None,
+        "decoder": scheme.decoder,
         "model": {
             "type": "BPE",
             "dropout": None,
-            "unk_token": None,
+            "unk_token": vocabulary.unknown or None,
             "continuing_subword_prefix": None,
             "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": pre.ignore_merges,
+            "fuse_unk": scheme.byte_fallback,
+            "byte_fallback": scheme.byte_fallback,
+            "ignore_merges": scheme.ignore_merges,
             "vocab": ids,
-            "merges": _merges(path, vocabulary.merges, ids),
+            "merges": vocabulary.merges,
         },
     }
     return msgspec.json.encode(content).decode()
 
 
-def _added_tokens(vocabulary: Vocabulary) -> list[dict[str, object]]:
+def _template(bos: str, token_id: int) -> Step:
+    def part(first: str) -> list[object]:
+        return [{"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": first, "type_id": 0}}]
+
+    return {
+        "type": "TemplateProcessing",
+        "single": part("A"),
+        "pair": [*part("A"), *part("B")],
+        "special_tokens": {bos: {"id": bos, "ids": [token_id], "tokens": [bos]}},
+    }
+
+
+def _added_tokens(vocabulary: Vocabulary) -> list[Step]:
     return [
         {
             "id": token_id,
             "content": token,
             "single_word": False,
             "lstrip": False,
-            "rstrip": False,
+            "rstrip": token in vocabulary.right_stripped,
             "normalized": False,
-            "special": kind == CONTROL,
+            "special": kind != USER_DEFINED,
         }
         for token_id, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
-        if kind in (CONTROL, USER_DEFINED)
+        if kind in (UNKNOWN, CONTROL, USER_DEFINED)
     ]
-
-
-def _merges(path: Path, merges: list[str], ids: dict[str, int]) -> list[list[str]]:
-    pairs = [merge.split(" ") for merge in merges]
-    if all(len(pair) == 2 and pair[0] in ids and pair[1] in ids and pair[0] + pair[1] in ids for pair in pairs):
-        return pairs
-    raise ModelError(f"{path} is damaged: its merges name tokens that it does not have. Fetch the file again.")

@@ -27,6 +27,7 @@ class ModelCard:
     eos_token_ids: tuple[int, ...]  # any of them ends a sequence; the model's own EOS comes first
     context_tokens: int
     architecture: str = ""  # as the file names it
+    tokenizer_model: str = ""  # of a GGUF file, as it names it: gpt2 (bytes), llama (SentencePiece)
     tensor_types: tuple[str, ...] = ()  # of a GGUF file, by ggml's names
     num_parameters: int = 0  # 0: not known
     weight_bytes: int = 0

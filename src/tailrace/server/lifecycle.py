@@ -41,7 +41,8 @@ __all__ = ["Service", "engine_spec", "let_origins_read", "open_journal", "serve"
 logger = logging.getLogger("tailrace.server")
 
 _DRAIN_RETRY_S = 5.0
-_OF_SOME = ("device", "dtype", "gpus", "kv_precision")  # settings that not every engine has
+# Settings that not every engine has.
+_OF_SOME = ("adapter", "adapter_scale", "device", "dtype", "gpus", "kv_precision", "prompt_lookup_tokens")
 # Logs hold millions of events and no circles: little to find, and much to look through.
 _GC_THRESHOLD = (20_000, 50, 100)
 
@@ -177,7 +178,8 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
             f"--context-tokens is at most {source.card.context_tokens}, what {source.card.name} was made for."
         )
     plain = {row.name: row.default for row in settings_table()}
-    KINDS[source.engine].check(name for name in _OF_SOME if getattr(settings, name) != plain[name])
+    kind = KINDS[source.engine]
+    kind.check(name for name in _OF_SOME if getattr(settings, name) != plain[name])
     return EngineSpec(
         engine=source.engine,
         path=source.address or str(source.card.path),
@@ -188,12 +190,15 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
         threads=settings.threads,
         eos_token_ids=source.card.eos_token_ids,
         cache_path=cache_path,
-        exact=settings.exact,
+        exact=kind.exact if settings.exact is None else settings.exact,
         prefix_cache=settings.prefix_cache,
         device=settings.device,
         dtype="" if settings.dtype == "auto" else settings.dtype,
         kv_precision="" if settings.kv_precision == "auto" else settings.kv_precision,
         gpus=settings.gpus,
+        prompt_lookup_tokens=settings.prompt_lookup_tokens,
+        adapter=settings.adapter,
+        adapter_scale=settings.adapter_scale,
         secret=upstream_key(Address.parse(source.address).url) if source.address else "",
         options=source.options,
     )

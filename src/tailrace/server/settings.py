@@ -14,9 +14,16 @@ __all__ = ["Setting", "Settings", "settings_table"]
 
 # Any: dataclass fields take their type from the annotation
 def _setting(
-    default: Any, text: str, *, least: float = 0, most: float = math.inf, choices: tuple[str, ...] = ()
+    default: Any,
+    text: str,
+    *,
+    kind: type | None = None,
+    least: float = 0,
+    most: float = math.inf,
+    choices: tuple[str, ...] = (),
 ) -> Any:
-    return field(default=default, metadata={"help": text, "range": (least, most), "choices": choices})
+    facts = {"help": text, "kind": kind or type(default), "range": (least, most), "choices": choices}
+    return field(default=default, metadata=facts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +51,26 @@ class Settings:
         "What transformers and vLLM compute in; auto is what the model was saved in.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    prompt_lookup_tokens: int = _setting(
+        0,
+        "Tokens that OpenVINO guesses ahead, out of what the prompt and the answer have said before, and checks in one "
+        "step: quicker where an answer repeats its prompt. Nothing is claimed of exactness then. 0 is none.",
+        most=16,
+    )
+    adapter: str = _setting(
+        "",
+        "A LoRA adapter as PEFT saves it, for all requests: its directory, or adapter_model.safetensors in it. For "
+        "openvino and transformers.",
+    )
+    adapter_scale: float = _setting(1.0, "By how much of it --adapter changes the model; 1 is as it was trained.")
     threads: int = _setting(0, "Threads the engine computes with; 0 lets it decide.")
-    exact: bool = _setting(
-        True,
+    exact: bool | None = _setting(
+        None,
         "Answers do not depend on what else is running or was asked before, so that they come out the same when an "
         "engine dies: full precision, no sequence decodes alone. --no-exact may be faster on processors with "
-        "bfloat16, and reuses more in follow-up turns of a chat.",
+        "bfloat16, and reuses more in follow-up turns of a chat. By default it is on where it costs little, which is "
+        "with every engine but llamacpp, of whose speed it takes two thirds.",
+        kind=bool,
     )
     prefix_cache: bool = _setting(
         True,
@@ -160,6 +181,8 @@ class Settings:
         """Raises: ValueError for what would leave a server that cannot do as it is told."""
         if self.prompt_template and "{prompt}" not in self.prompt_template:
             raise ValueError("--prompt-template has no {prompt}, where the prompt would go.")
+        if self.adapter_scale != 1.0 and not self.adapter:
+            raise ValueError("--adapter-scale is of an --adapter, and there is none.")
         for origin in filter(None, map(str.strip, self.allowed_origins.split(","))):
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError("--allowed-origins takes origins such as https://app.example:8443, or *.")
@@ -171,7 +194,7 @@ class Setting:
 
     name: str
     kind: type
-    default: Any  # Any: of type `kind`
+    default: Any  # Any: of type `kind`, or None where it depends
     text: str
     least: float  # for numbers
     most: float
@@ -190,7 +213,7 @@ def settings_table() -> tuple[Setting, ...]:
     return tuple(
         Setting(
             row.name,
-            type(row.default),
+            row.metadata["kind"],
             row.default,
             row.metadata["help"],
             least=row.metadata["range"][0],

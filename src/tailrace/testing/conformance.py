@@ -32,49 +32,19 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-from tailrace.engines.promise import Capabilities, Engine
+from tailrace.engines.promise import Engine
 from tailrace.errors import SequenceFailed
-from tailrace.testing._trial import Trial, TrialSettings, hold, on_trial
+from tailrace.testing._grammar_laws import grammar_laws
+from tailrace.testing._law import Law
+from tailrace.testing._sampling_laws import sampling_laws
+from tailrace.testing._trial import Trial, hold
 
 __all__ = ["Law", "check_engine", "laws"]
 
 _AT_ONCE_S = 0.1
 _LEAK_BYTES = 32 * 2**20  # allocators keep some; a thousand leaked sequences of any size worth finding are more
-
-
-@dataclass(frozen=True, slots=True)
-class Law:
-    """One promise of the `Engine` protocol. Called with a way to make an engine, it passes or raises.
-
-    Raises: AssertionError that names the law and the sequence, and says what was seen; whatever the engine raises.
-    """
-
-    name: str
-    promise: str  # for people
-    check: Callable[[Trial], None]
-    parameters: frozenset[str] = frozenset()  # of `Sampling`, without which the law says nothing
-    exact: bool = False  # says nothing of an engine that is not
-
-    def applies_to(self, capabilities: Capabilities) -> bool:
-        return self.parameters <= capabilities.parameters and (capabilities.exact or not self.exact)
-
-    def __call__(self, make: Callable[[], Engine], *, vocab_size: int = 256, num_sequences: int = 1000) -> None:
-        with on_trial(TrialSettings(make, vocab_size, num_sequences)) as trial:
-            if not self.applies_to(trial.engine.capabilities):
-                return
-            try:
-                self.check(trial)
-            except AssertionError as error:
-                raise AssertionError(f"{self.name} ({self.promise}): {error}") from None
-            except Exception as error:
-                error.add_note(f"raised under the law {self.name} ({self.promise})")
-                raise
-
-    def __str__(self) -> str:
-        return self.name
 
 
 def check_engine(make: Callable[[], Engine], *, vocab_size: int = 256, num_sequences: int = 1000) -> None:
@@ -375,4 +345,6 @@ laws: tuple[Law, ...] = (
     Law("prompt_of_the_limit", "a prompt as long as the context runs or is refused, and no more", _limit_prompt),
     Law("nothing_leaks", "many short sequences leave an idle engine and no memory behind", _no_leak),
     Law("closing_twice_is_harmless", "close() may be called again", _close),
+    *sampling_laws,
+    *grammar_laws,
 )

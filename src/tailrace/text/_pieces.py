@@ -83,7 +83,8 @@ def strips_leading_space(decoder: list[Step]) -> bool:
 def lost_bytes(spec: Step, vocab: Mapping[str, int], added: list[tokenizers.AddedToken]) -> bytes | None:
     """The bytes that may vanish when a text is encoded; all others are sure to be found in the pieces of its tokens.
 
-    A byte-level vocabulary loses the bytes that it has no token for (SmolLM's has none for some control characters).
+    A byte-level vocabulary loses the bytes that it has no token for (SmolLM's has none for some control characters),
+    SentencePiece two of the three bytes of a U+2581.
     None if nothing is sure, because one part could drop or shorten text: a normalizer such as NFC, a pre-tokenizer that
     removes separators, an added token that swallows the whitespace around it, characters without tokens.
     """
@@ -105,7 +106,7 @@ def lost_bytes(spec: Step, vocab: Mapping[str, int], added: list[tokenizers.Adde
     if any(step["type"] == "ByteLevel" for step in (*normalizer, *pre_tokenizer)):
         return bytes(byte for char, byte in _BYTE_OF_CHAR.items() if char not in vocab)
     fallback = bool(model.get("byte_fallback")) and all(f"<0x{byte:02X}>" in vocab for byte in range(256))
-    return b"" if fallback else None
+    return _META.encode()[1:] if fallback else None  # of a U+2581, which comes back as a space
 
 
 def unknown_token(spec: Step) -> str:

@@ -9,11 +9,11 @@ with `encode` and for 0.01 s with the other).
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import msgspec
 import tokenizers
 
 from tailrace.errors import ModelError, RequestError
@@ -42,7 +42,7 @@ class Tokenizer:
 
     def __init__(self, tokenizer_json: str) -> None:
         try:
-            spec = json.loads(tokenizer_json)
+            spec = msgspec.json.decode(tokenizer_json)  # json takes a second more for 260,000 tokens
             self._special = tokenizers.Tokenizer.from_str(tokenizer_json)
             self._plain = tokenizers.Tokenizer.from_str(tokenizer_json)
         except Exception as error:  # the library raises bare Exception

@@ -1,0 +1,166 @@
+"""How far greedy answers of the same weights agree between engines, and how near a tie the model was where they part.
+
+    python bench/agreement.py --gguf FILE --huggingface DIRECTORY [--vllm-python PATH] [--only NAME] [--output FILE]
+
+FILE and DIRECTORY hold the same model (tests/checkpoints.py makes the directory from the file). What everything is held
+against is `generate` of transformers in float32, without tailrace: 40 prompts, 64 tokens each, and at each token by how
+much its logit was above the second. Then each engine answers the same prompts behind `tailrace serve`, eight at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from engines import PORT, running
+
+MAX_TOKENS = 64
+TOPICS = ("a river", "bread", "the night sky", "a dog and a mill", "counting", "glass", "an old clock", "the sea")
+OPENINGS = ("This is a story about {}.", "Five facts about {}:\n1.", "Dear friend, I write about {}",
+            "def describe():\n    # {}\n", "Question: what is known of {}?\nAnswer:")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the reference said, and the gap between the likeliest and the second logit at each token."""
+
+    ids: list[int]
+    gaps: list[float]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One engine. Gaps are differences of logits, medians; `parted_gap` at the tokens where answers part."""
+
+    engine: str
+    answers: int
+    same: int
+    median_tokens_until: float  # the first other one, of the answers that differ
+    parted_gap: float
+    usual_gap: float
+
+
+def reference(path: Path, prompts: list[str]) -> list[Answer]:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)  # Any: the library's, whichever it is
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    answers = []
+    for prompt in prompts:
+        ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
+        given = model.generate(
+            **ids,
+            do_sample=False,
+            max_new_tokens=MAX_TOKENS,
+            eos_token_id=-1,
+            pad_token_id=0,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        tops = [logits[0].topk(2).values for logits in given.logits]
+        new = given.sequences[0, ids["input_ids"].shape[1] :].tolist()
+        answers.append(Answer(new, [float(top[0] - top[1]) for top in tops]))
+    return answers
+
+
+def asked(prompt: str) -> list[int]:
+    """The ids of the answer to one prompt."""
+    body = {"prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
+    ids: list[int] = []
+    with (
+        httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=300, trust_env=False) as client,
+        client.stream("POST", "/v1/streams", json=body, headers={"Accept": "text/event-stream"}) as answer,
+    ):
+        answer.raise_for_status()
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                ids += json.loads(line[6:]).get("token_ids", [])
+    return ids
+
+
+def compare(engine: str, expected: list[Answer], given: list[list[int]]) -> Line:
+    until, parted = [], []
+    for answer, ids in zip(expected, given, strict=True):
+        for place, (wanted, seen) in enumerate(zip(answer.ids, ids, strict=True)):
+            if wanted != seen:
+                until.append(place)
+                parted.append(answer.gaps[place])
+                break
+    return Line(
+        engine,
+        len(expected),
+        len(expected) - len(until),
+        statistics.median(until or [MAX_TOKENS]),
+        round(statistics.median(parted or [0.0]), 3),
+        round(statistics.median(gap for answer in expected for gap in answer.gaps), 3),
+    )
+
+
+def servers(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
+    """Name and command of each engine's server."""
+    here = [sys.executable, "-m", "tailrace", "serve"]
+    gguf, directory = str(options.gguf), str(options.huggingface)
+    yield "transformers, float32", [*here, directory, "--engine", "transformers", "--dtype", "float32"]
+    yield "transformers, bfloat16", [*here, directory, "--engine", "transformers", "--dtype", "bfloat16"]
+    yield "openvino", [*here, gguf, "--engine", "openvino"]
+    yield "openvino, --no-exact", [*here, gguf, "--engine", "openvino", "--no-exact"]
+    yield "llamacpp", [*here, gguf, "--engine", "llamacpp"]
+    yield "llamacpp, --exact", [*here, gguf, "--engine", "llamacpp", "--exact"]
+    if options.vllm_python:
+        there = [str(options.vllm_python), "-m", "tailrace", "serve", directory, "--engine", "vllm"]
+        yield "vllm, float32", [*there, "--dtype", "float32"]
+        yield "vllm, bfloat16", [*there, "--dtype", "bfloat16"]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="How far greedy answers agree between engines.")
+    parser.add_argument("--gguf", type=Path, required=True)
+    parser.add_argument("--huggingface", type=Path, required=True)
+    parser.add_argument("--vllm-python", type=Path)
+    parser.add_argument("--only", default="", help="engines whose name has this in it")
+    parser.add_argument("--reference", type=Path, help="what the reference says, kept for the next run")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    prompts = [opening.format(topic) for opening in OPENINGS for topic in TOPICS]
+    kept: Path | None = options.reference
+    if kept and kept.is_file():
+        expected = [Answer(**answer) for answer in json.loads(kept.read_text())]
+    else:
+        expected = reference(options.huggingface, prompts)
+        if kept:
+            kept.write_text(json.dumps([asdict(answer) for answer in expected]))
+    lines = []
+    for name, command in servers(options):
+        if options.only not in name:
+            continue
+        with (
+            running([*command, "--port", str(PORT), "--journal", "memory"], {}),
+            concurrent.futures.ThreadPoolExecutor(8) as pool,
+        ):
+            line = compare(name, expected, list(pool.map(asked, prompts)))
+        print(json.dumps(asdict(line)), flush=True)
+        lines.append(line)
+    if options.output:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+        machine = {"cpu": platform.processor(), "cores": os.cpu_count(), "commit": commit}
+        found = {"machine": machine, "max_tokens": MAX_TOKENS, "lines": [asdict(line) for line in lines]}
+        options.output.write_text(json.dumps(found, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""A LoRA adapter as PEFT saves it: `adapter_model.safetensors`, and `adapter_config.json` beside it.
+
+Read here and not by an engine's library: the one passes over what it does not know, the next would run pickles. What is
+not exactly a plain LoRA of linear layers is refused, by the name of the file and with the reason.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from tailrace.errors import ModelError
+from tailrace.models.safetensors import Tensor, read_head
+
+__all__ = ["Adapter", "LowRank", "read_adapter"]
+
+_WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # of the last numpy has no name: its bits
+
+
+class _Config(msgspec.Struct):
+    r: int
+    lora_alpha: float
+    peft_type: str = ""
+    bias: str = "none"
+    use_rslora: bool = False
+    use_dora: bool = False
+    alpha_pattern: dict[str, float] = {}
+    rank_pattern: dict[str, int] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class LowRank:
+    """What is added to the weight of one layer: `b @ a`, of the shapes (out, rank) and (rank, in), scaled already."""
+
+    a: NDArray[np.float32]
+    b: NDArray[np.float32]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.b.shape[0], self.a.shape[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """`layers` by the names that they have in Hugging Face's model: model.layers.0.self_attn.q_proj."""
+
+    file: Path
+    layers: dict[str, LowRank]
+
+    def check(self, name: str, shape: tuple[int, ...] | None) -> None:
+        """Hold one of its layers against the model's, which is None if there is none. Raises: ModelError."""
+        if shape is None:
+            raise self.refusal(f"the model has no linear layer {name}")
+        if shape != (mine := self.layers[name].shape):
+            raise self.refusal(f"its {name} is for {mine[0]} x {mine[1]}, and the model's is {shape[0]} x {shape[1]}")
+
+    def refusal(self, reason: str) -> ModelError:
+        return _refusal(self.file, reason)
+
+
+def read_adapter(path: str, scale: float) -> Adapter:
+    """The adapter in a directory, or of a file. Raises: ModelError."""
+    file = Path(path).expanduser()
+    if file.is_dir():
+        file = file / _WEIGHTS
+    if file.suffix != ".safetensors":
+        raise _refusal(file, "it is no .safetensors; pickles are not read, since they can run any code")
+    if not file.is_file():
+        raise _refusal(file, "there is no such file")
+    config = _config(file)
+    tensors, start = read_head(file)
+    scale *= config.lora_alpha / (math.sqrt(config.r) if config.use_rslora else config.r)
+    halves: dict[str, dict[str, str]] = {}
+    for name in tensors:
+        layer, _, half = name.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".")
+        if half not in ("lora_A", "lora_B") or not name.endswith(".weight"):
+            raise _refusal(file, f"{name} is no part of a plain LoRA")
+        halves.setdefault(layer, {})[half] = name
+    if not halves:
+        raise _refusal(file, "it holds nothing")
+    layers = {}
+    for layer, names in halves.items():
+        if len(names) < 2:
+            raise _refusal(file, f"{layer} has only one of lora_A and lora_B")
+        a, b = (_read(file, tensors[names[half]], start) for half in ("lora_A", "lora_B"))
+        if a.ndim != 2 or b.ndim != 2 or a.shape[0] != config.r or b.shape[1] != config.r:
+            raise _refusal(file, f"{layer} has the shapes {a.shape} and {b.shape}, which are not of rank {config.r}")
+        layers[layer] = LowRank(a, b * np.float32(scale))
+    return Adapter(file, layers)
+
+
+def _config(file: Path) -> _Config:
+    beside = file.with_name("adapter_config.json")
+    try:
+        config = msgspec.json.decode(beside.read_bytes(), type=_Config)
+    except OSError as error:
+        raise _refusal(file, f"{beside.name} cannot be read beside it ({error.strerror})") from error
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _refusal(beside, str(error)) from error
+    if config.peft_type != "LORA" or config.use_dora or config.bias != "none":
+        raise _refusal(beside, "it is of another kind than plain LoRA without biases")
+    if config.alpha_pattern or config.rank_pattern:
+        raise _refusal(beside, "its layers have ranks or alphas of their own, which is not supported")
+    if config.r < 1:
+        raise _refusal(beside, f"its rank is {config.r}")
+    return config
+
+
+def _read(file: Path, tensor: Tensor, start: int) -> NDArray[np.float32]:
+    begin, end = tensor.data_offsets
+    if tensor.dtype not in _DTYPES:
+        raise _refusal(file, f"it has {tensor.dtype} tensors; {', '.join(_DTYPES)} are read")
+    dtype = np.dtype(_DTYPES[tensor.dtype])
+    if min(tensor.shape, default=0) < 1 or begin < 0 or end - begin != math.prod(tensor.shape) * dtype.itemsize:
+        raise _refusal(file, f"a tensor of the shape {tensor.shape} has {end - begin:,} bytes")
+    raw = np.fromfile(file, dtype, math.prod(tensor.shape), offset=start + begin)
+    values = (raw.astype(np.uint32) << 16).view(np.float32) if tensor.dtype == "BF16" else raw.astype(np.float32)
+    if not np.isfinite(values).all():
+        raise _refusal(file, "it has numbers that are infinite or none at all")
+    return values.reshape(tensor.shape)
+
+
+def _refusal(file: Path, reason: str) -> ModelError:
+    return ModelError(f"The adapter {file} cannot be used: {reason}.")

@@ -1,0 +1,118 @@
+"""The vocabulary inside a GGUF: its tokens, what kind each is, and in which order they are merged."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tailrace.errors import ModelError
+from tailrace.models._ends import END_TOKENS
+from tailrace.models._gguf import Metadata
+
+__all__ = ["CONTROL", "NORMAL", "UNKNOWN", "USER_DEFINED", "Vocabulary", "parse_merges", "read_vocabulary"]
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
+
+_META = "\u2581"  # SentencePiece writes a space so
+
+# Some files call ends of turns user defined. Of those `</s>` alone may be meant: Gemma has it from HTML.
+_NOT_USER_DEFINED = END_TOKENS - {"</s>"}
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Tokens by id, their GGUF types, and the merges, (left, right), by rank."""
+
+    tokens: list[str]
+    types: list[int]
+    merges: list[tuple[str, str]]
+    unknown: str = ""  # the token for what is not in the vocabulary
+    right_stripped: frozenset[str] = frozenset()  # tokens that take the blanks behind them
+
+
+def read_vocabulary(path: Path, metadata: Metadata) -> Vocabulary:
+    """Raises: ModelError when tokens, types, and merges or scores do not fit together."""
+    words = metadata.texts("tokenizer.ggml.tokens")
+    if not words:
+        raise ModelError(f"{path} has no vocabulary: it was converted without its tokenizer.")
+    types = metadata.numbers("tokenizer.ggml.token_type") or [NORMAL] * len(words)
+    if len(types) != len(words):
+        raise _misfit(path)
+    model = metadata.text("tokenizer.ggml.model") or ""
+    pieces = model != "gpt2"
+    tokens = [_token(*found, pieces=pieces) for found in zip(range(len(words)), words, types, strict=True)]
+    if len(set(tokens)) != len(tokens):
+        raise _misfit(path)
+    unknown_id = (metadata.number("tokenizer.ggml.unknown_token_id") or 0) if pieces else None
+    if unknown_id is not None and not 0 <= unknown_id < len(tokens):
+        raise _misfit(path)
+    return Vocabulary(
+        tokens,
+        [_kind(*found) for found in zip(tokens, types, strict=True)],
+        _merges(path, metadata, model, tokens, types),
+        unknown="" if unknown_id is None else tokens[unknown_id],
+        right_stripped=_right_stripped(metadata, tokens),
+    )
+
+
+def _token(token_id: int, word: str, kind: int, *, pieces: bool) -> str:
+    if not word:
+        return f"[EMPTY_{token_id}]"  # as llama.cpp names it
+    # Those that a user defined are looked for in the text as it is. Converters write their spaces so, old ones did not.
+    return word.replace(_META, " ") if pieces and kind == USER_DEFINED else word
+
+
+def _kind(token: str, kind: int) -> int:
+    return CONTROL if kind == USER_DEFINED and token in _NOT_USER_DEFINED else kind
+
+
+def _right_stripped(metadata: Metadata, tokens: list[str]) -> frozenset[str]:
+    """Of Phi-3 alone, whose GGUF cannot say it."""
+    name = (metadata.text("general.name") or "").lower()
+    if "phi-3" not in name and "phi3" not in name:
+        return frozenset()
+    return frozenset(tokens) - {"<unk>", "<s>", "<|endoftext|>"}
+
+
+def _merges(path: Path, metadata: Metadata, model: str, tokens: list[str], types: list[int]) -> list[tuple[str, str]]:
+    if model != "llama":
+        lines = metadata.texts("tokenizer.ggml.merges")
+        if lines is None:
+            raise ModelError(f"{path} has no merges: it was converted without its tokenizer.")
+        return parse_merges(path, lines, tokens)
+    scores = metadata.reals("tokenizer.ggml.scores")
+    if scores is None:
+        raise ModelError(f"{path} has no scores: it was converted without its tokenizer.")
+    if len(scores) != len(tokens):
+        raise _misfit(path)
+    normal = zip(tokens, scores, types, strict=True)
+    return _merges_of_scores({token: score for token, score, kind in normal if kind == NORMAL})
+
+
+def parse_merges(path: Path, lines: list[str], tokens: list[str]) -> list[tuple[str, str]]:
+    """Raises: ModelError if one names what is no token."""
+    known = set(tokens)
+    # A space parts the two, and may be the first character of the left one.
+    pairs = [(line[:cut], line[cut + 1 :]) for line in lines if (cut := line.find(" ", 1)) > 0]
+    if len(pairs) == len(lines) and all(a in known and b in known and a + b in known for a, b in pairs):
+        return pairs
+    raise ModelError(f"{path} is damaged: its merges name tokens that it does not have. Fetch the file again.")
+
+
+def _merges_of_scores(scores: dict[str, float]) -> list[tuple[str, str]]:
+    """Every way to put a piece together from two others, the best scores first.
+
+    SentencePiece merges whatever two neighbours give the piece with the best score. Of the ways to make one piece that
+    with the longest left part comes first, as in the files that Hugging Face has made of such vocabularies.
+    """
+    merges = []
+    for piece in sorted(scores, key=scores.__getitem__, reverse=True):
+        for cut in range(len(piece) - 1, 0, -1):
+            left = piece[:cut]
+            if left in scores and (right := piece[cut:]) in scores:
+                merges.append((left, right))
+    return merges
+
+
+def _misfit(path: Path) -> ModelError:
+    return ModelError(f"{path} is damaged: its tokens and their types do not fit together. Fetch the file again.")

@@ -1,0 +1,47 @@
+"""The head of a safetensors file, read and held against the file before any library sees it.
+
+*Source:* the format's page in the safetensors repository.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from tailrace.errors import ModelError
+
+__all__ = ["Tensor", "read_head"]
+
+_MAX_HEAD_BYTES = 100_000_000  # the library's own limit
+
+
+class Tensor(msgspec.Struct):
+    """What the head says of one. The offsets count from its end, which is `8 + head_bytes` into the file."""
+
+    dtype: str
+    shape: list[int]
+    data_offsets: tuple[int, int]
+
+
+def read_head(file: Path) -> tuple[dict[str, Tensor], int]:
+    """The tensors by name, and where in the file the first byte of their data is. Raises: ModelError."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as content:
+            head_bytes = int.from_bytes(content.read(8), "little")
+            if size < 8 or head_bytes > min(size - 8, _MAX_HEAD_BYTES):
+                raise ModelError(f"{file} is damaged or cut short: its head has {head_bytes:,} bytes. Fetch it again.")
+            head = content.read(head_bytes)
+    except OSError as error:
+        raise ModelError(f"{file} cannot be read: {error.strerror}.") from error
+    try:
+        entries = msgspec.json.decode(head, type=dict[str, msgspec.Raw])
+        entries.pop("__metadata__", None)
+        tensors = {name: msgspec.json.decode(entry, type=Tensor) for name, entry in entries.items()}
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ModelError(f"{file} is damaged: {error}. Fetch it again.") from error
+    end = max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
+    if 8 + head_bytes + end > size:
+        raise ModelError(f"{file} ({size:,} bytes) is cut short: its tensors need {end:,} bytes. Fetch it again.")
+    return tensors, 8 + head_bytes

@@ -1,0 +1,56 @@
+"""Writes LoRA adapters as PEFT does, with numbers drawn for the purpose."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["RANK", "random_pairs", "save", "save_tensors"]
+
+RANK = 4
+
+Pairs = dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]]
+
+
+def random_pairs(shapes: Mapping[str, tuple[int, int]], strength: float) -> Pairs:
+    """Of each layer's lora_A and lora_B. Strength 1 adds about as much as came in."""
+    numbers = np.random.default_rng(5)
+
+    def normal(rows: int, columns: int, scale: float) -> NDArray[np.float32]:
+        return (numbers.standard_normal((rows, columns)) * scale).astype(np.float32)
+
+    return {
+        name: (normal(RANK, width, width**-0.5), normal(height, RANK, strength * RANK**-0.5))
+        for name, (height, width) in shapes.items()
+    }
+
+
+def save(path: Path, pairs: Pairs, **config: Any) -> Path:  # Any: whatever a config file may hold
+    """An adapter's directory, with `lora_alpha` as large as the rank unless `config` says otherwise."""
+    tensors = {}
+    for name, (a, b) in pairs.items():
+        tensors[f"base_model.model.{name}.lora_A.weight"] = a
+        tensors[f"base_model.model.{name}.lora_B.weight"] = b
+    path.mkdir(exist_ok=True)
+    save_tensors(path / "adapter_model.safetensors", tensors)
+    told = {"peft_type": "LORA", "r": RANK, "lora_alpha": RANK, "target_modules": ["any"]}
+    (path / "adapter_config.json").write_text(json.dumps(told | config))
+    return path
+
+
+def save_tensors(file: Path, tensors: Mapping[str, NDArray[Any]], dtype: str = "") -> None:  # Any: of any dtype
+    """`dtype` says what numpy has no name for."""
+    head: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    written = b""
+    for name, tensor in tensors.items():
+        kind = dtype or {"f4": "F32", "f2": "F16", "i4": "I32"}[tensor.dtype.str[1:]]
+        raw = tensor.tobytes()
+        head[name] = {"dtype": kind, "shape": tensor.shape, "data_offsets": (len(written), len(written) + len(raw))}
+        written += raw
+    text = json.dumps(head).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + written)

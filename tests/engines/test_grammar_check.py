@@ -1,0 +1,89 @@
+"""Grammars are compiled where nothing can come of it, and what came of it is remembered."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tailrace.engines import grammar_check, grammar_trial
+from tailrace.engines.grammar_check import GrammarCheck
+from tailrace.errors import RequestError
+from tailrace.types import Grammar
+
+FINE = Grammar("regex", "[ab]+")
+UNSATISFIABLE = Grammar("json_schema", '{"type":"object","properties":{"a":{}},"required":["b"]}')
+
+
+async def refusal(check: GrammarCheck, grammar: Grammar) -> str:
+    with pytest.raises(RequestError) as refused:
+        await check.check(grammar)
+    assert (refused.value.status, refused.value.param) == (400, "grammar")
+    return refused.value.message
+
+
+async def test_what_compiles_passes() -> None:
+    check = GrammarCheck()
+    await check.check(FINE)
+    await check.check(Grammar("json_schema", '{"type":"string","pattern":"^a/b$","title":"T"}'))
+
+
+async def test_what_does_not_is_refused_with_the_reason() -> None:
+    check = GrammarCheck()
+    assert "no answer could conform" in await refusal(check, UNSATISFIABLE)
+    assert "cannot be compiled" in await refusal(check, Grammar("regex", "(kanarienvogel"))
+    assert "kanarienvogel" not in await refusal(check, Grammar("regex", "(kanarienvogel"))
+
+
+async def test_what_was_tried_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = GrammarCheck()
+    await check.check(FINE)
+    said = await refusal(check, UNSATISFIABLE)
+    monkeypatch.setattr(sys, "executable", "/nowhere")  # where no process begins
+    await check.check(FINE)
+    assert await refusal(check, UNSATISFIABLE) == said
+    with pytest.raises(OSError, match="nowhere"):
+        await check.check(Grammar("regex", "new"))
+
+
+async def test_not_everything_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grammar_check, "_MOST_KEPT", 1)
+    check = GrammarCheck()
+    await check.check(FINE)
+    await check.check(Grammar("regex", "x"))
+    monkeypatch.setattr(sys, "executable", "/nowhere")
+    await check.check(Grammar("regex", "x"))
+    with pytest.raises(OSError, match="nowhere"):
+        await check.check(FINE)
+
+
+async def test_the_event_loop_goes_on_meanwhile() -> None:
+    check = asyncio.create_task(GrammarCheck().check(FINE))
+    turns = 0
+    while not check.done():
+        await asyncio.sleep(0)
+        turns += 1
+    await check
+    assert turns > 10  # a loop that waits for the process turns two or three times
+
+
+@pytest.mark.parametrize("limit", ["_MEMORY_BYTES = 16 * 2**20", "_CPU_S = 0"])
+async def test_what_takes_too_much_is_refused(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With so little that even the simplest is too much."""
+    source = Path(grammar_trial.__file__).read_text()
+    name = limit.partition(" = ")[0]
+    lines = [limit if line.startswith(f"{name} = ") else line for line in source.splitlines()]
+    assert limit in lines
+    tight = tmp_path / "tight.py"
+    tight.write_text("\n".join(lines))
+    monkeypatch.setattr(grammar_trial, "__file__", str(tight))
+    assert "too much time or memory" in await refusal(GrammarCheck(), FINE)
+
+
+def test_a_trial_is_a_program_of_its_own() -> None:
+    command = [sys.executable, "-I", str(grammar_trial.__file__)]
+    done = subprocess.run(command, input=b"start: /a/", capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

@@ -1,0 +1,183 @@
+"""Answers under a grammar conform on every engine that takes one, and leave their neighbours as they are."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from tokenizers import Tokenizer
+
+from tailrace.dialects.grammars import grammar_of_schema
+from tailrace.engines import EngineSpec, load_engine
+from tailrace.engines.promise import Delta, Engine, Sequence
+from tailrace.errors import SequenceFailed
+from tailrace.models import ModelCard
+from tailrace.types import Grammar, Sampling
+
+pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first
+
+_DATE = r"\d{4}-[01]\d-[0-3]\d"
+
+
+def _is(kind: type, low: float = -1e99, high: float = 1e99) -> Callable[[object], bool]:
+    return lambda value: type(value) is kind and (not isinstance(value, int | float) or low <= value <= high)
+
+
+def _matches(pattern: str) -> Callable[[object], bool]:
+    return lambda value: isinstance(value, str) and re.fullmatch(pattern, value, re.ASCII) is not None
+
+
+# For each kind of schema, what holds of all answers to it.
+_SCHEMAS: dict[str, tuple[dict[str, object], Callable[[object], bool]]] = {
+    "integer": ({"type": "integer", "minimum": 3, "maximum": 77}, _is(int, 3, 77)),
+    "boolean": ({"type": "boolean"}, _is(bool)),
+    "null": ({"type": "null"}, lambda value: value is None),
+    "types": ({"type": ["boolean", "null"]}, lambda value: value is None or isinstance(value, bool)),
+    "maxLength": (
+        {"type": "string", "minLength": 2, "maxLength": 6},
+        lambda value: isinstance(value, str) and 2 <= len(value) <= 6,
+    ),
+    "pattern": ({"type": "string", "pattern": "[a-c]{2,4}"}, _matches("[a-c]{2,4}")),
+    "anchored": ({"type": "string", "pattern": "^x|y$"}, _matches("x|y")),
+    "format": ({"type": "string", "format": "date"}, _matches(_DATE)),
+    "enum": ({"enum": ["red", 5, None]}, lambda value: value in ("red", 5, None)),
+    "const": ({"const": "blue/green"}, lambda value: value == "blue/green"),
+    "anyOf": ({"anyOf": [{"const": 1}, {"const": "one"}]}, lambda value: value in (1, "one")),
+    "items": (
+        {"type": "array", "items": {"enum": [1, 2]}, "minItems": 2, "maxItems": 3},
+        lambda value: isinstance(value, list) and 2 <= len(value) <= 3 and set(value) <= {1, 2},
+    ),
+    "prefixItems": (
+        {"type": "array", "prefixItems": [{"const": 1}, {"const": 2}], "minItems": 2},
+        lambda value: value == [1, 2],
+    ),
+    "properties": (
+        {"type": "object", "properties": {"a b": {"const": 1}, "title": {"type": "null"}}, "required": ["a b"]},
+        lambda value: value in ({"a b": 1}, {"a b": 1, "title": None}),
+    ),
+    "$ref": (
+        {
+            "$schema": "http://json-schema.org/draft-07/schema#",
+            "title": "T",
+            "type": "object",
+            "properties": {"n": {"$ref": "#/definitions/a b"}},
+            "required": ["n"],
+            "definitions": {"a b": {"enum": [7, 8]}},
+        },
+        lambda value: value in ({"n": 7}, {"n": 8}),
+    ),
+}
+_REGEXES = ["[ab]{3}", "^(?:yes|no)$", r"\d{2}/[\d-]\w\S", r"[^\W\d]{2}\s?", "[一-龥]{2}", r"a\$|b\\|\"c\'|d\-e"]
+
+
+_ids = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Speaker:
+    """An engine, and what its ids mean."""
+
+    engine: Engine
+    tokenizer: Tokenizer
+
+    def ask(self, *asked: Sampling) -> list[tuple[str, Delta]]:
+        """The text of each answer and its last delta, of all of them side by side."""
+        # White space is allowed between the parts of JSON, and small models get lost in it.
+        spaces = tuple((token_id, -90.0) for token_id in self._spaces())
+        ids: dict[int, list[int]] = {}
+        ends: dict[int, Delta] = {}
+        for sampling in asked:
+            number = next(_ids)  # never used twice
+            self.engine.submit(Sequence(number, (1, 2, 40, 77), replace(sampling, logit_bias=spaces)))
+            ids[number] = []
+        while len(ends) < len(ids):
+            for delta in self.engine.step():
+                ids[delta.sequence_id] += delta.token_ids
+                if delta.finish_reason is not None:
+                    ends[delta.sequence_id] = delta
+        return [(self.tokenizer.decode(ids[number]), ends[number]) for number in ids]
+
+    def _spaces(self) -> list[int]:
+        vocabulary = self.tokenizer.get_vocab(with_added_tokens=False)
+        return [token_id for piece, token_id in vocabulary.items() if set(piece) <= set("\u0120\u010a\u010d\u0109")]
+
+
+@pytest.fixture(scope="module", params=[pytest.param("llamacpp", marks=pytest.mark.deep), "transformers"])
+def speaker(request: pytest.FixtureRequest) -> Iterator[Speaker]:
+    pytest.importorskip("xllamacpp" if request.param == "llamacpp" else "torch")
+    if request.param == "llamacpp":
+        card: ModelCard = request.getfixturevalue("card")
+        spec = EngineSpec("llamacpp", str(card.path), eos_token_ids=card.eos_token_ids)
+        tokenizer = Tokenizer.from_str(card.tokenizer_json)
+    else:
+        path: Path = request.getfixturevalue("tiny_gpt2_dir")
+        spec = EngineSpec("transformers", str(path))
+        tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    small = {"context_tokens": 128, "kv_tokens": 1024, "max_sequences": 6, "max_step_tokens": 128, "exact": True}
+    engine = load_engine(msgspec.structs.replace(spec, **small))
+    yield Speaker(engine, tokenizer)
+    engine.close()
+
+
+def _asked(grammar: Grammar | None, **sampling: object) -> list[Sampling]:
+    """Greedy, and with a seed."""
+    plain = replace(Sampling(max_tokens=60, grammar=grammar), **sampling)  # type: ignore[arg-type]
+    return [replace(plain, temperature=0.0, seed=0), replace(plain, seed=1, top_p=0.9)]
+
+
+@pytest.mark.parametrize("name", _SCHEMAS)
+def test_answers_conform_to_a_schema(name: str, speaker: Speaker) -> None:
+    schema, holds = _SCHEMAS[name]
+    for text, end in speaker.ask(*_asked(grammar_of_schema(schema, "schema"))):
+        assert end.finish_reason == "stop", (text, end)
+        assert holds(json.loads(text)), text
+
+
+@pytest.mark.parametrize("regex", _REGEXES)
+def test_answers_conform_to_a_regular_expression(regex: str, speaker: Speaker) -> None:
+    for text, end in speaker.ask(*_asked(Grammar("regex", regex))):
+        assert end.finish_reason == "stop", (text, end)
+        assert re.fullmatch(regex, text, re.ASCII), text
+
+
+def test_an_answer_goes_on_behind_its_end_as_long_as_the_grammar_lets_it(speaker: Speaker) -> None:
+    for (bounded, end), (open_ended, cut) in zip(
+        speaker.ask(*_asked(Grammar("regex", "[ab]{3,5}"), ignore_eos=True)),
+        speaker.ask(*_asked(Grammar("regex", "[0-9]+"), ignore_eos=True, max_tokens=10)),
+        strict=True,
+    ):
+        assert (len(bounded), end.finish_reason) == (5, "stop")
+        assert (cut.finish_reason, open_ended.isdigit()) == ("length", True)
+
+
+def test_an_answer_may_end_where_its_grammar_may(speaker: Speaker) -> None:
+    for text, end in speaker.ask(*_asked(Grammar("regex", "[0-9]{2,12}"), max_tokens=14)):
+        assert end.finish_reason == "stop"
+        assert re.fullmatch("[0-9]{2,12}", text)
+
+
+def test_neighbours_without_a_grammar_are_left_alone(speaker: Speaker) -> None:
+    free = _asked(None, max_tokens=8, ignore_eos=True)[0]
+    held = _asked(Grammar("regex", "[ab]{6}"))
+    ((alone, _),) = speaker.ask(free)
+    (beside, _), *answers = speaker.ask(free, *held)
+    assert beside == alone
+    assert all(re.fullmatch("[ab]{6}", text) for text, _ in answers)
+
+
+def test_a_seed_repeats_its_answer_under_a_grammar(speaker: Speaker) -> None:
+    asked = _asked(Grammar("regex", "[a-z]{6}"))
+    assert [text for text, _ in speaker.ask(*asked)] == [text for text, _ in speaker.ask(*asked)]
+
+
+@pytest.mark.parametrize("grammar", [Grammar("regex", "(?=a)"), Grammar("json_schema", '{"type":"nonsense"}')])
+def test_a_grammar_that_does_not_compile_fails_its_sequence_alone(grammar: Grammar, speaker: Speaker) -> None:
+    with pytest.raises(SequenceFailed):
+        speaker.engine.submit(Sequence(next(_ids), (1, 2), Sampling(seed=0, max_tokens=4, grammar=grammar)))
+    assert speaker.engine.step() == []

@@ -1,0 +1,116 @@
+"""OpenVINO with prompt lookup: the laws, and what is its own: several tokens a step, and nothing behind an end."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared
+from tokenizers import Tokenizer
+
+from tailrace.engines import EngineSpec, load_engine
+from tailrace.engines.promise import Delta, Sequence
+from tailrace.models import ModelCard, models_path
+from tailrace.testing import Law, laws
+from tailrace.types import Grammar, Sampling
+
+pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first
+
+TEXT = (
+    "The river rises in the hills above the town. It flows past three old mills, a stone bridge and a small harbour. "
+    "In spring the water is high and brown; in summer children swim below the bridge."
+)
+
+
+@pytest.fixture(scope="module")
+def spec(card: ModelCard) -> EngineSpec:
+    return EngineSpec(
+        engine="openvino",
+        path=str(card.path),
+        context_tokens=384,
+        kv_tokens=8192,
+        max_sequences=16,
+        max_step_tokens=128,
+        eos_token_ids=card.eos_token_ids,
+        cache_path=str(models_path().parent / "prepared"),
+        prompt_lookup_tokens=5,
+        exact=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(spec: EngineSpec) -> Iterator[Shared]:
+    engine = load_engine(spec)
+    yield Shared(engine)
+    engine.close()
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("law", SHARED_LAWS, ids=str)
+def test_engine_keeps(law: Law, engine: Shared) -> None:
+    if not law.applies_to(engine.capabilities):
+        pytest.skip("an engine that is not exact does not promise it")
+    law(engine, vocab_size=40_000, num_sequences=64)
+
+
+@pytest.mark.deep
+def test_closing(spec: EngineSpec) -> None:
+    next(law for law in laws if law.name == ON_ITS_OWN)(lambda: load_engine(spec), vocab_size=40_000)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("law", SHARED_LAWS, ids=str)
+def test_engine_without_a_prefix_cache_keeps(law: Law, spec: EngineSpec) -> None:
+    engine = load_engine(msgspec.structs.replace(spec, prefix_cache=False))
+    if law.applies_to(engine.capabilities):
+        law(Shared(engine), vocab_size=40_000, num_sequences=64)
+    engine.close()
+
+
+def _said(engine: Shared, prompt_ids: tuple[int, ...], sampling: Sampling) -> list[Delta]:
+    said: list[Delta] = []
+    engine.submit(Sequence(1, prompt_ids, sampling))
+    while not said or said[-1].finish_reason is None:
+        said += engine.step()
+    return said
+
+
+def _ids(said: list[Delta]) -> list[int]:
+    return [token_id for delta in said for token_id in delta.token_ids]
+
+
+def test_it_guesses_and_nothing_follows_an_end(
+    engine: Shared, card: ModelCard, chat: Callable[[str], tuple[int, ...]]
+) -> None:
+    """Answers that repeat what an earlier turn said, to its end."""
+    assert not engine.capabilities.exact
+    tokenizer = Tokenizer.from_str(card.tokenizer_json)
+    sampling = Sampling(temperature=0.0, seed=0, max_tokens=100)
+    most = 0
+    for text in (TEXT, f"Look. {TEXT}", f"Look here. {TEXT}", f"Look over here. {TEXT}"):
+        turn = chat(f"Repeat this text word for word: {text}")
+        answered = (*turn, *tokenizer.encode(f"{text}<|im_end|>\n", add_special_tokens=False).ids)
+        said = _said(engine, (*answered, *turn), sampling)
+        *before, end = (token_id in card.eos_token_ids for token_id in _ids(said))
+        assert (said[-1].finish_reason, any(before), end) == ("stop", False, True)
+        most = max(most, *(len(delta.token_ids) for delta in said))
+    assert most == 6
+
+
+def test_grammar_is_obeyed(engine: Shared, card: ModelCard, chat: Callable[[str], tuple[int, ...]]) -> None:
+    sampling = Sampling(temperature=0.0, seed=3, max_tokens=60, grammar=Grammar("regex", "(river mill ){4}bridge"))
+    said = _said(engine, chat(f"river mill river mill river mill. {TEXT}"), sampling)
+    text = Tokenizer.from_str(card.tokenizer_json).decode(_ids(said))
+    assert said[-1].finish_reason == "stop"
+    assert re.fullmatch("(river mill ){4}bridge", text)
+    assert max(len(delta.token_ids) for delta in said) > 1
+
+
+def test_a_seed_repeats_its_answer(engine: Shared, chat: Callable[[str], tuple[int, ...]]) -> None:
+    prompt = chat(f"Repeat this text word for word: {TEXT}")
+    first, again, other = (
+        _ids(_said(engine, prompt, Sampling(temperature=0.7, seed=seed, max_tokens=40))) for seed in (1, 1, 2)
+    )
+    assert first == again != other

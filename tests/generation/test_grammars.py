@@ -1,0 +1,50 @@
+"""What a request's grammar has to pass before anything begins."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.generation.world import World, greedy
+
+from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.types import Grammar
+
+FINE = Grammar("regex", "[ab]+")
+UNSATISFIABLE = Grammar("json_schema", '{"type":"object","properties":{"a":{}},"required":["b"]}')
+
+
+def able() -> World:
+    """An engine that says that it knows grammars."""
+    world = World()
+    capabilities = world.engine.capabilities
+    assert capabilities is not None
+    world.engine.capabilities = replace(capabilities, parameters=capabilities.parameters | {"grammar"})
+    return world
+
+
+async def test_a_grammar_that_compiles_comes_to_the_engine() -> None:
+    world = able()
+    run = await world.create(sampling=replace(greedy(3), ignore_eos=False, grammar=FINE))
+    assert run.choices[0].sequence.sampling.grammar == FINE
+    world.finish(run)
+    world.check_idle()
+
+
+async def test_one_that_does_not_is_refused_before_anything_begins() -> None:
+    world = able()
+    with pytest.raises(RequestError, match="no answer could conform"):
+        await world.create(sampling=replace(greedy(3), ignore_eos=False, grammar=UNSATISFIABLE))
+    world.check_idle()
+
+
+async def test_an_engine_without_grammars_refuses_all() -> None:
+    with pytest.raises(UnsupportedParameter) as refused:
+        await World().create(sampling=replace(greedy(3), ignore_eos=False, grammar=FINE))
+    assert refused.value.param == "grammar"
+
+
+async def test_nothing_is_said_behind_the_end_of_a_grammar() -> None:
+    with pytest.raises(UnsupportedParameter) as refused:
+        await able().create(sampling=replace(greedy(3), ignore_eos=True, grammar=FINE))
+    assert refused.value.param == "ignore_eos"
