@@ -1,4 +1,4 @@
-"""Writes LoRA adapters as PEFT does, with numbers drawn for the purpose."""
+"""Writes LoRA adapters as PEFT does, with numbers drawn for the purpose, and asks engines that were given some."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["RANK", "random_pairs", "save", "save_tensors"]
+from tailrace.engines import EngineSpec, load_engine
+from tailrace.engines.promise import Delta, Sequence
+from tailrace.types import Sampling
+
+__all__ = ["RANK", "answer", "random_pairs", "save", "save_tensors"]
 
 RANK = 4
 
@@ -54,3 +58,14 @@ def save_tensors(file: Path, tensors: Mapping[str, NDArray[Any]], dtype: str = "
         written += raw
     text = json.dumps(head).encode()
     file.write_bytes(len(text).to_bytes(8, "little") + text + written)
+
+
+def answer(spec: EngineSpec) -> list[int]:
+    """The likeliest twelve tokens."""
+    engine = load_engine(spec)
+    engine.submit(Sequence(1, (5, 6, 7), Sampling(temperature=0.0, seed=0, max_tokens=12, ignore_eos=True)))
+    said: list[Delta] = []
+    while not said or said[-1].finish_reason is None:
+        said += engine.step()
+    engine.close()
+    return [token_id for delta in said for token_id in delta.token_ids]

@@ -6,17 +6,15 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.engines.lora import random_pairs, save
+from tests.engines.lora import answer, random_pairs, save
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from tailrace.engines import EngineSpec, load_engine  # noqa: E402
 from tailrace.engines.adapters import read_adapter  # noqa: E402
-from tailrace.engines.promise import Delta, Sequence  # noqa: E402
 from tailrace.engines.transformers_adapters import merge  # noqa: E402
 from tailrace.errors import ModelError  # noqa: E402
-from tailrace.types import Sampling  # noqa: E402
 
 SHAPES = {"transformer.h.0.attn.c_attn": (96, 32), "transformer.h.1.mlp.c_fc": (128, 32), "lm_head": (320, 32)}
 
@@ -36,16 +34,6 @@ def test_it_is_the_branch_beside_the_layer(tiny_gpt2_dir: Path, tmp_path: Path) 
         expected = plain(ids).logits
         torch.testing.assert_close(merged(ids).logits, expected, rtol=1e-4, atol=1e-4)
     assert (expected - before).abs().max() > 0.1
-
-
-def answer(spec: EngineSpec) -> list[int]:
-    engine = load_engine(spec)
-    engine.submit(Sequence(1, (5, 6, 7), Sampling(temperature=0.0, seed=0, max_tokens=12, ignore_eos=True)))
-    said: list[Delta] = []
-    while not said or said[-1].finish_reason is None:
-        said += engine.step()
-    engine.close()
-    return [token_id for delta in said for token_id in delta.token_ids]
 
 
 def test_an_engine_with_one(tiny_gpt2_dir: Path, tmp_path: Path) -> None:

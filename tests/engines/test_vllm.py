@@ -10,13 +10,15 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
+from tests.engines.lora import answer, random_pairs, save
 from tests.engines.shared import SHARED_LAWS, Shared
 from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.promise import Sequence
-from tailrace.errors import SequenceFailed
+from tailrace.errors import ModelError, SequenceFailed
 from tailrace.testing import Law
 from tailrace.types import Grammar, Sampling
 
@@ -101,3 +103,33 @@ if _IS_HERE:
         with pytest.raises((SequenceFailed, AssertionError), match="refused"):
             _run(shared, 9003, **sampling)
         assert _run(shared, 9004)[0]
+
+    SHAPES = {"model.layers.3.self_attn.v_proj": (192, 576), "model.layers.20.mlp.down_proj": (576, 1536)}
+
+    def test_an_adapter_is_what_transformers_merges(checkpoint: Path, tmp_path: Path) -> None:
+        directory = save(tmp_path / "adapter", random_pairs(SHAPES, 2.0))
+        spec = EngineSpec(
+            "vllm", str(checkpoint), context_tokens=384, kv_tokens=1024, max_sequences=2, dtype="float32",
+            adapter=str(directory),
+        )  # fmt: skip
+        answers = [
+            answer(msgspec.structs.replace(spec, engine=engine, adapter_scale=scale))
+            for scale in (1.0, 0.0)
+            for engine in ("vllm", "transformers")
+        ]
+        assert answers[0] == answers[1] != answers[2] == answers[3]
+
+    @pytest.mark.parametrize(
+        ("shapes", "reason"),
+        [
+            ({"model.layers.3.self_attn.v_proj": (64, 576)}, "for 64 x 576, and the model's is 192 x 576"),
+            ({"model.layers.99.self_attn.v_proj": (192, 576)}, "no linear layer"),
+        ],
+        ids=["shape", "name"],
+    )
+    def test_an_adapter_of_another_model(
+        shapes: dict[str, tuple[int, int]], reason: str, checkpoint: Path, tmp_path: Path
+    ) -> None:
+        directory = save(tmp_path / "adapter", random_pairs(shapes, 1.0))
+        with pytest.raises(ModelError, match=rf"adapter_model\.safetensors .*{reason}"):
+            load_engine(EngineSpec("vllm", str(checkpoint), context_tokens=384, adapter=str(directory)))

@@ -21,6 +21,7 @@ __all__ = ["Adapter", "LowRank", "read_adapter"]
 
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
+_CHANGES_THE_MODEL = ("corda", "loftq", "olora", "pissa")  # ways to begin that take from its weights what they add
 _DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # of the last numpy has no name: its bits
 
 
@@ -31,6 +32,9 @@ class _Config(msgspec.Struct):
     bias: str = "none"
     use_rslora: bool = False
     use_dora: bool = False
+    use_qalora: bool = False
+    init_lora_weights: bool | str = True
+    alora_invocation_tokens: list[int] | None = None
     alpha_pattern: dict[str, float] = {}
     rank_pattern: dict[str, int] = {}
 
@@ -49,9 +53,10 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """`layers` by the names that they have in Hugging Face's model: model.layers.0.self_attn.q_proj."""
+    """`layers`, all of one rank, by their names in Hugging Face's model: model.layers.0.self_attn.q_proj."""
 
     file: Path
+    rank: int
     layers: dict[str, LowRank]
 
     def check(self, name: str, shape: tuple[int, ...] | None) -> None:
@@ -93,7 +98,7 @@ def read_adapter(path: str, scale: float) -> Adapter:
         if a.ndim != 2 or b.ndim != 2 or a.shape[0] != config.r or b.shape[1] != config.r:
             raise _refusal(file, f"{layer} has the shapes {a.shape} and {b.shape}, which are not of rank {config.r}")
         layers[layer] = LowRank(a, b * np.float32(scale))
-    return Adapter(file, layers)
+    return Adapter(file, config.r, layers)
 
 
 def _config(file: Path) -> _Config:
@@ -106,6 +111,13 @@ def _config(file: Path) -> _Config:
         raise _refusal(beside, str(error)) from error
     if config.peft_type != "LORA" or config.use_dora or config.bias != "none":
         raise _refusal(beside, "it is of another kind than plain LoRA without biases")
+    if config.use_qalora or config.alora_invocation_tokens:
+        raise _refusal(beside, "it is of another kind than plain LoRA, QALoRA or one that is invoked")
+    if str(config.init_lora_weights).lower().startswith(_CHANGES_THE_MODEL):
+        raise _refusal(
+            beside,
+            f"with {config.init_lora_weights} the model's own weights were changed: have PEFT save it as plain LoRA",
+        )
     if config.alpha_pattern or config.rank_pattern:
         raise _refusal(beside, "its layers have ranks or alphas of their own, which is not supported")
     if config.r < 1:

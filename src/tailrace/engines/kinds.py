@@ -127,7 +127,7 @@ KINDS = {
             packages=("vllm",),
             extra="vllm",
             cls="vllm:VllmEngine",
-            settings=("dtype", "gpus"),
+            settings=("adapter", "adapter_scale", "dtype", "gpus"),
         ),
         Kind(
             "transformers",

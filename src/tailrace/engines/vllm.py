@@ -15,6 +15,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import tempfile
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -29,9 +31,11 @@ from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from tailrace.engines.adapters import Adapter, read_adapter
 from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.reasons import in_one_line
+from tailrace.engines.vllm_adapters import RANKS, write_adapter
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.types import FinishReason, Grammar, Sampling, TopLogprobs
 
@@ -95,17 +99,22 @@ class VllmEngine:
     """Keeps the `Engine` promise with a directory of a Hugging Face model."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        try:
-            self._engine = AsyncLLM.from_engine_args(_arguments(spec))
-        except Exception as error:  # the library raises whatever its models and platforms do
-            raise ModelError(
-                f"vLLM cannot load {os.path.basename(spec.path.rstrip('/'))}: {in_one_line(error)}."
-            ) from error
-        self._loop = asyncio.new_event_loop()
-        self._eos_token_ids = list(spec.eos_token_ids)
-        self._runs: dict[int, _Run] = {}
-        self._leaving: set[asyncio.Task[None]] = set()
-        self._is_waiting = False
+        adapter = read_adapter(spec.adapter, spec.adapter_scale) if spec.adapter else None
+        with tempfile.TemporaryDirectory(prefix="tailrace-") as folder:
+            self._lora = None if adapter is None else write_adapter(adapter, Path(spec.path), Path(folder))
+            try:
+                self._engine = AsyncLLM.from_engine_args(_arguments(spec, adapter))
+            except Exception as error:  # the library raises whatever its models and platforms do
+                raise ModelError(
+                    f"vLLM cannot load {os.path.basename(spec.path.rstrip('/'))}: {in_one_line(error)}."
+                ) from error
+            self._loop = asyncio.new_event_loop()
+            self._eos_token_ids = list(spec.eos_token_ids)
+            self._runs: dict[int, _Run] = {}
+            self._leaving: set[asyncio.Task[None]] = set()
+            self._is_waiting = False
+            if self._lora is not None:
+                self._loop.run_until_complete(self._engine.add_lora(self._lora))
         cache = self._engine.vllm_config.cache_config
         self.capabilities = Capabilities(
             engine=f"vllm {vllm.__version__}",
@@ -167,7 +176,7 @@ class VllmEngine:
     async def _follow(self, run: _Run, sequence: Sequence, params: SamplingParams) -> None:
         prompt = {"prompt_token_ids": list(sequence.prompt_ids)}
         try:
-            outputs = self._engine.generate(prompt, params, str(sequence.sequence_id))
+            outputs = self._engine.generate(prompt, params, str(sequence.sequence_id), lora_request=self._lora)
             async with contextlib.aclosing(outputs):  # which aborts it, where it is not over
                 async for output in outputs:
                     run.hear(output.outputs[0])
@@ -202,7 +211,7 @@ class VllmEngine:
                         raise ModelError(f"vLLM does not run this model: {delta.failure}.")
 
 
-def _arguments(spec: EngineSpec) -> AsyncEngineArgs:
+def _arguments(spec: EngineSpec, adapter: Adapter | None) -> AsyncEngineArgs:
     is_cpu = current_platform.is_cpu()
     more: dict[str, Any] = {}
     if is_cpu:
@@ -214,6 +223,9 @@ def _arguments(spec: EngineSpec) -> AsyncEngineArgs:
         }
         if spec.threads:
             os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
+    if adapter is not None:
+        more["enable_lora"] = True
+        more["max_lora_rank"] = next((rank for rank in RANKS if rank >= adapter.rank), RANKS[-1])
     return AsyncEngineArgs(
         model=spec.path,
         dtype=spec.dtype or "auto",

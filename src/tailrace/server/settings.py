@@ -60,7 +60,7 @@ class Settings:
     adapter: str = _setting(
         "",
         "A LoRA adapter as PEFT saves it, for all requests: its directory, or adapter_model.safetensors in it. For "
-        "openvino and transformers.",
+        "openvino, transformers and vllm.",
     )
     adapter_scale: float = _setting(1.0, "By how much of it --adapter changes the model; 1 is as it was trained.")
     threads: int = _setting(0, "Threads the engine computes with; 0 lets it decide.")
