@@ -3,18 +3,19 @@
     python bench/engines.py --gguf FILE --huggingface DIRECTORY [--transformers PATH] [--vllm-python PATH]
                             [--output JSON] [--plot SVG]
 
-FILE and DIRECTORY hold the same model (tests/checkpoints.py makes the directory from the file). Servers start one after
-the other, each alone on the machine: llama.cpp's own (the one in xllamacpp), vLLM's, `transformers serve`, and tailrace
-with the engine of each. The load is the same for all: POST /v1/completions, streamed, greedy, 128 tokens, at 1, 4, 16
-and 32 streams, some rounds of each. Tokens are counted by running the text through the model's tokenizer, since servers
-differ in what they make an event of; times are those at which bytes came. `transformers serve` refuses ignore_eos: what
-it gave until the end of a text is counted as it is.
+FILE and DIRECTORY hold the same model (tests/checkpoints.py makes the directory from the file). An engine's own server
+(llama.cpp's is the one in xllamacpp) and tailrace with that engine are up together, with memory for as many tokens, and
+are asked in turns, so that a machine that is slower for a while is so for both. The load is the same for all: POST
+/v1/completions, streamed, greedy, 128 tokens, at 1, 4, 16 and 32 streams, some rounds of each. Tokens are counted by
+running the text through the model's tokenizer, since servers differ in what they make an event of; times are those at
+which bytes came. `transformers serve` refuses ignore_eos: what it gave until the end of a text is counted as it is.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import os
 import platform
@@ -32,17 +33,18 @@ from pathlib import Path
 import httpx
 from tokenizers import Tokenizer
 
-PORT = 8987
+FIRST_PORT = 8987
 LOADS = (1, 4, 16, 32)
 MAX_TOKENS = 128
+SLOTS, SLOT_TOKENS = 32, 512  # of llama.cpp's server, which divides its memory
 
 LLAMA_SERVER = """
 import sys, time, xllamacpp
 params = xllamacpp.CommonParams()
 params.model.path = sys.argv[1]
 params.port = int(sys.argv[2])
-params.n_parallel = 32
-params.n_ctx = 32 * 512
+params.n_parallel = int(sys.argv[3])
+params.n_ctx = int(sys.argv[4])
 params.verbosity = -1
 server = xllamacpp.Server(params)
 print(server.listening_address, flush=True)
@@ -98,54 +100,67 @@ def text_of(answer: Answer) -> str:
     return "".join(text)
 
 
-async def measure(name: str, model: str, tokenizer: Tokenizer, rounds: int) -> list[Line]:
+@dataclass(frozen=True)
+class Server:
+    name: str
+    model: str  # its name on the wire
+    port: int
+    command: list[str]
+    environment: dict[str, str]
+
+
+async def measure(servers: list[Server], tokenizer: Tokenizer, rounds: int) -> list[Line]:
+    """Each of them in turns, which are all up."""
     number = 0
 
-    def body() -> dict[str, object]:
+    def body(server: Server) -> dict[str, object]:
         nonlocal number
         number += 1
         return {
-            "model": model,
+            "model": server.model,
             "prompt": f"{number}. A story about a river, a dog and a mill:",
             "max_tokens": MAX_TOKENS,
             "temperature": 0,
             "stream": True,
-        } | ({} if name == "transformers serve" else {"ignore_eos": True})
+        } | ({} if server.name == "transformers serve" else {"ignore_eos": True})
 
     lines = []
-    await asyncio.gather(*(one(PORT, body()) for _ in range(2)))
+    for server in servers:
+        await asyncio.gather(*(one(server.port, body(server)) for _ in range(2)))
     for streams in LOADS:
-        speeds, medians, worst = [], [], []
+        found: dict[str, list[tuple[float, float, float]]] = {server.name: [] for server in servers}
         for _ in range(rounds):
-            began_s = time.perf_counter()
-            answers = await asyncio.gather(*(one(PORT, body()) for _ in range(streams)))
-            wall_s = time.perf_counter() - began_s
-            num_tokens = sum(len(tokenizer.encode(text_of(answer)).ids) for answer in answers)
-            if not num_tokens:
-                raise SystemExit(f"{name} gave nothing: {answers[0].raw[:500]!r}")
-            firsts = sorted(answer.first_s for answer in answers)
-            speeds.append(num_tokens / wall_s)
-            medians.append(statistics.median(firsts))
-            worst.append(firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))])
-        line = Line(name, streams, *(round(statistics.median(of), 4) for of in (speeds, medians, worst)))
-        print(json.dumps(asdict(line)), flush=True)
-        lines.append(line)
+            for server in servers:
+                began_s = time.perf_counter()
+                answers = await asyncio.gather(*(one(server.port, body(server)) for _ in range(streams)))
+                wall_s = time.perf_counter() - began_s
+                num_tokens = sum(len(tokenizer.encode(text_of(answer)).ids) for answer in answers)
+                if not num_tokens:
+                    raise SystemExit(f"{server.name} gave nothing: {answers[0].raw[:500]!r}")
+                firsts = sorted(answer.first_s for answer in answers)
+                worst = firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))]
+                found[server.name].append((num_tokens / wall_s, statistics.median(firsts), worst))
+        for name, rows in found.items():
+            line = Line(name, streams, *(round(statistics.median(of), 4) for of in zip(*rows, strict=True)))
+            print(json.dumps(asdict(line)), flush=True)
+            lines.append(line)
     return lines
 
 
 @contextmanager
-def running(command: list[str], environment: dict[str, str]) -> Iterator[None]:
-    """A server on PORT that answers; at the end it and its children are gone."""
+def running(server: Server) -> Iterator[None]:
+    """It answers; at the end it and its children are gone."""
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
-            command, stdout=said, stderr=said, env=os.environ | environment, start_new_session=True
+            server.command, stdout=said, stderr=said, env=os.environ | server.environment, start_new_session=True
         )
         try:
             for _ in range(600):
                 if process.poll() is not None:
                     break
                 try:
-                    httpx.get(f"http://127.0.0.1:{PORT}/v1/models", timeout=2, trust_env=False).raise_for_status()
+                    url = f"http://127.0.0.1:{server.port}/v1/models"
+                    httpx.get(url, timeout=2, trust_env=False).raise_for_status()
                     break
                 except httpx.HTTPError:
                     time.sleep(0.5)
@@ -153,7 +168,7 @@ def running(command: list[str], environment: dict[str, str]) -> Iterator[None]:
                 process.kill()
             if process.poll() is not None:
                 said.seek(0)
-                raise SystemExit(f"{command[:3]} did not start:\n{said.read().decode(errors='replace')[-3000:]}")
+                raise SystemExit(f"{server.name} did not start:\n{said.read().decode(errors='replace')[-3000:]}")
             yield
         finally:
             os.killpg(process.pid, signal.SIGTERM)
@@ -164,30 +179,43 @@ def running(command: list[str], environment: dict[str, str]) -> Iterator[None]:
                 process.wait()
 
 
-def servers(asked: argparse.Namespace) -> Iterator[tuple[str, str, list[str], dict[str, str]]]:
-    """Name, name of the model on the wire, command, environment."""
-    here, port = [sys.executable, "-m", "tailrace", "serve"], ["--port", str(PORT)]
-    memory = ["--journal", asked.journal]
+def groups(asked: argparse.Namespace) -> Iterator[list[Server]]:
+    """Those that are measured in turns."""
+    first, second, third = (str(FIRST_PORT + place) for place in range(3))
+
+    def ours(python: object, engine: str, path: Path, port: str, *flags: str) -> Server:
+        more = ["--engine", engine, "--port", port, "--journal", asked.journal, *flags]
+        command = [str(python), "-m", "tailrace", "serve", str(path), *more]
+        name = path.stem if path.suffix == ".gguf" else path.name
+        return Server(f"tailrace, {engine}", name, int(port), command, {"VLLM_CPU_KVCACHE_SPACE": "2"})
+
     if asked.gguf:
-        gguf, name = str(asked.gguf), asked.gguf.stem
-        yield "llama.cpp's server", name, [sys.executable, "-c", LLAMA_SERVER, gguf, str(PORT)], {}
-        yield "tailrace, llamacpp", name, [*here, gguf, "--engine", "llamacpp", *port, *memory], {}
-        yield "tailrace, openvino", name, [*here, gguf, "--engine", "openvino", *port, *memory], {}
-    if asked.huggingface:
-        path, name = str(asked.huggingface), asked.huggingface.name
-        serve = [str(asked.transformers), "serve", path, "--port", str(PORT), "--continuous-batching"]
-        cache = {"HF_HUB_CACHE": str(asked.huggingface.parent)}  # without some directory it cannot list its models
-        yield "transformers serve", path, [*serve, "--dtype", asked.dtype], cache
-        flags = ["--engine", "transformers", "--dtype", asked.dtype]
-        yield "tailrace, transformers", name, [*here, path, *flags, *port, *memory], {}
+        path, name, here = asked.gguf, asked.gguf.stem, sys.executable
+        as_much = ["--context-tokens", str(SLOT_TOKENS), "--kv-tokens", str(SLOTS * SLOT_TOKENS)]
+        own = [here, "-c", LLAMA_SERVER, str(path), first, str(SLOTS), str(SLOTS * SLOT_TOKENS)]
+        yield [
+            Server("llama.cpp's server", name, int(first), own, {}),
+            ours(here, "llamacpp", path, second, *as_much, "--max-sequences", str(SLOTS)),
+            ours(here, "openvino", path, third),
+        ]
+    if not asked.huggingface:
+        return
+    path = asked.huggingface
+    dtype = ["--dtype", asked.dtype]
+    if asked.transformers:
+        own = [str(asked.transformers), "serve", str(path), "--port", first, "--continuous-batching", *dtype]
+        cache = {"HF_HUB_CACHE": str(path.parent)}  # without some directory it cannot list its models
+        yield [
+            Server("transformers serve", str(path), int(first), own, cache),
+            ours(sys.executable, "transformers", path, second, *dtype),
+        ]
     if asked.vllm_python:
-        path, name = str(asked.huggingface), asked.huggingface.name
-        python = str(asked.vllm_python)
-        own = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", path, "--served-model-name", name]
-        kv = {"VLLM_CPU_KVCACHE_SPACE": "2"}
-        yield "vLLM's server", name, [*own, "--dtype", asked.dtype, "--max-model-len", "8192", *port], kv
-        flags = ["--engine", "vllm", "--dtype", asked.dtype]
-        yield "tailrace, vllm", name, [python, "-m", "tailrace", "serve", path, *flags, *port, *memory], kv
+        own = [str(asked.vllm_python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(path), *dtype]
+        own += ["--served-model-name", path.name, "--max-model-len", "8192", "--port", first]
+        yield [
+            Server("vLLM's server", path.name, int(first), own, {"VLLM_CPU_KVCACHE_SPACE": "2"}),
+            ours(asked.vllm_python, "vllm", path, second, *dtype),
+        ]
 
 
 def plot(lines: list[Line], path: Path) -> None:
@@ -233,21 +261,21 @@ def main() -> None:
     asked = argparse.ArgumentParser(description="Each engine behind tailrace against its own server.")
     asked.add_argument("--gguf", type=Path)
     asked.add_argument("--huggingface", type=Path)
-    asked.add_argument("--transformers", type=Path, default=Path(sys.executable).parent / "transformers")
+    asked.add_argument("--transformers", type=Path, help="its command, with what `transformers serve` needs")
     asked.add_argument("--vllm-python", type=Path)
     asked.add_argument("--dtype", default="float32")
     asked.add_argument("--journal", default="disk", choices=["disk", "memory"])
     asked.add_argument("--rounds", type=int, default=3)
-    asked.add_argument("--only", default="", help="servers whose name has this in it")
     asked.add_argument("--output", type=Path)
     asked.add_argument("--plot", type=Path)
     options = asked.parse_args()
     tokenizer = Tokenizer.from_file(str(options.huggingface / "tokenizer.json"))
     lines: list[Line] = []
-    for name, model, command, environment in servers(options):
-        if options.only in name:
-            with running(command, environment):
-                lines += asyncio.run(measure(name, model, tokenizer, options.rounds))
+    for servers in groups(options):
+        with contextlib.ExitStack() as up:
+            for server in servers:
+                up.enter_context(running(server))
+            lines += asyncio.run(measure(servers, tokenizer, options.rounds))
     if options.output:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
         machine = {"cpu": platform.processor(), "cores": os.cpu_count(), "commit": commit, "dtype": options.dtype}

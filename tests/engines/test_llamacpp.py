@@ -219,6 +219,17 @@ def test_memory_of_aborted_ones_is_waited_for(small_engine: Shared) -> None:
     assert ends == {**dict.fromkeys((0, 4, 5, 6), "length"), **dict.fromkeys((1, 2, 3), "cancelled")}
 
 
+def test_memory_of_ones_own_is_as_long_as_the_context(spec: EngineSpec) -> None:
+    """Where there is enough for each to have the longest, nobody waits, and nobody is cut short."""
+    loaded = load_engine(msgspec.structs.replace(spec, context_tokens=128, kv_tokens=512, max_sequences=4))
+    draw = random.Random(6)
+    for sequence_id in range(4):
+        loaded.submit(_asked(sequence_id, tuple(draw.choices(range(100, 40_000), k=100)), 28))
+    answers = _finish(loaded, *range(4))
+    loaded.close()
+    assert [(len(ids), end.finish_reason) for ids, end in answers.values()] == [(28, "length")] * 4
+
+
 # What a request may ask.
 
 

@@ -64,14 +64,24 @@ def num_slots(spec: EngineSpec) -> int:
     """How many sequences may run. To be exact, each needs memory of its own, as long as the context."""
     if not spec.exact:
         return spec.max_sequences
-    return max(1, min(spec.max_sequences, spec.kv_tokens // min(spec.context_tokens, spec.kv_tokens)))
+    return max(1, min(spec.max_sequences, spec.kv_tokens // _longest(spec)))
 
 
 def room_tokens(spec: EngineSpec) -> int:
     """What all slots hold together, with what each may need beyond what was asked."""
     slots = num_slots(spec)
-    asked = slots * min(spec.context_tokens, spec.kv_tokens) if spec.exact else spec.kv_tokens
+    asked = spec.kv_tokens if _is_shared(spec) else slots * _longest(spec)
     return asked + slots * _RESERVED_TOKENS
+
+
+def _is_shared(spec: EngineSpec) -> bool:
+    """Whether all sequences take their memory from one place, where each looks past what is the others': slower, so
+    only if there is too little for each to have the longest."""
+    return not spec.exact and spec.max_sequences * _longest(spec) > spec.kv_tokens
+
+
+def _longest(spec: EngineSpec) -> int:
+    return min(spec.context_tokens, spec.kv_tokens)
 
 
 def start_server(spec: EngineSpec, socket_path: str) -> Any:  # Any: the library has no stubs
@@ -84,7 +94,7 @@ def start_server(spec: EngineSpec, socket_path: str) -> Any:  # Any: the library
     params.hostnames = [socket_path]
     params.n_ctx = room_tokens(spec)
     params.n_parallel = num_slots(spec)
-    params.kv_unified = not spec.exact
+    params.kv_unified = _is_shared(spec)
     params.no_extra_bufts = (
         spec.exact
     )  # weights that are packed anew go through other kernels one by one than in a batch
