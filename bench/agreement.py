@@ -24,7 +24,7 @@ from typing import Any
 
 import httpx
 
-from engines import PORT, running
+from engines import FIRST_PORT, Server, running
 
 MAX_TOKENS = 64
 TOPICS = ("a river", "bread", "the night sky", "a dog and a mill", "counting", "glass", "an old clock", "the sea")
@@ -83,7 +83,7 @@ def asked(prompt: str) -> list[int]:
     body = {"prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
     ids: list[int] = []
     with (
-        httpx.Client(base_url=f"http://127.0.0.1:{PORT}", timeout=300, trust_env=False) as client,
+        httpx.Client(base_url=f"http://127.0.0.1:{FIRST_PORT}", timeout=300, trust_env=False) as client,
         client.stream("POST", "/v1/streams", json=body, headers={"Accept": "text/event-stream"}) as answer,
     ):
         answer.raise_for_status()
@@ -111,20 +111,23 @@ def compare(engine: str, expected: list[Answer], given: list[list[int]]) -> Line
     )
 
 
-def servers(options: argparse.Namespace) -> Iterator[tuple[str, list[str]]]:
-    """Name and command of each engine's server."""
-    here = [sys.executable, "-m", "tailrace", "serve"]
-    gguf, directory = str(options.gguf), str(options.huggingface)
-    yield "transformers, float32", [*here, directory, "--engine", "transformers", "--dtype", "float32"]
-    yield "transformers, bfloat16", [*here, directory, "--engine", "transformers", "--dtype", "bfloat16"]
-    yield "openvino", [*here, gguf, "--engine", "openvino"]
-    yield "openvino, --no-exact", [*here, gguf, "--engine", "openvino", "--no-exact"]
-    yield "llamacpp", [*here, gguf, "--engine", "llamacpp"]
-    yield "llamacpp, --exact", [*here, gguf, "--engine", "llamacpp", "--exact"]
+def servers(options: argparse.Namespace) -> Iterator[Server]:
+    """Each engine's, one at a time."""
+
+    def ours(name: str, python: object, path: Path, *flags: str) -> Server:
+        command = [str(python), "-m", "tailrace", "serve", str(path), "--engine", name.partition(",")[0], *flags]
+        return Server(name, "", FIRST_PORT, [*command, "--port", str(FIRST_PORT), "--journal", "memory"], {})
+
+    here, gguf, directory = sys.executable, options.gguf, options.huggingface
+    yield ours("transformers, float32", here, directory, "--dtype", "float32")
+    yield ours("transformers, bfloat16", here, directory, "--dtype", "bfloat16")
+    yield ours("openvino", here, gguf)
+    yield ours("openvino, --no-exact", here, gguf, "--no-exact")
+    yield ours("llamacpp", here, gguf)
+    yield ours("llamacpp, --exact", here, gguf, "--exact")
     if options.vllm_python:
-        there = [str(options.vllm_python), "-m", "tailrace", "serve", directory, "--engine", "vllm"]
-        yield "vllm, float32", [*there, "--dtype", "float32"]
-        yield "vllm, bfloat16", [*there, "--dtype", "bfloat16"]
+        yield ours("vllm, float32", options.vllm_python, directory, "--dtype", "float32")
+        yield ours("vllm, bfloat16", options.vllm_python, directory, "--dtype", "bfloat16")
 
 
 def main() -> None:
@@ -145,14 +148,11 @@ def main() -> None:
         if kept:
             kept.write_text(json.dumps([asdict(answer) for answer in expected]))
     lines = []
-    for name, command in servers(options):
-        if options.only not in name:
+    for server in servers(options):
+        if options.only not in server.name:
             continue
-        with (
-            running([*command, "--port", str(PORT), "--journal", "memory"], {}),
-            concurrent.futures.ThreadPoolExecutor(8) as pool,
-        ):
-            line = compare(name, expected, list(pool.map(asked, prompts)))
+        with running(server), concurrent.futures.ThreadPoolExecutor(8) as pool:
+            line = compare(server.name, expected, list(pool.map(asked, prompts)))
         print(json.dumps(asdict(line)), flush=True)
         lines.append(line)
     if options.output:

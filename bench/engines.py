@@ -171,7 +171,8 @@ def running(server: Server) -> Iterator[None]:
                 raise SystemExit(f"{server.name} did not start:\n{said.read().decode(errors='replace')[-3000:]}")
             yield
         finally:
-            os.killpg(process.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGTERM)
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:

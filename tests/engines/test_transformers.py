@@ -104,6 +104,29 @@ def test_it_says_what_generate_says(shared: Shared, tiny_gpt2_dir: Path) -> None
         assert _ids(deltas) == expected[0, len(prompt) :].tolist()
 
 
+@pytest.mark.timeout(300)  # a minute and more of which may go into making the directory
+def test_the_default_model(smollm2_dir: Path) -> None:
+    """The same oracle. Both are asked at once; the prompts are of different lengths."""
+    from transformers import AutoModelForCausalLM
+
+    card = read_card(smollm2_dir, "smollm2")
+    tokenizer = Tokenizer.from_str(card.tokenizer_json)
+    prompts = [tuple(tokenizer.encode(text).ids) for text in ("Once upon a time", "The capital of France is")]
+    spec = EngineSpec(
+        "transformers", str(smollm2_dir), context_tokens=128, kv_tokens=512, max_sequences=2, dtype="float32"
+    )
+    engine = load_engine(spec)
+    found = _run(engine, *(_ask(place, prompt, max_tokens=12) for place, prompt in enumerate(prompts)))
+    engine.close()
+    model: Any = AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32)
+    for prompt, deltas in zip(prompts, found.values(), strict=True):
+        ids = torch.tensor([prompt])
+        more = {"max_new_tokens": 12, "eos_token_id": -1, "do_sample": False}
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **more)
+        assert _ids(deltas) == expected[0, len(prompt) :].tolist()
+    assert "Paris" in tokenizer.decode(_ids(found[1]))
+
+
 def test_the_end_of_a_text(spec: EngineSpec) -> None:
     engine = load_engine(spec)
     third = _ids(_run(engine, _ask(1, (5, 6, 7)))[1])[2]
