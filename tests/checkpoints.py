@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,9 +65,7 @@ def tiny_gpt2_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:
-    """The default model for transformers, in float32, with 40 tokens as its own limit. Made once, which takes a minute;
-    a test that may be the first wants a time limit to match.
-    """
+    """The default model for transformers, in float32, with 40 tokens as its own limit. Made once, in twenty seconds."""
     import transformers
 
     try:
@@ -89,16 +88,44 @@ def smollm2_dir() -> Path:
 
 
 def _convert(source: Path, path: Path) -> None:
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-    from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+    """By hand, where transformers reads the file four times over, which takes it most of a minute."""
+    import gguf
+    import torch
+    from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    # Not by from_pretrained(gguf_file=...), which wants `accelerate` and then has no use for it.
-    config = AutoConfig.from_pretrained(source.parent, gguf_file=source.name)
-    model = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
-    loaded = load_gguf_checkpoint(source, return_tensors=True, model_to_load=model)  # type: ignore[no-untyped-call]
-    missing, unexpected = model.load_state_dict(loaded["tensors"], strict=False)
-    assert (missing, unexpected) == (["lm_head.weight"], [])  # which is the embedding
-    model.tie_weights()
+    reader = gguf.GGUFReader(source)
+
+    def told(name: str) -> Any:  # Any: whatever the key has
+        return reader.fields[name].contents()
+
+    heads, kv_heads = told("llama.attention.head_count"), told("llama.attention.head_count_kv")
+    num_layers = told("llama.block_count")
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=len(told("tokenizer.ggml.tokens")),
+            hidden_size=told("llama.embedding_length"),
+            intermediate_size=told("llama.feed_forward_length"),
+            num_hidden_layers=num_layers,
+            num_attention_heads=heads,
+            num_key_value_heads=kv_heads,
+            max_position_embeddings=told("llama.context_length"),
+            rms_norm_eps=told("llama.attention.layer_norm_rms_epsilon"),
+            rope_parameters={"rope_type": "default", "rope_theta": told("llama.rope.freq_base")},
+            bos_token_id=told("tokenizer.ggml.bos_token_id"),
+            eos_token_id=told("tokenizer.ggml.eos_token_id"),
+            pad_token_id=told("tokenizer.ggml.padding_token_id"),
+            tie_word_embeddings=True,
+        )
+    )
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, num_layers)
+    weights = {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            weight = weights[f"{names.get_name(name, ('.weight',))}"]
+            if name.endswith(("q_proj.weight", "k_proj.weight")):  # whose rows llama.cpp keeps in pairs
+                pairs = weight.reshape(heads if "q_proj" in name else kv_heads, -1, 2, weight.shape[1])
+                weight = pairs.swapaxes(1, 2).reshape(weight.shape)
+            parameter.copy_(torch.from_numpy(weight))
     model.generation_config.max_new_tokens = 40
     model.save_pretrained(path)
     AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(path)
