@@ -245,3 +245,13 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, values: Values, expected: 
     with pytest.raises(ModelError) as caught:
         read(write_llama(tmp_path / "tiny.gguf", values))
     assert expected in caught.value.message
+
+
+def test_a_piece_as_long_as_a_book_costs_no_time(tmp_path: Path) -> None:
+    """To look for all the ways to cut it would take minutes."""
+    values = sentencepiece()
+    plain, scores, types = ([*values[name]] for name in ("tokens", "scores", "token_type"))  # type: ignore[misc]  # lists
+    long = {"tokens": [*plain, "a" * 1_000_000], "scores": [*scores, 0.0], "token_type": [*types, NORMAL]}
+    assert read(write_llama(tmp_path / "tiny.gguf", values | long)).encode("a dog", special=False) == read(
+        write_llama(tmp_path / "plain.gguf", values)
+    ).encode("a dog", special=False)

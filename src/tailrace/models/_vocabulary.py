@@ -15,6 +15,9 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 
 _META = "\u2581"  # SentencePiece writes a space so
 
+# No piece of a real vocabulary is near it. Looking for the ways to cut one takes time with the square of its length.
+_LONGEST_MERGED = 1000
+
 # Some files call ends of turns user defined. Of those `</s>` alone may be meant: Gemma has it from HTML.
 _NOT_USER_DEFINED = END_TOKENS - {"</s>"}
 
@@ -107,6 +110,8 @@ def _merges_of_scores(scores: dict[str, float]) -> list[tuple[str, str]]:
     """
     merges = []
     for piece in sorted(scores, key=scores.__getitem__, reverse=True):
+        if len(piece) > _LONGEST_MERGED:
+            continue
         for cut in range(len(piece) - 1, 0, -1):
             left = piece[:cut]
             if left in scores and (right := piece[cut:]) in scores:
