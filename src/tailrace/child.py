@@ -7,11 +7,14 @@ import ctypes
 import os
 import resource
 import signal
+import subprocess
 import sys
 
-__all__ = ["begin_child"]
+__all__ = ["begin_child", "end_family_with_me"]
 
 _PR_SET_PDEATHSIG = 1
+_keepers: list[subprocess.Popen[bytes]] = []  # whose pipes must stay open
+_KEEPER = "import os, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), 9)"
 
 
 def begin_child(parent_pid: int) -> None:
@@ -30,3 +33,13 @@ def begin_child(parent_pid: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what it leaves behind would hold people's prompts
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def end_family_with_me() -> None:
+    """See to it that whatever processes this one starts end with it, however it ends; others' code may forget that.
+
+    They become a group, and a process of a few megabytes kills it when the pipe to its stdin breaks.
+    """
+    os.setpgid(0, 0)
+    command = [sys.executable, "-I", "-S", "-c", _KEEPER, str(os.getpid())]
+    _keepers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -11,12 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from tests.engines.lora import answer, random_pairs, save
 from tests.engines.shared import SHARED_LAWS, Shared
 from tokenizers import Tokenizer
 
-from tailrace.engines import EngineSpec, load_engine
+from tailrace.engines import EngineSpec, Supervisor, load_engine
 from tailrace.engines.promise import Sequence
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.testing import Law
@@ -133,3 +135,20 @@ if _IS_HERE:
         directory = save(tmp_path / "adapter", random_pairs(shapes, 1.0))
         with pytest.raises(ModelError, match=rf"adapter_model\.safetensors .*{reason}"):
             load_engine(EngineSpec("vllm", str(checkpoint), context_tokens=384, adapter=str(directory)))
+
+    async def test_its_processes_go_with_the_worker(checkpoint: Path) -> None:
+        """Killed, as by its server or for want of memory. What the library has started notices nothing of that."""
+        spec = EngineSpec("vllm", str(checkpoint), context_tokens=384, kv_tokens=1024, max_sequences=2, dtype="float32")
+        supervisor = Supervisor(spec, load_s=600)
+        running = asyncio.create_task(supervisor.run())
+        while not supervisor.is_ready:
+            await asyncio.sleep(0.1)
+            assert not running.done()
+        worker = psutil.Process(supervisor.pid)
+        family = worker.children(recursive=True)
+        assert len(family) > 2, "the library's and the keeper"
+        worker.kill()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, family, timeout=10)
+        running.cancel()
+        await asyncio.wait([running])
+        assert not alive

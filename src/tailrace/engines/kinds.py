@@ -55,6 +55,7 @@ class Kind:
     extra: str = ""  # with which pip installs those; "" where tailrace comes with them
     settings: tuple[str, ...] = ()  # of those that not every engine has
     exact: bool = True  # unless the user says otherwise
+    starts_processes: bool = False  # which do not notice that a worker was killed
     refuses: Callable[[ModelCard], str] = _anything
 
     @property
@@ -128,6 +129,7 @@ KINDS = {
             extra="vllm",
             cls="vllm:VllmEngine",
             settings=("adapter", "adapter_scale", "dtype", "gpus"),
+            starts_processes=True,
         ),
         Kind(
             "transformers",

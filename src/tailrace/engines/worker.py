@@ -13,8 +13,9 @@ import socket
 import sys
 from collections.abc import Iterator
 
-from tailrace.child import begin_child
+from tailrace.child import begin_child, end_family_with_me
 from tailrace.engines import load_engine
+from tailrace.engines.kinds import KINDS
 from tailrace.engines.promise import Delta, Engine
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
@@ -126,6 +127,9 @@ def main(argv: list[str]) -> int:
         if not isinstance(start, Start) or start.version != PROTOCOL_VERSION:
             link.send(Fatal("server and worker are of different versions"))
             return 1
+        kind = KINDS.get(start.spec.engine)
+        if kind is not None and kind.starts_processes:
+            end_family_with_me()
         try:
             engine = load_engine(start.spec)
             link.send(Ready(PROTOCOL_VERSION, start.epoch, engine.capabilities))

@@ -1,0 +1,28 @@
+"""What becomes of the processes that a killed one had started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import psutil
+
+_SCRIPT = """
+import subprocess, sys, time
+from tailrace.child import end_family_with_me
+end_family_with_me()
+print(subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]).pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_family_ends_with_its_head() -> None:
+    with subprocess.Popen([sys.executable, "-c", _SCRIPT], stdout=subprocess.PIPE) as head:
+        assert head.stdout is not None
+        child = psutil.Process(int(head.stdout.readline()))
+        family = psutil.Process(head.pid).children()
+        assert child in family
+        assert len(family) == 2
+        head.kill()
+        _, alive = psutil.wait_procs(family, timeout=10)
+        assert not alive
