@@ -3,7 +3,7 @@
 What the library needs us to know (0.32):
 
 1. It computes in processes of its own, which our worker starts, and which notice nothing when that is killed
-   (`starts_processes` in kinds is why they end with it all the same); an asyncio loop takes what comes from there. That loop
+   (`starts_processes` in kinds is why they end with it all the same). An asyncio loop takes what comes from there. It
    runs inside `step`, until there is something to tell.
 2. It checks a request when the first output is awaited. Here that is in `submit`, so that what it refuses is refused.
 3. Its outputs merge when nobody takes them: an item may hold several tokens. They are counted, never the items.
