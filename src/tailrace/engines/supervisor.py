@@ -45,6 +45,7 @@ _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _CLOSED = "closed its socket"
 _FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # also what the kernel sends when memory is short
 _SPARE_AFTER_S = 5.0  # so that loading does not slow down the streams that have to catch up
+_EXIT_S = 5.0  # between a worker's socket and the rest of it; a loop that is late for a second must not blame a request
 _EMPTY_FRAMES = 10  # so many times longer may an engine step without a token, as it does with a long prompt
 _HEAR_S = 0.02
 _SHORT_LIFE_S = 5.0  # a worker that dies so soon, and gave nothing, counts as one that did not start
@@ -121,7 +122,7 @@ class _Worker(asyncio.Protocol):
         if reason != _CLOSED:
             return reason, True
         with contextlib.suppress(TimeoutError):
-            status = await asyncio.wait_for(self.process.wait(), 1.0)
+            status = await asyncio.wait_for(self.process.wait(), _EXIT_S)
             if status < 0:
                 return f"killed by {_signal_name(-status)}", -status not in _FROM_OUTSIDE
             return f"exit status {status}", True
