@@ -85,7 +85,9 @@ def test_every_kind_has_a_text() -> None:
 
 def test_a_setting_that_means_nothing_to_an_engine_is_refused() -> None:
     KINDS["openvino"].check(["adapter", "adapter_scale", "device", "kv_precision", "prompt_lookup_tokens"])
-    with pytest.raises(ModelError, match="--adapter means nothing to the engine llamacpp; openvino and transformers"):
+    with pytest.raises(
+        ModelError, match="--adapter means nothing to the engine llamacpp; openvino, vllm and transformers"
+    ):
         KINDS["llamacpp"].check(["adapter"])
     with pytest.raises(ModelError, match="--dtype means nothing to the engine openvino; vllm and transformers know it"):
         KINDS["openvino"].check(["dtype"])

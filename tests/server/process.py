@@ -104,7 +104,7 @@ class Server:
     @property
     def http(self) -> httpx.Client:
         if self._client is None:
-            self._client = httpx.Client(base_url=self.url, timeout=20.0, trust_env=False)
+            self._client = httpx.Client(base_url=self.url, timeout=60.0, trust_env=False)
         return self._client
 
     def post(self, path: str, body: object, **headers: str) -> httpx.Response:
