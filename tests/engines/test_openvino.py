@@ -19,6 +19,7 @@ from tailrace.engines.promise import Delta, Engine, Sequence
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.models import ModelCard, models_path
 from tailrace.testing import Law, laws
+from tailrace.testing._sampling_laws import sampling_laws
 from tailrace.types import Grammar, Sampling
 
 pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first
@@ -66,7 +67,13 @@ def test_exact_engine_keeps(law: Law, exact: Shared) -> None:
     _check(law, exact)
 
 
-@pytest.mark.parametrize("law", SHARED_LAWS, ids=str)
+# What parameters do to an answer does not depend on exactness: here those laws are deep.
+_FAST_LAWS = [
+    pytest.param(law, marks=pytest.mark.deep if law in sampling_laws else (), id=str(law)) for law in SHARED_LAWS
+]
+
+
+@pytest.mark.parametrize("law", _FAST_LAWS)
 def test_fast_engine_keeps(law: Law, fast: Shared) -> None:
     _check(law, fast)
 
@@ -150,6 +157,7 @@ def test_company_changes_no_bit(exact: Shared, chat: Callable[[str], tuple[int, 
     assert [steps.bits(sequence_id) for sequence_id in staggered] == alone
 
 
+@pytest.mark.deep
 def test_neighbour_that_is_aborted_changes_no_bit(exact: Shared, chat: Callable[[str], tuple[int, ...]]) -> None:
     """A step with one that was aborted is a step alone, and wants a companion."""
     prompts = [chat(question) for question in _QUESTIONS]

@@ -389,11 +389,14 @@ def test_an_engine_that_comes_back_in_time_is_waited_for(tmp_path: Path) -> None
 # A second one stands by
 
 
+_MORE = ("spare-then-first", "both")
+
+
 def _engines(server: Server) -> list[psutil.Process]:
     return sorted(psutil.Process(server.process.pid).children(), key=lambda child: child.create_time())
 
 
-@pytest.mark.parametrize("victims", ["first", "spare-then-first", pytest.param("both", marks=pytest.mark.deep)])
+@pytest.mark.parametrize("victims", ["first", *(pytest.param(who, marks=pytest.mark.deep) for who in _MORE)])
 def test_with_a_spare_the_stream_goes_on(tmp_path: Path, victims: str) -> None:
     with House(tmp_path, PACED, "--spare-engine") as house:
         until(lambda: len(_engines(house.server)) == 2)
