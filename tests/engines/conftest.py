@@ -8,8 +8,9 @@ import pytest
 from tests.checkpoints import smollm2_dir, tiny_gpt2_dir
 from tokenizers import Tokenizer
 
+from tailrace.engines import EngineSpec
 from tailrace.errors import ModelError
-from tailrace.models import ModelCard, NoProgress, resolve
+from tailrace.models import ModelCard, NoProgress, models_path, resolve
 
 __all__ = ["smollm2_dir", "tiny_gpt2_dir"]
 
@@ -20,6 +21,21 @@ def card() -> ModelCard:
         return resolve("smollm2", NoProgress())
     except ModelError as error:
         pytest.skip(f"the default model cannot be fetched: {error}")
+
+
+@pytest.fixture(scope="module")
+def openvino_spec(card: ModelCard) -> EngineSpec:
+    """Small enough that a prompt of the limit is quick, and a step so small that it takes three."""
+    return EngineSpec(
+        engine="openvino",
+        path=str(card.path),
+        context_tokens=384,
+        kv_tokens=8192,
+        max_sequences=16,
+        max_step_tokens=128,
+        eos_token_ids=card.eos_token_ids,
+        cache_path=str(models_path().parent / "prepared"),
+    )
 
 
 @pytest.fixture(scope="module")

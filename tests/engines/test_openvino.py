@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.promise import Delta, Engine, Sequence
 from tailrace.errors import ModelError, SequenceFailed
-from tailrace.models import ModelCard, models_path
+from tailrace.models import ModelCard
 from tailrace.testing import Law, laws
 from tailrace.testing._sampling_laws import sampling_laws
 from tailrace.types import Grammar, Sampling
@@ -28,18 +28,8 @@ _VOCAB_SIZE = 40_000
 
 
 @pytest.fixture(scope="module")
-def spec(card: ModelCard) -> EngineSpec:
-    """Small enough that a prompt of the limit is quick, and a step so small that it takes three."""
-    return EngineSpec(
-        engine="openvino",
-        path=str(card.path),
-        context_tokens=384,
-        kv_tokens=8192,
-        max_sequences=16,
-        max_step_tokens=128,
-        eos_token_ids=card.eos_token_ids,
-        cache_path=str(models_path().parent / "prepared"),
-    )
+def spec(openvino_spec: EngineSpec) -> EngineSpec:
+    return openvino_spec
 
 
 @pytest.fixture(scope="module")

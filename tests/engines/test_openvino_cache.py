@@ -9,7 +9,6 @@ import pytest
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.promise import Delta, Engine, Sequence
-from tailrace.models import ModelCard, models_path
 from tailrace.types import Sampling
 
 pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first
@@ -18,18 +17,8 @@ Bits = list[tuple[int, float]]
 
 
 @pytest.fixture(scope="module")
-def spec(card: ModelCard) -> EngineSpec:
-    return EngineSpec(
-        engine="openvino",
-        path=str(card.path),
-        context_tokens=1024,
-        kv_tokens=8192,
-        max_sequences=16,
-        max_step_tokens=128,
-        eos_token_ids=card.eos_token_ids,
-        cache_path=str(models_path().parent / "prepared"),
-        exact=True,
-    )
+def spec(openvino_spec: EngineSpec) -> EngineSpec:
+    return msgspec.structs.replace(openvino_spec, context_tokens=1024, exact=True)
 
 
 @pytest.fixture(scope="module")

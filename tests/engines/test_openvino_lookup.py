@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.promise import Delta, Sequence
-from tailrace.models import ModelCard, models_path
+from tailrace.models import ModelCard
 from tailrace.testing import Law, laws
 from tailrace.types import Grammar, Sampling
 
@@ -25,19 +25,8 @@ TEXT = (
 
 
 @pytest.fixture(scope="module")
-def spec(card: ModelCard) -> EngineSpec:
-    return EngineSpec(
-        engine="openvino",
-        path=str(card.path),
-        context_tokens=384,
-        kv_tokens=8192,
-        max_sequences=16,
-        max_step_tokens=128,
-        eos_token_ids=card.eos_token_ids,
-        cache_path=str(models_path().parent / "prepared"),
-        prompt_lookup_tokens=5,
-        exact=True,
-    )
+def spec(openvino_spec: EngineSpec) -> EngineSpec:
+    return msgspec.structs.replace(openvino_spec, prompt_lookup_tokens=5, exact=True)
 
 
 @pytest.fixture(scope="module")

@@ -226,7 +226,7 @@ def _arguments(spec: EngineSpec, adapter: Adapter | None) -> AsyncEngineArgs:
             os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
     if adapter is not None:
         more["enable_lora"] = True
-        more["max_lora_rank"] = next((rank for rank in RANKS if rank >= adapter.rank), RANKS[-1])
+        more["max_lora_rank"] = next(rank for rank in RANKS if rank >= adapter.rank)
     return AsyncEngineArgs(
         model=spec.path,
         dtype=spec.dtype or "auto",
