@@ -44,6 +44,7 @@ class House:
         self.flags = flags
         self.streams: list[Stream] = []
         self.key: bytes | None = None  # that its journal is sealed with
+        self.engines_killed = 0  # of the server that there is
         self.server: Server
         self.baseline: Resources
         self._moved = threading.Condition()
@@ -78,7 +79,7 @@ class House:
         except AssertionError:
             server.process.kill()
             raise
-        self.server = server
+        self.server, self.engines_killed = server, 0
         with self._moved:
             self._moved.notify_all()
         return server
@@ -127,6 +128,7 @@ class House:
         until(is_there, timeout_s=60.0)  # one that is killed again and again is started ever later
         with contextlib.suppress(psutil.NoSuchProcess):  # it may be going at this moment
             found[0].send_signal(number)
+            self.engines_killed += 1
 
     def begin(
         self, answer: Answer, *, prompt: str = "", num_readers: int = 1, key: str = "", **fields: object

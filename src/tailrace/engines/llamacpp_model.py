@@ -108,9 +108,11 @@ def start_server(spec: EngineSpec, socket_path: str) -> Any:  # Any: the library
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = spec.threads
     with _stderr() as said:
         try:
-            return xllamacpp.Server(params)
+            server = xllamacpp.Server(params)
         except (RuntimeError, ValueError) as error:
             raise ModelError(f"llama.cpp does not load {spec.path}: {_reason(said, error)}.") from error
+    ask(socket_path, "GET /lora-adapters")  # its loop answers that: let go before the loop runs, it waits for ever
+    return server
 
 
 def read_pieces(socket_path: str) -> Pieces:
