@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from tailrace.engines.inner_loop import InnerLoop
 from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.upstream_answers import Patience, follow, new_client
@@ -82,10 +83,8 @@ class UpstreamEngine:
             self._client = new_client(spec.secret, max_connections=2 * spec.max_sequences)
         except ValueError:
             raise ModelError(f"The key in {KEY_VARIABLE} has characters that a header cannot have.") from None
-        self._loop = asyncio.new_event_loop()
+        self._loop = InnerLoop()
         self._runs: dict[int, _Run] = {}
-        self._leaving: set[asyncio.Task[None]] = set()  # of sequences that have ended
-        self._is_waiting = False
         self.capabilities = Capabilities(
             engine=f"upstream ({self._address.kind} at {self._address.host})",
             context_tokens=spec.context_tokens,
@@ -101,7 +100,7 @@ class UpstreamEngine:
             raise SequenceFailed("the prompt is too long for this server")
         asked = ask(self._address, sequence)
         run = _Run(sequence)
-        run.task = self._loop.create_task(self._follow(run, asked))
+        run.task = self._loop.begin(self._follow(run, asked))
         self._runs[sequence.sequence_id] = run
 
     def abort(self, sequence_id: int) -> None:
@@ -113,35 +112,34 @@ class UpstreamEngine:
     def step(self) -> list[Delta]:
         has_aborted = any(run.is_aborted for run in self._runs.values())
         if self._runs and not has_aborted:
-            self._run_loop()
+            is_short = any(run.has_news for run in self._runs.values())
+            self._loop.run(0.0 if is_short else _STEP_S)
         ready = [run for run in self._runs.values() if run.is_aborted or run.has_news]
         deltas = [run.take(self._address.host) for run in ready]
         for run, delta in zip(ready, deltas, strict=True):
             if delta.finish_reason is not None:
                 del self._runs[run.sequence_id]
-                self._leaving.add(run.task)
+                self._loop.leave(run.task)
         if has_aborted or not self._runs:
-            self._see_off()
-        self._leaving = {task for task in self._leaving if not task.done()}
+            self._loop.see_off(_CLOSE_S)
         return deltas
 
     def close(self) -> None:
-        if self._loop.is_closed():
+        if self._loop.is_closed:
             return
         for run in self._runs.values():
             run.task.cancel()
-            self._leaving.add(run.task)
+            self._loop.leave(run.task)
         self._runs.clear()
-        self._see_off()
+        self._loop.see_off(_CLOSE_S)
         with contextlib.suppress(Exception):  # connections may be in any state
-            self._loop.run_until_complete(self._client.aclose())
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.complete(self._client.aclose())
         self._loop.close()
 
     async def _follow(self, run: _Run, asked: Ask) -> None:
         def hear(heard: Heard) -> None:
             run.hear(heard)
-            self._wake()
+            self._loop.tell()
 
         try:
             await follow(self._client, asked, self._patience, hear)
@@ -149,22 +147,4 @@ class UpstreamEngine:
             run.fail(trouble)
         except Exception as error:  # one answer's, whatever it is; the others go on
             run.fail(Trouble(f"gave an answer that could not be followed ({type(error).__name__})"))
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._is_waiting:
-            self._loop.stop()
-
-    def _run_loop(self) -> None:
-        """Until there is something to tell, or for a moment."""
-        is_short = any(run.has_news for run in self._runs.values())
-        timer = self._loop.call_later(0.0 if is_short else _STEP_S, self._loop.stop)
-        self._is_waiting = True
-        self._loop.run_forever()
-        self._is_waiting = False
-        timer.cancel()
-
-    def _see_off(self) -> None:
-        """Let requests that are over close their connections."""
-        if self._leaving:
-            self._loop.run_until_complete(asyncio.wait(self._leaving, timeout=_CLOSE_S))
+        self._loop.tell()

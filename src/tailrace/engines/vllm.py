@@ -33,6 +33,7 @@ from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOu
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from tailrace.engines.adapters import Adapter, read_adapter
+from tailrace.engines.inner_loop import InnerLoop
 from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.reasons import in_one_line
@@ -63,6 +64,7 @@ PARAMETERS = frozenset(
 _BLOCK_TOKENS = 128  # what the CPU build has; a multiple of what GPUs take
 _CPU_SHARE = 0.6  # of what is free may be taken; how much is taken is said in blocks
 _STEP_S = 0.05  # so long at most does what comes from the server wait
+_CLOSE_S = 1.0
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "repetition": "stop", "abort": "cancelled"}
 
 
@@ -109,13 +111,11 @@ class VllmEngine:
                 raise ModelError(
                     f"vLLM cannot load {os.path.basename(spec.path.rstrip('/'))}: {in_one_line(error)}."
                 ) from error
-            self._loop = asyncio.new_event_loop()
+            self._loop = InnerLoop()
             self._eos_token_ids = list(spec.eos_token_ids)
             self._runs: dict[int, _Run] = {}
-            self._leaving: set[asyncio.Task[None]] = set()
-            self._is_waiting = False
             if self._lora is not None:
-                self._loop.run_until_complete(self._engine.add_lora(self._lora))
+                self._loop.complete(self._engine.add_lora(self._lora))
         cache = self._engine.vllm_config.cache_config
         self.capabilities = Capabilities(
             engine=f"vllm {vllm.__version__}",
@@ -137,7 +137,7 @@ class VllmEngine:
         except (VLLMClientError, ValueError, TypeError) as error:
             raise SequenceFailed(f"the engine refused it: {in_one_line(error)}") from error
         run = _Run(sequence.sampling)
-        run.task = self._loop.create_task(self._follow(run, sequence, params))
+        run.task = self._loop.begin(self._follow(run, sequence, params))
         self._runs[sequence.sequence_id] = run
 
     def abort(self, sequence_id: int) -> None:
@@ -148,7 +148,7 @@ class VllmEngine:
 
     def step(self) -> list[Delta]:
         if self._runs and not any(run.is_aborted for run in self._runs.values()):
-            self._run_loop()
+            self._loop.run(_STEP_S)
             if self._engine.errored:
                 raise self._engine.dead_error
         deltas = []
@@ -157,21 +157,19 @@ class VllmEngine:
                 deltas.append(delta)
                 if delta.finish_reason is not None:
                     del self._runs[sequence_id]
-                    self._leaving.add(run.task)
-        if self._leaving:
-            self._see_off()
+                    self._loop.leave(run.task)
+        self._loop.see_off(_CLOSE_S)
         return deltas
 
     def close(self) -> None:
-        if self._loop.is_closed():
+        if self._loop.is_closed:
             return
         for run in self._runs.values():
             run.task.cancel()
-            self._leaving.add(run.task)
+            self._loop.leave(run.task)
         self._runs.clear()
-        self._see_off()
+        self._loop.see_off(_CLOSE_S)
         self._engine.shutdown()
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
     async def _follow(self, run: _Run, sequence: Sequence, params: SamplingParams) -> None:
@@ -181,26 +179,10 @@ class VllmEngine:
             async with contextlib.aclosing(outputs):  # which aborts it, where it is not over
                 async for output in outputs:
                     run.hear(output.outputs[0])
-                    self._wake()
+                    self._loop.tell()
         except Exception as error:  # of this sequence; an engine that is lost says so itself
             run.failure = f"the engine refused it: {in_one_line(error)}"
-        self._wake()
-
-    def _wake(self) -> None:
-        if self._is_waiting:
-            self._loop.stop()
-
-    def _run_loop(self) -> None:
-        timer = self._loop.call_later(_STEP_S, self._loop.stop)
-        self._is_waiting = True
-        self._loop.run_forever()
-        self._is_waiting = False
-        timer.cancel()
-
-    def _see_off(self) -> None:
-        if self._leaving:
-            self._loop.run_until_complete(asyncio.wait(self._leaving, timeout=1.0))
-            self._leaving = {task for task in self._leaving if not task.done()}
+        self._loop.tell()
 
     def _warm_up(self) -> None:
         """Once with a grammar, whose library takes a moment to load, and so that it is known to work."""
