@@ -30,6 +30,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from tailrace.engines.adapters import Adapter, read_adapter
@@ -106,7 +107,9 @@ class VllmEngine:
         with tempfile.TemporaryDirectory(prefix="tailrace-") as folder:
             self._lora = None if adapter is None else write_adapter(adapter, Path(spec.path), Path(folder))
             try:
-                self._engine = AsyncLLM.from_engine_args(_arguments(spec, adapter))
+                self._engine = AsyncLLM.from_engine_args(
+                    _arguments(spec, adapter), usage_context=UsageContext.OPENAI_API_SERVER
+                )
             except Exception as error:  # the library raises whatever its models and platforms do
                 raise ModelError(
                     f"vLLM cannot load {os.path.basename(spec.path.rstrip('/'))}: {in_one_line(error)}."
@@ -215,7 +218,7 @@ def _arguments(spec: EngineSpec, adapter: Adapter | None) -> AsyncEngineArgs:
         max_model_len=spec.context_tokens,
         max_num_seqs=spec.max_sequences,
         tensor_parallel_size=spec.gpus,
-        max_num_batched_tokens=max(spec.max_step_tokens, spec.max_sequences),
+        max_num_batched_tokens=max(spec.max_step_tokens, spec.max_sequences) if spec.max_step_tokens else None,
         enable_prefix_caching=spec.prefix_cache,
         generation_config="vllm",  # what a request does not say is ours to fill in
         trust_remote_code=False,

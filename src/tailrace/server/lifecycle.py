@@ -186,7 +186,7 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
         context_tokens=settings.context_tokens or source.card.context_tokens,
         kv_tokens=settings.kv_tokens,
         max_sequences=settings.max_sequences,
-        max_step_tokens=settings.max_step_tokens,
+        max_step_tokens=settings.max_step_tokens or kind.step_tokens,
         threads=settings.threads,
         eos_token_ids=source.card.eos_token_ids,
         cache_path=cache_path,

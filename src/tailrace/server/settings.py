@@ -80,7 +80,9 @@ class Settings:
     context_tokens: int = _setting(0, "Longest prompt and answer together; 0 is what the model was made for.")
     kv_tokens: int = _setting(65_536, "Tokens that the engine's memory holds, all streams together.", least=256)
     max_step_tokens: int = _setting(
-        256, "Prompt tokens worked on in one step: less is smoother, more is faster.", least=1
+        0,
+        "Prompt tokens worked on in one step: less is smoother, more is faster. 0 is what suits the engine: 256, with "
+        "llamacpp 512, with vllm what its own server has.",
     )
     load: str = _setting(
         "first",
