@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.hosting.process import write
 
@@ -218,3 +219,30 @@ async def test_a_process_that_dies_or_hangs_while_importing(tmp_path: Path) -> N
         assert failed.value.message == line
         await replica.kill()
         assert replica.process.returncode is not None
+
+
+async def test_what_it_has_started_ends_with_it(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "starts.py",
+        """
+        import subprocess
+        from tailrace import serve
+
+        @serve.deployment
+        class Bot:
+            def __init__(self):
+                subprocess.Popen(["sleep", "600"])
+
+        app = Bot.bind()
+        """,
+    )
+    replica = await ReplicaProcess.start(lambda channel, kind, head: None)
+    described = await replica.describe(AppTarget("starts:app", directory=str(tmp_path)), within_s=40)
+    (part,) = described.parts.values()
+    await replica.become(Assignment(part.options.name, part.options), within_s=40)
+    family = psutil.Process(replica.process.pid).children()
+    assert "sleep" in {process.name() for process in family}
+    await replica.kill()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not alive

@@ -26,7 +26,7 @@ import msgspec
 from starlette.types import ASGIApp
 
 from tailrace import eventloop
-from tailrace.child import begin_child
+from tailrace.child import begin_child, end_family_with_me
 from tailrace.serve.asgi import Lifespan, serve_request
 from tailrace.serve.boot import AppTarget, Assignment, Described
 from tailrace.serve.calling import as_async_iterator, call, task_in_thread
@@ -277,6 +277,7 @@ def main(argv: list[str]) -> None:
     """Takes the descriptor of the socket, the parent's process id, and from which level on the app's log is shown."""
     fd, parent_pid, log_level = int(argv[0]), int(argv[1]), argv[2]
     begin_child(parent_pid)
+    end_family_with_me()  # an app may have vLLM in it, whose processes would stay with all their memory
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format="%(name)s: %(message)s")
 
     async def run() -> None:
