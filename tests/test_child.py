@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import psutil
+from tests.gone import wait_gone
 
 _SCRIPT = """
 import subprocess, sys, time
@@ -24,5 +25,4 @@ def test_a_family_ends_with_its_head() -> None:
         assert child in family
         assert len(family) == 2
         head.kill()
-        _, alive = psutil.wait_procs(family, timeout=10)
-        assert not alive
+        wait_gone(family)

@@ -17,6 +17,7 @@ import psutil
 import pytest
 import uvloop
 from tests.engines.asking import ask, oracle, until
+from tests.gone import wait_gone
 
 from tailrace.engines import EngineSpec, Supervisor
 from tailrace.engines.promise import Delta, Sequence
@@ -444,4 +445,4 @@ def test_no_worker_outlives_its_parent(state: str) -> None:
     finally:
         parent.kill()
         parent.communicate()
-    until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
+    wait_gone([worker])

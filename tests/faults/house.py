@@ -13,6 +13,7 @@ from types import TracebackType
 import psutil
 from tests.engines.asking import until
 from tests.faults.laws import Kept, Resources, Seen, check, read_journal, status_of
+from tests.gone import wait_gone
 from tests.server.oracle import Answer
 from tests.server.process import Server
 from tests.server.wire import Wire
@@ -20,16 +21,9 @@ from tests.server.wire import Wire
 from tailrace.dialects.native import NativeView
 from tailrace.dialects.wire import HEARTBEAT
 
-__all__ = ["Follower", "House", "Stream", "is_alive"]
+__all__ = ["Follower", "House", "Stream"]
 
 _AGAIN_S = 0.02
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 class House:
@@ -91,7 +85,7 @@ class House:
         self.server.wait()
         self._logs.append(self.server.log)
         self.server.close()
-        until(lambda: not any(map(is_alive, children)))
+        wait_gone(children)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """SIGTERM, and all the way down."""

@@ -17,9 +17,10 @@ import httpx
 import psutil
 import pytest
 from tests.engines.asking import until
-from tests.faults.house import House, Stream, is_alive
+from tests.faults.house import House, Stream
 from tests.faults.laws import Resources
 from tests.generation.world import World, asked, end_of, greedy, oracle, text_of
+from tests.gone import is_alive
 from tests.server.oracle import Answer
 from tests.server.process import Server
 from tests.server.wire import as_json, sse_data
@@ -37,7 +38,7 @@ CRASH = EngineLost("The engine stopped: killed by SIGSEGV.", is_crash=True)
 
 @pytest.fixture
 def house(tmp_path: Path) -> Iterator[House]:
-    with House(tmp_path / "data", PACED, "--stall-s", "0.5") as house:
+    with House(tmp_path / "data", PACED, "--stall-s", "1.5") as house:
         yield house
 
 

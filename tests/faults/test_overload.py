@@ -27,8 +27,9 @@ import psutil
 import pytest
 from tests.dialects.sse import whole_events
 from tests.engines.asking import until
-from tests.faults.house import House, is_alive
+from tests.faults.house import House
 from tests.faults.laws import Seen, check, status_of
+from tests.gone import is_alive
 from tests.server.oracle import Answer
 from tests.server.process import Server
 from tests.server.refusals import Witness

@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 from httpx_sse import connect_sse
+from tests.gone import wait_gone
 from tests.hosting.process import AppServer, Forgiving, write
 
 _APP = """
@@ -160,7 +161,7 @@ def test_the_life_of_a_server(tmp_path: Path, run: Callable[..., AppServer]) -> 
     _wait(lambda: (tmp_path / "torn-down").exists(), "no teardown")
     again.process.send_signal(signal.SIGTERM)  # nobody waits for a teardown that hangs
     assert again.wait(timeout_s=15) == 0
-    assert not [child for child in children if child.is_running()]
+    wait_gone(children)
 
 
 def _ongoing(server: AppServer) -> set[float]:
@@ -215,7 +216,7 @@ def test_a_signal_while_an_app_loads(tmp_path: Path, run: Callable[..., AppServe
     children = psutil.Process(server.process.pid).children(recursive=True)
     _signal_all(server)
     assert server.wait(timeout_s=15) == 0
-    assert not [child for child in children if child.is_running()]
+    wait_gone(children)
 
 
 _FRAGILE = """

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.gone import wait_gone
 from tests.hosting.process import write
 
 from tailrace.hosting.process import BootError, ReplicaProcess
@@ -244,5 +245,4 @@ async def test_what_it_has_started_ends_with_it(tmp_path: Path) -> None:
     family = psutil.Process(replica.process.pid).children()
     assert "sleep" in {process.name() for process in family}
     await replica.kill()
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert not alive
+    wait_gone(family)

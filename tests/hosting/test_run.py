@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 from httpx_sse import connect_sse
+from tests.gone import wait_gone
 from tests.hosting.process import AppServer, Forgiving, write
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -513,4 +514,4 @@ def test_the_end(directory: Path) -> None:
         assert len(list(pieces)) == 99
         assert server.wait() == 0  # before it is closed, which would be a second signal
     assert (directory / "torn-down").exists(), server.log
-    assert not [child for child in children if child.is_running()]
+    wait_gone(children)

@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.gone import is_alive, wait_gone
 from tests.server.oracle import Answer, chat_ids
 from tests.server.process import TAILRACE, Server, environment
 from tests.server.wire import Wire, as_json, sse_data
@@ -189,7 +190,7 @@ def test_a_second_signal_leaves_at_once(serve: Callable[..., Server], number: si
         assert server.wait(timeout_s=10) == 0
         assert time.monotonic() - started_s < 5
     assert body.endswith(FAREWELL)
-    assert not _is_alive(worker)
+    assert not is_alive(worker)
 
 
 def test_without_a_journal_what_is_left_is_interrupted(serve: Callable[..., Server]) -> None:
@@ -201,23 +202,13 @@ def test_without_a_journal_what_is_left_is_interrupted(serve: Callable[..., Serv
     assert as_json(sse_data(body)[-1])["error"]["code"] == "interrupted"
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def test_killing_the_server_takes_the_worker_along(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=50")
     worker = server.worker()
     with _begun(server, "native"):
         server.send_signal(signal.SIGKILL)
         server.wait()
-        deadline_s = time.monotonic() + 5
-        while _is_alive(worker):
-            assert time.monotonic() < deadline_s
-            time.sleep(0.01)  # it is nobody's child any more, so there is nothing to wait on
+        wait_gone([worker])
 
 
 # A worker that dies

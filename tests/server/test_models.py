@@ -14,6 +14,7 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.gone import wait_gone
 from tests.server.oracle import Answer
 from tests.server.process import TAILRACE, Server, environment
 from websockets.sync.client import connect
@@ -279,7 +280,7 @@ def test_streams_of_all_models_outlive_the_server(serve: Serve, tmp_path: Path) 
     assert len(workers) == 3
     server.send_signal(signal.SIGKILL)
     server.wait()
-    assert psutil.wait_procs(workers, timeout=10)[1] == []
+    wait_gone(workers)
 
     server = begin("b")
     assert "2 streams go on" in server.log
@@ -312,7 +313,7 @@ def test_draining_parks_the_streams_of_all(serve: Serve, tmp_path: Path) -> None
     workers = psutil.Process(server.process.pid).children()
     server.send_signal(signal.SIGTERM)
     assert server.wait() == 0
-    assert psutil.wait_procs(workers, timeout=10)[1] == []
+    wait_gone(workers)
     assert "2 streams have" in server.log
     server = serve("scripted:tokens_per_s=100", *flags)
     for stream_id in ids:
