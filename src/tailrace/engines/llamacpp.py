@@ -31,6 +31,7 @@ import os
 import selectors
 import shutil
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
@@ -156,8 +157,8 @@ class LlamaCppEngine:
         if not deltas and not heard:
             self._listen(_WAIT_S, heard)
         if len(self._runs) > 1:
-            while self._listen(_LINGER_S, heard):
-                pass
+            time.sleep(_LINGER_S)  # the others' tokens of this step are on their way: woken once, not by each of them
+            self._listen(0, heard)
         for run, events in heard.items():
             delta = self._read(run, events)
             if delta is not None:
@@ -186,10 +187,9 @@ class LlamaCppEngine:
                 run.exchange = Exchange(self._socket_path, run.body)
                 self._selector.register(run.exchange, _interest(run.exchange), run)
 
-    def _listen(self, timeout_s: float, heard: dict[_Run, list[bytes]]) -> bool:
-        """Add what arrived for which sequence, waiting until something has. False if nothing has."""
-        ready = self._selector.select(timeout_s)
-        for key, mask in ready:
+    def _listen(self, timeout_s: float, heard: dict[_Run, list[bytes]]) -> None:
+        """Add what arrived for which sequence, waiting until something has."""
+        for key, mask in self._selector.select(timeout_s):
             exchange: Exchange = key.fileobj  # type: ignore[assignment]
             if mask & selectors.EVENT_WRITE:
                 exchange.send()
@@ -200,7 +200,6 @@ class LlamaCppEngine:
                     heard.setdefault(key.data, []).extend(events)
                 if exchange.is_over:
                     self._forget(exchange)
-        return bool(ready)
 
     def _read(self, run: _Run, events: list[bytes]) -> Delta | None:
         ids, run.held = run.held, ()
