@@ -71,6 +71,16 @@ def test_what_is_missing_is_named_with_the_remedy(installed: set[str]) -> None:
         load_engine(EngineSpec("transformers"))
 
 
+@pytest.mark.parametrize(
+    ("types", "num_bytes"), [(("F32", "Q4_1"), 3_400), (("F32", "Q4_0"), 1_900), (("Q6_K", "Q4_K"), 3_400)]
+)
+def test_openvino_takes_eight_bits_for_what_it_would_round(types: tuple[str, ...], num_bytes: int) -> None:
+    card = replace(GGUF, tensor_types=types, num_parameters=3_200, weight_bytes=1_900)
+    assert KINDS["openvino"].weight_bytes(card) == num_bytes
+    assert KINDS["llamacpp"].weight_bytes(card) == 1_900
+    assert KINDS["openvino"].weight_bytes(replace(card, format="openvino")) == 1_900
+
+
 def test_an_engine_that_cannot_run_it_says_why(installed: set[str]) -> None:
     assert "llama, qwen2 and qwen3, not gemma" in why(replace(GGUF, architecture="gemma"), "openvino")
     assert "Try --engine llamacpp" in why(replace(GGUF, architecture="gemma"), "openvino")

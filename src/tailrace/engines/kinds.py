@@ -17,7 +17,7 @@ from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
 
-__all__ = ["KINDS", "Choice", "Kind", "choose", "load_engine"]
+__all__ = ["KINDS", "OPENVINO_AS_THEY_ARE", "Choice", "Kind", "choose", "load_engine"]
 
 # What the GGUF loader of OpenVINO GenAI builds, and the tensors that openvino_weights makes fit for it.
 _OPENVINO_ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -25,6 +25,8 @@ _OPENVINO_TENSORS = frozenset(
     ("F32", "F16", "BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
      "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS")
 )  # fmt: skip
+OPENVINO_AS_THEY_ARE = frozenset(("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q6_K"))  # the others become Q8_0
+_Q8_BYTES = 34 / 32  # of a weight
 
 
 def _anything(card: ModelCard) -> str:
@@ -43,9 +45,19 @@ def _openvino_refuses(card: ModelCard) -> str:
     return ""
 
 
+def _as_kept(card: ModelCard) -> int:
+    return card.weight_bytes
+
+
+def _as_openvino_keeps(card: ModelCard) -> int:
+    is_anew = card.format == "gguf" and not OPENVINO_AS_THEY_ARE.issuperset(card.tensor_types)
+    return round(card.num_parameters * _Q8_BYTES) if is_anew else card.weight_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One engine. `refuses` says why it will not run a model of a format that it has, or "" if it will."""
+    """One engine. `refuses` says why it will not run a model of a format that it has, or "" if it will; `weight_bytes`
+    how much of it is in memory then, as near as one can tell."""
 
     name: str
     text: str  # for people
@@ -58,6 +70,7 @@ class Kind:
     step_tokens: int = 256  # of prompts in one step, unless the user says otherwise; 0 leaves it to the library
     starts_processes: bool = False  # which do not notice that a worker was killed
     refuses: Callable[[ModelCard], str] = _anything
+    weight_bytes: Callable[[ModelCard], int] = _as_kept
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -112,6 +125,7 @@ KINDS = {
             cls="openvino:OpenVINOEngine",
             settings=("adapter", "adapter_scale", "device", "kv_precision", "prompt_lookup_tokens"),
             refuses=_openvino_refuses,
+            weight_bytes=_as_openvino_keeps,
         ),
         Kind(
             "llamacpp",

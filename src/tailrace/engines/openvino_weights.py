@@ -15,15 +15,16 @@ from pathlib import Path
 import gguf
 import numpy as np
 
+from tailrace.engines.kinds import OPENVINO_AS_THEY_ARE
+
 __all__ = ["has_other_types", "write_in_eight_bits"]
 
-_READ_AS_THEY_ARE = frozenset(("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q6_K"))
 _Q8 = gguf.GGMLQuantizationType.Q8_0
 
 
 def has_other_types(path: Path) -> bool:
     """Whether a file has to be written anew."""
-    return any(tensor.tensor_type.name not in _READ_AS_THEY_ARE for tensor in gguf.GGUFReader(path).tensors)
+    return any(tensor.tensor_type.name not in OPENVINO_AS_THEY_ARE for tensor in gguf.GGUFReader(path).tensors)
 
 
 def write_in_eight_bits(source: Path, target: Path) -> None:
@@ -38,7 +39,7 @@ def write_in_eight_bits(source: Path, target: Path) -> None:
             kinds = field.types
             writer.add_key_value(name, field.contents(), kinds[0], sub_type=kinds[-1] if len(kinds) > 1 else None)
     for tensor in reader.tensors:
-        kind = tensor.tensor_type if tensor.tensor_type.name in _READ_AS_THEY_ARE else _Q8
+        kind = tensor.tensor_type if tensor.tensor_type.name in OPENVINO_AS_THEY_ARE else _Q8
         shape = [int(size) for size in reversed(tensor.shape)]
         num_bytes = gguf.quant_shape_to_byte_shape(shape, kind) if kind.name.startswith("Q") else None
         writer.add_tensor_info(
@@ -52,7 +53,7 @@ def write_in_eight_bits(source: Path, target: Path) -> None:
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     for tensor in reader.tensors:
-        if tensor.tensor_type.name in _READ_AS_THEY_ARE:
+        if tensor.tensor_type.name in OPENVINO_AS_THEY_ARE:
             writer.write_tensor_data(tensor.data)
         else:
             writer.write_tensor_data(gguf.quantize(gguf.dequantize(tensor.data, tensor.tensor_type), _Q8))
