@@ -80,6 +80,7 @@ HARD = '{"a": "}{\\"\\\\", "</tool_call>": ["<tool_call>", {"b": "\\u007d]"}], "
         (f'{OPEN}{{"name": "a", "arguments": "b"}}{CLOSE}', [f'{OPEN}{{"name": "a", "arguments": "b"}}{CLOSE}']),
         (f'{OPEN}{{"name": 1, "arguments": {{}}}}{CLOSE}', [f'{OPEN}{{"name": 1, "arguments": {{}}}}{CLOSE}']),
         (call("\\x", "{}"), [call("\\x", "{}")]),
+        (call("", "{}"), [call("", "{}")]),
         (f"{CLOSE} <tool_call {OPEN[:-1]}", [f"{CLOSE} <tool_call {OPEN[:-1]}"]),
         # A call behind what is none.
         (f"{OPEN}a{CLOSE}" + call("b", "{}"), [f"{OPEN}a{CLOSE}", ("b", "{}")]),

@@ -90,7 +90,7 @@ class ToolCallReader:
         head, closer, _ = self._held[:_MAX_HEAD].partition(_CLOSE)
         match = _HEAD.match(head)
         name = _decoded(match[1]) if match is not None else None
-        if match is None or name is None:
+        if match is None or not name:  # a call of nothing is none
             if match is None and not closer and len(self._held) < _MAX_HEAD:
                 return None
             self._state = "text"
