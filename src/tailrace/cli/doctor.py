@@ -115,7 +115,6 @@ def _version(kind: Kind) -> str:
 def _speeds(source: Source, machine: Machine) -> list[_Speed]:
     """Raises: RuntimeError if the engine does not run."""
     from tailrace.bench import Round, engine_alone
-    from tailrace.engines import KINDS
     from tailrace.models.places import cache_path
     from tailrace.server.lifecycle import engine_spec
     from tailrace.server.settings import Settings
@@ -124,8 +123,7 @@ def _speeds(source: Source, machine: Machine) -> list[_Speed]:
     card = source.card
     spec = engine_spec(source, Settings(), cache_path=str(cache_path() / "prepared"))
     tokenizer = Tokenizer.from_json(card.tokenizer_json)
-    weight_bytes = KINDS[source.engine].weight_bytes(card)
-    by_memory = machine.read_bytes_per_s / weight_bytes if weight_bytes else 0.0
+    by_memory = machine.read_bytes_per_s / source.weight_bytes if source.weight_bytes else 0.0
     by_arithmetic = machine.flops_per_s / (2 * card.num_parameters) if card.num_parameters else 0.0
     found = []
     with engine_alone(spec) as run:
@@ -166,14 +164,12 @@ def _engine_lines(engines: list[_Engine], source: Source | None) -> Iterator[str
 
 
 def _speed_lines(source: Source | None, speeds: list[_Speed]) -> Iterator[str]:
-    from tailrace.engines import KINDS
-
     if source is None:
         return
     card = source.card
     parameters = f"{card.num_parameters / 1e6:,.1f} million parameters in " if card.num_parameters else ""
     if card.weight_bytes:
-        kept = KINDS[source.engine].weight_bytes(card)
+        kept = source.weight_bytes
         anew = "" if kept == card.weight_bytes else f", {kept / 1e6:,.1f} MB as {source.engine} keeps them"
         yield f"{card.name}: {parameters}{card.weight_bytes / 1e6:,.1f} MB of weights{anew}"
     for row in speeds:

@@ -80,7 +80,7 @@ async def start_service(
     sources = [source, *more]
     specs = [engine_spec(one, settings, cache_path=cache_path) for one in sources]
     served = [
-        Served(one.card.name, spec, settings, weight_bytes=KINDS[one.engine].weight_bytes(one.card))
+        Served(one.card.name, spec, settings, weight_bytes=one.weight_bytes)
         for one, spec in zip(sources, specs, strict=True)
     ]
     async with open_journal(settings, data_path) as journal, asyncio.TaskGroup() as group:

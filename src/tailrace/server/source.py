@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tailrace.engines import choose
+from tailrace.engines import KINDS, choose
 from tailrace.engines.scripted import CHAT_TEMPLATE, CONTROL_TOKENS, EOS_ID, OPTIONS, tokenizer_json
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard, Progress, resolve
@@ -27,6 +27,11 @@ class Source:
     why: str = ""  # this engine, for people
     options: dict[str, float] = field(default_factory=dict)
     address: str = ""  # of the server that runs it already
+
+    @property
+    def weight_bytes(self) -> int:
+        """What its weights take in memory, as the engine keeps them."""
+        return KINDS[self.engine].weight_bytes(self.card)
 
 
 def find_source(source: str, progress: Progress, engine: str = "auto") -> Source:
