@@ -160,14 +160,17 @@ async def test_a_thread_that_dies_fails_the_stream_of_the_infer_that_waits_for_i
     body = f"""
 from queue import Queue
 self.words = Queue()
+is_sent = threading.Event()  # until then it would be a 500
 
 def generate():
     self.words.put("a")
+    is_sent.wait(10)
     raise MemoryError("8317")
 
 threading.Thread(target=generate).start()
 while (word := self.words.get()) is not None:
     {SEND}({{"OUT": word}})
+    is_sent.set()
 """
     app = app_of(make, body)
     async with served(app) as client:
