@@ -22,8 +22,8 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# Three at once, since many of them wait; each with whole files: what a file sets up is set up once. Tests have their own limits, which do not
-# reach into a library that hangs: such a process ends here, and says where it was.
+# Three at once, since many of them wait; each with whole files: what a file sets up is set up once. Tests have their
+# own limits, which do not reach into a library that hangs: such a process ends here, and says where it was.
 test: install
 	$(BIN)/pytest -n 3 --dist loadfile -m "not deep" -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true $(ARGS)
 

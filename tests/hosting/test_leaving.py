@@ -156,12 +156,14 @@ def test_the_life_of_a_server(tmp_path: Path, run: Callable[..., AppServer]) -> 
 
     (tmp_path / "torn-down").unlink(missing_ok=True)
     (tmp_path / "teardown-hangs").touch()
-    children = psutil.Process(again.process.pid).children(recursive=True)
+    head = psutil.Process(again.process.pid)
+    children, family = head.children(), head.children(recursive=True)
     again.process.send_signal(signal.SIGTERM)
     _wait(lambda: (tmp_path / "torn-down").exists(), "no teardown")
     again.process.send_signal(signal.SIGTERM)  # nobody waits for a teardown that hangs
     assert again.wait(timeout_s=15) == 0
-    wait_gone(children)
+    assert not [child for child in children if child.is_running()]
+    wait_gone(family)  # what theirs had started
 
 
 def _ongoing(server: AppServer) -> set[float]:
@@ -213,10 +215,12 @@ def test_a_signal_while_an_app_loads(tmp_path: Path, run: Callable[..., AppServe
     write(tmp_path, "slow.py", _SLOW)
     server = run("slow:loading")
     _wait(lambda: (tmp_path / "loading").exists(), server.log)
-    children = psutil.Process(server.process.pid).children(recursive=True)
+    head = psutil.Process(server.process.pid)
+    children, family = head.children(), head.children(recursive=True)
     _signal_all(server)
     assert server.wait(timeout_s=15) == 0
-    wait_gone(children)
+    assert not [child for child in children if child.is_running()]
+    wait_gone(family)  # what theirs had started
 
 
 _FRAGILE = """

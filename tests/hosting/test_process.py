@@ -245,4 +245,4 @@ async def test_what_it_has_started_ends_with_it(tmp_path: Path) -> None:
     family = psutil.Process(replica.process.pid).children()
     assert "sleep" in {process.name() for process in family}
     await replica.kill()
-    wait_gone(family)
+    wait_gone(family, timeout_s=10)

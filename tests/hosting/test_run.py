@@ -509,9 +509,11 @@ def test_the_end(directory: Path) -> None:
     with contextlib.closing(server), server.http.stream("POST", "/", params={"prompt": "word " * 100}) as answer:
         pieces = answer.iter_text()
         next(pieces)
-        children = psutil.Process(server.process.pid).children(recursive=True)
+        head = psutil.Process(server.process.pid)
+        children, family = head.children(), head.children(recursive=True)
         server.process.send_signal(2)
         assert len(list(pieces)) == 99
         assert server.wait() == 0  # before it is closed, which would be a second signal
     assert (directory / "torn-down").exists(), server.log
-    wait_gone(children)
+    assert not [child for child in children if child.is_running()]
+    wait_gone(family)  # what theirs had started

@@ -280,7 +280,7 @@ def test_streams_of_all_models_outlive_the_server(serve: Serve, tmp_path: Path) 
     assert len(workers) == 3
     server.send_signal(signal.SIGKILL)
     server.wait()
-    wait_gone(workers)
+    wait_gone(workers, timeout_s=10)
 
     server = begin("b")
     assert "2 streams go on" in server.log
@@ -313,7 +313,7 @@ def test_draining_parks_the_streams_of_all(serve: Serve, tmp_path: Path) -> None
     workers = psutil.Process(server.process.pid).children()
     server.send_signal(signal.SIGTERM)
     assert server.wait() == 0
-    wait_gone(workers)
+    wait_gone(workers, timeout_s=10)
     assert "2 streams have" in server.log
     server = serve("scripted:tokens_per_s=100", *flags)
     for stream_id in ids:

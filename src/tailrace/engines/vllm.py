@@ -65,7 +65,7 @@ PARAMETERS = frozenset(
 _BLOCK_TOKENS = 128  # what the CPU build has; a multiple of what GPUs take
 _CPU_SHARE = 0.6  # of what is free may be taken; how much is taken is said in blocks
 _STEP_S = 0.05  # so long at most does what comes from the server wait
-_CLOSE_S = 1.0
+_CLOSE_S = 1.0  # for sequences that have ended to put away what they hold
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "repetition": "stop", "abort": "cancelled"}
 
 
