@@ -47,6 +47,8 @@ def render() -> str:
         if row.default in ("", None):
             default = "by engine" if row.default is None else "none"
         lines.append(f"| `{row.flag}` | `{row.variable}` | {default} | {row.text} |")
+    of_model = ", ".join(f"`{row.name}`" for row in settings_table() if row.of_model)
+    lines += ["", f"Of several models each may have its own of these, by `--set NAME.SETTING=VALUE`: {of_model}."]
     lines += ["", "`TAILRACE_HOME` moves all that is fetched; `TAILRACE_MODEL` is the default of `MODEL`.", ""]
     lines += ["## Error codes", "", "`error.code` on `/v1` routes and in terminal events.", ""]
     lines += ["| code | status | |", "|---|---|---|"]

@@ -87,6 +87,28 @@ def test_a_setting_that_makes_no_sense_is_refused_with_the_reason(flags: list[st
     assert reason in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("threads=2", "model.setting=value"),
+        ("a.threads", "model.setting=value"),
+        (".threads=2", "model.setting=value"),
+        ("a.thread=2", "Did you mean threads?"),
+        ("a.port=2", "port is the same for all models"),
+        ("a.kv_tokens=9", "256 or more"),
+        ("a.threads=two", "not a valid integer"),
+        ("a.engine=gpt", "'openvino'"),
+        ("a.exact=perhaps", "not a valid boolean"),
+    ],
+)
+def test_a_setting_of_one_model_is_checked_like_that_of_all(text: str, reason: str) -> None:
+    result = CliRunner().invoke(main, ["serve", "--model", "a=scripted", "--set", text])
+    assert result.exit_code == 2
+    assert reason in result.stderr
+    result = CliRunner().invoke(main, ["serve", "scripted", "--set", "a.threads=2"])
+    assert "of a --model" in result.stderr
+
+
 def test_more_context_than_the_model_was_made_for_is_refused() -> None:
     command = [
         TAILRACE,

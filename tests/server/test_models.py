@@ -77,6 +77,19 @@ def test_all_are_loaded_at_the_start_where_that_is_asked(serve: Serve) -> None:
     assert num_answered(server, "big") == 5
 
 
+def test_each_may_have_settings_of_its_own(serve: Serve) -> None:
+    own = ("short.default_max_tokens=4", "short.idle-unload-s=0.3", "long.context_tokens=500")
+    server = serve(
+        "--model=short=scripted", "--model", "long=scripted", "--default-max-tokens", "20", "--load", "all",
+        *(word for text in own for word in ("--set", text)),
+    )  # fmt: skip
+    wait_workers(server, 1)  # the other one stays
+    chats = [server.post("/v1/chat/completions", {"model": name, "messages": MESSAGES}) for name in ("long", "short")]
+    assert [chat.json()["usage"]["completion_tokens"] for chat in chats] == [20, 4]
+    lengths = {one["id"]: one["max_model_len"] for one in server.http.get("/v1/models").json()["data"]}
+    assert lengths["long"] == 500 < lengths["short"]
+
+
 def test_every_wire_that_names_a_model_finds_it(three: Server) -> None:
     def answer(path: str, body: object) -> object:
         found = three.post(path, body)
@@ -327,6 +340,7 @@ def test_draining_parks_the_streams_of_all(serve: Serve, tmp_path: Path) -> None
         (["scripted", "--model", "scripted=scripted"], "Two models"),
         (["--model", "=scripted"], "name"),
         (["--model", "a="], "name=source"),
+        (["--model", "a=scripted", "--set", "b.threads=2"], "no --model b=source"),
         (["--model", "scripted"], "name=source"),
         (["--model", "a b=scripted"], "name"),
         (["--model", "ä=scripted"], "name"),
@@ -343,6 +357,23 @@ def test_what_cannot_be_served_is_one_line(arguments: list[str], word: str) -> N
     assert ran.stdout == ""
     assert ran.stderr.count("\n") == 1
     assert word in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("b.adapter=/nowhere", "--adapter means nothing to the engine scripted"),
+        ("b.adapter_scale=2", "--adapter-scale is of an --adapter"),
+        ("b.context_tokens=65537", "--context-tokens is at most 65536"),
+    ],
+)
+def test_a_setting_that_one_cannot_be_run_with_ends_the_start_by_its_name(setting: str, reason: str) -> None:
+    ran = subprocess.run(
+        [TAILRACE, "serve", "--port", "0", "--model", "a=scripted", "--model", "b=scripted", "--set", setting],
+        capture_output=True, text=True, check=False, timeout=20, env=environment(),
+    )  # fmt: skip
+    assert ran.returncode == 1
+    assert f"tailrace: b: {reason}" in ran.stderr
 
 
 def test_the_environment_names_models_too() -> None:

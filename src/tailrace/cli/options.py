@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import click
 
 from tailrace.server.settings import Setting, settings_table
+from tailrace.spelling import did_you_mean
 
-__all__ = ["setting_options"]
+__all__ = ["own_settings", "setting_options"]
 
 Command = Callable[..., None]
 
@@ -20,21 +22,51 @@ def setting_options(*names: str) -> Callable[[Command], Command]:
     def add(command: Command) -> Command:
         for row in reversed([row for row in settings_table() if row.name in names]):
             flag = f"{row.flag}/--no-{row.flag[2:]}" if row.kind is bool else row.flag
-            kind = click.Choice(row.choices) if row.choices else row.kind
             command = click.option(
-                flag, row.name, type=kind, default=row.default, show_default=True, envvar=row.variable, help=row.text,
-                callback=_check_range(row) if row.kind in (int, float) else None,
+                flag, row.name, type=_type(row), default=row.default, show_default=True, envvar=row.variable,
+                help=row.text, callback=_check_range(row),
             )(command)  # fmt: skip
         return command
 
     return add
 
 
-def _check_range(row: Setting) -> Callable[[click.Context, click.Parameter, float], float]:
+def own_settings(
+    ctx: click.Context, param: click.Parameter, texts: Sequence[str]
+) -> dict[str, dict[str, Any]]:  # Any: of each setting's type
+    """A callback for an option that takes several `model.setting=value`: the settings of each model by its name.
+
+    Raises: click.BadParameter.
+    """
+    rows = {row.name: row for row in settings_table() if row.of_model}
+    own: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        place, equals, value = text.partition("=")
+        model, dot, name = place.rpartition(".")
+        name = name.replace("-", "_")
+        if not (equals and dot and model):
+            raise click.BadParameter(f"{text!r} is not model.setting=value, such as chat.threads=4.", ctx, param)
+        if name not in rows:
+            shared = any(row.name == name for row in settings_table())
+            why = "is the same for all models." if shared else f"is no setting.{did_you_mean(name, rows)}"
+            raise click.BadParameter(f"{name} {why}", ctx, param)
+        row = rows[name]
+        try:
+            own.setdefault(model, {})[name] = _check_range(row)(ctx, param, _type(row).convert(value, param, ctx))
+        except click.BadParameter as error:
+            raise click.BadParameter(f"{place}: {error.message}", ctx, param) from None
+    return own
+
+
+def _type(row: Setting) -> click.ParamType[Any]:  # Any: of the setting's type
+    return click.Choice(row.choices) if row.choices else click.types.convert_type(row.kind)
+
+
+def _check_range(row: Setting) -> Callable[[click.Context, click.Parameter, Any], Any]:
     """Refuses numbers beyond the bounds of a setting, and what is no number or has no end."""
 
-    def check(ctx: click.Context, param: click.Parameter, value: float) -> float:
-        if row.least <= value <= row.most and value < math.inf:
+    def check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
+        if row.kind not in (int, float) or (row.least <= value <= row.most and value < math.inf):
             return value
         bounds = f"from {row.least:g} to {row.most:g}" if row.most < math.inf else f"{row.least:g} or more"
         raise click.BadParameter(f"{value} is not {bounds}.", ctx, param)

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import click
 from click.core import ParameterSource
 
 from tailrace import eventloop
-from tailrace.cli.options import setting_options
+from tailrace.cli.options import own_settings, setting_options
 from tailrace.server.settings import Settings, settings_table
 
 __all__ = ["SIGNALS", "bound_socket", "data_directory", "leave_quietly", "raise_descriptor_limit", "say", "serve"]
@@ -38,13 +39,29 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
     help="A further model, under a name of its own; may be given again. TAILRACE_MODELS takes several, with spaces.",
 )
 @click.option(
+    "--set",
+    "own",
+    multiple=True,
+    metavar="NAME.SETTING=VALUE",
+    envvar="TAILRACE_SET",
+    callback=own_settings,
+    help="A setting of one --model alone, such as big.kv_tokens=8192; may be given again.",
+)
+@click.option(
     "--on", type=click.Choice(["here", "ray"]), default="here", show_default=True, help="Where it runs; see --replicas."
 )
 @click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 256), help="Servers, on Ray.")
 @setting_options(*(row.name for row in settings_table()))
 @click.pass_context
 def serve(
-    ctx: click.Context, /, model: str, named: tuple[str, ...], on: str, replicas: int, **values: Any
+    ctx: click.Context,
+    /,
+    model: str,
+    named: tuple[str, ...],
+    own: dict[str, dict[str, Any]],
+    on: str,
+    replicas: int,
+    **values: Any,
 ) -> None:  # Any: click hands over what the table describes
     """Serve MODEL over HTTP.
 
@@ -61,7 +78,7 @@ def serve(
     tailrace serve ./model.gguf --port 9000
     tailrace serve hf:Qwen/Qwen2.5-0.5B-Instruct-GGUF:qwen2.5-0.5b-instruct-q4_k_m.gguf
     tailrace serve openai:http://10.0.0.5:8000/v1
-    tailrace serve --model chat=smollm2 --model big=./model.gguf
+    tailrace serve --model chat=smollm2 --model big=./model.gguf --set big.engine=llamacpp
     """
     try:
         settings = Settings(**values)
@@ -77,9 +94,19 @@ def serve(
         raise SystemExit(serve_on_ray(model, settings, num_replicas=replicas))
     if replicas > 1:
         raise click.UsageError("--replicas takes --on ray: one machine has one engine, which batches.")
-    if named and ctx.get_parameter_source("model") is not ParameterSource.COMMANDLINE:
-        raise SystemExit(_run(None, named, settings))
-    raise SystemExit(_run(model, named, settings))
+    if own and not named:
+        raise click.UsageError("--set is of a --model name=source, and there is none.")
+    is_first = not named or ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
+    raise SystemExit(_run(_Asked(model if is_first else None, named, own), settings))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """The models that a command line speaks of."""
+
+    first: str | None
+    named: tuple[str, ...]
+    own: dict[str, dict[str, Any]]  # settings of one alone; Any: of each setting's type
 
 
 def say(text: str) -> None:
@@ -98,7 +125,7 @@ def bound_socket(settings: Settings) -> socket.socket | None:
         return None
 
 
-def _run(source: str | None, named: tuple[str, ...], settings: Settings) -> int:
+def _run(asked: _Asked, settings: Settings) -> int:
     from tailrace.errors import ModelError
 
     sock = bound_socket(settings)
@@ -110,7 +137,7 @@ def _run(source: str | None, named: tuple[str, ...], settings: Settings) -> int:
         signal.signal(number, leave_quietly)
     try:
         with sock:
-            return _serve(source, named, settings, sock)
+            return _serve(asked, settings, sock)
     except* ModelError as group:
         say(f"tailrace: {eventloop.first_error(group)}")
     return 1
@@ -144,7 +171,7 @@ def data_directory(settings: Settings, port: int, kind: str = "port") -> Iterato
             yield Path(directory)
 
 
-def _serve(source: str | None, named: tuple[str, ...], settings: Settings, sock: Any) -> int:
+def _serve(asked: _Asked, settings: Settings, sock: Any) -> int:
     # Any: a socket, which click's imports need not know
     from tailrace.cli.pull import TerminalProgress
     from tailrace.models.places import cache_path
@@ -152,7 +179,7 @@ def _serve(source: str | None, named: tuple[str, ...], settings: Settings, sock:
     from tailrace.server.lifecycle import serve as serve_model
     from tailrace.server.source import find_named
 
-    found, *more = find_named(named, TerminalProgress(), settings.engine, first=source)
+    found, *more = find_named(asked.named, TerminalProgress(), settings.engine, first=asked.first, own=asked.own)
     started = time.monotonic()
     say(f"Loading {found.card.name} into {found.engine} ({found.why}) …")
     host, port = sock.getsockname()[:2]

@@ -10,7 +10,6 @@ from tailrace.engines.certificate import Verdict
 from tailrace.errors import UnsupportedParameter
 from tailrace.generation import Generator
 from tailrace.server.models import Models, Served
-from tailrace.server.settings import Settings
 from tailrace.streams import StreamLog
 from tailrace.types import Event, GenerateRequest, Message
 
@@ -41,7 +40,7 @@ class Facts:
 
     version = __version__
 
-    def __init__(self, served: Served, models: Models, settings: Settings, *, started_s: int) -> None:
+    def __init__(self, served: Served, models: Models, *, started_s: int) -> None:
         generator = served.generator
         self._served = served
         self._generator = generator
@@ -52,8 +51,8 @@ class Facts:
         self.takes_tools = generator.chat is not None and generator.chat.takes_tools
         self.max_prompts = generator.limits.max_choices
         self.context_tokens = generator.context_tokens
-        self.max_requests = settings.max_concurrent_requests
-        self.prompt_template = settings.prompt_template
+        self.max_requests = served.settings.max_concurrent_requests
+        self.prompt_template = served.settings.prompt_template
 
     @property
     def is_live(self) -> bool:

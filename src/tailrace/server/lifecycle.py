@@ -9,7 +9,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from starlette.middleware.cors import CORSMiddleware
@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 
 from tailrace.admission import Gate
 from tailrace.dialects.durable_answers import EXPOSED_HEADERS
-from tailrace.engines import KINDS, EngineSpec, Supervisor
+from tailrace.engines import KINDS, EngineSpec
 from tailrace.errors import EngineLost, ModelError, StorageError
 from tailrace.generation import Generator, Limits
 from tailrace.models import ModelCard
@@ -41,8 +41,7 @@ __all__ = ["Service", "engine_spec", "let_origins_read", "open_journal", "serve"
 logger = logging.getLogger("tailrace.server")
 
 _DRAIN_RETRY_S = 5.0
-# Settings that not every engine has.
-_OF_SOME = ("adapter", "adapter_scale", "device", "dtype", "gpus", "kv_precision", "prompt_lookup_tokens")
+_OF_SOME = sorted({name for kind in KINDS.values() for name in kind.settings})  # settings that not every engine has
 # Logs hold millions of events and no circles: little to find, and much to look through.
 _GC_THRESHOLD = (20_000, 50, 100)
 
@@ -78,11 +77,7 @@ async def start_service(
     Raises: ModelError if an engine cannot load its model, or the journal cannot be kept.
     """
     sources = [source, *more]
-    specs = [engine_spec(one, settings, cache_path=cache_path) for one in sources]
-    served = [
-        Served(one.card.name, spec, settings, weight_bytes=one.weight_bytes)
-        for one, spec in zip(sources, specs, strict=True)
-    ]
+    served = [_served(one, settings, cache_path=cache_path) for one in sources]
     async with open_journal(settings, data_path) as journal, asyncio.TaskGroup() as group:
         served[0].start(group)
         models: Models | None = None
@@ -91,8 +86,8 @@ async def start_service(
                 retention_s=settings.retention_s, budget_bytes=settings.retention_bytes, journal=journal
             )
             # The engine loads in its process while this one reads the vocabularies.
-            for one, spec, model in zip(sources, specs, served, strict=True):
-                model.generator = await _generator(one, spec, model.supervisor, store, settings)
+            for one, model in zip(sources, served, strict=True):
+                model.generator = await _generator(one, model, store)
             models = Models(served, settings, group)
             num_recovered = await _first_start(models, settings)
             durable = DurableStore(budget_bytes=settings.durable_bytes, journal=journal.note)
@@ -106,17 +101,28 @@ async def start_service(
             await served[0].stop()
 
 
-async def _generator(
-    source: Source, spec: EngineSpec, supervisor: Supervisor, store: StreamStore, settings: Settings
-) -> Generator:
+def _served(source: Source, settings: Settings, *, cache_path: str) -> Served:
+    """Raises: ModelError if its settings do not suit it, or one another."""
+    try:
+        own = replace(settings, **source.own)
+        spec = engine_spec(source, own, cache_path=cache_path)
+    except (ValueError, ModelError) as error:
+        if not source.own:
+            raise
+        raise ModelError(f"{source.card.name}: {error}") from None
+    return Served(source.card.name, spec, own, weight_bytes=source.weight_bytes)
+
+
+async def _generator(source: Source, served: Served, store: StreamStore) -> Generator:
     tokenizer, chat = await asyncio.to_thread(_text, source.card)
+    settings = served.settings
     generator = Generator(
         model=source.card.name,
         tokenizer=tokenizer,
         chat=chat,
-        context_tokens=spec.context_tokens,
+        context_tokens=served.supervisor.spec.context_tokens,
         add_bos=source.card.add_bos,
-        supervisor=supervisor,
+        supervisor=served.supervisor,
         gate=Gate(max_requests=settings.max_concurrent_requests),
         store=store,
         limits=Limits(
@@ -140,7 +146,7 @@ async def _first_start(models: Models, settings: Settings) -> int:
         if settings.load == "all":
             for served in models:
                 await models.load(served)
-            if not all(served.is_loaded for served in models):
+            if settings.memory_bytes and not all(served.is_loaded for served in models):
                 raise ModelError("--memory-bytes has no room for all models at once, and --load all asks for that.")
     except EngineLost as error:
         raise ModelError(_load_failure(error.message)) from None

@@ -45,6 +45,7 @@ class Served:
 
     def __init__(self, name: str, spec: EngineSpec, settings: Settings, *, weight_bytes: int = 0) -> None:
         self.name = name
+        self.settings = settings
         self.is_loaded = False
         self.replay: Verdict | None = None  # how exactly the engine repeats itself, where that was measured
         self.loading: asyncio.Task[TailraceError | None] | None = None
@@ -160,7 +161,7 @@ class Models:
         if served.is_loaded:
             return
         served.generator.gate.check_open()
-        if served.num_waiting >= self._settings.max_concurrent_requests:
+        if served.num_waiting >= served.settings.max_concurrent_requests:
             raise QueueFull("Too many requests wait for this model to be loaded.", retry_after_s=_RETRY_S)
         if served.loading is None:
             self._check_refused(served)
@@ -179,9 +180,9 @@ class Models:
 
     def begun(self, served: Served) -> None:
         """It has been loaded: unload it when its time has come."""
-        if self._settings.idle_unload_s and served.name not in self._timers:
+        if served.settings.idle_unload_s and served.name not in self._timers:
             served.generator.used_s = time.monotonic()
-            self._watch(served, self._settings.idle_unload_s)
+            self._watch(served, served.settings.idle_unload_s)
 
     def recover(self) -> int:
         """Take up the streams that an earlier process left, and load what they need; returns how many go on.
@@ -276,7 +277,7 @@ class Models:
         del self._timers[served.name]
         if not served.is_loaded:
             return
-        idle_s = self._settings.idle_unload_s
+        idle_s = served.settings.idle_unload_s
         wait_s = served.generator.used_s + idle_s - time.monotonic() if served.is_idle else idle_s
         if wait_s > 0:
             self._watch(served, wait_s)

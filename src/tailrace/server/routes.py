@@ -81,7 +81,7 @@ class Routes:
         self._models = models
         self._store = models.first.generator.store
         self._settings = settings
-        self._facts = tuple(Facts(served, models, settings, started_s=started_s) for served in models)
+        self._facts = tuple(Facts(served, models, started_s=started_s) for served in models)
         self._bodies = BodyReader(settings)
         self._keys_in_use: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._metrics = metrics

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,]+", re.IGNORECASE)
@@ -21,9 +22,13 @@ def _setting(
     least: float = 0,
     most: float = math.inf,
     choices: tuple[str, ...] = (),
+    of_model: bool = False,
 ) -> Any:
     facts = {"help": text, "kind": kind or type(default), "range": (least, most), "choices": choices}
-    return field(default=default, metadata=facts)
+    return field(default=default, metadata=facts | {"of_model": of_model})
+
+
+_model_setting = partial(_setting, of_model=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,39 +37,39 @@ class Settings:
 
     host: str = _setting("127.0.0.1", "Address to listen on.")
     port: int = _setting(8000, "Port to listen on; 0 takes a free one.", most=65_535)
-    engine: str = _setting(
+    engine: str = _model_setting(
         "auto",
         "What runs the model; auto chooses by the model and what is installed. `tailrace doctor` shows both.",
         choices=("auto", "openvino", "llamacpp", "vllm", "transformers"),
     )
-    device: str = _setting(
+    device: str = _model_setting(
         "", "Where the engine computes, in its own words: cpu, cuda, cuda:1, GPU.0. Empty lets it decide."
     )
-    gpus: int = _setting(1, "GPUs over which vLLM spreads one model (tensor parallel).", least=1, most=64)
-    kv_precision: str = _setting(
+    gpus: int = _model_setting(1, "GPUs over which vLLM spreads one model (tensor parallel).", least=1, most=64)
+    kv_precision: str = _model_setting(
         "auto",
         "What OpenVINO keeps keys and values in: u8 holds most, f32 is most exact; auto is what the library takes.",
         choices=("auto", "u8", "bf16", "f16", "f32"),
     )
-    dtype: str = _setting(
+    dtype: str = _model_setting(
         "auto",
         "What transformers and vLLM compute in; auto is what the model was saved in.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
-    prompt_lookup_tokens: int = _setting(
+    prompt_lookup_tokens: int = _model_setting(
         0,
         "Tokens that OpenVINO guesses ahead, out of what the prompt and the answer have said before, and checks in one "
         "step: quicker where an answer repeats its prompt. Nothing is claimed of exactness then. 0 is none.",
         most=16,
     )
-    adapter: str = _setting(
+    adapter: str = _model_setting(
         "",
         "A LoRA adapter as PEFT saves it, for all requests: its directory, or adapter_model.safetensors in it. For "
         "openvino, transformers and vllm.",
     )
-    adapter_scale: float = _setting(1.0, "By how much of it --adapter changes the model; 1 is as it was trained.")
-    threads: int = _setting(0, "Threads the engine computes with; 0 lets it decide.")
-    exact: bool | None = _setting(
+    adapter_scale: float = _model_setting(1.0, "By how much of it --adapter changes the model; 1 is as it was trained.")
+    threads: int = _model_setting(0, "Threads the engine computes with; 0 lets it decide.")
+    exact: bool | None = _model_setting(
         None,
         "Answers do not depend on what else is running or was asked before, so that they come out the same when an "
         "engine dies: full precision, no sequence decodes alone. --no-exact may be faster on processors with "
@@ -72,14 +77,14 @@ class Settings:
         "with every engine but llamacpp, of whose speed it takes two thirds.",
         kind=bool,
     )
-    prefix_cache: bool = _setting(
+    prefix_cache: bool = _model_setting(
         True,
         "A prompt that begins like an earlier one starts sooner. With it, --exact has an exception: prompts with a "
         "repetition penalty. `tailrace certify` measures how exact this machine is.",
     )
-    context_tokens: int = _setting(0, "Longest prompt and answer together; 0 is what the model was made for.")
-    kv_tokens: int = _setting(65_536, "Tokens that the engine's memory holds, all streams together.", least=256)
-    max_step_tokens: int = _setting(
+    context_tokens: int = _model_setting(0, "Longest prompt and answer together; 0 is what the model was made for.")
+    kv_tokens: int = _model_setting(65_536, "Tokens that the engine's memory holds, all streams together.", least=256)
+    max_step_tokens: int = _model_setting(
         0,
         "Prompt tokens worked on in one step: less is smoother, more is faster. 0 is what suits the engine: 256, with "
         "llamacpp 512, with vllm what its own server has.",
@@ -89,15 +94,17 @@ class Settings:
         "What is loaded before requests are taken, of several models: the first one, or all.",
         choices=("first", "all"),
     )
-    idle_unload_s: float = _setting(
+    idle_unload_s: float = _model_setting(
         0.0, "Time without a stream after which a model is unloaded; its next request loads it. 0 is never."
     )
     memory_bytes: int = _setting(
         0, "Memory that the engines of several models may take together: idle ones make room for others. 0 is no limit."
     )
-    max_sequences: int = _setting(64, "Sequences that run at once; more wait.", least=1)
-    max_concurrent_requests: int = _setting(128, "Requests running and waiting; more are refused with 429.", least=1)
-    default_max_tokens: int = _setting(1024, "Length of an answer whose client does not say.", least=1)
+    max_sequences: int = _model_setting(64, "Sequences that run at once; more wait.", least=1)
+    max_concurrent_requests: int = _model_setting(
+        128, "Requests running and waiting; more are refused with 429.", least=1
+    )
+    default_max_tokens: int = _model_setting(1024, "Length of an answer whose client does not say.", least=1)
     prompt_template: str = _setting(
         "", "What prompts of the bare wires (/?prompt=, /query-stream, /generate-stream) are put into, at {prompt}."
     )
@@ -154,12 +161,12 @@ class Settings:
     client_connections: int = _setting(
         0, "Connections open at once from one address; 0 lets one address have three quarters of all."
     )
-    stall_s: float = _setting(30.0, "Time without progress after which the engine is replaced.", least=0.1)
-    load_s: float = _setting(600.0, "Longest time that the engine may take to load.", least=0.1)
+    stall_s: float = _model_setting(30.0, "Time without progress after which the engine is replaced.", least=0.1)
+    load_s: float = _model_setting(600.0, "Longest time that the engine may take to load.", least=0.1)
     recover_s: float = _setting(
         120.0, "How long streams wait for an engine that was lost to be replaced, before they end.", least=0.1
     )
-    spare_engine: bool = _setting(
+    spare_engine: bool = _model_setting(
         False, "Keep a second engine loaded, so that streams go on at once when the first is lost. Takes its memory."
     )
     drain_s: float = _setting(
@@ -201,6 +208,7 @@ class Setting:
     least: float  # for numbers
     most: float
     choices: tuple[str, ...]  # for texts; none is any
+    of_model: bool  # each of several models may have its own
 
     @property
     def flag(self) -> str:
@@ -221,6 +229,7 @@ def settings_table() -> tuple[Setting, ...]:
             least=row.metadata["range"][0],
             most=row.metadata["range"][1],
             choices=row.metadata["choices"],
+            of_model=row.metadata["of_model"],
         )
         for row in fields(Settings)
     )

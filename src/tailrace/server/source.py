@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from tailrace.engines import KINDS, choose
 from tailrace.engines.scripted import CHAT_TEMPLATE, CONTROL_TOKENS, EOS_ID, OPTIONS, tokenizer_json
@@ -27,6 +28,7 @@ class Source:
     why: str = ""  # this engine, for people
     options: dict[str, float] = field(default_factory=dict)
     address: str = ""  # of the server that runs it already
+    own: Mapping[str, Any] = field(default_factory=dict)  # settings of this model alone; Any: of each setting's type
 
     @property
     def weight_bytes(self) -> int:
@@ -54,14 +56,25 @@ def find_source(source: str, progress: Progress, engine: str = "auto") -> Source
 
 
 def find_named(
-    texts: Sequence[str], progress: Progress, engine: str = "auto", *, first: str | None = None
+    texts: Sequence[str],
+    progress: Progress,
+    engine: str = "auto",
+    *,
+    first: str | None = None,
+    own: Mapping[str, Mapping[str, Any]] | None = None,  # Any: of each setting's type
 ) -> list[Source]:
-    """The models of several `name=source`, each under its name. `first` comes before them, under its own.
+    """The models of several `name=source`, each under its name and with its `own` settings. `first` comes before them,
+    under its own name.
 
-    Raises: ModelError for one that is not written so, is not there, or has another one's name.
+    Raises: ModelError for one that is not written so, is not there, or has another one's name, and for settings of one
+    that is not among them.
     """
     pairs = [_pair(text) for text in texts]
     names = [name for name, _ in pairs]
+    own = own or {}
+    for name in own:
+        if name not in names:
+            raise ModelError(f"--set speaks of {name}, and there is no --model {name}=source.")
     sources = [find_source(first, progress, engine)] if first is not None else []
     taken = {source.card.name for source in sources}
     for name in names:
@@ -70,10 +83,10 @@ def find_named(
         taken.add(name)
     for name, text in pairs:
         try:
-            found = find_source(text, progress, engine)
+            found = find_source(text, progress, own.get(name, {}).get("engine", engine))
         except ModelError as error:
             raise ModelError(f"{name}: {error.message}") from None
-        sources.append(replace(found, card=replace(found.card, name=name)))
+        sources.append(replace(found, card=replace(found.card, name=name), own=own.get(name, {})))
     return sources
 
 
