@@ -11,7 +11,6 @@ A source is one of
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tailrace.errors import ModelError
+from tailrace.spelling import did_you_mean
 
 __all__ = ["CATALOGUE", "CatalogueEntry", "HubSource", "Source", "parse_source"]
 
@@ -109,6 +109,5 @@ def _unknown(name: str) -> str:
             f" Is it on the hub? Then write hf:{name}." if name[0] not in "./~" and _HUB.fullmatch(f"hf:{name}") else ""
         )
         return f"There is no file or directory `{name}`. Check the path.{hint}"
-    close = difflib.get_close_matches(name.lower(), [*CATALOGUE, "scripted"], n=1, cutoff=0.5)
-    meant = f" Did you mean {close[0]}?" if close else ""
+    meant = did_you_mean(name, [*CATALOGUE, "scripted"])
     return f"No model is called `{name}`.{meant} Known names: {', '.join(CATALOGUE)}, scripted. Else give {_KINDS}."
