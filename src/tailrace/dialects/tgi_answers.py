@@ -117,14 +117,20 @@ class TGIEncoder:
         return self._facts.prompts[0] + text if self._view.full_text else text
 
     def _tokens(self, delta: TextDelta) -> list[str]:
-        """Each token's JSON. A step's text goes with the last of its tokens that is not special; special ones show
-        their name."""
+        """Each token's JSON. Special ones show their name. The others show the pieces of a step's text where they are
+        just that, else all of it goes with the last of them."""
         vocabulary = self._facts.vocabulary
         places = [i for i, token_id in enumerate(delta.token_ids) if token_id not in vocabulary.special_ids]
-        place = places[-1] if places else len(delta.token_ids) - 1
+        texts = [""] * len(delta.token_ids)
+        if len(places) > 1:
+            for place in places:
+                texts[place] = vocabulary.token_text(delta.token_ids[place])
+        if "".join(texts) != delta.text:
+            texts = [""] * len(delta.token_ids)
+            texts[places[-1] if places else -1] = delta.text
         tokens = []
         for position, token_id in enumerate(delta.token_ids):
-            text = delta.text if position == place else ""
+            text = texts[position]
             special = token_id in vocabulary.special_ids and not text
             if special:
                 text = vocabulary.token_text(token_id)
