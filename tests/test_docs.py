@@ -23,6 +23,7 @@ CODES = {
     "method_not_allowed": (405, "the path is there, the method is not"),
     "not_found": (404, "nothing is at this path"),
     "queue_timeout": (429, "the request waited for its turn longer than `--queue-s`"),
+    "request_refused": (400, "the engine, or the server behind it, does not run such a request"),
     "template_error": (400, "the model's chat template refuses these messages"),
     "upgrade_required": (426, "`/v1/ws` was asked for without WebSocket's handshake"),
 }

@@ -58,7 +58,8 @@ def test_every_engine_and_its_settings_are_told() -> None:
         assert f"| `{kind.name}` |" in text
         assert not kind.extra or f"tailrace[{kind.extra}]" in text
         for name in kind.settings:
-            row = next(line for line in text.splitlines() if line.startswith(f"| `--{name.replace('_', '-')}`"))
+            flag = f"`--{name.replace('_', '-')}`"
+            row = next(line for line in text.splitlines() if line.startswith("| `--") and flag in line)
             assert kind.name in row
 
 

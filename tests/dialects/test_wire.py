@@ -352,6 +352,7 @@ def test_a_plain_query_that_is_refused(query: dict[str, str]) -> None:
         ("diverged", 500, None),
         ("interrupted", 503, 1.0),
         ("queue_timeout", 429, 1.0),
+        ("request_refused", 400, None),
         ("sequence_failed", 500, None),
     ],
 )

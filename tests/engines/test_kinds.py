@@ -83,7 +83,9 @@ def test_openvino_takes_eight_bits_for_what_it_would_round(types: tuple[str, ...
 
 def test_an_engine_that_cannot_run_it_says_why(installed: set[str]) -> None:
     assert "llama, qwen2 and qwen3, not gemma" in why(replace(GGUF, architecture="gemma"), "openvino")
-    assert "Try --engine llamacpp" in why(replace(GGUF, architecture="gemma"), "openvino")
+    assert "--engine auto takes llamacpp" in why(replace(GGUF, architecture="gemma"), "openvino")
+    installed.discard("xllamacpp")
+    assert "llamacpp would run it: pip install" in why(replace(GGUF, architecture="gemma"), "openvino")
     assert "TQ1_0" in why(replace(GGUF, tensor_types=("F32", "TQ1_0")), "openvino")
     assert "this is a GGUF file" in why(GGUF, "transformers")
     assert "no engine named 'nonsense'" in why(GGUF, "nonsense")

@@ -9,7 +9,7 @@ import threading
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -182,6 +182,8 @@ def test_what_a_server_cannot_be_asked_is_refused() -> None:
 def test_a_schema_goes_where_the_server_looks_for_it() -> None:
     schema = Grammar("json_schema", '{"type":"object"}')
     assert _body("llamacpp", grammar=schema)[1]["json_schema"] == {"type": "object"}
+    assert _body("tailrace", grammar=schema)[1]["guided_json"] == {"type": "object"}
+    assert _body("tailrace", grammar=Grammar("regex", "a+"))[1]["guided_regex"] == "a+"
     forced = _chat("vllm", grammar=schema)
     assert forced["tool_choice"] == "none"
     assert forced["response_format"] == {
@@ -214,6 +216,39 @@ def test_the_counts_may_be_missing_behind_the_end() -> None:
     assert (last.finish_reason, text_of([last])) == ("length", "a")
 
 
+@pytest.mark.parametrize("usage", [(10**23, 1), (-1, 1)])
+def test_counts_that_cannot_be_are_none(usage: tuple[int, int]) -> None:
+    with FakeUpstream(said("a", usage=usage)) as upstream, engine_at(upstream.port) as engine:
+        last = run(engine, asking())[1][-1]
+    assert (last.finish_reason, last.usage) == ("stop", (1, 1))
+
+
+def test_an_answer_ends_though_its_server_goes_on() -> None:
+    def chatter(asked: Asked) -> bytes:
+        asked.sock.sendall(SSE + text_chunk("a", "stop"))
+        with suppress(OSError):
+            for _ in range(100):
+                asked.sock.sendall(b'data: {"choices": []}\n\n')
+                time.sleep(0.1)
+        return b""
+
+    with FakeUpstream(chatter) as upstream, engine_at(upstream.port) as engine:
+        assert run(engine, asking())[1][-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("sign", [b": ping\n\n", b'data: {"choices": []}\n\n'], ids=["comment", "event"])
+def test_who_shows_signs_of_life_is_waited_for(sign: bytes) -> None:
+    def hesitate(asked: Asked) -> bytes:
+        asked.sock.sendall(SSE)
+        for _ in range(8):
+            asked.sock.sendall(sign)
+            time.sleep(0.1)
+        return text_chunk("a", "stop") + done()
+
+    with FakeUpstream(hesitate) as upstream, engine_at(upstream.port, first_s=0.5, idle_s=0.5) as engine:
+        assert run(engine, asking())[1][-1].finish_reason == "stop"
+
+
 def test_tool_calls_become_text() -> None:
     calls = [
         {"index": 0, "id": "1", "function": {"name": "look", "arguments": ""}},
@@ -230,6 +265,39 @@ def test_tool_calls_become_text() -> None:
         '<tool_call>\n{"name": "go", "arguments": {}}\n</tool_call>'
     )
     assert deltas[-1].finish_reason == "stop"
+
+
+_OPEN_CALL = {"id": "1", "function": {"name": "now"}}
+_ODD_CALLS = {
+    "no arguments": ([_OPEN_CALL], ['{"name": "now", "arguments": {}}']),
+    "no index": (
+        [{"function": {"name": "now", "arguments": '{"at"'}}, {"function": {"arguments": ": 1}"}}],
+        ['{"name": "now", "arguments": {"at": 1}}'],
+    ),
+    "one index for all": (
+        [_OPEN_CALL | {"index": 0}, {"index": 0, "id": "2", "function": {"name": "go", "arguments": "{}"}}],
+        ['{"name": "now", "arguments": {}}', '{"name": "go", "arguments": {}}'],
+    ),
+    "index null": ([_OPEN_CALL | {"index": None}], ['{"name": "now", "arguments": {}}']),
+}
+
+
+@pytest.mark.parametrize("case", _ODD_CALLS)
+def test_tool_calls_as_some_servers_write_them(case: str) -> None:
+    calls, expected = _ODD_CALLS[case]
+    answer = SSE + b"".join(chat_chunk({"tool_calls": [call]}) for call in calls)
+    with (
+        FakeUpstream(answer + chat_chunk({}, "tool_calls") + done()) as upstream,
+        engine_at(upstream.port) as engine,
+    ):
+        said = text_of(run(engine, asking())[1])
+    assert said == "".join(f"<tool_call>\n{call}\n</tool_call>" for call in expected)
+
+
+def test_content_may_come_in_parts() -> None:
+    answer = SSE + chat_chunk({"content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]})
+    with FakeUpstream(answer + chat_chunk({}, "stop") + done()) as upstream, engine_at(upstream.port) as engine:
+        assert text_of(run(engine, asking())[1]) == "Hello"
 
 
 def test_tgi_events() -> None:
@@ -277,6 +345,7 @@ def test_nonsense_ends_one_sequence(case: str) -> None:
         last = heard[1][-1]
         assert last.finish_reason == "error"
         assert not last.is_lost, "the same would come again"
+        assert last.is_refused is (case == "refused")
         assert f"127.0.0.1:{upstream.port} " in last.failure
         assert reason.rstrip(".") in last.failure
         assert "secret" not in last.failure

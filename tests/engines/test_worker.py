@@ -284,5 +284,5 @@ def test_frames_are_what_the_protocol_says_they_are(worker: Worker) -> None:
         "frame",
         1,
         1,
-        [[1, 0, [*oracle(ask(1, 1))], [], "length", "", [], None, False]],
+        [[1, 0, [*oracle(ask(1, 1))], [], "length", "", [], None, False, False]],
     ]

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
@@ -100,8 +101,9 @@ def test_what_cannot_be_asked_is_refused(fronts: dict[str, Server]) -> None:
 
 def test_what_the_server_behind_refuses_is_said(fronts: dict[str, Server]) -> None:
     refusal = fronts["openai"].post("/v1/completions", _TEXT | {"temperature": 1, "top_k": 4})
-    assert refusal.status_code == 500
+    assert (refusal.status_code, refusal.json()["error"]["code"]) == (400, "request_refused")
     assert "answers with status 400 and says: This engine does not support top_k." in refusal.json()["error"]["message"]
+    assert refusal.json()["error"]["type"] == "invalid_request_error"
 
 
 # What is survived
@@ -204,6 +206,21 @@ def test_who_wants_it_exact_gets_nothing_else(fake: FakeUpstream, front: Server)
 
 _CUT_CHAT = _cut_after(chat_chunk({"content": "one "}), chat_chunk({"content": "two "}))
 _OTHER_CHAT = _cut_after(chat_chunk({"content": "uno"}), chat_chunk({}, "stop"), done())
+
+
+def test_a_model_that_thinks_for_long_is_not_taken_for_one_that_hangs(serve: Serve) -> None:
+    def think(asked: Asked) -> bytes:
+        asked.sock.sendall(SSE)
+        for _ in range(30):
+            asked.sock.sendall(chat_chunk({"reasoning_content": "hm"}))
+            time.sleep(0.1)
+        return chat_chunk({"content": "so"}) + chat_chunk({}, "stop") + done()
+
+    with FakeUpstream(think, models=_MODELS) as upstream:
+        server = serve(f"openai:{upstream.url}", "--stall-s", "0.2")
+        assert server.post("/v1/chat/completions", _CHAT).json()["choices"][0]["message"]["content"] == "so"
+        assert len(upstream.asked) == 1
+        assert "no progress" not in server.log
 
 
 def test_another_chat_does_not_go_on_where_that_is_not_possible(fake: FakeUpstream, front: Server) -> None:

@@ -72,11 +72,11 @@ def doctor(model: str, engine: str, quick: bool, as_json: bool) -> None:
         failure = error.message
     engines = _engines(source.card if source is not None else None)
     speeds: list[_Speed] = []
-    if source is not None and not quick:
+    if source is not None and not source.address and not quick:
         try:
             with _waiting(f"Running {source.card.name} with {source.engine}"):
                 speeds = _speeds(source, machine)
-        except RuntimeError as error:
+        except (RuntimeError, ModelError) as error:
             failure = f"{source.engine} does not run {source.card.name}: {error}."
     if as_json:
         click.echo(json.dumps(_plain(machine, engines, source, speeds, failure), indent=2))

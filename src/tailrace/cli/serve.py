@@ -86,6 +86,8 @@ def serve(
         raise click.UsageError(str(error)) from None
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="tailrace: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    if own and not named:
+        raise click.UsageError("--set is of a --model name=source, and there is none.")
     if named and on == "ray":
         raise click.UsageError("--model does not go with --on ray: a replica has one model.")
     if on == "ray":
@@ -94,8 +96,6 @@ def serve(
         raise SystemExit(serve_on_ray(model, settings, num_replicas=replicas))
     if replicas > 1:
         raise click.UsageError("--replicas takes --on ray: one machine has one engine, which batches.")
-    if own and not named:
-        raise click.UsageError("--set is of a --model name=source, and there is none.")
     is_first = not named or ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
     raise SystemExit(_run(_Asked(model if is_first else None, named, own), settings))
 

@@ -29,8 +29,7 @@ def finite(logprob: float) -> float:
 
 
 def token_json(vocabulary: Vocabulary, token_id: int, logprob: float) -> JsonBody:
-    return {
-        "token": vocabulary.token_text(token_id),
-        "logprob": finite(logprob),
-        "bytes": list(vocabulary.pieces[token_id]),
-    }
+    pieces = vocabulary.pieces
+    # Models may have more rows than their tokenizer has tokens.
+    piece = pieces[token_id] if token_id < len(pieces) else b""
+    return {"token": vocabulary.token_text(token_id), "logprob": finite(logprob), "bytes": list(piece)}

@@ -18,7 +18,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, require_json
-from tailrace.errors import AdmissionError, EngineError, TailraceError
+from tailrace.errors import AdmissionError, EngineError, RequestError, TailraceError
 from tailrace.types import End, Event, GenerateRequest, Message, TextDelta, means_any_model
 
 __all__ = [
@@ -320,14 +320,14 @@ def failure_of(end: End | None) -> TailraceError:
         error: TailraceError = EngineError("The stream was cancelled before the answer was complete.")
         error.status, error.code = 499, "cancelled"  # clients repeat a 409
         return error
-    kind = AdmissionError if end.failure.code == "queue_timeout" else EngineError
-    failed = kind(end.failure.message)
+    failed = _KIND_OF_FAILURE.get(end.failure.code, EngineError)(end.failure.message)
     failed.code = end.failure.code
     failed.status = _STATUS_OF_FAILURE.get(end.failure.code, 500)
     failed.retry_after_s = 1.0 if failed.status in (429, 503) else None
     return failed
 
 
+_KIND_OF_FAILURE: dict[str, type[TailraceError]] = {"queue_timeout": AdmissionError, "request_refused": RequestError}
 _STATUS_OF_FAILURE = {
     "engine_unavailable": 503,
     "interrupted": 503,
@@ -335,6 +335,7 @@ _STATUS_OF_FAILURE = {
     "log_full": 507,
     "poison_request": 422,
     "queue_timeout": 429,
+    "request_refused": 400,
 }
 
 

@@ -107,7 +107,7 @@ def _config(file: Path) -> _Config:
         config = msgspec.json.decode(beside.read_bytes(), type=_Config)
     except OSError as error:
         raise _refusal(file, f"{beside.name} cannot be read beside it ({error.strerror})") from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _refusal(beside, str(error)) from error
     if config.peft_type != "LORA" or config.use_dora or config.bias != "none":
         raise _refusal(beside, "it is of another kind than plain LoRA without biases")

@@ -93,7 +93,7 @@ def read_certificate(directory: Path, about: Subject) -> Certificate | None:
     """The one about exactly this, if there is one that can be read."""
     try:
         certificate = msgspec.json.decode(_place(directory, about).read_bytes(), type=Certificate)
-    except (OSError, msgspec.DecodeError):
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return certificate if certificate.subject == about else None
 

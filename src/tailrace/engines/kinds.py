@@ -27,6 +27,7 @@ _OPENVINO_TENSORS = frozenset(
 )  # fmt: skip
 OPENVINO_AS_THEY_ARE = frozenset(("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q6_K"))  # the others become Q8_0
 _Q8_BYTES = 34 / 32  # of a weight
+_OF_COMPUTING = ("kv_tokens", "max_step_tokens", "prefix_cache", "threads")
 
 
 def _anything(card: ModelCard) -> str:
@@ -66,9 +67,10 @@ class Kind:
     packages: tuple[str, ...] = ()  # that must be importable
     extra: str = ""  # with which pip installs those; "" where tailrace comes with them
     settings: tuple[str, ...] = ()  # of those that not every engine has
-    exact: bool = True  # unless the user says otherwise
+    exact: bool = False  # unless the user says otherwise
     step_tokens: int = 256  # of prompts in one step, unless the user says otherwise; 0 leaves it to the library
     starts_processes: bool = False  # which do not notice that a worker was killed
+    may_be_silent: bool = False  # for long, without a token for anybody: it sees to that itself
     refuses: Callable[[ModelCard], str] = _anything
     weight_bytes: Callable[[ModelCard], int] = _as_kept
 
@@ -88,7 +90,9 @@ class Kind:
             if name not in self.settings:
                 able = [kind.name for kind in KINDS.values() if name in kind.settings]
                 flag = f"--{name.replace('_', '-')}"
-                raise ModelError(f"{flag} means nothing to the engine {self.name}; {_names(able)} know it.")
+                raise ModelError(
+                    f"{flag} means nothing to the engine {self.name}; {_names(able)} know{'s' * (len(able) == 1)} it."
+                )
 
     def why_not(self, card: ModelCard) -> str:
         """Why it cannot run this model, installed or not; "" if it can."""
@@ -123,7 +127,11 @@ KINDS = {
             formats=("gguf", "openvino"),
             packages=("openvino", "openvino_genai"),
             cls="openvino:OpenVINOEngine",
-            settings=("adapter", "adapter_scale", "device", "kv_precision", "prompt_lookup_tokens"),
+            settings=(
+                *(*_OF_COMPUTING, "adapter", "adapter_scale", "device", "exact", "kv_precision"),
+                "prompt_lookup_tokens",
+            ),
+            exact=True,
             refuses=_openvino_refuses,
             weight_bytes=_as_openvino_keeps,
         ),
@@ -134,7 +142,7 @@ KINDS = {
             packages=("xllamacpp",),
             extra="llamacpp",
             cls="llamacpp:LlamaCppEngine",
-            exact=False,  # it costs two thirds of the speed
+            settings=(*_OF_COMPUTING, "exact"),  # which costs two thirds of the speed
             step_tokens=512,  # in which it computes anyway
         ),
         Kind(
@@ -144,7 +152,7 @@ KINDS = {
             packages=("vllm",),
             extra="vllm",
             cls="vllm:VllmEngine",
-            settings=("adapter", "adapter_scale", "dtype", "gpus"),
+            settings=(*_OF_COMPUTING, "adapter", "adapter_scale", "dtype", "gpus"),
             starts_processes=True,
             step_tokens=0,  # from 2,048 on a CPU to 16,384 on the largest GPUs
         ),
@@ -155,10 +163,22 @@ KINDS = {
             packages=("torch", "transformers"),
             extra="transformers",
             cls="transformers:TransformersEngine",
-            settings=("adapter", "adapter_scale", "device", "dtype"),
+            settings=(*_OF_COMPUTING, "adapter", "adapter_scale", "device", "dtype"),
         ),
-        Kind("upstream", "a server that already runs", formats=("upstream",), cls="upstream:UpstreamEngine"),
-        Kind("scripted", "tests, load and demonstrations", formats=("scripted",), cls="scripted:ScriptedEngine"),
+        Kind(
+            "upstream",
+            "a server that already runs",
+            formats=("upstream",),
+            cls="upstream:UpstreamEngine",
+            may_be_silent=True,  # a model that thinks, a queue
+        ),
+        Kind(
+            "scripted",
+            "tests, load and demonstrations",
+            formats=("scripted",),
+            cls="scripted:ScriptedEngine",
+            settings=("kv_tokens",),
+        ),
     )
 }
 
@@ -218,8 +238,11 @@ def _require(kind: Kind) -> None:
 
 
 def _others(card: ModelCard, but: Kind) -> str:
-    able = [kind.name for kind in KINDS.values() if kind is not but and not kind.why_not(card)]
-    return f"Try --engine {' or '.join(able)}." if able else "No other engine runs it either."
+    able = [kind for kind in _preferred() if kind is not but and not kind.why_not(card)]
+    if not able:
+        return "No other engine runs it either."
+    here = next((kind for kind in able if not kind.missing), None)
+    return f"--engine auto takes {here.name}." if here else f"{able[0].name} would run it: {able[0].remedy}."
 
 
 def _preferred() -> list[Kind]:

@@ -16,9 +16,11 @@ What the library needs us to know (measured on 2026.10.11549):
 5. Presence and frequency penalties count the prompt too, and the logprobs of the tokens of 2. are told nowhere. So
    these are left out. A grammar that it cannot read, or runs out of its budget with, is ignored (with status 200):
    llamacpp_grammars reads along. Where a grammar allows no more, what comes is cut here, end of text or not.
-6. With `exact`, each sequence has memory of its own and weights are not packed anew: the laws of exactness then held
-   in each of six runs, five of them with the prefix cache (SmolLM2 in Q4_1, two threads, Xeon). With memory that all
-   share they were broken each time. Other kinds of tensors have not been tried.
+6. With `exact`, each sequence has memory of its own, and nothing is left that computes one token in another way than
+   many: weights are not packed anew, and keys and values are kept in eight bits, since those in 16 go through other
+   kernels from 64 tokens on, and through yet others where a lone sequence has 512 behind it. (In 16 bits 21 of 149
+   replays differed on Zen 4, of follow-up turns 5 of 13.) Kinds of tensors other than those of SmolLM2 in Q4_1 have
+   not been tried.
 7. Its threads wait for one another by spinning, some hundred times a token. Where anything else wants a core they spin
    in vain: 32 tokens on two cores beside one busy process took 22 s and more. Where they sleep at once it is 0.7 s, but
    on a quiet machine 29 tokens/s instead of 84. So they spin for a moment, and then sleep: 84 and 27 (beside a busy
@@ -29,10 +31,8 @@ from __future__ import annotations
 
 import os
 import selectors
-import shutil
-import tempfile
 import time
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import msgspec
@@ -51,6 +51,7 @@ from tailrace.engines.llamacpp_sampling import PARAMETERS, SPARE_TOKENS, request
 from tailrace.engines.llamacpp_wire import Exchange
 from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
+from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import SequenceFailed
 from tailrace.types import FinishReason
 
@@ -97,8 +98,8 @@ class LlamaCppEngine:
     """Keeps the `Engine` promise with a GGUF file."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="tailrace-"))
-        self._socket_path = str(self._folder / "llama.sock")
+        self._exits = ExitStack()
+        self._socket_path = str(self._exits.enter_context(scratch_directory("tailrace-llamacpp-")) / "llama.sock")
         self._server: Any = None  # Any: the library has no stubs
         self._runs: dict[int, _Run] = {}
         self._aborted: set[int] = set()
@@ -173,7 +174,7 @@ class LlamaCppEngine:
         self._leaving.clear()
         self._selector.close()
         self._server = None
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._exits.close()
 
     def _begin(self) -> None:
         """Ask llama.cpp for what there is room for: what was aborted may still hold some, and running out of it would

@@ -95,9 +95,9 @@ def start_server(spec: EngineSpec, socket_path: str) -> Any:  # Any: the library
     params.n_ctx = room_tokens(spec)
     params.n_parallel = num_slots(spec)
     params.kv_unified = _is_shared(spec)
-    params.no_extra_bufts = (
-        spec.exact
-    )  # weights that are packed anew go through other kernels one by one than in a batch
+    if spec.exact:  # 6. in llamacpp
+        params.no_extra_bufts = True
+        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_Q8_0
     params.n_batch = params.n_ubatch = max(_LEAST_STEP_TOKENS, spec.max_step_tokens)
     params.cache_ram_mib = 0  # 8 GiB by default
     params.cache_idle_slots = False

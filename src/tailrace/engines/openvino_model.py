@@ -7,7 +7,6 @@ import hashlib
 import logging
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ from tailrace.engines.adapters import read_adapter
 from tailrace.engines.openvino_adapters import write_adapted
 from tailrace.engines.openvino_weights import has_other_types, write_in_eight_bits
 from tailrace.engines.protocol import EngineSpec
+from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError
 
 __all__ = ["BLOCK_TOKENS", "COMPANION_TOKENS", "has_tokenizer", "load_pipeline", "num_rows"]
@@ -77,17 +77,15 @@ def load_pipeline(spec: EngineSpec) -> Any:  # Any: the library's stubs do not h
     if not spec.adapter:
         return load(path, cache)
     adapter = read_adapter(spec.adapter, spec.adapter_scale)
-    if cache is not None:
-        cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="adapting-", dir=cache) as work:
+    with scratch_directory("adapting-", cache) as work:
         directory = path
         if not path.is_dir():
-            directory = _prepared(path, cache or Path(work))
+            directory = _prepared(path, cache or work)
             if not directory.is_dir():
-                load(path, cache or Path(work))
+                load(path, cache or work)
             if not directory.is_dir():
                 raise ModelError(f"An adapter needs a prepared form of {path.name}, and {cache} has no room for it.")
-        adapted = Path(work) / "adapted"
+        adapted = work / "adapted"
         adapted.mkdir()
         write_adapted(directory, adapter, adapted)
         return load(adapted, None)
@@ -121,10 +119,9 @@ def _load_gguf(path: Path, cache: Path | None, scheduler: Any, device: str, prop
     if cache is not None:
         prepared = _prepared(path, cache)
         if prepared.is_dir():
-            try:
+            # What it cannot be loaded from is made anew, which fails too where it is not to blame.
+            with contextlib.suppress(RuntimeError):
                 return genai.ContinuousBatchingPipeline(str(prepared), scheduler, device, properties)
-            except RuntimeError:
-                shutil.rmtree(prepared, ignore_errors=True)
     try:
         with _work_in(cache, path) as work:
             file = work / path.name  # the library writes beside the file that it reads
@@ -137,6 +134,7 @@ def _load_gguf(path: Path, cache: Path | None, scheduler: Any, device: str, prop
                 return genai.ContinuousBatchingPipeline(str(file), scheduler, device, properties)
             pipeline = genai.ContinuousBatchingPipeline(str(file), scheduler, device, properties | _SAVE, _SAVE)
             file.unlink()
+            shutil.rmtree(prepared, ignore_errors=True)
             with contextlib.suppress(OSError):  # another worker was quicker
                 work.rename(prepared)
             return pipeline
@@ -147,13 +145,8 @@ def _load_gguf(path: Path, cache: Path | None, scheduler: Any, device: str, prop
 @contextmanager
 def _work_in(cache: Path | None, path: Path) -> Iterator[Path]:
     """A directory with room for what becomes of a file, gone at the end if it is still there. Raises: OSError."""
-    if cache is not None:
-        cache.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix="preparing-", dir=cache))
-    try:
+    with scratch_directory("preparing-", cache) as work:
         wanted_bytes = _ROOM * path.stat().st_size
         if shutil.disk_usage(work).free < wanted_bytes:
             raise OSError(f"{work.parent} has no room for {wanted_bytes >> 20:,} MiB")
         yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)

@@ -53,6 +53,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     usage: tuple[int, int] | None = None
     # With "error": what the sequence ran on went away. It may be submitted again, under another id.
     is_lost: bool = False
+    # With "error": it cannot be run, now or later, because of what was asked.
+    is_refused: bool = False
 
 
 class Engine(Protocol):

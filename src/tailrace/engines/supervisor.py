@@ -17,6 +17,7 @@ from typing import Any, Protocol, cast
 
 import msgspec
 
+from tailrace.engines.kinds import KINDS
 from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
@@ -204,6 +205,7 @@ class Supervisor:
         self._stall_s = stall_s
         self._load_s = load_s
         self._wants_spare = spare
+        self._may_be_silent = spec.engine in KINDS and KINDS[spec.engine].may_be_silent
         self._epoch = 0
         self._worker: _Worker | None = None
         self._spare: asyncio.Task[_Worker | None] | None = None
@@ -216,8 +218,10 @@ class Supervisor:
 
     @property
     def silent_s(self) -> float:
-        """How long the engine has been running sequences without giving a token."""
-        return time.monotonic() - self._worker.last_token_s if self._receivers and self._worker is not None else 0.0
+        """How long the engine has been running sequences without giving a token, where that means something."""
+        if self._may_be_silent or not self._receivers or self._worker is None:
+            return 0.0
+        return time.monotonic() - self._worker.last_token_s
 
     @property
     def retry_after_s(self) -> float:
@@ -364,7 +368,9 @@ class Supervisor:
         is_suspect = False
         while not worker.gone.done():
             now_s = time.monotonic()
-            idle_s = max(now_s - worker.last_frame_s, (now_s - worker.last_token_s) / _EMPTY_FRAMES)
+            idle_s = now_s - worker.last_frame_s
+            if not self._may_be_silent:
+                idle_s = max(idle_s, (now_s - worker.last_token_s) / _EMPTY_FRAMES)
             if self._receivers and idle_s >= self._stall_s:
                 if not is_suspect:  # it may be us who stood still: what it said meanwhile is heard first
                     is_suspect = True

@@ -74,15 +74,15 @@ class Paged:
         self._manager.add_request(row.token_ids, request_id=name, max_new_tokens=(row.sampling.max_tokens or 0) + 1)
 
     def drop(self, row: Row) -> None:
-        self._manager.cancel_request(str(row.sequence_id))
+        name = str(row.sequence_id)
+        self._manager.cancel_request(name)  # which is done before the next batch is put together
+        self._rows.pop(name, None)
 
     @torch.inference_mode()
     def step(self) -> None:
         if self._batches.prepare_next_batch():
             self._batches._generation_step(self._model)
             self._batches.update_batch()
-        for name in [name for name, row in self._rows.items() if row.is_over]:
-            del self._rows[name]
 
 
 class Alone:

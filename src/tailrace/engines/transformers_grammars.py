@@ -77,6 +77,8 @@ class Constraints:
             return None
         try:
             return cls(file.read_text(), ends, vocab_size)
-        except Exception as error:  # the library's own kinds, a panic of Rust among them
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # the library's own kinds, among them a panic of Rust, which is no Exception
             logger.warning("There are no grammars for this tokenizer: %s.", in_one_line(error))
             return None

@@ -65,8 +65,18 @@ class _Run:
             ids = (END_ID,)  # an end comes with the token that it is about
         self.count += len(ids)
         if self._trouble is not None and not ids:
-            failure, is_lost = f"{host} {self._trouble.reason}", self._trouble.is_passing
-            return Delta(self.sequence_id, start, (), (), "error", failure, usage=self.usage, is_lost=is_lost)
+            trouble = self._trouble
+            return Delta(
+                self.sequence_id,
+                start,
+                (),
+                (),
+                "error",
+                f"{host} {trouble.reason}",
+                usage=self.usage,
+                is_lost=trouble.is_passing,
+                is_refused=trouble.is_refusal,
+            )
         return Delta(self.sequence_id, start, ids, (), self._finish_reason, usage=self.usage)
 
 

@@ -21,6 +21,7 @@ __all__ = ["Patience", "follow", "new_client"]
 _EVENT_BYTES = 2**20
 _ERROR_BYTES = 64 * 2**10
 _PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
+_REFUSALS = frozenset({400, 413, 422})
 _USAGE_S = 2.0  # for the counts, once the answer has ended
 _CONNECT_S = 5.0
 _BACK_OFF_S = (0.2, 5.0)  # first, and longest
@@ -31,7 +32,7 @@ class Patience:
     """How long to wait, in seconds."""
 
     retry_s: float = 30.0  # for a server that is not there or has no room, until an answer has begun
-    first_s: float = 240.0  # for the first byte of an answer
+    first_s: float = 240.0  # for the first event of an answer, or another sign of life
     idle_s: float = 60.0  # for the next one
 
 
@@ -114,6 +115,7 @@ async def _check(answer: httpx.Response) -> None:
         raise Trouble(
             f"answers with status {status} and {said}",
             is_passing=status in _PASSING,
+            is_refusal=status in _REFUSALS,
             retry_after_s=_retry_after_s(answer),
         )
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -152,32 +154,34 @@ def _retry_after_s(answer: httpx.Response) -> float | None:
 
 
 async def _hear(events: AsyncIterator[bytes], ask: Ask, patience: Patience, hear: Callable[[Heard], None]) -> None:
-    """Follow the events to the end of the answer. Raises: Trouble, httpx.HTTPError."""
+    """Follow the events to the end of the answer. Raises: Trouble."""
     read = reader(ask).read
+    loop = asyncio.get_running_loop()
+    silence_s = patience.first_s  # until it has begun, since it may stand in a queue there
     ended: Heard | None = None
     usage: tuple[int, int] | None = None
-    while ended is None or usage is None:
-        try:
-            async with asyncio.timeout(patience.idle_s if ended is None else _USAGE_S):
-                event = await anext(events, None)
-            heard = Heard(is_over=True) if event is None else read(event)
-        except (TimeoutError, httpx.HTTPError) as error:
-            if ended is not None:
-                break  # only the counts are missing
-            if isinstance(error, TimeoutError):
-                raise Trouble(f"was silent for {patience.idle_s:g} s", is_passing=True) from None
-            raise Trouble("broke the connection", is_passing=True) from None
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            if ended is not None:
-                break
+    try:
+        async with asyncio.timeout(silence_s) as clock:
+            async for event in events:
+                heard = read(event) if event else Heard()
+                usage = heard.usage or usage
+                if ended is None:
+                    silence_s = patience.idle_s if event else silence_s
+                    clock.reschedule(loop.time() + silence_s)
+                    if heard.finish_reason is not None:
+                        ended = heard
+                        clock.reschedule(loop.time() + _USAGE_S)  # for all that may still come
+                    elif heard.text or heard.usage:
+                        hear(heard)
+                if heard.is_over or (ended is not None and usage is not None):
+                    break
+    except (TimeoutError, httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        if ended is None:  # else only the counts are missing
+            if isinstance(error, (TimeoutError, httpx.ReadTimeout)):
+                raise Trouble(f"was silent for {silence_s:g} s", is_passing=True) from None
+            if isinstance(error, httpx.HTTPError):
+                raise Trouble("broke the connection", is_passing=True) from None
             raise Trouble("sends events that cannot be read") from None
-        usage = heard.usage or usage
-        if heard.finish_reason is not None and ended is None:
-            ended = heard
-        elif ended is None and (heard.text or heard.usage):
-            hear(heard)
-        if heard.is_over:
-            break
     if ended is None:
         raise Trouble("broke off its answer", is_passing=True)
     hear(Heard(ended.text, ended.finish_reason, usage))
@@ -188,10 +192,12 @@ async def _hear(events: AsyncIterator[bytes], ask: Ask, patience: Patience, hear
 
 
 async def _events(answer: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """The `data` of each event. What is cut off in the middle of a line is none. Raises: Trouble."""
+    """The `data` of each event, and nothing (b"") for whatever else is a sign of life. What is cut off in the middle of
+    a line is none. Raises: Trouble."""
     rest = b""
     lines: list[bytes] = []
     async for piece in answer.aiter_raw():
+        yield b""
         *whole, rest = (rest + piece).replace(b"\r\n", b"\n").split(b"\n")
         for line in whole:
             if line.startswith(b"data:"):

@@ -37,6 +37,7 @@ _TGI_CHATS_LACK = ("top_k", "typical_p", "repetition_penalty")
 _PLAIN = Sampling()
 _LLAMACPP_LAST_TOKENS = 2**16  # that penalties look back over; it would be 64, and the memory for them is taken at once
 _REASON_CHARACTERS = 200
+_MOST_TOKENS = 2**53
 _REASONS: dict[str, FinishReason] = {
     "stop": "stop",
     "tool_calls": "stop",
@@ -49,12 +50,20 @@ _REASONS: dict[str, FinishReason] = {
 
 class Trouble(Exception):
     """Why an answer cannot go on, for people: what goes behind the server's name. `is_passing`: the same request may do
-    better later."""
+    better later. `is_refusal`: the server takes no such request."""
 
-    def __init__(self, reason: str, *, is_passing: bool = False, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self,
+        reason: str,
+        *,
+        is_passing: bool = False,
+        is_refusal: bool = False,
+        retry_after_s: float | None = None,
+    ) -> None:
         super().__init__(reason)
         self.reason = reason
         self.is_passing = is_passing
+        self.is_refusal = is_refusal
         self.retry_after_s = retry_after_s
 
 
@@ -172,10 +181,14 @@ def _grammar_fields(address: Address, sampling: Sampling, *, is_chat: bool) -> d
     if sampling.grammar is None:
         return {}
     if sampling.grammar.kind == "regex":
-        if address.kind not in ("tailrace", "tgi") or not is_chat:
+        if address.kind == "tailrace":
+            return {"guided_regex": sampling.grammar.source}
+        if address.kind != "tgi":
             raise SequenceFailed(f"{address.host} takes JSON schemas, and no regular expressions")
         return {"response_format": {"type": "regex", "value": sampling.grammar.source}}
     schema = msgspec.json.decode(sampling.grammar.source)
+    if address.kind == "tailrace":
+        return {"guided_json": schema}
     if address.kind == "tgi":
         return {"response_format": {"type": "json", "value": schema}}
     if address.kind == "llamacpp" and not is_chat:
@@ -195,14 +208,20 @@ def _json(body: dict[str, Any]) -> bytes:
     return msgspec.json.encode(body)
 
 
+def _counts(prompt: int | None, answer: int | None) -> tuple[int, int] | None:
+    """Tokens of prompt and answer, where they are said and can be."""
+    if prompt is None or answer is None or not (0 <= prompt < _MOST_TOKENS and 0 <= answer < _MOST_TOKENS):
+        return None
+    return prompt, answer
+
+
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
     @property
     def counts(self) -> tuple[int, int] | None:
-        prompt, answer = self.prompt_tokens, self.completion_tokens
-        return None if prompt is None or answer is None else (prompt, answer)
+        return _counts(self.prompt_tokens, self.completion_tokens)
 
 
 class _Function(msgspec.Struct):
@@ -212,11 +231,16 @@ class _Function(msgspec.Struct):
 
 class _ToolCall(msgspec.Struct):
     function: _Function
-    index: int = 0
+    index: int | None = None
+    id: str | None = None
+
+
+class _Part(msgspec.Struct):
+    text: str | None = None
 
 
 class _Said(msgspec.Struct):
-    content: str | None = None
+    content: str | list[_Part] | None = None
     tool_calls: list[_ToolCall] | None = None
 
 
@@ -259,7 +283,8 @@ class OpenAIReader:
     """Reads the events of one answer, of either of OpenAI's routes."""
 
     def __init__(self) -> None:
-        self._call: int | None = None  # the tool call that is being written
+        self._call: _ToolCall | None = None  # the one that is being written, as it began
+        self._has_arguments = False
 
     def read(self, event: bytes) -> Heard:
         """Raises: Trouble; msgspec.DecodeError for what is no chunk."""
@@ -273,7 +298,7 @@ class OpenAIReader:
             return Heard(usage=usage)
         answer = chunk.choices[0]
         said = answer.delta.content if answer.delta is not None else answer.text
-        text = said or ""
+        text = "".join(part.text or "" for part in said) if isinstance(said, list) else said or ""
         for call in (answer.delta.tool_calls if answer.delta is not None else None) or ():
             text += self._write(call)
         reason = _finish_reason(answer.finish_reason)
@@ -281,16 +306,28 @@ class OpenAIReader:
 
     def _write(self, call: _ToolCall) -> str:
         written = ""
-        if call.index != self._call:
+        if self._is_another(call):
             written = self._close_call()
-            self._call = call.index
+            self._call = call
             name = msgspec.json.encode(call.function.name or "").decode()
             written += f'<tool_call>\n{{"name": {name}, "arguments": '
-        return written + (call.function.arguments or "")
+        arguments = call.function.arguments or ""
+        self._has_arguments = self._has_arguments or bool(arguments)
+        return written + arguments
+
+    def _is_another(self, call: _ToolCall) -> bool:
+        """Some servers number none of their calls, or all of them alike, and some repeat the id with each piece."""
+        now = self._call
+        if now is None or (call.index is not None and call.index != now.index):
+            return True
+        return bool(call.id and now.id and call.id != now.id)
 
     def _close_call(self) -> str:
-        is_open, self._call = self._call is not None, None
-        return "}\n</tool_call>" if is_open else ""
+        if self._call is None:
+            return ""
+        arguments = "" if self._has_arguments else "{}"
+        self._call, self._has_arguments = None, False
+        return arguments + "}\n</tool_call>"
 
 
 class TgiReader:
@@ -306,7 +343,7 @@ class TgiReader:
         details = said.details
         if details is None:
             return Heard(text)
-        usage = (details.input_length, details.generated_tokens) if details.input_length is not None else None
+        usage = _counts(details.input_length, details.generated_tokens)
         return Heard(text, _finish_reason(details.finish_reason), usage, is_over=True)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,13 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing is sent anywhere
 
-import psutil  # comes with vLLM
 import vllm
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import VLLMClientError
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
 from vllm.usage.usage_lib import UsageContext
+from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_memory_node_info
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from tailrace.engines.adapters import Adapter, read_adapter
@@ -38,6 +37,7 @@ from tailrace.engines.inner_loop import InnerLoop
 from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.reasons import in_one_line
+from tailrace.engines.scratch import scratch_directory
 from tailrace.engines.vllm_adapters import RANKS, write_adapter
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.types import FinishReason, Grammar, Sampling, TopLogprobs
@@ -104,8 +104,8 @@ class VllmEngine:
 
     def __init__(self, spec: EngineSpec) -> None:
         adapter = read_adapter(spec.adapter, spec.adapter_scale) if spec.adapter else None
-        with tempfile.TemporaryDirectory(prefix="tailrace-") as folder:
-            self._lora = None if adapter is None else write_adapter(adapter, Path(spec.path), Path(folder))
+        with scratch_directory("tailrace-vllm-") as folder:
+            self._lora = None if adapter is None else write_adapter(adapter, Path(spec.path), folder)
             try:
                 self._engine = AsyncLLM.from_engine_args(
                     _arguments(spec, adapter), usage_context=UsageContext.OPENAI_API_SERVER
@@ -201,14 +201,14 @@ def _arguments(spec: EngineSpec, adapter: Adapter | None) -> AsyncEngineArgs:
     is_cpu = current_platform.is_cpu()
     more: dict[str, Any] = {}
     if is_cpu:
-        memory = psutil.virtual_memory()
+        memory = get_memory_node_info(get_allowed_cpu_list()[0].numa_node)  # which may be less than the machine has
         more = {
             "block_size": _BLOCK_TOKENS,
             "num_gpu_blocks_override": -(-spec.kv_tokens // _BLOCK_TOKENS),
-            "gpu_memory_utilization": _CPU_SHARE * memory.available / memory.total,
+            "gpu_memory_utilization": _CPU_SHARE * memory.available_memory / memory.total_memory,
         }
         if spec.threads:
-            os.environ.setdefault("OMP_NUM_THREADS", str(spec.threads))
+            os.environ["OMP_NUM_THREADS"] = str(spec.threads)
     if adapter is not None:
         more["enable_lora"] = True
         more["max_lora_rank"] = next(rank for rank in RANKS if rank >= adapter.rank)

@@ -100,7 +100,7 @@ def run(engine: Engine, link: _Link, epoch: int) -> None:
                     engine.submit(sequence)
                     live.add(sequence.sequence_id)
                 except SequenceFailed as error:
-                    deltas.append(Delta(sequence.sequence_id, 0, (), (), "error", error.message))
+                    deltas.append(Delta(sequence.sequence_id, 0, (), (), "error", error.message, is_refused=True))
             elif isinstance(message, Abort):
                 engine.abort(message.sequence_id)
         if live:

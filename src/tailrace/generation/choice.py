@@ -149,6 +149,8 @@ class Choice:
             reason = f"The engine ended this sequence: {delta.failure}."
             if delta.is_lost:
                 run.cut(self, reason)
+            elif delta.is_refused and not self.num_tokens:
+                run.fail("request_refused", f"The engine refused this request: {delta.failure}.")
             else:
                 run.fail("sequence_failed", reason)
             return

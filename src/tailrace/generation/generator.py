@@ -368,7 +368,8 @@ class Generator:
         capabilities = self._supervisor.capabilities
         if capabilities is None:
             return self.context_tokens
-        return min(self.context_tokens, capabilities.kv_tokens // num_choices - 2 * capabilities.block_tokens)
+        memory_tokens = capabilities.kv_tokens // num_choices - 2 * capabilities.block_tokens
+        return min(self.context_tokens, capabilities.context_tokens, memory_tokens)
 
     def _run_of(self, log: StreamLog, asked_s: float) -> Run:
         record = log.record

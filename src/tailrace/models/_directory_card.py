@@ -132,7 +132,11 @@ def _format(path: Path) -> Literal["openvino", "huggingface"]:
 def _weights(path: Path, kind: str) -> tuple[int, int]:
     """How many parameters, as far as the files say, and their bytes. Raises: ModelError for a damaged file."""
     if kind == "openvino":
-        return 0, (path / EXPORT_FILES[1]).stat().st_size
+        weights = path / EXPORT_FILES[1]
+        try:
+            return 0, weights.stat().st_size
+        except OSError as error:
+            raise ModelError(f"{weights} cannot be read: {error.strerror}.") from error
     num_parameters = weight_bytes = 0
     for file in sorted(path.glob("*.safetensors")):
         for tensor in read_head(file)[0].values():

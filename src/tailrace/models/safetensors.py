@@ -39,7 +39,7 @@ def read_head(file: Path) -> tuple[dict[str, Tensor], int]:
         entries = msgspec.json.decode(head, type=dict[str, msgspec.Raw])
         entries.pop("__metadata__", None)
         tensors = {name: msgspec.json.decode(entry, type=Tensor) for name, entry in entries.items()}
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{file} is damaged: {error}. Fetch it again.") from error
     end = max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
     if 8 + head_bytes + end > size:

@@ -24,6 +24,7 @@ UpstreamKind = Literal["openai", "vllm", "llamacpp", "tailrace", "tgi"]
 KEY_VARIABLE = "TAILRACE_UPSTREAM_KEY"
 _OPENAI_HOST = "api.openai.com"
 _UNKNOWN_CONTEXT_TOKENS = 2**20  # that server refuses what is too long, and this one lets it say so
+_MOST_TOKENS = 2**31
 _WAIT_S = 10.0
 _NAMED = 8  # models listed in an error
 _MAX_BYTES = 16 * 2**20
@@ -97,7 +98,7 @@ def find_upstream(source: str) -> tuple[ModelCard, Address]:
         eos_token="",
         add_bos=False,
         eos_token_ids=(),
-        context_tokens=context if isinstance(context, int) and context > 0 else _UNKNOWN_CONTEXT_TOKENS,
+        context_tokens=context if isinstance(context, int) and 0 < context < _MOST_TOKENS else _UNKNOWN_CONTEXT_TOKENS,
         architecture=kind,
     )
     return card, Address(kind, url, name)

@@ -9,7 +9,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.middleware.cors import CORSMiddleware
@@ -104,7 +104,7 @@ async def start_service(
 def _served(source: Source, settings: Settings, *, cache_path: str) -> Served:
     """Raises: ModelError if its settings do not suit it, or one another."""
     try:
-        own = replace(settings, **source.own)
+        own = settings.of_model(source.own)
         spec = engine_spec(source, own, cache_path=cache_path)
     except (ValueError, ModelError) as error:
         if not source.own:
@@ -145,7 +145,7 @@ async def _first_start(models: Models, settings: Settings) -> int:
         num_recovered = models.recover()
         if settings.load == "all":
             for served in models:
-                await models.load(served)
+                await models.load(served, within_s=2 * served.settings.load_s)  # which ends it first
             if settings.memory_bytes and not all(served.is_loaded for served in models):
                 raise ModelError("--memory-bytes has no room for all models at once, and --load all asks for that.")
     except EngineLost as error:

@@ -153,8 +153,9 @@ class Models:
         """The model of a stream, or another one if it is no longer served: its stream has ended then."""
         return self._served.get(log.record.model, self.first)
 
-    async def load(self, served: Served) -> None:
-        """Return when a model is loaded. Those who ask meanwhile wait together.
+    async def load(self, served: Served, *, within_s: float | None = None) -> None:
+        """Return when a model is loaded. Those who ask meanwhile wait together, as long as requests may wait if nothing
+        else is said.
 
         Raises: EngineLost if it cannot be, or not now; AdmissionError if too many wait, or the server leaves.
         """
@@ -169,7 +170,7 @@ class Models:
         loading = served.loading
         served.num_waiting += 1
         try:
-            await asyncio.wait([loading], timeout=self._settings.queue_s)
+            await asyncio.wait([loading], timeout=self._settings.queue_s if within_s is None else within_s)
         finally:
             served.num_waiting -= 1
         if not loading.done() or loading.cancelled():

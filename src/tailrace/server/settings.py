@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
@@ -73,8 +74,8 @@ class Settings:
         None,
         "Answers do not depend on what else is running or was asked before, so that they come out the same when an "
         "engine dies: full precision, no sequence decodes alone. --no-exact may be faster on processors with "
-        "bfloat16, and reuses more in follow-up turns of a chat. By default it is on where it costs little, which is "
-        "with every engine but llamacpp, of whose speed it takes two thirds.",
+        "bfloat16, and reuses more in follow-up turns of a chat. For openvino, where it is on by default, and for "
+        "llamacpp, where it is not, since it takes two thirds of the speed.",
         kind=bool,
     )
     prefix_cache: bool = _model_setting(
@@ -195,6 +196,11 @@ class Settings:
         for origin in filter(None, map(str.strip, self.allowed_origins.split(","))):
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError("--allowed-origins takes origins such as https://app.example:8443, or *.")
+
+    def of_model(self, own: Mapping[str, Any]) -> Settings:  # Any: of each setting's type
+        """With what one of several models has for itself. The scale of an adapter goes with it. Raises: ValueError."""
+        first: dict[str, Any] = {"adapter_scale": 1.0} if "adapter" in own else {}
+        return replace(self, **{**first, **own})
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,8 @@ def find_named(
         try:
             found = find_source(text, progress, own.get(name, {}).get("engine", engine))
         except ModelError as error:
-            raise ModelError(f"{name}: {error.message}") from None
+            alone = f" For this model alone: --set {name}.engine=auto." if engine != "auto" else ""
+            raise ModelError(f"{name}: {error.message}{alone}") from None
         sources.append(replace(found, card=replace(found.card, name=name), own=own.get(name, {})))
     return sources
 
