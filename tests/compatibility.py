@@ -72,7 +72,7 @@ _SAMPLING: dict[str, Value] = {
     "frequency_penalty": 0.5, "guided_choice": ["a"], "guided_json": _SCHEMA, "guided_regex": "a", "ignore_eos": True,
     "include_stop_str_in_output": True, "logit_bias": {"5": 1},
     "max_completion_tokens": 7, "max_tokens": 7, "min_p": 0.1, "model": "default", "n": 2, "presence_penalty": 0.5,
-    "repetition_penalty": 1.2,
+    "repetition_penalty": 1.2, "chat_template_kwargs": {"enable_thinking": False},
     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": _SCHEMA}}, "seed": 7,
     "stop": ["x"], "stream": True, "stream_options": {"include_usage": True},
     "stream_options.continuous_usage_stats": True, "stream_options.include_obfuscation": False,

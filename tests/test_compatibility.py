@@ -186,7 +186,8 @@ What becomes of every field of every API. Made from the code by
 
     TAILRACE_REGENERATE=1 pytest tests/test_compatibility.py
 
-- **honoured**: it does what it says. *Where the engine can*: the default engine cannot, others may.
+- **honoured**: it does what it says, with the default engine; what others lack, they refuse
+  ([which](engines.md#what-a-request-may-ask)). *Where the engine can*: the default engine cannot, others may.
 - **refused**: it asks for what is not done here. Behind it stand the status, and the code or type of the error where
   the wire's errors have one (those of Ollama and Triton are a sentence). The answer names the field. A value that asks
   for nothing is not refused: some clients send one by default.

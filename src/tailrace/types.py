@@ -8,6 +8,7 @@ logs hold (with collected objects, a third of the server's time at full speed we
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -26,6 +27,7 @@ __all__ = [
     "Sampling",
     "Spent",
     "Status",
+    "TemplateValue",
     "TextDelta",
     "ToolCall",
     "TopLogprobs",
@@ -40,6 +42,7 @@ Status: TypeAlias = Literal["done", "error", "cancelled", "interrupted"]
 # Of a stream whose engine was lost on the way. "replayed": it ran again and every token that was there came out again,
 # so that it went on as if nothing had been. "continued": another one came out, and it went on behind those delivered.
 Continuity: TypeAlias = Literal["replayed", "continued"]
+TemplateValue: TypeAlias = bool | int | float | str | None  # of what a chat template asks for by name
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,8 @@ class GenerateRequest:
     """What a client asked, whatever the wire. Either `prompts` or `messages` are given.
 
     Each prompt is text or token ids, and is answered `sampling.n` times: choice number `i * n + j` is the j-th answer
-    to prompt i. `tools` are functions as JSON schemas, in OpenAI's form, for the chat template to show to the model.
+    to prompt i. `tools` are functions as JSON schemas, in OpenAI's form, for the chat template to show to the model;
+    `template_values` are what else it asks for by name (`enable_thinking`, say).
     `on_disconnect` says what the last reader's leaving means; a detached stream that nobody reads for `linger_s` is
     cancelled all the same.
     """
@@ -107,6 +111,7 @@ class GenerateRequest:
     prompts: tuple[str | tuple[int, ...], ...] = ()
     messages: tuple[Message, ...] = ()
     tools: tuple[dict[str, Any], ...] = ()
+    template_values: Mapping[str, TemplateValue] = field(default_factory=dict)
     continue_final: bool = False  # the last message is the beginning of the answer
     sampling: Sampling = field(default_factory=Sampling)
     truncate: int | None = None  # keep only the last so many prompt tokens

@@ -147,9 +147,12 @@ def test_keywords_that_a_client_made_up_are_not_repeated(name: str) -> None:
     [
         *((value, "needs a JSON schema") for value in each(None, True, 5, "{}", [])),
         *(({"type": kind}, "a type is") for kind in each(CANARY, 5, None, {}, {"a": 1}, [[]], ["string", {}], ["any"])),
-        *(({name: value}, f"{name} is a whole number from 0")
+        *(({name: value}, f"{name} is no whole number")
           for name in ("minItems", "maxItems", "minLength", "maxLength")
-          for value in each(-1, 65, 10**30, 1.0, True, None, CANARY, [], {})),
+          for value in each(-1, 1.0, True, None, CANARY, [], {})),
+        *(({name: value}, "at most here")
+          for name in ("minItems", "maxItems", "minLength", "maxLength")
+          for value in (65, 10**30)),
         *(({"type": "integer", name: value}, f"{name} is a whole number, and")
           for name in ("minimum", "maximum")
           for value in each(10**12 + 1, -(10**12) - 1, 10**30, 1.5, False, None, CANARY, [], {})),

@@ -409,7 +409,6 @@ REFUSED: dict[str, object] = {
     "bad_words": ["a"],
     "best_of": 2,
     "chat_template": "{{ messages }}",
-    "chat_template_kwargs": {"a": 1},
     "function_call": "auto",
     "functions": [{}],
     "guided_grammar": "root",
@@ -426,6 +425,7 @@ REFUSED: dict[str, object] = {
 }
 REFUSED_IN_CHATS: dict[str, object] = {"echo": True}
 REFUSED_IN_TEXTS: dict[str, object] = {
+    "chat_template_kwargs": {"a": 1},
     "response_format": {"type": "json_object"},
     "tool_choice": "required",
     "tools": [LOOK],
@@ -453,6 +453,22 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str) -> None:
             parse(body | {name: refused[name]})
         assert caught.value.param == name
         assert parse(body | {name: None}) == parse(body)
+
+
+_NO_VALUES: list[object] = [{"a": value} for value in ("<|im_end|>", "x" * 65, [], {}, 2**70)]
+
+
+@pytest.mark.parametrize("wrong", [*_NO_VALUES, {str(number): 1 for number in range(17)}, [], "a"], ids=str)
+def test_what_is_no_value_for_a_template(wrong: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        chat(CHAT | {"chat_template_kwargs": wrong})
+    assert caught.value.param is not None
+    assert caught.value.param.startswith("chat_template_kwargs")
+
+
+def test_values_for_the_template() -> None:
+    given = {"enable_thinking": False, "reasoning_effort": "low", "budget": 12, "x": None}
+    assert chat(CHAT | {"chat_template_kwargs": given}).request.template_values == given
 
 
 def test_echo_with_logprobs_is_refused() -> None:

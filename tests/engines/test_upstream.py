@@ -163,6 +163,18 @@ def test_chats_go_as_messages() -> None:
 
 
 @pytest.mark.parametrize("kind", ["vllm", "llamacpp", "tailrace", "tgi"])
+def test_values_for_the_template_go_along(kind: UpstreamKind) -> None:
+    encoded = MessageEncoder(continues=True).encode([Message("user", "Hi")], values={"enable_thinking": False})
+    sequence = Sequence(1, tuple(encoded), Sampling(seed=1, max_tokens=2))
+    address = Address(kind, "http://h", "m")
+    if kind == "tgi":
+        with pytest.raises(SequenceFailed, match="takes no chat_template_kwargs"):
+            ask(address, sequence)
+    else:
+        assert json.loads(ask(address, sequence).body)["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llamacpp", "tailrace", "tgi"])
 def test_an_answer_that_was_begun_is_continued(kind: UpstreamKind) -> None:
     body = _chat(kind, "Hel")
     assert body["messages"] == [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}]
@@ -267,8 +279,8 @@ def test_tool_calls_become_text() -> None:
     assert deltas[-1].finish_reason == "stop"
 
 
-_OPEN_CALL = {"id": "1", "function": {"name": "now"}}
-_ODD_CALLS = {
+_OPEN_CALL: dict[str, object] = {"id": "1", "function": {"name": "now"}}
+_ODD_CALLS: dict[str, tuple[list[dict[str, object]], list[str]]] = {
     "no arguments": ([_OPEN_CALL], ['{"name": "now", "arguments": {}}']),
     "no index": (
         [{"function": {"name": "now", "arguments": '{"at"'}}, {"function": {"arguments": ": 1}"}}],

@@ -129,6 +129,13 @@ async def test_a_chat_without_a_template() -> None:
     assert error.param == "messages"
 
 
+async def test_a_value_that_the_template_does_not_ask_for() -> None:
+    values = {"enable_thinking": False}
+    error = await refused(World(), GenerateRequest(messages=(Message("user", "Hi"),), template_values=values))
+    assert isinstance(error, UnsupportedParameter)
+    assert error.param == "chat_template_kwargs"
+
+
 async def test_an_empty_prompt() -> None:
     error = await refused(World(), GenerateRequest(prompts=("",)))
     assert (error.status, error.param, error.message) == (400, "prompt", "The prompt is empty.")

@@ -233,7 +233,7 @@ def test_bos_comes_from_the_template_of_the_tokenizer(export: Path) -> None:
         ("openvino_model.xml", "no whole OpenVINO export"),
         ("openvino_model.bin", "no whole OpenVINO export"),
         ("tokenizer.json", "lacks tokenizer.json"),
-        ("config.json", "max_position_embeddings"),
+        ("config.json", "lacks config.json"),
     ],
 )
 def test_an_export_that_lacks_a_file(export: Path, file: str, expected: str) -> None:

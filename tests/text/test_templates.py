@@ -7,6 +7,7 @@ import pytest
 
 from tailrace.errors import ModelError, RequestError
 from tailrace.text import ChatTemplate, TemplateError
+from tailrace.text.templates import turn_of
 from tailrace.types import Message
 
 SECRET = "client-secret"
@@ -31,6 +32,18 @@ def test_what_published_templates_use() -> None:
     chat = (Message("system", "x"), Message("user", " <b> & 'q' "), Message("assistant", "ok"))
     assert render(source, *chat) == "<s>[user] <b> & 'q'</s>\n[assistant] ok</s>\n[assistant]"
     assert render(source, *chat, add_generation_prompt=False) == "<s>[user] <b> & 'q'</s>\n[assistant] ok</s>\n"
+
+
+def test_values_that_a_template_asks_for() -> None:
+    source = (
+        "{% set shown = messages[0].content %}{{ shown }}{% if enable_thinking is defined and not enable_thinking %}"
+        "<think></think>{% endif %}{% if tools %}{{ raise_exception(strftime_now('%Y')) }}{% endif %}"
+    )
+    template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
+    assert template.names == {"enable_thinking"}
+    turns = [turn_of(Message("user", "Hi"))]
+    assert template.render_turns(turns) == template.render_turns(turns, values={"enable_thinking": True}) == "Hi"
+    assert template.render_turns(turns, values={"enable_thinking": False}) == "Hi<think></think>"
 
 
 def test_tojson_does_not_escape_for_html() -> None:

@@ -64,12 +64,13 @@ def doctor(model: str, engine: str, quick: bool, as_json: bool) -> None:
 
     failure = ""
     source: Source | None = None
-    with _waiting("Looking at the machine"):
-        machine = look_at_machine(measure=not quick)
     try:
         source = find_source(model, TerminalProgress(), engine)
     except ModelError as error:
         failure = error.message
+    quick = quick or source is None
+    with _waiting("Looking at the machine"):
+        machine = look_at_machine(measure=not quick)
     engines = _engines(source.card if source is not None else None)
     speeds: list[_Speed] = []
     if source is not None and not source.address and not quick:

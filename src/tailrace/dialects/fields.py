@@ -37,12 +37,13 @@ _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
-    """Sampling as OpenAI names it; what its API lacks is named as in vLLM. None is as good as absent."""
+    """Sampling as OpenAI names it; what its API lacks is named as in vLLM and llama.cpp. None is as good as absent."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)] | None = None
     min_p: _Fraction | None = None
+    typical_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
@@ -87,8 +88,8 @@ def sampling_of(
     default_max_tokens: int | None = None,
 ) -> Sampling:
     """The sampling parameters, with what was left out at its neutral value. Raises: RequestError."""
-    named = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-             "seed", "max_tokens", "ignore_eos", "n")  # fmt: skip
+    named = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
+             "frequency_penalty", "seed", "max_tokens", "ignore_eos", "n")  # fmt: skip
     given = {name: value for name in named if (value := getattr(fields, name)) is not None}
     given.setdefault("max_tokens", default_max_tokens)
     if fields.max_completion_tokens is not None:
@@ -97,7 +98,7 @@ def sampling_of(
         del given["top_k"]
     if given.get("temperature") == 0:
         # The likeliest token does not depend on these, and no engine need be asked whether it agrees.
-        for name in ("top_p", "top_k", "min_p"):
+        for name in ("top_p", "top_k", "min_p", "typical_p"):
             given.pop(name, None)
     return Sampling(
         **given,

@@ -158,8 +158,10 @@ class _Schema:
         for name in ("minItems", "maxItems", "minLength", "maxLength"):
             most = _MAX_ITEMS if name.endswith("Items") else _MAX_LENGTH
             value = schema.get(name, 0)
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= most:
-                raise self._bad(f"{name} is a whole number from 0 to {most}")
+            if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+                raise self._bad(f"{name} is no whole number")
+            if value > most:
+                raise self._bad(f"{name} is {most} at most here, since more takes engines too long")
         self._length += max(schema.get("maxLength", 0), schema.get("minLength", 0))
         for name in ("minimum", "maximum"):
             value = schema.get(name, 0)
@@ -239,7 +241,7 @@ class _Schema:
         return False
 
     def _bad(self, reason: str) -> RequestError:
-        return RequestError(f"{self._param}: this is no JSON schema that can be used: {reason}.", param=self._param)
+        return RequestError(f"{self._param}: this JSON schema cannot be used: {reason}.", param=self._param)
 
 
 def _inner(schema: JsonBody) -> Iterator[object]:

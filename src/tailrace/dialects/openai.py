@@ -12,6 +12,7 @@ with an assistant's message is continued from there, as with TGI. 4. A call that
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -40,7 +41,7 @@ from tailrace.dialects.wire import (
     pick_named,
 )
 from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
-from tailrace.types import GenerateRequest, Grammar
+from tailrace.types import GenerateRequest, Grammar, TemplateValue
 
 __all__ = [
     "WIRE",
@@ -50,6 +51,9 @@ __all__ = [
     "parse_completion",
 ]
 
+_MAX_TEMPLATE_VALUES = 16
+_MOST = 2**53
+_WORD = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _DEFAULT_COMPLETION_TOKENS = 16  # what OpenAI's reference says
 _REFUSED: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": ([],),
@@ -57,7 +61,6 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "bad_words": ([],),
     "best_of": (1,),
     "chat_template": (),
-    "chat_template_kwargs": ({},),
     "function_call": ("none",),
     "functions": ([],),
     "guided_grammar": (),
@@ -77,6 +80,7 @@ _REFUSED: dict[str, tuple[object, ...]] = {
 # What one of the two has and the other has not.
 _REFUSED_IN_CHATS = _REFUSED | {"echo": (False,)}
 _REFUSED_IN_TEXTS = _REFUSED | {
+    "chat_template_kwargs": ({},),
     "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -109,6 +113,7 @@ class ChatBody(_Body, kw_only=True):
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    chat_template_kwargs: dict[str, TemplateValue] | None = None
 
 
 class CompletionBody(_Body, kw_only=True):
@@ -159,6 +164,7 @@ def parse_chat(asked: Asked) -> Call:
         model=fields.model,
         messages=messages,
         tools=tools,
+        template_values=_template_values(fields.chat_template_kwargs or {}),
         continue_final=messages[-1].role == "assistant" and not messages[-1].tool_calls,
         truncate=fields.truncate_prompt_tokens,
         sampling=sampling_of(
@@ -195,6 +201,23 @@ def parse_completion(asked: Asked) -> Call:
     )
     view = _TextView(*_usage(fields), fields.logprobs is not None, echo=bool(fields.echo))
     return Call(request, view, bool(fields.stream), ignored)
+
+
+def _template_values(given: dict[str, TemplateValue]) -> dict[str, TemplateValue]:
+    """vLLM's name for what a template takes besides messages. Texts are single words: nothing that could become a
+    control token. Raises: RequestError."""
+    param = "chat_template_kwargs"
+    if len(given) > _MAX_TEMPLATE_VALUES:
+        raise RequestError(f"{param} has more than {_MAX_TEMPLATE_VALUES} entries.", param=param)
+    if not all(_is_plain(value) for value in given.values()):
+        raise RequestError(f"{param} takes numbers, true, false, null and single words as values.", param=param)
+    return given
+
+
+def _is_plain(value: TemplateValue) -> bool:
+    if isinstance(value, str):
+        return _WORD.fullmatch(value) is not None
+    return value is None or abs(value) < _MOST
 
 
 def _grammar(fields: _Body) -> Grammar | None:

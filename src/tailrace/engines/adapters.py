@@ -75,10 +75,10 @@ def read_adapter(path: str, scale: float) -> Adapter:
     file = Path(path).expanduser()
     if file.is_dir():
         file = file / _WEIGHTS
+    if not file.is_file():
+        raise _refusal(file, "there is no such file or directory")
     if file.suffix != ".safetensors":
         raise _refusal(file, "it is no .safetensors; pickles are not read, since they can run any code")
-    if not file.is_file():
-        raise _refusal(file, "there is no such file")
     config = _config(file)
     tensors, start = read_head(file)
     scale *= config.lora_alpha / (math.sqrt(config.r) if config.use_rslora else config.r)

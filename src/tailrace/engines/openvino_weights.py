@@ -16,6 +16,7 @@ import gguf
 import numpy as np
 
 from tailrace.engines.kinds import OPENVINO_AS_THEY_ARE
+from tailrace.errors import ModelError
 
 __all__ = ["has_other_types", "write_in_eight_bits"]
 
@@ -30,7 +31,8 @@ def has_other_types(path: Path) -> bool:
 def write_in_eight_bits(source: Path, target: Path) -> None:
     """Write the model anew, with nothing in it that the library would round or refuse, one tensor in memory at a time.
 
-    Raises: OSError if there is no room; NotImplementedError or ValueError for a type that nobody can read.
+    Raises: ModelError if a weight is no number; OSError if there is no room; NotImplementedError or ValueError for a
+    type that nobody can read.
     """
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
@@ -56,5 +58,9 @@ def write_in_eight_bits(source: Path, target: Path) -> None:
         if tensor.tensor_type.name in OPENVINO_AS_THEY_ARE:
             writer.write_tensor_data(tensor.data)
         else:
-            writer.write_tensor_data(gguf.quantize(gguf.dequantize(tensor.data, tensor.tensor_type), _Q8))
+            with np.errstate(all="ignore"):
+                values = gguf.dequantize(tensor.data, tensor.tensor_type)
+            if not np.isfinite(values).all():
+                raise ModelError(f"{source} is damaged: {tensor.name} has numbers that are none. Fetch it again.")
+            writer.write_tensor_data(gguf.quantize(values, _Q8))
     writer.close()

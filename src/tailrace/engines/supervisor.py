@@ -207,6 +207,7 @@ class Supervisor:
         self._wants_spare = spare
         self._may_be_silent = spec.engine in KINDS and KINDS[spec.engine].may_be_silent
         self._epoch = 0
+        self._lost_s: float | None = None  # when an engine was lost that no other has replaced
         self._worker: _Worker | None = None
         self._spare: asyncio.Task[_Worker | None] | None = None
         self._spare_timer: asyncio.TimerHandle | None = None
@@ -279,13 +280,15 @@ class Supervisor:
 
     def _report(self, error: EngineError) -> None:
         was_ready, self.is_ready = self.is_ready, False
+        if was_ready:
+            self._lost_s = time.monotonic()
         self.last_reason = error.message
         if was_ready:
             self.has_crashed = not (isinstance(error, EngineLost) and not error.is_crash)
         self._on_change()
         lost, self._receivers = list(self._receivers.values()), {}
         if was_ready:
-            logger.error("%s Sequences lost: %d. Starting another engine.", error.message, len(lost))
+            logger.error("%s Sequences cut off: %d. Starting another engine.", error.message, len(lost))
         for receiver in lost:
             receiver.lost(error)
 
@@ -301,6 +304,9 @@ class Supervisor:
             worker.receivers = self._receivers
             self._worker = worker
             self.is_ready = True
+            if self._lost_s is not None:
+                logger.warning("Another engine runs, %.1f s later.", time.monotonic() - self._lost_s)
+                self._lost_s = None
             self._on_change()
             if self._wants_spare:
                 self._plan_spare(group)

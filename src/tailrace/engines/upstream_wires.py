@@ -106,6 +106,10 @@ def ask(address: Address, sequence: Sequence) -> Ask:
     body |= {"messages": chat.messages} | _grammar_fields(address, sampling, is_chat=True)
     if text:
         body |= _beginning(address, chat, text)
+    if chat.values:
+        if address.kind not in ("llamacpp", "tailrace", "vllm"):
+            raise SequenceFailed(f"{address.host} takes no chat_template_kwargs")
+        body |= {"chat_template_kwargs": chat.values}
     if chat.tools:
         body |= {"tools": chat.tools}
         if sampling.grammar is not None:

@@ -285,6 +285,11 @@ class Generator:
             raise UnsupportedParameter("This model has no chat template; send a prompt instead.", param="messages")
         if request.tools and not (self.chat is not None and self.chat.takes_tools):
             raise UnsupportedParameter("This model's chat template has no place for tools.", param="tools")
+        for name in request.template_values:
+            if self.chat is None or not self.chat.knows(name):
+                raise UnsupportedParameter(
+                    "This model's chat template asks for no value of that name.", param="chat_template_kwargs"
+                )
         for token_id, _ in sampling.logit_bias:
             if not 0 <= token_id < self.tokenizer.vocab_size:
                 raise RequestError("logit_bias names a token that the model does not have.", param="logit_bias")
@@ -311,7 +316,14 @@ class Generator:
     def _ids(self, request: GenerateRequest, texts: Iterable[str]) -> tuple[Prompt, ...]:
         if request.messages:
             assert self.chat is not None
-            found = [self.chat.encode(request.messages, tools=request.tools, continue_final=request.continue_final)]
+            found = [
+                self.chat.encode(
+                    request.messages,
+                    tools=request.tools,
+                    values=request.template_values,
+                    continue_final=request.continue_final,
+                )
+            ]
         else:
             found = [self._prompt_ids(prompt) for prompt in request.prompts]
         cut = slice(-request.truncate if request.truncate is not None else None, None)

@@ -220,7 +220,10 @@ def _ends(path: Path, tokenizer: _Tokenizer, eos_token: str) -> tuple[int, ...]:
 
 
 def _context_tokens(path: Path, tokenizer_config: _TokenizerConfig) -> int:
-    config = _decode(path / "config.json", _Config)
+    file = path / "config.json"
+    if not file.is_file():
+        raise ModelError(f"{path} lacks config.json. Copy it from the repository that the model comes from.")
+    config = _decode(file, _Config)
     nested = config.text_config.max_position_embeddings if config.text_config else None
     limit = config.max_position_embeddings or config.n_positions or nested or tokenizer_config.model_max_length
     if not limit or not 0 < limit < _UNSET_LENGTH:

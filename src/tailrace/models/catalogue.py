@@ -104,6 +104,8 @@ def _parse_hub(name: str) -> HubSource:
 def _unknown(name: str) -> str:
     if not name:
         return f"The name of the model is empty. Give one of {', '.join(CATALOGUE)}, or {_KINDS}."
+    if name.startswith(("http://", "https://")):
+        return f"`{name}` is an address. For the server that runs there write openai:{name} or tgi:{name}."
     if os.sep in name or name.endswith(".gguf") or name.startswith(("~", ".")):
         hint = (
             f" Is it on the hub? Then write hf:{name}." if name[0] not in "./~" and _HUB.fullmatch(f"hf:{name}") else ""

@@ -13,14 +13,14 @@ roles which do not exist.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 from tailrace.errors import RequestError
 from tailrace.text.templates import ChatTemplate, TemplateError, Turn, turn_of
 from tailrace.text.tokenizer import Tokenizer
-from tailrace.types import Message
+from tailrace.types import Message, TemplateValue
 
 __all__ = ["ChatEncoder"]
 
@@ -46,6 +46,10 @@ class ChatEncoder:
         """The template shows tools to the model."""
         return self._template.takes_tools
 
+    def knows(self, name: str) -> bool:
+        """Whether the template asks for a value of this name."""
+        return name in self._template.names
+
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt for these messages as text. Raises: TemplateError."""
         return self._template.render(messages)
@@ -55,6 +59,7 @@ class ChatEncoder:
         messages: Sequence[Message],
         *,
         tools: Sequence[Turn] = (),
+        values: Mapping[str, TemplateValue] | None = None,
         add_generation_prompt: bool = True,
         continue_final: bool = False,
     ) -> list[int]:
@@ -73,7 +78,7 @@ class ChatEncoder:
             swapped = {text: _swap(text, starts, disguise) for text, starts in risks.items()}
             turns, tools = _replace_texts(turns, swapped), _replace_texts(list(tools), swapped)
         rendered = self._template.render_turns(
-            turns, tools=tools, add_generation_prompt=add_generation_prompt and not continue_final
+            turns, tools=tools, values=values, add_generation_prompt=add_generation_prompt and not continue_final
         )
         if continue_final:
             rendered = _open_end(rendered, turns[-1]["content"])

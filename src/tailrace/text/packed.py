@@ -13,7 +13,7 @@ that no text can produce; what stands behind the second one is the beginning of 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, cast, overload
 
 import msgspec
@@ -22,7 +22,7 @@ from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.text.chat import ChatEncoder
 from tailrace.text.templates import Turn
 from tailrace.text.tokenizer import Tokenizer, utf8_bytes
-from tailrace.types import Message
+from tailrace.types import Message, TemplateValue
 
 __all__ = ["CHAT_ID", "END_ID", "ByteTokenizer", "Chat", "MessageEncoder", "pack", "unpack"]
 
@@ -144,6 +144,7 @@ class Chat(msgspec.Struct):
 
     messages: list[dict[str, Any]]  # Any: what OpenAI's API takes
     tools: list[dict[str, Any]] = []
+    values: dict[str, TemplateValue] = {}  # for the template, by name
 
 
 class MessageEncoder(ChatEncoder):
@@ -157,6 +158,10 @@ class MessageEncoder(ChatEncoder):
         """Its template may have no place for them; then that server refuses them."""
         return True
 
+    def knows(self, name: str) -> bool:
+        """That server has to know."""
+        return True
+
     def render(self, messages: Sequence[Message]) -> str:
         """Raises: UnsupportedParameter, always."""
         raise UnsupportedParameter("The chat template is another server's, and is not known here.", param="messages")
@@ -166,6 +171,7 @@ class MessageEncoder(ChatEncoder):
         messages: Sequence[Message],
         *,
         tools: Sequence[Turn] = (),
+        values: Mapping[str, TemplateValue] | None = None,
         add_generation_prompt: bool = True,
         continue_final: bool = False,
     ) -> list[int]:
@@ -176,7 +182,8 @@ class MessageEncoder(ChatEncoder):
         if continue_final and not self._continues:
             raise UnsupportedParameter("The server behind this one does not continue a message.", param="messages")
         beginning = messages[-1].content if continue_final else ""
-        chat = Chat([_spoken(message) for message in (messages[:-1] if continue_final else messages)], list(tools))
+        said = [_spoken(message) for message in (messages[:-1] if continue_final else messages)]
+        chat = Chat(said, list(tools), dict(values or {}))
         try:
             written = msgspec.json.encode(chat)
         except UnicodeEncodeError:

@@ -9,7 +9,7 @@ nothing are not bounded, so the number of messages should be.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
@@ -24,7 +24,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tailrace.errors import ModelError, RequestError
 from tailrace.text.nesting import is_deeper
-from tailrace.types import Message, ToolCall
+from tailrace.types import Message, TemplateValue, ToolCall
 
 __all__ = ["ChatTemplate", "TemplateError", "Turn", "turn_of"]
 
@@ -55,6 +55,10 @@ def _arguments(call: ToolCall) -> object:
     except (msgspec.DecodeError, RecursionError):
         return call.arguments
     return call.arguments if is_deeper(value) else value
+
+
+# What a template is always given, and nobody else may give it.
+_OURS = frozenset({"add_generation_prompt", "bos_token", "documents", "eos_token", "messages", "tools"})
 
 
 class TemplateError(RequestError):
@@ -135,7 +139,9 @@ class ChatTemplate:
             raise ModelError(f"The chat template cannot be compiled: {type(error).__name__}.") from error
         # Templates ask `tools is not none` as well as `if tools`; undefined would pass the first.
         self._names = {"bos_token": bos_token, "eos_token": eos_token, "tools": None, "documents": None}
-        self.takes_tools = "tools" in find_undeclared_variables(_environment().parse(source))
+        asked = find_undeclared_variables(_environment().parse(source))
+        self.takes_tools = "tools" in asked
+        self.names = asked - _OURS - _environment().globals.keys()
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The prompt for these messages, control tokens spelled out. Raises: as `render_turns`."""
@@ -144,9 +150,14 @@ class ChatTemplate:
         )
 
     def render_turns(
-        self, turns: Sequence[Turn], *, tools: Sequence[Turn] = (), add_generation_prompt: bool = True
+        self,
+        turns: Sequence[Turn],
+        *,
+        tools: Sequence[Turn] = (),
+        values: Mapping[str, TemplateValue] | None = None,
+        add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt for messages as templates know them.
+        """The prompt for messages as templates know them. `values` are of its `names`.
 
         Spelling inside of messages looks just like the template's own; `ChatEncoder` tells them apart.
 
@@ -155,7 +166,7 @@ class ChatTemplate:
         """
         num_given = sum(len(turn["content"]) for turn in turns) + (len(repr(tools)) if tools else 0)
         limit = MAX_OUTPUT_CHARS + MAX_GROWTH * num_given
-        names = self._names | {"tools": list(tools)} if tools else self._names
+        names = self._names | ({"tools": list(tools)} if tools else {}) | dict(values or {})
         parts: list[str] = []
         num_chars = 0
         try:
