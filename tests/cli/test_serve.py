@@ -105,8 +105,6 @@ def test_a_setting_of_one_model_is_checked_like_that_of_all(text: str, reason: s
     result = CliRunner().invoke(main, ["serve", "--model", "a=scripted", "--set", text])
     assert result.exit_code == 2
     assert reason in result.stderr
-    result = CliRunner().invoke(main, ["serve", "scripted", "--set", "a.threads=2"])
-    assert "of a --model" in result.stderr
 
 
 def test_more_context_than_the_model_was_made_for_is_refused() -> None:

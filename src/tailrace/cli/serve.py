@@ -45,7 +45,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
     metavar="NAME.SETTING=VALUE",
     envvar="TAILRACE_SET",
     callback=own_settings,
-    help="A setting of one --model alone, such as big.kv_tokens=8192; may be given again.",
+    help="A setting of one model alone, such as big.kv_tokens=8192; may be given again.",
 )
 @click.option(
     "--on", type=click.Choice(["here", "ray"]), default="here", show_default=True, help="Where it runs; see --replicas."
@@ -86,10 +86,8 @@ def serve(
         raise click.UsageError(str(error)) from None
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="tailrace: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
-    if own and not named:
-        raise click.UsageError("--set is of a --model name=source, and there is none.")
-    if named and on == "ray":
-        raise click.UsageError("--model does not go with --on ray: a replica has one model.")
+    if (named or own) and on == "ray":
+        raise click.UsageError("--model and --set do not go with --on ray: a replica has one model.")
     if on == "ray":
         from tailrace.hosting.on_ray import serve_on_ray
 

@@ -63,8 +63,8 @@ def find_named(
     first: str | None = None,
     own: Mapping[str, Mapping[str, Any]] | None = None,  # Any: of each setting's type
 ) -> list[Source]:
-    """The models of several `name=source`, each under its name and with its `own` settings. `first` comes before them,
-    under its own name.
+    """The models of several `name=source`, each under its name, with what settings are its `own`. `first` comes before
+    them, under the name that it has.
 
     Raises: ModelError for one that is not written so, is not there, or has another one's name, and for settings of one
     that is not among them.
@@ -72,10 +72,11 @@ def find_named(
     pairs = [_pair(text) for text in texts]
     names = [name for name, _ in pairs]
     own = own or {}
+    sources = [_with_own(find_source(first, progress, engine), own)] if first is not None else []
+    known = [source.card.name for source in sources] + names
     for name in own:
-        if name not in names:
-            raise ModelError(f"--set speaks of {name}, and there is no --model {name}=source.")
-    sources = [find_source(first, progress, engine)] if first is not None else []
+        if name not in known:
+            raise ModelError(f"--set speaks of {name}, and the models are {', '.join(known)}.")
     taken = {source.card.name for source in sources}
     for name in names:
         if name in taken:
@@ -89,6 +90,15 @@ def find_named(
             raise ModelError(f"{name}: {error.message}{alone}") from None
         sources.append(replace(found, card=replace(found.card, name=name), own=own.get(name, {})))
     return sources
+
+
+def _with_own(source: Source, own: Mapping[str, Mapping[str, Any]]) -> Source:  # Any: of each setting's type
+    """A model whose name was not known before it was found. Raises: ModelError."""
+    settings = own.get(source.card.name, {})
+    if "engine" in settings:
+        choice = choose(source.card, settings["engine"])
+        source = replace(source, engine=choice.kind.name, why=choice.why)
+    return replace(source, own=settings)
 
 
 def _pair(text: str) -> tuple[str, str]:
