@@ -263,7 +263,7 @@ def test_asked_to_leave_it_hands_its_streams_to_the_next(tmp_path: Path) -> None
             stream.seen(3)
         short = house.begin(Answer("Short.", 10, seed=1))
         house.server.send_signal(signal.SIGTERM)
-        house.server.wait_line("Stopping; 21 streams")
+        house.server.wait_line("Stopping; 2[01] streams")  # the short one may be over by then
         with house.server.wire() as wire:
             status, _ = wire.request("POST", "/v1/streams", {"prompt": "New.", "max_tokens": 1})
             assert status == 503
