@@ -151,8 +151,9 @@ class LlamaCppEngine:
             self._end(run)
         self._aborted.clear()
         heard: dict[_Run, list[bytes]] = {}
-        self._listen(0, heard)
-        self._begin()
+        if any(run.exchange is None for run in self._runs.values()):
+            self._listen(0, heard)  # who has left has made room
+            self._begin()
         if not self._runs:
             return deltas
         if not deltas and not heard:

@@ -55,14 +55,13 @@ class Exchange:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
 
     def receive(self) -> list[bytes]:
-        """What arrived: the events of a stream, or the one body of any other answer. JSON, all of them."""
+        """What arrived, or a part of it: events of a stream, or the one body of any other answer. JSON, all of them."""
         try:
-            while not self.is_over:
-                read = self._socket.recv(_READ_BYTES)
-                if read:
-                    self._parser.feed_data(read)
-                else:
-                    self.is_over = True
+            read = self._socket.recv(_READ_BYTES)
+            if read:
+                self._parser.feed_data(read)
+            else:
+                self.is_over = True
         except BlockingIOError:
             pass
         except (ConnectionError, httptools.HttpParserError):

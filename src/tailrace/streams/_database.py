@@ -26,6 +26,8 @@ _LOCK_MS = 50
 _WAL_BYTES = 16 * 2**20  # of the write-ahead log's file that are kept when it begins anew
 _SWEEP_ROWS = 4_000  # at once: a few milliseconds
 _SWEEP_STREAMS = 500
+_INSERT, _ROW = "INSERT INTO tail (row, stream, seq, events, crc) VALUES ", "(?, ?, ?, ?, ?)"
+_ROWS_AT_ONCE = 128  # older builds of SQLite take 999 values in a statement
 _SPREAD = 2_654_435_761  # numbers of streams over 32 bits (Knuth, 6.4)
 RESERVE_BYTES = 2**20  # given back when the disk is full, so that streams can still be ended
 
@@ -194,16 +196,23 @@ class Database:
         return cursor.lastrowid
 
     def append(self, rows: Sequence[TailRow]) -> None:
-        first = self._num_rows + 1
-        with self._writing() as connection:
-            connection.executemany(
-                "INSERT INTO tail (row, stream, seq, events, crc) VALUES (?, ?, ?, ?, ?)",
-                [
-                    (number, stream, seq, events, _crc(events or b"", stream, seq))
-                    for number, (stream, seq, events) in enumerate(rows, first)
-                ],
-            )
+        """One statement, as a rule, which is a transaction by itself: BEGIN and COMMIT take a third as long again."""
+        if len(rows) <= _ROWS_AT_ONCE:
+            try:
+                self._insert(rows, self._num_rows + 1)
+            except sqlite3.Error as error:
+                raise as_storage_error(error) from error
+        else:
+            with self._writing():
+                for start in range(0, len(rows), _ROWS_AT_ONCE):
+                    self._insert(rows[start : start + _ROWS_AT_ONCE], self._num_rows + 1 + start)
         self._num_rows += len(rows)
+
+    def _insert(self, rows: Sequence[TailRow], first: int) -> None:
+        values: list[object] = []
+        for number, (stream, seq, events) in enumerate(rows, first):
+            values += (number, stream, seq, events, _crc(events or b"", stream, seq))
+        self._connection.execute(_INSERT + ",".join([_ROW] * len(rows)), values)
 
     def finish(self, streams: Sequence[FinishedRow]) -> None:
         """Put finished streams into a row each; their rows of the tail are dead from then on."""
