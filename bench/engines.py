@@ -36,6 +36,7 @@ from tokenizers import Tokenizer
 FIRST_PORT = 8987
 LOADS = (1, 4, 16, 32)
 MAX_TOKENS = 128
+PAUSE_S = 0.5  # for what the one before has to put away
 SLOTS, SLOT_TOKENS = 32, 512  # of llama.cpp's server, which divides its memory
 
 LLAMA_SERVER = """
@@ -131,6 +132,7 @@ async def measure(servers: list[Server], tokenizer: Tokenizer, rounds: int) -> l
         found: dict[str, list[tuple[float, float, float]]] = {server.name: [] for server in servers}
         for _ in range(rounds):
             for server in servers:
+                await asyncio.sleep(PAUSE_S)
                 began_s = time.perf_counter()
                 answers = await asyncio.gather(*(one(server.port, body(server)) for _ in range(streams)))
                 wall_s = time.perf_counter() - began_s
