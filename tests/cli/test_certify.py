@@ -46,6 +46,7 @@ def test_the_scripted_engine_is_exact_and_its_certificate_is_kept(tmp_path: Path
 def test_one_that_drifts_is_verified(tmp_path: Path) -> None:
     done = _certify(tmp_path, "scripted:drift=300,tokens_per_s=400", "--runs", "11")
     assert done.stdout.rstrip().endswith(": verified.")
+    assert "exact 0" in done.stdout
 
 
 def test_an_unknown_model_is_one_line_and_exit_1() -> None:

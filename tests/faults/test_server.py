@@ -257,13 +257,13 @@ def test_streams_of_other_wires_are_taken_up_on_their_own(tmp_path: Path) -> Non
 
 
 def test_asked_to_leave_it_hands_its_streams_to_the_next(tmp_path: Path) -> None:
-    with House(tmp_path, PACED, "--drain-s", "0.5") as house:
-        streams = [house.begin(Answer(f"Leave {seed}.", 300, seed), key=f"key-{seed}") for seed in range(20)]
+    with House(tmp_path, PACED, "--drain-s", "1.5") as house:
+        streams = [house.begin(Answer(f"Leave {seed}.", 1000, seed), key=f"key-{seed}") for seed in range(20)]
         for stream in streams:
             stream.seen(3)
-        short = house.begin(Answer("Short.", 10, seed=1))
+        short = house.begin(Answer("Short.", 60, seed=1))  # longer than the signal is on its way
         house.server.send_signal(signal.SIGTERM)
-        house.server.wait_line("Stopping; 2[01] streams")  # the short one may be over by then
+        house.server.wait_line("Stopping; 21 streams")
         with house.server.wire() as wire:
             status, _ = wire.request("POST", "/v1/streams", {"prompt": "New.", "max_tokens": 1})
             assert status == 503

@@ -12,7 +12,7 @@ from tests.server.process import Server
 from tests.server.refusals import CANARY, Witness
 from tests.server.wire import as_json, sse_data
 
-_GAP_S = 5.0  # catches what hangs; how even a stream really is, is a matter for bench
+_GAP_S = 1.0  # catches what hangs; how even a stream really is, is a matter for bench
 
 
 @pytest.fixture(scope="module")

@@ -128,7 +128,12 @@ KINDS = {
             packages=("openvino", "openvino_genai"),
             cls="openvino:OpenVINOEngine",
             settings=(
-                *(*_OF_COMPUTING, "adapter", "adapter_scale", "device", "exact", "kv_precision"),
+                *_OF_COMPUTING,
+                "adapter",
+                "adapter_scale",
+                "device",
+                "exact",
+                "kv_precision",
                 "prompt_lookup_tokens",
             ),
             exact=True,

@@ -57,10 +57,6 @@ def _arguments(call: ToolCall) -> object:
     return call.arguments if is_deeper(value) else value
 
 
-# What a template is always given, and nobody else may give it.
-_OURS = frozenset({"add_generation_prompt", "bos_token", "documents", "eos_token", "messages", "tools"})
-
-
 class TemplateError(RequestError):
     """The model's chat template refused these messages, or failed on them."""
 
@@ -131,17 +127,19 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, bos_token: str, eos_token: str) -> None:
         self.source = source
+        environment = _environment()
         try:
-            self._template = _environment().from_string(source)
+            self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise ModelError(f"The chat template, line {error.lineno}: {error.message}") from error
         except Exception as error:  # a source can break the compiler in more ways than syntax (RecursionError)
             raise ModelError(f"The chat template cannot be compiled: {type(error).__name__}.") from error
         # Templates ask `tools is not none` as well as `if tools`; undefined would pass the first.
         self._names = {"bos_token": bos_token, "eos_token": eos_token, "tools": None, "documents": None}
-        asked = find_undeclared_variables(_environment().parse(source))
+        asked = find_undeclared_variables(environment.parse(source))
         self.takes_tools = "tools" in asked
-        self.names = asked - _OURS - _environment().globals.keys()
+        given = {*self._names, *environment.globals, "add_generation_prompt", "messages"}
+        self.names = asked - given  # which others may give it
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The prompt for these messages, control tokens spelled out. Raises: as `render_turns`."""
