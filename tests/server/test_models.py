@@ -211,7 +211,7 @@ def test_one_that_cannot_be_loaded_is_503_and_tried_again(serve: Serve, smollm2:
     assert "could not be loaded" in answer.json()["error"]["message"]
     assert str(smollm2) not in answer.text
     retry_s = int(answer.headers["retry-after"])
-    assert "real was not loaded" in server.log
+    server.wait_line("real was not loaded")
     assert num_answered(server, "scripted") > 0
     smollm2.symlink_to(target)
     time.sleep(retry_s)  # as it was told
