@@ -76,6 +76,8 @@ REFUSED = {
     "name": (MODELS + b"x" * 2_000_000, 431),
     "headers": (MODELS + b"x-a: b\r\n" * 100 + b"\r\n", 431),
     "extension": (CHUNKED + b"1;" + b"x" * 2_000_000, 431),
+    "extension of 64 KiB": (CHUNKED + b"1;x=" + b"y" * 65_536 + b"\r\n{\r\n", 431),
+    "trailers of 64 KiB": (CHUNKED + b"1\r\na\r\n0\r\n" + (b"x-a: " + b"b" * 1_017 + b"\r\n") * 64, 431),
     "trailer": (CHUNKED + b"1\r\na\r\n0\r\nx-a: " + b"b" * 2_000_000, 431),
     "trailers": (CHUNKED + b"1\r\na\r\n0\r\n" + b"x-a: b\r\n" * 200_000, 431),
     "two lengths": (POST + b"content-length: 2\r\ncontent-length: 2\r\n\r\n{}", 400),
@@ -86,6 +88,15 @@ REFUSED = {
     "size of a chunk": (CHUNKED + b"0x1\r\na\r\n", 400),
     "TLS": (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", 400),
     "HTTP/2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
+    "version 2.0": (b"GET /v1/models HTTP/2.0\r\nhost: localhost\r\n\r\n", 505),
+    "version 0.9": (b"GET /v1/models HTTP/0.9\r\nhost: localhost\r\n\r\n", 505),
+    "no version": (b"GET /v1/models\r\n\r\n", 505),
+    "RTSP": (b"GET /v1/models RTSP/1.0\r\nhost: localhost\r\n\r\n", 400),
+    "RTSP/1.1": (b"OPTIONS /v1/models RTSP/1.1\r\nhost: localhost\r\n\r\n", 400),
+    "method of RTSP": (b"DESCRIBE /v1/models RTSP/1.0\r\nhost: localhost\r\n\r\n", 400),
+    "ICE": (b"SOURCE /v1/models ICE/1.0\r\nhost: localhost\r\n\r\n", 400),
+    "CONNECT": (b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
+    "two spaces": (b"GET  /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
     "space before a colon": (MODELS + b"x-a : b\r\n\r\n", 400),
     "folded header": (MODELS + b"x-a: b\r\n c\r\n\r\n", 400),
 }
@@ -97,6 +108,13 @@ def test_what_is_too_long_or_not_http(edge: Server, case: str) -> None:
     with Leaver(edge) as client:
         client.send_bytes(sent)
         assert refused(client) == status
+
+
+def test_each_request_on_a_connection_says_its_protocol(edge: Server) -> None:
+    with Leaver(edge) as client:
+        assert client.request("GET", "/v1/models")[0] == 200
+        client.send_bytes(b"GET /v1/models RTSP/1.0\r\nhost: localhost\r\n\r\n")
+        assert refused(client) == 400
 
 
 def test_as_much_as_may_be(edge: Server) -> None:
@@ -117,13 +135,54 @@ def test_trailers_are_headers_of_nothing(edge: Server) -> None:
             assert client.headers["x-request-id"] != "trailer"
 
 
-def test_a_protocol_that_is_not_spoken_here(edge: Server) -> None:
-    """Who would like to change to HTTP/2 is answered in HTTP/1.1."""
+UPGRADE = b"connection: Upgrade, HTTP2-Settings\r\nhttp2-settings: AAEAAEAAAAIAAAABAAMAAABk\r\nupgrade: h2c\r\n"
+PROMPT = b'{"prompt":"Upgrade.","max_tokens":3,"seed":1}'
+COMPLETION = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+SIZED = b"content-length: %d\r\n\r\n%s" % (len(PROMPT), PROMPT)
+IN_CHUNKS = b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(PROMPT), PROMPT)
+
+
+def _read_completion(client: Leaver) -> None:
+    assert client.head() == 200
+    assert as_json(client.body())["choices"][0]["text"] == Answer("Upgrade.", 3, 1).text
+
+
+@pytest.mark.parametrize("body", [SIZED, IN_CHUNKS], ids=["sized", "chunked"])
+def test_an_upgrade_to_anything_but_websocket_is_ignored(edge: Server, body: bytes) -> None:
+    """Java's HttpClient offers HTTP/2 with every request of its first connection, and a body behind it."""
+    request = COMPLETION + UPGRADE + body
     with Leaver(edge) as client:
-        client.send("GET", "/v1/models", None, {"connection": "upgrade, http2-settings", "upgrade": "h2c"})
+        client.send_bytes(request)
+        _read_completion(client)
+        client.send_bytes(request)  # the connection goes on
+        _read_completion(client)
+        client.send_bytes(MODELS + UPGRADE + b"\r\n" + request * 2 + MODELS + b"\r\n")  # also sent ahead
         assert client.head() == 200
-        assert client.body()
-        assert client.is_closed()
+        client.body()
+        _read_completion(client)
+        _read_completion(client)
+        assert client.head() == 200
+        client.body()
+
+
+def test_an_upgrade_that_is_ignored_may_arrive_byte_by_byte(edge: Server) -> None:
+    with Leaver(edge) as client:
+        for byte in COMPLETION + UPGRADE + IN_CHUNKS:
+            client.send_bytes(bytes([byte]))
+        _read_completion(client)
+
+
+def test_an_upgrade_that_is_ignored_keeps_the_limits(edge: Server) -> None:
+    for sent, status in [
+        (COMPLETION + UPGRADE + b"content-length: 2\r\ntransfer-encoding: chunked\r\n\r\n", 400),
+        (COMPLETION + UPGRADE + b"transfer-encoding: chunked\r\n\r\n1;" + b"x" * 70_000, 431),
+        (COMPLETION + UPGRADE + b"x-a: b\r\n" * 100 + b"\r\n", 431),
+        (COMPLETION.replace(b"1.1", b"2.0") + UPGRADE + SIZED, 505),
+        (COMPLETION + UPGRADE + b"content-length: 5\r\n\r\n", 408),
+    ]:
+        with Leaver(edge) as client:
+            client.send_bytes(sent)
+            assert client.head() == status, sent[:300]
 
 
 # Bodies

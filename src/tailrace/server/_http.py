@@ -5,11 +5,14 @@ What it keeps, for each connection:
 - A head, which is the request line and the headers, is there within `header_s` of the connection or, behind an answer,
   of its first byte; else 408. So is the rest of a body that nobody waited for. Where nothing is said, the connection is
   closed without a word, behind an answer after `keep_alive_s`.
-- A head has a request target of up to 65,535 bytes (414), 100 headers, and 32 KiB of them (431). Nothing between two
-  pieces of a body is longer than a head may be: trailers, which are thrown away, or what chunks are extended with.
-- What is not HTTP/1.1, or leaves open where a body ends, is refused with 400. All these refusals are JSON in the native
-  shape and end the connection: our half is closed and what still comes is thrown away for a second, since a connection
-  closed over unread bytes is reset, and the client may never see why.
+- A head has a request target of up to 65,535 bytes (414), 100 headers, and 32 KiB of them (431). Trailers, which are
+  thrown away, and the extensions of a chunk have 8 KiB (431).
+- What is not HTTP/1.0 or 1.1, or leaves open where a body ends, is refused with 400, another version of HTTP with 505.
+  The parser reads RTSP and ICE as well and does not say so: the request line itself is looked at.
+- An upgrade to anything but WebSocket is ignored, as RFC 9110, 7.8 allows. The parser stops at the end of such a head
+  and would leave its body unread, so it is replaced, and the next one gets the head without its `Upgrade`.
+- All these refusals are JSON in the native shape and end the connection: our half is closed and what still comes is
+  thrown away for a second, since a connection closed over unread bytes is reset, and the client may never see why.
 - Where a refusal would stand in the middle of an answer, the connection is cut off instead.
 - Requests behind one that is not answered wait their turn, 64 of them. uvicorn tells only the last of them that the
   client has left; here, the one that is running hears of it.
@@ -41,6 +44,9 @@ __all__ = ["HttpProtocol"]
 _MAX_TARGET_BYTES = 65_535  # as long as httptools can take one apart
 _MAX_HEADERS = 100
 _MAX_HEAD_BYTES = 32 * 2**10
+_MAX_FRAMING_BYTES = 8 * 2**10  # between two pieces of a body: a chunk's extensions, or trailers
+_PIECE_BYTES = 4096  # what the parser gets at once, since only between two pieces can be seen how far it has come
+_VERSIONS = ("1.0", "1.1")
 _MAX_PIPELINED = 64
 _LINGER_S = 1.0
 _RETRY_S = 5.0
@@ -67,11 +73,13 @@ class HttpProtocol(HttpToolsProtocol):
     # Python shares the keys of instances' dictionaries up to 30 of them, and uvicorn has 27: a kilobyte a connection.
     __slots__ = (
         "_header_s",
+        "_ignores_upgrade",
         "_is_refused",
         "_num_head_bytes",
         "_num_idle_bytes",
         "_part",
         "_places",
+        "_recent",
         "_running",
         "place",
     )
@@ -93,6 +101,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._part = _Part.NOTHING
         self._num_head_bytes = 0  # in the headers that are complete
         self._num_idle_bytes = 0  # received since the parser last had anything to show for them
+        self._recent = bytearray()  # received since the last request line, as long as a head may be in it
+        self._ignores_upgrade = False  # the head that is complete asks for one
         self._is_refused = False
         self._running: RequestResponseCycle | None = None  # while `cycle` is the last one that has arrived
 
@@ -111,22 +121,46 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._is_refused:
-            return
-        self._num_idle_bytes += len(data)
+        rest = memoryview(data)
+        while rest and not self._is_refused:
+            piece = rest[:_PIECE_BYTES]
+            try:
+                self._parse(piece)
+            except httptools.HttpParserUpgrade as upgrade:
+                piece = piece[: upgrade.args[0]]
+                if not self._ignores_upgrade:
+                    self.handle_websocket_upgrade()
+                    return
+                self._parse_without_upgrade()
+            rest = rest[len(piece) :]
+
+    def _parse(self, piece: bytes | memoryview) -> None:
+        """Raises: HttpParserUpgrade, with the length of what belongs to the head that asks for one."""
+        self._num_idle_bytes += len(piece)
+        self._recent += piece
         try:
-            self.parser.feed_data(data)
+            self.parser.feed_data(piece)
         except httptools.HttpParserUpgrade:
-            if self._should_upgrade():
-                self.handle_websocket_upgrade()
-            else:
-                self.cycle.keep_alive = False  # answered as it stands; what comes behind it is for another parser
+            raise
         except httptools.HttpParserError as error:
             cause = error.__context__
             self._refuse(cause if isinstance(cause, TailraceError) else _refusal(400, "This is not valid HTTP/1.1."))
-        else:
-            if self._num_idle_bytes > _MAX_TARGET_BYTES + _MAX_HEAD_BYTES:
-                self._refuse(_refusal(431, "A part of the request that is no body is too long."))
+            return
+        in_head = self._part is _Part.HEAD
+        if not in_head:
+            self._recent.clear()
+        if self._num_idle_bytes > (_MAX_TARGET_BYTES + _MAX_HEAD_BYTES if in_head else _MAX_FRAMING_BYTES):
+            self._refuse(_refusal(431, "A part of the request that is no body is too long."))
+
+    def _parse_without_upgrade(self) -> None:
+        """Parse the head that has just been read once more, so that its body is."""
+        self._ignores_upgrade = False
+        method, version = self.parser.get_method(), self.parser.get_http_version().encode()
+        lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._parse(b"\r\n".join(lines) + b"\r\n\r\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.place.leave()
@@ -168,6 +202,10 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
+        self._check_line()
+        if self.parser.should_upgrade() and not self._should_upgrade():
+            self._ignores_upgrade = True
+            return
         self._part = _Part.BODY
         self._num_idle_bytes = 0
         for name, value in self.headers:
@@ -183,9 +221,25 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._ignores_upgrade:
+            return  # only the head is
         self._part = _Part.NOTHING
         self._num_idle_bytes = 0
         super().on_message_complete()
+
+    def _should_upgrade(self) -> bool:
+        return super()._should_upgrade() and self.parser.get_http_version() == "1.1"
+
+    def _check_line(self) -> None:
+        """Raises: RequestError for a request line that is not HTTP/1.0 or 1.1."""
+        method, version = self.parser.get_method(), self.parser.get_http_version()
+        if version not in _VERSIONS:
+            raise _refusal(505, "HTTP/1.1 is spoken here.")
+        line = b"%b %b HTTP/%b" % (method, self.url, version.encode())
+        start = self._recent.find(line)
+        if start < 0 or method == b"CONNECT":
+            raise _refusal(400, "This is not a request line of HTTP/1.1.")
+        del self._recent[: start + len(line)]
 
     # What uvicorn says
 
