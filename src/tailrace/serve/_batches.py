@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from tailrace.serve import metrics
 from tailrace.serve._calls import AHEAD_ITEMS, Call, Member, Running, StreamCall
+from tailrace.serve.closing import Scope
 from tailrace.serve.context import RequestContext, set_batch_request_contexts, set_request_context
 from tailrace.serve.exceptions import BackPressureError, ServeError
 
@@ -75,8 +76,16 @@ class Run:
             call.holder = self
         context.run(set_request_context, RequestContext())
         context.run(set_batch_request_contexts, self._contexts)
-        self._task = asyncio.get_running_loop().create_task(self._answer(), context=context)
+        self._scope = Scope()
+        context.run(self._scope.enter)
+        self._task = asyncio.get_running_loop().create_task(self._run(), context=context)
         self._task.add_done_callback(self._done)
+
+    async def _run(self) -> None:
+        try:
+            await self._answer()
+        finally:
+            await self._scope.close()
 
     async def _answer(self) -> None:
         """Call the function and hand out what it gives. Who is open at the end is ended by `_done`."""

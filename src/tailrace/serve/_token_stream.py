@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
+from tailrace.serve.closing import close_at_end
+
 __all__ = ["TokenStream", "ids_of", "library", "wake"]
 
 # Models, tokenizers and tensors are Any throughout: their types would have to be imported, and any that have the
@@ -144,7 +146,9 @@ class TokenStream:
         if self._is_read:
             raise RuntimeError("a TokenStream has one reader, and it has begun already")
         self._is_read = True
-        return _Reader(self)
+        reader = _Reader(self)
+        close_at_end(reader)
+        return reader
 
     async def _next(self) -> Any:
         with self._changed:
@@ -233,7 +237,7 @@ class TokenStream:
 class _Reader:
     """Who iterates. Apart from the stream, which `generate` holds, so that its going can be noticed."""
 
-    __slots__ = ("_stream",)
+    __slots__ = ("__weakref__", "_stream")
 
     def __init__(self, stream: TokenStream) -> None:
         self._stream = stream

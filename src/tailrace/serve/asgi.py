@@ -9,7 +9,9 @@ from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 import msgspec
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message
+from starlette.websockets import WebSocketDisconnect
 
 from tailrace.errors import RequestError, TailraceError
 from tailrace.serve.context import RequestContext, set_request_context
@@ -55,6 +57,8 @@ async def serve_request(
     except asyncio.CancelledError:
         raise
     except BaseException as error:
+        if channel.is_closed and isinstance(error, (ClientDisconnect, WebSocketDisconnect)):
+            return  # a client that leaves is no failure of the app's
         if not isinstance(error, (BackPressureError, RequestError)):  # which are no failure of the app's
             what = f"{scope.get('method', 'WebSocket')} {scope['path']}"
             told = failed(error, what, answering=scope.get("endpoint"))

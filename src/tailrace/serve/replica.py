@@ -30,6 +30,7 @@ from tailrace.child import begin_child, end_family_with_me
 from tailrace.serve.asgi import Lifespan, serve_request
 from tailrace.serve.boot import AppTarget, Assignment, Described
 from tailrace.serve.calling import as_async_iterator, call, task_in_thread
+from tailrace.serve.closing import Scope, closing_generators
 from tailrace.serve.context import set_max_ongoing_requests, set_request_context
 from tailrace.serve.deployment import Application, bound, nodes
 from tailrace.serve.exceptions import DeploymentUnavailableError, ServeError
@@ -73,7 +74,8 @@ class Replica:
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self.link, sock=sock)
         connect(self.link, loop)
-        await self._gone.wait()
+        with closing_generators():
+            await self._gone.wait()
 
     def _opened(self, channel: Channel, kind: str, head: bytes) -> None:
         answer: Callable[[Channel, bytes], Awaitable[None]] = getattr(self, f"_on_{kind}")
@@ -91,8 +93,13 @@ class Replica:
         self, answer: Callable[[Channel, bytes], Awaitable[None]], channel: Channel, head: bytes, calls: WeakSet[Asked]
     ) -> None:
         open_calls.set(calls)
-        with contextlib.suppress(ChannelClosed):
-            await answer(channel, head)
+        scope = Scope()
+        scope.enter()
+        try:
+            with contextlib.suppress(ChannelClosed):
+                await answer(channel, head)
+        finally:
+            await scope.close()
 
     # Becoming something
 

@@ -1,0 +1,240 @@
+"""Generators end when their request ends. The garbage collector is off in these apps, so that it ends none of them."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from tests.hosting.process import AppServer, write
+from websockets.sync.client import connect
+
+# The Batchbot of Ray Serve's tutorial, word for word but for its model: a streamer that blocks the event loop.
+_BATCHBOT = """
+import asyncio, gc, time
+from queue import Empty, Queue
+from typing import List
+from fastapi import FastAPI
+from starlette.responses import StreamingResponse
+from tailrace import serve
+
+gc.disable()
+fastapi_app = FastAPI()
+
+
+class RawStreamer:
+    def __init__(self, timeout: float = None):
+        self.q = Queue()
+        self.stop_signal = None
+        self.timeout = timeout
+
+    def put(self, values):
+        self.q.put(values)
+
+    def end(self):
+        self.q.put(self.stop_signal)
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        result = self.q.get(timeout=self.timeout)
+        if result == self.stop_signal:
+            raise StopIteration()
+        else:
+            return result
+
+
+@serve.deployment
+@serve.ingress(fastapi_app)
+class Batchbot:
+    def __init__(self):
+        self.loop = asyncio.get_running_loop()
+
+    @fastapi_app.post("/")
+    async def handle_request(self, prompt: str) -> StreamingResponse:
+        return StreamingResponse(self.run_model(prompt), media_type="text/plain")
+
+    @serve.batch(max_batch_size=2, batch_wait_timeout_s=0.1)
+    async def run_model(self, prompts: List[str]):
+        streamer = RawStreamer()
+        self.loop.run_in_executor(None, self.generate_text, prompts, streamer)
+        on_prompt_tokens = True
+        async for decoded_token_batch in self.consume_streamer(streamer):
+            if not on_prompt_tokens:
+                yield decoded_token_batch
+            else:
+                on_prompt_tokens = False
+
+    def generate_text(self, prompts, streamer):
+        streamer.put(prompts)
+        for number in range(10 if prompts[0] == "short" else 3000):
+            time.sleep(0.01)  # the model
+            streamer.put([f"{number} " for _ in prompts])
+        streamer.end()
+
+    async def consume_streamer(self, streamer: RawStreamer):
+        while True:
+            try:
+                for token_batch in streamer:
+                    yield list(token_batch)
+                break
+            except Empty:
+                await asyncio.sleep(0.001)
+
+
+app = Batchbot.bind()
+"""
+
+
+def _ask_and_leave(server: AppServer, request: str, *, expected: bytes) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as leaving:
+        leaving.sendall(f"{request} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
+        seen = b""
+        while expected not in seen:
+            more = leaving.recv(4096)
+            assert more, seen
+            seen += more
+
+
+def test_a_batch_is_left_when_its_clients_leave(tmp_path: Path, run: Callable[..., AppServer]) -> None:
+    write(tmp_path, "batchbot.py", _BATCHBOT)
+    server = run("batchbot:app").wait_ready()
+    for _ in range(2):
+        _ask_and_leave(server, "POST /?prompt=long", expected=b"3 ")
+    answer = httpx.post(f"{server.url}/?prompt=short", timeout=15, trust_env=False)
+    assert answer.text == "".join(f"{number} " for number in range(10))
+
+
+_GENERATORS = """
+import asyncio, gc
+from fastapi import FastAPI, WebSocket
+from starlette.responses import StreamingResponse
+from tailrace import serve
+
+gc.disable()
+api = FastAPI()
+ended = []
+
+
+async def inner(name):
+    try:
+        for number in range(10_000):
+            yield f"{number} "
+            await asyncio.sleep(0.01)
+    finally:
+        ended.append(name)
+
+
+async def outer(name):
+    generator = inner(name)
+    cycle = [generator]
+    cycle.append(cycle)  # only the collector would find it
+    async for text in generator:
+        yield text
+
+
+def plain():
+    import time
+    try:
+        for number in range(10_000):
+            yield f"{number} "
+            time.sleep(0.01)
+    finally:
+        ended.append("plain")
+
+
+async def background():
+    async for text in inner("background"):
+        if text == "50 ":
+            break
+    ended.append("background went on")
+
+
+tasks = []
+
+
+@serve.deployment
+@serve.ingress(api)
+class Main:
+    @api.get("/outer")
+    async def outer(self):
+        return StreamingResponse(outer("outer"), media_type="text/plain")
+
+    @api.get("/plain")
+    async def plain(self):
+        generator = plain()
+        cycle = [generator]
+        cycle.append(cycle)
+        return StreamingResponse(generator, media_type="text/plain")
+
+    @api.get("/broken-off")
+    async def broken_off(self):
+        generator = inner("broken off")
+        cycle = [generator]
+        cycle.append(cycle)
+        async for text in generator:
+            return text
+
+    @api.get("/background")
+    async def background(self):
+        tasks.append(asyncio.create_task(background()))
+        await asyncio.sleep(0.05)
+
+    @api.websocket("/ws")
+    async def ws(self, ws: WebSocket):
+        await ws.accept()
+        async for text in outer("ws"):
+            await ws.send_text(text)
+
+    @api.get("/ended")
+    async def ended(self):
+        return ended
+
+
+app = Main.bind()
+"""
+
+
+@pytest.fixture(scope="module")
+def generators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppServer]:
+    directory = tmp_path_factory.mktemp("generators")
+    write(directory, "app.py", _GENERATORS)
+    with contextlib.closing(AppServer("app:app", directory=directory)) as server:
+        yield server.wait_ready()
+
+
+def _wait_ended(server: AppServer, name: str) -> list[Any]:
+    deadline_s = time.monotonic() + 15
+    while name not in (ended := server.http.get("/ended").json()):
+        assert time.monotonic() < deadline_s, (name, ended)
+        time.sleep(0.02)
+    return list(ended)
+
+
+@pytest.mark.parametrize("name", ["outer", "plain"])
+def test_a_generator_ends_when_its_client_leaves(generators: AppServer, name: str) -> None:
+    _ask_and_leave(generators, f"GET /{name}", expected=b"1 ")
+    _wait_ended(generators, name)
+
+
+def test_a_generator_that_was_broken_off_ends_with_its_request(generators: AppServer) -> None:
+    assert generators.http.get("/broken-off").json() == "0 "
+    _wait_ended(generators, "broken off")
+
+
+def test_a_generator_of_a_socket_ends_when_its_client_leaves(generators: AppServer) -> None:
+    with connect(generators.url.replace("http", "ws") + "/ws") as ws:
+        assert ws.recv() == "0 "
+    _wait_ended(generators, "ws")
+
+
+def test_a_task_that_a_request_leaves_running_keeps_its_generators(generators: AppServer) -> None:
+    generators.http.get("/background")
+    _wait_ended(generators, "background went on")
+    _wait_ended(generators, "background")
