@@ -18,6 +18,7 @@ from tailrace.serve.context import RequestContext, set_request_context
 from tailrace.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from tailrace.serve.failures import failed
 from tailrace.serve.link import Channel, ChannelClosed
+from tailrace.serve.messages import SentMessages
 
 __all__ = ["Lifespan", "answer_refusals", "serve_request"]
 
@@ -46,9 +47,13 @@ async def serve_request(
             return gone
         return message
 
+    sent = SentMessages(scope)
+
     async def send(message: Message) -> None:
-        for part in _parts(message):
-            await channel.send(_encode(part))
+        checked = sent.checked(message)
+        if checked is not None:
+            for part in _parts(checked):
+                await channel.send(_encode(part))
 
     try:
         await app(scope, receive, send)
