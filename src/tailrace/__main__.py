@@ -1,5 +1,28 @@
-"""`python -m tailrace`."""
+"""The `tailrace` command, also as `python -m tailrace`."""
 
-from tailrace.cli import main
+from __future__ import annotations
 
-main()
+import os
+import signal
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command line. Ctrl-C ends the process without a traceback, also while modules are imported."""
+    stops = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background jobs ignore it
+    if stops:
+        signal.signal(signal.SIGINT, _exit_at_once)
+    from tailrace.cli import main as run
+
+    if stops:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    run()
+
+
+def _exit_at_once(*_: object) -> None:
+    os._exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -20,8 +20,8 @@ _KEEPER = "import os, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), 9)"
 def begin_child(parent_pid: int) -> None:
     """Have this process die with its parent, on Linux even in the middle of a long call, and leave no core.
 
-    The parent decides when it ends: a Ctrl-C on the terminal reaches the whole group, and would cut streams that the
-    parent is still draining.
+    The parent decides when it ends: a signal to the whole group would cut streams that the parent is still draining.
+    Start it in a session of its own as well: a Ctrl-C on the terminal may come before this is called.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
@@ -40,6 +40,7 @@ def end_family_with_me() -> None:
 
     They become a group, and a process of a few megabytes kills it when the pipe to its stdin breaks.
     """
-    os.setpgid(0, 0)
+    if os.getpgrp() != os.getpid():
+        os.setpgid(0, 0)
     command = [sys.executable, "-I", "-S", "-c", _KEEPER, str(os.getpid())]
     _keepers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL))

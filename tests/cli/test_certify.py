@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
+from tailrace.cli import main
 from tailrace.cli.certify import certify
 from tailrace.engines import EngineSpec
 from tailrace.engines.certificate import Certificate, read_certificate, subject
@@ -50,9 +51,9 @@ def test_one_that_drifts_is_verified(tmp_path: Path) -> None:
 
 
 def test_an_unknown_model_is_one_line_and_exit_1() -> None:
-    result = CliRunner().invoke(certify, ["smolm2"])
+    result = CliRunner().invoke(main, ["certify", "smolm2"])
     assert result.exit_code == 1
-    assert result.stderr.startswith("Error: No model is called `smolm2`.")
+    assert result.stderr.startswith("tailrace: No model is called `smolm2`.")
 
 
 def test_help_names_the_engines_settings_and_no_others() -> None:

@@ -43,7 +43,7 @@ def test_nothing_is_overwritten() -> None:
     assert _new("textbot", "bot").exit_code == 0
     Path("bot/app.py").write_text("mine")
     result = _new("chatbot", "bot")
-    assert (result.exit_code, result.stderr) == (1, "Error: bot is there already; nothing was changed.\n")
+    assert (result.exit_code, result.stderr) == (1, "tailrace: bot is there already; nothing was changed.\n")
     assert Path("bot/app.py").read_text() == "mine"
 
 
@@ -66,4 +66,4 @@ def test_where_nothing_can_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     result = _new("textbot", "bot")
-    assert (result.exit_code, result.stderr) == (1, "Error: bot cannot be made: No such file or directory.\n")
+    assert (result.exit_code, result.stderr) == (1, "tailrace: bot cannot be made: No such file or directory.\n")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import http.server
 import io
 import os
 import signal
@@ -7,11 +9,14 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.server.process import TAILRACE, environment
 
+from tailrace.cli import main
 from tailrace.cli.pull import TerminalProgress, pull
 
 _PULL = "from tailrace.cli.pull import pull; pull(prog_name='tailrace pull')"
@@ -38,11 +43,49 @@ def test_help_teaches_and_imports_little() -> None:
 
 
 def test_an_unknown_name_is_one_line_and_exit_1() -> None:
-    result = CliRunner().invoke(pull, ["smolm2"])
+    result = CliRunner().invoke(main, ["pull", "smolm2"])
     assert result.exit_code == 1
     assert result.stdout == ""
-    assert result.stderr.startswith("Error: No model is called `smolm2`. Did you mean smollm2?")
+    assert result.stderr.startswith("tailrace: No model is called `smolm2`. Did you mean smollm2?")
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("verb", ["pull", "serve"])
+def test_each_retry_of_the_hub_is_told_once_and_with_the_prefix(verb: str, tmp_path: Path) -> None:
+    with (
+        _unavailable_hub() as url,
+        subprocess.Popen(
+            [TAILRACE, verb, "hf:some/model:model.gguf"],
+            env=environment() | {"HF_ENDPOINT": url, "HF_HOME": str(tmp_path), "TAILRACE_PORT": "0"},
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process,
+    ):
+        assert process.stderr is not None
+        lines = [process.stderr.readline() for _ in range(3)]
+        process.kill()
+    assert all(line.startswith("tailrace: ") for line in lines), lines
+    assert [line for line in lines if "[Retry 1/5]" in line] == [lines[1]], lines
+
+
+@contextlib.contextmanager
+def _unavailable_hub() -> Iterator[str]:
+    """A server that answers 503 to everything."""
+
+    class Unavailable(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_response(503)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Unavailable) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
 
 
 def test_a_damaged_file_is_found_out(tmp_path: Path) -> None:

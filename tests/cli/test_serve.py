@@ -3,10 +3,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
+import httpx
 import pytest
 from click.testing import CliRunner
-from tests.server.process import TAILRACE, environment
+from tests.server.process import TAILRACE, Server, environment
 
 from tailrace import __version__
 from tailrace.cli import main
@@ -46,7 +48,8 @@ def test_help_is_quick_because_it_imports_little() -> None:
 def test_a_mistyped_command_line_is_exit_2(flags: list[str]) -> None:
     result = CliRunner().invoke(main, ["serve", *flags])
     assert result.exit_code == 2
-    assert "Error: " in result.stderr
+    assert result.stderr.splitlines()[-1].startswith("tailrace: ")
+    assert "Error: " not in result.stderr
 
 
 def test_the_environment_gives_settings_too() -> None:
@@ -126,3 +129,28 @@ def test_every_default_is_within_its_bounds() -> None:
     for row in settings_table():
         if row.kind in (int, float):
             assert row.least <= row.default <= row.most, row.name
+
+
+def test_the_start_message_names_the_page_and_the_base_url_for_openai_clients(server: Server) -> None:
+    assert f"Listening on {server.url}\n" in server.log
+    page = server.wait_line(r"Page to chat on: +(\S+)\n")
+    base = server.wait_line(r"OpenAI base URL: +(\S+)\n")
+    assert "<!doctype html>" in httpx.get(page[1], headers={"accept": "text/html"}, trust_env=False).text.lower()
+    assert httpx.get(f"{base[1]}/models", trust_env=False).json()["data"][0]["id"] == "scripted"
+
+
+@pytest.mark.parametrize("verb", ["serve", "run", "pull", "doctor", "bench", "certify", "new"])
+def test_errors_of_every_verb_have_one_prefix(verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments in (["--frobnicate"], ["./gone.gguf"], ["a", "b", "c"]):
+        command = [TAILRACE, verb, *arguments]
+        ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+        assert ran.returncode in (1, 2)
+        assert ran.stderr.splitlines()[-1].startswith("tailrace: "), ran.stderr
+        assert "Error:" not in ran.stderr
+
+
+def test_no_verb_shows_the_help() -> None:
+    result = CliRunner().invoke(main, [])
+    assert result.exit_code == 2
+    assert "Commands:" in result.stderr

@@ -85,16 +85,19 @@ def _server(model: str, *flags: str) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def _child(module: str, *arguments: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """A process of this room's, and its standard input and output."""
+    """A process of this room's, and its standard input and output. Killed if the block is left by an exception."""
     command = [sys.executable, "-m", module, *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    # A session of its own: Ctrl-C on the terminal is for this process alone.
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         try:
             yield process.stdin, process.stdout
-        finally:
             process.stdin.close()
             process.wait(30)
+        except BaseException:
+            process.kill()
+            raise
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def look_at_machine(*, measure: bool) -> Machine:
     if not measure:
         return machine
     command = [sys.executable, "-m", "tailrace.bench.roofline"]
-    answer = subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout
+    answer = subprocess.run(command, stdout=subprocess.PIPE, check=True, start_new_session=True).stdout
     read, flops = msgspec.json.decode(answer, type=tuple[float, float])
     return msgspec.structs.replace(machine, read_bytes_per_s=read, flops_per_s=flops)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import signal
+import sys
 from importlib import import_module
+from typing import Any, NoReturn
 
 import click
 
 from tailrace import __version__
+from tailrace.cli.console import say, say_error, show_log
 
 __all__ = ["main"]
 
 
 class _Verbs(click.Group):
-    """Imports a verb when it is called, so that `--help` is quick."""
+    """Imports a verb when it is called, so that `--help` is quick. Reports the errors of all verbs in one form."""
 
     _summaries = {  # noqa: RUF012 - never changed
         "bench": "Measure what the server adds to the engine.",
@@ -37,6 +41,25 @@ class _Verbs(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(sorted(self._summaries.items()))
+
+    def main(self, *args: Any, **extra: Any) -> NoReturn:  # Any: as click declares it
+        """Run a verb and exit: status 1 for an error, 2 for a wrong command line, 130 after Ctrl-C."""
+        show_log()
+        try:
+            status = super().main(*args, **{**extra, "standalone_mode": False})
+        except click.exceptions.NoArgsIsHelpError as error:
+            error.show()
+            sys.exit(error.exit_code)
+        except click.ClickException as error:
+            if isinstance(error, click.UsageError) and error.ctx is not None:
+                say(f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} --help' for help.\n")
+            say_error(error.format_message())
+            sys.exit(error.exit_code)
+        except click.Abort:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would interrupt Python's own exit
+            say("Stopped.")
+            sys.exit(130)
+        sys.exit(status if isinstance(status, int) else 0)
 
 
 @click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})

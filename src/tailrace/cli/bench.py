@@ -13,6 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from tailrace.bench import Report
+    from tailrace.server.source import Source
 
 __all__ = ["bench"]
 
@@ -42,7 +43,8 @@ def bench(
     except ValueError:
         raise click.BadParameter("numbers separated by commas, please", param_hint="--streams") from None
     try:
-        reports = asyncio.run(_measure(model, loads, max_tokens, rounds, server_streams, server_tokens))
+        source = _found(model) if loads else None  # before the event loop: Ctrl-C has to stop a download at once
+        reports = asyncio.run(_measure(model, source, loads, max_tokens, rounds, server_streams, server_tokens))
     except (ModelError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     if as_json:
@@ -58,23 +60,34 @@ def bench(
                 click.echo(f"{line.what:28}{line.streams:8}{line.tokens_per_s:11.1f}{shown:>7}{ttft:>20}{itl:>18}")
 
 
+def _found(model: str) -> Source:
+    """The model, fetched if need be. Raises: ModelError."""
+    from tailrace.cli.pull import TerminalProgress
+    from tailrace.server.source import find_source
+
+    return find_source(model, TerminalProgress())
+
+
 async def _measure(
-    model: str, loads: tuple[int, ...], max_tokens: int, rounds: int, server_streams: int, server_tokens: int
+    model: str,
+    source: Source | None,
+    loads: tuple[int, ...],
+    max_tokens: int,
+    rounds: int,
+    server_streams: int,
+    server_tokens: int,
 ) -> list[Report]:
     from tailrace.bench import compare_engine, compare_server
-    from tailrace.cli.pull import TerminalProgress
     from tailrace.models.places import cache_path
     from tailrace.server.lifecycle import engine_spec
     from tailrace.server.settings import Settings
-    from tailrace.server.source import find_source
     from tailrace.text import Tokenizer
 
     def tell(text: str) -> None:
         click.echo(text, err=True)
 
     reports = []
-    if loads:
-        source = find_source(model, TerminalProgress())
+    if source is not None:
         spec = engine_spec(source, Settings(), cache_path=str(cache_path() / "prepared"))
         tokenizer = Tokenizer.from_json(source.card.tokenizer_json)
         reports.append(

@@ -15,7 +15,9 @@ import click
 from tailrace.cli.options import setting_options
 
 if TYPE_CHECKING:
+    from tailrace.engines import EngineSpec
     from tailrace.engines.certificate import Certificate
+    from tailrace.server.source import Source
 
 __all__ = ["certify"]
 
@@ -47,7 +49,8 @@ def certify(model: str, runs: int, seed: int, max_tokens: int, json_path: Path |
 
     logging.getLogger("tailrace.engine").setLevel(logging.CRITICAL)  # it would report every kill
     try:
-        certificate = asyncio.run(_measure(model, runs, seed, max_tokens, values))
+        source, spec = _found(model, values)  # before the event loop: Ctrl-C has to stop a download at once
+        certificate = asyncio.run(_measure(source, spec, runs, seed, max_tokens))
         kept = write_certificate(data_path(), certificate)
         if json_path is not None:
             json_path.write_bytes(kept.read_bytes())
@@ -61,11 +64,9 @@ def certify(model: str, runs: int, seed: int, max_tokens: int, json_path: Path |
 
 
 # Any: what click hands over, as the table of settings describes it
-async def _measure(model: str, runs: int, seed: int, max_tokens: int, values: dict[str, Any]) -> Certificate:
-    from tailrace.certify import Asker
-    from tailrace.certify import certify as measure
+def _found(model: str, values: dict[str, Any]) -> tuple[Source, EngineSpec]:
+    """The model, fetched if need be, and what its worker is told to load. Raises: ModelError."""
     from tailrace.cli.pull import TerminalProgress
-    from tailrace.engines.certificate import Certificate, subject
     from tailrace.models.places import cache_path
     from tailrace.server.lifecycle import engine_spec
     from tailrace.server.settings import Settings
@@ -73,7 +74,14 @@ async def _measure(model: str, runs: int, seed: int, max_tokens: int, values: di
 
     settings = Settings(**values)
     source = find_source(model, TerminalProgress(), settings.engine)
-    spec = engine_spec(source, settings, cache_path=str(cache_path() / "prepared"))
+    return source, engine_spec(source, settings, cache_path=str(cache_path() / "prepared"))
+
+
+async def _measure(source: Source, spec: EngineSpec, runs: int, seed: int, max_tokens: int) -> Certificate:
+    from tailrace.certify import Asker
+    from tailrace.certify import certify as measure
+    from tailrace.engines.certificate import Certificate, subject
+
     with _bar(runs) as advance:
         engine, findings = await measure(
             spec, Asker(source.card), runs=runs, seed=seed, max_tokens=max_tokens, on_progress=advance

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -17,8 +15,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tailrace import eventloop
+from tailrace.cli.console import say, say_error
 from tailrace.cli.options import setting_options
-from tailrace.cli.serve import SIGNALS, bound_socket, data_directory, leave_quietly, raise_descriptor_limit, say
+from tailrace.cli.serve import (
+    SIGNALS,
+    STOPPED_LOADING,
+    bound_socket,
+    data_directory,
+    leave_quietly,
+    raise_descriptor_limit,
+)
 from tailrace.server.settings import Settings
 
 if TYPE_CHECKING:
@@ -80,8 +86,6 @@ def run(
     """
     from tailrace.hosting.targets import PlanError, plan_of
 
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="tailrace: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     try:
         read = partial(
             plan_of, target, arguments, directory=app_dir, route_prefix=route_prefix, name=name,
@@ -98,7 +102,7 @@ def run(
         if context.get_parameter_source(setting) is click.core.ParameterSource.DEFAULT:
             settings = replace(settings, **{setting: value})
     for note in plan.notes:
-        say(f"tailrace: {note}")
+        say_error(note)
     if on == "ray":
         from tailrace.hosting.on_ray import run_on_ray
 
@@ -121,6 +125,7 @@ def _run(read: Callable[[], Plan], settings: Settings, *, kept: str, watched: Se
     for number in SIGNALS:
         signal.signal(number, leave_quietly)
     started_s = 0.0
+    is_ready = False
 
     def planned() -> Sequence[AppSpec]:
         """Raises: BootError for a file that has changed to something else than a plan."""
@@ -132,8 +137,10 @@ def _run(read: Callable[[], Plan], settings: Settings, *, kept: str, watched: Se
             raise BootError(Failed(str(error))) from None
 
     def on_ready(front: Front, notes: tuple[str, ...]) -> None:
+        nonlocal is_ready
+        is_ready = True
         for note in notes:
-            say(f"tailrace: {note}")
+            say_error(note)
         address, port = sock.getsockname()[:2]
         url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
         for app in front.apps:
@@ -150,7 +157,7 @@ def _run(read: Callable[[], Plan], settings: Settings, *, kept: str, watched: Se
 
     def on_trouble(error: BootError) -> None:
         _tell(error)
-        say("tailrace: waiting for a file to change.")
+        say_error("waiting for a file to change.")
 
     async def main() -> None:
         try:
@@ -170,11 +177,11 @@ def _run(read: Callable[[], Plan], settings: Settings, *, kept: str, watched: Se
             _tell(eventloop.first_error(group))
             return_code = 1
         except* ModelError as group:
-            say(f"tailrace: {eventloop.first_error(group)}")
+            say_error(str(eventloop.first_error(group)))
             return_code = 1
         else:
             say("Stopped.")
-            return_code = 0
+            return_code = 0 if is_ready else STOPPED_LOADING
     return return_code
 
 
@@ -203,4 +210,4 @@ def _changes(directories: Sequence[str]) -> Callable[[], AsyncIterator[object]]:
 def _tell(error: Any) -> None:  # Any: a BootError, whose module is imported late
     if error.traceback:
         say(error.traceback.rstrip())
-    say(f"tailrace: {error.message}")
+    say_error(error.message)

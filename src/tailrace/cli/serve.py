@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import resource
 import signal
 import socket
@@ -19,13 +18,23 @@ import click
 from click.core import ParameterSource
 
 from tailrace import eventloop
+from tailrace.cli.console import say, say_error
 from tailrace.cli.options import own_settings, setting_options
 from tailrace.server.settings import Settings, settings_table
 
-__all__ = ["SIGNALS", "bound_socket", "data_directory", "leave_quietly", "raise_descriptor_limit", "say", "serve"]
+__all__ = [
+    "SIGNALS",
+    "STOPPED_LOADING",
+    "bound_socket",
+    "data_directory",
+    "leave_quietly",
+    "raise_descriptor_limit",
+    "serve",
+]
 
 _DESCRIPTORS = 65_536
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+STOPPED_LOADING = 130  # exit status: a signal came before requests were taken
 
 
 @click.command()
@@ -84,8 +93,6 @@ def serve(
         settings = Settings(**values)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="tailrace: %(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     if (named or own) and on == "ray":
         raise click.UsageError("--model and --set do not go with --on ray: a replica has one model.")
     if on == "ray":
@@ -107,10 +114,6 @@ class _Asked:
     own: dict[str, dict[str, Any]]  # settings of one alone; Any: of each setting's type
 
 
-def say(text: str) -> None:
-    click.echo(text, err=True)
-
-
 def bound_socket(settings: Settings) -> socket.socket | None:
     """The socket to listen on; None, and a word why, where there can be none."""
     from tailrace.server.listening import bind
@@ -119,7 +122,7 @@ def bound_socket(settings: Settings) -> socket.socket | None:
         return bind(settings)
     except OSError as error:
         other = "--host" if isinstance(error, socket.gaierror) else "--port"
-        say(f"tailrace: cannot listen on {settings.host}:{settings.port} ({error.strerror}). Choose another {other}.")
+        say_error(f"cannot listen on {settings.host}:{settings.port} ({error.strerror}). Choose another {other}.")
         return None
 
 
@@ -137,7 +140,7 @@ def _run(asked: _Asked, settings: Settings) -> int:
         with sock:
             return _serve(asked, settings, sock)
     except* ModelError as group:
-        say(f"tailrace: {eventloop.first_error(group)}")
+        say_error(str(eventloop.first_error(group)))
     return 1
 
 
@@ -150,9 +153,11 @@ def raise_descriptor_limit() -> None:
 
 
 def leave_quietly(*_: object) -> None:
+    """A signal handler: exit without a traceback."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # another one would only interrupt the leaving
-    sys.exit(130)
+    say("Stopped.")
+    sys.exit(STOPPED_LOADING)
 
 
 @contextlib.contextmanager
@@ -179,11 +184,15 @@ def _serve(asked: _Asked, settings: Settings, sock: Any) -> int:
 
     found, *more = find_named(asked.named, TerminalProgress(), settings.engine, first=asked.first, own=asked.own)
     started = time.monotonic()
+    is_ready = False
     say(f"Loading {found.card.name} into {found.engine} ({found.why}) …")
     host, port = sock.getsockname()[:2]
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    local = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # where this machine reaches it
 
     def on_ready(service: Service) -> None:
+        nonlocal is_ready
+        is_ready = True
         capabilities = service.models.first.supervisor.capabilities
         assert capabilities is not None
         loaded_s = time.monotonic() - started
@@ -196,8 +205,10 @@ def _serve(asked: _Asked, settings: Settings, sock: Any) -> int:
         for one in more:
             when = "is loaded" if service.models[one.card.name].is_loaded else "will be loaded for its first request"
             say(f"{one.card.name} {when}: {one.engine} ({one.why}).")
-        say(f"Listening on {url}. Try it:\n")
-        say(f"    curl -N -X POST '{url}/?prompt=Tell%20me%20a%20story%20about%20a%20river.'\n")
+        say(f"Listening on {url}")
+        say(f"  Page to chat on:  {local}/")
+        say(f"  OpenAI base URL:  {local}/v1")
+        say(f"  Try it:           curl -N -X POST '{local}/?prompt=Tell%20me%20a%20story%20about%20a%20river.'\n")
 
     def on_drain(num_streams: int) -> None:
         if num_streams:
@@ -224,4 +235,4 @@ def _serve(asked: _Asked, settings: Settings, sock: Any) -> int:
 
     eventloop.run(main())
     say("Stopped.")
-    return 0
+    return 0 if is_ready else STOPPED_LOADING

@@ -91,6 +91,7 @@ class _Worker(asyncio.Protocol):
                         sys.executable, "-m", "tailrace.engines.worker", str(theirs.fileno()), str(os.getpid()),
                         stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
                         env=_worker_environment(),
+                        start_new_session=True,  # Ctrl-C on the terminal is for the server alone
                     )  # fmt: skip
                 try:
                     await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=ours)

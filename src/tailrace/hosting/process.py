@@ -55,6 +55,7 @@ class ReplicaProcess:
                     sys.executable, "-u", "-m", "tailrace.serve.replica", str(theirs.fileno()), str(os.getpid()),
                     log_level,
                     stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
+                    start_new_session=True,  # Ctrl-C on the terminal is for the front alone
                 )  # fmt: skip
                 undo.pop_all()
         except OSError as error:

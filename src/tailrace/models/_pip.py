@@ -84,7 +84,10 @@ def download_wheel(entry: CatalogueEntry, staging: Path, progress: Progress) -> 
 
 
 def _run(command: list[str], environment: dict[str, str], output: int, staging: Path, progress: Progress) -> int:
-    pip = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    pip = subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+        start_new_session=True,  # Ctrl-C on the terminal is for this process, which then ends pip
+    )  # fmt: skip
     seen = 0
     try:
         while True:

@@ -130,7 +130,10 @@ def _bar(file: str, progress: Progress) -> type[object]:
 def _hub_errors(source: HubSource) -> Iterator[None]:
     """The one place where what the library raises becomes a ModelError. The order is from the narrow to the wide."""
     from huggingface_hub import errors
+    from huggingface_hub.utils import logging
 
+    # Its own handler writes each line a second time where the process shows its log.
+    logging.get_logger().handlers.clear()
     repo = f"hf:{source.repo}"
     log_in = "set HF_TOKEN, or run `hf auth login`"
     try:

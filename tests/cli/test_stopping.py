@@ -1,0 +1,184 @@
+"""Ctrl-C in every phase of every verb: a quick end, exit status 130, and no traceback.
+
+A terminal sends the signal to all processes of the command, so these tests send it to the process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from tests.hosting.process import write
+from tests.server.process import TAILRACE, environment
+
+_APP = """
+    import sys, time
+    from tailrace import serve
+
+    def wait(what):
+        print(what, file=sys.stderr, flush=True)
+        time.sleep(60)
+
+    @serve.deployment
+    class Slow:
+        def __init__(self):
+            wait("constructing")
+
+    app = Slow.bind()
+"""
+
+
+class _Command:
+    """A `tailrace` command in a process group of its own; what it writes to stderr goes to a file."""
+
+    def __init__(self, arguments: list[str], directory: Path, **variables: str) -> None:
+        self._log = directory / "stderr"
+        with self._log.open("wb") as stderr:
+            self.process = subprocess.Popen(
+                [TAILRACE, *arguments], cwd=directory, env=environment() | variables, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=stderr, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def said(self) -> str:
+        return self._log.read_text()
+
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Looks again and again, since a phase sends no signal to us."""
+        deadline_s = time.monotonic() + 30
+        while not condition():
+            assert self.process.poll() is None, self.said
+            assert time.monotonic() < deadline_s, self.said
+            time.sleep(0.005)
+
+    def wait_line(self, text: str) -> None:
+        self.wait_until(lambda: text in self.said)
+
+    def wait_child(self, module: str) -> psutil.Process:
+        """Wait for a process that runs a module of ours."""
+        found: list[psutil.Process] = []
+
+        def is_there() -> bool:
+            for child in psutil.Process(self.process.pid).children(recursive=True):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    if module in child.cmdline():
+                        found.append(child)
+            return bool(found)
+
+        self.wait_until(is_there)
+        return found[0]
+
+    def interrupt(self) -> int:
+        """Send Ctrl-C, wait for the end, and return the exit status."""
+        children = psutil.Process(self.process.pid).children(recursive=True)
+        os.killpg(self.process.pid, signal.SIGINT)
+        status = self.process.wait(20)
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive, "processes were left behind"
+        return status
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., _Command]]:
+    with contextlib.ExitStack() as ending:
+
+        def begin(arguments: str, **variables: str) -> _Command:
+            command = _Command(arguments.split(), tmp_path, **variables)
+            ending.callback(command.process.wait)
+            ending.callback(command.process.kill)
+            return command
+
+        yield begin
+
+
+def _check(command: _Command) -> None:
+    status = command.interrupt()
+    assert "Traceback" not in command.said
+    assert "KeyboardInterrupt" not in command.said
+    assert command.said.rstrip().splitlines()[-1].startswith("Stopped."), command.said
+    assert status == 130
+
+
+@pytest.mark.parametrize("verb", ["serve", "pull", "doctor", "certify", "bench --streams 1"])
+def test_while_a_model_is_fetched(verb: str, start: Callable[..., _Command], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # accepts a connection and never answers
+        silent.settimeout(30)
+        index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+        command = start(
+            verb, PIP_CONFIG_FILE=os.devnull, PIP_INDEX_URL=index, NO_PROXY="127.0.0.1", TAILRACE_HOME=str(tmp_path),
+            **({"TAILRACE_PORT": "0"} if verb == "serve" else {}),
+        )  # fmt: skip
+        connection, _ = silent.accept()
+        with connection:
+            _check(command)
+
+
+@pytest.mark.parametrize("verb", ["serve", "pull"])
+def test_while_the_hub_is_asked(verb: str, start: Callable[..., _Command], tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(30)
+        hub = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        command = start(f"{verb} hf:some/model:file.gguf", HF_ENDPOINT=hub, HF_HOME=str(tmp_path), TAILRACE_PORT="0")
+        connection, _ = silent.accept()
+        with connection:
+            _check(command)
+
+
+def test_while_a_worker_starts(start: Callable[..., _Command]) -> None:
+    command = start("serve scripted --port 0")
+    command.wait_child("tailrace.engines.worker")
+    _check(command)
+
+
+def test_while_the_engine_loads_its_model(start: Callable[..., _Command]) -> None:
+    command = start("serve scripted --port 0")
+    worker = command.wait_child("tailrace.engines.worker")
+    worker.suspend()  # it never becomes ready
+    server = psutil.Process(command.process.pid)
+    command.wait_until(lambda: server.status() == psutil.STATUS_SLEEPING)
+    _check(command)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("after_s", [0.05 * number for number in range(1, 25)])
+def test_at_any_moment_of_a_start(after_s: float, start: Callable[..., _Command]) -> None:
+    command = start("serve scripted --port 0")
+    time.sleep(after_s)  # the moment is the parameter of this test
+    status = command.interrupt()
+    assert "Traceback" not in command.said
+    assert status in (130, 0, -signal.SIGINT)  # 0 when it has started, a signal before Python has begun
+
+
+@pytest.mark.parametrize("module", ["tailrace.bench.roofline", "tailrace.bench.inprocess"])
+def test_while_doctor_measures(module: str, start: Callable[..., _Command]) -> None:
+    command = start("doctor scripted:tokens_per_s=2")
+    command.wait_child(module)
+    _check(command)
+
+
+def test_while_bench_measures(start: Callable[..., _Command]) -> None:
+    command = start("bench scripted:tokens_per_s=2 --streams 1 --server-streams 0")
+    command.wait_child("tailrace.bench.inprocess")
+    _check(command)
+
+
+def test_while_certify_kills_workers(start: Callable[..., _Command]) -> None:
+    command = start("certify scripted:tokens_per_s=2 --runs 100")
+    command.wait_child("tailrace.engines.worker")
+    _check(command)
+
+
+@pytest.mark.parametrize("phase", ["importing", "constructing"])
+def test_while_an_app_starts(phase: str, start: Callable[..., _Command], tmp_path: Path) -> None:
+    write(tmp_path, "slow.py", _APP + ("\n    wait('importing')\n" if phase == "importing" else ""))
+    command = start("run slow:app --port 0")
+    command.wait_line(phase)
+    _check(command)
