@@ -93,7 +93,7 @@ def _convert(source: Path, path: Path) -> None:
     import torch
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
-    reader = gguf.GGUFReader(source)
+    reader = gguf.GGUFReader(source, "c")  # copy on write: torch warns of arrays that are read-only
 
     def told(name: str) -> Any:  # Any: whatever the key has
         return reader.fields[name].contents()
