@@ -283,6 +283,7 @@ APIS = [
             "instructions": "Be kind.",
             "max_output_tokens": 7,
             "metadata": {"a": "b"},
+            "parallel_tool_calls": False,
             "previous_response_id": "resp_known",
             "store": False,
             "text": {"format": {"type": "json_schema", "name": "a", "schema": _SCHEMA}},

@@ -192,7 +192,8 @@ What becomes of every field of every API. Made from the code by
   the wire's errors have one (those of Ollama and Triton are a sentence). The answer names the field. A value that asks
   for nothing is not refused: some clients send one by default.
 - **ignored, and named**: it has no effect, and the answer says so in its header `X-Tailrace-Ignored`. `--strict`
-  refuses it.
+  refuses it. `tools` are ignored where the model may choose whether to call one and its chat template has no place for
+  them ([why](wires/openai.md#tools)).
 - **without effect**: it has none, for the reason given. Nothing else is taken in silence.
 """
 

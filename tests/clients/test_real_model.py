@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from huggingface_hub import InferenceClient
@@ -115,3 +117,83 @@ def test_the_plain_wire_speaks(model: Server) -> None:
         status, body = wire.request("POST", "/?prompt=Tell%20me%20a%20story%20about%20dogs.&max_tokens=30")
     assert status == 200
     assert len(body.decode().split()) > 10
+
+
+# Tools, for which this model's chat template has no place
+
+WEATHER = {
+    "name": "get_weather",
+    "description": "Says what the weather is like in a city.",
+    "parameters": {
+        "type": "object",
+        "properties": {"city": {"type": "string", "enum": ["Bonn", "Paris"]}},
+        "required": ["city"],
+        "additionalProperties": False,
+    },
+}
+TOOL = {"type": "function", "function": WEATHER}
+QUESTION = [{"role": "user", "content": "What is the weather in Paris?"}]
+CHAT = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "tools"),
+    [
+        ("/v1/chat/completions", CHAT, [TOOL]),
+        ("/v1/responses", {"input": MESSAGES, "max_output_tokens": 12, "temperature": 0}, [{**TOOL, **WEATHER}]),
+        ("/v1/messages", {**CHAT, "model": "default"}, [{"name": "get_weather", "input_schema": {"type": "object"}}]),
+        (
+            "/api/chat",
+            {**CHAT, "model": "default", "stream": False, "options": {"temperature": 0, "num_predict": 12}},
+            [TOOL],
+        ),
+    ],
+)
+def test_tools_that_nobody_asked_to_call_change_nothing(
+    model: Server, path: str, body: dict[str, Any], tools: list[Any]
+) -> None:
+    plain = model.post(path, body)
+    with_tools = model.post(path, {**body, "tools": tools})
+    assert with_tools.status_code == 200, with_tools.text
+    assert "tools" in with_tools.headers["x-tailrace-ignored"].split(", ")
+    assert _said(with_tools.json()) == _said(plain.json())
+
+
+def _said(answer: Any) -> str:  # Any: JSON of four wires
+    """The text of an answer in any wire's shape."""
+    if "choices" in answer:
+        return str(answer["choices"][0]["message"]["content"])
+    if "output" in answer:
+        return str(answer["output"][0]["content"][0]["text"])
+    return str(answer["message"]["content"] if "message" in answer else answer["content"][0]["text"])
+
+
+def test_a_call_that_must_be_made_is_made(model: Server) -> None:
+    forced = {"messages": QUESTION, "temperature": 0, "max_tokens": 100, "tools": [TOOL]}
+    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
+        message = model.post("/v1/chat/completions", {**forced, "tool_choice": choice}).json()["choices"][0]["message"]
+        (call,) = message["tool_calls"]
+        assert call["function"]["name"] == "get_weather"
+        assert json.loads(call["function"]["arguments"])["city"] in ("Bonn", "Paris")
+    body = {"input": QUESTION, "tools": [{"type": "function", **WEATHER}], "tool_choice": "required"}
+    (item,) = model.post("/v1/responses", {**body, "temperature": 0}).json()["output"]
+    assert (item["type"], item["name"]) == ("function_call", "get_weather")
+    assert json.loads(item["arguments"])["city"] in ("Bonn", "Paris")
+    tools = [{"name": "get_weather", "input_schema": WEATHER["parameters"]}]
+    for chosen in ({"type": "any"}, {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True}):
+        body = {"model": "default", "max_tokens": 100, "temperature": 0, "messages": QUESTION, "tools": tools}
+        (block,) = model.post("/v1/messages", {**body, "tool_choice": chosen}).json()["content"]
+        assert (block["type"], block["name"]) == ("tool_use", "get_weather")
+        assert block["input"]["city"] in ("Bonn", "Paris")
+
+
+def test_a_chat_goes_on_behind_the_result_of_a_call(model: Server) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
+    messages = [
+        *QUESTION,
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "c1", "content": "It is raining in Paris."},
+    ]
+    answer = model.post("/v1/chat/completions", {**CHAT, "messages": messages, "tools": [TOOL]})
+    assert answer.status_code == 200, answer.text
+    assert len(_said(answer.json()).split()) > 3

@@ -36,8 +36,8 @@ LOOK: JsonBody = {"name": "look", "description": "d", "input_schema": {"type": "
 ASK: JsonBody = {"name": "ask", "input_schema": {"type": "object", "properties": {"of": {"type": "string"}}}}
 
 
-def call_of(body: JsonBody) -> Call:
-    return anthropic.parse(asked({**HI, **body}))
+def call_of(body: JsonBody, *, server: FakeServer | None = None) -> Call:
+    return anthropic.parse(asked({**HI, **body}, server=server))
 
 
 def sampling(body: JsonBody) -> Sampling:
@@ -166,6 +166,29 @@ def test_choosing_tools() -> None:
     assert [one["properties"]["name"]["const"] for one in anything["anyOf"]] == ["look", "ask"]
 
 
+def test_at_most_one_call() -> None:
+    choice = {"type": "auto", "disable_parallel_tool_use": True}
+    call = call_of({"tools": [LOOK], "tool_choice": choice})
+    assert view_of(call) == MessagesView(reads_tools=True, single_call=True)
+    assert call.ignored == ()
+    assert view_of(call_of({"tools": [LOOK], "tool_choice": {**choice, "disable_parallel_tool_use": False}})) == (
+        MessagesView(reads_tools=True)
+    )
+
+
+def test_tools_that_the_template_cannot_show_are_left_out_unless_one_must_be_called() -> None:
+    bare = FakeServer(takes_tools=False)
+    call = call_of({"tools": [LOOK]}, server=bare)
+    assert (call.request.tools, call.ignored, view_of(call)) == ((), ("tools",), MessagesView())
+    forced = call_of({"tools": [LOOK], "tool_choice": {"type": "any"}}, server=bare)
+    assert len(forced.request.tools) == 1
+    assert (forced.ignored, view_of(forced)) == ((), MessagesView(reads_tools=True, forced_tool=True))
+    counted = anthropic.count_tokens(
+        asked({"model": "default", "messages": [user("Hi")], "tools": [LOOK]}, server=bare)
+    )
+    assert counted.ignored == ("tools",)
+
+
 def test_structured_output() -> None:
     wanted = {"type": "object", "properties": {"a": {"type": "integer"}}}
     asks = {"output_config": {"format": {"type": "json_schema", "schema": wanted}}}
@@ -207,14 +230,13 @@ def test_what_changes_no_answer_is_ignored_and_named() -> None:
         "service_tier": "auto",
         "messages": [user([failed, {**text("Hi"), **kept}])],
         "tools": [{**LOOK, "strict": True}],
-        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "tool_choice": {"type": "auto"},
     }
     assert call_of(body).ignored == (
         "messages[].content[].cache_control",
         "messages[].content[].is_error",
         "metadata",
         "service_tier",
-        "tool_choice.disable_parallel_tool_use",
         "tools[].strict",
     )
 

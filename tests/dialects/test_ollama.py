@@ -169,6 +169,12 @@ def test_tools_are_shown_and_their_calls_read() -> None:
     assert chat({"tools": []}).request.tools == ()
 
 
+def test_tools_that_the_template_cannot_show_are_left_out_and_named() -> None:
+    call = chat({"tools": [TOOL]}, server=FakeServer(takes_tools=False))
+    assert (call.request.tools, call.ignored) == ((), ("tools",))
+    assert view_of(call) == OllamaView("scripted", is_chat=True)
+
+
 def test_formats() -> None:
     assert sampling({}, format="").grammar is None
     grammar = sampling({}, format="json").grammar

@@ -14,7 +14,7 @@ from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.openai_chunks import ChatEncoder
 from tailrace.dialects.wire import View
 from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
-from tailrace.types import Grammar, Message, Sampling, TextDelta
+from tailrace.types import End, Event, Grammar, Message, Sampling, TextDelta, Usage
 
 CHAT: JsonBody = {"messages": [{"role": "user", "content": "Hi"}]}
 TEXT: JsonBody = {"prompt": "Hi"}
@@ -244,6 +244,47 @@ def test_the_model_may_call(choice: str | None) -> None:
     assert (encoder._readers, encoder._forced_tool) == ({}, False)
 
 
+TWO_CALLS = [
+    "So: ",
+    '<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call>',
+    '<tool_call>{"name": "wait", "arguments": {}}</tool_call> Done.',
+]
+
+
+@pytest.mark.parametrize(("parallel", "names"), [(None, 2), (True, 2), (False, 1)])
+def test_parallel_calls_may_be_ruled_out(parallel: bool | None, names: int) -> None:
+    call = chat(CHAT | {"tools": [LOOK, WAIT], "parallel_tool_calls": parallel, "stream": True})
+    assert call.ignored == ()
+    deltas = [TextDelta(text, (65,)) for text in TWO_CALLS]
+    deltas[-1] = msgspec.structs.replace(deltas[-1], finish_reason="stop")
+    events: list[Event] = [*deltas, End("done", Usage(1, 3))]
+    choice = json.loads(call.view.open(facts()).whole(events))["choices"][0]
+    calls = choice["message"]["tool_calls"]
+    assert [one["function"]["name"] for one in calls] == ["look", "wait"][:names]
+    assert choice["message"]["content"] == ("So: " if names == 1 else "So:  Done.")
+    assert choice["finish_reason"] == "tool_calls"
+    encoder = call.view.open(facts())
+    streamed = b"".join(encoder.encode(n, event) for n, event in enumerate(events, 1))
+    assert streamed.count(b'"type":"function"') == names
+    assert (b"Done." in streamed) == (names == 2)
+
+
+def test_parallel_calls_may_be_ruled_out_where_there_are_no_tools() -> None:
+    assert chat(CHAT | {"parallel_tool_calls": False}).request == chat(CHAT).request
+    for value in (True, False):
+        assert completion(TEXT | {"parallel_tool_calls": value}).ignored == ("parallel_tool_calls",)
+
+
+def test_tools_that_the_template_cannot_show_are_left_out_unless_one_must_be_called() -> None:
+    bare = FakeServer(takes_tools=False)
+    body = CHAT | {"tools": [LOOK], "response_format": {"type": "json_object"}}
+    call = openai.parse_chat(asked(body, server=bare))
+    assert (call.request.tools, call.ignored) == ((), ("tools",))
+    assert call.request.sampling.grammar is not None
+    forced = openai.parse_chat(asked(CHAT | {"tools": [LOOK], "tool_choice": "required"}, server=bare))
+    assert (forced.request.tools, forced.ignored) == ((LOOK,), ())
+
+
 def test_logprobs_beside_tools_are_those_of_all_tokens_once() -> None:
     body = CHAT | {"tools": [LOOK], "logprobs": True, "stream": True}
     texts = ["So ", "<tool", '_call>{"name": "look", "arg', 'uments": {}}</tool_call>', ""]
@@ -415,7 +456,6 @@ REFUSED: dict[str, object] = {
     "length_penalty": 2,
     "min_tokens": 1,
     "modalities": ["text", "audio"],
-    "parallel_tool_calls": False,
     "prompt_logprobs": 1,
     "stop_token_ids": [1],
     "suffix": "end",

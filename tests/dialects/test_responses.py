@@ -219,7 +219,7 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "http:
     [
         *(({name: value}, name, UnsupportedParameter) for name, value in
           {"conversation": "c", "max_tool_calls": 1, "max_tokens": 5, "max_completion_tokens": 5, "n": 2,
-           "parallel_tool_calls": False, "prompt": {"id": "p"}, "truncation": "auto",
+           "prompt": {"id": "p"}, "truncation": "auto",
            "context_management": [{"type": "compaction"}]}.items()),
         *(({"input": value}, "input", RequestError) for value in
           each(None, 5, {}, [], [IMAGE], [{}], [{"type": None, "content": "Hi"}], [{"type": ["message"]}],
@@ -267,10 +267,29 @@ def test_what_is_refused_is_named(body: JsonBody, param: str, kind: type[Request
     assert "kanarienvogel" not in error.message
 
 
-@pytest.mark.parametrize("name", ["conversation", "n", "parallel_tool_calls", "prompt", "truncation"])
+@pytest.mark.parametrize("name", ["conversation", "n", "prompt", "truncation"])
 def test_what_asks_for_nothing_is_taken(name: str) -> None:
-    harmless = {"n": 1, "parallel_tool_calls": True, "truncation": "disabled"}
+    harmless = {"n": 1, "truncation": "disabled"}
     assert call_of({name: harmless.get(name)}) == call_of({})
+
+
+@pytest.mark.parametrize("parallel", [None, True, False])
+def test_parallel_calls_may_be_ruled_out(parallel: bool | None) -> None:
+    call = call_of({"tools": [LOOK], "parallel_tool_calls": parallel})
+    assert call.ignored == ()
+    seen = replace(facts(), memo=call.request.memo)
+    shown = json.loads(call.view.open(seen).whole(said(CALL, CALL, " Done.")))
+    kinds = [item["type"] for item in shown["output"]]
+    assert kinds == (["function_call"] if parallel is False else ["function_call", "function_call", "message"])
+    assert shown["parallel_tool_calls"] is (parallel is not False)
+
+
+def test_tools_that_the_template_cannot_show_are_left_out_unless_one_must_be_called() -> None:
+    bare = FakeServer(takes_tools=False)
+    call = call_of({"tools": [LOOK]}, server=bare)
+    assert (call.request.tools, call.ignored) == ((), ("tools",))
+    forced = call_of({"tools": [LOOK], "tool_choice": "required"}, server=bare)
+    assert (len(forced.request.tools), forced.ignored) == (1, ())
 
 
 # Conversations

@@ -16,9 +16,9 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 Found = list[str | tuple[str, str]]  # text, and calls with their names and arguments
 
 
-def read(pieces: Sequence[str], *, forced: bool = False) -> Found:
+def read(pieces: Sequence[str], *, forced: bool = False, single: bool = False) -> Found:
     """What comes out, with the neighbouring parts of one thing put together."""
-    reader = ToolCallReader(forced=forced)
+    reader = ToolCallReader(forced=forced, single=single)
     parts = [part for piece in pieces for part in reader.push(piece)] + reader.flush()
     found: Found = []
     num_calls = 0
@@ -180,6 +180,25 @@ def test_calls_and_text_are_told_apart(given: list[Any], data: st.DataObject) ->
 def test_a_forced_call_has_no_markers(text: str, expected: Found) -> None:
     assert read([text], forced=True) == expected
     assert read(list(text), forced=True) == expected
+
+
+# One call and no more
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("no call", ["no call"]),
+        ("a" + call("b", "{}") + call("c", "{}") + "d", ["a", ("b", "{}")]),
+        (call("b", HARD) + "\n" + call("c", "{}"), [("b", HARD)]),
+        (OPEN + "no " + call("b", "{}") + "d", [OPEN + "no ", ("b", "{}")]),
+        (OPEN + '{"name": "b", "arguments": {"c', [("b", '{"c')]),
+        (OPEN + '{"name": "b", "arguments": {}', [("b", "{}")]),
+    ],
+)
+def test_what_stands_behind_a_single_call_is_dropped(text: str, expected: Found) -> None:
+    assert read([text], single=True) == expected
+    assert read(list(text), single=True) == expected
 
 
 # As soon as it is known

@@ -31,9 +31,10 @@ from tailrace.dialects.fields import (
 from tailrace.dialects.grammars import grammar_of_schema
 from tailrace.dialects.tools import Function, choose_tools
 from tailrace.dialects.tools import Tool as OpenAITool
-from tailrace.dialects.wire import Asked, Call, Generate, Operation, Reply, Show, Wire, pick_named
+from tailrace.dialects.tools import ToolChoice as OpenAIToolChoice
+from tailrace.dialects.wire import Asked, Call, Generate, Operation, Reply, ServerFacts, Show, Wire, pick_named
 from tailrace.errors import RequestError
-from tailrace.types import GenerateRequest, Grammar
+from tailrace.types import GenerateRequest
 
 __all__ = ["WIRE"]
 
@@ -80,6 +81,7 @@ class Tool(msgspec.Struct):
 class ToolChoice(msgspec.Struct):
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class Format(msgspec.Struct):
@@ -112,7 +114,7 @@ class Body(CountBody, kw_only=True):
 def parse(asked: Asked) -> Call:
     """Raises: RequestError."""
     fields, ignored = read_known(asked.body, Body, _REFUSED)
-    request, forced = _prompt(fields)
+    request, tools = _prompt(fields, asked.server)
     wanted = fields.output_config.format if fields.output_config is not None else None
     grammar = grammar_of_schema(wanted.schema, "output_config") if wanted is not None else None
     if request.tools and grammar is not None:
@@ -121,35 +123,39 @@ def parse(asked: Asked) -> Call:
         temperature=fields.temperature, top_p=fields.top_p, top_k=fields.top_k, max_tokens=fields.max_tokens
     )
     sampling = replace(
-        sampling_of(named, grammar=forced or grammar), stop=stops(fields.stop_sequences, name="stop_sequences")
+        sampling_of(named, grammar=tools.forced or grammar), stop=stops(fields.stop_sequences, name="stop_sequences")
     )
-    view = MessagesView(reads_tools=bool(request.tools), forced_tool=forced is not None)
-    return Call(replace(request, sampling=sampling), view, bool(fields.stream), ignored)
+    view = MessagesView(
+        reads_tools=bool(request.tools),
+        forced_tool=tools.forced is not None,
+        single_call=fields.tool_choice is not None and bool(fields.tool_choice.disable_parallel_tool_use),
+    )
+    return Call(replace(request, sampling=sampling), view, bool(fields.stream), ignored + tools.ignored)
 
 
 def count_tokens(asked: Asked) -> Reply:
     """Raises: RequestError."""
     fields, ignored = read_known(asked.body, CountBody, _REFUSED)
-    request, _ = _prompt(fields)
-    return Reply(to_json({"input_tokens": asked.server.count_tokens(request)}), ignored=ignored)
+    request, tools = _prompt(fields, asked.server)
+    return Reply(to_json({"input_tokens": asked.server.count_tokens(request)}), ignored=ignored + tools.ignored)
 
 
-def _prompt(fields: CountBody) -> tuple[GenerateRequest, Grammar | None]:
-    """What the model gets to see, and what forces it to call a tool. Raises: RequestError."""
+def _prompt(fields: CountBody, server: ServerFacts) -> tuple[GenerateRequest, OpenAIToolChoice]:
+    """What the model gets to see, and what becomes of the tools. Raises: RequestError."""
     choice = fields.tool_choice or ToolChoice("auto")
     if (choice.type == "tool") != (choice.name is not None):
         raise RequestError("A name goes with the tool_choice of type tool.", param="tool_choice")
-    tools = [OpenAITool(Function(tool.name, tool.description, tool.input_schema)) for tool in fields.tools or ()]
-    shown, forced = choose_tools(tools, choice.name or _CHOICES[choice.type])
+    given = [OpenAITool(Function(tool.name, tool.description, tool.input_schema)) for tool in fields.tools or ()]
+    tools = choose_tools(given, choice.name or _CHOICES[choice.type], server)
     messages = _messages(fields)
     last = messages[-1]
     begins_answer = last.role == "assistant" and not last.tool_calls
     if begins_answer and isinstance(last.content, list) and last.content[-1].text[-1].isspace():
         raise RequestError("The final assistant content cannot end with trailing whitespace.", param="messages")
     request = GenerateRequest(
-        model=fields.model, messages=read_messages(messages), tools=shown, continue_final=begins_answer
+        model=fields.model, messages=read_messages(messages), tools=tools.shown, continue_final=begins_answer
     )
-    return request, forced
+    return request, tools
 
 
 def _messages(fields: CountBody) -> list[ChatMessage]:

@@ -29,6 +29,7 @@ _TYPES = {
 class MessagesView:
     reads_tools: bool = False
     forced_tool: bool = False
+    single_call: bool = False
     media_type = SSE
     heartbeat = b'event: ping\ndata: {"type":"ping"}\n\n'
     farewell = b""
@@ -43,7 +44,7 @@ class MessagesEncoder:
     def __init__(self, facts: StreamFacts, view: MessagesView) -> None:
         self._facts = facts
         self._view = view
-        self._reader = ToolCallReader(forced=view.forced_tool) if view.reads_tools else None
+        self._reader = ToolCallReader(forced=view.forced_tool, single=view.single_call) if view.reads_tools else None
         self._has_begun = False
         self._block = -1  # number of the last one
         self._open_kind = ""
@@ -77,7 +78,7 @@ class MessagesEncoder:
         end = finished_end(events)
         (deltas,) = deltas_by_choice(events, 1)
         text = "".join(delta.text for delta in deltas)
-        reader = WholeCallReader(forced=self._view.forced_tool)
+        reader = WholeCallReader(forced=self._view.forced_tool, single=self._view.single_call)
         parts: Sequence[str | WholeCall] = [text]
         if self._view.reads_tools:
             parts = reader.push(text) + reader.flush()

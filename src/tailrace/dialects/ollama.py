@@ -121,15 +121,15 @@ def parse_chat(asked: Asked) -> Call | Reply:
     fields, ignored = _read(asked, ChatBody)
     if not fields.messages:
         return _loaded(asked, fields.model, {"message": {"role": "assistant", "content": ""}})
-    tools, _ = choose_tools(fields.tools or [], "<auto>")
+    tools = choose_tools(fields.tools or [], "<auto>", asked.server)
     grammar = _grammar(fields.format)
-    if tools and grammar is not None:
+    if tools.shown and grammar is not None:
         raise RequestError("format and tools exclude each other.", param="format")
     messages = _messages(fields.messages)
     sampling = _sampling(asked, fields, grammar)
     continues = messages[-1].role == "assistant" and not messages[-1].tool_calls
-    request = GenerateRequest(messages=messages, tools=tools, continue_final=continues, sampling=sampling)
-    return _call(asked, fields, request, ignored)
+    request = GenerateRequest(messages=messages, tools=tools.shown, continue_final=continues, sampling=sampling)
+    return _call(asked, fields, request, ignored + tools.ignored)
 
 
 def _read(asked: Asked, shape: type[_T]) -> tuple[_T, tuple[str, ...]]:

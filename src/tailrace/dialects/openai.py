@@ -67,7 +67,6 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "length_penalty": (1, 1.0),
     "min_tokens": (0,),
     "modalities": (["text"],),
-    "parallel_tool_calls": (True,),
     "prompt_logprobs": (),
     "skip_special_tokens": (True,),
     "spaces_between_special_tokens": (True,),
@@ -113,6 +112,7 @@ class ChatBody(_Body, kw_only=True):
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, TemplateValue] | None = None
 
 
@@ -136,6 +136,7 @@ class _View:
 class _ChatView(_View):
     reads_tools: bool = False
     forced_tool: bool = False
+    single_call: bool = False
 
     def open(self, facts: StreamFacts) -> Encoder:
         return ChatEncoder(facts, self)
@@ -152,9 +153,9 @@ class _TextView(_View):
 def parse_chat(asked: Asked) -> Call:
     """Raises: RequestError."""
     fields, ignored = read_known(asked.body, ChatBody, _REFUSED_IN_CHATS)
-    tools, forced = choose_tools(fields.tools or [], choice_of(fields.tool_choice))
+    tools = choose_tools(fields.tools or [], choice_of(fields.tool_choice), asked.server)
     grammar = _grammar(fields)
-    if tools and grammar is not None:
+    if tools.shown and grammar is not None:
         raise RequestError("Tool error: Grammar and tools are mutually exclusive", param="response_format")
     logprobs = bool(fields.logprobs)
     if fields.top_logprobs and not logprobs:
@@ -163,7 +164,7 @@ def parse_chat(asked: Asked) -> Call:
     request = GenerateRequest(
         model=fields.model,
         messages=messages,
-        tools=tools,
+        tools=tools.shown,
         template_values=_template_values(fields.chat_template_kwargs or {}),
         continue_final=messages[-1].role == "assistant" and not messages[-1].tool_calls,
         truncate=fields.truncate_prompt_tokens,
@@ -172,12 +173,18 @@ def parse_chat(asked: Asked) -> Call:
             logprobs=logprobs,
             top_logprobs=fields.top_logprobs or 0,
             logit_bias=fields.logit_bias,
-            grammar=forced or grammar,
+            grammar=tools.forced or grammar,
             include_stop=bool(fields.include_stop_str_in_output),
         ),
     )
-    view = _ChatView(*_usage(fields), logprobs, reads_tools=bool(tools), forced_tool=forced is not None)
-    return Call(request, view, bool(fields.stream), ignored)
+    view = _ChatView(
+        *_usage(fields),
+        logprobs,
+        reads_tools=bool(tools.shown),
+        forced_tool=tools.forced is not None,
+        single_call=fields.parallel_tool_calls is False,
+    )
+    return Call(request, view, bool(fields.stream), ignored + tools.ignored)
 
 
 def parse_completion(asked: Asked) -> Call:

@@ -38,6 +38,8 @@ class ChatLook(_Look, Protocol):
     def reads_tools(self) -> bool: ...
     @property
     def forced_tool(self) -> bool: ...
+    @property
+    def single_call(self) -> bool: ...
 
 
 class TextLook(_Look, Protocol):
@@ -105,6 +107,7 @@ class ChatEncoder(_Encoder):
         super().__init__(facts, look)
         self._opened: set[int] = set()
         self._forced_tool = look.forced_tool
+        self._single_call = look.single_call
         self._unsaid: dict[int, list[TextDelta]] = {}  # whose logprobs wait for a chunk, by choice
         self._readers: dict[int, ToolCallReader] | None = {} if look.reads_tools else None
 
@@ -171,7 +174,7 @@ class ChatEncoder(_Encoder):
 
     def _reader(self, choice: int) -> ToolCallReader:
         assert self._readers is not None
-        return self._readers.setdefault(choice, ToolCallReader(forced=self._forced_tool))
+        return self._readers.setdefault(choice, ToolCallReader(forced=self._forced_tool, single=self._single_call))
 
     def _call_id(self, choice: int, index: int) -> str:
         return f"call_{self._facts.stream_id}_{choice}_{index}"

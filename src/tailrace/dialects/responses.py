@@ -29,6 +29,7 @@ from tailrace.dialects.tools import (
     Function,
     FunctionName,
     Tool,
+    ToolChoice,
     choice_of,
     choose_tools,
 )
@@ -61,7 +62,6 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "max_tokens": (),
     "moderation": (),
     "n": (1,),
-    "parallel_tool_calls": (True,),
     "prompt": (),
     "truncation": ("disabled",),
 }
@@ -97,6 +97,7 @@ class Body(SamplingFields, kw_only=True):
     text: TextOptions | None = None
     tools: list[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenByName | None = None
+    parallel_tool_calls: bool | None = None
     user: str | None = None
 
 
@@ -107,12 +108,12 @@ def parse(asked: Asked) -> Call:
         raise UnsupportedParameter(f"include takes {_LOGPROBS} only.", param="include")
     if fields.background and fields.store is False:
         raise RequestError("An answer in the background has to be stored.", param="store")
-    tools = [Tool(Function(tool.name, tool.description, tool.parameters, tool.strict)) for tool in fields.tools or ()]
+    given = [Tool(Function(tool.name, tool.description, tool.parameters, tool.strict)) for tool in fields.tools or ()]
     chosen = fields.tool_choice
     named = ChosenTool(ChosenFunction(chosen.name)) if isinstance(chosen, ChosenByName) else chosen
-    shown, forced = choose_tools(tools, choice_of(named))
+    tools = choose_tools(given, choice_of(named), asked.server)
     grammar = read_response_format(_format(fields), "text.format")
-    if shown and grammar is not None:
+    if tools.shown and grammar is not None:
         raise RequestError("text.format and tools exclude each other.", param="text.format")
     items, ignored_in_items = read_items(fields.input)
     said = _before(asked.server, fields.previous_response_id) + messages_of(items)
@@ -123,19 +124,21 @@ def parse(asked: Asked) -> Call:
     request = GenerateRequest(
         model=fields.model,
         messages=messages,
-        tools=shown,
+        tools=tools.shown,
         sampling=replace(
             sampling_of(
-                fields, logprobs=wants_logprobs, top_logprobs=fields.top_logprobs or 0, grammar=forced or grammar
+                fields, logprobs=wants_logprobs, top_logprobs=fields.top_logprobs or 0, grammar=tools.forced or grammar
             ),
             max_tokens=fields.max_output_tokens,
         ),
         on_disconnect="detach" if fields.background else "cancel",
         linger_s=_BACKGROUND_S if fields.background else None,
-        memo=_memo(fields, said, bool(shown), forced is not None, wants_logprobs),
+        memo=_memo(fields, said, tools, wants_logprobs),
     )
     view = ResponsesView(must_finish=not fields.background)
-    return Call(request, view, bool(fields.stream), ignored + ignored_in_items, at_once=bool(fields.background))
+    return Call(
+        request, view, bool(fields.stream), ignored + ignored_in_items + tools.ignored, at_once=bool(fields.background)
+    )
 
 
 def _format(fields: Body) -> JsonBody | None:
@@ -162,8 +165,8 @@ def _before(server: ServerFacts, response_id: str | None) -> tuple[Message, ...]
     return (*msgspec.convert(kept, tuple[Message, ...]), spoken(facts, events))
 
 
-def _memo(fields: Body, said: tuple[Message, ...], reads_tools: bool, forced: bool, logprobs: bool) -> bytes:
-    names = ("background", "instructions", "max_output_tokens", "metadata",
+def _memo(fields: Body, said: tuple[Message, ...], tools: ToolChoice, logprobs: bool) -> bytes:
+    names = ("background", "instructions", "max_output_tokens", "metadata", "parallel_tool_calls",
              "previous_response_id", "temperature", "top_p", "top_logprobs", "tool_choice", "user")  # fmt: skip
     echo = {name: msgspec.to_builtins(value) for name in names if (value := getattr(fields, name)) is not None}
     echo["store"] = fields.store is not False
@@ -172,7 +175,14 @@ def _memo(fields: Body, said: tuple[Message, ...], reads_tools: bool, forced: bo
         echo["text"] = {"format": fields.text.format}
     kept = said if echo["store"] else None
     return msgspec.json.encode(
-        {"echo": echo, "reads_tools": reads_tools, "forced": forced, "logprobs": logprobs, "said": kept}
+        {
+            "echo": echo,
+            "reads_tools": bool(tools.shown),
+            "forced": tools.forced is not None,
+            "single_call": fields.parallel_tool_calls is False,
+            "logprobs": logprobs,
+            "said": kept,
+        }
     )
 
 

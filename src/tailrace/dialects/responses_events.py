@@ -56,7 +56,11 @@ class ResponsesEncoder:
         self._starting_after = view.starting_after
         self._echo: JsonBody = memo.get("echo", {})
         self._logprobs: bool = memo.get("logprobs", False)
-        self._reader = ToolCallReader(forced=memo.get("forced", False)) if memo.get("reads_tools") else None
+        self._reader = (
+            ToolCallReader(forced=memo.get("forced", False), single=memo.get("single_call", False))
+            if memo.get("reads_tools")
+            else None
+        )
         self._next_number = 0
         self._out: list[str] = []
         self._grown: list[str] = []  # what the last item gained and does not hold yet: added to it, it is copied
@@ -214,7 +218,7 @@ class ResponsesEncoder:
             "max_output_tokens": echo.get("max_output_tokens"),
             "model": self._facts.model,
             "output": list(self.items),
-            "parallel_tool_calls": True,
+            "parallel_tool_calls": echo.get("parallel_tool_calls", True),
             "previous_response_id": echo.get("previous_response_id"),
             "reasoning": {"effort": None, "summary": None},
             "store": echo.get("store", True),

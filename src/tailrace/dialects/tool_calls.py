@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody
+from tailrace.text.tool_prompt import CALL_CLOSE, CALL_OPEN
 
 __all__ = ["CallPart", "ToolCallReader", "WholeCall", "WholeCallReader"]
 
-_OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _BEHIND = re.compile(r"\s*\}?\s*")
 _MAX_HEAD = 400  # characters in which a name, and the marker behind a call, must have appeared
@@ -33,16 +33,18 @@ class CallPart:
 
 
 class ToolCallReader:
-    """Splits text into text and tool calls. With `forced`, all of the text is one call without its markers.
+    """Splits text into text and tool calls. With `forced`, all of the text is one call without its markers. With
+    `single` the first call is the last thing that is shown: what the model writes after it is dropped.
 
     However the text is cut into pieces, what comes out is the same when it is put together.
     """
 
-    def __init__(self, *, forced: bool = False) -> None:
+    def __init__(self, *, forced: bool = False, single: bool = False) -> None:
         self.num_calls = 0
+        self._single = single
         self._held = ""  # what cannot be told yet
         self._state = "head" if forced else "text"
-        self._opener = "" if forced else _OPEN  # of the call whose head is being read
+        self._opener = "" if forced else CALL_OPEN  # of the call whose head is being read
         self._depth = 0
         self._in_string = self._is_escaped = False
 
@@ -57,7 +59,7 @@ class ToolCallReader:
     def flush(self) -> list[str | CallPart]:
         """What is left when the answer has ended."""
         parts: list[str | CallPart] = []
-        while self._state != "text":  # each turn gives up one marker, at least
+        while self._state not in ("text", "over"):  # each turn gives up one marker, at least
             opener = self._opener if self._state == "head" else ""
             if self._state == "end":
                 self._leave_call()
@@ -78,16 +80,16 @@ class ToolCallReader:
         return parts
 
     def _in_text(self) -> str:
-        text, opener, rest = self._held.partition(_OPEN)
+        text, opener, rest = self._held.partition(CALL_OPEN)
         if opener:
-            self._held, self._state, self._opener = rest, "head", _OPEN
+            self._held, self._state, self._opener = rest, "head", CALL_OPEN
             return text
-        keep = _overlap(text, _OPEN)
+        keep = _overlap(text, CALL_OPEN)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
     def _in_head(self) -> str | CallPart | None:
-        head, closer, _ = self._held[:_MAX_HEAD].partition(_CLOSE)
+        head, closer, _ = self._held[:_MAX_HEAD].partition(CALL_CLOSE)
         match = _HEAD.match(head)
         name = _decoded(match[1]) if match is not None else None
         if match is None or not name:  # a call of nothing is none
@@ -114,7 +116,7 @@ class ToolCallReader:
             elif character in "}]":
                 self._depth -= 1
                 if not self._depth:
-                    return self._pass_on(place, "end")
+                    return self._pass_on(place, "over" if self._single else "end")
         return self._pass_on(len(self._held), "arguments")
 
     def _pass_on(self, length: int, state: str) -> CallPart | None:
@@ -125,15 +127,19 @@ class ToolCallReader:
         """Behind the arguments: the brace that closes the call, and the marker, with nothing that counts before it.
         Without the marker, what is there is text."""
         window = self._held[:_MAX_HEAD]
-        behind, closer, _ = window.partition(_CLOSE)
-        if _OPEN in behind or (not closer and len(window) == _MAX_HEAD):
+        behind, closer, _ = window.partition(CALL_CLOSE)
+        if CALL_OPEN in behind or (not closer and len(window) == _MAX_HEAD):
             self._leave_call()
         elif closer:
-            self._held, self._state = self._held[len(behind) + len(_CLOSE) :], "gap"
+            self._held, self._state = self._held[len(behind) + len(CALL_CLOSE) :], "gap"
 
     def _leave_call(self) -> None:
         self._held = _BEHIND.sub("", self._held[:_MAX_HEAD], count=1) + self._held[_MAX_HEAD:]
         self._state = "text"
+
+    def _in_over(self) -> None:
+        """Behind the only call."""
+        self._held = ""
 
     def _in_gap(self) -> None:
         """Between a call and what follows."""
@@ -167,9 +173,9 @@ class WholeCallReader:
     """As `ToolCallReader`, for wires that show a call in one piece. What does not become one is passed on as text, but
     for what closes it."""
 
-    def __init__(self, *, forced: bool = False) -> None:
-        self._reader = ToolCallReader(forced=forced)
-        self._opener = "" if forced else _OPEN
+    def __init__(self, *, forced: bool = False, single: bool = False) -> None:
+        self._reader = ToolCallReader(forced=forced, single=single)
+        self._opener = "" if forced else CALL_OPEN
         self._name: str | None = None
         self._arguments: list[str] = []
 

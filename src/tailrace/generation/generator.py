@@ -283,8 +283,6 @@ class Generator:
             raise RequestError(f"A request has at most {most} answers: its prompts, each n times.", param="prompt")
         if request.messages and self.chat is None:
             raise UnsupportedParameter("This model has no chat template; send a prompt instead.", param="messages")
-        if request.tools and not (self.chat is not None and self.chat.takes_tools):
-            raise UnsupportedParameter("This model's chat template has no place for tools.", param="tools")
         for name in request.template_values:
             if self.chat is None or not self.chat.knows(name):
                 raise UnsupportedParameter(
@@ -295,9 +293,6 @@ class Generator:
                 raise RequestError("logit_bias names a token that the model does not have.", param="logit_bias")
         texts = [*(prompt for prompt in request.prompts if isinstance(prompt, str)), *sampling.stop]
         texts += chain.from_iterable(map(_said, request.messages))
-        has_tools = any(message.tool_calls or message.role == "tool" for message in request.messages)
-        if has_tools and not (self.chat is not None and self.chat.takes_tools):
-            raise UnsupportedParameter("This model's chat template has no place for tool calls.", param="messages")
         if any("\0" in text for text in texts):
             raise RequestError("Text must not contain NUL characters.", param="prompt")
 

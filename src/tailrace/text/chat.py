@@ -20,6 +20,7 @@ from typing import Any
 from tailrace.errors import RequestError
 from tailrace.text.templates import ChatTemplate, TemplateError, Turn, turn_of
 from tailrace.text.tokenizer import Tokenizer
+from tailrace.text.tool_prompt import has_tool_turns, write_tools
 from tailrace.types import Message, TemplateValue
 
 __all__ = ["ChatEncoder"]
@@ -43,7 +44,7 @@ class ChatEncoder:
 
     @property
     def takes_tools(self) -> bool:
-        """The template shows tools to the model."""
+        """The template shows tools to the model. Without it `encode` describes them in plain text."""
         return self._template.takes_tools
 
     def knows(self, name: str) -> bool:
@@ -52,7 +53,13 @@ class ChatEncoder:
 
     def render(self, messages: Sequence[Message]) -> str:
         """The prompt for these messages as text. Raises: TemplateError."""
-        return self._template.render(messages)
+        return self._template.render(self._plain(messages, ()))
+
+    def _plain(self, messages: Sequence[Message], tools: Sequence[Turn]) -> Sequence[Message]:
+        """The messages as this template can show them: with tools as plain text where it has no place for them."""
+        if self._template.takes_tools or not (tools or has_tool_turns(messages)):
+            return messages
+        return write_tools(messages, tools, has_system=bool(tools) and self._template.takes_system)
 
     def encode(
         self,
@@ -69,7 +76,8 @@ class ChatEncoder:
 
         Raises: TemplateError from the template; RequestError for text with lone surrogates.
         """
-        turns = [turn_of(message) for message in messages]
+        turns = [turn_of(message) for message in self._plain(messages, tools)]
+        tools = tools if self._template.takes_tools else ()
         texts = set(_texts_in(turns)).union(_texts_in(list(tools)))
         risks = {text: starts for text in texts if (starts := self._risks(text))}
         chars = {text[i] for text, starts in risks.items() for i in starts}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from typing import Any, NoReturn
 
 import msgspec
@@ -140,6 +141,15 @@ class ChatTemplate:
         self.takes_tools = "tools" in asked
         given = {*self._names, *environment.globals, "add_generation_prompt", "messages"}
         self.names = asked - given  # which others may give it
+
+    @cached_property
+    def takes_system(self) -> bool:
+        """A system message reaches the model. Some templates refuse one, and some leave it out."""
+        marker = "system-message-marker"
+        try:
+            return marker in self.render([Message("system", marker), Message("user", "Hi")])
+        except TemplateError:
+            return False
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The prompt for these messages, control tokens spelled out. Raises: as `render_turns`."""
