@@ -116,5 +116,5 @@ def _table(certificate: Certificate) -> Iterator[str]:
         refills = f"{row.refill_runs:13}{row.refill_differences:8}" if row.refill_runs else f"{'-':>13}{'-':>8}"
         yield f"{row.name:36}{row.runs:9}{row.differences:8}{refills}"
     runs = sum(row.runs for row in certificate.findings)
-    differences = sum(row.differences for row in certificate.findings)
-    yield f"\n{differences} of {runs} replays differ: {certificate.verdict}."
+    what = f"none of {runs} replays differs" if certificate.verdict == "exact" else "replays differ"
+    yield f"\n{certificate.verdict} ({what})"

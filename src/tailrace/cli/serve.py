@@ -201,7 +201,7 @@ def _serve(asked: _Asked, settings: Settings, sock: Any) -> int:
             say(f"{streams} on where the last server left off.")
         say(f"Loaded in {loaded_s:.1f} s: {capabilities.engine}, {capabilities.context_tokens} tokens of context.")
         if (replay := service.models.first.replay) is not None:
-            say(f"Replays were certified on this machine: {replay}.")
+            say(f"`tailrace certify` found on this machine that repeated answers are {replay}.")
         for one in more:
             when = "is loaded" if service.models[one.card.name].is_loaded else "will be loaded for its first request"
             say(f"{one.card.name} {when}: {one.engine} ({one.why}).")

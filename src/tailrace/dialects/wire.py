@@ -102,7 +102,7 @@ class ServerFacts(Protocol):
 
     @property
     def replay(self) -> str | None:
-        """How exactly the engine repeats itself when it is replaced, if that was measured: exact or verified."""
+        """How exactly the engine repeats an answer, if that was measured: exact, or "not exact: N of M"."""
 
     @property
     def parameters(self) -> frozenset[str]:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import platform
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
@@ -29,7 +29,7 @@ __all__ = [
     "write_certificate",
 ]
 
-Verdict: TypeAlias = Literal["exact", "verified"]
+Verdict: TypeAlias = str  # exact, or "not exact: N of M": so many of so many replays differed
 
 
 class Subject(msgspec.Struct, frozen=True):
@@ -59,8 +59,10 @@ class Certificate(msgspec.Struct, frozen=True):
 
     @property
     def verdict(self) -> Verdict:
-        """ "exact": no replay differed. "verified": a replay is compared, and some went another way."""
-        return "verified" if any(finding.differences for finding in self.findings) else "exact"
+        """Whether every replay gave the same tokens; if not, how many did not."""
+        num_runs = sum(finding.runs for finding in self.findings)
+        num_different = sum(finding.differences for finding in self.findings)
+        return f"not exact: {num_different} of {num_runs}" if num_different else "exact"
 
 
 def subject(engine: str, spec: EngineSpec) -> Subject:
