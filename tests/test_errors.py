@@ -17,6 +17,7 @@ CODES = {
     "BodyTooLarge": "body_too_large",
     "BodyTimeout": "body_timeout",
     "UnsupportedMediaType": "unsupported_media_type",
+    "UnsupportedOperation": "unsupported_operation",
     "UnsupportedParameter": "unsupported_parameter",
     "ContextLengthExceeded": "context_length_exceeded",
     "UnknownModel": "model_not_found",

@@ -8,6 +8,7 @@
         BodyTimeout                 408
         UnsupportedMediaType        415
         UnsupportedParameter        400  the engine cannot honour it
+        UnsupportedOperation        400  a known path of an API that this server does not offer
         ContextLengthExceeded       400  prompt (and answer) do not fit the model
         UnknownModel                404
         Forbidden                   403  a Host or Origin that is not ours
@@ -80,6 +81,7 @@ __all__ = [
     "UnknownModel",
     "UnknownStream",
     "UnsupportedMediaType",
+    "UnsupportedOperation",
     "UnsupportedParameter",
 ]
 
@@ -123,6 +125,12 @@ class UnsupportedMediaType(RequestError):
 
     status = 415
     code = "unsupported_media_type"
+
+
+class UnsupportedOperation(RequestError):
+    """The path belongs to an API that is spoken here, but this server does not do what it asks for."""
+
+    code = "unsupported_operation"
 
 
 class UnsupportedParameter(RequestError):

@@ -11,6 +11,8 @@ from openai.types.chat import ChatCompletionMessageParam
 from tests.server.oracle import LOGPROB, Answer, chat_ids
 from tests.server.process import Server
 
+from tailrace import __version__
+
 PROMPT = "Tell me of rivers."
 SEED = 13
 COUNT = 24
@@ -236,3 +238,15 @@ async def test_the_asynchronous_client(async_client: AsyncOpenAI) -> None:
     async with failing:
         with pytest.raises(openai.APIError):
             [chunk async for chunk in failing]
+
+
+def test_embeddings_are_refused_by_name(client: OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.embeddings.create(model="scripted", input="Rivers.")
+    assert caught.value.code == "unsupported_operation"
+    assert "generates text only" in caught.value.message
+    assert "Rivers" not in caught.value.message
+
+
+def test_the_version_is_told_as_vllm_tells_it(server: Server) -> None:
+    assert server.http.get("/version").json() == {"version": __version__}

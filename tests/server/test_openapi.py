@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 import subprocess
 import sys
@@ -12,6 +13,8 @@ from typing import Any
 import httpx
 import pytest
 from tests.server.process import Server
+
+from tailrace.server.routes_page import routes_page
 
 Document = dict[str, Any]  # Any: of JSON
 
@@ -65,3 +68,38 @@ def test_schemathesis_finds_nothing(serve: Callable[..., Server], tmp_path: Path
     server = serve("scripted:eos_after=8", "--body-gap-s", "5")
     run_schemathesis(server, tmp_path, 40)
     assert "Traceback" not in server.log
+
+
+def test_docs_lists_every_route_and_loads_nothing_from_elsewhere(server: Server, document: Document) -> None:
+    answer = httpx.get(server.url + "/docs", trust_env=False)
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    assert answer.headers["content-security-policy"].startswith("default-src 'none'; ")
+    listed = re.findall(r"<dt><code>([A-Z]+) (\S+)</code></dt>", answer.text)
+    operations = {(method.upper(), path) for path, methods in document["paths"].items() for method in methods}
+    assert {(method, html.unescape(path)) for method, path in listed} == operations
+    loaded = re.findall(r'(?:src|href)="([^"]*)"', answer.text)
+    assert "/openapi.json" in loaded
+    for address in loaded:
+        assert address.startswith("/")
+        assert httpx.get(server.url + address, headers={"accept": "text/html"}, trust_env=False).status_code == 200
+    assert "<script" not in answer.text
+    assert "style=" not in answer.text
+
+
+def test_docs_escapes_what_it_shows() -> None:
+    operation = {
+        "tags": ["<t>"],
+        "summary": "<b>",
+        "requestBody": {"content": {"application/json": {"example": "</pre>"}}},
+    }
+    shown = routes_page(
+        {
+            "info": {"title": "<i>", "version": "&", "description": "<u>"},
+            "tags": [{"name": "<t>", "description": "<h>"}],
+            "paths": {"/<p>": {"get": operation}},
+        }
+    ).decode()
+    for text in ("<i>", "<b>", "<u>", "<h>", "/<p>"):
+        assert html.escape(text) in shown
+    assert shown.count("</pre>") == 1

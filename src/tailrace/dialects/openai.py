@@ -40,7 +40,7 @@ from tailrace.dialects.wire import (
     Wire,
     pick_named,
 )
-from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
+from tailrace.errors import RequestError, UnknownModel, UnsupportedOperation, UnsupportedParameter
 from tailrace.types import GenerateRequest, Grammar, TemplateValue
 
 __all__ = [
@@ -279,6 +279,16 @@ def show_model(asked: Asked) -> Reply:
     return Reply(to_json(_model(asked.server)))
 
 
+def show_version(asked: Asked) -> Reply:
+    """As vLLM answers it."""
+    return Reply(to_json({"version": asked.server.version}))
+
+
+def refuse_embeddings(asked: Asked) -> Reply:
+    """Raises: UnsupportedOperation."""
+    raise UnsupportedOperation("This server generates text only; it has no embeddings.")
+
+
 def _model(server: ServerFacts) -> JsonBody:
     return {
         "id": server.model,
@@ -306,6 +316,8 @@ WIRE = Wire(
         ),
         Operation("GET", "/v1/models", Show(list_models), "The models that are served."),
         Operation("GET", "/v1/models/{name:path}", Show(show_model), "One of them."),
+        Operation("POST", "/v1/embeddings", Show(refuse_embeddings), "Refused: this server generates text only."),
+        Operation("GET", "/version", Show(show_version), "The version of the server, as vLLM tells it."),
     ),
     encode_error=encode_error,
     pick=pick_named,

@@ -38,6 +38,7 @@ _KEY: JsonBody = {
 
 _ELSEWHERE = {  # what is no wire's: the name of its operation, what it is, and as what it comes
     "/": ("welcome", "A page to chat on, for browsers; a line of text for others.", ("text/html", "text/plain")),
+    "/docs": ("docs", "All routes, as a page to read.", ("text/html",)),
     "/metrics": ("metrics", "What Prometheus may know.", ("text/plain",)),
     "/openapi.json": ("openapi", "This document.", ("application/json",)),
 }

@@ -10,16 +10,21 @@ import hashlib
 from dataclasses import dataclass
 from importlib import resources
 
+import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
+
+from tailrace.server.openapi import document
+from tailrace.server.routes_page import routes_page
 
 __all__ = ["Pages", "wants_page"]
 
 _INDEX = "index.html"
 _MEDIA_TYPES = {
     _INDEX: "text/html; charset=utf-8",
+    "docs.css": "text/css; charset=utf-8",
     "chats.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
     "page.css": "text/css; charset=utf-8",
@@ -55,6 +60,7 @@ class Pages:
     def __init__(self) -> None:
         folder = resources.files("tailrace.server").joinpath("page")
         self._files = {name: _read(folder.joinpath(name).read_bytes(), kind) for name, kind in _MEDIA_TYPES.items()}
+        self._docs: _File | None = None
 
     def table(self) -> list[Route]:
         """The routes of what the page loads; the page itself is `index`, for whoever `wants_page`."""
@@ -62,6 +68,12 @@ class Pages:
 
     async def index(self, request: Request) -> Response:
         return _answer(request, self._files[_INDEX], {"vary": "accept"})
+
+    async def show_docs(self, request: Request) -> Response:
+        """All routes; made when somebody asks for it first."""
+        if self._docs is None:
+            self._docs = _read(routes_page(msgspec.json.decode(document())), _MEDIA_TYPES[_INDEX])
+        return _answer(request, self._docs, {})
 
     async def show_file(self, request: Request) -> Response:
         file = self._files.get(request.path_params["name"])

@@ -103,6 +103,7 @@ class Routes:
             route("GET", "/", self.welcome),
             route("GET", "/metrics", self.show_metrics),
             route("GET", "/openapi.json", self.show_openapi),
+            route("GET", "/docs", self._pages.show_docs),
             *self._pages.table(),
         ]
         return sorted(routes, key=lambda one: ":path}" in one.path)  # those that swallow whole paths come last
