@@ -51,6 +51,10 @@ _SETTINGS = (
 @click.option("--name", default="default", show_default=True, help="Name of the app.")
 @click.option("--reload", "-r", is_flag=True, help="Start the app anew when a file in its directory changes.")
 @click.option(
+    "--resumable", is_flag=True,
+    help="Record every streamed answer of text, so that it can be read again at /v1/streams/ID/events.",
+)  # fmt: skip
+@click.option(
     "--concurrency", type=click.IntRange(1), default=1, show_default=True,
     help="Requests that an Inferless app works on at once.",
 )  # fmt: skip
@@ -69,6 +73,7 @@ def run(
     route_prefix: str,
     name: str,
     reload: bool,
+    resumable: bool,
     concurrency: int,
     log_level: str,
     on: str,
@@ -89,7 +94,7 @@ def run(
     try:
         read = partial(
             plan_of, target, arguments, directory=app_dir, route_prefix=route_prefix, name=name,
-            concurrency=concurrency, log_level=log_level,
+            concurrency=concurrency, log_level=log_level, resumable=resumable,
         )  # fmt: skip
         plan = read()
         settings = Settings(**values)
@@ -104,6 +109,8 @@ def run(
     for note in plan.notes:
         say_error(note)
     if on == "ray":
+        if resumable:
+            raise click.UsageError("--resumable needs the processes here: leave out --on ray.")
         from tailrace.hosting.on_ray import run_on_ray
 
         raise SystemExit(run_on_ray(plan, settings))

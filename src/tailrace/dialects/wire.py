@@ -167,8 +167,8 @@ class CumulativeEncoder(Encoder, Protocol):
         """How many of the next events say nothing that a later one of them does not say again."""
 
 
-class View(Protocol):
-    """How a call wants its answer shown."""
+class Presentation(Protocol):
+    """What a streaming answer is besides its events."""
 
     @property
     def media_type(self) -> str:
@@ -182,6 +182,10 @@ class View(Protocol):
     def farewell(self) -> bytes:
         """What a reader is told who is to come back for the rest of a stream; b"" cuts it off, so that it does not
         look complete."""
+
+
+class View(Presentation, Protocol):
+    """How a call wants its answer shown."""
 
     def open(self, facts: StreamFacts) -> Encoder: ...
 

@@ -45,6 +45,7 @@ class HostedApp:
     name: str
     route_prefix: str  # "" for the root, else "/something"
     pools: dict[str, Pool]
+    is_resumable: bool = False  # whether its streamed answers are recorded
 
     @property
     def ingress(self) -> Pool:
@@ -104,7 +105,10 @@ class Front:
             raise error
         with self._metrics.asking(app.name) as outcome:
             scope = {**scope, "root_path": scope.get("root_path", "") + app.route_prefix}
-            await Relay(app.ingress, app.name, self._settings, self._streams)(scope, receive, outcome.watched(send))
+            relay = Relay(
+                app.ingress, app.name, self._settings, self._streams, is_resumable=app.is_resumable
+            )  # fmt: skip
+            await relay(scope, receive, outcome.watched(send))
 
     def _own(self, scope: Scope, path: str) -> ASGIApp | None:
         """What is answered here: streams, and questions about the server."""

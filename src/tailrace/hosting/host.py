@@ -38,6 +38,7 @@ class AppSpec:
     target: AppTarget
     route_prefix: str  # "" for the root
     where: str = ""  # it stands, where it is one of several
+    is_resumable: bool = False  # whether its streamed answers are recorded
 
 
 async def host(
@@ -184,7 +185,7 @@ def _app(spec: AppSpec, described: Described, settings: Settings, front: Front, 
         )
         for name, part in described.parts.items()
     }
-    return HostedApp(spec.target.app_name, spec.route_prefix, pools)
+    return HostedApp(spec.target.app_name, spec.route_prefix, pools, spec.is_resumable)
 
 
 @contextmanager

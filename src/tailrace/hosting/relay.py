@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from typing import Protocol
@@ -21,6 +22,7 @@ from tailrace.errors import (
     TailraceError,
 )
 from tailrace.hosting.pool import DRAIN_RETRY_S, Lease, Pool
+from tailrace.hosting.recorded import is_recordable
 from tailrace.serve.link import Channel, ChannelClosed, LinkLost
 from tailrace.serve.stream import STREAM_HEADER, StreamOffer
 from tailrace.server.settings import Settings
@@ -52,8 +54,13 @@ class Relay:
     """Carries one request's messages, once there is a place for it in a process of the pool. The place is its own until
     the app turns the answer into a stream with a log."""
 
-    def __init__(self, pool: Pool, app_name: str, settings: Settings, streams: Streams) -> None:
+    def __init__(
+        self, pool: Pool, app_name: str, settings: Settings, streams: Streams, *, is_resumable: bool = False
+    ) -> None:
         self._pool = pool
+        self._is_resumable = is_resumable  # whether answers are recorded that do not ask for it
+        self._method = ""
+        self._in_body = False  # of the request
         self._app_name = app_name
         self._settings = settings
         self._streams = streams
@@ -70,6 +77,7 @@ class Relay:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises: TailraceError where nothing was sent yet. Later, what fails is cut off or told in the answer."""
         self._is_websocket = scope["type"] == "websocket"
+        self._method, self._in_body = scope.get("method", ""), not self._is_websocket
         lease = await self._place(receive)
         if lease is None:
             return
@@ -121,10 +129,10 @@ class Relay:
 
     async def _up(self, receive: Receive, channel: Channel) -> None:
         is_http = not self._is_websocket
-        num_bytes, in_body = 0, is_http
+        num_bytes = 0
         try:
             while True:
-                message = await self._next(receive, in_body)
+                message = await self._next(receive)
                 if message["type"] in _LEAVING:
                     if self._is_complete:  # the server says so to whoever asks once an answer is complete
                         return  # and the app may have something to do in the background
@@ -137,18 +145,18 @@ class Relay:
                 num_bytes += len(message.get("body", b""))
                 if is_http and num_bytes > self._settings.body_bytes:
                     raise BodyTooLarge(f"The body is larger than {self._settings.body_bytes} bytes.")
-                in_body = in_body and bool(message.get("more_body"))
                 await channel.send(_encode(dict(message)))
+                self._in_body = self._in_body and bool(message.get("more_body"))
         except ChannelClosed:
             pass
         except TailraceError as refusal:
             self._refusal = refusal
             channel.close()
 
-    async def _next(self, receive: Receive, in_body: bool) -> Message:
+    async def _next(self, receive: Receive) -> Message:
         if self._early:
             return self._early.popleft()
-        if not in_body:
+        if not self._in_body:
             return await receive()
         try:
             began_s = time.monotonic()
@@ -174,7 +182,8 @@ class Relay:
                         headers = {
                             name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]
                         }
-                        headers.pop("content-type", None)
+                        if offer.wire != "recorded":
+                            headers.pop("content-type", None)
                         stream = await self._streams.begin(offer, self._app_name, channel, lease, headers)
                         self._keeps = False
                         return stream
@@ -189,13 +198,24 @@ class Relay:
             return None
 
     def _look(self, message: Message) -> StreamOffer | None:
-        for name, value in message["headers"]:
-            if name.lower() == STREAM_HEADER:
-                message["headers"] = [pair for pair in message["headers"] if pair[0].lower() != STREAM_HEADER]
-                return msgspec.json.decode(value, type=StreamOffer)
-            if name.lower() == b"content-type":
-                self._is_sse = value.startswith(b"text/event-stream")
+        """What the answer offers, where it is a stream with a log or is to be recorded as one."""
+        headers = {name.lower(): value for name, value in message["headers"]}
+        media_type = headers.get(b"content-type", b"").decode("latin-1")
+        self._is_sse = media_type.startswith("text/event-stream")
+        offered = headers.get(STREAM_HEADER)
+        if offered is not None:
+            message["headers"] = [pair for pair in message["headers"] if pair[0].lower() != STREAM_HEADER]
+            with contextlib.suppress(msgspec.DecodeError):  # the header may come from elsewhere, through the app
+                offer = msgspec.json.decode(offered, type=StreamOffer)
+                return offer if offer.wire != "recorded" or self._can_record(message) else None
+        is_streamed = b"content-length" not in headers
+        if self._is_resumable and is_streamed and is_recordable(media_type) and self._can_record(message):
+            return StreamOffer("recorded")
         return None
+
+    def _can_record(self, message: Message) -> bool:
+        """Whether the answer is complete by itself: a good one, to a request that the app has all of."""
+        return message["status"] == 200 and self._method != "HEAD" and not self._in_body
 
     async def _fail(self, end: ChannelClosed, send: Send) -> None:
         """Before the first byte an error, later what the answer has room for: an event, a close frame, or a cut."""

@@ -1,12 +1,14 @@
-"""Streams that apps have made with `serve.stream`: logs of the front's, fed from a process of user code."""
+"""Streams that apps have made with `serve.stream`, and answers that are recorded as they are: logs of the front's, fed
+from a process of user code."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import msgspec
 from starlette.responses import Response
@@ -17,8 +19,9 @@ from tailrace.dialects.native import RETRY_MS, NativeView
 from tailrace.errors import RequestError, SeqOutOfRange, StorageError, UnknownStream
 from tailrace.frames import FrameBuffer
 from tailrace.hosting.pool import Lease
+from tailrace.hosting.recorded import Pieces, RecordedEncoder, RecordedView
 from tailrace.serve.link import Channel, ChannelClosed, LinkLost
-from tailrace.serve.stream import ItemWire, StreamOffer, StreamPart, item_chunk
+from tailrace.serve.stream import ItemWire, StreamOffer, StreamPart, StreamWire, item_chunk
 from tailrace.server.answers import JsonAnswer, StreamAnswer
 from tailrace.server.settings import Settings
 from tailrace.streams import Record, StreamLog, StreamStore, event_id, new_stream_id, parse_cursor
@@ -38,18 +41,34 @@ _decode_part = msgspec.msgpack.Decoder(str | Failure).decode
 class _Memo(msgspec.Struct):
     """What is kept with the stream of how it is shown."""
 
-    wire: ItemWire = "native"
+    wire: StreamWire = "native"
+    media_type: str = ""  # of one that is recorded
+
+
+class _Frames:
+    """What `serve.stream` sends."""
+
+    def __init__(self) -> None:
+        self._buffer = FrameBuffer()
+
+    def feed(self, chunk: bytes) -> Iterator[StreamPart]:
+        return map(_decode_part, self._buffer.feed(chunk))
+
+    def end(self) -> Iterator[StreamPart]:
+        return iter(())
 
 
 class _Feed:
     """Takes what a process says into a log. The log's producer."""
 
-    def __init__(self, streams: AppStreams, log: StreamLog, channel: Channel, lease: Lease) -> None:
+    def __init__(
+        self, streams: AppStreams, log: StreamLog, parts: _Frames | Pieces, channel: Channel, lease: Lease
+    ) -> None:
         self._streams = streams
         self._log = log
         self._channel = channel
         self._lease = lease
-        self._frames = FrameBuffer()
+        self._parts = parts
         self._num_bytes = 0
         self._is_ended = False
         self._linger: asyncio.TimerHandle | None = None
@@ -74,29 +93,37 @@ class _Feed:
         self._streams.store.finish(self._log)
 
     def end(self, end: End) -> None:
-        """The terminal event, the end of the generator, and its place back. Does nothing the second time."""
-        if self._is_ended:
-            return
+        """The terminal event, and the end of the generator. Does nothing the second time."""
+        if not self._is_ended:
+            self._channel.close()
+            self._append_end(end)
+
+    def _append_end(self, end: End) -> None:
         self._is_ended = True
         self.read()
-        self._channel.close()
-        self._channel.when_over(self._lease.give_back)
         self._streams.feeds.discard(self)
         self._streams.num_ended[self._log.record.model, end.status] += 1
         self._streams.store.append(self._log, end)
 
-    async def run(self, pending: bytes) -> None:
-        """Until the process has said everything, or is gone."""
+    async def run(self) -> None:
+        """Until the process has said everything, or is gone. Then the place in it is given back."""
         # Whoever asked has yet to begin to read, or may have left already.
         first_s = max(self._log.record.linger_s, _FIRST_READER_S)
         self._linger = asyncio.get_running_loop().call_later(first_s, self.cancel)
+        try:
+            await self._take_all()
+        finally:
+            self._channel.close()
+            self._channel.when_over(self._lease.give_back)
+
+    async def _take_all(self) -> None:
         failure: Failure | None = None
         try:
-            self._take(pending)
             while not self._is_ended:
                 message: Message = _decode_message(await self._channel.receive())
-                self._take(message.get("body", b""))
+                self._take(self._parts.feed(message.get("body", b"")))
                 if not message.get("more_body"):
+                    self._take(self._parts.end())
                     break
         except LinkLost:
             failure = Failure("app_unavailable", "The process of the app died.")
@@ -105,11 +132,18 @@ class _Feed:
         except Exception:  # whatever the app has sent, it is this stream's trouble and nobody else's
             logger.exception("what an app has sent could not be read")
             failure = Failure("app_failed", "What the app sent could not be read.")
-        self.end(End("error" if failure else "done", Usage(0, 0), failure))
+        if failure is not None:
+            self._take(self._parts.end())
+            self.end(End("error", Usage(0, 0), failure))
+        elif not self._is_ended:
+            self._append_end(End("done", Usage(0, 0)))
+            with contextlib.suppress(ChannelClosed):  # the app may still have something to do in the background
+                await self._channel.receive()
 
-    def _take(self, chunk: bytes) -> None:
-        for body in self._frames.feed(chunk):
-            part: StreamPart = _decode_part(body)
+    def _take(self, parts: Iterable[StreamPart]) -> None:
+        for part in parts:
+            if self._is_ended:
+                return
             if isinstance(part, Failure):
                 self.end(End("error", Usage(0, 0), part))
                 return
@@ -145,19 +179,24 @@ class AppStreams:
     ) -> ASGIApp:
         """A stream of what comes over a channel, and the answer that follows it. Raises: StorageError."""
         await self.store.journal.well()
+        headers = dict(headers)
+        is_recorded = offer.wire == "recorded"
+        media_type = headers.pop("content-type", "text/plain")
+        parts = Pieces("" if "content-encoding" in headers else media_type) if is_recorded else _Frames()
+        memo = _Memo(offer.wire, media_type if is_recorded else "")
         record = Record(
             stream_id=new_stream_id(),
             created_s=time.time(),
             model=app,
-            memo=msgspec.json.encode(_Memo(offer.wire)),
+            memo=msgspec.json.encode(memo),
             linger_s=offer.linger_s if offer.linger_s is not None else self._settings.linger_s,
         )
         log = self.store.create(record)
-        feed = _Feed(self, log, channel, lease)
+        feed = _Feed(self, log, parts, channel, lease)
         log.producer = feed
         self.feeds.add(feed)
-        self._group.create_task(feed.run(b""))
-        return self._follow(log, 0, headers)
+        self._group.create_task(feed.run())
+        return self._follow(log, _encoder_of(log), headers)
 
     def resume(
         self, cursor: str, stream_id: str | None = None, *, app: str | None = None, ignored: Sequence[str] = ()
@@ -171,15 +210,12 @@ class AppStreams:
         log = self.store.get(found)
         if app is not None and log.record.model != app:
             raise UnknownStream("There is no such stream.")
-        if after > log.last_seq:
-            raise SeqOutOfRange("This stream has not come that far.", param="last-event-id")
+        encoder = _encoder_of(log, after)
         naming = {"x-tailrace-ignored": ", ".join(ignored)} if ignored else {}
-        encoder = _Encoder(log)
-        if log.end is not None and not b"".join(
-            encoder.encode(seq, event) for seq, event in enumerate(log.events[after : after + 2], after + 1)
-        ):
+        rest = log.events[encoder.after : encoder.after + 1]
+        if log.end is not None and not (rest and encoder.encode(encoder.after + 1, rest[0])):
             return Response(status_code=204, headers={**_names(log), **naming})  # what makes an EventSource stop
-        return self._follow(log, after, naming)
+        return self._follow(log, encoder, naming)
 
     def on_stream(self, method: str, stream_id: str, verb: str) -> ASGIApp:
         """Tell of a stream, after cancelling or deleting it. Raises: StreamError, RequestError, StorageError."""
@@ -197,7 +233,7 @@ class AppStreams:
                 error = RequestError("This method is not allowed here.")
                 error.status, error.code = 405, "method_not_allowed"
                 raise error
-        return JsonAnswer(_Encoder(log).whole(log.events), 200, _names(log))
+        return JsonAnswer(_state_json(log), 200, _names(log))
 
     def interrupt_all(self) -> None:
         """The server leaves, and what feeds the streams with it."""
@@ -206,10 +242,12 @@ class AppStreams:
             feed.end(End("interrupted", Usage(0, 0), failure))
         self.store.journal.flush()
 
-    def _follow(self, log: StreamLog, after: int, headers: Mapping[str, str]) -> ASGIApp:
+    def _follow(self, log: StreamLog, encoder: _Encoder | RecordedEncoder, headers: Mapping[str, str]) -> ASGIApp:
         named = {**headers, **_names(log), "location": _path(log) + "/events", "content-location": _path(log)}
+        memo = _memo_of(log)
+        view = RecordedView(memo.media_type) if memo.wire == "recorded" else NativeView()
         return StreamAnswer(
-            log, _Encoder(log), NativeView(), after=after, headers=named, heartbeat_s=self._settings.heartbeat_s
+            log, encoder, view, after=encoder.after, headers=named, heartbeat_s=self._settings.heartbeat_s
         )
 
     def _fail_all(self, error: StorageError) -> None:
@@ -219,11 +257,17 @@ class AppStreams:
 
 
 class _Encoder:
-    """The events as they stand on the wire that the app has chosen."""
+    """The events of a `serve.stream` as they stand on the wire that the app has chosen.
 
-    def __init__(self, log: StreamLog) -> None:
+    Raises: SeqOutOfRange for a position behind the end.
+    """
+
+    def __init__(self, log: StreamLog, wire: ItemWire, after: int = 0) -> None:
+        if after > log.last_seq:
+            raise SeqOutOfRange("This stream has not come that far.", param="last-event-id")
+        self.after = after
         self._log = log
-        self._wire = msgspec.json.decode(log.record.memo or b"{}", type=_Memo).wire
+        self._wire = wire
 
     def encode(self, seq: int, event: Event) -> bytes:
         given = event_id(self._log.stream_id, seq)
@@ -238,23 +282,43 @@ class _Encoder:
             return item_chunk(Failure(event.status, f"The stream was {event.status}."), self._wire, given)
         return f"event: {event.status}\ndata: {_end_json(event)}\nid: {given}\n\n".encode()
 
-    def whole(self, events: object) -> bytes:
-        """The stream's state, with its items so far."""
-        log = self._log
-        items = [msgspec.Raw(event.text.encode()) for event in log.events if isinstance(event, TextDelta)]
-        state = {
-            "id": log.stream_id,
-            "status": log.status,
-            "app": log.record.model,
-            "created": int(log.record.created_s),
-            "last_event_id": event_id(log.stream_id, log.last_seq),
-            "events_url": _path(log) + "/events",
-            "cancel_url": _path(log) + "/cancel",
-            "items": items,
-        }
-        if log.end is not None and log.end.failure is not None:
-            state["error"] = {"code": log.end.failure.code, "message": log.end.failure.message}
-        return to_json(state)
+    def whole(self, events: Sequence[Event]) -> bytes:
+        return b"".join(self.encode(seq, event) for seq, event in enumerate(events, 1))
+
+
+def _encoder_of(log: StreamLog, after: int = 0) -> _Encoder | RecordedEncoder:
+    """Raises: SeqOutOfRange for a position behind the end."""
+    memo = _memo_of(log)
+    if memo.wire == "recorded":
+        return RecordedEncoder(log, memo.media_type, after)
+    return _Encoder(log, memo.wire, after)
+
+
+def _memo_of(log: StreamLog) -> _Memo:
+    return msgspec.json.decode(log.record.memo or b"{}", type=_Memo)
+
+
+def _state_json(log: StreamLog) -> bytes:
+    """The stream's state, with its items so far."""
+    position = log.last_seq
+    items: Sequence[object] = [msgspec.Raw(event.text.encode()) for event in log.events if isinstance(event, TextDelta)]
+    memo = _memo_of(log)
+    if memo.wire == "recorded":
+        recorded = RecordedEncoder(log, memo.media_type)
+        position, items = recorded.position, recorded.texts()
+    state = {
+        "id": log.stream_id,
+        "status": log.status,
+        "app": log.record.model,
+        "created": int(log.record.created_s),
+        "last_event_id": event_id(log.stream_id, position),
+        "events_url": _path(log) + "/events",
+        "cancel_url": _path(log) + "/cancel",
+        "items": items,
+    }
+    if log.end is not None and log.end.failure is not None:
+        state["error"] = {"code": log.end.failure.code, "message": log.end.failure.message}
+    return to_json(state)
 
 
 def _end_json(end: End) -> str:

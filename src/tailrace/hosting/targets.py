@@ -53,11 +53,16 @@ def plan_of(
     name: str,
     concurrency: int,
     log_level: str,
+    resumable: bool = False,
 ) -> Plan:
     """Raises: PlanError."""
     plan = _plan_of(target, arguments, directory=directory, route_prefix=route_prefix, name=name)
     apps = tuple(
-        replace(spec, target=msgspec.structs.replace(spec.target, concurrency=concurrency, log_level=log_level))
+        replace(
+            spec,
+            target=msgspec.structs.replace(spec.target, concurrency=concurrency, log_level=log_level),
+            is_resumable=resumable,
+        )
         for spec in plan.apps
     )
     return replace(plan, apps=apps)

@@ -11,7 +11,7 @@ from tailrace.serve.handles import DeploymentHandle, DeploymentResponse, Deploym
 from tailrace.serve.ingress import ingress
 from tailrace.serve.options import BackpressureConfig
 from tailrace.serve.running import get_app_handle, get_deployment_handle, run, shutdown, start
-from tailrace.serve.stream import stream
+from tailrace.serve.stream import resumable, stream
 
 __all__ = [
     "Application",
@@ -29,6 +29,7 @@ __all__ = [
     "get_deployment_handle",
     "get_request_context",
     "ingress",
+    "resumable",
     "run",
     "shutdown",
     "start",

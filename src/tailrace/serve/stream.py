@@ -10,11 +10,11 @@ import json
 import math
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 from starlette.concurrency import iterate_in_threadpool
-from starlette.responses import StreamingResponse
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from tailrace.errors import RequestError
@@ -22,20 +22,38 @@ from tailrace.frames import framed
 from tailrace.serve.failures import failed
 from tailrace.types import Failure
 
-__all__ = ["STREAM_HEADER", "ItemWire", "StreamOffer", "StreamPart", "item_chunk", "stream"]
+__all__ = ["STREAM_HEADER", "ItemWire", "StreamOffer", "StreamPart", "StreamWire", "item_chunk", "resumable", "stream"]
 
 STREAM_HEADER = b"x-tailrace-stream"
 _FAILED = "The app failed; its log says how."
 
 ItemWire: TypeAlias = Literal["native", "triton"]
+StreamWire: TypeAlias = ItemWire | Literal["recorded"]  # the body as it is, and no frames
 StreamPart: TypeAlias = str | Failure  # an item as JSON, or how the stream failed
 
 
 class StreamOffer(msgspec.Struct, frozen=True):
     """What the header says, as JSON: how the events are shown, and how long the stream runs on with nobody reading."""
 
-    wire: ItemWire = "native"
+    wire: StreamWire = "native"
     linger_s: float | None = None
+
+
+AnyResponse = TypeVar("AnyResponse", bound=Response)
+
+
+def resumable(response: AnyResponse, *, linger_s: float | None = None) -> AnyResponse:
+    """The same answer, to be recorded by `tailrace run`: it gets an id, can be read again from any point at
+    `/v1/streams/{id}/events`, and goes on when its client leaves. `tailrace run --resumable` does so for every streamed
+    answer of text.
+
+    `linger_s` is as in `stream`. Other servers send the answer as it is, with one header more that nobody reads.
+
+    Raises: ValueError for a `linger_s` that is no time.
+    """
+    offer = StreamOffer("recorded", _checked_linger(linger_s))
+    response.headers[STREAM_HEADER.decode()] = msgspec.json.encode(offer).decode()
+    return response
 
 
 def stream(
@@ -56,21 +74,25 @@ def stream(
     """
     if isinstance(items, (str, bytes, bytearray)):
         raise TypeError("serve.stream takes a generator or a list of items. A text is one item: serve.stream([text]).")
+    return _Stream(items, wire, StreamOffer(wire, _checked_linger(linger_s)), dict(headers or {}))
+
+
+def _checked_linger(linger_s: float | None) -> float | None:
     if linger_s is not None and not 0 <= linger_s < math.inf:
         raise ValueError("linger_s is a number of seconds.")
-    return _Stream(items, StreamOffer(wire, linger_s), dict(headers or {}))
+    return linger_s
 
 
 class _Stream(StreamingResponse):
     def __init__(
-        self, items: AsyncIterable[Any] | Iterable[Any], offer: StreamOffer, headers: dict[str, str]
+        self, items: AsyncIterable[Any] | Iterable[Any], wire: ItemWire, offer: StreamOffer, headers: dict[str, str]
     ) -> None:  # Any: as `stream`
         offered = {STREAM_HEADER.decode(): msgspec.json.encode(offer).decode()}
         super().__init__(self._frames(), headers=headers | offered, media_type="text/event-stream")
         self._items = (
             items.__aiter__() if isinstance(items, AsyncIterable) else iterate_in_threadpool(items).__aiter__()
         )
-        self._offer = offer
+        self._wire = wire
         self._is_hosted = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -78,7 +100,7 @@ class _Stream(StreamingResponse):
         self._is_hosted = "tailrace" in (scope.get("extensions") or {})
         if not self._is_hosted:
             del self.headers[STREAM_HEADER.decode()]
-        if self._offer.wire == "triton":
+        if self._wire == "triton":
             try:
                 first = await anext(self._items)
             except StopAsyncIteration:
@@ -99,13 +121,13 @@ class _Stream(StreamingResponse):
         except Exception as error:
             yield self._shown(_failure(error))
         else:
-            if not self._is_hosted and self._offer.wire == "native":
+            if not self._is_hosted and self._wire == "native":
                 yield b'event: done\ndata: {"status":"done"}\n\n'
 
     def _shown(self, part: StreamPart) -> bytes:
         if self._is_hosted:
             return framed(msgspec.msgpack.encode(part))
-        return item_chunk(part, self._offer.wire)
+        return item_chunk(part, self._wire)
 
 
 def item_chunk(part: StreamPart, wire: ItemWire, event_id: str = "") -> bytes:

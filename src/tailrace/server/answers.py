@@ -11,8 +11,8 @@ from starlette.datastructures import QueryParams
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tailrace.dialects import WIRES, Encoder, View, Wire
-from tailrace.dialects.wire import CumulativeEncoder, Operation
+from tailrace.dialects import WIRES, Encoder, Wire
+from tailrace.dialects.wire import CumulativeEncoder, Operation, Presentation
 from tailrace.errors import Draining, TailraceError
 from tailrace.streams import Reader, StreamLog
 
@@ -101,7 +101,7 @@ class StreamAnswer:
         self,
         log: StreamLog,
         encoder: Encoder,
-        view: View,
+        view: Presentation,
         *,
         after: int,
         headers: Mapping[str, str],

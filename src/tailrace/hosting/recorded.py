@@ -1,0 +1,173 @@
+"""Answers of apps that are recorded as they are, so that they can be read again from any point.
+
+A recorded answer keeps its bytes, in a log of pieces. Server-sent events are cut into single events, and each gets the
+id by which it can be resumed. Any other answer has no place for an id: there, a position is the number of bytes that
+the client has received. An answer that is labelled `text/event-stream` and holds no events is one of those.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tailrace.dialects.wire import failure_of
+from tailrace.errors import SeqOutOfRange
+from tailrace.serve.stream import item_chunk
+from tailrace.streams import StreamLog, event_id
+from tailrace.types import Event, Failure, TextDelta
+
+__all__ = ["Pieces", "RecordedEncoder", "RecordedView", "is_recordable"]
+
+_TEXTS = re.compile(r"text/|application/([\w.+-]*\+)?(json|jsonl|ndjson|json-seq|x-ndjson|x-jsonlines)\b")
+_EVENTS = "text/event-stream"
+_FIELD = re.compile(rb"[\r\n]*(?:(?:data|event|id|retry)?:|(?:data|event|id|retry)[\r\n])")
+_FIELD_BEGINS = re.compile(rb"[\r\n]*(?:d(?:a(?:ta?)?)?|e(?:v(?:e(?:nt?)?)?)?|id?|r(?:e(?:t(?:ry?)?)?)?)?")
+_NEWLINES = re.compile(rb"[\r\n]*")
+_BLANK_LINE = re.compile(rb"(?>\r\n|\r|\n)(?>\r\n|\r|\n)")  # what ends an event
+_ENDS = (b"\n\n", b"\r\r", b"\n\r", b"\n\r\n", b"\r\r\n")  # all that a blank line can be
+_MAX_EVENT_BYTES = 2**20
+
+
+def is_recordable(media_type: str) -> bool:
+    """Whether an answer of this type is recorded where the app has asked for all of them: text and JSON are."""
+    return not media_type or _TEXTS.match(media_type.lower()) is not None
+
+
+class Pieces:
+    """Cuts the body of an answer into the pieces that are recorded. One byte of it is one character of a piece.
+
+    Of server-sent events each is a piece, unless it is longer than 1 MiB.
+    """
+
+    def __init__(self, media_type: str) -> None:
+        self._has_events: bool | None = None if media_type.startswith(_EVENTS) else False  # None: not known yet
+        self._rest = bytearray()
+        self._num_searched = 0  # bytes of the rest in which no event ends
+
+    def feed(self, chunk: bytes) -> Iterator[str]:
+        """The pieces that are complete now."""
+        self._rest += chunk
+        if self._has_events is None and not _FIELD_BEGINS.fullmatch(self._rest):
+            self._has_events = _FIELD.match(self._rest) is not None
+        if self._has_events:
+            yield from self._events()
+        if self._has_events is False or len(self._rest) > _MAX_EVENT_BYTES:
+            yield from self.end()
+
+    def end(self) -> Iterator[str]:
+        """What is left at the end of the body."""
+        rest = self._rest.decode("latin-1")
+        self._rest.clear()
+        self._num_searched = 0
+        if rest:
+            yield rest
+
+    def _events(self) -> Iterator[str]:
+        start = 0
+        while True:
+            newlines = _NEWLINES.match(self._rest, start)
+            start = newlines.end() if newlines is not None else start
+            end = _BLANK_LINE.search(self._rest, max(start, self._num_searched))
+            if end is None:
+                break
+            yield self._rest[start : end.end()].decode("latin-1")
+            start = self._num_searched = end.end()
+        del self._rest[:start]
+        self._num_searched = max(0, len(self._rest) - 3)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedView:
+    media_type: str
+    heartbeat = b""  # whether a comment may stand in the body is known only when it has begun
+    farewell = b""
+
+
+class RecordedEncoder:
+    """Shows a recorded answer from a position on: an event's number, or a number of bytes.
+
+    Raises: SeqOutOfRange for a position behind the end.
+    """
+
+    def __init__(self, log: StreamLog, media_type: str, position: int = 0) -> None:
+        self._log = log
+        self._has_events = media_type.startswith(_EVENTS)
+        self._skipped = 0  # bytes of the first piece
+        self.after = position  # the number of the last event that the client has completely
+        if position and not self._is_cut:
+            self.after, self._skipped = _found(log.events, position)
+        if self.after > log.last_seq:
+            raise SeqOutOfRange("This stream has not come that far.", param="last-event-id")
+
+    @property
+    def _is_cut(self) -> bool:
+        """Whether the body is cut into events. It is as soon as there is a piece of it."""
+        first = self._log.events[0] if self._log.events else None
+        if not self._has_events or not isinstance(first, TextDelta):
+            return self._has_events
+        return _is_event(first.text.encode("latin-1"))
+
+    @property
+    def position(self) -> int:
+        """Behind all that there is."""
+        if self._is_cut:
+            return self._log.last_seq
+        return sum(len(event.text) for event in self._log.events if isinstance(event, TextDelta))
+
+    def encode(self, seq: int, event: Event) -> bytes:
+        """Raises: TailraceError at the end of an answer that is not complete and has no place for an error."""
+        if isinstance(event, TextDelta):
+            piece = event.text.encode("latin-1")
+            if seq == self.after + 1:
+                piece = piece[self._skipped :]
+            return self._with_id(piece, seq) if self._is_cut else piece
+        if event.status == "done":
+            return b""
+        if not self._is_cut:
+            raise failure_of(event)
+        failure = event.failure or Failure(event.status, f"The stream was {event.status}.")
+        return item_chunk(failure, "native", event_id(self._log.stream_id, seq))
+
+    def whole(self, events: Sequence[Event]) -> bytes:
+        return b"".join(self.encode(seq, event) for seq, event in enumerate(events, 1))
+
+    def texts(self) -> list[str]:
+        """The pieces as text; a character that is spread over several comes with the last of them."""
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        pieces = [event.text.encode("latin-1") for event in self._log.events if isinstance(event, TextDelta)]
+        return [decoder.decode(piece) for piece in pieces]
+
+    def _with_id(self, piece: bytes, seq: int) -> bytes:
+        """The event with our id in the place of its own, by which nobody here could resume it.
+
+        Comments and times to wait are no events, and have no id. Nor have they a blank line, at which some clients
+        would see an event without data.
+        """
+        if not _is_event(piece):
+            return piece
+        lines = piece.rstrip(b"\r\n").splitlines()
+        names = {line.partition(b":")[0] for line in lines}
+        if names <= {b"", b"retry"}:
+            return b"\n".join([*lines, b""])
+        given = [b"id: " + event_id(self._log.stream_id, seq).encode()] if b"data" in names else []
+        kept = [line for line in lines if line.partition(b":")[0] != b"id"]
+        return b"\n".join([*kept, *given, b"", b""])
+
+
+def _is_event(piece: bytes) -> bool:
+    return _FIELD.match(piece) is not None and piece.endswith(_ENDS)
+
+
+def _found(events: Sequence[Event], num_bytes: int) -> tuple[int, int]:
+    """How many pieces so many bytes fill, and how many bytes of the next one. Raises: SeqOutOfRange."""
+    seq = 0
+    for event in events:
+        if not isinstance(event, TextDelta) or len(event.text) > num_bytes:
+            break
+        num_bytes -= len(event.text)
+        seq += 1
+    if num_bytes and not (seq < len(events) and isinstance(events[seq], TextDelta)):
+        raise SeqOutOfRange("This stream has not come that far.", param="last-event-id")
+    return seq, num_bytes
