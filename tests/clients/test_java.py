@@ -1,0 +1,58 @@
+"""The JDK's own clients, as they come."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.server.oracle import Answer
+from tests.server.process import Server
+from tests.server.wire import as_json, sse_data, sse_ids
+
+_SOURCE = Path(__file__).with_name("java") / "Client.java"
+_RUN_S = 55
+
+pytestmark = pytest.mark.skipif(shutil.which("javac") is None, reason="there is no JDK 17 (Debian: openjdk-17-jdk)")
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the compiled client."""
+    folder = tmp_path_factory.mktemp("java")
+    subprocess.run(["javac", "-d", str(folder), str(_SOURCE)], check=True, timeout=_RUN_S)
+    return folder
+
+
+def _run(classes: Path, server: Server, verb: str, **body: object) -> str:
+    command = ["java", "-Xshare:auto", "-XX:TieredStopAtLevel=1", "-cp", str(classes), "Client"]
+    done = subprocess.run(
+        [*command, server.url, verb, json.dumps(body)], capture_output=True, text=True, timeout=_RUN_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_answers_in_one_piece(server: Server, classes: Path) -> None:
+    said = _run(classes, server, "whole", prompt="Java.", max_tokens=20, seed=4).splitlines()
+    assert said[::2] == ["200 HTTP_1_1"] * 2
+    for body in said[1::2]:
+        assert as_json(body)["choices"][0]["text"] == Answer("Java.", 20, 4).text
+
+
+def test_a_stream_by_lines_and_its_rest(server: Server, classes: Path) -> None:
+    answer = Answer("Java.", 200, 4)
+    said = _run(classes, server, "stream", prompt="Java.", max_tokens=200, seed=4).encode()
+    stream_id = sse_ids(said)[0].rpartition("-")[0]
+    whole = b"".join(answer.native(stream_id))
+    assert (sse_ids(said), sse_data(said)) == (sse_ids(whole), sse_data(whole))
+
+
+def test_a_web_socket(server: Server, classes: Path) -> None:
+    said = _run(classes, server, "websocket", type="create", prompt="Java.", max_tokens=50, seed=4)
+    created, *frames = [as_json(line) for line in said.splitlines()]
+    assert created["type"] == "created"
+    assert "".join(frame["text"] for frame in frames[:-1]) == Answer("Java.", 50, 4).text
+    assert frames[-1]["status"] == "done"
