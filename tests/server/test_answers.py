@@ -17,6 +17,7 @@ from tests.server.caller import models_of, scenario
 from tailrace.dialects import View, cumulative
 from tailrace.dialects.responses_events import ResponsesView
 from tailrace.server.answers import StreamAnswer
+from tailrace.server.bodies import BodyBudget
 from tailrace.server.metrics import Metrics
 from tailrace.server.routes import Routes
 from tailrace.server.settings import Settings
@@ -188,7 +189,7 @@ async def followed(world: World, log: StreamLog, after: int) -> bytes:
         nonlocal body
         body += message.get("body", b"")
 
-    routes = Routes(models_of(world), Settings(), Metrics(world.generator), started_s=0)
+    routes = Routes(models_of(world), Settings(), Metrics(world.generator), BodyBudget(Settings()), started_s=0)
     scope: Scope = {
         "type": "http",
         "method": "GET",

@@ -42,6 +42,29 @@ def test_content_types_other_than_json(target: Server, endpoint: Endpoint, kind:
     assert refusal.status == 415
 
 
+ENCODINGS = [
+    {"content-type": "application/json; charset=utf-7"},
+    {"content-type": 'application/json; a=b; Charset="UTF-16"'},
+    {"content-type": "application/json;charset=iso-8859-1"},
+    {"content-encoding": "gzip"},
+    {"content-encoding": "identity, br"},
+    {"content-type": "application/json", "content-encoding": "deflate"},
+]
+
+
+@every
+def test_bodies_that_say_they_are_encoded(target: Server, endpoint: Endpoint) -> None:
+    for said in ENCODINGS:
+        assert ask(target, endpoint, endpoint.good, said).status == 415, said
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "UTF8", '"utf-8"', "us-ascii"])
+def test_names_of_utf_8(target: Server, charset: str) -> None:
+    with target.wire() as wire:
+        kind = {"content-type": f"application/json; charset={charset}", "content-encoding": "identity"}
+        assert wire.request("POST", "/v1/streams", NATIVE.good, kind)[0] == 201
+
+
 @pytest.mark.parametrize(
     "endpoint", [one for one in BODIES if one.wire.name in ("ollama", "triton")], ids=lambda one: one.name
 )
@@ -149,6 +172,8 @@ def test_a_page_that_was_allowed_reads_answers_and_refusals(known: Server) -> No
         ({"referer": "http://other.test/"}, False),
         ({"referer": "http://localhost.other.test/"}, False),
         ({"referer": "nonsense"}, False),
+        ({"referer": "http://[x"}, False),
+        ({"referer": "http://[::1]:x/"}, False),
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD"])

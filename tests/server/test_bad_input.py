@@ -34,6 +34,7 @@ from tests.server.refusals import (
     refusal_in,
     refused,
 )
+from tests.server.wire import as_json
 
 from tailrace.errors import BodyTimeout, BodyTooLarge
 
@@ -407,3 +408,36 @@ def test_a_body_that_drips(serve: Callable[..., Server]) -> None:
         assert refused(wire, NATIVE_SHAPE).status == 408
         is_over.set()
         thread.join()
+
+
+def test_bodies_that_take_too_much_together(serve: Callable[..., Server]) -> None:
+    """Three large bodies are kept waiting; then another large one is refused, and small ones are served."""
+    limits = ("--body-bytes", "100000", "--pending-body-bytes", "400000", "--body-gap-s", "20")
+    server = serve("scripted", "--default-max-tokens", "1", *limits)
+    body = b" " * 95_000 + b'{"prompt":"Hi"}'
+    said = {"content-type": "application/json", "content-length": str(len(body))}
+    with contextlib.ExitStack() as stack:
+        waiting = [stack.enter_context(server.wire()) for _ in range(3)]
+        for wire in waiting:
+            wire.send("POST", "/v1/streams", None, said)
+            wire.send_bytes(body[:-1])
+        deadline_s = time.monotonic() + 10
+        while True:  # until those have arrived
+            with server.wire() as wire:
+                wire.send("POST", "/v1/streams", body)
+                if wire.head() == 429:
+                    assert as_json(wire.body())["error"]["code"] == "overloaded"
+                    assert int(wire.headers["retry-after"]) >= 1
+                    break
+                assert wire.status == 201
+                assert time.monotonic() < deadline_s
+        with server.wire() as wire:
+            assert wire.request("POST", "/v1/streams", body[75_000:])[0] == 201
+        for wire in waiting[:2]:
+            wire.send_bytes(body[-1:])
+            assert wire.head() == 201
+        waiting[2].close()
+        with server.wire() as wire:
+            while wire.request("POST", "/v1/streams", body)[0] == 429:
+                assert time.monotonic() < deadline_s
+            assert wire.status == 201

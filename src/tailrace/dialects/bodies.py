@@ -25,6 +25,7 @@ __all__ = [
     "refuse",
     "require_json",
     "require_json_or_curl",
+    "require_plain_utf8",
     "to_json",
 ]
 
@@ -32,6 +33,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 _MAX_BRACKETS = 100_000  # of lists and objects (those in strings count, too): about 40 ms to look through
 _MAX_NAMED = 10
+_CHARSET = re.compile(r";\s*charset\s*=\s*\"?([^\s;\"]*)", re.IGNORECASE)
 
 JsonBody = dict[str, Any]  # Any: whatever the client sent, before it is checked
 
@@ -74,6 +76,15 @@ def require_json_or_curl(headers: Mapping[str, str]) -> None:
     is_curls = _kind(headers) == "application/x-www-form-urlencoded"
     if not is_curls or "origin" in headers or "sec-fetch-site" in headers:
         require_json(headers)
+
+
+def require_plain_utf8(headers: Mapping[str, str]) -> None:
+    """Raises: UnsupportedMediaType for another charset than UTF-8, or for a body that is compressed."""
+    charset = _CHARSET.search(headers.get("content-type", ""))
+    if charset and charset[1].lower() not in ("utf-8", "utf8", "us-ascii", "ascii"):
+        raise UnsupportedMediaType("Send the body in UTF-8.", param="content-type")
+    if headers.get("content-encoding", "identity").strip().lower() != "identity":
+        raise UnsupportedMediaType("Send the body without a Content-Encoding.", param="content-encoding")
 
 
 def _kind(headers: Mapping[str, str]) -> str:

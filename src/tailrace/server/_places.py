@@ -1,8 +1,9 @@
 """Who may be connected, and how fast a client has to take what it is sent.
 
 A connection takes one place among all and one among those of its client, which is an IPv4 address or an IPv6 network of
-64 bits. The limits are looked at when somebody comes: the number of descriptors that the process may have can change
-while it runs. Some are kept back for what else is open, and for those who are told that there is no place.
+64 bits. A client on loopback may have more places than others, since it may be a proxy for many. The limits are looked
+at when somebody comes: the number of descriptors that the process may have can change while it runs. Some are kept back
+for what else is open, and for those who are told that there is no place.
 
 The lowest pace: in each `write_s`, a client takes `PIECE_BYTES`, or all that waits for it. Nothing is written while
 anything waits, so what a slow client holds is one piece. The kernel keeps the same time for what waits in its own
@@ -47,7 +48,8 @@ class Places:
         self._num_open += 1
         self._by_client[client] += 1
         limit = _within_descriptors(self._max_connections)
-        client_limit = self._client_connections or limit - limit // 4
+        share = limit - limit // 4 if _is_loopback(client) else max(limit // 10, 1)
+        client_limit = self._client_connections or share
         num_excess = max(self._num_open - limit, self._by_client[client] - client_limit)
         _tune(transport, self._write_s)
         return Place(self, transport, client, self._write_s, num_excess)
@@ -113,6 +115,10 @@ def _client(address: str) -> str:
         return address
     ip = ipaddress.IPv6Address(address.partition("%")[0])
     return str(ip.ipv4_mapped or ipaddress.IPv6Network((int(ip) >> 64 << 64, 64)))
+
+
+def _is_loopback(client: str) -> bool:
+    return client.startswith("127.") or client == _client("::1")
 
 
 def _within_descriptors(num_connections: int) -> int:

@@ -32,7 +32,7 @@ from tailrace.dialects.queries import read_query
 from tailrace.errors import RequestError, TailraceError
 from tailrace.server._live import PAGE_BYTES, LongPoll, Tail
 from tailrace.server.answers import STREAM_HEADERS
-from tailrace.server.edge import BodyReader
+from tailrace.server.bodies import BodyBudget
 from tailrace.server.settings import Settings
 from tailrace.streams import StreamStore
 from tailrace.streams.durable import DurableStore
@@ -55,11 +55,11 @@ _READING = ("GET", "HEAD", "OPTIONS")
 class DurableRoutes:
     """The door to both kinds of streams."""
 
-    def __init__(self, durable: DurableStore, tokens: StreamStore, settings: Settings) -> None:
+    def __init__(self, durable: DurableStore, tokens: StreamStore, settings: Settings, bodies: BodyBudget) -> None:
         self._durable = durable
         self._tokens = tokens
         self._settings = settings
-        self._bodies = BodyReader(settings)
+        self._bodies = bodies
 
     def table(self) -> list[Route]:
         if not self._settings.durable_bytes:
@@ -90,16 +90,18 @@ class DurableRoutes:
 
     async def _create(self, request: Request, key: bytes) -> ASGIApp:
         asked = parse_creation(request.headers)
-        body = await self._bodies.read(request.headers, request.receive)
-        stream, is_new = self._durable.create(key, asked, body)
+        with self._bodies.reader() as reader:
+            body = await reader.read(request.headers, request.receive)
+            stream, is_new = self._durable.create(key, asked, body)
         headers = _HEADERS | page_headers(page_of(stream, stream.tail, 0))
         if is_new:
             headers["location"] = f"{request.url.scheme}://{request.headers['host']}{quote(request.url.path)}"
         return Response(status_code=201 if is_new else 200, headers=headers)
 
     async def _append(self, request: Request, key: bytes) -> ASGIApp:
-        body = await self._bodies.read(request.headers, request.receive)
-        receipt = self._durable.append(key, parse_batch(request.headers, body))
+        with self._bodies.reader() as reader:
+            body = await reader.read(request.headers, request.receive)
+            receipt = self._durable.append(key, parse_batch(request.headers, body))
         is_news = receipt.outcome == "appended" and receipt.stamp is not None
         return Response(status_code=200 if is_news else 204, headers=_HEADERS | receipt_headers(receipt))
 

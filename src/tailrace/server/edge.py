@@ -1,6 +1,6 @@
 """The first and the last thing a request meets.
 
-First: is it addressed to us, from a page that may, with a body of reason? Last: what nobody else has answered becomes a
+First: is it addressed to us, from a page that may? Last: what nobody else has answered becomes a
 refusal, in the shape of the path's dialect.
 
 A server on loopback is reachable from every page in the user's browser, by its address or by a name that an attacker
@@ -9,13 +9,11 @@ points at it. So the Host must be one of ours, and an Origin, where a browser se
 
 from __future__ import annotations
 
-import asyncio
 import ipaddress
 import logging
 import re
 import secrets
 import socket
-import time
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -24,18 +22,16 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.dialects import Wire, native
-from tailrace.errors import BodyTimeout, BodyTooLarge, Forbidden, RequestError, TailraceError
+from tailrace.errors import Forbidden, RequestError, TailraceError
 from tailrace.server.answers import error_answer, wire_of
 from tailrace.server.settings import Settings
 
-__all__ = ["BodyReader", "Edge"]
+__all__ = ["Edge"]
 
 logger = logging.getLogger("tailrace.server")
 
 _BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}", re.ASCII)
-_DISCARD_BYTES = 32 * 2**20  # of a body that is too large, so that its sender gets to read why
-_DISCARD_S = 0.5
 
 
 class Edge:
@@ -143,53 +139,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
-
-
-class BodyReader:
-    """Reads a request body within limits of size and time."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._max_bytes = settings.body_bytes
-        self._gap_s = settings.body_gap_s
-        self._total_s = settings.body_s
-
-    async def read(self, headers: Headers, receive: Receive) -> bytes:
-        """The whole body. Raises: BodyTooLarge, BodyTimeout, ConnectionError if the client left."""
-        declared = headers.get("content-length", "")
-        if declared.isdigit() and int(declared[:20]) > self._max_bytes:
-            await self._discard(receive)
-            raise self._too_large()
-        chunks: list[bytes] = []
-        num_bytes = 0
-        deadline_s = time.monotonic() + self._total_s
-        while True:
-            try:
-                async with asyncio.timeout(min(self._gap_s, deadline_s - time.monotonic())):
-                    message = await receive()
-            except TimeoutError:
-                raise BodyTimeout("The body of the request did not arrive in time.") from None
-            if message["type"] == "http.disconnect":
-                raise ConnectionResetError
-            chunks.append(message.get("body", b""))
-            num_bytes += len(chunks[-1])
-            if num_bytes > self._max_bytes:
-                await self._discard(receive)
-                raise self._too_large()
-            if not message.get("more_body"):
-                return b"".join(chunks)
-
-    def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"The body is larger than {self._max_bytes} bytes.")
-
-    async def _discard(self, receive: Receive) -> None:
-        """Take in some more, so that a client that writes before it reads does not see a reset connection."""
-        num_bytes = 0
-        try:
-            async with asyncio.timeout(_DISCARD_S):
-                while num_bytes < _DISCARD_BYTES:
-                    message = await receive()
-                    num_bytes += len(message.get("body", b""))
-                    if message["type"] == "http.disconnect" or not message.get("more_body"):
-                        return
-        except TimeoutError:
-            return

@@ -23,6 +23,7 @@ from tailrace.errors import EngineLost, ModelError, StorageError
 from tailrace.generation import Generator, Limits
 from tailrace.models import ModelCard
 from tailrace.models.upstream import Address, upstream_key
+from tailrace.server.bodies import BodyBudget
 from tailrace.server.durable import DurableRoutes
 from tailrace.server.edge import Edge
 from tailrace.server.listening import BACKLOG, Signals, Uvicorn, uvicorn_config
@@ -229,9 +230,10 @@ def _load_failure(reason: str) -> str:
 def build_app(models: Models, durable: DurableStore, settings: Settings) -> ASGIApp:
     """The ASGI application over the models."""
     metrics = Metrics(*(served.generator for served in models))
-    routes = Routes(models, settings, metrics, started_s=int(time.time()))
+    bodies = BodyBudget(settings)
+    routes = Routes(models, settings, metrics, bodies, started_s=int(time.time()))
     sockets = Sockets(models, settings, metrics)
-    streams = DurableRoutes(durable, models.first.generator.store, settings)
+    streams = DurableRoutes(durable, models.first.generator.store, settings, bodies)
     router = Router([*streams.table(), *routes.table(), *sockets.table()], redirect_slashes=False)
     return let_origins_read(Edge(router, settings), settings)
 

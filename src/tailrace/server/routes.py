@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace import __version__
 from tailrace.dialects import WIRES, Asked, Call, Encoder, StreamFacts, Wire
-from tailrace.dialects.bodies import printable, read_json
+from tailrace.dialects.bodies import printable, read_json, require_plain_utf8
 from tailrace.dialects.queries import read_query
 from tailrace.dialects.wire import (
     CumulativeEncoder,
@@ -47,7 +47,7 @@ from tailrace.errors import (
 )
 from tailrace.generation import Generator
 from tailrace.server.answers import JsonAnswer, StreamAnswer, WholeAnswer, is_meant
-from tailrace.server.edge import BodyReader
+from tailrace.server.bodies import BodyBudget, BodyReader
 from tailrace.server.facts import Facts, facts_of
 from tailrace.server.metrics import Metrics
 from tailrace.server.models import NO_SUCH_MODEL, Models, Served
@@ -75,6 +75,7 @@ class Routes:
         models: Models,
         settings: Settings,
         metrics: Metrics,
+        bodies: BodyBudget,
         *,
         started_s: int,
     ) -> None:
@@ -82,7 +83,7 @@ class Routes:
         self._store = models.first.generator.store
         self._settings = settings
         self._facts = tuple(Facts(served, models, started_s=started_s) for served in models)
-        self._bodies = BodyReader(settings)
+        self._bodies = bodies
         self._keys_in_use: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._metrics = metrics
         self._pages = Pages()
@@ -135,10 +136,11 @@ class Routes:
         return handle
 
     async def _perform(self, wire: Wire, operation: Operation, request: Request) -> ASGIApp:
-        asked = await self._asked(wire, operation, request)
-        known = [name.rstrip("!") for name in operation.query]
-        naming = self._naming([printable(name) for name in asked.query if name not in known])
-        answer = await self._act(wire, operation, request, asked)
+        with self._bodies.reader() as reader:
+            asked = await self._asked(wire, operation, request, reader)
+            known = [name.rstrip("!") for name in operation.query]
+            naming = self._naming([printable(name) for name in asked.query if name not in known])
+            answer = await self._act(wire, operation, request, asked)
         return _Named(answer, naming) if naming else answer
 
     async def _act(self, wire: Wire, operation: Operation, request: Request, asked: Asked) -> ASGIApp:
@@ -164,12 +166,12 @@ class Routes:
         finally:
             self._num_slow -= 1
 
-    async def _asked(self, wire: Wire, operation: Operation, request: Request) -> Asked:
+    async def _asked(self, wire: Wire, operation: Operation, request: Request, reader: BodyReader) -> Asked:
         """Raises: RequestError. What names a model is about that one, and the rest about all."""
         first, *others = self._facts
         asked = Asked(
             server=first,
-            body=await self._json(operation, request) if operation.body is not None else {},
+            body=await _json(operation, request, reader) if operation.body is not None else {},
             query=read_query(request.scope["query_string"]),
             path=request.path_params,
             headers=request.headers,
@@ -179,10 +181,6 @@ class Routes:
         if meant is None:
             raise UnknownModel(NO_SUCH_MODEL, param="model")
         return asked if meant is first else replace(asked, server=meant, others=())
-
-    async def _json(self, operation: Operation, request: Request) -> dict[str, object]:
-        operation.check(request.headers)
-        return read_json(await self._bodies.read(request.headers, request.receive))
 
     def _reply(self, reply: Reply) -> Response:
         headers = self._naming(reply.ignored)
@@ -285,6 +283,12 @@ class Routes:
         )
 
 
+async def _json(operation: Operation, request: Request, reader: BodyReader) -> dict[str, object]:
+    operation.check(request.headers)
+    require_plain_utf8(request.headers)
+    return read_json(await reader.read(request.headers, request.receive))
+
+
 class _Named:
     """An answer, with one header more."""
 
@@ -308,7 +312,10 @@ def _is_from_elsewhere(request: Request) -> bool:
     if site is not None:
         return site not in ("none", "same-origin")
     referer = request.headers.get("referer")
-    return referer is not None and urlsplit(referer).netloc != request.headers.get("host")
+    try:
+        return referer is not None and urlsplit(referer).netloc != request.headers.get("host")
+    except ValueError:  # an address that no page has
+        return True
 
 
 def _would_begin(wire: Wire, request: Request, asked: Asked) -> bool:

@@ -141,6 +141,11 @@ class Settings:
         10.0, "Silence after which a stream gets a comment line, so that proxies keep it open."
     )
     body_bytes: int = _setting(2_000_000, "Largest request body.", least=1)
+    pending_body_bytes: int = _setting(
+        256 * 2**20,
+        "Memory for the bodies of all requests that have not begun to be answered, and at least one of --body-bytes; "
+        "beyond it 429. The less is free, the smaller the bodies that are still taken.",
+    )
     body_gap_s: float = _setting(1.0, "Longest wait for the next piece of a request body.", least=0.1)
     body_s: float = _setting(30.0, "Longest wait for a whole request body.", least=0.1)
     header_s: float = _setting(10.0, "Longest wait for the head of a request: its line and its headers.", least=0.1)
@@ -160,7 +165,9 @@ class Settings:
         least=1,
     )
     client_connections: int = _setting(
-        0, "Connections open at once from one address; 0 lets one address have three quarters of all."
+        0,
+        "Connections open at once from one address. 0 is a tenth of all, and three quarters for a loopback address, "
+        "from where a proxy may connect.",
     )
     stall_s: float = _model_setting(30.0, "Time without progress after which the engine is replaced.", least=0.1)
     load_s: float = _model_setting(600.0, "Longest time that the engine may take to load.", least=0.1)
