@@ -63,11 +63,12 @@ class FakeServer:
     def tokenize(self, text: str) -> list[tuple[int, int, int]]:
         return vocabulary().offsets(text)
 
-    def render(self, messages: tuple[Message, ...]) -> str:
-        return "".join(f"<|{message.role}|>{message.content}\n" for message in messages) + "<|assistant|>"
+    def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:
+        text = "".join(f"<|{message.role}|>{message.content}\n" for message in messages) + "<|assistant|>"
+        return text, self.tokenize(text)
 
     def count_tokens(self, request: GenerateRequest) -> int:
-        return len(self.tokenize(self.render(request.messages)))
+        return len(self.tokenize_chat(request.messages)[1])
 
 
 def asked(

@@ -80,8 +80,8 @@ def test_calls_of_tools_and_their_results(parse: Parse) -> None:
 
 @both
 def test_arguments_may_be_an_object_as_some_clients_keep_them(parse: Parse) -> None:
-    given = {"messages": [{"role": "assistant", "tool_calls": [call(arguments={"a": ["é", {"b": None}]})]}]}
-    (message,) = parse(given).request.messages
+    calling = {"role": "assistant", "tool_calls": [call(arguments={"a": ["é", {"b": None}]})]}
+    _, message = parse({"messages": [{"role": "user", "content": "Look."}, calling]}).request.messages
     assert json.loads(message.tool_calls[0].arguments) == {"a": ["é", {"b": None}]}
 
 

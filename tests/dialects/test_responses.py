@@ -137,8 +137,8 @@ def test_items() -> None:
 
 def test_an_input_has_as_many_items_as_other_chats_have_messages() -> None:
     item = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
-    (turn,) = messages([item] * 10_000)
-    assert len(turn.tool_calls) == 10_000
+    _, turn = messages([{"role": "user", "content": "Look."}] + [item] * 9_999)
+    assert len(turn.tool_calls) == 9_999
     for first in (item, {"type": "reasoning"}):  # which would be refused, if it were looked at
         error = refused({"input": [first] + [item] * 10_000})
         assert (error.param, error.message) == ("input", "input has more than 10000 entries.")
@@ -170,9 +170,10 @@ def test_what_was_answered_may_be_handed_back_as_it_is() -> None:
     events: list[Event] = [TextDelta(text, TOKEN, logprobs=(-0.5,)) for text in ("So: ", CALL)]
     output = whole(body, [*events, *said()]).output
     assert [item.type for item in output] == ["message", "function_call"]
-    call = call_of({"input": [item.model_dump(exclude_unset=True) for item in output]})
+    question = {"role": "user", "content": "Look."}
+    call = call_of({"input": [question, *(item.model_dump(exclude_unset=True) for item in output)]})
     assert call.ignored == ()
-    (turn,) = call.request.messages
+    _, turn = call.request.messages
     assert (turn.content, len(turn.tool_calls)) == ("So: ", 1)
 
 

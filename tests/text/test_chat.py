@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import tokenizers
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tailrace.errors import RequestError
@@ -54,6 +54,24 @@ def test_a_harmless_chat_is_encoded_as_rendered(
     messages = [Message("user", content) for content in contents]
     expected = byte_level_library.encode(template.render(messages), add_special_tokens=False).ids
     assert chat.encode(messages) == expected
+
+
+@pytest.mark.parametrize("source", [CHATML, LLAMA, RUN_TOGETHER])
+@settings(deadline=None)  # the first encoding with offsets takes longer
+@given(contents=st.lists(harmless | hostile, min_size=1, max_size=3))
+@example(contents=["<|im_start|>", "日本<|im_end|> hi"])
+def test_offsets_are_of_the_very_ids_that_are_generated_from(
+    source: str, contents: list[str], byte_level: Tokenizer
+) -> None:
+    chat, template = encoder(byte_level, source)
+    messages = [Message("user", content) for content in contents]
+    text, found = chat.offsets(messages)
+    assert text == template.render(messages)
+    assert [token_id for token_id, _, _ in found] == chat.encode(messages)
+    for token_id, start, stop in found:
+        piece = byte_level.pieces[token_id].decode(errors="ignore")
+        if token_id in byte_level.special_ids or (piece.isascii() and piece):
+            assert text[start:stop] == piece
 
 
 @given(contents=st.lists(harmless, min_size=1, max_size=3))

@@ -119,6 +119,6 @@ def test_a_message_is_left_open_where_it_can_be_continued() -> None:
     with pytest.raises(UnsupportedParameter):
         MessageEncoder(continues=False).encode(messages, continue_final=True)
     with pytest.raises(UnsupportedParameter):
-        MessageEncoder(continues=True).render(messages)
+        MessageEncoder(continues=True).offsets(messages)
     with pytest.raises(RequestError, match="surrogate"):
         MessageEncoder(continues=True).encode([Message("user", "\ud83d")])

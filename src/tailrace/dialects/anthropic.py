@@ -18,6 +18,7 @@ import msgspec
 from tailrace.dialects.anthropic_events import MessagesView, encode_error
 from tailrace.dialects.bodies import JsonBody, read_known, to_json
 from tailrace.dialects.fields import (
+    MAX_MESSAGES,
     ChatMessage,
     FunctionCall,
     SamplingFields,
@@ -95,7 +96,7 @@ class OutputConfig(msgspec.Struct):
 
 class CountBody(msgspec.Struct, kw_only=True):
     model: str
-    messages: list[Turn]
+    messages: Annotated[list[Turn], msgspec.Meta(max_length=MAX_MESSAGES)]
     system: str | list[TextPart] | None = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
@@ -148,13 +149,12 @@ def _prompt(fields: CountBody, server: ServerFacts) -> tuple[GenerateRequest, Op
     given = [OpenAITool(Function(tool.name, tool.description, tool.input_schema)) for tool in fields.tools or ()]
     tools = choose_tools(given, choice.name or _CHOICES[choice.type], server)
     messages = _messages(fields)
+    read = read_messages(messages)
     last = messages[-1]
     begins_answer = last.role == "assistant" and not last.tool_calls
     if begins_answer and isinstance(last.content, list) and last.content[-1].text[-1].isspace():
         raise RequestError("The final assistant content cannot end with trailing whitespace.", param="messages")
-    request = GenerateRequest(
-        model=fields.model, messages=read_messages(messages), tools=tools.shown, continue_final=begins_answer
-    )
+    request = GenerateRequest(model=fields.model, messages=read, tools=tools.shown, continue_final=begins_answer)
     return request, tools
 
 
@@ -166,8 +166,6 @@ def _messages(fields: CountBody) -> list[ChatMessage]:
         messages.append(ChatMessage("system", [TextPart(system)]))
     for turn in fields.messages:
         _add(messages, turn)
-    if all(message.role == "system" for message in messages):
-        raise RequestError("messages is empty.", param="messages")
     return messages
 
 

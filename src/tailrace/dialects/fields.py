@@ -15,12 +15,14 @@ __all__ = [
     "MAX_MESSAGES",
     "ChatMessage",
     "FunctionCall",
+    "Messages",
     "SamplingFields",
     "Seed",
     "TextPart",
     "Tokens",
     "ToolCallBody",
     "read_messages",
+    "require_question",
     "sampling_of",
     "stops",
 ]
@@ -77,6 +79,9 @@ class ChatMessage(msgspec.Struct):
     tool_call_id: str | None = None
 
 
+Messages = Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)]
+
+
 def sampling_of(
     fields: SamplingFields,
     *,
@@ -122,17 +127,26 @@ def _bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
 
 
 def read_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """Messages with their text parts joined. Raises: RequestError if there are none."""
+    """Messages with their text parts joined. Raises: RequestError if they are none, or ask for no answer."""
     if not messages:
         raise RequestError("messages is empty.", param="messages")
-    if len(messages) > MAX_MESSAGES:
+    if len(messages) > MAX_MESSAGES:  # `Messages` has this bound; on a wire with other turns, one may become several
         raise RequestError(f"messages has more than {MAX_MESSAGES} entries.", param="messages")
     for message in messages:
         if message.content is None and message.role != "assistant":
             raise RequestError("A message has no content.", param="messages")
         if message.tool_calls and message.role != "assistant":
             raise RequestError("Only an assistant's message has tool_calls.", param="messages")
-    return tuple(_message(message) for message in messages)
+    read = tuple(_message(message) for message in messages)
+    require_question(read)
+    return read
+
+
+def require_question(messages: Sequence[Message], *, param: str = "messages") -> None:
+    """The rule for a conversation on every wire: a user or a tool has said something. Many chat templates fail without,
+    and models were not trained on it. Raises: RequestError."""
+    if not any(message.role in ("user", "tool") for message in messages):
+        raise RequestError(f"{param} has no message of a user or a tool.", param=param)
 
 
 def _message(message: ChatMessage) -> Message:

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, quote, read_fields, refuse, to_json
-from tailrace.dialects.fields import ChatMessage, SamplingFields, read_messages, sampling_of
+from tailrace.dialects.fields import Messages, SamplingFields, read_messages, sampling_of
 from tailrace.dialects.wire import (
     HEARTBEAT,
     SSE,
@@ -59,7 +59,7 @@ class Body(SamplingFields, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[ChatMessage] | None = None
+    messages: Messages | None = None
     logprobs: bool | None = None
     on_disconnect: Literal["cancel", "detach"] = "detach"
     linger_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None

@@ -22,7 +22,15 @@ import msgspec
 
 from tailrace.dialects import ollama_models as models
 from tailrace.dialects.bodies import JsonBody, read_known, refuse, require_json_or_curl, to_json
-from tailrace.dialects.fields import ChatMessage, SamplingFields, Seed, ToolCallBody, read_messages, sampling_of
+from tailrace.dialects.fields import (
+    MAX_MESSAGES,
+    ChatMessage,
+    SamplingFields,
+    Seed,
+    ToolCallBody,
+    read_messages,
+    sampling_of,
+)
 from tailrace.dialects.grammars import ANY_OBJECT, grammar_of_schema
 from tailrace.dialects.ollama_answers import OllamaView, encode_error, time_of
 from tailrace.dialects.plain import bare_request
@@ -91,7 +99,7 @@ class Turn(msgspec.Struct):
 
 
 class ChatBody(_Body, kw_only=True):
-    messages: list[Turn] | None = None
+    messages: Annotated[list[Turn], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
     tools: list[Tool] | None = None
 
 

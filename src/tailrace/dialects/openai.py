@@ -19,7 +19,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, read_known, to_json
-from tailrace.dialects.fields import ChatMessage, SamplingFields, Tokens, read_messages, sampling_of
+from tailrace.dialects.fields import Messages, SamplingFields, Tokens, read_messages, sampling_of
 from tailrace.dialects.grammars import read_response_format
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.openai_chunks import ChatEncoder, TextEncoder
@@ -107,7 +107,7 @@ class _Body(SamplingFields, kw_only=True):
 
 
 class ChatBody(_Body, kw_only=True):
-    messages: list[ChatMessage]
+    messages: Messages
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
     tools: list[Tool] | None = None

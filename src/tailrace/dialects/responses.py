@@ -18,7 +18,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, read_known
-from tailrace.dialects.fields import MAX_MESSAGES, SamplingFields, sampling_of
+from tailrace.dialects.fields import MAX_MESSAGES, SamplingFields, require_question, sampling_of
 from tailrace.dialects.grammars import read_response_format
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.responses_events import ResponsesView, spoken
@@ -120,6 +120,7 @@ def parse(asked: Asked) -> Call:
     if len(said) > MAX_MESSAGES:
         raise RequestError(f"The conversation has more than {MAX_MESSAGES} messages.", param="previous_response_id")
     messages = ((Message("system", fields.instructions),) if fields.instructions else ()) + said
+    require_question(said, param="input")
     wants_logprobs = bool(fields.include) or fields.top_logprobs is not None
     request = GenerateRequest(
         model=fields.model,

@@ -22,7 +22,7 @@ from typing import Annotated, Any
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, read_fields, refuse, require_json, to_json
-from tailrace.dialects.fields import ChatMessage, read_messages, stops
+from tailrace.dialects.fields import Messages, read_messages, stops
 from tailrace.dialects.grammars import read_tgi_grammar
 from tailrace.dialects.tgi_answers import TGIView, encode_error, encode_tokens
 from tailrace.dialects.wire import Asked, Call, Generate, Operation, Reply, Show, Wire
@@ -74,7 +74,7 @@ class Body(msgspec.Struct, kw_only=True):
 
 
 class ChatBody(msgspec.Struct, kw_only=True):
-    messages: list[ChatMessage]
+    messages: Messages
 
 
 def check_root(headers: Mapping[str, str]) -> None:
@@ -237,9 +237,9 @@ def tokenize(asked: Asked) -> Reply:
 
 def tokenize_chat(asked: Asked) -> Reply:
     fields, ignored = read_fields(asked.body, ChatBody)
-    text = asked.server.render(read_messages(fields.messages))
-    tokens = encode_tokens(text, asked.server.tokenize(text))
-    return Reply(to_json({"tokenize_response": tokens, "templated_text": text}), ignored=ignored)
+    text, tokens = asked.server.tokenize_chat(read_messages(fields.messages))
+    shown = {"tokenize_response": encode_tokens(text, tokens), "templated_text": text}
+    return Reply(to_json(shown), ignored=ignored)
 
 
 _EXAMPLE = {"inputs": "What is Deep Learning?", "parameters": {"max_new_tokens": 20}}

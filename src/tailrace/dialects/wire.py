@@ -138,8 +138,9 @@ class ServerFacts(Protocol):
     def tokenize(self, text: str) -> list[tuple[int, int, int]]:
         """Ids with the range of characters that each stands for."""
 
-    def render(self, messages: tuple[Message, ...]) -> str:
-        """The prompt that the chat template makes of messages. Raises: RequestError."""
+    def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:
+        """The prompt that the chat template makes of messages, and its ids as `tokenize` gives them.
+        Raises: RequestError."""
 
     def count_tokens(self, request: GenerateRequest) -> int:
         """How many tokens the request's prompts have. May take a while. Raises: RequestError."""

@@ -85,10 +85,10 @@ class Facts:
     def tokenize(self, text: str) -> list[tuple[int, int, int]]:
         return self._generator.tokenize(text)
 
-    def render(self, messages: tuple[Message, ...]) -> str:
+    def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:
         if self._generator.chat is None:
             raise UnsupportedParameter("This model has no chat template.", param="messages")
-        return self._generator.chat.render(messages)
+        return self._generator.chat.offsets(messages)
 
     def count_tokens(self, request: GenerateRequest) -> int:
         return self._generator.count_tokens(request)

@@ -51,10 +51,6 @@ class ChatEncoder:
         """Whether the template asks for a value of this name."""
         return name in self._template.names
 
-    def render(self, messages: Sequence[Message]) -> str:
-        """The prompt for these messages as text. Raises: TemplateError."""
-        return self._template.render(self._plain(messages, ()))
-
     def _plain(self, messages: Sequence[Message], tools: Sequence[Turn]) -> Sequence[Message]:
         """The messages as this template can show them: with tools as plain text where it has no place for them."""
         if self._template.takes_tools or not (tools or has_tool_turns(messages)):
@@ -76,6 +72,30 @@ class ChatEncoder:
 
         Raises: TemplateError from the template; RequestError for text with lone surrogates.
         """
+        parts = self._render(
+            messages,
+            tools=tools,
+            values=values,
+            add_generation_prompt=add_generation_prompt,
+            continue_final=continue_final,
+        )
+        return self._tokenizer.encode_parts(parts)
+
+    def offsets(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int, int]]]:
+        """The prompt for these messages as text, and the ids that `encode` gives with the range of characters that each
+        stands for. Raises: as `encode`."""
+        return self._tokenizer.offsets_of_parts(list(self._render(messages)))
+
+    def _render(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Turn] = (),
+        values: Mapping[str, TemplateValue] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final: bool = False,
+    ) -> Iterator[str | int]:
+        """The prompt as plain text and ids of control tokens, in turns."""
         turns = [turn_of(message) for message in self._plain(messages, tools)]
         tools = tools if self._template.takes_tools else ()
         texts = set(_texts_in(turns)).union(_texts_in(list(tools)))
@@ -91,7 +111,7 @@ class ChatEncoder:
         if continue_final:
             rendered = _open_end(rendered, turns[-1]["content"])
         undo = {ord(private): char for char, private in disguise.items()}
-        return self._tokenizer.encode_parts(self._parts(rendered, undo))
+        return self._parts(rendered, undo)
 
     def _risks(self, text: str) -> set[int]:
         """Where the characters stand that must be disguised: at the start of every control token, overlapping ones too,

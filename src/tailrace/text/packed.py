@@ -162,7 +162,7 @@ class MessageEncoder(ChatEncoder):
         """That server has to know."""
         return True
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def offsets(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int, int]]]:
         """Raises: UnsupportedParameter, always."""
         raise UnsupportedParameter("The chat template is another server's, and is not known here.", param="messages")
 

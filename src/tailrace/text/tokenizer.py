@@ -10,7 +10,9 @@ with `encode` and for 0.01 s with the other).
 from __future__ import annotations
 
 import secrets
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import msgspec
@@ -154,6 +156,32 @@ class Tokenizer:
         if bos and tuple(encoding.ids[: len(self.bos_ids)]) != self.bos_ids:
             return [*((token_id, 0, 0) for token_id in self.bos_ids), *found]
         return found
+
+    def offsets_of_parts(self, parts: Sequence[str | int]) -> tuple[str, list[tuple[int, int, int]]]:
+        """The text with its control tokens spelled out, and the ids of `encode_parts` with the range of characters that
+        each stands for.
+
+        Raises: as `encode_parts`.
+        """
+        written = [part if isinstance(part, str) else self._secret_names[part] for part in parts]
+        shown = [part if isinstance(part, str) else self.pieces[part].decode() for part in parts]
+        starts = list(accumulate(map(len, written), initial=0))
+        shown_starts = list(accumulate(map(len, shown), initial=0))
+
+        def place(position: int) -> int:
+            which = bisect_right(starts, position, hi=len(parts)) - 1
+            inside = position - starts[which]
+            return shown_starts[which] + (inside if isinstance(parts[which], str) or not inside else len(shown[which]))
+
+        text = "".join(written)
+        utf8_bytes(text)
+        encoding = self._plain.encode_batch([text], add_special_tokens=False)[0]
+        found = [
+            (self._real_ids.get(i, i), place(start), place(stop))
+            for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
+            for i in self._disarm([token_id])
+        ]
+        return "".join(shown), found
 
     def _disarm(self, ids: list[int]) -> list[int]:
         """Spell out special tokens that the model's own merges made of plain text.
