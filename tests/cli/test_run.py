@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.hosting.process import write
+from tests.hosting.process import AppServer, write
 from tests.server.process import TAILRACE, environment
 
 from tailrace.cli import main
@@ -199,3 +201,15 @@ def test_a_port_that_is_taken(tmp_path: Path) -> None:
         )
     assert result.exit_code == 1
     assert "Choose another --port." in result.stderr
+
+
+def test_the_access_log_of_an_app(tmp_path: Path) -> None:
+    write(tmp_path, "bot.py", _DEPLOYMENT)
+    with contextlib.closing(AppServer("bot:app", "--access-log", directory=tmp_path)) as server:
+        server.wait_ready()
+        server.http.get("/some/path?prompt=secret", headers={"x-request-id": "one"})
+        line = server.wait_line("request=one ").string
+    assert re.fullmatch(
+        r"tailrace: \S+Z 127\.0\.0\.1:\d+ GET /some/path 200 first_ms=\S+ total_ms=\S+ request=one end=done\n", line
+    )
+    assert "secret" not in server.log

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+from datetime import UTC, datetime
+from typing import TextIO
 
 import click
 
 __all__ = ["PREFIX", "say", "say_error", "show_log"]
 
 PREFIX = "tailrace: "
+_NEVER = logging.CRITICAL + 1
 
 
 def say(text: str) -> None:
@@ -22,7 +26,41 @@ def say_error(text: str) -> None:
     click.echo(PREFIX + text, err=True)
 
 
-def show_log() -> None:
-    """Send the log of this process to stderr, warnings and errors only. A second call changes nothing."""
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=PREFIX + "%(message)s")
-    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+def show_log(level: str = "warning", *, as_json: bool = False, with_requests: bool = False) -> None:
+    """Send the log of this process to stderr, from a level on; `with_requests` adds the lines of the access log. Below
+    debug, libraries show warnings and errors only. May be called again with other wishes."""
+    root = logging.getLogger()
+    if not root.handlers:
+        root.addHandler(_handler)
+    _handler.setFormatter(_JsonLines() if as_json else logging.Formatter(PREFIX + "%(message)s"))
+    number = logging.getLevelNamesMapping()[level.upper()]
+    root.setLevel(number if number == logging.DEBUG else max(number, logging.WARNING))
+    logging.getLogger("tailrace").setLevel(number)
+    logging.getLogger("tailrace.access").setLevel(logging.INFO if with_requests else _NEVER)
+    logging.getLogger("uvicorn").setLevel(logging.DEBUG if number == logging.DEBUG else logging.CRITICAL)
+
+
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Writes to what `sys.stderr` is at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+class _JsonLines(logging.Formatter):
+    """One JSON object a line: time, level, logger and message; of a request its fields instead of the message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, object] = getattr(record, "fields", {}) or {
+            "time": datetime.fromtimestamp(record.created, UTC)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z"),
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields = fields | {"exception": self.formatException(record.exc_info)}
+        return json.dumps({"level": record.levelname.lower(), "logger": record.name, **fields})
+
+
+_handler = _Stderr()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tailrace import eventloop
-from tailrace.cli.console import say, say_error
+from tailrace.cli.console import say, say_error, show_log
 from tailrace.cli.options import setting_options
 from tailrace.cli.serve import (
     SIGNALS,
@@ -40,6 +40,7 @@ _SETTINGS = (
     "journal_sync_s", "journal_key_file", "keep_finished", "heartbeat_s", "body_bytes", "body_gap_s",
     "header_s", "keep_alive_s", "write_s", "max_connections", "client_connections", "load_s", "drain_s",
     "ws_message_bytes", "ws_ping_s", "allowed_hosts", "allowed_origins",
+    "log_level", "log_format", "access_log",
 )  # fmt: skip
 
 
@@ -59,10 +60,6 @@ _SETTINGS = (
     help="Requests that an Inferless app works on at once.",
 )  # fmt: skip
 @click.option(
-    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="warning", show_default=True,
-    help="From which level on the app's own log is shown.",
-)  # fmt: skip
-@click.option(
     "--on", type=click.Choice(["here", "ray"]), default="here", show_default=True, help="Where its processes are."
 )
 @setting_options(*_SETTINGS)
@@ -75,7 +72,6 @@ def run(
     reload: bool,
     resumable: bool,
     concurrency: int,
-    log_level: str,
     on: str,
     **values: Any,  # Any: click hands over what the table describes
 ) -> None:
@@ -91,10 +87,11 @@ def run(
     """
     from tailrace.hosting.targets import PlanError, plan_of
 
+    show_log(values["log_level"], as_json=values["log_format"] == "json", with_requests=values["access_log"])
     try:
         read = partial(
             plan_of, target, arguments, directory=app_dir, route_prefix=route_prefix, name=name,
-            concurrency=concurrency, log_level=log_level, resumable=resumable,
+            concurrency=concurrency, log_level=values["log_level"], resumable=resumable,
         )  # fmt: skip
         plan = read()
         settings = Settings(**values)

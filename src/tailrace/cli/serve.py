@@ -18,7 +18,7 @@ import click
 from click.core import ParameterSource
 
 from tailrace import eventloop
-from tailrace.cli.console import say, say_error
+from tailrace.cli.console import say, say_error, show_log
 from tailrace.cli.options import own_settings, setting_options
 from tailrace.server.settings import Settings, settings_table
 
@@ -93,6 +93,7 @@ def serve(
         settings = Settings(**values)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    show_log(settings.log_level, as_json=settings.log_format == "json", with_requests=settings.access_log)
     if (named or own) and on == "ray":
         raise click.UsageError("--model and --set do not go with --on ray: a replica has one model.")
     if on == "ray":

@@ -20,6 +20,7 @@ from tailrace.hosting.pool import Pool
 from tailrace.hosting.process import BootError, ReplicaProcess
 from tailrace.hosting.streams import AppStreams
 from tailrace.serve.boot import AppTarget, Described, Failed
+from tailrace.server.access_log import AccessLog
 from tailrace.server.edge import Edge
 from tailrace.server.lifecycle import let_origins_read, open_journal
 from tailrace.server.listening import BACKLOG, Signals, Uvicorn, uvicorn_config
@@ -66,6 +67,7 @@ async def host(
         streams.recover()
         front = Front(settings, streams)
         app = let_origins_read(Edge(front, settings), settings)
+        app = AccessLog(app) if settings.access_log else app
         change = asyncio.Event()  # of a file; what changes while the apps start counts too
         is_watched = changed is not None
 

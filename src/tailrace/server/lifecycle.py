@@ -23,6 +23,7 @@ from tailrace.errors import EngineLost, ModelError, StorageError
 from tailrace.generation import Generator, Limits
 from tailrace.models import ModelCard
 from tailrace.models.upstream import Address, upstream_key
+from tailrace.server.access_log import AccessLog
 from tailrace.server.bodies import BodyBudget
 from tailrace.server.durable import DurableRoutes
 from tailrace.server.edge import Edge
@@ -235,7 +236,8 @@ def build_app(models: Models, durable: DurableStore, settings: Settings) -> ASGI
     sockets = Sockets(models, settings, metrics)
     streams = DurableRoutes(durable, models.first.generator.store, settings, bodies)
     router = Router([*streams.table(), *routes.table(), *sockets.table()], redirect_slashes=False)
-    return let_origins_read(Edge(router, settings), settings)
+    app = let_origins_read(Edge(router, settings), settings)
+    return AccessLog(app, models.first.generator.store.get) if settings.access_log else app
 
 
 def let_origins_read(app: ASGIApp, settings: Settings) -> ASGIApp:

@@ -193,6 +193,15 @@ class Settings:
         "", "Further names under which this server may be addressed, separated by commas; * is any."
     )
     allowed_origins: str = _setting("", "Web origins that may call this server, separated by commas; * is any.")
+    log_level: str = _setting(
+        "warning",
+        "From which level on the log is shown, also that of apps under `tailrace run`; debug shows the libraries' too.",
+        choices=("debug", "info", "warning", "error"),
+    )
+    log_format: str = _setting("text", "Lines of text, or one JSON object a line.", choices=("text", "json"))
+    access_log: bool = _setting(
+        False, "One line in the log for each request when it is over; never prompts or answers."
+    )
 
     def __post_init__(self) -> None:
         """Raises: ValueError for what would leave a server that cannot do as it is told."""
