@@ -33,7 +33,7 @@
         SequenceFailed              500  one sequence; its neighbours live on
         EngineLost                  503  the worker died
         EngineStalled               504  the worker made no progress
-        PoisonRequest               422  a request that took its engine down, twice
+        PoisonRequest               422  a request that was proven to kill engines
         Diverged                    500  a replay gave another answer
       AppFailed                     500  what a user deployed raised
         AppUnavailable              503  no process of it can answer
@@ -332,7 +332,7 @@ class EngineStalled(EngineError):
 
 
 class PoisonRequest(EngineError):
-    """Whenever this request runs, the engine dies."""
+    """The engine died with this request, and died again while this request alone ran on it."""
 
     status = 422
     code = "poison_request"

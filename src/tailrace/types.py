@@ -105,6 +105,8 @@ class GenerateRequest:
     `template_values` are what else it asks for by name (`enable_thinking`, say).
     `on_disconnect` says what the last reader's leaving means; a detached stream that nobody reads for `linger_s` is
     cancelled all the same.
+    `caller` says who is held responsible if the request kills the engine: the client's address, as the server room
+    knows it ("" inside of a process). Nothing that a client can write goes into it.
     """
 
     model: str | None = None
@@ -119,6 +121,7 @@ class GenerateRequest:
     linger_s: float | None = None  # None: the server's default
     memo: bytes = b""  # what the wire wants to see again with the stream, JSON
     exact: bool = False  # rather end than go on with another token than would have come
+    caller: str = ""
 
 
 class Prompt(NamedTuple):

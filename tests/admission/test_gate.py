@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.streams.virtual_time import run as run_scenario
 
 from tailrace.admission import Gate, Ticket
 from tailrace.errors import (
@@ -359,3 +361,97 @@ def test_when_to_come_back_follows_how_long_requests_take(
     alone = gate.retry_after_s
     enter(gate, started)
     assert gate.retry_after_s == min(30.0, 2 * alone) or alone == 1.0
+
+
+# Callers who keep killing engines
+
+
+def slowed(gate: Gate, started: list[str], name: str) -> Ticket:
+    ticket = Ticket(1, 1, lambda: started.append(name), is_slowed=True)
+    gate.enter(ticket)
+    return ticket
+
+
+def test_slowed_requests_begin_one_at_a_time_and_others_overtake_them() -> None:
+    gate, started = new_gate(sequences=9), list[str]()
+    first, second, third = (slowed(gate, started, name) for name in "abc")
+    assert started == ["a"]
+    enter(gate, started, "other")
+    assert started == ["a", "other"]
+    gate.settle(first)
+    assert started == ["a", "other", "b"]
+    gate.settle(first)
+    assert started == ["a", "other", "b"]
+    gate.leave(second)
+    assert started == ["a", "other", "b", "c"]
+    gate.leave(third)
+
+
+def test_slowed_requests_come_in_their_order_when_they_may_begin() -> None:
+    gate, started = new_gate(sequences=1), list[str]()
+    running = enter(gate, started, "running")
+    slowed(gate, started, "a")
+    enter(gate, started, "late")
+    gate.leave(running)
+    assert started == ["running", "a"]
+
+
+def test_slowed_requests_leave_a_quarter_of_the_places() -> None:
+    gate = new_gate(sequences=1, max_requests=8)
+    for _ in range(6):
+        gate.check(1, 1, 1, is_slowed=True)
+        enter(gate, [])
+    with pytest.raises(QueueFull) as refused:
+        gate.check(1, 1, 1, is_slowed=True)
+    assert refused.value.retry_after_s is not None
+    gate.check(1, 1, 1)
+
+
+def test_one_place_is_enough_for_a_slowed_request() -> None:
+    new_gate(max_requests=1).check(1, 1, 1, is_slowed=True)
+
+
+def test_while_the_gate_rests_no_slowed_request_begins_beside_others() -> None:
+    async def scenario() -> None:
+        gate, started = new_gate(), list[str]()
+        running = enter(gate, started, "running")
+        gate.rest(10.0)
+        waiting = slowed(gate, started, "a")
+        enter(gate, started, "other")
+        await asyncio.sleep(9)
+        assert started == ["running", "other"]
+        await asyncio.sleep(2)
+        assert started == ["running", "other", "a"]
+        gate.leave(waiting)
+        gate.leave(running)
+
+    run_scenario(scenario())
+
+
+def test_a_gate_does_not_rest_for_nobody() -> None:
+    async def scenario() -> None:
+        gate, started = new_gate(), list[str]()
+        running = enter(gate, started, "running")
+        gate.rest(10.0)
+        slowed(gate, started, "a")
+        gate.leave(running)
+        assert started == ["running", "a"]
+
+    run_scenario(scenario())
+
+
+def test_the_time_in_which_it_is_shut_is_counted() -> None:
+    async def scenario() -> None:
+        gate = Gate()
+        await asyncio.sleep(2)
+        gate.open(capacity_tokens=1, capacity_sequences=1, block_tokens=1)
+        await asyncio.sleep(3)
+        assert gate.total_shut_s == pytest.approx(2)
+        gate.shut()
+        gate.shut()
+        await asyncio.sleep(4)
+        assert gate.total_shut_s == pytest.approx(6)
+        gate.open(capacity_tokens=1, capacity_sequences=1, block_tokens=1)
+        assert gate.total_shut_s == pytest.approx(6)
+
+    run_scenario(scenario())

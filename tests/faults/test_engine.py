@@ -316,7 +316,7 @@ async def test_a_poison_that_needs_another_one(poison_first: bool) -> None:
         if all(run.log.end is not None for run in runs):
             break
         world.engine.step()
-        if all(run.log.end is None and not run.is_stranded and run.choices[0].place == 7 for run in pair):
+        if all(world.engine.places(f"Hi {runs.index(run)}") == [7] for run in pair):
             deaths += 1
             world.engine.lose(CRASH)
             world.engine.come_back()

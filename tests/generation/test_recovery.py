@@ -12,7 +12,7 @@ from tests.streams.virtual_time import run as run_scenario
 
 from tailrace.errors import EngineLost, PoisonRequest
 from tailrace.generation import Limits, Run
-from tailrace.types import GenerateRequest, Sampling, TextDelta
+from tailrace.types import GenerateRequest, TextDelta
 
 CRASH = EngineLost("The engine stopped: killed by SIGSEGV.", is_crash=True)
 KILL = EngineLost("The engine stopped: killed by SIGKILL.")
@@ -159,7 +159,7 @@ async def test_the_poison_is_found_and_its_neighbours_finish(position: int) -> N
         if all(run.log.end is not None for run in runs):
             break
         world.engine.step()
-        if poison.log.end is None and not poison.is_stranded and poison.choices[0].place == 9:
+        if world.engine.places(f"Hi {position}") == [9]:
             num_deaths += 1
             die(world, CRASH)
     assert num_deaths == 2
@@ -185,7 +185,7 @@ def test_whoever_is_only_near_when_engines_are_killed_is_no_poison(steps: list[i
         for num_steps in steps:
             for _ in range(num_steps):
                 world.engine.step()
-            places = [run._place() for run in runs]
+            places = [run.num_heard for run in runs]
             if places == last:
                 continue
             last = places
@@ -208,7 +208,7 @@ async def test_of_twins_each_is_tried_alone() -> None:
         if all(run.log.end is not None for run in runs):
             break
         world.engine.step()
-        if runs[1].log.end is None and not runs[1].is_stranded and runs[1].choices[0].place == 5:
+        if world.engine.places("Hi 1") == [5]:
             num_deaths += 1
             die(world, CRASH)
     assert num_deaths <= 3
@@ -218,18 +218,200 @@ async def test_of_twins_each_is_tried_alone() -> None:
     world.check_idle()
 
 
-async def test_after_a_crash_the_youngest_waits_for_the_others() -> None:
+async def test_after_a_crash_the_suspects_run_alone_and_then_everybody_runs() -> None:
     world = World(max_sequences=8)
-    old, young = await world.create("Hi", greedy(20)), await world.create("Ho", greedy(20))
-    world.engine.step(5)
-    waiting = await world.create("Ha", Sampling(max_tokens=5, seed=1, temperature=0.0))
+    old, young = await world.create("Hi", greedy(40)), await world.create("Ho", greedy(40))
+    world.engine.step(20)
+    new, newer = await world.create("Ha", greedy(5)), await world.create("He", greedy(5))
+    world.engine.step(2)
+    events = [list(run.log.events) for run in (old, young, new, newer)]
     die(world, CRASH)
-    assert [run.is_stranded for run in (old, young, waiting)] == [False, False, True]
-    world.engine.step(5)
+    assert world.engine.places("He") == [0]
+    assert len(world.engine.receivers) == 1
+    world.engine.step(3)  # past its place
+    world.engine.step()  # taken off
+    assert world.engine.places("Ha") == [0]
+    assert len(world.engine.receivers) == 1
+    assert [list(run.log.events) for run in (old, young, new, newer)] == events
+    late = await world.create("Hu", greedy(5))
+    world.engine.step(3)
     world.engine.step()
-    assert not waiting.is_stranded
-    world.finish(old, young, waiting)
+    assert len(world.engine.receivers) == 4
+    world.engine.step(22)
+    assert world.engine.places("Hu") == []  # while anybody is not past the place where the engine died
+    world.engine.step()
+    assert world.engine.places("Hu") == [0]
+    world.finish(old, young, new, newer, late)
+    for run, seed in ((old, 1), (young, 1), (new, 1), (newer, 1), (late, 1)):
+        assert text_of(run.log) == oracle(asked(run), seed, end_of(run.log).usage.num_completion_tokens)
+        assert end_of(run.log).status == "done"
     world.check_idle()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("harmless"), st.integers(1, 40)),
+            st.tuples(st.just("killer"), st.integers(0, 30)),  # when it has given so many tokens
+            st.tuples(st.just("cancel"), st.integers(0, 9)),  # a killer, whose client leaves
+            st.tuples(st.just("step"), st.integers(1, 20)),
+            st.tuples(st.just("kill"), st.just(0)),  # from outside
+        ),
+        max_size=25,
+    )
+)
+def test_whatever_kills_engines_nobody_else_is_blamed(actions: list[tuple[str, int]]) -> None:
+    async def scenario() -> None:
+        world = World(max_sequences=8, max_requests=99)
+        harmless: list[Run] = []
+        killers: list[tuple[str, int, Run]] = []
+        num_crashes = num_crashes_allowed = num_kills = 0
+
+        def crash() -> None:
+            nonlocal num_crashes
+            while any(place in world.engine.places(prompt) for prompt, place, _ in killers):
+                num_crashes += 1
+                die(world, CRASH)
+
+        async def step() -> None:
+            world.engine.step()
+            await asyncio.sleep(0.1)
+            crash()
+
+        for action, number in actions:
+            if action == "harmless":
+                harmless.append(await world.create(f"H{len(harmless)}.", greedy(number)))
+            elif action == "killer":
+                prompt = f"K{len(killers)}."
+                killers.append((prompt, number, await world.create(prompt, greedy(50))))
+                # Once with others, then two rounds, then halves of eight, and alone.
+                num_crashes_allowed += 3 + 3 + 1
+            elif action == "cancel" and killers:
+                killers[number % len(killers)][2].cancel()
+            elif action == "kill" and num_kills < 4:  # the fifth at one place would be proof
+                num_kills += 1
+                die(world, KILL)
+            elif action == "step":
+                for _ in range(number):
+                    await step()
+            crash()
+        for _ in range(5_000):
+            if not world.generator.live and not world.engine.receivers:
+                break
+            await step()
+        for run in harmless:
+            assert end_of(run.log).failure is None
+            assert text_of(run.log) == oracle(asked(run), 1, end_of(run.log).usage.num_completion_tokens)
+        for _, _, run in killers:
+            failure = end_of(run.log).failure
+            assert end_of(run.log).status == "cancelled" or (failure is not None and failure.code == "poison_request")
+        assert num_crashes <= num_crashes_allowed
+        await asyncio.sleep(60)
+        world.check_idle()
+
+    run_scenario(scenario())
+
+
+@pytest.mark.parametrize("place", [0, 3, 20])
+def test_under_a_lasting_attack_streams_come_to_their_end(place: int) -> None:
+    """Whenever a killer has been named, the next one is there. Everybody has the same address."""
+
+    async def scenario() -> None:
+        world = World(max_sequences=8, max_requests=99)
+        running = [await world.create(f"H{number}.", greedy(200)) for number in range(3)]
+        late: list[Run] = []
+        killers: list[Run] = []
+        num_crashes = 0
+        for number in range(5_000):
+            killers = [run for run in killers if run.log.end is None]
+            while len(killers) < 2:
+                killers.append(await world.create(f"K{num_crashes}.{number}.{len(killers)}", greedy(50)))
+            if number % 50 == 0 and len(late) < 10:
+                late.append(await world.create(f"L{len(late)}.", greedy(20)))
+            if len(late) == 10 and all(run.log.end is not None for run in (*running, *late)):
+                break
+            world.engine.step()
+            await asyncio.sleep(0.1)
+            while place in world.engine.places("K"):
+                num_crashes += 1
+                die(world, CRASH)
+        for run in (*running, *late):
+            assert end_of(run.log).status == "done"
+        # Half of the time belongs to those who run: 200 steps are over after so many deaths and recoveries.
+        assert num_crashes < 60
+
+    run_scenario(scenario())
+
+
+async def test_another_caller_may_ask_the_same() -> None:
+    world = World()
+
+    def ask(caller: str) -> GenerateRequest:
+        return GenerateRequest(prompts=("Hi",), sampling=greedy(20), caller=caller)
+
+    killer = await world.generator.create(ask("192.0.2.1"))
+    for _ in range(2):
+        world.engine.step()
+        die(world, CRASH)
+    assert end_of(killer.log).status == "error"
+    with pytest.raises(PoisonRequest):
+        await world.generator.create(ask("192.0.2.1"))
+    world.finish(await world.generator.create(ask("192.0.2.2")))
+
+
+async def test_a_request_whose_client_left_is_tried_all_the_same() -> None:
+    world = World()
+    killer, neighbour = await world.create("Hi", greedy(20)), await world.create("Ho", greedy(20))
+    killer.cancel()
+    die(world, CRASH)
+    assert world.engine.places("Hi") == []  # the youngest first
+    world.engine.step()
+    world.engine.step()
+    assert world.engine.places("Hi") == [0]
+    die(world, CRASH)
+    with pytest.raises(PoisonRequest):
+        await world.create("Hi", greedy(20))
+    world.finish(neighbour)
+    assert end_of(neighbour.log).status == "done"
+    world.check_idle()
+
+
+@pytest.mark.parametrize(("num_kills", "status"), [(4, "done"), (5, "error")])
+async def test_one_that_is_killed_from_outside_needs_more_proof(num_kills: int, status: str) -> None:
+    """As when memory runs out whenever this one is in the engine."""
+    world = World()
+    run, neighbour = await world.create("Hi", greedy(20)), await world.create("Ho", greedy(20))
+    world.engine.step(7)
+    for _ in range(num_kills):
+        while world.engine.places("Hi") != [7]:
+            world.engine.step()
+        die(world, KILL)
+    world.finish(run, neighbour)
+    assert (end_of(run.log).status, end_of(neighbour.log).status) == (status, "done")
+    world.check_idle()
+
+
+def test_the_time_in_which_nothing_can_begin_does_not_count_as_waiting() -> None:
+    async def scenario() -> None:
+        world = World(max_sequences=1, limits=Limits(queue_s=10.0))
+        running, waiting = await world.create("Hi", greedy(20)), await world.create("Ho", greedy(20))
+        await asyncio.sleep(8)
+        for _ in range(2):
+            world.engine.lose(KILL)
+            await asyncio.sleep(60)
+            assert waiting.log.end is None
+            world.engine.come_back()
+            world.engine.step()
+        await asyncio.sleep(1.5)
+        assert waiting.log.end is None
+        await asyncio.sleep(1.0)
+        failure = end_of(waiting.log).failure
+        assert failure is not None
+        assert failure.code == "queue_timeout"
+        world.finish(running)
+
+    run_scenario(scenario())
 
 
 # The engine stays away

@@ -67,6 +67,7 @@ class HandStepped(Supervisor):
         self.receivers: dict[int, Receiver] = {}
         self.submitted: list[Sequence] = []
         self.aborted: list[int] = []
+        self.given: dict[int, int] = {}  # tokens of each sequence that it has
         self._refused: list[Delta] = []
         self.twist = 0  # added to the seed of what is submitted: the engine says something else then
 
@@ -77,6 +78,7 @@ class HandStepped(Supervisor):
         if isinstance(receiver, Choice):
             _PROMPTS[receiver._run] = sequence.prompt_ids
         self.receivers[sequence.sequence_id] = receiver
+        self.given[sequence.sequence_id] = 0
         sampling = replace(sequence.sampling, seed=(sequence.sampling.seed or 0) + self.twist)
         try:
             self.engine.submit(replace(sequence, sampling=sampling))
@@ -109,9 +111,16 @@ class HandStepped(Supervisor):
         for delta in deltas:
             receiver = self.receivers.get(delta.sequence_id)
             if receiver is not None:
+                self.given[delta.sequence_id] += len(delta.token_ids)
                 if delta.finish_reason is not None:
-                    del self.receivers[delta.sequence_id]
+                    del self.receivers[delta.sequence_id], self.given[delta.sequence_id]
                 receiver.push(delta)
+
+    def places(self, prompt: str) -> list[int]:
+        """How many tokens it has given of each sequence to that prompt which it has now."""
+        ids = tuple(prompt.encode())
+        running = {one.sequence_id: one.prompt_ids for one in self.submitted}
+        return [count for sequence_id, count in self.given.items() if running[sequence_id][: len(ids)] == ids]
 
     def step(self, num_steps: int = 1) -> None:
         self.hear(self.compute(num_steps))
@@ -124,7 +133,7 @@ class HandStepped(Supervisor):
         self.has_crashed = isinstance(error, EngineLost) and error.is_crash
         self.engine.close()
         self._on_change()
-        lost, self.receivers = list(self.receivers.values()), {}
+        lost, self.receivers, self.given = list(self.receivers.values()), {}, {}
         for receiver in lost:
             receiver.lost(error)
 

@@ -1,7 +1,13 @@
-"""A first-come, first-served queue in front of a budget of tokens and sequences."""
+"""A first-come, first-served queue in front of a budget of tokens and sequences.
+
+Requests of a caller who keeps killing engines are *slowed*. They begin one at a time: the next one is started when the
+one before has given some tokens, or has ended. They also wait while the gate `rest`s, so that the streams which already
+run get somewhere between two kills. Requests of other callers overtake them meanwhile.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,12 +21,15 @@ __all__ = ["Gate", "Ticket"]
 class Ticket:
     """A request's place. `start` is called once, when it may run: at once, inside `Gate.enter`, or later."""
 
-    __slots__ = ("admitted_s", "entered_s", "num_sequences", "num_tokens", "start")
+    __slots__ = ("admitted_s", "entered_s", "is_slowed", "num_sequences", "num_tokens", "start")
 
-    def __init__(self, num_tokens: int, num_sequences: int, start: Callable[[], None]) -> None:
+    def __init__(
+        self, num_tokens: int, num_sequences: int, start: Callable[[], None], *, is_slowed: bool = False
+    ) -> None:
         self.num_tokens = num_tokens
         self.num_sequences = num_sequences
         self.start = start
+        self.is_slowed = is_slowed  # its caller keeps killing engines
         self.entered_s = time.monotonic()
         self.admitted_s: float | None = None  # None: still waiting
 
@@ -46,6 +55,10 @@ class Gate:
         self._num_coming = 0
         self._is_admitting = False
         self._mean_service_s = 1.0
+        self._beginning: Ticket | None = None  # the slowed one that has not shown yet that it does no harm
+        self._rest: asyncio.TimerHandle | None = None
+        self._shut_s: float | None = time.monotonic()  # since when; None while it is open
+        self._total_shut_s = 0.0
 
     @property
     def num_waiting(self) -> int:
@@ -54,6 +67,11 @@ class Gate:
     @property
     def num_running(self) -> int:
         return self._num_running
+
+    @property
+    def total_shut_s(self) -> float:
+        """How long the gate has been shut, all in all."""
+        return self._total_shut_s + (time.monotonic() - self._shut_s if self._shut_s is not None else 0.0)
 
     @property
     def is_draining(self) -> bool:
@@ -65,13 +83,16 @@ class Gate:
         self._capacity_sequences = capacity_sequences
         self._block_tokens = block_tokens
         self._is_open = True
+        self._total_shut_s, self._shut_s = self.total_shut_s, None
         if isinstance(self._refusal, EngineLost):
             self._refusal = None
         self._admit()
 
     def shut(self, reason: EngineLost | None = None) -> None:
         """No engine now. With a reason, nobody is let into the queue either."""
-        self._is_open = False
+        if self._is_open:
+            self._is_open = False
+            self._shut_s = time.monotonic()
         if not isinstance(self._refusal, Draining):
             self._refusal = reason
 
@@ -79,14 +100,27 @@ class Gate:
         """Let nobody in any more; who is in goes on."""
         self._refusal = Draining("The server is shutting down.", retry_after_s=retry_after_s)
 
-    def check(self, num_prompt_tokens: int, max_tokens: int, num_sequences: int) -> int:
-        """Whether such a request could ever run here; returns the tokens that it takes.
+    def rest(self, seconds: float) -> None:
+        """Start no slowed request for so long. Needs a running event loop."""
+        if self._rest is not None:
+            self._rest.cancel()
+        self._rest = asyncio.get_running_loop().call_later(seconds, self._rested)
+
+    def settle(self, ticket: Ticket) -> None:
+        """This one has shown that it does no harm, or has ended: the next slowed one may begin."""
+        if self._beginning is ticket:
+            self._beginning = None
+            self._admit()
+
+    def check(self, num_prompt_tokens: int, max_tokens: int, num_sequences: int, *, is_slowed: bool = False) -> int:
+        """Whether such a request could ever run here; returns the tokens that it takes. Slowed ones may not take the
+        last quarter of the places.
 
         Raises: ContextLengthExceeded and RequestError if never; QueueFull, Draining, EngineLost if not now.
         """
         self._check_refusal()
         num_tokens = self.demand(num_prompt_tokens, max_tokens, num_sequences)
-        self._check_room()
+        self._check_room(max(1, 3 * self._max_requests // 4) if is_slowed else self._max_requests)
         return num_tokens
 
     def demand(self, num_prompt_tokens: int, max_tokens: int, num_sequences: int) -> int:
@@ -103,14 +137,14 @@ class Gate:
     def check_open(self) -> None:
         """Whether anybody is let in now, whatever they ask. Raises: QueueFull, Draining, EngineLost."""
         self._check_refusal()
-        self._check_room()
+        self._check_room(self._max_requests)
 
     def _check_refusal(self) -> None:
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)  # else it would remember all that it was raised for
 
-    def _check_room(self) -> None:
-        if self._num_running + len(self._waiting) + self._num_coming >= self._max_requests:
+    def _check_room(self, num_places: int) -> None:
+        if self._num_running + len(self._waiting) + self._num_coming >= num_places:
             raise QueueFull("The model is overloaded.", retry_after_s=self.retry_after_s)
 
     @contextmanager
@@ -137,6 +171,8 @@ class Gate:
             self._used_sequences -= ticket.num_sequences
             self._num_running -= 1
             self._mean_service_s += 0.1 * (time.monotonic() - ticket.admitted_s - self._mean_service_s)
+        if self._beginning is ticket:
+            self._beginning = None
         self._admit()
 
     @property
@@ -155,15 +191,27 @@ class Gate:
             return
         self._is_admitting = True
         try:
-            while self._is_open and self._waiting and self._fits(self._waiting[0]):
-                ticket = self._waiting.popleft()
+            while self._is_open and (ticket := self._next()) is not None and self._fits(ticket):
+                self._waiting.remove(ticket)
                 self._used_tokens += ticket.num_tokens
                 self._used_sequences += ticket.num_sequences
                 self._num_running += 1
                 ticket.admitted_s = time.monotonic()
+                if ticket.is_slowed:
+                    self._beginning = ticket
                 ticket.start()
         finally:
             self._is_admitting = False
+
+    def _next(self) -> Ticket | None:
+        """Whose turn it is: the first that waits, of those that may begin now."""
+        is_resting = self._rest is not None and self._num_running > 0  # else there is nobody to rest for
+        may_slowed_begin = self._beginning is None and not is_resting
+        return next((ticket for ticket in self._waiting if may_slowed_begin or not ticket.is_slowed), None)
+
+    def _rested(self) -> None:
+        self._rest = None
+        self._admit()
 
     def _fits(self, ticket: Ticket) -> bool:
         return (

@@ -7,7 +7,8 @@ text again, then events in a log. One that is answered in a single piece takes t
 
 from __future__ import annotations
 
-from tailrace.generation.generator import Generator, Limits
+from tailrace.generation.generator import Generator
+from tailrace.generation.limits import Limits
 from tailrace.generation.run import Run
 
 __all__ = ["Generator", "Limits", "Run"]

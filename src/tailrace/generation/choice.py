@@ -75,9 +75,9 @@ class Choice:
         self._stops = StopMatcher(sampling.stop, sampling.include_stop) if sampling.stop else None
 
     @property
-    def place(self) -> int:
-        """How many tokens of the answer this engine has come to."""
-        return self._base + self._heard if self._known else self.num_tokens
+    def num_heard(self) -> int:
+        """How many tokens the engine has given of the sequence that it has now, or had last."""
+        return self._next
 
     @property
     def num_answer_tokens(self) -> int:
@@ -98,6 +98,7 @@ class Choice:
             self._run.left()
 
     def lost(self, error: EngineError) -> None:
+        self._run.fell()
         self.in_engine = False
         if self.is_finished:
             self._run.left()

@@ -8,7 +8,7 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 
 from tailrace.admission import Gate
@@ -23,31 +23,21 @@ from tailrace.errors import (
     UnknownModel,
     UnsupportedParameter,
 )
+from tailrace.generation.blame import Blame
 from tailrace.generation.choice import SEEDS, Choice
+from tailrace.generation.limits import Limits
 from tailrace.generation.recovery import Recovery
 from tailrace.generation.run import Run
 from tailrace.streams import Claim, Record, StreamLog, StreamStore, new_stream_id
 from tailrace.text import ChatEncoder, Tokenizer
 from tailrace.types import GenerateRequest, Message, Prompt, Sampling, means_any_model
 
-__all__ = ["Generator", "Limits"]
+__all__ = ["Generator"]
 
 _INLINE_CHARACTERS = 8_192  # tokenised on the event loop; longer prompts go to a thread. About 2 ms.
 _MESSAGE_CHARACTERS = 32  # what the template makes of a message, however short
 _HOPELESS_FAILURES = 3  # starts in a row without success, after which nobody is let into the queue
 _ALWAYS = frozenset({"max_tokens", "seed", "stop", "include_stop", "n"})  # kept by this room, whatever the engine
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """What a request may ask. Tokens count prompt ids or new ids."""
-
-    default_max_tokens: int = 1024
-    max_n: int = 8
-    max_choices: int = 64  # prompts times n
-    queue_s: float = 60.0
-    linger_s: float = 60.0
-    recover_s: float = 120.0  # how long streams wait for an engine that is gone
 
 
 class Generator:
@@ -82,7 +72,8 @@ class Generator:
         self._grammars = GrammarCheck()
         self._idle: asyncio.Future[None] | None = None
         self._sequence_ids = itertools.count(1)
-        self.recovery = Recovery(on_done=self._open_gate)
+        self._blame = Blame()
+        self.recovery = Recovery(supervisor, self.new_sequence_id, self._blame, on_done=self._open_gate)
         self._has_given_up = False
         self._gone_timer: asyncio.TimerHandle | None = None
         store.journal.on_trouble = self.fail_all  # who has several generators calls each
@@ -156,17 +147,19 @@ class Generator:
             linger_s=linger_s if request.on_disconnect == "detach" else 0.0,
             exact=request.exact,
             claim=claim,
+            caller=request.caller,
         )
-        self.recovery.check(record)
+        self._blame.check(record)
+        is_slowed = self._blame.is_slowed(request.caller)
         self.used_s = time.monotonic()
         while True:
             with self.gate.coming():
                 await self.store.journal.well()
             # From here on nothing waits: the check and the place in the queue belong together.
-            num_tokens = self.gate.check(longest, sampling.max_tokens, num_choices)
+            num_tokens = self.gate.check(longest, sampling.max_tokens, num_choices, is_slowed=is_slowed)
             with contextlib.suppress(StorageError):  # trouble that has begun just now may be over soon
                 run = self._run_of(self.store.create(record), asked_s)
-                run.enter(num_tokens, queue_s=self.limits.queue_s)
+                run.enter(num_tokens, queue_s=self.limits.queue_s, is_slowed=is_slowed)
                 return run
 
     def recover(self, logs: Iterable[StreamLog]) -> int:
@@ -207,8 +200,9 @@ class Generator:
             if self._gone_timer is not None:
                 self._gone_timer.cancel()
                 self._gone_timer = None
-            self.recovery.resume(crashed=self._supervisor.has_crashed)
+            self.recovery.resume()
             return
+        self.recovery.lost(crashed=self._supervisor.has_crashed)
         hopeless = self._supervisor.failures >= _HOPELESS_FAILURES
         retry_after_s = self._supervisor.retry_after_s
         self.gate.shut(EngineLost("The engine cannot be started.", retry_after_s=retry_after_s) if hopeless else None)
@@ -234,7 +228,10 @@ class Generator:
                 run.interrupt()
         self.on_engine_change()
 
-    def _open_gate(self) -> None:
+    def _open_gate(self, rest_s: float) -> None:
+        """All streams run again; whoever keeps killing engines has to wait for so long."""
+        if rest_s:
+            self.gate.rest(rest_s)
         capabilities = self._supervisor.capabilities
         if capabilities is not None and self._supervisor.is_ready:
             self.gate.open(

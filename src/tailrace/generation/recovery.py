@@ -1,116 +1,247 @@
 """After an engine's death: brings its streams back behind the next one, and finds the request that kills engines.
 
-Usually somebody killed it, or memory ran out, and all its streams run again at once. A request may have killed it,
-though, and would kill the next one as well. So each stream remembers the place (tokens of its answer) that it had come
-to when its engine died; those are suspects that die with an engine at the same place again, or are alone with one that
-crashes.
+Usually somebody killed the engine, or memory ran out, and all its streams run again at once. A request may have crashed
+it or made it hang, though, and would do that again. Whoever was in the engine is a *suspect*, until it is seen to come
+past the place (tokens that the engine had given of it) where the engine died. A suspect is named, and ended as
+`poison_request`, only when an engine dies again while that suspect alone runs.
 
-1. An engine that crashed by itself may have been taken down by what it had been given last: the youngest stream is held
-   back until the others are past the places where they were.
-2. The only one that was at the same place for the second time is ended as `poison_request`, and the same request is
-   refused for a while. When the engine was killed rather than crashed, it is the third time that counts: whoever kills
-   engines at random hits the same place twice now and then.
-3. Where several were, they run again one after the other, each until it is past its place.
+After a crash:
+
+1. The likely suspects are tried, the youngest first, each alone on the engine and each only past its place: those that
+   had just begun, and those that were at the same place when an engine died before. Their streams wait meanwhile.
+2. All streams that are left run again together. The gate is opened when each has come on by a token, so that whoever
+   kills the next engine finds them further on.
+3. If the engine crashes in step 2, both steps are done once more. If it crashes again, or nobody is left to try, the
+   streams run in halves, each half to its end; a half that crashes is halved again. That finds a request that kills
+   only late, and it keeps apart two that kill only together.
+
+An engine that was killed from outside is little evidence. The second time that it happens to a stream at one
+place, this stream is tried, and it is named at the fifth time, the last three of them alone.
 """
 
 from __future__ import annotations
 
-import hashlib
+import asyncio
 import time
-from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections import deque
+from collections.abc import Callable
 
-import msgspec
-
-from tailrace.errors import PoisonRequest
-from tailrace.generation.run import Run
-from tailrace.streams import Record
+from tailrace.errors import EngineLost
+from tailrace.generation.blame import Blame
+from tailrace.generation.run import Run, SequenceRunner
+from tailrace.generation.trial import Suspect, Trial
 
 __all__ = ["Recovery"]
 
-_QUARANTINE_S = 600.0
-_MAX_QUARANTINED = 1000
-_CRASHES = 2  # at one place
-_KILLS = 3
+_BEGUN_TOKENS = 16  # whoever has given fewer is tried first: it is likely, and its trial is short
+_ROUNDS = 2  # of trials, before streams run in halves
+_KILLS_TO_TRY = 2  # by somebody else, at one place
+_KILLS_TO_NAME = 5
+_MAX_REST_S = 15.0
+_TOGETHER_S = 30.0  # the gate is opened after that time, though some are still on their way to where they were
 
 
 class Recovery:
     """The streams that wait for an engine to come back, and those that have to prove themselves on it.
 
-    `on_done` is called when all of them run again.
+    What is proven goes into `blame`. `on_done` is called when all streams run again, with the seconds for which callers
+    who keep killing engines have to wait now: as long as this recovery took, if a request was proven, or else 0.
     """
 
-    def __init__(self, on_done: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: SequenceRunner,
+        new_sequence_id: Callable[[], int],
+        blame: Blame,
+        *,
+        on_done: Callable[[float], None],
+    ) -> None:
+        self._engine = engine
+        self._new_sequence_id = new_sequence_id
+        self._blame = blame
         self._on_done = on_done
-        self._stranded: list[Run] = []
-        self._groups: deque[list[Run]] = deque()  # to be resumed one after the other
-        self._unproved: set[Run] = set()  # resumed, and not past the place where an engine died under them
-        self._poisons: OrderedDict[bytes, float] = OrderedDict()  # fingerprint to end of quarantine
+        self._is_ready = False
+        self._crashed = False  # how the last engine died
+        self._lost_s: float | None = None  # when the first engine died of those that this recovery is about
+        self._has_named = False
+        self._num_crashes = 0  # since everybody was through the last time
+        self._fallen: dict[Run, Suspect] = {}  # who was in the engine that died last
+        self._stranded: dict[Run, None] = {}  # who waits, in order of stranding
+        self._trials: deque[Suspect] = deque()  # to come
+        self._trial: Trial | None = None
+        self._groups: deque[list[Run]] = deque()  # to run to their end, one after the other
+        self._group: list[Run] = []  # the one that does
+        self._unproved: set[Run] = set()  # resumed after a crash, and not seen to come on
+        self._proved: set[Run] = set()
+        self._alone: Run | None = None  # nothing else is in the engine, and it is not proved
+        self._timer: asyncio.TimerHandle | None = None
 
-    def check(self, record: Record) -> None:
-        """Raises: PoisonRequest if such a request has killed its engine twice."""
-        if self._poisons and self._poisons.get(_fingerprint(record), 0.0) > time.monotonic():
-            raise PoisonRequest("This request has stopped the engine twice, and is refused for some minutes.")
+    # What the engine does
+
+    def lost(self, *, crashed: bool) -> None:
+        """An engine that ran died: it crashed or hung, or else was killed from outside. Its streams hear of it next."""
+        self._is_ready = False
+        self._crashed = crashed
+        self._stop_timer()
+        if self._lost_s is None:
+            self._lost_s = time.monotonic()
+
+    def fell(self, run: Run) -> None:
+        """The engine died with some of this one's sequences in it. Called for each of them, while they are known."""
+        if run in self._fallen:
+            return
+        sequences = tuple(choice.sequence for choice in run.choices if choice.in_engine)
+        place = sum(choice.num_heard for choice in run.choices if choice.in_engine)
+        suspect = Suspect(run, run.culprit(), sequences, place)
+        if run.num_heard != run.fell_at:
+            run.num_falls = run.num_kills = 0
+        run.num_falls += 1
+        run.num_kills += not self._crashed
+        run.fell_at = run.num_heard
+        self._fallen[run] = suspect
+        if run is self._alone and self._crashed:
+            self._name(suspect)
 
     def strand(self, run: Run) -> None:
-        """The engine died under this one."""
-        self._stranded.append(run)
+        """This one has to run again, on another engine."""
+        self._stranded[run] = None
 
-    def resume(self, *, crashed: bool) -> None:
-        """There is an engine again, after one that had crashed by itself, or else was killed."""
-        fallen, self._stranded = [run for run in self._stranded if run.is_stranded], []
-        suspects = [run for run in fallen if run in self._unproved] or fallen
-        for run in fallen:
-            run.fell(was_it=crashed and suspects == [run])
-        self._unproved.clear()  # else the end of one that is quarantined would bring on the next group
-        struck = [run for run in suspects if run.strikes >= (_CRASHES if crashed else _KILLS)]
-        if len(struck) == 1:
-            self._quarantine(struck[0])
-        waiting = [run for group in self._groups for run in group]
-        self._groups = deque(self._in_groups([run for run in (*fallen, *waiting) if run.is_stranded], crashed))
+    def resume(self) -> None:
+        """There is an engine."""
+        self._is_ready = True
+        fallen, self._fallen = list(self._fallen.values()), {}
+        suspects = [suspect for suspect in fallen if suspect.run not in self._proved]
+        group, self._group, self._alone = self._group, [], None
+        self._unproved.clear()
+        if group:
+            self._groups.extendleft(reversed(self._halves(group) if self._crashed else [group]))
+        elif fallen and self._crashed:
+            self._suspect(suspects)
+        elif fallen:
+            self._trials.extend(one for one in suspects if one.run.num_kills >= _KILLS_TO_TRY)
         self._next()
 
-    def moved(self, run: Run) -> None:
-        """It is past its place, or has ended."""
-        if run in self._unproved:
-            self._unproved.discard(run)
-            if not self._unproved and not self._stranded:
-                self._next()
+    # What the streams do
+
+    def moved(self, run: Run) -> bool:
+        """It has given a token more than ever before. Returns whether there is nothing left for it to prove."""
+        is_past = run.num_heard > run.fell_at or run.continuity == "continued"  # that one counts anew
+        if is_past and run in self._unproved and not self._group:
+            self._prove(run)
+        return run not in self._unproved
+
+    def left(self, run: Run) -> None:
+        """It has ended, and the engine is done with it."""
+        self._stranded.pop(run, None)
+        if run in self._unproved and self._is_ready:
+            self._prove(run)
 
     def abandon(self) -> None:
         """Forget those that wait: they have been ended."""
-        self._stranded, self._groups = [], deque()
-        self._unproved.clear()
+        self._stop_timer()
+        if self._trial is not None:
+            self._trial.forget()
+            self._trial = None
+        for waiting in (self._fallen, self._stranded, self._trials, self._groups, self._group, self._unproved):
+            waiting.clear()
+        self._alone = None
 
-    def _in_groups(self, runs: list[Run], crashed: bool) -> Iterable[list[Run]]:
-        runs.sort(key=lambda run: run.age)
-        suspects = [run for run in runs if run.strikes >= _CRASHES]
-        if len(suspects) > 1:
-            return [[run for run in runs if run not in suspects], *([run] for run in suspects)]
-        if crashed and len(runs) > 1:
-            return [runs[:-1], runs[-1:]]
-        return [runs]
+    # What follows from it
+
+    def _suspect(self, suspects: list[Suspect]) -> None:
+        """Plan what is to be done after a crash in which these were."""
+        self._num_crashes += 1
+        likely = [
+            one for one in suspects if not one.run.was_tried and (one.place < _BEGUN_TOKENS or one.run.num_falls > 1)
+        ]
+        if self._num_crashes > _ROUNDS or (self._num_crashes > 1 and not likely):
+            self._groups.extend(self._halves([run for run in self._stranded if run.is_stranded]))
+        else:
+            self._trials = deque(sorted(likely, key=lambda one: one.run.age, reverse=True))
+
+    def _halves(self, runs: list[Run]) -> list[list[Run]]:
+        """The older ones and the younger ones."""
+        runs = sorted((run for run in runs if run.end is None), key=lambda run: run.age)
+        middle = (len(runs) + 1) // 2
+        return [half for half in (runs[:middle], runs[middle:]) if half]
 
     def _next(self) -> None:
-        """Resume the next group; the last one need not be waited for, unless it has something to prove."""
+        """Go on, if what was begun is over."""
+        if not self._is_ready or self._trial is not None or self._unproved:
+            return
+        if self._trials:
+            self._try(self._trials.popleft())
+            return
+        self._group = []
         while self._groups and not self._unproved:
-            group = [run for run in self._groups.popleft() if run.is_stranded]
-            watched = [run for run in group if self._groups or run.strikes >= _CRASHES]
-            self._unproved.update(watched)
-            for run in group:
-                run.resume(is_watched=run in self._unproved)
-        if not self._groups and not self._unproved:
-            self._on_done()
+            self._group = [run for run in self._groups.popleft() if run.is_stranded]
+            self._run(self._group, is_watched=True)
+        if not self._unproved and not self._groups:
+            self._group = []
+            self._run([run for run in self._stranded if run.is_stranded], is_watched=self._num_crashes > 0)
+        if not self._unproved:
+            self._finish()
 
-    def _quarantine(self, run: Run) -> None:
-        self._poisons[_fingerprint(run.log.record)] = time.monotonic() + _QUARANTINE_S
-        if len(self._poisons) > _MAX_QUARANTINED:
-            self._poisons.popitem(last=False)
-        run.fail("poison_request", "This request stopped the engine twice, and is not tried again.")
+    def _run(self, runs: list[Run], *, is_watched: bool) -> None:
+        """Resume these, all at once."""
+        if is_watched:
+            self._unproved.update(runs)
+            self._alone = runs[0] if len(runs) == 1 else None
+            if runs and not self._group:
+                self._timer = asyncio.get_running_loop().call_later(_TOGETHER_S, self._finish)
+        for run in runs:
+            self._stranded.pop(run, None)
+            run.resume(is_watched=is_watched)
 
+    def _prove(self, run: Run) -> None:
+        self._unproved.discard(run)
+        self._proved.add(run)
+        run.was_tried = False
+        if run is self._alone:
+            self._alone = None
+        self._next()
 
-def _fingerprint(record: Record) -> bytes:
-    """What makes a request the same one, whatever its seed."""
-    asked = [[prompt.ids for prompt in record.prompts], replace(record.sampling, seed=None)]
-    return hashlib.sha256(msgspec.msgpack.encode(asked)).digest()
+    def _try(self, suspect: Suspect) -> None:
+        trial = Trial(suspect, self._engine, self._new_sequence_id, on_over=self._tried, on_death=self._died_on_trial)
+        try:
+            trial.start()
+        except EngineLost:
+            self._trials.appendleft(suspect)
+        else:
+            self._trial = trial
+
+    def _tried(self) -> None:
+        assert self._trial is not None
+        run, self._trial = self._trial.suspect.run, None
+        run.was_tried, run.num_falls, run.num_kills = True, 0, 0
+        self._next()
+
+    def _died_on_trial(self) -> None:
+        assert self._trial is not None
+        trial, self._trial = self._trial, None
+        run, is_same_place = trial.suspect.run, trial.num_tokens == trial.suspect.place
+        run.num_kills = run.num_kills + 1 if is_same_place else 0
+        if self._crashed or run.num_kills >= _KILLS_TO_NAME:
+            self._name(trial.suspect)
+        else:
+            self._trials.appendleft(trial.suspect)
+
+    def _name(self, suspect: Suspect) -> None:
+        self._has_named = True
+        self._blame.add(suspect.culprit)
+        self._engine.failures = 0  # it is not the engine that fails
+        suspect.run.fail("poison_request", "This request stopped the engine while nothing else ran on it.")
+
+    def _finish(self) -> None:
+        """All run again."""
+        self._stop_timer()
+        self._num_crashes = 0
+        self._proved.clear()
+        held_up_s = time.monotonic() - self._lost_s if self._lost_s is not None and self._has_named else 0.0
+        self._lost_s, self._has_named = None, False
+        self._on_done(min(held_up_s, _MAX_REST_S))
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

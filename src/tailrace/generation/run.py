@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from tailrace.admission import Gate, Ticket
+from tailrace.engines import Receiver
 from tailrace.engines.promise import Sequence
 from tailrace.errors import EngineLost
+from tailrace.generation.blame import Culprit
 from tailrace.generation.choice import Choice
 from tailrace.streams import StreamLog, StreamStore
 from tailrace.types import Continuity, End, Event, Failure, Spent, Status, TextDelta, Usage
@@ -22,6 +24,8 @@ __all__ = ["Run", "SequenceRunner", "Times"]
 
 
 _FIRST_READER_S = 60.0  # how long a stream that ends with its last reader may wait for its first
+_SETTLED_TOKENS = 4  # from a slowed request, after which the next one may begin
+_MIN_WAIT_S = 0.25  # between two looks at the time that is left in the queue while the gate is shut
 _ages = itertools.count()
 
 
@@ -45,7 +49,9 @@ class Times:
 class SequenceRunner(Protocol):
     """The part of the engine's supervisor that a run needs."""
 
-    def submit(self, sequence: Sequence, receiver: Choice) -> None: ...
+    failures: int  # engines in a row that did not start, or did not last
+
+    def submit(self, sequence: Sequence, receiver: Receiver) -> None: ...
     def abort(self, sequence_id: int) -> None: ...
 
 
@@ -57,8 +63,8 @@ class Run:
 
     __slots__ = (
         "__weakref__",
+        "_caller",
         "_engine",
-        "_fell_at",
         "_gate",
         "_generator",
         "_is_parked",
@@ -70,11 +76,14 @@ class Run:
         "choices",
         "continuity",
         "end",
+        "fell_at",
         "is_stranded",
         "is_watched",
         "log",
-        "strikes",
+        "num_falls",
+        "num_kills",
         "times",
+        "was_tried",
     )
 
     def __init__(
@@ -96,8 +105,11 @@ class Run:
         self.continuity: Continuity | None = None
         self.is_stranded = False
         self.is_watched = False  # whether somebody wants to know when it moves
-        self.strikes = 0  # engines in a row that died under it at the same place, or of nothing else
-        self._fell_at = -1
+        self.fell_at = -1  # tokens that the last engine that died under it had given
+        self.num_falls = 0  # engines in a row that died under it at that place
+        self.num_kills = 0  # of those, engines that were killed from outside
+        self.was_tried = False  # alone on an engine, and the engine lived; until it has come on
+        self._caller = log.record.caller
         self._is_parked = False
         self._store = store
         self._gate = gate
@@ -125,17 +137,18 @@ class Run:
             return self.log.end.status
         return "running" if self._ticket is not None and self._ticket.admitted_s is not None else "queued"
 
-    def enter(self, num_tokens: int, *, queue_s: float) -> None:
-        """Take a place in the queue, for at most `queue_s`."""
+    def enter(self, num_tokens: int, *, queue_s: float, is_slowed: bool = False) -> None:
+        """Take a place in the queue, for at most `queue_s`. The time in which the gate is shut does not count."""
         self.times.entered_s = time.monotonic()
-        self._ticket = Ticket(num_tokens, len(self.choices), self._start)
+        self._ticket = Ticket(num_tokens, len(self.choices), self._start, is_slowed=is_slowed)
+        self.is_watched = is_slowed
         self._gate.enter(self._ticket)
         # Whoever asked has not begun to read; if nobody ever does, nobody will leave either.
         loop = asyncio.get_running_loop()
         if self.end is None:
             self._linger_timer = loop.call_later(self.log.record.linger_s or _FIRST_READER_S, self.cancel)
         if self._ticket is not None and self._ticket.admitted_s is None:
-            self._queue_timer = loop.call_later(queue_s, self._expire)
+            self._queue_timer = loop.call_later(queue_s, self._expire, self._gate.total_shut_s)
 
     def unread(self) -> None:
         """Nobody reads any more: cancel, at once or when nobody has come back for the stream's linger time."""
@@ -191,8 +204,11 @@ class Run:
 
     def moved(self) -> None:
         """A choice has a token more, and that is watched."""
-        if self._place() > self._fell_at:
-            self._prove()
+        is_proved = self._generator.recovery.moved(self)
+        is_settled = self.num_heard >= _SETTLED_TOKENS
+        if is_settled and self._ticket is not None:
+            self._gate.settle(self._ticket)
+        self.is_watched = not (is_proved and is_settled)
 
     def finished(self) -> None:
         """A choice is complete; so is the stream, if it was the last."""
@@ -210,22 +226,34 @@ class Run:
 
     # When engines die
 
+    @property
+    def num_heard(self) -> int:
+        """How many tokens the engine has given of its sequences."""
+        return sum(choice.num_heard for choice in self.choices)
+
+    def culprit(self) -> Culprit:
+        """What is to be blamed if it kills engines."""
+        record = self.log.record
+        if record.prompts:
+            prompt_ids = [prompt.ids for prompt in record.prompts]
+        else:  # its stream was cancelled since, and has forgotten them
+            prompt_ids = [choice.sequence.prompt_ids for choice in self.choices[:: record.sampling.n]]
+        return Culprit.of(self._caller, prompt_ids, record.sampling)
+
+    def fell(self) -> None:
+        """The engine is gone, and had some of its sequences."""
+        self._generator.recovery.fell(self)
+
     def strand(self) -> None:
         """The engine is gone, and something was still to come."""
         if not self.is_stranded:
             self.is_stranded = True
             self._generator.recovery.strand(self)
 
-    def fell(self, *, was_it: bool) -> None:
-        """Remember where the engine died under it, and whether nothing else can have been the cause."""
-        place = self._place()
-        self.strikes = self.strikes + 1 if was_it or place == self._fell_at else 1
-        self._fell_at = place
-
     def resume(self, *, is_watched: bool = False) -> None:
         """Run again what is not complete, behind what the log has."""
         self.is_stranded = False
-        self.is_watched = is_watched
+        self.is_watched = self.is_watched or is_watched
         self._store.journal.retract(self.log)
         ids = self._delivered()
         if self.continuity is None and any(ids):
@@ -290,13 +318,6 @@ class Run:
                 ids[event.choice] += event.token_ids
         return ids
 
-    def _place(self) -> int:
-        return sum(choice.place for choice in self.choices)
-
-    def _prove(self) -> None:
-        self.is_watched = False
-        self._generator.recovery.moved(self)
-
     def _start(self) -> None:
         self.times.admitted_s = time.monotonic()
         if self._queue_timer is not None:
@@ -314,7 +335,13 @@ class Run:
         except EngineLost:
             self.strand()
 
-    def _expire(self) -> None:
+    def _expire(self, shut_s: float) -> None:
+        """The time in the queue is over, but for that in which the gate was shut: for `shut_s` when the time began."""
+        now_shut_s = self._gate.total_shut_s
+        if now_shut_s > shut_s:
+            left_s = max(_MIN_WAIT_S, now_shut_s - shut_s)
+            self._queue_timer = asyncio.get_running_loop().call_later(left_s, self._expire, now_shut_s)
+            return
         self.fail("queue_timeout", "The model was too busy to begin this request in time.")
 
     def _end(self, status: Status, failure: Failure | None = None, usage: Usage | None = None) -> None:
@@ -331,8 +358,6 @@ class Run:
                     self._engine.abort(choice.sequence.sequence_id)
         self._cancel_timers()
         self.write(self.end)
-        if self.is_watched:
-            self._prove()
         self.is_stranded = False
         if waiting or not any(choice.in_engine for choice in self.choices):
             self._give_place_back()
@@ -346,5 +371,6 @@ class Run:
         ticket, self._ticket = self._ticket, None
         if ticket is not None:
             self._gate.leave(ticket)
+        self._generator.recovery.left(self)
         if self.end is not None:
             self.choices.clear()  # a run that has ended keeps for its readers' time only what they may ask for

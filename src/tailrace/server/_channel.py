@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from dataclasses import replace
 
 from tailrace.dialects import websocket
 from tailrace.dialects.websocket import Close
@@ -99,7 +100,7 @@ class Channel:
             self._check_free(create.name)
             if meant is not None:
                 await self._models.load(meant)
-            run = await served.generator.create(create.request)
+            run = await served.generator.create(replace(create.request, caller=self._socket.caller))
         following = self._frames_of(create.name, run.log, 0)
         await self._begin(create.name, following, following.frames.created())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from dataclasses import replace
 
 from tailrace.dialects import chatbot
 from tailrace.dialects.websocket import Close
@@ -88,7 +89,8 @@ class Chat:
         max_tokens: int | None = self._max_tokens
         while True:
             try:
-                return await self._models.first.generator.create(self._conversation.ask(prompt, max_tokens=max_tokens))
+                request = self._conversation.ask(prompt, max_tokens=max_tokens)
+                return await self._models.first.generator.create(replace(request, caller=self._socket.caller))
             except ContextLengthExceeded as error:
                 num_excess = error.num_prompt_tokens + error.max_tokens - error.limit_tokens
                 if not self._conversation.shorten(num_excess):

@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import socket
 import sys
 from collections import Counter
 
+from tailrace.server.caller import network_of
 from tailrace.server.settings import Settings
 
 if sys.platform != "win32":
@@ -44,7 +44,7 @@ class Places:
 
     def enter(self, transport: asyncio.Transport, address: str) -> Place:
         """Everybody gets a place, to be left again; it says whether that was one too many."""
-        client = _client(address)
+        client = network_of(address)
         self._num_open += 1
         self._by_client[client] += 1
         limit = _within_descriptors(self._max_connections)
@@ -109,16 +109,8 @@ class Place:
             self.pause_writing()
 
 
-def _client(address: str) -> str:
-    """Who has an address. A household has a network of IPv6, with more addresses than could be counted."""
-    if ":" not in address:
-        return address
-    ip = ipaddress.IPv6Address(address.partition("%")[0])
-    return str(ip.ipv4_mapped or ipaddress.IPv6Network((int(ip) >> 64 << 64, 64)))
-
-
 def _is_loopback(client: str) -> bool:
-    return client.startswith("127.") or client == _client("::1")
+    return client.startswith("127.") or client == network_of("::1")
 
 
 def _within_descriptors(num_connections: int) -> int:

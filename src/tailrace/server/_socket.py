@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 
 from tailrace.dialects.websocket import Close
 from tailrace.server._flow import SEND_MANY
+from tailrace.server.caller import caller_of
 
 __all__ = ["Over", "Socket", "end_of"]
 
@@ -31,6 +32,7 @@ class Socket:
         self._receive = receive
         self._send = send
         self.max_frames = _MAX_FRAMES if SEND_MANY in scope.get("extensions", {}) else 1
+        self.caller = caller_of(scope)
         self._idle_s = idle_s
         self._idle: asyncio.Timeout | None = None  # runs while a frame is awaited
         self._num_busy = 0

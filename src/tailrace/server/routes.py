@@ -48,6 +48,7 @@ from tailrace.errors import (
 from tailrace.generation import Generator
 from tailrace.server.answers import JsonAnswer, StreamAnswer, WholeAnswer, is_meant
 from tailrace.server.bodies import BodyBudget, BodyReader
+from tailrace.server.caller import caller_of
 from tailrace.server.facts import Facts, facts_of
 from tailrace.server.metrics import Metrics
 from tailrace.server.models import NO_SUCH_MODEL, Models, Served
@@ -211,7 +212,7 @@ class Routes:
             raise Forbidden("Other pages may not make this server generate.", param="sec-fetch-site")
         if request.method == "HEAD":
             return Response(headers={"content-type": call.view.media_type})
-        wanted = _with_headers(call.request, request)
+        wanted = replace(_with_headers(call.request, request), caller=caller_of(request.scope))
         log = await self._recall_or_create(request, asked, wanted, served.generator)
         headers = _names(log) | naming
         facts = facts_of(served.generator, log)

@@ -30,11 +30,12 @@ class Record(msgspec.Struct, frozen=True):
     linger_s: float = 0.0  # how long nobody may read before it is cancelled; 0: not at all
     exact: bool = False  # GenerateRequest.exact
     claim: Claim | None = None
+    caller: str = ""  # GenerateRequest.caller, as long as it runs
 
     @property
     def seed(self) -> int:
         return self.sampling.seed or 0
 
     def finished(self) -> Record:
-        """What is still worth knowing once the stream has ended: not what was asked."""
-        return msgspec.structs.replace(self, prompts=())
+        """What is still worth knowing once the stream has ended: not what was asked, nor by whom."""
+        return msgspec.structs.replace(self, prompts=(), caller="")

@@ -1,0 +1,86 @@
+"""Somebody sends requests that kill engines, one after the other. Nobody else is blamed for it."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.faults.house import House
+from tests.server.oracle import Answer, chat_ids
+from tests.server.process import Server
+
+_COUNT = 30
+_PACED = "scripted:tokens_per_s=200"
+
+
+@contextmanager
+def attacked(server: Server, num_attackers: int, control: str = "<|crash|>") -> Iterator[list[tuple[int, str]]]:
+    """Each attacker sends killers, one after the other, every one with a text of its own. Yields their answers."""
+    is_over = threading.Event()
+    numbers = itertools.count()
+    answers: list[tuple[int, str]] = []
+
+    def attack() -> None:
+        with httpx.Client(base_url=server.url, timeout=60.0, trust_env=False) as client:
+            while not is_over.is_set():
+                body = {"prompt": f"{next(numbers)} {control}", "max_tokens": 50}
+                answer = client.post("/v1/completions", json=body)
+                answers.append((answer.status_code, answer.json()["error"]["code"]))
+                if answer.status_code == 429:
+                    is_over.wait(float(answer.headers["retry-after"]))
+
+    with ThreadPoolExecutor(num_attackers) as pool:
+        attacks = [pool.submit(attack) for _ in range(num_attackers)]
+        try:
+            yield answers
+        finally:
+            is_over.set()
+        for one in attacks:
+            one.result()
+
+
+def chat(server: Server, text: str) -> str:
+    """Ask, and return what is wrong with the answer, or nothing."""
+    body = {"messages": [{"role": "user", "content": text}], "max_tokens": _COUNT, "seed": 7, "model": "scripted"}
+    answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120.0, trust_env=False)
+    if answer.status_code != 200:
+        return f"{answer.status_code} {answer.text}"
+    said = answer.json()["choices"][0]["message"]["content"]
+    return "" if said == Answer(chat_ids(text), _COUNT, 7).text else f"said {said}"
+
+
+def _wait_killed(server: Server, count: int) -> None:
+    deadline_s = time.monotonic() + 30.0
+    while server.log.count("Starting another engine.") < count:
+        assert time.monotonic() < deadline_s, server.log
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "num_chats", "num_texts"),
+    [
+        pytest.param(3, 6, 1, id="one-chat"),
+        pytest.param(16, 16, 16, id="distinct"),
+        pytest.param(3, 45, 1, id="one-chat-long", marks=pytest.mark.deep),
+        pytest.param(64, 64, 64, id="distinct-long", marks=pytest.mark.deep),
+        pytest.param(10, 130, 130, id="many-long", marks=pytest.mark.deep),
+    ],
+)
+@pytest.mark.timeout(400)
+def test_harmless_chats_are_not_blamed(tmp_path: Path, num_clients: int, num_chats: int, num_texts: int) -> None:
+    with House(tmp_path, _PACED) as house:
+        server = house.server
+        with attacked(server, 2) as answers, ThreadPoolExecutor(num_clients) as pool:
+            _wait_killed(server, 1)
+            texts = [f"Chat {number % num_texts}." for number in range(num_chats)]
+            wrong = list(filter(None, pool.map(lambda text: chat(server, text), texts)))
+        assert not wrong
+        assert answers
+        assert {code for _, code in answers} <= {"poison_request", "overloaded"}
