@@ -2,21 +2,30 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install serve test test-deep check bench clean
+.PHONY: install install-dev serve test test-deep check bench clean
 
+# What serving needs. pip is not quiet: it shows what it downloads, and how far it is.
 install: .venv/.installed
 
 .venv/.installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing tailrace into .venv: about 110 MB to download, 430 MB on disk."
+	@$(BIN)/python -m pip install --disable-pip-version-check --editable .
+	@touch $@
+
+# What the tests and checks need as well: other engines, clients, a browser's driver.
+install-dev: .venv/.installed-dev
+
+.venv/.installed-dev: .venv/.installed
+	@echo "Installing what the tests need into .venv: 2.1 GB on disk, which takes minutes."
 	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	@echo "installing tailrace into .venv (about 300 MB the first time)"
-	@$(BIN)/python -m pip install --quiet --editable . --group dev
+	@$(BIN)/python -m pip install --editable . --group dev
 	@touch $@
 
 serve: install
 	@$(BIN)/tailrace serve $(ARGS)
 
-check: install
+check: install-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -24,10 +33,10 @@ check: install
 
 # Three at once, since many of them wait; each with whole files: what a file sets up is set up once. Tests have their
 # own limits, which do not reach into a library that hangs: such a process ends here, and says where it was.
-test: install
+test: install-dev
 	$(BIN)/pytest -n 3 --dist loadfile -m "not deep" -o faulthandler_timeout=400 -o faulthandler_exit_on_timeout=true $(ARGS)
 
-test-deep: install
+test-deep: install-dev
 	$(BIN)/pytest $(ARGS)
 
 bench: install

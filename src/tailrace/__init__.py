@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from tailrace import telemetry
+
 if TYPE_CHECKING:
     from tailrace.serve.model import Model
 
 __all__ = ["engine"]
 
 __version__ = "0.1.0"
+
+telemetry.switch_off()
 
 
 def engine(model: str = "smollm2", **settings: Any) -> Model:  # Any: of each setting's type

@@ -1,0 +1,28 @@
+"""Switches off the usage statistics of the libraries that engines are made of."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+__all__ = ["switch_off"]
+
+# Each is read by its library at import. A value that the user has set stays.
+_VARIABLES = {
+    "DO_NOT_TRACK": "1",  # Hugging Face, vLLM, and whoever follows the convention
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def switch_off() -> None:
+    """Must run before such a library is imported, in each process: `tailrace/__init__.py` calls it.
+
+    OpenVINO's package for statistics has no setting in the environment: it can only be refused by a file in the home
+    directory, and it writes others there. OpenVINO works without the package, so an import of it fails here.
+    """
+    for name, value in _VARIABLES.items():
+        os.environ.setdefault(name, value)
+    if "openvino_telemetry" not in sys.modules:
+        sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # makes an import raise ImportError
