@@ -9,7 +9,7 @@ install: .venv/.installed
 
 .venv/.installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "Installing tailrace into .venv: about 110 MB to download, 430 MB on disk."
+	@echo "Installing tailrace into .venv: about 115 MB to download, 430 MB on disk."
 	@$(BIN)/python -m pip install --disable-pip-version-check --editable .
 	@touch $@
 

@@ -3,7 +3,7 @@
     python bench/deployments.py CHECKPOINT --ray-python PATH [--output FILE]
 
 CHECKPOINT is a Hugging Face directory of SmolLM2-135M-Instruct whose generation_config.json ends answers after 40
-tokens (tests/checkpoints.py makes one). PATH is a Python that has tailrace[ray], torch and transformers. For each
+tokens (tests/checkpoints.py makes one). PATH is a Python that has tailrace, Ray Serve, torch and transformers. For each
 server and 1, 4 and 16 clients: tokens a second of all clients together, and the median and worst time to the first
 piece of text. Prompts differ, so that nothing is cached; text is counted with the model's own tokenizer.
 """

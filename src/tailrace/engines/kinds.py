@@ -16,6 +16,7 @@ from tailrace.engines.promise import Engine
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
+from tailrace.requirements import install_command
 
 __all__ = ["KINDS", "OPENVINO_AS_THEY_ARE", "Choice", "Kind", "choose", "load_engine"]
 
@@ -81,8 +82,8 @@ class Kind:
 
     @property
     def remedy(self) -> str:
-        """What to do about the missing ones."""
-        return f"pip install 'tailrace[{self.extra}]'" if self.extra else "pip install --force-reinstall tailrace"
+        """The command that installs the missing ones."""
+        return install_command(extra=self.extra, packages=self.packages)
 
     def check(self, settings: Iterable[str]) -> None:
         """Refuse settings that were given and mean nothing to it. Raises: ModelError."""

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tailrace.requirements import install_command
 from tailrace.serve.deployment import Application, nodes, replaced
 from tailrace.serve.failures import failed
 from tailrace.serve.ingress import asgi_of, has_ingress
@@ -90,7 +91,7 @@ def _started(settings: Settings) -> Any:  # Any: the module ray.serve
         import ray
         from ray import serve
     except ImportError:
-        _say("tailrace: Ray is not installed. Try: pip install 'tailrace[ray]'")
+        _say(f"tailrace: Ray is not installed. Try: {install_command(extra='ray')}")
         return None
     ray.init(address="auto" if _has_cluster() else None, ignore_reinit_error=True, log_to_driver=True)
     serve.start(http_options={"host": settings.host, "port": settings.port})

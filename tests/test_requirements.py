@@ -1,0 +1,38 @@
+"""Commands that install what is missing."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from tailrace.requirements import install_command, requirements
+
+PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text())["project"]
+
+
+def _parts(requirement: str) -> tuple[str, ...]:
+    """In an order of its own, since building tools sort the bounds of a version."""
+    return tuple(sorted(requirement.partition(";")[0].strip().replace("<", ",<").replace(">", ",>").split(",")))
+
+
+@pytest.mark.parametrize("extra", ["", *PROJECT["optional-dependencies"]])
+def test_requirements_are_those_of_the_project(extra: str) -> None:
+    declared = PROJECT["optional-dependencies"][extra] if extra else PROJECT["dependencies"]
+    found = [[part for part in _parts(line) if part] for line in requirements(extra=extra)]
+    assert sorted(found) == sorted([part for part in _parts(line) if part] for line in declared)
+
+
+def test_an_extra_is_installed_by_its_requirements() -> None:
+    command = shlex.split(install_command(extra="llamacpp"))
+    assert command[:4] == [sys.executable, "-m", "pip", "install"]
+    assert command[4:] == PROJECT["optional-dependencies"]["llamacpp"]
+
+
+def test_without_an_extra_the_packages_are_installed_again() -> None:
+    command = shlex.split(install_command(packages=("openvino", "openvino_genai")))
+    assert command[4] == "--force-reinstall"
+    assert [line.partition("<")[0] for line in command[5:]] == ["openvino-genai"]
