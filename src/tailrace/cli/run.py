@@ -91,7 +91,7 @@ def run(
     try:
         read = partial(
             plan_of, target, arguments, directory=app_dir, route_prefix=route_prefix, name=name,
-            concurrency=concurrency, log_level=values["log_level"], resumable=resumable,
+            concurrency=concurrency, log_level=values["log_level"], resumable=resumable, queue_s=values["queue_s"],
         )  # fmt: skip
         plan = read()
         settings = Settings(**values)

@@ -78,7 +78,7 @@ class Pool:
 
     @property
     def is_ready(self) -> bool:
-        return bool(self.replicas) and not self._is_draining
+        return not self._is_draining and any(not replica.is_unhealthy for replica in self.replicas)
 
     @property
     def is_draining(self) -> bool:
@@ -130,7 +130,7 @@ class Pool:
 
     def _free(self) -> ReplicaProcess | None:
         free = [one for one in self.replicas if self._can_take(one)]
-        return min(free, key=lambda one: one.num_ongoing) if free and not self._waiting else None
+        return _best(free) if free and not self._waiting else None
 
     def _can_take(self, replica: ReplicaProcess) -> bool:
         return replica.num_ongoing < self.options.max_ongoing_requests and not replica.link.is_lost
@@ -148,7 +148,7 @@ class Pool:
                 return
             place = self._waiting.popleft()
             if not place.done():
-                replica = min(free, key=lambda one: one.num_ongoing)
+                replica = _best(free)
                 replica.num_ongoing += 1
                 place.set_result(replica)
 
@@ -254,7 +254,7 @@ class Pool:
 
     async def _until_lost(self, replica: ReplicaProcess) -> str:
         """Why it is of no use any more."""
-        options, num_bad = self.options, 0
+        options, num_bad, told = self.options, 0, ""
         while True:
             await asyncio.wait([replica.gone], timeout=options.health_check_period_s)
             if replica.gone.done():
@@ -262,8 +262,18 @@ class Pool:
             failure = await replica.check(within_s=options.health_check_timeout_s)
             if replica.gone.done():
                 return await replica.why()
-            num_bad = num_bad + 1 if failure is not None else 0
-            if failure is not None:
-                logger.warning("%s: %s\n%s", options.name, failure.message, failure.traceback)
-                if num_bad >= _UNHEALTHY:
-                    return f"unhealthy {_UNHEALTHY} times in a row"
+            replica.is_unhealthy = failure is not None
+            if failure is None:
+                num_bad, told = 0, ""
+                continue
+            num_bad += 1
+            if failure.message != told:
+                logger.warning("%s: %s", options.name, f"{failure.message}\n{failure.traceback}".rstrip())
+                told = failure.message
+            if num_bad >= _UNHEALTHY:
+                return f"unhealthy {_UNHEALTHY} times in a row"
+
+
+def _best(free: list[ReplicaProcess]) -> ReplicaProcess:
+    """The healthy one with the least to do; one that is unhealthy only if there is no other."""
+    return min(free, key=lambda one: (one.is_unhealthy, one.num_ongoing))

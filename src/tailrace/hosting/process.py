@@ -42,6 +42,7 @@ class ReplicaProcess:
         self.link = Link(opened, self._lost, is_front=True)
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_ongoing = 0
+        self.is_unhealthy = False  # its last health check failed
 
     @classmethod
     async def start(cls, opened: Answered, *, log_level: str = "warning") -> ReplicaProcess:

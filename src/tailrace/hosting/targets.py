@@ -54,15 +54,13 @@ def plan_of(
     concurrency: int,
     log_level: str,
     resumable: bool = False,
+    queue_s: float | None = None,
 ) -> Plan:
     """Raises: PlanError."""
     plan = _plan_of(target, arguments, directory=directory, route_prefix=route_prefix, name=name)
+    common = {"concurrency": concurrency, "log_level": log_level, "queue_s": queue_s}
     apps = tuple(
-        replace(
-            spec,
-            target=msgspec.structs.replace(spec.target, concurrency=concurrency, log_level=log_level),
-            is_resumable=resumable,
-        )
+        replace(spec, target=msgspec.structs.replace(spec.target, **common), is_resumable=resumable)
         for spec in plan.apps
     )
     return replace(plan, apps=apps)

@@ -25,6 +25,7 @@ class AppTarget(msgspec.Struct, frozen=True):
     overrides: tuple[dict[str, Any], ...] = ()  # options of deployments, each with its `name`
     environment: dict[str, str] = {}
     concurrency: int = 1  # of an Inferless app
+    queue_s: float | None = None  # that a request to an Inferless app waits for its turn
     log_level: str = "warning"  # from which on its log is shown
 
 

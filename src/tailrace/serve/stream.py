@@ -12,6 +12,7 @@ import sys
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Mapping
 from typing import Any, Literal, TypeAlias, TypeVar
 
+import anyio
 import msgspec
 from starlette.concurrency import iterate_in_threadpool
 from starlette.responses import Response, StreamingResponse
@@ -100,17 +101,16 @@ class _Stream(StreamingResponse):
         self._is_hosted = "tailrace" in (scope.get("extensions") or {})
         if not self._is_hosted:
             del self.headers[STREAM_HEADER.decode()]
-        if self._wire == "triton":
-            try:
-                first = await anext(self._items)
-            except StopAsyncIteration:
-                pass
-            else:
-                self._items = _with_first(first, self._items)
+        items = self._items
         try:
+            if self._wire == "triton":
+                first = await _first_of(items, receive)
+                if first is None:
+                    return
+                self._items = _chained(first, items)
             await super().__call__(scope, receive, send)
         finally:
-            close = getattr(self._items, "aclose", None)
+            close = getattr(items, "aclose", None)
             if close is not None:
                 await close()
 
@@ -152,15 +152,39 @@ def _failure(error: Exception) -> Failure:
     return Failure("app_failed", words or _FAILED)
 
 
-async def _with_first(first: Any, rest: AsyncIterator[Any]) -> AsyncIterator[Any]:  # Any: as `stream`
-    try:
-        yield first
-        async for item in rest:
-            yield item
-    finally:
-        close = getattr(rest, "aclose", None)
-        if close is not None:
-            await close()
+async def _first_of(items: AsyncIterator[Any], receive: Receive) -> list[Any] | None:  # Any: as `stream`
+    """The first item; no item if there is none; None if the client has left before it came.
+
+    Raises: what the generator raises.
+    """
+    found: list[Any] | None = None  # Any: as `stream`
+    failure: Exception | None = None
+    async with anyio.create_task_group() as group:
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            group.cancel_scope.cancel()
+
+        group.start_soon(watch)
+        try:
+            found = [await anext(items)]
+        except StopAsyncIteration:
+            found = []
+        except Exception as error:  # raised below: a task group would wrap it
+            failure = error
+        group.cancel_scope.cancel()
+    if failure is not None:
+        raise failure
+    return found
+
+
+async def _chained(first: list[Any], rest: AsyncIterator[Any]) -> AsyncIterator[Any]:  # Any: as `stream`
+    """Whoever calls closes `rest`: a generator that was never started would not."""
+    for item in first:
+        yield item
+    async for item in rest:
+        yield item
 
 
 def _json(value: object) -> str:

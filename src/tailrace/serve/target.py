@@ -21,6 +21,8 @@ from tailrace.serve.options import REMARKS, DeploymentOptions, read_options
 
 __all__ = ["describe", "load", "options_of"]
 
+_INFERLESS_CHECK_S = 2.0  # an app whose only `infer` waits for ever serves nobody
+
 
 def load(target: AppTarget) -> tuple[Application, tuple[str, ...]]:
     """The app, and what its user should know.
@@ -138,11 +140,14 @@ def _inferless(target: AppTarget) -> tuple[Application, tuple[str, ...]]:
     from tailrace.serve.inferless import AppError, load_app
 
     try:
-        app = load_app(Path(target.target).resolve(), concurrency=target.concurrency)
+        app = load_app(Path(target.target).resolve(), concurrency=target.concurrency, queue_s=target.queue_s)
     except AppError as error:
         raise TargetError(str(error)) from None
-    options = DeploymentOptions(name=app.name, max_ongoing_requests=app.max_ongoing_requests)
-    return Deployment(ingress(app)(), options).bind(), tuple(app.notes)
+    options = DeploymentOptions(
+        name=app.name, max_ongoing_requests=app.max_ongoing_requests, health_check_period_s=_INFERLESS_CHECK_S
+    )
+    body = type("InferlessApp", (), {"check_health": lambda _: app.check_health()})
+    return Deployment(ingress(app)(body), options).bind(), tuple(app.notes)
 
 
 def _instead(module: Any) -> str:

@@ -42,27 +42,30 @@ _LEFT = 499  # nobody sees it
 _BINARY = "inference-header-content-length"
 
 
-def load_app(folder: Path, *, name: str | None = None, concurrency: int = 1) -> InferlessApp:
+def load_app(
+    folder: Path, *, name: str | None = None, concurrency: int = 1, queue_s: float | None = None
+) -> InferlessApp:
     """An app.py with its settings, imported and constructed, as something that can be served.
 
     `concurrency` is how many calls of `infer` may run at once; the vendor's default, for which apps are written, is 1.
+    `queue_s` is how long a request waits for one of them, a minute if it is not given.
 
     Raises: AppError for what is no app; whatever the app's own code raises.
     """
     if concurrency < 1:
         raise ValueError("concurrency is at least 1.")
-    return InferlessApp(load(Path(folder), name), concurrency)
+    return InferlessApp(load(Path(folder), name), concurrency, queue_s)
 
 
 class InferlessApp:
     """An ASGI app. Its lifespan is the model's: `initialize` before the first request, `finalize` after the last."""
 
-    def __init__(self, loaded: Loaded, concurrency: int = 1) -> None:
+    def __init__(self, loaded: Loaded, concurrency: int = 1, queue_s: float | None = None) -> None:
         self.name = loaded.name
         self.notes = loaded.notes
         self.is_streaming = loaded.settings.is_streaming
         self._loaded = loaded
-        self._model = Model(loaded, concurrency)
+        self._model = Model(loaded, concurrency, queue_s)
         of_server = [("", self._show_server), ("/health/live", self._show_live), ("/health/ready", self._show_ready)]
         of_model = [("", self._show_model), ("/ready", self._show_ready)]
         verbs = [("/infer", self._infer), ("/generate", self._generate), ("/generate_stream", self._generate_stream)]
@@ -88,6 +91,11 @@ class InferlessApp:
     def max_ongoing_requests(self) -> int:
         """How many requests it takes in before it answers 429: what runs at once, and a hundred that wait."""
         return self._model.max_pending
+
+    def check_health(self) -> None:
+        """Raises: RuntimeError, which says why this process should be replaced."""
+        if self._model.fault:
+            raise RuntimeError(f"{self._model.fault}.")
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

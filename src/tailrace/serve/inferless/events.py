@@ -8,55 +8,52 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from tailrace.serve.inferless.errors import OutputError, StreamCancelled
+from tailrace.serve.inferless.errors import StreamCancelled
 
-__all__ = ["Events"]
+__all__ = ["Events", "is_on_loop"]
 
 _LIMIT = 256
-_HARD_LIMIT = 65_536  # for code on the event loop, which cannot be made to wait unless it awaits its sends
+_HARD_LIMIT = 65_536  # for code on an event loop, which should wait by awaiting: blocked, it holds up its loop
 
 
 class Events:
     """A bounded queue that ends: by `end`, with or without an error, or because the reader has left.
 
-    A thread that puts waits while the reader is `limit` items behind. Code on the event loop is told to wait by `room`.
+    A thread that puts waits while the reader is `limit` items behind. Code on an event loop of its own waits in `room`.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limit: int = _LIMIT) -> None:
-        self._loop = loop
-        self._loop_thread = threading.get_ident()
+    def __init__(self, limit: int = _LIMIT) -> None:
         self._limit = limit
         self._items: deque[Any] = deque()  # Any: as the app gave them, or as JSON has them
         self._changed = threading.Condition()
         self._readers: set[asyncio.Future[None]] = set()  # the one that waits for an item
-        self._senders: set[asyncio.Future[None]] = set()  # of the event loop, waiting for room
+        self._senders: set[asyncio.Future[None]] = set()  # on their own loops, waiting for room
         self._error: BaseException | None = None
         self.num_put = 0
         self.is_ended = False
         self.is_cancelled = False
         self.has_failed = False
 
-    @property
-    def is_on_loop(self) -> bool:
-        """Whether this code runs where it must not block."""
-        return threading.get_ident() == self._loop_thread
-
     def put(self, item: object) -> None:
-        """From any thread. After the end it does nothing.
-
-        Raises: StreamCancelled if the reader has left; OutputError on the event loop for code that never awaits.
-        """
+        """From any thread but the reader's. After the end it does nothing. Raises: StreamCancelled if the reader has
+        left."""
+        limit = _HARD_LIMIT if is_on_loop() else self._limit
         with self._changed:
-            if not self.is_on_loop:
-                self._changed.wait_for(self._has_room)
-            elif len(self._items) >= _HARD_LIMIT:
-                raise OutputError("The app sends without awaiting it, faster than anybody can read.")
-            if self.is_ended:
-                return
-            if self.is_cancelled:
-                raise StreamCancelled
-            self._items.append(item)
-            self.num_put += 1
+            self._changed.wait_for(lambda: self._has_room(limit))
+            self._append(item)
+
+    def put_last(self, item: object) -> None:
+        """As `put`, on the reader's loop: it does not wait for room."""
+        with self._changed:
+            self._append(item)
+
+    def _append(self, item: object) -> None:
+        if self.is_ended:
+            return
+        if self.is_cancelled:
+            raise StreamCancelled
+        self._items.append(item)
+        self.num_put += 1
         self._wake(self._readers)
 
     def end(self, error: BaseException | None = None) -> None:
@@ -101,36 +98,46 @@ class Events:
 
     async def room(self) -> None:
         """Return when another item may be put. Raises: StreamCancelled if the reader has left."""
-        while not self._has_room():
-            await self._wait(self._senders, self._has_room)
+        while not self._has_room(self._limit):
+            await self._wait(self._senders, lambda: self._has_room(self._limit))
         if self.is_cancelled and not self.is_ended:
             raise StreamCancelled
 
-    def _has_room(self) -> bool:
-        return len(self._items) < self._limit or self.is_ended or self.is_cancelled
+    def _has_room(self, limit: int) -> bool:
+        return len(self._items) < limit or self.is_ended or self.is_cancelled
 
     async def _wait(self, waiting: set[asyncio.Future[None]], is_over: Callable[[], bool]) -> None:
-        future = self._loop.create_future()
-        waiting.add(future)
+        future = asyncio.get_running_loop().create_future()
+        with self._changed:
+            if is_over():
+                return
+            waiting.add(future)
         try:
-            if not is_over():  # a thread may have put something before it could see this future
-                await future
+            await future
         finally:
-            waiting.discard(future)
+            with self._changed:
+                waiting.discard(future)
 
     def _wake(self, waiting: set[asyncio.Future[None]]) -> None:
-        if not waiting:
-            return
-        if self.is_on_loop:
-            _set_all(waiting)
-            return
-        try:
-            self._loop.call_soon_threadsafe(_set_all, waiting)
-        except RuntimeError:  # the loop is closed: nobody reads any more
-            self.is_cancelled = True
+        with self._changed:
+            futures = tuple(waiting)
+            waiting.clear()
+        for future in futures:
+            try:
+                future.get_loop().call_soon_threadsafe(_set, future)
+            except RuntimeError:  # its loop is closed
+                self.is_cancelled = self.is_cancelled or waiting is self._readers
 
 
-def _set_all(waiting: set[asyncio.Future[None]]) -> None:
-    for future in waiting:
-        if not future.done():
-            future.set_result(None)
+def is_on_loop() -> bool:
+    """Whether this code runs on an event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

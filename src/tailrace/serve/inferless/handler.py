@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Generator
 from typing import Any
 
 from tailrace.serve.inferless.errors import AppFailed, OutputError, StreamCancelled
-from tailrace.serve.inferless.events import Events
+from tailrace.serve.inferless.events import Events, is_on_loop
 from tailrace.serve.inferless.threads import Threads
 from tailrace.serve.inferless.wire import values_of
 
@@ -31,7 +31,7 @@ class StreamOutputHandler:
         self._warned: set[str] = set()
         self._kinds: dict[str, str] | None = None
         self._num_in_vain = 0
-        self._is_finalised = False
+        self.is_finalised = False
         self.threads = Threads()
 
     @property
@@ -57,13 +57,13 @@ class StreamOutputHandler:
             if not self._is_in_vain():
                 raise
             return _DONE
-        return _Room(self._events) if self._events.is_on_loop else _DONE
+        return _Room(self._events) if is_on_loop() else _DONE
 
     def finalise_streamed_output(self) -> Awaitable[None]:
         """End the stream. `infer` may go on; what it sends is ignored."""
-        if self._is_finalised:
+        if self.is_finalised:
             self.warn("the app finalises a stream twice")
-        self._is_finalised = True
+        self.is_finalised = True
         self._events.end()
         return _DONE
 

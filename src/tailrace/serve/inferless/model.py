@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tailrace.errors import QueueFull
+from tailrace.errors import AdmissionError, QueueFull, TailraceError
+from tailrace.serve.inferless.app_loop import AppLoop, until_done
 from tailrace.serve.inferless.errors import AppFailed, OutputError, StreamCancelled
 from tailrace.serve.inferless.events import Events
 from tailrace.serve.inferless.handler import StreamOutputHandler
 from tailrace.serve.inferless.loading import Loaded, positional
+from tailrace.serve.inferless.queues import Marks
 from tailrace.serve.inferless.threads import unwatch, watch
+from tailrace.serve.inferless.wire import values_of
 from tailrace.serve.inferless.workers import Workers
 
-__all__ = ["Answer", "Model"]
+__all__ = ["INCOMPLETE", "Answer", "Model"]
 
 logger = logging.getLogger("tailrace.serve")
 
 _MAX_WAITING = 100
 _GRACE_S = 5.0  # for calls that run when the app is to stop
+_QUEUE_S = 60.0  # that a request waits for its turn, where nobody says otherwise
 _OURS = str(Path(__file__).parent)
+INCOMPLETE = {"finish": "incomplete"}  # the last event of a stream that the app has not finalised
 
 
 class Model:
@@ -34,7 +40,7 @@ class Model:
     asks they are all the same: an `Answer`, of one item or more.
     """
 
-    def __init__(self, loaded: Loaded, concurrency: int) -> None:
+    def __init__(self, loaded: Loaded, concurrency: int, queue_s: float | None = None) -> None:
         self._app = loaded.instance
         self._settings = loaded.settings
         self._infer: Callable[..., Any] = loaded.instance.infer  # Any: the app's
@@ -42,19 +48,29 @@ class Model:
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(self._infer))
         self._concurrency = concurrency
         self._turns = asyncio.Semaphore(concurrency)
+        self._queue_s = _QUEUE_S if queue_s is None else queue_s
         self.max_pending = concurrency * (loaded.settings.batch_size or 1) + _MAX_WAITING
         self._pending: set[Answer] = set()
         self._workers: Workers | None = None
+        self._loop: AppLoop | None = None
+        self._fault = ""  # for which there is no remedy in this process
         self._batched: Callable[[Answer], Awaitable[object]] | None = None
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes requests: not before `initialize`, nor while `infer` waits for a thread that has died."""
-        return self._workers is not None and not any(answer.is_lost for answer in self._pending)
+        """Whether it takes requests: not before `initialize`, nor while something is wrong."""
+        return self._workers is not None and not self.fault
+
+    @property
+    def fault(self) -> str:
+        """Why this process should be replaced; empty if all is well."""
+        lost = next((answer.lost for answer in self._pending if answer.lost), "")
+        return (lost and f"infer has not returned, and a thread that it started has failed ({lost})") or self._fault
 
     async def start(self) -> None:
         """Raises: whatever `initialize` raises."""
         self._workers = Workers(self._concurrency, "infer")
+        self._loop = AppLoop("infer-loop")
         watch()
         size = self._settings.batch_size
         if size is not None:
@@ -80,7 +96,7 @@ class Model:
         late = (await asyncio.wait(tasks, timeout=_GRACE_S))[1] if tasks else set()
         try:
             finalize = getattr(self._app, "finalize", None)
-            if late and not self._is_async:
+            if late:
                 logger.warning("infer has not come back, so that finalize is not called")
             elif finalize is not None:
                 await self._run(finalize, *((None,) if positional(finalize) else ()))
@@ -108,26 +124,46 @@ class Model:
         return self._is_async and not answer.handler.threads.others(alive=True)
 
     async def _answer(self, answer: Answer) -> None:
-        events = answer.events
-        try:
+        with _ending(answer.events):
             if self._batched is not None:
-                result = await self._batched(answer)
-            else:
-                async with self._turns:
-                    handler = (answer.handler,) if self._takes_handler else ()
-                    result = await self._call([answer], answer.inputs, *handler)
-            answer.finish(result)
-            events.end()
-        except StreamCancelled:
-            events.end()
-        except AppFailed as error:
-            events.end(error)
-        except asyncio.CancelledError:
-            events.end(AppFailed("The app was stopped before its answer was complete."))
-            raise
-        except Exception as error:  # a defect of ours must not leave anybody waiting
-            _report("an answer could not be given", error)
-            events.end(AppFailed("The server failed; the app's log has more."))
+                answer.finish(await self._batched(answer))
+                return
+            await self._take_turn()
+            try:
+                await self._call_alone(answer)
+            finally:
+                self._turns.release()
+
+    async def _take_turn(self) -> None:
+        """Raises: AdmissionError."""
+        try:
+            async with asyncio.timeout(self._queue_s):
+                await self._turns.acquire()
+        except TimeoutError:
+            logger.warning("a request was refused after %g s: infer has not returned from another", self._queue_s)
+            error = AdmissionError(f"The app was not free within {self._queue_s:g} s.", retry_after_s=5.0)
+            error.status, error.code = 503, "queue_timeout"
+            raise error from None
+
+    async def _call_alone(self, answer: Answer) -> None:
+        """`infer` for one request. What it leaves behind where it fails is cleared before the next one begins."""
+        holders = (getattr(self._app, "__dict__", {}), getattr(inspect.unwrap(self._infer), "__globals__", {}))
+        marks = Marks(*holders if self._concurrency == 1 else ())  # else nobody knows whose it is
+        handler = (answer.handler,) if self._takes_handler else ()
+        try:
+            with _ending(answer.events):
+                answer.finish(await self._call([answer], answer.inputs, *handler))
+        finally:
+            if not answer.is_whole:
+                await self._clear(marks, answer)
+
+    async def _clear(self, marks: Marks, answer: Answer) -> None:
+        assert self._loop is not None
+        restored = marks.restore(answer.handler.threads)
+        clearing = asyncio.ensure_future(self._loop.run(lambda: restored) if self._is_async else restored)
+        await until_done(clearing)
+        if not clearing.result():
+            self._fault = "threads of a failed request go on, and would write into the answers of the next ones"
 
     async def _infer_all(self, answers: list[Answer]) -> list[object]:
         """A batch; those who wait for one that runs do not leave it, so that it keeps its turn."""
@@ -155,32 +191,36 @@ class Model:
             raise AppFailed(f"{type(error).__name__} in infer; the app's log has more.") from None
         finally:
             for answer in answers:
-                answer.is_running = False
+                answer.is_running, answer.lost = False, ""
 
     async def _run(self, function: Any, *args: object) -> Any:  # Any: the app's own
-        """A method of the app: on the event loop if it is async, else in a worker."""
+        """A method of the app: in a worker; on the app's own event loop if it is async. An app whose `infer` is async
+        runs there as a whole."""
         if function is None:
             return None
-        if inspect.iscoroutinefunction(inspect.unwrap(function)):
-            result = function(*args)
-        else:
-            assert self._workers is not None
-            result = await self._workers.run(partial(function, *args))
-        return await result if inspect.isawaitable(result) else result
+        assert self._loop is not None
+        assert self._workers is not None
+        call = partial(function, *args)
+        if self._is_async or inspect.iscoroutinefunction(inspect.unwrap(function)):
+            return await self._loop.run(call)
+        result = await self._workers.run(call)
+        return await self._loop.run(lambda: result) if inspect.isawaitable(result) else result
 
     def _thread_died(self, answers: list[Answer], error: BaseException) -> None:
         """What waits for the results of a thread that `infer` has started may do so for ever."""
         _report("a thread that infer has started failed", error)
         for answer in answers:
-            answer.is_lost = answer.is_running
+            answer.lost = type(error).__name__ if answer.is_running else ""
             answer.events.end(
                 AppFailed(f"{type(error).__name__} in a thread that infer has started; the app's log has more.")
             )
 
     def _close(self) -> None:
+        assert self._loop is not None
         assert self._workers is not None
+        self._loop.close()
         self._workers.close()
-        self._workers = None
+        self._loop = self._workers = None
         unwatch()
 
 
@@ -194,11 +234,12 @@ class Answer:
         self._model = model
         self._is_stream = is_stream
         self.inputs = inputs
-        self.events = Events(asyncio.get_running_loop())
+        self.events = Events()
         self.handler = StreamOutputHandler(self.events)
         self.task: asyncio.Task[None] | None = None
         self.is_running = False  # `infer` has it now
-        self.is_lost = False  # a thread of the app has died under it
+        self.is_whole = False  # `infer` has given all of it
+        self.lost = ""  # what a thread has died of on which `infer` may wait for ever
 
     def __aiter__(self) -> Answer:
         return self
@@ -220,20 +261,45 @@ class Answer:
                 self.task.cancel()
 
     def finish(self, result: object) -> None:
-        """`infer` has come back with this. Raises: OutputError."""
+        """`infer` has come back with this. Ends the answer. Raises: OutputError."""
         events, warn = self.events, self.handler.warn
+        self.is_whole = True
         if not self._is_stream:
             if result is None:
                 raise OutputError("infer returned nothing; it should return a dict of outputs.")
-            events.put(result)
-        elif result is None:
-            if not (events.num_put or events.has_failed or events.is_cancelled):
-                warn("infer has sent nothing")
-        elif events.num_put or events.is_ended:
-            warn("infer returned something besides what it sent, which is ignored")
-        else:
+            events.put_last(result)
+        elif result is not None and not (events.num_put or events.is_ended):
             warn("infer returned its output instead of sending it, which makes one event")
-            self.handler.send_streamed_output(result)
+            events.put_last(values_of(result))
+        else:
+            self.is_whole = events.is_ended and not events.has_failed
+            if result is not None:
+                warn("infer returned something besides what it sent, which is ignored")
+            if self.is_whole and not events.num_put:
+                warn("infer has sent nothing")
+            if not (events.is_ended or events.is_cancelled):
+                warn(
+                    "infer returned without finalise_streamed_output; the client is told that the stream is incomplete"
+                )
+                events.put_last(INCOMPLETE)
+        events.end()
+
+
+@contextlib.contextmanager
+def _ending(events: Events) -> Iterator[None]:
+    """Ends an answer with what goes wrong."""
+    try:
+        yield
+    except StreamCancelled:
+        events.end()
+    except TailraceError as error:
+        events.end(error)
+    except asyncio.CancelledError:
+        events.end(AppFailed("The app was stopped before its answer was complete."))
+        raise
+    except Exception as error:  # a defect of ours must not leave anybody waiting
+        _report("an answer could not be given", error)
+        events.end(AppFailed("The server failed; the app's log has more."))
 
 
 def _report(what: str, error: BaseException) -> None:
