@@ -1,0 +1,27 @@
+"""The page behind a real nginx with the recipe of docs/edge.md: TLS, a password, and an unusual port."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser
+from tests.browser.tab import RIVER_TOKENS, Tab
+from tests.server.nginx import PASSWORD, secured
+from tests.server.process import Server
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.deep]
+
+
+async def test_the_page_chats_behind_nginx(browser: Browser, river: Server, tmp_path: Path) -> None:
+    name, password = PASSWORD
+    with secured(tmp_path, river.port) as port:
+        async with await browser.new_context(
+            ignore_https_errors=True, http_credentials={"username": name, "password": password}
+        ) as context:
+            context.set_default_timeout(10_000)
+            tab = await Tab.open(context, f"https://localhost:{port}/")
+            await tab.send("Why do rivers bend?")
+            assert await tab.wait_end()
+            assert f"{RIVER_TOKENS} tokens" in await tab.state()
+            assert tab.faults == []
