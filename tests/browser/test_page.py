@@ -52,7 +52,7 @@ async def test_chat(river: Server, open_tab: OpenTab) -> None:
     assert (await tab.last_answer())["text"] == ANSWER.text
     assert river.state(await tab.stream_id())["text"] == ANSWER.text
     assert re.fullmatch(
-        rf"Cut off at its greatest length · \d+ ms to the first token · [\d.]+ tokens/s · {RIVER_TOKENS} tokens",
+        rf"Cut off at its greatest length · \d+ ms to the first token · \d+(\.\d)? tokens/s · {RIVER_TOKENS} tokens",
         await tab.state(),
     )
     await expect(tab.question).to_be_focused()
@@ -381,6 +381,45 @@ async def test_regenerate_copy_and_new_chat(river: Server, open_tab: OpenTab, co
     await expect(tab.question).to_be_focused()
     await tab.page.get_by_role("button", name="Back to the last chat").click()
     assert await tab.text() == second
+
+
+async def test_a_new_chat_keeps_the_old_ones(river: Server, open_tab: OpenTab) -> None:
+    tab = await open_tab(river.url)
+    earlier = tab.page.get_by_label("Earlier chats")
+    answers = []
+    for question in ("One?", "Two?", "Three?"):
+        await tab.send(question)
+        answers.append(await tab.wait_end())
+        await tab.page.get_by_role("button", name="New chat").click()
+    await tab.reload()
+    await expect(earlier.locator("option")).to_have_text(["Earlier chats", "Three?", "Two?", "One?"])
+    await earlier.select_option("One?")
+    assert await tab.wait_end() == answers[0]
+    await earlier.select_option("Three?")
+    assert await tab.wait_end() == answers[2]
+    await expect(earlier.locator("option")).to_have_text(["Earlier chats", "One?", "Two?"])
+
+
+async def test_a_model_is_chosen_for_each_chat(serve: Serve, open_tab: OpenTab) -> None:
+    server = serve("scripted", "--model", "other=scripted:tokens_per_s=1000", "--load", "all")
+    tab = await open_tab(server.url)
+    models = tab.page.get_by_label("Model")
+    await expect(models.locator("option")).to_have_text(["scripted", "other"])
+    await models.select_option("other")
+    await _let_ask(tab, max_tokens=20)
+    await tab.send(QUESTION)
+    await tab.wait_end()
+    assert server.state(await tab.stream_id())["model"] == "other"
+    await tab.reload()
+    await expect(models).to_have_value("other")
+
+
+async def test_no_speed_is_shown_where_it_cannot_be_measured(serve: Serve, open_tab: OpenTab) -> None:
+    tab = await open_tab(serve("scripted").url)
+    await _let_ask(tab, max_tokens=5)
+    await tab.send(QUESTION)
+    await tab.wait_end()
+    assert re.fullmatch(r".* · \d+ ms to the first token · 5 tokens", await tab.state())
 
 
 @pytest.mark.deep

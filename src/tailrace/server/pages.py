@@ -29,6 +29,7 @@ _MEDIA_TYPES = {
     "icon.svg": "image/svg+xml",
     "page.css": "text/css; charset=utf-8",
     "page.js": "text/javascript; charset=utf-8",
+    "scrolling.js": "text/javascript; charset=utf-8",
     "streams.js": "text/javascript; charset=utf-8",
     "turns.js": "text/javascript; charset=utf-8",
     "writer.js": "text/javascript; charset=utf-8",

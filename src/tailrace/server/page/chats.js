@@ -7,7 +7,8 @@
 
 const PREFIX = "tailrace.chat.1."; // counts the shapes that a chat has had
 const OWN = "tailrace.place"; // in the tab's own storage
-const KEPT = 6; // chats of tabs that are closed
+const KEPT = 20; // chats that no tab shows
+const TITLE = 60; // characters
 const RELOAD_MS = 500; // for the page before a reload to let go of its lock
 
 export class Place {
@@ -46,6 +47,32 @@ export async function findPlace() {
   attempt(() => sessionStorage.setItem(OWN, name));
   prune(name);
   return { place: new Place(name), chat };
+}
+
+const unsaved = new Map(); // chats that were put away where storage is full or forbidden: kept as long as the page
+
+/** Keep a chat that this tab shows no longer. */
+export function putAway(chat) {
+  const name = fresh();
+  const kept = { ...chat, used_ms: Date.now() };
+  if (!attempt(() => (localStorage.setItem(name, JSON.stringify(kept)), true))) unsaved.set(name, kept);
+}
+
+/** Chats that no tab shows, the last used first: `{name, title}`. */
+export async function earlier() {
+  const inUse = new Set([attempt(() => sessionStorage.getItem(OWN)), ...((await held()) ?? [])]);
+  return [...unsaved.keys(), ...places()].filter((name) => !inUse.has(name)).map((name) => {
+    const question = (unsaved.get(name) ?? read(name))?.exchanges?.[0]?.question ?? "";
+    return { name, title: question.length > TITLE ? `${question.slice(0, TITLE)}…` : question };
+  });
+}
+
+/** Such a chat, from now on this tab's alone. */
+export function take(name) {
+  const chat = unsaved.get(name) ?? new Place(name).load();
+  unsaved.delete(name);
+  attempt(() => localStorage.removeItem(name));
+  return chat;
 }
 
 export function randomName() {

@@ -1,6 +1,7 @@
 /** The chat: asks, follows, stops; and after a reload goes on where it was. */
 
-import { empty, findPlace, randomName } from "/page/chats.js";
+import { earlier, empty, findPlace, putAway, randomName, take } from "/page/chats.js";
+import { toBottom, watchScrolling } from "/page/scrolling.js";
 import { Follower, Refusal, call, create, pause } from "/page/streams.js";
 import { Announcer, AnswerView, showQuestion, summary } from "/page/turns.js";
 
@@ -15,9 +16,8 @@ const announcer = new Announcer(ui.announcer);
 
 const { place, chat: found } = await findPlace();
 let chat = found;
-let putAway = null; // the chat before this one
 let active = null; // the answer that is on its way: {chat, exchange, answer, view, follower, hurry}
-let contextTokens = Infinity;
+let models = []; // as /v1/models tells of them
 let saving = 0;
 
 // Keeping
@@ -73,7 +73,7 @@ function showBorder() {
 
 function showWelcome() {
   ui.welcome.hidden = chat.exchanges.length > 0;
-  ui.back.hidden = putAway === null;
+  ui.back.hidden = ui.earlier.hidden;
   ui.new.disabled = chat.exchanges.length === 0;
 }
 
@@ -99,7 +99,6 @@ const newAnswer = () => ({ text: "", status: "asking", key: randomName(), seq: 0
 function send(question) {
   if (active || !question.trim()) return;
   notice("");
-  putAway = null;
   const exchange = { question, answer: newAnswer() };
   chat.exchanges.push(exchange);
   makeRoom();
@@ -155,7 +154,7 @@ async function begin(mine) {
       if (answer.isStopping) cancel({ cancel_url });
       if (active !== mine) return;
       Object.assign(answer, { events_url, cancel_url, status: "running", before: undefined });
-      ui.model.textContent = model;
+      if (models.length < 2) ui.model.textContent = model;
       save();
       return;
     } catch (error) {
@@ -170,12 +169,14 @@ async function begin(mine) {
   }
 }
 
-function bodyOf({ exchanges, from }) {
+function bodyOf({ exchanges, from, model }) {
   const said = exchanges.slice(from, -1).filter((exchange) => exchange.answer.text);
   const messages = said.flatMap((each) => [turn("user", each.question), turn("assistant", each.answer.text)]);
-  return { messages: [...messages, turn("user", exchanges.at(-1).question)], temperature: TEMPERATURE };
+  const body = { messages: [...messages, turn("user", exchanges.at(-1).question)], temperature: TEMPERATURE };
+  return model && isServed(model) ? { ...body, model } : body;
 }
 
+const isServed = (model) => models.some(({ id }) => id === model);
 const turn = (role, content) => ({ role, content });
 
 /** Ask for less where the whole cannot be had. Returns whether there is a point in asking again. */
@@ -191,6 +192,7 @@ function makeRoom() {
   const measured = chat.exchanges.findLast((exchange) => exchange.answer.usage);
   if (!measured) return;
   const { usage, characters } = measured.answer;
+  const contextTokens = (models.find(({ id }) => id === chat.model) ?? models[0])?.max_model_len || Infinity;
   const room = (contextTokens - Math.min(ROOM_TOKENS, contextTokens / 4)) * (characters / usage.total_tokens);
   while (chat.from < chat.exchanges.length - 1 && length(chat) > room) chat.from += 1;
 }
@@ -289,55 +291,49 @@ function stop() {
   if (answer.cancel_url) cancel(answer);
 }
 
-/** The old chat stays at hand until something is asked in the new one. */
+/** The old chat is kept among the earlier ones. */
 function newChat() {
+  replaceChat({ ...empty(), model: chat.model });
+}
+
+function openEarlier(name) {
+  replaceChat(take(name));
+  toBottom();
+}
+
+function replaceChat(other) {
   if (active) {
     const mine = active;
     stop();
     mine.follower?.close();
     finish(mine, "cancelled");
   }
-  if (chat.exchanges.length) putAway = chat;
-  replaceChat(empty());
-}
-
-function backToLast() {
-  const last = putAway;
-  putAway = null;
-  replaceChat(last);
-  toBottom();
-}
-
-function replaceChat(other) {
+  if (chat.exchanges.length) putAway(chat);
   chat = other;
   notice("");
   save();
-  showChat();
+  resume(showChat());
+  showModel();
+  showEarlier();
   ui.question.focus();
 }
 
+async function showEarlier() {
+  const found = await earlier();
+  ui.earlier.replaceChildren(new Option("Earlier chats", ""), ...found.map(({ name, title }) => new Option(title, name)));
+  ui.earlier.hidden = found.length === 0;
+  showWelcome();
+}
+
+/** One model is named; of several one is chosen, for each chat. */
+function showModel() {
+  if (models.length === 1) ui.model.textContent = models[0].id;
+  ui.models.hidden = models.length < 2;
+  ui.models.replaceChildren(...models.map(({ id }) => new Option(id, id)));
+  if (isServed(chat.model)) ui.models.value = chat.model;
+}
+
 // The window
-
-let isAtBottom = true;
-let last_y = 0;
-
-function toBottom() {
-  isAtBottom = true;
-  scrollTo(0, document.documentElement.scrollHeight);
-}
-
-function watchScrolling() {
-  addEventListener("scroll", () => {
-    const below = document.documentElement.scrollHeight - scrollY - innerHeight;
-    isAtBottom = below < (scrollY < last_y ? 2 : 24);
-    last_y = scrollY;
-    ui.latest.hidden = isAtBottom;
-  });
-  // A smooth scroll begins with small steps, or none: it must not be fought.
-  addEventListener("wheel", ({ deltaY }) => (isAtBottom &&= deltaY >= 0 || !scrollY));
-  new ResizeObserver(() => isAtBottom && toBottom()).observe(document.body);
-  ui.latest.addEventListener("click", toBottom);
-}
 
 function fitQuestion() {
   ui.question.style.height = "auto";
@@ -366,7 +362,13 @@ function listen() {
   addEventListener("keydown", (event) => event.key === "Escape" && !event.isComposing && stop());
   ui.stop.addEventListener("click", stop);
   ui.new.addEventListener("click", newChat);
-  ui.back.addEventListener("click", backToLast);
+  ui.back.addEventListener("click", () => openEarlier(ui.earlier.options[1].value));
+  ui.earlier.addEventListener("change", () => openEarlier(ui.earlier.value));
+  ui.models.addEventListener("change", () => {
+    chat.model = ui.models.value;
+    save();
+  });
+  addEventListener("focus", showEarlier); // another tab may have been closed
   ui.examples.addEventListener("click", (event) => event.target.closest("button") && send(event.target.textContent));
   addEventListener("pagehide", save);
   addEventListener("pageshow", (event) => event.persisted && location.reload()); // its stream was closed meanwhile
@@ -374,9 +376,8 @@ function listen() {
 
 async function introduce() {
   try {
-    const [models, facts] = await Promise.all([call("GET", "/v1/models"), call("GET", "/info")]);
-    ui.model.textContent = models.data[0].id;
-    contextTokens = facts.max_total_tokens;
+    models = (await call("GET", "/v1/models")).data;
+    showModel();
   } catch {
     // The next answer names the model, and what is too long is refused.
   }
@@ -391,12 +392,13 @@ function resume(views) {
 }
 
 listen();
-watchScrolling();
+watchScrolling(ui.latest);
 resume(showChat());
 showBusy();
 toBottom();
 fitQuestion();
 save();
 introduce();
+showEarlier();
 if (matchMedia("(hover: hover)").matches) ui.question.focus(); // no keyboard over a phone's page
 document.body.classList.add("ready");

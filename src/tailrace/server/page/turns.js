@@ -4,6 +4,7 @@ import { Writer } from "/page/writer.js";
 
 const COPIED_MS = 1500;
 const SPEAK_MS = 2000;
+const MEASURABLE_MS = 200; // an answer that came in less has no pace: it was ready, or came in one piece
 
 const template = (name) => document.getElementById(name).content.firstElementChild.cloneNode(true);
 
@@ -102,8 +103,9 @@ export function summary(answer) {
   if (answer.status === "done" && answer.isCut) parts.push("Cut off at its greatest length");
   if (!answer.wasResumed && answer.first_ms) {
     parts.push(`${seconds(answer.first_ms - answer.asked_ms)} to the first token`);
-    const rate = ((answer.tokens - answer.firstTokens) / (answer.last_ms - answer.first_ms)) * 1000;
-    if (Number.isFinite(rate) && rate > 0) parts.push(`${rate.toPrecision(3).replace(/\.0+$/, "")} tokens/s`);
+    const took_ms = answer.last_ms - answer.first_ms;
+    const rate = ((answer.tokens - answer.firstTokens) / took_ms) * 1000;
+    if (took_ms >= MEASURABLE_MS && rate > 0) parts.push(`${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s`);
   }
   if (answer.tokens) parts.push(`${answer.tokens} token${answer.tokens === 1 ? "" : "s"}`);
   return parts.join(" · ");
