@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 from tests.faults.house import House
 from tests.server.oracle import Answer, chat_ids
 from tests.server.process import Server
+from websockets.sync.client import connect
 
 _COUNT = 30
 _PACED = "scripted:tokens_per_s=200"
@@ -84,3 +86,38 @@ def test_harmless_chats_are_not_blamed(tmp_path: Path, num_clients: int, num_cha
         assert not wrong
         assert answers
         assert {code for _, code in answers} <= {"poison_request", "overloaded"}
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("control", ["<|stall|>", "<|garbage|>"])
+def test_streams_that_run_outlive_other_ways_to_kill_an_engine(tmp_path: Path, control: str) -> None:
+    with House(tmp_path, _PACED, "--stall-s", "0.5") as house:
+        streams = [house.begin(Answer(f"Long {seed}.", 200, seed)).seen(1) for seed in range(4)]
+        with attacked(house.server, 2, control) as answers:
+            for stream in streams:
+                stream.wait()
+        assert {code for _, code in answers} <= {"poison_request", "overloaded"}
+
+
+def test_a_ban_is_for_the_address_that_sent_the_request(tmp_path: Path) -> None:
+    with House(tmp_path, _PACED) as house:
+        body = {"prompt": "Now <|crash|>", "max_tokens": 50}
+        other = httpx.Client(
+            base_url=house.server.url, transport=httpx.HTTPTransport(local_address="127.0.0.2"), timeout=60.0
+        )
+
+        def ask(**headers: str) -> httpx.Response:
+            return house.server.post("/v1/completions", body, **headers)
+
+        assert ask().json()["error"]["code"] == "poison_request"
+        _wait_killed(house.server, 2)
+        for headers in ({}, {"x_forwarded_for": "192.0.2.1", "forwarded": "for=192.0.2.1", "x_real_ip": "192.0.2.1"}):
+            assert ask(**headers).json()["error"]["code"] == "poison_request"
+        with connect(house.server.url.replace("http", "ws") + "/v1/ws") as socket:
+            socket.send(json.dumps({"type": "create", "id": "a", **body}))
+            assert "poison_request" in str(socket.recv())
+        assert house.server.log.count("Starting another engine.") == 2  # all of these were refused before they ran
+        with other:
+            assert other.post("/v1/completions", json=body).json()["error"]["code"] == "poison_request"
+        assert house.server.log.count("Starting another engine.") == 4  # this one ran
