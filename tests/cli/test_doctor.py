@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
 from pathlib import Path
 from typing import Any  # JSON
 
 import pytest
 from click.testing import CliRunner
+from tests.server.process import TAILRACE, environment
 
 from tailrace.cli import main
+from tailrace.streams.disk import DiskJournal
 
 
 def ask(*arguments: str) -> tuple[int, dict[str, Any], str]:
@@ -54,3 +59,27 @@ def test_for_people() -> None:
     assert result.exit_code == 0
     assert "scripted is run with scripted" in result.stdout
     assert "Machine" in result.stdout
+
+
+def test_journals_are_listed_and_serve_removes_the_expired_ones(tmp_path: Path) -> None:
+    journal = tmp_path / "data" / "port-8001"
+    DiskJournal(journal).close()
+    variables = environment() | {"TAILRACE_HOME": str(tmp_path)}
+    command = [TAILRACE, "doctor", "--quick", "--json", "scripted"]
+    told = json.loads(subprocess.run(command, env=variables, capture_output=True, check=True, timeout=30).stdout)
+    (listed,) = told["journals"]
+    assert (listed["path"], listed["is_held"]) == (str(journal), False)
+    assert listed["num_bytes"] > 0
+    for path in journal.iterdir():
+        os.utime(path, (0, 0))
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    process = subprocess.Popen(
+        [TAILRACE, "serve", "scripted", "--port", str(port)], env=variables, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    said = [next(line for line in process.stderr if "Removed" in line)]
+    process.terminate()
+    process.communicate(timeout=30)
+    assert "port-8001" in said[0]
+    assert not journal.exists()

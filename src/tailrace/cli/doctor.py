@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tailrace.engines import Kind
     from tailrace.models import ModelCard
     from tailrace.server.source import Source
+    from tailrace.streams.old_journals import KeptJournal
 
 __all__ = ["doctor"]
 
@@ -60,7 +61,9 @@ def doctor(model: str, engine: str, quick: bool, as_json: bool) -> None:
     from tailrace.bench import look_at_machine
     from tailrace.cli.pull import TerminalProgress
     from tailrace.errors import ModelError
+    from tailrace.models.places import data_path
     from tailrace.server.source import find_source
+    from tailrace.streams.old_journals import find_journals
 
     failure = ""
     source: Source | None = None
@@ -79,10 +82,12 @@ def doctor(model: str, engine: str, quick: bool, as_json: bool) -> None:
                 speeds = _speeds(source, machine)
         except (RuntimeError, ModelError) as error:
             failure = f"{source.engine} does not run {source.card.name}: {error}."
+    journals = find_journals(data_path())
     if as_json:
-        click.echo(json.dumps(_plain(machine, engines, source, speeds, failure), indent=2))
+        click.echo(json.dumps(_plain(machine, engines, source, speeds, journals, failure), indent=2))
     else:
-        for line in [*_machine_lines(machine), "", *_engine_lines(engines, source), "", *_speed_lines(source, speeds)]:
+        parts = (_machine_lines(machine), _engine_lines(engines, source), _speed_lines(source, speeds))
+        for line in [*(line for part in parts for line in (*part, "")), *_journal_lines(journals)]:
             click.echo(line)
     if failure:
         raise click.ClickException(failure)
@@ -179,9 +184,28 @@ def _speed_lines(source: Source | None, speeds: list[_Speed]) -> Iterator[str]:
         yield f"  {streams:10} {row.reached:8,.1f} tokens/s{limit}"
 
 
+def _journal_lines(journals: list[KeptJournal]) -> Iterator[str]:
+    yield "Journals of servers" if journals else "Journals of servers: none"
+    for row in journals:
+        state = "in use" if row.is_held else f"last written {_age(row.idle_s)} ago"
+        yield f"  {row.num_bytes / 1e6:8,.1f} MB  {state:28} {row.path}"
+
+
+def _age(seconds: float) -> str:
+    for unit, length_s in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * length_s:
+            return f"{seconds / length_s:.0f} {unit}"
+    return f"{seconds:.0f} s"
+
+
 # Any: JSON
 def _plain(
-    machine: Machine, engines: list[_Engine], source: Source | None, speeds: list[_Speed], failure: str
+    machine: Machine,
+    engines: list[_Engine],
+    source: Source | None,
+    speeds: list[_Speed],
+    journals: list[KeptJournal],
+    failure: str,
 ) -> dict[str, Any]:
     import msgspec
 
@@ -202,5 +226,6 @@ def _plain(
         "engines": [asdict(row) for row in engines],
         "model": chosen,
         "speeds": [asdict(row) for row in speeds],
+        "journals": [asdict(row) | {"path": str(row.path)} for row in journals],
         "failure": failure,
     }
