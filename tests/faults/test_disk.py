@@ -280,6 +280,48 @@ def test_a_bit_that_flips_is_found(left: tuple[Path, dict[str, list[bytes]]], tm
     assert min(counts) < whole, "none of them hit anything"
 
 
+def test_streams_behind_a_damaged_part_of_the_log_are_said_to_be_lost(tmp_path: Path) -> None:
+    """SQLite stops reading at the first frame that is not what was written, and says nothing."""
+    with House(tmp_path / "live", PACED) as house:
+        first, second = house.begin(Answer("First.", 9, seed=1)), house.begin(Answer("Second.", 400, seed=1))
+        first.wait()
+        second.seen(60)
+        house.kill()
+        damaged = _damaged(tmp_path / "live", tmp_path / "damaged")
+        house.streams.clear()
+    whole = (damaged / "journal.sqlite-wal").read_bytes()
+    page = int.from_bytes(whole[8:12], "big")
+    places = [whole.index(stream.stream_id.encode()) for stream in (first, second)]
+    for place, is_first_there in [(places[0], False), (places[1], True), (8, False), (20, False)]:
+        _damaged(tmp_path / "damaged", tmp_path / "one")
+        with (tmp_path / "one" / "journal.sqlite-wal").open("r+b") as file:
+            file.seek(place)
+            file.write(bytes([whole[place] ^ 1]))
+        with House(tmp_path / "one", PACED) as house:
+            for stream, is_there in [(first, is_first_there), (second, False)]:
+                answer = house.server.http.get(stream.path)
+                assert answer.status_code == (200 if is_there else 500), (place, page)
+                assert is_there or answer.json()["error"]["code"] == "journal_damaged"
+            assert "the end of the journal was damaged" in house.log
+
+
+@pytest.mark.parametrize("name", ["journal.reserve", "journal.sqlite", "journal.lock"])
+def test_files_of_the_journal_are_not_followed_elsewhere(tmp_path: Path, name: str) -> None:
+    victim, directory = tmp_path / "victim", tmp_path / "journal"
+    directory.mkdir()
+    victim.write_bytes(b"mine")
+    victim.chmod(0o644)
+    (directory / name).symlink_to(victim)
+    with pytest.raises(ModelError):
+        DiskJournal(directory)
+    (directory / name).unlink(missing_ok=True)
+    os.mkfifo(directory / name)
+    with pytest.raises(ModelError):
+        DiskJournal(directory)
+    assert victim.read_bytes() == b"mine"
+    assert victim.stat().st_mode & 0o777 == 0o644
+
+
 def test_a_server_over_a_ruin_begins_anew_and_keeps_what_it_is_given(tmp_path: Path) -> None:
     with House(tmp_path, PACED) as house:
         lost = house.begin(Answer("Lost.", 9, seed=1))
@@ -292,7 +334,11 @@ def test_a_server_over_a_ruin_begins_anew_and_keeps_what_it_is_given(tmp_path: P
         house.start()
         assert "a new one is begun" in house.log
         assert list(tmp_path.glob("journal.damaged-*.sqlite"))
-        assert house.server.http.get(lost.path).status_code == 404
+        for _ in range(2):  # also the next server knows
+            answer = house.server.http.get(lost.path)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "journal_damaged")
+            house.restart()
+        assert house.server.http.get("/v1/streams/never-was").status_code == 404
         assert (tmp_path / "journal.sqlite-wal").exists(), "what is written goes nowhere"
         stream = house.begin(Answer("Anew.", 100, seed=1)).seen(20)
         house.restart()

@@ -327,11 +327,20 @@ def test_stream_options_without_a_stream(target: Server) -> None:
 
 @pytest.mark.parametrize("endpoint", [NATIVE, CHAT, TEXT], ids=lambda endpoint: endpoint.name)
 @pytest.mark.parametrize(
-    "model", [CANARY, "../../etc/passwd", "ftp://127.0.0.1/", "hf:a/b", "nul\0", "x" * 100_000], ids=lambda m: m[:8]
-)
+    "model",
+    [CANARY, "../../etc/passwd", "ftp://127.0.0.1/", "hf:a/b", "nul\0", "x" * 100_000, f"http://{CANARY}/", "http://[x",
+     "https://127.0.0.1/v1", "http://127.0.0.1:1/v1/chat/completions", "http://"],
+    ids=lambda model: model[:18],
+)  # fmt: skip
 def test_unknown_models(target: Server, endpoint: Endpoint, model: str) -> None:
     refusal = ask(target, endpoint, {**endpoint.good, "model": model})
     assert (refusal.status, refusal.code, refusal.param) == (404, "model_not_found", "model")
+
+
+def test_the_address_of_this_server_as_the_model(target: Server) -> None:
+    """What Hugging Face's clients say that know nothing else."""
+    for url in (target.url, f"{target.url}/v1/chat/completions", target.url.replace("http:", "HTTP:")):
+        assert target.post("/v1/chat/completions", {**CHAT.good, "model": url, "stream": False}).status_code == 200, url
 
 
 # Too much

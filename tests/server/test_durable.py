@@ -4,6 +4,7 @@ tests/clients/test_durable_conformance.py.
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Iterator
@@ -88,6 +89,18 @@ def test_messages_of_json_keep_their_bounds(door: httpx.Client, path: str) -> No
         assert door.post(path, headers=JSON, content=body).status_code == 204
     assert door.get(path).content == b'[{"a": 1},2,[3],"four"]'
     assert door.get(path, params={"offset": "now"}).content == b"[]"
+
+
+def test_line_ends_of_unicode_are_escaped_in_json(door: httpx.Client, path: str) -> None:
+    """Clients that split lines as Unicode does would break at them."""
+    door.put(path, headers=JSON, content=b"[]")
+    texts = ["a\u2028b", "\u2029", "\u0085 \\", "\u4e28\u00e9"]
+    body = json.dumps(texts, ensure_ascii=False).encode()
+    assert door.post(path, headers=JSON, content=body).status_code == 204
+    kept = door.get(path).content
+    assert json.loads(kept) == texts
+    assert len(kept.decode().splitlines()) == 1
+    assert "\u4e28\u00e9".encode() in kept, "all else is kept as it is"
 
 
 def test_a_producer_writes_once_and_is_fenced(door: httpx.Client, path: str) -> None:

@@ -70,7 +70,7 @@ class _Line:
         )
         config.load()
         self.state = ServerState()
-        self.shell = WebSocketProtocol(config, self.state, {})
+        self.shell = WebSocketProtocol(config, self.state, {}, message_s=30.0)
         self.transport = _Transport()
         self.shell.connection_made(self.transport)
         self.over = asyncio.Event()
@@ -194,6 +194,60 @@ async def test_what_was_said_before_the_close_is_heard() -> None:
     assert await line.receive() == {"type": "websocket.disconnect", "code": 1000, "reason": "Bye"}
     assert line.transport.take() == _closing(1000, "Bye")
     assert line.transport.has_said_all
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        frame(TEXT, b"x" * 100),
+        frame(BINARY, b"x" * 70_000),
+        frame(TEXT, b"x", is_last=False) * 1 + frame(CONTINUATION, b"x", is_last=False) * 40,
+        frame(TEXT, b"x", is_last=False) + (frame(PING) + frame(CONTINUATION, is_last=False)) * 20,
+        frame(PING, b"x" * 60),
+        frame(BINARY, is_last=False) + frame(CONTINUATION, is_last=False) * 40,
+    ],
+    ids=["a frame", "a large frame", "fragments", "fragments and pings", "a ping", "empty fragments"],
+)
+def test_a_message_that_comes_byte_by_byte_is_late(content: bytes) -> None:
+    @virtual
+    async def scenario() -> None:
+        line = await _Line().open()
+        receiving = asyncio.ensure_future(line.receive())
+        num_bytes = 0
+        while not receiving.done():
+            line.hear(content[num_bytes : num_bytes + 1])
+            num_bytes += 1
+            await asyncio.sleep(1)
+        assert num_bytes in (30, 31)
+        assert receiving.result() == {"type": "websocket.disconnect", "code": 1008, "reason": ""}
+        assert line.transport.take().endswith(_closing(1008, "A message did not arrive in time."))
+
+    scenario()
+
+
+@virtual
+async def test_each_message_has_its_own_time() -> None:
+    """Also where reads never end with one."""
+    line = await _Line().open()
+    content = frame(TEXT, b"Hi") * 100
+    line.hear(content[:3])
+    for start in range(3, 600, 8):
+        line.hear(content[start : start + 8])
+        assert await line.receive() == {"type": "websocket.receive", "text": "Hi"}
+        await asyncio.sleep(20)
+
+
+@virtual
+async def test_a_message_has_time_while_the_application_has_none() -> None:
+    line = await _Line().open()
+    line.hear(frame(TEXT, b"One") + frame(TEXT, b"Two")[:4])
+    await asyncio.sleep(100)
+    assert await line.receive() == {"type": "websocket.receive", "text": "One"}
+    await asyncio.sleep(20)
+    line.hear(frame(TEXT, b"Two")[4:])
+    assert await line.receive() == {"type": "websocket.receive", "text": "Two"}
+    await asyncio.sleep(100)
+    await line.say("Still here.")
 
 
 # Writing

@@ -6,9 +6,9 @@ terminal one. The fields of an event's frame are those of the same event on `/v1
 `id`, `stream_id` and `seq` before them; so what a client reads there it can read here.
 
 A socket is closed only for what its client cannot be told in a frame: 1001 idle, 1002 broken framing, 1003 a binary
-frame, 1007 a frame that is not UTF-8, 1008 too many frames in a row that are not JSON objects, 1009 a message that is
-too large, 1011 pings without an answer or a defect of the server, 1012 the server goes away. Streams do not end with
-their socket, unless they were made with `"on_disconnect": "cancel"`.
+frame, 1007 a frame that is not UTF-8, 1008 too many frames in a row that are not JSON objects or a message that takes
+too long, 1009 a message that is too large, 1011 pings without an answer or a defect of the server, 1012 the server goes
+away. Streams do not end with their socket, unless they were made with `"on_disconnect": "cancel"`.
 """
 
 from __future__ import annotations

@@ -1,19 +1,71 @@
-"""What flows between a WebSocket's transport and its application: messages one way, turns and frames the other."""
+"""What flows between a WebSocket's transport and its application: messages one way, turns and frames the other. And
+the core of the `websockets` library that reads frames."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import struct
 from collections import deque
+from collections.abc import Callable, Generator
 
 from starlette.types import Message
+from websockets.frames import Frame, Opcode
+from websockets.server import ServerProtocol
 
-__all__ = ["SEND_MANY", "Inbox", "Turns", "frames_of"]
+__all__ = ["SEND_MANY", "Core", "Deadline", "Inbox", "Turns", "frames_of"]
 
 # An extension of ASGI, and the type of its message: `frames`, a sequence of texts in UTF-8, to be sent in one write.
 SEND_MANY = "tailrace.websocket.send"
 
 _TEXT, _BINARY = 0x81, 0x82  # first bytes of frames that are whole messages
+
+
+class Core(ServerProtocol):
+    """Reads frames, and knows where in a message it is."""
+
+    def __init__(self, *, max_size: int | None, logger: logging.Logger) -> None:
+        super().__init__(max_size=max_size, logger=logger)
+        self._is_amid_frame = False
+        at_eof = self.reader.at_eof
+
+        def wait_for_frame() -> Generator[None, None, bool]:  # the parser asks this between two frames
+            self._is_amid_frame = False
+            is_over = yield from at_eof()
+            self._is_amid_frame = True
+            return is_over
+
+        self.reader.at_eof = wait_for_frame  # type: ignore[method-assign]  # the parser has no other place for it
+
+    @property
+    def is_amid_message(self) -> bool:
+        """A part of a message or of a frame has arrived, and the rest has not."""
+        return self._is_amid_frame or self.current_size is not None
+
+    def recv_frame(self, frame: Frame) -> None:
+        """A close frame between the fragments of a message is answered like any other (Autobahn 7.1.5)."""
+        if frame.opcode is Opcode.CLOSE:
+            self.current_size = None
+        super().recv_frame(frame)
+
+
+class Deadline:
+    """Calls something, unless what it waits for comes in time."""
+
+    def __init__(self, delay_s: float, call: Callable[[], None]) -> None:
+        self._delay_s = delay_s
+        self._call = call
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Does nothing while it runs."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self._delay_s, self._call)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class Inbox:

@@ -12,6 +12,7 @@ What it promises to the application, beyond ASGI:
   nothing more. When several tasks send on one socket, they take turns, a frame each.
 - `send` raises ConnectionResetError once the client has left or has been failed, whatever the reason.
 - Reading goes on only while the application takes what was read. Keep a `receive` waiting, or leaving is not noticed.
+- A message is there within `message_s` of its first byte, or the client is failed with 1008.
 - No extension is offered: frames of a few bytes do not get smaller.
 
 A client that has answered neither of two pings is failed with 1011. One that does not finish a closing handshake is
@@ -24,6 +25,7 @@ import asyncio
 import codecs
 import io
 import logging
+from functools import partial
 from http import HTTPStatus
 from typing import Any, cast
 from urllib.parse import unquote
@@ -36,11 +38,10 @@ from websockets.datastructures import Headers
 from websockets.frames import CloseCode, Frame, Opcode
 from websockets.http11 import Request, Response
 from websockets.protocol import State
-from websockets.server import ServerProtocol
 
 from tailrace.dialects import native
 from tailrace.errors import RequestError
-from tailrace.server._flow import SEND_MANY, Inbox, Turns, frames_of
+from tailrace.server._flow import SEND_MANY, Core, Deadline, Inbox, Turns, frames_of
 from tailrace.server._places import Place
 
 __all__ = ["WebSocketProtocol"]
@@ -56,19 +57,13 @@ _OPEN = State.OPEN
 _Utf8 = codecs.getincrementaldecoder("utf-8")
 
 
-class _Core(ServerProtocol):
-    def recv_frame(self, frame: Frame) -> None:
-        """A close frame between the fragments of a message is answered like any other (Autobahn 7.1.5)."""
-        if frame.opcode is Opcode.CLOSE:
-            self.current_size = None
-        super().recv_frame(frame)
-
-
 class WebSocketProtocol(asyncio.Protocol):
     """One connection, from the end of its handshake's request on. Its settings are uvicorn's `ws_max_size` and
-    `ws_ping_interval`."""
+    `ws_ping_interval`, and `message_s`, in which a whole message arrives."""
 
-    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], *, message_s: float
+    ) -> None:
         self._config = config
         self._server_state = server_state
         self._app_state = app_state
@@ -76,8 +71,10 @@ class WebSocketProtocol(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._predecessor: asyncio.BaseProtocol | None = None
         self._unread = _NOTHING  # received, but not yet looked at
-        self._core = _Core(max_size=config.ws_max_size, logger=logger)
+        self._core = Core(max_size=config.ws_max_size, logger=logger)
         self._inbox = Inbox()
+        late = partial(self._fail, CloseCode.POLICY_VIOLATION, "A message did not arrive in time.")
+        self._message = Deadline(message_s, late)
         self._decoder: codecs.IncrementalDecoder | None = None  # of the message that is arriving, if it is text
         self._text = io.StringIO()
         self._binary = bytearray()
@@ -299,6 +296,8 @@ class WebSocketProtocol(asyncio.Protocol):
     # Frames
 
     def _take(self, frame: Frame) -> None:
+        if self._core.current_size is None:
+            self._message.stop()  # what comes next has its own time
         if frame.opcode is Opcode.CLOSE:
             close = self._core.close_rcvd
             assert close is not None
@@ -319,9 +318,7 @@ class WebSocketProtocol(asyncio.Protocol):
         try:
             self._text.write(self._decoder.decode(bytes(frame.data), frame.fin))
         except UnicodeDecodeError:
-            if self._core.state is State.OPEN:
-                self._core.fail(CloseCode.INVALID_DATA, "This is not UTF-8.")
-            self._end(CloseCode.INVALID_DATA)
+            self._fail(CloseCode.INVALID_DATA, "This is not UTF-8.")
             return
         if frame.fin:
             text, self._text, self._decoder = self._text.getvalue(), io.StringIO(), None
@@ -330,13 +327,23 @@ class WebSocketProtocol(asyncio.Protocol):
     def _read_on(self) -> None:
         """Read while the application keeps up; what arrives after the end is only thrown away."""
         should_read = (self._is_ended or not self._inbox) and not self._unread
-        if should_read == self._is_reading or self._transport.is_closing():
-            return
-        self._is_reading = should_read
-        if should_read:
-            self._transport.resume_reading()
+        if should_read != self._is_reading and not self._transport.is_closing():
+            self._is_reading = should_read
+            if should_read:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+        if self._is_reading and self._core.is_amid_message and not self._is_ended:
+            self._message.start()
         else:
-            self._transport.pause_reading()
+            self._message.stop()
+
+    def _fail(self, code: CloseCode, reason: str) -> None:
+        """Close the connection over what the client has done."""
+        if self._core.state is State.OPEN:
+            self._core.fail(code, reason)
+        self._end(code)
+        self._flush()
 
     def _flush(self) -> None:
         frames = b"".join(self._core.data_to_send())

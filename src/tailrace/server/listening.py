@@ -76,7 +76,7 @@ def uvicorn_config(app: ASGIApp, settings: Settings) -> uvicorn.Config:
         lifespan="off",
         # uvicorn only calls it
         http=functools.partial(HttpProtocol, settings=settings, places=Places(settings)),  # type: ignore[arg-type]
-        ws=WebSocketProtocol,
+        ws=functools.partial(WebSocketProtocol, message_s=settings.ws_message_s),  # type: ignore[arg-type]  # as above
         ws_max_size=settings.ws_message_bytes,
         ws_ping_interval=settings.ws_ping_s,
         server_header=False,

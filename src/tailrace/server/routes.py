@@ -287,7 +287,23 @@ class Routes:
 async def _json(operation: Operation, request: Request, reader: BodyReader) -> dict[str, object]:
     operation.check(request.headers)
     require_plain_utf8(request.headers)
-    return read_json(await reader.read(request.headers, request.receive))
+    body = read_json(await reader.read(request.headers, request.receive))
+    model = body.get("model")
+    if isinstance(model, str) and _is_own_address(model, request.headers.get("host", "")):
+        body["model"] = "default"  # Hugging Face's client puts there where it sends a request, if it knows no name
+    return body
+
+
+def _is_own_address(text: str, host: str) -> bool:
+    """Whether it is a URL of this server, as the client knows it."""
+    try:
+        url = urlsplit(text)
+    except ValueError:
+        return False
+    port = {"http": ":80", "https": ":443"}.get(url.scheme)
+    if port is None:
+        return False
+    return url.netloc.rpartition("@")[2].lower().removesuffix(port) == host.lower().removesuffix(port)
 
 
 class _Named:

@@ -183,6 +183,9 @@ class Settings:
     ws_sockets: int = _setting(1000, "WebSockets open at once; more are refused with 429.", least=1)
     ws_streams: int = _setting(64, "Streams that one WebSocket follows at once.", least=1)
     ws_message_bytes: int = _setting(2**20, "Largest message on a WebSocket.", least=1)
+    ws_message_s: float = _setting(
+        30.0, "Longest wait for the whole of a message on a WebSocket, from its first byte.", least=0.1
+    )
     ws_ping_s: float = _setting(
         20.0, "Time between pings on a WebSocket; a client not heard for two is cut off. 0 is never."
     )

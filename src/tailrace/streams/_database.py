@@ -7,6 +7,7 @@ checksum, over what says whose it is as well: a row that was moved or changed is
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sqlite3
@@ -18,6 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tailrace.errors import JournalDamaged, JournalFull, ModelError, StorageError
+from tailrace.streams._clock import age_s, stamp
+from tailrace.streams._files import has_lost_commits, open_own
 from tailrace.streams._schema import OTHERWISE, migrate
 
 __all__ = ["Database", "FinishedRow", "TailRow"]
@@ -29,6 +32,7 @@ _SWEEP_STREAMS = 500
 _INSERT, _ROW = "INSERT INTO tail (row, stream, seq, events, crc) VALUES ", "(?, ?, ?, ?, ?)"
 _ROWS_AT_ONCE = 128  # older builds of SQLite take 999 values in a statement
 _SPREAD = 2_654_435_761  # numbers of streams over 32 bits (Knuth, 6.4)
+_DAMAGED_FACT = "damaged"  # when streams were lost
 RESERVE_BYTES = 2**20  # given back when the disk is full, so that streams can still be ended
 
 
@@ -72,7 +76,7 @@ class Database:
         self._reserve = directory / "journal.reserve"
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = os.open(directory / "journal.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = open_own(directory / "journal.lock", os.O_RDWR)
         except OSError as error:
             raise ModelError(f"The journal cannot be kept in {directory}: {error.strerror}. {OTHERWISE}") from None
         try:
@@ -80,12 +84,15 @@ class Database:
         except OSError:
             os.close(self._lock)
             raise ModelError(f"Another server keeps its journal in {directory}. {OTHERWISE}") from None
+        self.is_cut = False  # the end of the write-ahead log was damaged, and is lost
         self._num_rows = 0  # ever, in the tail
         self._dead: set[int] = set()  # streams whose rows of the tail nobody needs
         self._sweep: _Sweep | None = None
         try:
             self.set_aside = self._open()
             self.be_patient(True)
+            if self.is_cut or self.set_aside is not None:
+                self.keep_fact(_DAMAGED_FACT, stamp().encode())
             with self._writing() as connection:
                 connection.execute(
                     "DELETE FROM tail WHERE stream NOT IN (SELECT number FROM streams WHERE finished IS NULL)"
@@ -123,10 +130,8 @@ class Database:
         """The first connection, to a file that is there and whole."""
         # Made here, since SQLite lets others read what it makes; its further files are like this one. Never while it
         # is open: closing any descriptor of a file gives up all the locks that a process has on it.
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.fchmod(descriptor, 0o600)
-        os.close(descriptor)
-        connection = self.connect()
+        os.close(open_own(self.path, os.O_RDWR))
+        connection = self.connect(is_first=True)
         try:
             migrate(connection, self.path)
         except BaseException:
@@ -134,11 +139,14 @@ class Database:
             raise
         return connection
 
-    def connect(self) -> sqlite3.Connection:
+    def connect(self, *, is_first: bool = False) -> sqlite3.Connection:
         """A connection; the second one is for checkpoints, in a thread of their own."""
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
         connection.text_factory = lambda text: text.decode("utf-8", "replace")  # what is damaged is found by checksums
         try:
+            if is_first:  # and nothing is written yet, which would be over what is lost
+                _, num_read, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+                self.is_cut = has_lost_commits(self.path.with_name(self.path.name + "-wal"), max(num_read, 0))
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
@@ -183,7 +191,15 @@ class Database:
 
     def keep_fact(self, name: str, value: bytes) -> None:
         with self._writing() as connection:
-            connection.execute("INSERT INTO facts VALUES (?, ?)", (name, value))
+            connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
+
+    def damage_age_s(self) -> float | None:
+        """Seconds since streams were lost because the file was damaged; None if that is not known to have been."""
+        try:
+            kept = self.fact(_DAMAGED_FACT)
+            return None if kept is None else age_s(kept.decode())
+        except (AttributeError, UnicodeDecodeError, ValueError):  # the fact may be damaged, too
+            return None
 
     def begin(self, stream_id: str, record: bytes) -> int:
         """Keep a new stream; returns its number."""
@@ -346,12 +362,14 @@ class Database:
     def hold_reserve(self) -> None:
         """Set some of the disk aside for hard times. Raises: StorageError if it has none."""
         try:
-            descriptor = os.open(self._reserve, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = open_own(self._reserve, os.O_WRONLY)
             try:
                 os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
             finally:
                 os.close(descriptor)
         except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EPERM, errno.EISDIR, errno.ENXIO):
+                raise StorageError("The file journal.reserve is not a plain file of this user's.") from error
             self.use_reserve()
             raise JournalFull(_FULL, retry_after_s=5.0) from error
 

@@ -87,6 +87,8 @@ class DiskJournal:
         self._untidy = asyncio.Event()
         if self._database.set_aside is not None:
             logger.error("the journal was damaged and is now %s; a new one is begun", self._database.set_aside)
+        elif self._database.is_cut:
+            logger.error("the end of the journal was damaged, and is lost")
 
     def _keyed(self, key: bytes | None) -> Rows:
         """Raises: ModelError if the journal was sealed with another key."""
@@ -268,6 +270,9 @@ class DiskJournal:
 
     def expired(self) -> Sequence[str]:
         return self._database.expired()
+
+    def damage_age_s(self) -> float | None:
+        return self._database.damage_age_s()
 
     def unfinished(self) -> list[StreamLog]:
         found = inheritance.unfinished(self._database, self._rows)

@@ -75,6 +75,9 @@ class Journal(Protocol):
     def expired(self) -> Sequence[str]:
         """The ids of streams that are kept no more, oldest first."""
 
+    def damage_age_s(self) -> float | None:
+        """Seconds since streams were lost by damage, nobody knows which; None if none were."""
+
     def note(self, key: bytes, record: DurableRecord) -> None:
         """Keep what is about to happen to a durable stream before this returns. Raises: StorageError."""
 
@@ -126,6 +129,9 @@ class MemoryJournal:
 
     def expired(self) -> Sequence[str]:
         return ()
+
+    def damage_age_s(self) -> float | None:
+        return None
 
     def note(self, key: bytes, record: DurableRecord) -> None:
         pass

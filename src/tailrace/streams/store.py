@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 import secrets
 import time
@@ -55,6 +56,8 @@ class StreamStore:
         self._claims: dict[str, tuple[bytes, str]] = {}  # idempotency key: fingerprint of the request, stream id
         self._key_of: dict[str, str] = {}
         self._timer: asyncio.TimerHandle | None = None
+        damage_age_s = self.journal.damage_age_s()
+        self._damaged_until_s = -math.inf if damage_age_s is None else time.monotonic() + retention_s - damage_age_s
 
     def __len__(self) -> int:
         return len(self._running) + len(self._finished)
@@ -83,7 +86,7 @@ class StreamStore:
 
     def get(self, stream_id: str) -> StreamLog:
         """Raises: StreamExpired if it was there once, UnknownStream if it never was, StorageError if it cannot be
-        read just now."""
+        read just now, JournalDamaged if it may have been lost."""
         log = self._running.get(stream_id) or self._at_hand.get(stream_id)
         if log is not None:
             return log
@@ -98,6 +101,8 @@ class StreamStore:
                 return log
         if stream_id in self._expired:
             raise StreamExpired("This stream is no longer kept.")
+        if is_stream_id(stream_id) and time.monotonic() < self._damaged_until_s:
+            raise JournalDamaged("There is no such stream, or it was lost: the journal of this server was damaged.")
         raise UnknownStream("There is no such stream.")
 
     def finish(self, log: StreamLog) -> None:

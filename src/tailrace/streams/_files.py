@@ -1,0 +1,69 @@
+"""The journal's files: opened only where they are our own, and a write-ahead log looked through for damage."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import struct
+from pathlib import Path
+
+__all__ = ["has_lost_commits", "open_own"]
+
+_HEADER = struct.Struct(">8I")  # magic, version, bytes of a page, checkpoints, salt 1 and 2, checksum 1 and 2
+_FRAME = struct.Struct(">4I")  # page, pages in the database if it ends a transaction, salt 1 and 2
+_FRAME_BYTES = 24  # with two checksums
+_MAGIC = 0x377F0682  # or one more, where checksums are big-endian
+
+
+def open_own(path: Path, flags: int) -> int:
+    """A descriptor of a file that only its owner may read or write; it is made if it is not there.
+
+    Raises: OSError if it cannot be had, is a symbolic link, is not a plain file, or belongs to somebody else.
+    """
+    # Without O_NONBLOCK, a pipe would be waited for.
+    flags |= os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or os.geteuid() not in (0, found.st_uid):
+            raise PermissionError(errno.EPERM, "it is not a plain file of this user's", str(path))
+        os.fchmod(descriptor, 0o600)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def has_lost_commits(path: Path, num_read: int) -> bool:
+    """Whether a write-ahead log of SQLite's has transactions behind the `num_read` frames that SQLite has read.
+
+    SQLite stops reading at the first frame that is not what was written, and says nothing. The last transaction does
+    not count: it may be one that was never complete.
+    *Source:* https://www.sqlite.org/fileformat2.html#walformat
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    if len(content) < _HEADER.size:
+        return False
+    magic, _, page_bytes, _, *rest = _HEADER.unpack_from(content)
+    salts, checksums = tuple(rest[:2]), tuple(rest[2:])
+    if magic & ~1 != _MAGIC or _checksums(content[:24], is_big=bool(magic & 1)) != checksums:
+        return len(content) > _HEADER.size  # whatever is there, nothing of it can be read
+    num_commits = 0
+    step = _FRAME_BYTES + page_bytes
+    for start in range(_HEADER.size + num_read * step, len(content) - step + 1, step):
+        _, num_pages, *frame_salts = _FRAME.unpack_from(content, start)
+        num_commits += bool(num_pages) and tuple(frame_salts) == salts
+    return num_commits > 1
+
+
+def _checksums(content: bytes, *, is_big: bool) -> tuple[int, int]:
+    first = second = 0
+    words = struct.unpack(f"{'>' if is_big else '<'}{len(content) // 4}I", content)
+    for one, other in zip(words[::2], words[1::2], strict=True):
+        first = (first + one + second) & 0xFFFFFFFF
+        second = (second + other + first) & 0xFFFFFFFF
+    return first, second
