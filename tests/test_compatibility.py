@@ -190,7 +190,8 @@ What becomes of every field of every API. Made from the code by
   ([which](engines.md#what-a-request-may-ask)). *Where the engine can*: the default engine cannot, others may.
 - **refused**: it asks for what is not done here. Behind it stand the status, and the code or type of the error where
   the wire's errors have one (those of Ollama and Triton are a sentence). The answer names the field. A value that asks
-  for nothing is not refused: some clients send one by default.
+  for nothing is not refused: some clients send one by default. Nor is a default of a known client that the engine
+  cannot honour, which is ignored and named (TGI's `typical_p` of 0.95).
 - **ignored, and named**: it has no effect, and the answer says so in its header `X-Tailrace-Ignored`. `--strict`
   refuses it. `tools` are ignored where the model may choose whether to call one and its chat template has no place for
   them ([why](wires/openai.md#tools)).

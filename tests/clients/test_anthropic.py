@@ -145,7 +145,7 @@ def test_the_beginning_of_an_answer(client: Anthropic) -> None:
         (anthropic.BadRequestError, {"max_tokens": 0}),
         (anthropic.BadRequestError, {"max_tokens": 70_000, "stream": True}),
         (anthropic.BadRequestError, {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
-        (anthropic.BadRequestError, {"tools": [{"name": "look", "input_schema": {"type": "object"}}]}),
+        (anthropic.BadRequestError, {"tools": [{"name": "look", "input_schema": {"type": "object"}}] * 2}),
         (anthropic.BadRequestError, {"extra_body": {"temperature": 2}}),
         (anthropic.BadRequestError, {"extra_body": {"top_k": 5}}),  # which this engine has not
     ],

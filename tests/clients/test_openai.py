@@ -167,8 +167,21 @@ def test_the_classes_of_errors(client: OpenAI) -> None:
     assert long.value.code == "context_length_exceeded"
     with pytest.raises(openai.BadRequestError, match="tools"):
         client.chat.completions.create(
-            model="scripted", messages=MESSAGES, tools=[{"type": "function", "function": {"name": "f"}}]
+            model="scripted", messages=MESSAGES, tools=[{"type": "function", "function": {"name": "f"}}] * 2
         )
+
+
+def test_tools_that_the_model_has_no_place_for_are_left_out_and_named(client: OpenAI) -> None:
+    answer = client.chat.completions.with_raw_response.create(
+        model="scripted",
+        messages=MESSAGES,
+        seed=SEED,
+        max_tokens=24,
+        tools=[{"type": "function", "function": {"name": "f"}}],
+        parallel_tool_calls=False,
+    )
+    assert answer.headers["x-tailrace-ignored"] == "tools"
+    assert answer.parse().choices[0].message.content == CHAT.text
 
 
 def test_overload_is_a_rate_limit_error_and_is_tried_again(serve: Callable[..., Server]) -> None:

@@ -196,6 +196,19 @@ def test_further_refusals_in_the_words_of_tgi(fields: JsonBody, message: str) ->
     assert refusal(fields)["error"] == f"Input validation error: {message}"
 
 
+def test_a_clients_default_is_no_wish() -> None:
+    """LangChain's HuggingFaceEndpoint sends a typical_p of 0.95 with every request."""
+    bare = FakeServer(parameters=EVERYTHING - {"typical_p"})
+    default = {"do_sample": True, "typical_p": 0.95}
+    call = parse_whole(default, server=bare)
+    assert call.request.sampling == parse_whole({"do_sample": True}, server=bare).request.sampling
+    assert call.ignored == ("parameters.typical_p",)
+    able = parse_whole(default)
+    assert (able.request.sampling.typical_p, able.ignored) == (0.95, ())
+    wish = parse_whole({**default, "typical_p": 0.9}, server=bare)  # the engine refuses it by its name
+    assert (wish.request.sampling.typical_p, wish.ignored) == (0.9, ())
+
+
 def test_a_grammar_where_the_engine_has_none() -> None:
     server = FakeServer(parameters=EVERYTHING - {"grammar"})
     fields = {"grammar": {"type": "json", "value": {}}}

@@ -33,11 +33,9 @@ every = pytest.mark.parametrize("endpoint", BODIES, ids=lambda endpoint: endpoin
     ["text/plain", "", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "json", "text/json"],
 )
 def test_content_types_other_than_json(target: Server, endpoint: Endpoint, kind: str) -> None:
-    if not kind and endpoint.wire.name == "triton":
-        return  # its clients say nothing; a page's request without a type still says its origin
     said = {"content-type": kind}
-    if kind.endswith("urlencoded"):
-        said["sec-fetch-site"] = "same-origin"  # a browser's; without it, it is curl, which two wires listen to
+    if not kind or kind.endswith("urlencoded"):
+        said["sec-fetch-site"] = "same-origin"  # a browser's; without it, it is a client, which two wires listen to
     refusal = ask(target, endpoint, json.dumps(endpoint.with_prompt(CANARY)).encode(), said)
     assert refusal.status == 415
 
@@ -68,10 +66,12 @@ def test_names_of_utf_8(target: Server, charset: str) -> None:
 @pytest.mark.parametrize(
     "endpoint", [one for one in BODIES if one.wire.name in ("ollama", "triton")], ids=lambda one: one.name
 )
-def test_what_curl_says_of_json_is_no_reason_to_refuse_it(target: Server, endpoint: Endpoint) -> None:
-    kind = {"content-type": "application/x-www-form-urlencoded"}
+@pytest.mark.parametrize("said", [{}, {"content-type": "application/x-www-form-urlencoded"}], ids=["nothing", "curl"])
+def test_what_clients_say_of_json_is_no_reason_to_refuse_it(
+    target: Server, endpoint: Endpoint, said: dict[str, str]
+) -> None:
     with target.wire() as wire:
-        wire.send(endpoint.operation.method, endpoint.path, json.dumps(endpoint.good).encode(), kind)
+        wire.send(endpoint.operation.method, endpoint.path, json.dumps(endpoint.good).encode(), said)
         assert wire.head() == 200
 
 

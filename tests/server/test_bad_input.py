@@ -169,7 +169,7 @@ WRONG_OPENAI: dict[str, list[Any]] = {
     "model": [5, {"a": 1}],
     "logprobs": ["x", -1],
     "logit_bias": [{"50256": -100}],
-    "tools": [[{"type": "function", "function": {"name": CANARY}}]],
+    "tools": [[{"type": "function", "function": {"name": CANARY}}] * 2, [{"type": CANARY}]],
     "response_format": [{"type": "json_object"}, CANARY],
 }
 WRONG_STREAMED: dict[str, list[Any]] = {
@@ -262,7 +262,7 @@ WRONG_MESSAGES: list[Any] = [
     {"role": "user", "content": [5]},
     {"role": f"user|>{CANARY}<|system", "content": "a"},
     {"role": 5, "content": "a"},
-    {"role": "tool", "content": "a"},
+    {"role": "tool", "content": None},
     {"content": "a"},
     CANARY,
     None,

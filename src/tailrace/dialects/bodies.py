@@ -68,13 +68,14 @@ def require_json(headers: Mapping[str, str]) -> None:
 
 
 def require_json_or_curl(headers: Mapping[str, str]) -> None:
-    """As `require_json`, but for what curl says of any body: the commands in some APIs' documentation have no header.
-    A page that has a browser post says where it comes from, which is looked at elsewhere.
+    """As `require_json`, but it also takes a body without a type, and one of the type that curl gives to any body. The
+    commands in some APIs' documentation have no header, and neither have LiteLLM's requests to Ollama and those of
+    Triton's client. A page that has a browser post says where it comes from, which is looked at elsewhere.
 
     Raises: UnsupportedMediaType.
     """
-    is_curls = _kind(headers) == "application/x-www-form-urlencoded"
-    if not is_curls or "origin" in headers or "sec-fetch-site" in headers:
+    is_untyped = _kind(headers) in ("", "application/x-www-form-urlencoded")
+    if not is_untyped or "origin" in headers or "sec-fetch-site" in headers:
         require_json(headers)
 
 

@@ -37,6 +37,9 @@ _MAX_BEST_OF = 2
 _MAX_FACTOR = 100.0  # beyond it engines compute infinities
 _MIN_TEMPERATURE = 1e-3  # below it the likeliest token is certain, and logits overflow
 _MAX_SEED = 2**64 - 1
+# What clients send unless they are told otherwise, so that it says nothing of a wish. An engine that cannot do it goes
+# without, and the answer names it; any other value is refused then. LangChain's HuggingFaceEndpoint has this one.
+_CLIENT_DEFAULTS = {"typical_p": 0.95}
 _REFUSED: dict[str, tuple[object, ...]] = {"adapter_id": (), "watermark": (False,)}  # inside of `parameters`
 
 
@@ -106,6 +109,10 @@ def _parse(
     fields, ignored = read_fields(asked.body, Body)
     given = fields.parameters if fields.parameters is not None else Parameters(do_sample=True)
     refuse(asked.body.get("parameters") or {}, _REFUSED)
+    for name, default in _CLIENT_DEFAULTS.items():
+        if getattr(given, name) == default and name not in asked.server.parameters:
+            given = msgspec.structs.replace(given, **{name: None})
+            ignored += (f"parameters.{name}",)
     streaming = fields.stream if stream is None else stream
     sampled = _is_sampled(given)
     _check(given, sampled, streaming)

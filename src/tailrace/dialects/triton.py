@@ -103,14 +103,13 @@ class InferBody(msgspec.Struct, kw_only=True):
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Triton's client says nothing of what it sends, which a page in a browser could only do with its Origin."""
+    """Raises: UnsupportedMediaType; UnsupportedParameter for a body that is not JSON alone."""
     if "inference-header-content-length" in headers:
         raise UnsupportedParameter(
             "Binary tensors are not supported: send data in the JSON (binary_data=False).",
             param="inference-header-content-length",
         )
-    if headers.get("content-type"):
-        require_json_or_curl(headers)
+    require_json_or_curl(headers)
 
 
 def parse_infer(asked: Asked) -> Call:
