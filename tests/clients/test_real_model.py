@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -197,3 +198,67 @@ def test_a_chat_goes_on_behind_the_result_of_a_call(model: Server) -> None:
     answer = model.post("/v1/chat/completions", {**CHAT, "messages": messages, "tools": [TOOL]})
     assert answer.status_code == 200, answer.text
     assert len(_said(answer.json()).split()) > 3
+
+
+_CHAT: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 60, "temperature": 0}  # Any: JSON
+_NOT_FOR_ENGINES = ["a\0b", "\0", "[\0]", ".*z.{13}", "[ab]*a[ab]{16}", ".*a.{10}", "(.*a.{20}|.*b.{19})c"]
+
+
+def _doors(pattern: str) -> Iterator[dict[str, Any]]:  # Any: JSON
+    """All places of a chat in which a pattern may stand."""
+    schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]}
+    yield {"guided_regex": pattern}
+    yield {"structured_outputs": {"regex": pattern}}
+    yield {"guided_json": schema}
+    yield {"response_format": {"type": "regex", "value": pattern}}
+    yield {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+
+
+def test_patterns_that_engines_die_of_are_refused(model: Server) -> None:
+    """They ended or held up the engine's process, and with it everybody's answers."""
+    worker = model.worker().pid
+    with model.wire() as wire:
+        wire.send("POST", "/v1/completions", {**GREEDY, "max_tokens": 200, "stream": True})
+        assert wire.head() == 200
+        for pattern in _NOT_FOR_ENGINES:
+            for door in _doors(pattern):
+                answer = model.post("/v1/chat/completions", {**_CHAT, **door})
+                assert answer.status_code == 400, (pattern, door, answer.text)
+                assert json.dumps(pattern)[1:-1] not in answer.text
+        for door in ({"guided_choice": ["a\0b"]}, {"structured_outputs": {"choice": ["\0"]}}):
+            assert model.post("/v1/chat/completions", {**_CHAT, **door}).status_code == 400
+        assert wire.body().endswith(b"data: [DONE]\n\n")
+    assert model.worker().pid == worker
+
+
+def test_patterns_that_the_library_reads_in_many_ways_are_answered(model: Server) -> None:
+    for pattern in (r"(\w+\s?)+\.", "([^,]*,?)*;", "((a|b)*(a|b)*)*c"):
+        choice = model.post("/v1/chat/completions", {**_CHAT, "guided_regex": pattern}).json()["choices"][0]
+        assert choice["finish_reason"] in ("stop", "length")
+        if choice["finish_reason"] == "stop":
+            assert re.fullmatch(pattern, choice["message"]["content"], re.ASCII)
+
+
+def test_json_does_not_end_in_white_space(model: Server) -> None:
+    """Small models like white space, and had nothing but that until `max_tokens`."""
+    river = {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 16}, "length_km": {"type": "integer", "minimum": 0}},
+        "required": ["name", "length_km"],
+    }
+    for number in range(6):
+        question = {
+            "role": "user",
+            "content": f"Describe the river number {number} of Europe, as JSON with many lines.",
+        }
+        asked = {**_CHAT, "messages": [question], "temperature": number / 5, "seed": number}
+        schema = {"type": "json_schema", "json_schema": {"name": "river", "schema": river}}
+        choice = model.post("/v1/chat/completions", {**asked, "response_format": schema}).json()["choices"][0]
+        assert choice["finish_reason"] == "stop", choice
+        assert set(json.loads(choice["message"]["content"])) == {"name", "length_km"}
+        anything = {"type": "json_object"}
+        text = model.post("/v1/chat/completions", {**asked, "response_format": anything}).json()["choices"][0][
+            "message"
+        ]
+        outside = re.sub(r'"([^"\\]|\\.)*("|\\?$)', '""', text["content"])
+        assert not re.search(r"(?<![:,])\s|\s\s|[\n\t\r]", outside), text

@@ -345,6 +345,19 @@ def test_what_is_no_regex_is_refused(text: object) -> None:
     assert type(of_regex(text)) is RequestError
 
 
+@pytest.mark.parametrize("sign", ["\0", "\x01", "\x08", "\x0b", "\x0c", "\x0e", "\x1f", "\x7f"])
+def test_a_regex_has_no_control_characters(sign: str) -> None:
+    """A NUL ended the engine's process."""
+    for text in (f"a{sign}b", sign, f"[{sign}]", f"\\{sign}"):
+        assert type(of_regex(text)) is RequestError
+        assert "control characters" in of_regex(text).message
+        assert "control characters" in of_schema({"type": "string", "pattern": text}).message
+
+
+def test_a_regex_may_have_lines() -> None:
+    assert read_tgi_grammar("regex", "a\tb\r\nc") == Grammar("regex", "a\tb\r\nc")
+
+
 def test_what_a_regex_says_is_not_repeated() -> None:
     of_regex(f"({CANARY}")
     of_regex(f"(?={CANARY})")

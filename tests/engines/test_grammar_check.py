@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.engines import grammar_check, grammar_trial
+from tailrace.engines import EngineSpec, grammar_check, grammar_trial
 from tailrace.engines.grammar_check import GrammarCheck
 from tailrace.errors import RequestError
 from tailrace.types import Grammar
 
+SPEC = EngineSpec("scripted")
 FINE = Grammar("regex", "[ab]+")
 UNSATISFIABLE = Grammar("json_schema", '{"type":"object","properties":{"a":{}},"required":["b"]}')
 
@@ -26,20 +27,20 @@ async def refusal(check: GrammarCheck, grammar: Grammar) -> str:
 
 
 async def test_what_compiles_passes() -> None:
-    check = GrammarCheck()
+    check = GrammarCheck(SPEC)
     await check.check(FINE)
     await check.check(Grammar("json_schema", '{"type":"string","pattern":"^a/b$","title":"T"}'))
 
 
 async def test_what_does_not_is_refused_with_the_reason() -> None:
-    check = GrammarCheck()
+    check = GrammarCheck(SPEC)
     assert "no answer could conform" in await refusal(check, UNSATISFIABLE)
     assert "cannot be compiled" in await refusal(check, Grammar("regex", "(kanarienvogel"))
     assert "kanarienvogel" not in await refusal(check, Grammar("regex", "(kanarienvogel"))
 
 
 async def test_what_was_tried_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    check = GrammarCheck()
+    check = GrammarCheck(SPEC)
     await check.check(FINE)
     said = await refusal(check, UNSATISFIABLE)
     monkeypatch.setattr(sys, "executable", "/nowhere")  # where no process begins
@@ -51,7 +52,7 @@ async def test_what_was_tried_is_not_tried_again(monkeypatch: pytest.MonkeyPatch
 
 async def test_not_everything_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_check, "_MOST_KEPT", 1)
-    check = GrammarCheck()
+    check = GrammarCheck(SPEC)
     await check.check(FINE)
     await check.check(Grammar("regex", "x"))
     monkeypatch.setattr(sys, "executable", "/nowhere")
@@ -61,7 +62,7 @@ async def test_not_everything_is_remembered(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_the_event_loop_goes_on_meanwhile() -> None:
-    check = asyncio.create_task(GrammarCheck().check(FINE))
+    check = asyncio.create_task(GrammarCheck(SPEC).check(FINE))
     turns = 0
     while not check.done():
         await asyncio.sleep(0)
@@ -80,7 +81,7 @@ async def test_what_takes_too_much_is_refused(limit: str, tmp_path: Path, monkey
     tight = tmp_path / "tight.py"
     tight.write_text("\n".join(lines))
     monkeypatch.setattr(grammar_trial, "__file__", str(tight))
-    assert "too much time or memory" in await refusal(GrammarCheck(), FINE)
+    assert "too much time or memory" in await refusal(GrammarCheck(SPEC), FINE)
 
 
 def test_a_trial_is_a_program_of_its_own() -> None:

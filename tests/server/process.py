@@ -94,7 +94,8 @@ class Server:
 
     def worker(self) -> psutil.Process:
         """The process that holds the engine."""
-        (worker,) = psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.process.pid).children()
+        (worker,) = [child for child in children if "tailrace.engines.worker" in child.cmdline()]
         return worker
 
     def wire(self, *, receive_bytes: int = 0) -> Wire:

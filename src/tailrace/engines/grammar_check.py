@@ -1,30 +1,38 @@
-"""Grammars are compiled once in a process that is thrown away, before an engine sees them.
+"""Grammars are compiled in a process of their own before an engine sees them.
 
-A process for each grammar that was not seen before, rather than one that stays: it costs 0.06 s of a processor once a
-schema, which clients repeat, and there is nothing to keep alive, to close, or to leave behind for the next one.
-What it compiles with is llguidance, whichever engine comes after; OpenVINO's own compiler cannot be called without its
-engine, and is protected by the limits that the wires set.
+What compiles there is what the engine compiles with: xgrammar with the model's vocabulary for OpenVINO, which alone
+needs seconds or dies of some; llguidance for the others, which computes what it needs token by token, within a budget
+(at most 5 ms a token for whatever was tried, llguidance 1.9 with 49,152 tokens).
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
+import select
+import signal
 import subprocess
 import sys
+import weakref
 from collections import OrderedDict
 from pathlib import Path
+from typing import Protocol
+
+import msgspec
 
 from tailrace.engines import grammar_trial
 from tailrace.engines.guidance import to_guidance
-from tailrace.errors import RequestError
+from tailrace.engines.protocol import EngineSpec
+from tailrace.errors import EngineLost, RequestError
 from tailrace.types import Grammar
 
 __all__ = ["GrammarCheck"]
 
-_AT_ONCE = 2
 _MOST_KEPT = 1024
 _PATIENCE_S = 20.0  # far beyond the processor's time that a trial may take: the machine is overloaded
+_LOADING_S = 60.0
+_MOST_ASKED = 200  # of one process: the library never forgets what it compiled
 
 _REASONS = {
     0: "",
@@ -34,34 +42,131 @@ _REASONS = {
 _TOO_MUCH = "compiling it takes too much time or memory"
 
 
+class _Trial(Protocol):
+    at_once: int
+
+    def close(self) -> None:
+        """End what runs. It may be asked again."""
+
+    def __call__(self, grammar: Grammar) -> str:
+        """Why a grammar cannot be used; "" if it can. Blocks. Raises: EngineLost where that cannot be found out."""
+
+
 class GrammarCheck:
     """Refuses grammars that do not compile, or not within limits. To be used on one event loop, which never waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: EngineSpec) -> None:
+        self._trial: _Trial = _Staying(spec) if spec.engine == "openvino" else _Passing()
         self._reasons: OrderedDict[bytes, str] = OrderedDict()  # by what was checked, lately used last
-        self._places = asyncio.Semaphore(_AT_ONCE)
+        self._places = asyncio.Semaphore(self._trial.at_once)
 
     async def check(self, grammar: Grammar) -> None:
-        """Raises: RequestError if it cannot be used."""
+        """Raises: RequestError if it cannot be used, EngineLost if that cannot be found out now."""
         key = hashlib.sha256(f"{grammar.kind} {grammar.source}".encode()).digest()
         if key not in self._reasons:
             async with self._places:
                 if key not in self._reasons:  # by another who came while this one waited
-                    self._reasons[key] = await asyncio.to_thread(_compile, grammar)
+                    self._reasons[key] = await asyncio.to_thread(self._trial, grammar)
         self._reasons.move_to_end(key)
         if len(self._reasons) > _MOST_KEPT:
             self._reasons.popitem(last=False)
         if reason := self._reasons[key]:
             raise RequestError(f"The grammar of this request cannot be used: {reason}.", param="grammar")
 
+    def close(self) -> None:
+        """End the process that compiles, if one runs. The next grammar begins another."""
+        self._trial.close()
 
-def _compile(grammar: Grammar) -> str:
-    """Why it cannot be used, or "" if it can. Raises: RequestError where the machine does not get there."""
-    command = [sys.executable, "-I", str(Path(grammar_trial.__file__))]
+
+class _Passing:
+    """A process for each grammar, with llguidance and nothing else: 0.06 s of a processor."""
+
+    at_once = 2
+
+    def close(self) -> None:
+        pass
+
+    def __call__(self, grammar: Grammar) -> str:
+        command = [sys.executable, "-I", str(Path(grammar_trial.__file__))]
+        text = to_guidance(grammar).encode()
+        try:
+            done = subprocess.run(command, input=text, capture_output=True, timeout=_PATIENCE_S, check=False)
+        except subprocess.TimeoutExpired:
+            raise EngineLost("Grammars cannot be checked just now.", retry_after_s=1.0) from None
+        return _REASONS.get(done.returncode, _TOO_MUCH)
+
+
+class _Staying:
+    """A process with OpenVINO's library and the model's tokenizer: 170 MB, begun when the first grammar comes, and
+    another one when one dies of a grammar."""
+
+    at_once = 1
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._spec = msgspec.json.encode(spec) + b"\n"
+        self._processes: list[subprocess.Popen[bytes]] = []  # at most one
+        self._is_ready = False
+        self._num_asked = 0
+        weakref.finalize(self, _end, self._processes)
+
+    def close(self) -> None:
+        _end(self._processes)
+
+    def __call__(self, grammar: Grammar) -> str:
+        for _ in range(2):  # it may have ended by itself, because nobody had asked for long
+            process = self._begin()
+            if not self._is_ready:
+                if self._read(process, _LOADING_S) != b'""\n':
+                    _end(self._processes)
+                    raise EngineLost("Grammars cannot be checked just now.", retry_after_s=1.0)
+                self._is_ready = True
+            answer = self._ask(process, msgspec.json.encode(grammar) + b"\n")
+            if answer.endswith(b"\n"):
+                self._num_asked += 1
+                return msgspec.json.decode(answer, type=str)
+            _end(self._processes)
+            if process.returncode == -signal.SIGKILL:  # which no grammar does: it was closed, or did not answer in time
+                break
+            if process.returncode != -signal.SIGALRM:
+                self._begin()  # so that whoever asks next does not wait for all of its loading
+                return _TOO_MUCH
+        raise EngineLost("Grammars cannot be checked just now.", retry_after_s=1.0)
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        if self._num_asked >= _MOST_ASKED:
+            _end(self._processes)
+        if not self._processes:
+            self._is_ready, self._num_asked = False, 0
+            command = [sys.executable, "-m", "tailrace.engines.openvino_trial", str(os.getpid())]
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+            self._processes.append(process)
+            _write(process, self._spec)
+        return self._processes[0]
+
+    def _ask(self, process: subprocess.Popen[bytes], line: bytes) -> bytes:
+        return self._read(process, _PATIENCE_S) if _write(process, line) else b""
+
+    def _read(self, process: subprocess.Popen[bytes], within_s: float) -> bytes:
+        """A line; what came of it where the process ended, or did not answer in time."""
+        assert process.stdout is not None
+        if not select.select([process.stdout], [], [], within_s)[0]:
+            return b""
+        return process.stdout.readline()
+
+
+def _write(process: subprocess.Popen[bytes], line: bytes) -> bool:
+    assert process.stdin is not None
+    rest = memoryview(line)
     try:
-        done = subprocess.run(
-            command, input=to_guidance(grammar).encode(), capture_output=True, timeout=_PATIENCE_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise RequestError(f"The grammar of this request cannot be used: {_TOO_MUCH}.", param="grammar") from None
-    return _REASONS.get(done.returncode, _TOO_MUCH)
+        while rest:
+            rest = rest[process.stdin.write(rest) :]
+    except BrokenPipeError:
+        return False
+    return True
+
+
+def _end(processes: list[subprocess.Popen[bytes]]) -> None:
+    while processes:
+        process = processes.pop()
+        with process:  # which closes its pipes, and waits
+            process.kill()

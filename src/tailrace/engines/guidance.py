@@ -33,13 +33,17 @@ _SETS = {
     r"\s": r"[ \t\n\r\f\v]",
     r"\S": r"[^ \t\n\r\f\v]",
 }
+# White space that may go on without end is where small models get lost: so it is as Python writes
+# JSON. (To llama.cpp's version the separators are texts, to others patterns; what stands here is the same in both.)
+_SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _SAY_NOTHING = frozenset(("$id", "$schema", "default", "description", "examples", "strict", "title"))
 
 
 def to_guidance(grammar: Grammar) -> str:
     """The grammar in llguidance's own language, which llama.cpp takes as well."""
     if grammar.kind == "json_schema":
-        schema = msgspec.json.encode(_closed(msgspec.json.decode(grammar.source))).decode()
+        closed = _closed(msgspec.json.decode(grammar.source)) | {"x-guidance": _SPACES}
+        schema = msgspec.json.encode(closed).decode()
         return f"%llguidance {{}}\nstart: %json {schema}\n"
     text = re.sub(r"\\.|/|\n", lambda match: _BETWEEN_SLASHES.get(match[0], match[0]), _plain(grammar.source))
     return f"%llguidance {{}}\nstart: /{text or '()'}/\n"

@@ -28,15 +28,18 @@ What the library needs us to know (measured on 2026.4.1):
 from __future__ import annotations
 
 import os
+import time
 from typing import Any
 
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
+from tailrace.engines.automata import GrammarError
 from tailrace.engines.openvino_model import BLOCK_TOKENS, COMPANION_TOKENS, has_tokenizer, load_pipeline, num_rows
 from tailrace.engines.openvino_prompts import Prompts
 from tailrace.engines.openvino_sampling import PARAMETERS, library_config
+from tailrace.engines.openvino_turns import Turns
 from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError, SequenceFailed
@@ -81,6 +84,7 @@ class OpenVINOEngine:
         except (RuntimeError, LookupError, ValueError, MemoryError) as error:  # C++'s, as pybind11 translates them
             raise ModelError(_reason(error)) from error
         self._runs: dict[int, _Run] = {}
+        self._turns = Turns()
         self._companion: Any = None
         self._num_throwaway = 0
         self._parts: list[Any] = []  # handles of pieces in this step: what nobody holds is not computed
@@ -107,11 +111,12 @@ class OpenVINOEngine:
         sampling = sequence.sampling
         try:
             config = library_config(sampling, self._eos_token_ids, self._prompt_lookup_tokens)
+        except GrammarError as error:
+            raise SequenceFailed(f"the grammar cannot be used: {error}") from error
         except (RuntimeError, TypeError) as error:  # TypeError: a seed beyond 64 bits
             raise SequenceFailed(f"the engine refused it: {_reason(error)}") from error
         self._runs[sequence.sequence_id] = _Run(config, sampling.logprobs)
-        as_they_are = sampling.repetition_penalty != 1.0
-        self._prompts.add(sequence.sequence_id, sequence.prompt_ids, as_they_are=as_they_are)
+        self._turns.add(sequence)
 
     def abort(self, sequence_id: int) -> None:
         run = self._runs.get(sequence_id)
@@ -128,13 +133,16 @@ class OpenVINOEngine:
         if not self._runs:
             self._drain()
             return []
+        began_s = time.monotonic()
         if self._pipeline.has_non_finished_requests():
             self._pipeline.step()
         self._parts.clear()
         deltas = []
+        took_s = time.monotonic() - began_s
         for sequence_id, run in list(self._runs.items()):
             delta = self._read(sequence_id, run)
             if delta is not None:
+                self._turns.spoke(sequence_id, took_s)
                 deltas.append(delta)
                 if delta.finish_reason is not None:
                     del self._runs[sequence_id]
@@ -150,12 +158,16 @@ class OpenVINOEngine:
         self._pipeline = None
 
     def _end(self, sequence_id: int, run: _Run) -> None:
+        self._turns.drop(sequence_id)
         self._prompts.drop(sequence_id)
         if run.handle is not None:
             run.handle.cancel()
 
     def _start(self) -> None:
         """Give the pipeline what fits into the next step."""
+        for sequence in self._turns.take(is_alone=not any(_is_live(run) for run in self._runs.values())):
+            as_they_are = sequence.sampling.repetition_penalty != 1.0
+            self._prompts.add(sequence.sequence_id, sequence.prompt_ids, as_they_are=as_they_are)
         live = [run for run in self._runs.values() if _is_live(run)]
         for piece in self._prompts.take(len(live), is_prefilling=any(not run.count for run in live)):
             if piece.sequence_id is None:

@@ -22,7 +22,7 @@ from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError
 
-__all__ = ["BLOCK_TOKENS", "COMPANION_TOKENS", "has_tokenizer", "load_pipeline", "num_rows"]
+__all__ = ["BLOCK_TOKENS", "COMPANION_TOKENS", "has_tokenizer", "load_pipeline", "num_rows", "tokenizer_path"]
 
 BLOCK_TOKENS = 32  # in which the library hands out memory, on a CPU
 COMPANION_TOKENS = 256  # how long the throw-away sequence beside a lone one may get: its past costs time too
@@ -103,6 +103,15 @@ def num_rows(spec: EngineSpec) -> int:
         return 0
     rows = ov.Core().read_model(model).outputs[0].partial_shape[-1]
     return int(rows.get_length()) if rows.is_static else 0
+
+
+def tokenizer_path(spec: EngineSpec) -> Path:
+    """The directory or GGUF file out of which the library makes the model's tokenizer."""
+    path = Path(spec.path)
+    if path.is_dir() or not spec.cache_path:
+        return path
+    prepared = _prepared(path, Path(spec.cache_path))
+    return prepared if prepared.is_dir() else path
 
 
 def _prepared(path: Path, cache: Path) -> Path:

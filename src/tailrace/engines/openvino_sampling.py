@@ -6,6 +6,7 @@ from typing import Any
 
 import openvino_genai as genai
 
+from tailrace.engines.ebnf import to_ebnf
 from tailrace.types import Sampling
 
 __all__ = ["PARAMETERS", "library_config"]
@@ -33,7 +34,8 @@ _NGRAM_TOKENS = 3  # the last ones of a text, whose earlier places say what may 
 def library_config(
     sampling: Sampling, eos_token_ids: tuple[int, ...], prompt_lookup_tokens: int = 0
 ) -> Any:  # Any: the library's stubs do not hold up
-    """Raises: RuntimeError or TypeError, the library's, for what it will not do (TypeError: a seed beyond 64 bits)."""
+    """Raises: RuntimeError or TypeError, the library's, for what it will not do (TypeError: a seed beyond 64 bits);
+    GrammarError for a grammar that cannot be used."""
     config = genai.GenerationConfig()
     config.max_new_tokens = sampling.max_tokens
     config.ignore_eos = sampling.ignore_eos
@@ -58,7 +60,7 @@ def library_config(
         config.logprobs = 1
     if sampling.grammar is not None:
         structure = genai.StructuredOutputConfig()
-        setattr(structure, sampling.grammar.kind, sampling.grammar.source)
+        structure.grammar = to_ebnf(sampling.grammar)
         config.structured_output_config = structure
     config.validate()
     return config

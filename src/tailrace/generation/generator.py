@@ -69,7 +69,7 @@ class Generator:
         self.used_s = time.monotonic()  # when a stream began or ended last
         self._add_bos = add_bos
         self._supervisor = supervisor
-        self._grammars = GrammarCheck()
+        self._grammars = GrammarCheck(supervisor.spec)
         self._idle: asyncio.Future[None] | None = None
         self._sequence_ids = itertools.count(1)
         self._blame = Blame()
@@ -212,6 +212,7 @@ class Generator:
     def rest(self) -> None:
         """The engine is taken away on purpose, for as long as nobody asks."""
         self.is_asleep = True
+        self._grammars.close()
         self._has_given_up = False
         if self._gone_timer is not None:
             self._gone_timer.cancel()

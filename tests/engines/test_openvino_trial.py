@@ -1,0 +1,149 @@
+"""Grammars are tried with the library, the vocabulary and the text that OpenVINO's engine gets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import signal
+from typing import Any
+
+import numpy as np
+import openvino as ov
+import pytest
+from tests.engines.test_grammars import REGEXES, SCHEMAS
+from tokenizers import Tokenizer
+
+from tailrace.dialects.grammars import grammar_of_schema
+from tailrace.engines import EngineSpec
+from tailrace.engines.grammar_check import GrammarCheck
+from tailrace.engines.openvino_sampling import library_config
+from tailrace.engines.openvino_toy import load_toy
+from tailrace.errors import RequestError
+from tailrace.models import ModelCard
+from tailrace.types import Grammar, Sampling
+
+pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first
+
+ANY = Grammar("json_schema", '{"type":"object"}')
+EXPLODING = [Grammar("regex", ".*a.{9}"), Grammar("json_schema", '{"type":"string","pattern":".*a.{9}"}')]
+
+
+class Talker:
+    """The toy, to which all tokens that a grammar allows are equally likely: so it says what no model would."""
+
+    def __init__(self, spec: EngineSpec, card: ModelCard) -> None:
+        self._pipeline = load_toy(spec)
+        self._ends = card.eos_token_ids
+        self._tokenizer = Tokenizer.from_str(card.tokenizer_json)
+        self._num_asked = 0
+
+    def ask(self, grammar: Grammar, *, seed: int, max_tokens: int = 120) -> tuple[str, bool]:
+        """An answer, and whether it came to its end."""
+        config = library_config(Sampling(seed=seed, max_tokens=max_tokens, grammar=grammar), self._ends)
+        self._num_asked += 1
+        handle = self._pipeline.add_request(self._num_asked, ov.Tensor(np.array([[1, 2, 3]], np.int64)), config)
+        while self._pipeline.has_non_finished_requests():
+            self._pipeline.step()
+        ids = handle.read_all()[0].generated_ids
+        return self._tokenizer.decode(ids), len(ids) < max_tokens
+
+
+@pytest.fixture(scope="module")
+def talker(openvino_spec: EngineSpec, card: ModelCard) -> Talker:
+    return Talker(openvino_spec, card)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_answers_conform_to_a_schema(name: str, talker: Talker) -> None:
+    schema, holds = SCHEMAS[name]
+    for seed in range(4):
+        text, is_complete = talker.ask(grammar_of_schema(schema, "schema"), seed=seed)
+        assert is_complete, text
+        assert holds(json.loads(text)), text
+
+
+@pytest.mark.parametrize("regex", REGEXES)
+def test_answers_conform_to_a_regular_expression(regex: str, talker: Talker) -> None:
+    for seed in range(4):
+        text, is_complete = talker.ask(Grammar("regex", regex), seed=seed)
+        assert is_complete, text
+        assert re.fullmatch(regex, text, re.ASCII), text
+
+
+_PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "tags": {"type": "array", "items": {"type": "string"}, "maxItems": 3},
+        "more": {"type": "object", "properties": {"a": {"type": "number"}, "b": {"type": "null"}}},
+    },
+    "required": ["name", "age", "tags"],
+}  # fmt: skip
+
+
+def _without_strings(text: str) -> str:
+    """An answer, whose last string may lack its end."""
+    return re.sub(r'"([^"\\]|\\.)*("|\\?$)', '""', text)
+
+
+@pytest.mark.parametrize("schema", [_PERSON, {"type": "object"}, {}, {"type": "array"}], ids=str)
+def test_white_space_is_bounded(schema: dict[str, Any], talker: Talker) -> None:  # Any: JSON
+    """One space at most, behind a colon or a comma. Whatever the answer, complete or not."""
+    found = ""
+    for seed in range(12):
+        text, _ = talker.ask(grammar_of_schema(schema, "schema"), seed=seed, max_tokens=60)
+        found += _without_strings(text.partition("\ufffd")[0]) + "|"
+    assert not re.search(r"(?<![:,])\s|\s\s|[\n\t\r]", found)
+
+
+async def _refusal(check: GrammarCheck, grammar: Grammar) -> str:
+    with pytest.raises(RequestError) as refused:
+        await check.check(grammar)
+    assert (refused.value.status, refused.value.param) == (400, "grammar")
+    return refused.value.message
+
+
+def _process(check: GrammarCheck) -> int:
+    (process,) = check._trial._processes  # type: ignore[attr-defined]
+    return int(process.pid)
+
+
+async def test_what_takes_too_long_is_refused_and_the_next_one_is_not(openvino_spec: EngineSpec) -> None:
+    with contextlib.closing(GrammarCheck(openvino_spec)) as check:
+        await check.check(ANY)
+        first = _process(check)
+        await check.check(Grammar("regex", "[ab]{3}"))
+        assert _process(check) == first
+        for grammar in EXPLODING:
+            assert "too much time or memory" in await _refusal(check, grammar)
+        assert _process(check) != first
+        await check.check(Grammar("regex", r"(\w+\s?)+\."))
+        assert "states" in await _refusal(check, Grammar("regex", ".*z.{13}"))
+        assert "no answer could conform" in await _refusal(
+            check, Grammar("json_schema", '{"type":"object","properties":{"a":{}},"required":["b"]}')
+        )
+
+
+async def test_a_process_that_has_ended_by_itself_is_replaced(openvino_spec: EngineSpec) -> None:
+    check = GrammarCheck(openvino_spec)
+    await check.check(ANY)
+    (first,) = check._trial._processes  # type: ignore[attr-defined]
+    first.send_signal(signal.SIGALRM)  # as the timer does when nobody asks
+    await asyncio.to_thread(first.wait, 10)
+    await check.check(Grammar("regex", "[cd]"))
+    (second,) = check._trial._processes  # type: ignore[attr-defined]
+    assert second.pid != first.pid
+    check.close()
+    assert second.poll() == -signal.SIGKILL
+    check.close()
+
+
+async def test_the_answer_is_tried_with_the_engines_own_words(talker: Talker) -> None:
+    """Several values with white space between them that could go on without end, as small models like it."""
+    schema = grammar_of_schema({"type": "array", "items": {"enum": [1, 2]}, "minItems": 8, "maxItems": 8}, "schema")
+    texts = {talker.ask(schema, seed=seed)[0] for seed in range(8)}
+    assert all(re.fullmatch(r"\[[12](, ?[12]|,[12]){7}\]", text) for text in texts)
+    assert any(", " in text for text in texts)
