@@ -1,0 +1,330 @@
+"""Send grammars to a real server, of every kind and at random, and see whether its engine dies of one or stands still.
+
+    python bench/fuzz_grammars.py --minutes 20 --engine openvino|llamacpp|transformers
+
+It starts `tailrace serve` with the engine, has one client read an endless stream, and others send regular expressions,
+JSON schemas and choices to all fields that take them. A finding is: an answer of status 500 or above, a stream
+that breaks off, another engine process than before, an answer that does not conform, or a gap between two tokens of the
+innocent stream that is more than 0.2 s above what is usual there (the 99th percentile of a time without grammars).
+Findings are printed as lines of JSON as they come, with the grammars sent shortly before. Exit status 1 if any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import collections
+import contextlib
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import psutil
+
+_ATOMS = [
+    "a",
+    "b",
+    "z",
+    "é",
+    "0",
+    r"\d",
+    r"\w",
+    r"\s",
+    ".",
+    "[a-z]",
+    "[^,]",
+    r"[\w ]",
+    "[ab]",
+    r"\.",
+    ",",
+    r"\"",
+    "\n",
+    r"\\",
+]
+_RARE = [
+    "\0",
+    "\x01",
+    "\x7f",
+    "(?=a)",
+    r"\1",
+    r"\b",
+    "[",
+    "(",
+    ")",
+    "*",
+    "{",
+    "}",
+    "^",
+    "$",
+    "[^\\s\\S]",
+    "\\",
+    "\ud7ff",
+    "𝄞",
+]
+_COUNTS = ["", "", "", "*", "+", "?", "*?", "{2}", "{1,3}", "{0,8}", "{5,}", "{13}", "{16}", "{40}", "{64}"]
+_KNOWN = [
+    ".*z.{13}",
+    "[ab]*a[ab]{16}",
+    ".*a.{10}",
+    "a\0b",
+    r"(\w+\s?)+\.",
+    "([^,]*,?)*;",
+    "(a*)*b",
+    "((a|b)*(a|b)*)*c",
+    "(.|..|...)*x",
+]
+_FORMATS = ["date", "time", "date-time", "email", "uuid", "ipv4", "ipv6"]
+_NAMES = ["a", "b b", "é", "title", "x" * 40, "name", "$ref", "0", "a'b", "{", "::=", "root", "r1"]
+_VALUES: list[Any] = ["x", "", "a\0b", '"q"', "\\", "\n", 0, -1, 1.5, 1e300, 10**17, True, None, "𝄞", "::=", "[a]"]
+
+
+def regex(rnd: random.Random, depth: int = 0) -> str:
+    if depth == 0 and rnd.random() < 0.1:
+        return rnd.choice(_KNOWN) + (rnd.choice(_ATOMS) if rnd.random() < 0.5 else "")
+    parts = []
+    for _ in range(rnd.choice((1, 1, 2, 3))):
+        if depth < 4 and rnd.random() < 0.35:
+            part = f"({rnd.choice(('', '?:'))}{regex(rnd, depth + 1)})"
+        else:
+            part = rnd.choice(_ATOMS if rnd.random() < 0.97 else _RARE)
+        parts.append(part + rnd.choice(_COUNTS))
+    text = "".join(parts)
+    return f"{text}|{regex(rnd, depth + 1)}" if depth < 3 and rnd.random() < 0.2 else text
+
+
+def schema(rnd: random.Random, depth: int = 0) -> Any:  # Any: JSON
+    kinds = ["string", "pattern", "format", "length", "integer", "number", "boolean", "enum", "const", "any"]
+    if depth < 4:
+        kinds += ["object", "object", "array", "anyOf", "prefix", "types"]
+        kinds += ["ref"] if depth else ["defs"]
+    kind = rnd.choice(kinds)
+
+    def inner() -> Any:  # Any: JSON
+        return schema(rnd, depth + 1)
+
+    if kind == "object":
+        names = rnd.sample(_NAMES, rnd.randint(0, 5))
+        found: dict[str, Any] = {"type": "object", "properties": {name: inner() for name in names}}
+        found["required"] = [name for name in names if rnd.random() < 0.5]
+        if rnd.random() < 0.3:
+            found["additionalProperties"] = rnd.choice((True, False, inner()))
+        return found
+    if kind == "array":
+        least = rnd.choice((0, 0, 1, 3, 64))
+        return {"type": "array", "items": inner(), "minItems": least, "maxItems": least + rnd.choice((0, 1, 5))}
+    low = rnd.choice((0, -5, 3, -(10**12), 999))
+    return {
+        "string": lambda: {"type": "string"},
+        "pattern": lambda: {"type": "string", "pattern": regex(rnd, 1)},
+        "format": lambda: {"type": "string", "format": rnd.choice(_FORMATS)},
+        "length": lambda: {
+            "type": "string",
+            "minLength": rnd.choice((0, 2, 8)),
+            "maxLength": rnd.choice((8, 9, 24, 48)),
+        },
+        "integer": lambda: {"type": "integer", "minimum": low, "maximum": low + rnd.choice((0, 1, 77, 10**11))},
+        "number": lambda: {"type": "number"},
+        "boolean": lambda: {"type": "boolean"},
+        "enum": lambda: {"enum": rnd.sample(_VALUES, rnd.randint(1, 6))},
+        "const": lambda: {"const": rnd.choice(_VALUES)},
+        "any": dict,
+        "anyOf": lambda: {"anyOf": [inner() for _ in range(rnd.randint(1, 4))]},
+        "prefix": lambda: {"type": "array", "prefixItems": [inner() for _ in range(rnd.randint(1, 4))]},
+        "types": lambda: {"type": rnd.sample(["object", "array", "string", "integer", "number", "null"], 3)},
+        "ref": lambda: {"$ref": "#/$defs/d"},
+        "defs": lambda: {"type": "array", "items": {"$ref": "#/$defs/d"}, "$defs": {"d": inner()}},
+    }[kind]()
+
+
+def body(rnd: random.Random) -> tuple[str, dict[str, Any]]:
+    """A path, and fields of its body, with a grammar in one of those that take one."""
+    door = rnd.randrange(9)
+    chat, text = "/v1/chat/completions", "/v1/completions"
+    choices = [rnd.choice(("yes", "no", "a\0", "", "x" * 300, "a|b", "(", "é𝄞")) for _ in range(rnd.randint(1, 30))]
+    tool = {
+        "type": "function",
+        "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": schema(rnd, 1)}}},
+    }
+    return [
+        lambda: (chat, {"guided_regex": regex(rnd)}),
+        lambda: (chat, {"structured_outputs": {"regex": regex(rnd)}}),
+        lambda: (text, {"guided_json": schema(rnd)}),
+        lambda: (chat, {"guided_choice": choices}),
+        lambda: (
+            chat,
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "s", "schema": schema(rnd)}}},
+        ),
+        lambda: (chat, {"response_format": {"type": "json_object"}}),
+        lambda: (chat, {"tools": [tool], "tool_choice": "required"}),
+        lambda: (chat, {"tools": [tool], "tool_choice": {"type": "function", "function": {"name": "f"}}}),
+        lambda: (
+            "/generate",
+            {"parameters": {"grammar": {"type": "regex", "value": regex(rnd)}, "max_new_tokens": 40}},
+        ),
+    ][door]()
+
+
+class Fuzz:
+    def __init__(self, url: str, pid: int, seed: int) -> None:
+        self.url, self.pid, self.rnd = url, pid, random.Random(seed)
+        self.gaps: list[float] = []
+        self.usual_s = 0.0
+        self.statuses: collections.Counter[int] = collections.Counter()
+        self.lately: collections.deque[tuple[float, str]] = collections.deque(maxlen=40)
+        self.findings = 0
+        self.num_slow = 0
+        self.worker = self._worker()
+
+    def _worker(self) -> int:
+        for child in psutil.Process(self.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if "tailrace.engines.worker" in child.cmdline():
+                    return child.pid
+        return 0
+
+    def find(self, what: str, **more: Any) -> None:  # Any: JSON
+        self.findings += 1
+        print(json.dumps({"finding": what, **more}), flush=True)
+
+    async def innocent(self, client: httpx.AsyncClient, until: float) -> None:
+        while time.monotonic() < until:
+            last = 0.0
+            asked = {"prompt": "Once upon a time", "max_tokens": 400, "stream": True, "ignore_eos": True}
+            try:
+                async with client.stream("POST", self.url + "/v1/completions", json=asked) as answer:
+                    async for line in answer.aiter_lines():
+                        if line.startswith('data: {"error"'):
+                            self.find("the innocent stream failed", line=line[:200], lately=self._grammars())
+                        if not line.startswith("data: {"):
+                            continue
+                        now = time.monotonic()
+                        if last:
+                            self.gaps.append(now - last)
+                            if self.usual_s and now - last > self.usual_s + 0.2:
+                                self.num_slow += 1
+                                print(
+                                    json.dumps({"slow_s": round(now - last, 3), "lately": self._grammars()}), flush=True
+                                )
+                        last = now
+            except httpx.HTTPError as error:
+                self.find("the innocent stream broke off", error=repr(error), lately=self._grammars())
+
+    def _grammars(self) -> list[str]:
+        return [text for at, text in self.lately if time.monotonic() - at < 3][-6:]
+
+    async def sender(self, client: httpx.AsyncClient, until: float) -> None:
+        while time.monotonic() < until:
+            path, fields = body(self.rnd)
+            asked: dict[str, Any] = {"max_tokens": 40, "temperature": self.rnd.choice((0, 1)), **fields}
+            asked |= {"messages": [{"role": "user", "content": "go"}]} if "chat" in path else {"prompt": "go"}
+            if path == "/generate":
+                asked = {"inputs": "go", **fields}
+            self.lately.append((time.monotonic(), json.dumps(fields)[:600]))
+            try:
+                answer = await client.post(self.url + path, json=asked)
+            except httpx.HTTPError as error:
+                self.find("no answer", error=repr(error), fields=fields)
+                continue
+            self.statuses[answer.status_code] += 1
+            if answer.status_code >= 500 or (answer.status_code == 422 and path != "/generate"):
+                self.find("a bad status", status=answer.status_code, text=answer.text[:300], fields=fields)
+            if answer.status_code == 200:
+                self._conforms(fields, answer.json())
+            if (worker := self._worker()) != self.worker:
+                self.find("another engine", fields=fields, lately=self._grammars())
+                self.worker = worker
+
+    def _conforms(self, fields: dict[str, Any], answer: dict[str, Any]) -> None:
+        choice = answer["choices"][0] if "choices" in answer else {}
+        if choice.get("finish_reason") != "stop":
+            return
+        text = choice.get("text", choice.get("message", {}).get("content"))
+        pattern = fields.get("guided_regex") or fields.get("structured_outputs", {}).get("regex")
+        if isinstance(pattern, str) and isinstance(text, str):
+            plain = re.sub(r"^\^|(?<!\\)\$$", "", pattern)
+            if "\n" not in text and not re.fullmatch(plain, text, re.ASCII):
+                self.find("the answer does not conform", fields=fields, text=text)
+        elif "guided_json" in fields or "response_format" in fields:
+            try:
+                json.loads(text)
+            except ValueError:
+                self.find("the answer is not JSON", fields=fields, text=text)
+
+
+@contextlib.contextmanager
+def _server(engine: str, model: str) -> Iterator[tuple[str, int]]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        sys.executable,
+        "-m",
+        "tailrace",
+        "serve",
+        *([model] if model else []),
+        "--engine",
+        engine,
+        "--port",
+        str(port),
+    ]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "NO_COLOR": "1"})
+    url = f"http://127.0.0.1:{port}"
+    try:
+        for _ in range(300):
+            with contextlib.suppress(httpx.HTTPError):
+                if httpx.get(url + "/v1/models").status_code == 200:
+                    break
+            time.sleep(1)
+        yield url, process.pid
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+async def _run(engine: str, model: str, minutes: float, seed: int) -> int:
+    with _server(engine, model) as (url, pid):
+        fuzz = Fuzz(url, pid, seed)
+        async with httpx.AsyncClient(timeout=120) as client:
+            await fuzz.innocent(client, time.monotonic() + 15)
+            quiet = sorted(fuzz.gaps)
+            fuzz.usual_s = quiet[int(len(quiet) * 0.99)]
+            fuzz.gaps.clear()
+            until = time.monotonic() + 60 * minutes
+            await asyncio.gather(fuzz.innocent(client, until), *(fuzz.sender(client, until) for _ in range(4)))
+        gaps = sorted(fuzz.gaps)
+        report = {
+            "engine": engine,
+            "minutes": minutes,
+            "requests": fuzz.statuses.total(),
+            "statuses": dict(fuzz.statuses),
+            "findings": fuzz.findings,
+            "slow_gaps": fuzz.num_slow,
+            "usual_gap_s": round(fuzz.usual_s, 3),
+            "gap_p50_s": round(gaps[len(gaps) // 2], 3),
+            "gap_p99_s": round(gaps[int(len(gaps) * 0.99)], 3),
+            "gap_max_s": round(gaps[-1], 3),
+        }
+        print(json.dumps(report), flush=True)
+    return 1 if fuzz.findings else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Fuzz the grammars of a real engine.")
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--engine", choices=("openvino", "llamacpp", "transformers"), default="openvino")
+    parser.add_argument("--model", default="", help="what tailrace serve takes; transformers needs a directory")
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    return asyncio.run(_run(asked.engine, asked.model, asked.minutes, asked.seed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
