@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
+from tests.server.frames import TEXT, FrameWire, frame
 from tests.server.leaver import LIMITS, SMALL_BYTES, Leaver, refused
 from tests.server.oracle import Answer
 from tests.server.process import Server
@@ -19,6 +20,10 @@ from tests.server.wire import as_json, sse_ids
 
 MODELS = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
 POST = b"POST /v1/streams HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+HANDSHAKE = (
+    b"GET /v1/ws HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+    b"sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
 
 
 @pytest.fixture(scope="module")
@@ -96,6 +101,18 @@ REFUSED = {
     "method of RTSP": (b"DESCRIBE /v1/models RTSP/1.0\r\nhost: localhost\r\n\r\n", 400),
     "ICE": (b"SOURCE /v1/models ICE/1.0\r\nhost: localhost\r\n\r\n", 400),
     "CONNECT": (b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
+    "chunks in 1.0": (POST.replace(b"1.1", b"1.0") + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "other host": (b"GET http://evil.test/v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
+    "other scheme": (b"GET ftp://localhost/v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
+    "user in the target": (b"GET http://a@localhost/v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
+    "fragment": (b"GET /v1/models#a HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
+    "two origins": (MODELS + b"origin: http://localhost\r\norigin: http://evil.test\r\n\r\n", 400),
+    "two types": (POST + b"content-type: text/plain\r\ncontent-length: 2\r\n\r\n{}", 400),
+    "two keys": (POST + b"idempotency-key: a\r\nidempotency-key: b\r\ncontent-length: 2\r\n\r\n{}", 400),
+    "handshake with a body": (HANDSHAKE + b"content-length: 5\r\n\r\nhello", 400),
+    "handshake with chunks": (HANDSHAKE + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
+    "handshake with a long query": (HANDSHAKE.replace(b"/ws", b"/ws?" + b"x" * 8_100) + b"\r\n", 414),
+    "handshake with a long header": (HANDSHAKE + b"x-a: " + b"b" * 8_100 + b"\r\n\r\n", 431),
     "two spaces": (b"GET  /v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
     "space before a colon": (MODELS + b"x-a : b\r\n\r\n", 400),
     "folded header": (MODELS + b"x-a: b\r\n c\r\n\r\n", 400),
@@ -115,6 +132,27 @@ def test_each_request_on_a_connection_says_its_protocol(edge: Server) -> None:
         assert client.request("GET", "/v1/models")[0] == 200
         client.send_bytes(b"GET /v1/models RTSP/1.0\r\nhost: localhost\r\n\r\n")
         assert refused(client) == 400
+
+
+def test_a_target_may_name_this_server(edge: Server) -> None:
+    """As clients of a proxy write it, and as every server has to take it (RFC 9112, 3.2.2)."""
+    with Leaver(edge) as client:
+        for target, status in [(b"/v1/models?a", 200), (b"/nowhere", 404)]:
+            client.send_bytes(b"GET HTTP://LocalHost:1" + target + b" HTTP/1.1\r\nhost: localhost:1\r\n\r\n")
+            assert client.head() == status
+            client.body()
+    with Leaver(edge) as client:
+        client.send_bytes(HANDSHAKE.replace(b"/v1/ws", b"http://localhost/v1/ws") + b"\r\n")
+        assert client.head() == 101
+
+
+def test_frames_may_come_with_the_handshake(edge: Server) -> None:
+    with FrameWire(edge.port) as client:
+        client.send_bytes(HANDSHAKE + b"\r\n" + frame(TEXT, b'{"type":"ping"}'))
+        assert client.head() == 101
+        opcode, said = client.frame()
+        assert opcode == TEXT
+        assert as_json(said)["type"] == "pong"
 
 
 def test_as_much_as_may_be(edge: Server) -> None:

@@ -9,6 +9,8 @@ What it keeps, for each connection:
   thrown away, and the extensions of a chunk have 8 KiB (431).
 - What is not HTTP/1.0 or 1.1, or leaves open where a body ends, is refused with 400, another version of HTTP with 505.
   The parser reads RTSP and ICE as well and does not say so: the request line itself is looked at.
+- What proxies and servers could read differently is refused with 400: a second header of a name that has one value
+  only, chunks in HTTP/1.0, a target of another host, the handshake of a WebSocket with a body.
 - An upgrade to anything but WebSocket is ignored, as RFC 9110, 7.8 allows. The parser stops at the end of such a head
   and would leave its body unread, so it is replaced, and the next one gets the head without its `Upgrade`.
 - All these refusals are JSON in the native shape and end the connection: our half is closed and what still comes is
@@ -26,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import math
+import re
 from typing import Any, cast
 
 import httptools
@@ -48,6 +51,12 @@ _MAX_FRAMING_BYTES = 8 * 2**10  # between two pieces of a body: a chunk's extens
 _PIECE_BYTES = 4096  # what the parser gets at once, since only between two pieces can be seen how far it has come
 _VERSIONS = ("1.0", "1.1")
 _MAX_PIPELINED = 64
+_MAX_HANDSHAKE_LINE_BYTES = 8_000  # `websockets` takes lines of 8,192 bytes
+_SINGLE = frozenset(
+    b"content-encoding content-type idempotency-key last-event-id origin referer sec-fetch-site "
+    b"x-tailrace-continuity x-tailrace-linger".split()
+)
+_TARGET = re.compile(rb"(?:https?://([^/?#]+))?(/[^#]*|)|\*", re.IGNORECASE)
 _LINGER_S = 1.0
 _RETRY_S = 5.0
 
@@ -130,6 +139,8 @@ class HttpProtocol(HttpToolsProtocol):
                 piece = piece[: upgrade.args[0]]
                 if not self._ignores_upgrade:
                     self.handle_websocket_upgrade()
+                    if len(rest) > len(piece):
+                        cast(asyncio.Protocol, self.transport.get_protocol()).data_received(bytes(rest[len(piece) :]))
                     return
                 self._parse_without_upgrade()
             rest = rest[len(piece) :]
@@ -208,9 +219,10 @@ class HttpProtocol(HttpToolsProtocol):
             return
         self._part = _Part.BODY
         self._num_idle_bytes = 0
-        for name, value in self.headers:
-            if name == b"transfer-encoding" and value.lower() != b"chunked":
-                raise _refusal(400, "Of transfer codings, only chunked is understood.")
+        self._check_headers()
+        self._check_target()
+        if self.parser.should_upgrade():
+            self._check_handshake()
         if len(self.pipeline) == _MAX_PIPELINED:
             raise _refusal(400, "Too many requests wait behind one that is not answered.")
         self._unset_keepalive_if_required()
@@ -240,6 +252,39 @@ class HttpProtocol(HttpToolsProtocol):
         if start < 0 or method == b"CONNECT":
             raise _refusal(400, "This is not a request line of HTTP/1.1.")
         del self._recent[: start + len(line)]
+
+    def _check_headers(self) -> None:
+        """Raises: RequestError."""
+        seen = set()
+        for name, value in self.headers:
+            if name == b"transfer-encoding":
+                if value.lower() != b"chunked":
+                    raise _refusal(400, "Of transfer codings, only chunked is understood.")
+                if self.parser.get_http_version() == "1.0":
+                    raise _refusal(400, "There are no chunks in HTTP/1.0.")
+            if name in _SINGLE:
+                if name in seen:
+                    raise _refusal(400, f"There is more than one {name.decode()} header.")
+                seen.add(name)
+
+    def _check_target(self) -> None:
+        """Leave the path and query. Raises: RequestError for a target with a fragment, or of another host."""
+        target = _TARGET.fullmatch(self.url)
+        hosts = [value.lower() for name, value in self.headers if name == b"host"]
+        if target is None or (target[1] is not None and hosts != [target[1].lower()]):
+            raise _refusal(400, "The target of the request is not a path of this server.")
+        if target[1] is not None:
+            self.url = target[2] or b"/"
+
+    def _check_handshake(self) -> None:
+        """Raises: RequestError for what `websockets` would refuse in words of its own, or not at all."""
+        for name, value in self.headers:
+            if name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0"):
+                raise _refusal(400, "The handshake of a WebSocket has no body.")
+            if len(name) + len(value) > _MAX_HANDSHAKE_LINE_BYTES:
+                raise _refusal(431, f"A header is longer than {_MAX_HANDSHAKE_LINE_BYTES} bytes.")
+        if len(self.url) > _MAX_HANDSHAKE_LINE_BYTES:
+            raise _refusal(414, f"The path and query are longer than {_MAX_HANDSHAKE_LINE_BYTES} bytes.")
 
     # What uvicorn says
 

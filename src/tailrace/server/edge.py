@@ -30,6 +30,7 @@ __all__ = ["Edge"]
 
 logger = logging.getLogger("tailrace.server")
 
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^][/@?#:\\\s]+)(?::[0-9]{0,5})?")
 _BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}", re.ASCII)
 
@@ -114,6 +115,8 @@ class Edge:
 
     def _is_ours(self, host: str) -> bool:
         """Names must be known, against rebinding; addresses cannot be rebound."""
+        if not _HOST.fullmatch(host):
+            return False
         if self._any_host:
             return True
         try:
