@@ -51,7 +51,19 @@ def test_what_is_measured(tiny_gpt2_dir: Path) -> None:
     assert told["machine"]["read_bytes_per_s"] > 10**8
     assert told["machine"]["flops_per_s"] > 10**8
     assert [row["streams"] for row in told["speeds"]] == [1, 16]
-    assert all(row["reached"] > 0 and row["limit"] > 0 for row in told["speeds"])
+    assert all(row["reached"] > 0 and row["limit"] > 0 and 0 <= row["spread"] < 1 for row in told["speeds"])
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(300)
+def test_the_limit_of_openvino_is_measured_with_its_own_kernels() -> None:
+    """Float32 is no limit for it: with weights of eight bits it computes in eight bits, several times as fast."""
+    pytest.importorskip("openvino")
+    status, told, _ = ask("smollm2", "--engine", "openvino")
+    assert status == 0, told["failure"]
+    assert told["machine"]["engine_ops_per_s"] > 0
+    assert {row["by"] for row in told["speeds"]} <= {"memory", "arithmetic in eight bits"}
+    assert all(0 < row["reached"] <= row["limit"] for row in told["speeds"])
 
 
 def test_for_people() -> None:

@@ -27,17 +27,19 @@ class Machine(msgspec.Struct, frozen=True):
     gpus: tuple[str, ...]
     read_bytes_per_s: float = 0.0  # 0: not measured
     flops_per_s: float = 0.0  # float32
+    engine_ops_per_s: float = 0.0  # of the engine's own kernels, in its own precision; 0: not measured
 
 
-def look_at_machine(*, measure: bool) -> Machine:
-    """With `measure`, takes some seconds of all cores, in a process of its own, whose memory goes with it."""
+def look_at_machine(wish: object | None = None) -> Machine:
+    """With a `roofline.Wish`, measures for some seconds on all cores, in a process whose memory goes with it."""
     machine = _seen()
-    if not measure:
+    if wish is None:
         return machine
     command = [sys.executable, "-m", "tailrace.bench.roofline"]
-    answer = subprocess.run(command, stdout=subprocess.PIPE, check=True, start_new_session=True).stdout
-    read, flops = msgspec.json.decode(answer, type=tuple[float, float])
-    return msgspec.structs.replace(machine, read_bytes_per_s=read, flops_per_s=flops)
+    asked = msgspec.json.encode(wish)
+    answer = subprocess.run(command, input=asked, stdout=subprocess.PIPE, check=True, start_new_session=True).stdout
+    read, flops, ops = msgspec.json.decode(answer, type=tuple[float, float, float])
+    return msgspec.structs.replace(machine, read_bytes_per_s=read, flops_per_s=flops, engine_ops_per_s=ops)
 
 
 def _seen() -> Machine:

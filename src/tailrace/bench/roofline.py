@@ -2,6 +2,9 @@
 
 A token of one stream takes reading all weights once, so that memory is the limit of one stream; with many streams each
 weight that was read serves all of them, and arithmetic is. Both together are the model's roofline here.
+
+As much memory is read as the weights take, since a part of them may stay in a cache. Arithmetic is measured in float32
+with numpy, and with OpenVINO's own kernels where that is the engine: it computes with integers of eight bits.
 """
 
 from __future__ import annotations
@@ -15,11 +18,13 @@ import msgspec
 import numpy as np
 
 from tailrace.bench.machine import num_cores
+from tailrace.engines import EngineSpec
 
-__all__ = ["main"]
+__all__ = ["Wish", "main"]
 
 _ROUNDS = 7
-_READ_BYTES = 512 * 2**20  # more than any cache holds
+_READ_BYTES = 512 * 2**20  # more than most caches hold
+_LEAST_READ_BYTES = 16 * 2**20
 _MATRIX = 1536
 
 
@@ -34,15 +39,31 @@ def _best(run: Callable[[], object]) -> float:
     return min(took_s)
 
 
+class Wish(msgspec.Struct, frozen=True):
+    """What is measured."""
+
+    weight_bytes: int = 0  # of the model; 0: not known
+    openvino: EngineSpec | None = None  # what OpenVINO would load, where that is the engine
+    in_eight_bits: bool = False  # the weights have eight bits or fewer
+
+
 def main() -> None:
-    """Writes bytes read and float32 operations, each per second, as a JSON array."""
+    """Takes a Wish in JSON on standard input. Writes bytes read, float32 operations, and operations of the engine's own
+    kernels (0 if they were not measured), each per second, as a JSON array."""
+    wish = msgspec.json.decode(sys.stdin.buffer.read(), type=Wish)
     cores = num_cores()
-    pieces = [np.ones(_READ_BYTES // 8 // cores) for _ in range(cores)]
+    read_bytes = min(_READ_BYTES, max(wish.weight_bytes, _LEAST_READ_BYTES)) if wish.weight_bytes else _READ_BYTES
+    pieces = [np.ones(read_bytes // 8 // cores) for _ in range(cores)]
     with ThreadPoolExecutor(cores) as threads:
         read_s = _best(lambda: list(threads.map(np.max, pieces)))
     matrix = np.ones((_MATRIX, _MATRIX), np.float32)
     multiplied_s = _best(lambda: matrix @ matrix)
-    found = (cores * pieces[0].nbytes / read_s, 2 * _MATRIX**3 / multiplied_s)
+    engine_ops_per_s = 0.0
+    if wish.openvino is not None:
+        from tailrace.engines.openvino_ceiling import operations_per_s
+
+        engine_ops_per_s = operations_per_s(wish.openvino, in_eight_bits=wish.in_eight_bits)
+    found = (cores * pieces[0].nbytes / read_s, 2 * _MATRIX**3 / multiplied_s, engine_ops_per_s)
     sys.stdout.buffer.write(msgspec.json.encode(found))
 
 

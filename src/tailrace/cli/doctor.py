@@ -13,6 +13,7 @@ import click
 
 if TYPE_CHECKING:
     from tailrace.bench import Machine
+    from tailrace.bench.roofline import Wish
     from tailrace.engines import Kind
     from tailrace.models import ModelCard
     from tailrace.server.source import Source
@@ -41,6 +42,7 @@ class _Speed:
     streams: int
     limit: float
     by: str  # what the limit is
+    spread: float  # of the limit: the difference of two measurements as a part of the larger one, which counts
     reached: float
 
 
@@ -55,8 +57,9 @@ def doctor(model: str, engine: str, quick: bool, as_json: bool) -> None:
     """Look at this machine, at the engines that are installed, and at what each could do with MODEL.
 
     Memory and arithmetic are measured, and from them how fast MODEL could be here at most: one stream is as fast as all
-    weights are read, many streams as fast as their products are computed. Beside that stands what was reached. It takes
-    half a minute, in which nothing else should run.
+    weights are read, many streams as fast as their products are computed, in the precision that the engine has. Beside
+    that stands what was reached. The limits are measured before and after; the larger one counts, and how far the two
+    are apart is said. It takes half a minute, in which nothing else should run.
     """
     from tailrace.bench import look_at_machine
     from tailrace.cli.pull import TerminalProgress
@@ -73,13 +76,15 @@ def doctor(model: str, engine: str, quick: bool, as_json: bool) -> None:
         failure = error.message
     quick = quick or source is None
     with _waiting("Looking at the machine"):
-        machine = look_at_machine(measure=not quick)
+        machine = look_at_machine(_wish(source) if source is not None and not quick else None)
     engines = _engines(source.card if source is not None else None)
     speeds: list[_Speed] = []
     if source is not None and not source.address and not quick:
         try:
             with _waiting(f"Running {source.card.name} with {source.engine}"):
-                speeds = _speeds(source, machine)
+                reached = _reached(source)
+            with _waiting("Looking at the machine once more"):
+                speeds = _speeds(source, reached, machine, look_at_machine(_wish(source)))
         except (RuntimeError, ModelError) as error:
             failure = f"{source.engine} does not run {source.card.name}: {error}."
     journals = find_journals(data_path())
@@ -118,30 +123,67 @@ def _version(kind: Kind) -> str:
         return "installed"
 
 
-def _speeds(source: Source, machine: Machine) -> list[_Speed]:
-    """Raises: RuntimeError if the engine does not run."""
+def _wish(source: Source) -> Wish:
+    """What is measured of the machine for a model."""
+    from tailrace.bench.roofline import Wish
+    from tailrace.server.lifecycle import engine_spec
+    from tailrace.server.settings import Settings
+
+    if source.address or source.engine != "openvino":
+        return Wish(0 if source.address else source.weight_bytes)
+    return Wish(source.weight_bytes, engine_spec(source, Settings(), cache_path=""), _in_eight_bits(source))
+
+
+def _in_eight_bits(source: Source) -> bool:
+    return bool(source.card.num_parameters) and source.weight_bytes < 1.5 * source.card.num_parameters
+
+
+def _reached(source: Source) -> list[tuple[int, float]]:
+    """Numbers of streams, and the tokens a second that the engine gives to so many. Raises: RuntimeError if it does not
+    run."""
     from tailrace.bench import Round, engine_alone
     from tailrace.models.places import cache_path
     from tailrace.server.lifecycle import engine_spec
     from tailrace.server.settings import Settings
     from tailrace.text import Tokenizer
 
-    card = source.card
     spec = engine_spec(source, Settings(), cache_path=str(cache_path() / "prepared"))
-    tokenizer = Tokenizer.from_json(card.tokenizer_json)
-    by_memory = machine.read_bytes_per_s / source.weight_bytes if source.weight_bytes else 0.0
-    by_arithmetic = machine.flops_per_s / (2 * card.num_parameters) if card.num_parameters else 0.0
+    tokenizer = Tokenizer.from_json(source.card.tokenizer_json)
     found = []
     with engine_alone(spec) as run:
         number = 0
         for streams in (1, *_LOADS):  # the first warms up
             prompts = [tuple(tokenizer.encode(f"{number + place}. A story:", special=True)) for place in range(streams)]
             number += streams
-            reached = run(Round(prompts, _MAX_TOKENS)).events_per_s
-            bounds = [(streams * by_memory, "memory"), (by_arithmetic, "float32 arithmetic")]
-            limit, by = min((bound for bound in bounds if bound[0]), default=(0.0, ""))
-            found.append(_Speed(streams, round(limit, 1), by, round(reached, 1)))
+            found.append((streams, run(Round(prompts, _MAX_TOKENS)).events_per_s))
     return found[1:]
+
+
+def _speeds(source: Source, reached: list[tuple[int, float]], before: Machine, after: Machine) -> list[_Speed]:
+    """What was reached beside the limits. Whatever slows a measurement down makes a limit too low, never too high: of
+    two the larger one counts."""
+    found = []
+    for streams, tokens_per_s in reached:
+        both = [_limits(source, machine, streams) for machine in (before, after)]
+        limits = {
+            by: (max(ones), 1 - min(ones) / max(ones)) for by in both[0] if all(ones := [one[by] for one in both])
+        }
+        by = min(limits, key=lambda name: limits[name][0], default="")
+        limit, spread = limits.get(by, (0.0, 0.0))
+        found.append(_Speed(streams, round(limit, 1), by, round(spread, 3), round(tokens_per_s, 1)))
+    return found
+
+
+def _limits(source: Source, machine: Machine, streams: int) -> dict[str, float]:
+    """Tokens a second that memory and arithmetic allow, by name; 0 where that is not known."""
+    card = source.card
+    limits = {"memory": streams * machine.read_bytes_per_s / source.weight_bytes if source.weight_bytes else 0.0}
+    if card.num_parameters and machine.engine_ops_per_s:
+        name = "arithmetic in eight bits" if _in_eight_bits(source) else "float32 arithmetic"
+        limits[name] = machine.engine_ops_per_s / (2 * card.num_parameters)
+    elif card.num_parameters and source.weight_bytes >= 4 * card.num_parameters:  # with less, others compute in less
+        limits["float32 arithmetic"] = machine.flops_per_s / (2 * card.num_parameters)
+    return limits
 
 
 def _machine_lines(machine: Machine) -> Iterator[str]:
@@ -154,7 +196,11 @@ def _machine_lines(machine: Machine) -> Iterator[str]:
         f", read at {machine.read_bytes_per_s / 1e9:.1f} GB/s" if machine.read_bytes_per_s else ""
     )
     if machine.flops_per_s:
-        yield f"  arithmetic {machine.flops_per_s / 1e9:,.0f} billion float32 operations a second"
+        yield f"  arithmetic {machine.flops_per_s / 1e9:,.0f} billion float32 operations a second" + (
+            f", {machine.engine_ops_per_s / 1e9:,.0f} billion with the engine's kernels"
+            if machine.engine_ops_per_s
+            else ""
+        )
     yield f"  GPU        {', '.join(machine.gpus) or 'none seen'}"
 
 
@@ -180,7 +226,11 @@ def _speed_lines(source: Source | None, speeds: list[_Speed]) -> Iterator[str]:
         yield f"{card.name}: {parameters}{card.weight_bytes / 1e6:,.1f} MB of weights{anew}"
     for row in speeds:
         streams = "1 stream" if row.streams == 1 else f"{row.streams} streams"
-        limit = f", of {row.limit:,.0f} that {row.by} allows ({row.reached / row.limit:.0%})" if row.limit else ""
+        limit = ""
+        if row.limit:
+            limit = (
+                f", of {row.limit:,.0f} that {row.by} allows ({row.reached / row.limit:.0%}; limit ±{row.spread:.0%})"
+            )
         yield f"  {streams:10} {row.reached:8,.1f} tokens/s{limit}"
 
 
