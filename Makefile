@@ -4,13 +4,14 @@ BIN := .venv/bin
 
 .PHONY: install install-dev serve test test-deep check bench clean
 
-# What serving needs. pip is not quiet: it shows what it downloads, and how far it is.
+# What serving needs. pip is not quiet: it shows what it downloads, and how far it is. Python compiles what it imports when
+# it imports it: compiling every module of every package beforehand takes 5 s more of a processor.
 install: .venv/.installed
 
 .venv/.installed: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo "Installing tailrace into .venv: about 115 MB to download, 430 MB on disk."
-	@$(BIN)/python -m pip install --disable-pip-version-check --editable .
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile --editable .
 	@touch $@
 
 # What the tests and checks need as well: other engines, clients, a browser's driver.
