@@ -170,6 +170,7 @@ def test_the_server_on_two_replicas(on_ray: contextlib.ExitStack) -> None:
     )
     server.wait_ready(timeout_s=180)
     assert [_said(server.post(wire, asked).json()) for wire, asked in zip(wires, bodies, strict=True)] == expected
+    assert len(server.http.get("/healthz").headers.get_list("x-request-id")) == 1
     with server.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
         chunks = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected[0]
@@ -192,6 +193,41 @@ def test_the_server_on_two_replicas(on_ray: contextlib.ExitStack) -> None:
     assert len(retries) == statuses.count(429)
     children = psutil.Process(server.process.pid).children(recursive=True)
     assert sum("tailrace.engines.worker" in " ".join(child.cmdline()) for child in children) == 2
+
+
+_WORDS = """
+from beside import MARK
+
+class InferlessPythonModel:
+    def initialize(self):
+        self.opened = open("mark.txt").read()
+
+    def infer(self, inputs, stream_output_handler):
+        for word in inputs["TEXT"].split():
+            stream_output_handler.send_streamed_output({"OUT": word + MARK + self.opened})
+        stream_output_handler.finalise_streamed_output()
+"""
+
+
+def test_an_inferless_folder(tmp_path: Path, on_ray: contextlib.ExitStack) -> None:
+    """It may import and open what lies beside it. A second server on the port says that it is taken."""
+    folder = tmp_path / "words"
+    folder.mkdir()
+    write(folder, "app.py", _WORDS)
+    write(folder, "beside.py", "MARK = '!'")
+    write(folder, "mark.txt", "?")
+    schema = '{"TEXT": {"datatype": "STRING", "required": True, "shape": [1], "example": ["a"]}}'
+    write(folder, "input_schema.py", f"INPUT_SCHEMA = {schema}\nIS_STREAMING_OUTPUT = True\n")
+    server = on_ray.enter_context(contextlib.closing(_RunOnRay("./words", directory=tmp_path)))
+    server.wait_ready(timeout_s=180)
+    answer = server.post("/v2/models/words/generate_stream", {"TEXT": "one two"})
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
+    assert [event["OUT"] for event in events] == ["one!?", "two!?"]
+    assert len(answer.headers.get_list("x-request-id")) == 1
+    second = on_ray.enter_context(contextlib.closing(_RunOnRay("./words", directory=tmp_path)))
+    second.wait_line(rf"tailrace: cannot listen on 127\.0\.0\.1:{PORT} \(Address already in use\)", timeout_s=60)
+    assert second.wait() == 1
+    assert server.post("/v2/models/words/generate_stream", {"TEXT": "one"}).status_code == 200
 
 
 def _said(answer: dict[str, object]) -> object:

@@ -83,7 +83,7 @@ class Bot:
             for word in prompt.split():
                 yield word + " "
                 await asyncio.sleep(0.01)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # as it waits, or as its words do
             open("cancelled", "a").write("words ")
             raise
 

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.requirements import install_command
 from tailrace.serve.deployment import Application, nodes, replaced
@@ -25,6 +25,7 @@ from tailrace.serve.failures import failed
 from tailrace.serve.ingress import asgi_of, has_ingress
 from tailrace.serve.options import DeploymentOptions
 from tailrace.serve.target import load, options_of
+from tailrace.server.listening import bind
 
 if TYPE_CHECKING:
     from tailrace.hosting.targets import Plan
@@ -93,7 +94,17 @@ def _started(settings: Settings) -> Any:  # Any: the module ray.serve
     except ImportError:
         _say(f"tailrace: Ray is not installed. Try: {install_command(extra='ray')}")
         return None
-    ray.init(address="auto" if _has_cluster() else None, ignore_reinit_error=True, log_to_driver=True)
+    if _has_cluster():
+        ray.init(address="auto", ignore_reinit_error=True, log_to_driver=True)
+    else:
+        try:  # Ray shares its port with whoever else lets it be shared, another Ray for one
+            bind(settings).close()
+        except OSError as error:
+            _say(
+                f"tailrace: cannot listen on {settings.host}:{settings.port} ({error.strerror}). Choose another --port."
+            )
+            return None
+        ray.init(address="local", ignore_reinit_error=True, log_to_driver=True)
     serve.start(http_options={"host": settings.host, "port": settings.port})
     return serve
 
@@ -190,7 +201,7 @@ class _Served:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "lifespan":
             assert self._app is not None
-            await self._app(scope, receive, send)
+            await self._app(scope, receive, _without_request_id(send))
             return
         await receive()
         async with contextlib.AsyncExitStack() as running:
@@ -216,6 +227,18 @@ class _Served:
             prepared = str(cache_path() / "prepared")
             async with start_service(source, self._settings, data_path=Path(directory), cache_path=prepared) as service:
                 yield service.app
+
+
+def _without_request_id(send: Send) -> Send:
+    """Ray's proxy gives each answer its X-Request-Id, which is ours too."""
+
+    async def passed_on(message: Message) -> None:
+        if "headers" in message:
+            kept = [header for header in message["headers"] if header[0].lower() != b"x-request-id"]
+            message = {**message, "headers": kept}
+        await send(message)
+
+    return passed_on
 
 
 def _say(text: str) -> None:

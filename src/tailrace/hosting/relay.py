@@ -73,14 +73,24 @@ class Relay:
         self._body_s = settings.body_s  # that may still be waited for the body, besides what the app lets it wait
         self._keeps = True  # the lease
         self._early: deque[Message] = deque()  # what came while there was no place yet
+        self._unbegun: list[Message] = []  # what was sent to a process that has not begun yet: at most a link's window
+        self._is_unbegun = False  # the process was lost before it began
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises: TailraceError where nothing was sent yet. Later, what fails is cut off or told in the answer."""
         self._is_websocket = scope["type"] == "websocket"
         self._method, self._in_body = scope.get("method", ""), not self._is_websocket
+        while await self._attempt(scope, receive, send):
+            self._early.extendleft(reversed(self._unbegun))
+            self._unbegun.clear()
+            self._in_body = not self._is_websocket
+
+    async def _attempt(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Whether it has to be tried again: the process was lost before it had begun the request. Raises: as
+        `__call__`."""
         lease = await self._place(receive)
         if lease is None:
-            return
+            return False
         kind = "websocket" if self._is_websocket else "asgi"
         channel = lease.replica.link.open(kind, _encode(_outward(scope)))
         try:
@@ -92,6 +102,7 @@ class Relay:
                 await asyncio.gather(uploading, return_exceptions=True)
             if stream is not None:
                 await stream(scope, receive, send)
+            return self._is_unbegun
         finally:
             if self._keeps:
                 channel.close()
@@ -145,6 +156,10 @@ class Relay:
                 num_bytes += len(message.get("body", b""))
                 if is_http and num_bytes > self._settings.body_bytes:
                     raise BodyTooLarge(f"The body is larger than {self._settings.body_bytes} bytes.")
+                if not channel.has_begun:
+                    self._unbegun.append(message)
+                elif self._unbegun:
+                    self._unbegun.clear()
                 await channel.send(_encode(dict(message)))
                 self._in_body = self._in_body and bool(message.get("more_body"))
         except ChannelClosed:
@@ -171,6 +186,7 @@ class Relay:
 
     async def _down(self, channel: Channel, lease: Lease, send: Send) -> ASGIApp | None:
         """Until the app has said everything; an answer that becomes a stream with a log is given back as that."""
+        self._is_unbegun = False
         try:
             while True:
                 message: Message = _decode(await channel.receive())
@@ -193,7 +209,10 @@ class Relay:
                 )
                 await send(message)
         except ChannelClosed as end:
-            if not self._is_complete and not self._is_gone:
+            self._is_unbegun = (
+                isinstance(end, LinkLost) and not channel.has_begun and not self._is_gone and self._refusal is None
+            )
+            if not (self._is_complete or self._is_gone or self._is_unbegun):
                 await self._fail(end, send)
             return None
 

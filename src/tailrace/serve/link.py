@@ -21,6 +21,7 @@ _WINDOW_BYTES = 256 * 2**10
 _GRANT_BYTES = 64 * 2**10
 _MESSAGE_BYTES = 64  # what a message costs besides its body, so that empty ones do not pile up without bound
 _MAX_CHANNELS = 100_000
+_TURNS_TO_WRITE = 2  # of the event loop: one in which the link writes, and one in which uvloop sends what was written
 MAX_MESSAGE_BYTES = MAX_FRAME_BYTES - 256  # less what stands around a message
 
 
@@ -53,7 +54,13 @@ class _Over(msgspec.Struct, tag=4, array_like=True, gc=False):
     channel: int
 
 
-_Message: TypeAlias = _Open | _Item | _Grant | _Close | _Over
+class _Begun(msgspec.Struct, tag=5, array_like=True, gc=False):
+    """The work behind a channel has begun, or is about to."""
+
+    channel: int
+
+
+_Message: TypeAlias = _Open | _Item | _Grant | _Close | _Over | _Begun
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Message).decode
@@ -86,6 +93,7 @@ class Channel:
         "_room",
         "_sendable",
         "_waiter",
+        "has_begun",
         "on_close",
     )  # fmt: skip
 
@@ -100,6 +108,7 @@ class Channel:
         self._waiter: asyncio.Future[None] | None = None  # of `receive`
         self._sendable: asyncio.Future[None] | None = None  # of `send`
         self.on_close: Callable[[], None] | None = None  # called when the other end closes
+        self.has_begun = False  # the work at the other end; until it has, it may as well be done elsewhere
         self._is_over = False  # at the other end
         self._on_over: Callable[[], None] | None = None
 
@@ -154,6 +163,13 @@ class Channel:
             if self._is_ours and not self._link.is_lost:
                 self._link.expect_over(self._number, self)
 
+    async def begin(self) -> None:
+        """Tell the other end that the work behind this channel begins, and return when that is on its way: work that
+        ends this process or blocks it cannot hold it back."""
+        self._link.write(_Begun(self._number))
+        for _ in range(_TURNS_TO_WRITE):
+            await asyncio.sleep(0)
+
     def settle(self) -> None:
         """The work behind this channel, which the other end has opened, is over: close it, or say so where that end has
         closed it before. Whoever serves a channel owes this."""
@@ -175,8 +191,10 @@ class Channel:
         if callback is not None:
             callback()
 
-    def _take(self, message: _Item | _Grant | _Close) -> None:
-        if isinstance(message, _Item):
+    def _take(self, message: _Item | _Grant | _Close | _Begun) -> None:
+        if isinstance(message, _Begun):
+            self.has_begun = True
+        elif isinstance(message, _Item):
             self._arrived.append(message.body)
             _wake(self._waiter)
         elif isinstance(message, _Grant):

@@ -161,6 +161,7 @@ class Replica:
     async def _on_asgi(self, channel: Channel, head: bytes) -> None:
         assert self._asgi is not None
         assert self._lifespan is not None
+        await channel.begin()
         await serve_request(self._asgi, channel, head, self._lifespan.state, self._app_name)
 
     _on_websocket = _on_asgi

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import os
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -54,11 +55,24 @@ def load_app(
     """
     if concurrency < 1:
         raise ValueError("concurrency is at least 1.")
-    return InferlessApp(load(Path(folder), name), concurrency, queue_s)
+    app = InferlessApp(load(Path(folder), name), concurrency, queue_s)
+    app.made_from = (str(Path(folder).resolve()), name, concurrency, queue_s)
+    return app
+
+
+def _load_again(folder: str, name: str | None, concurrency: int, queue_s: float | None) -> InferlessApp:
+    """In another process, which is to find the files that the app opens."""
+    os.chdir(folder)
+    return load_app(Path(folder), name=name, concurrency=concurrency, queue_s=queue_s)
 
 
 class InferlessApp:
-    """An ASGI app. Its lifespan is the model's: `initialize` before the first request, `finalize` after the last."""
+    """An ASGI app. Its lifespan is the model's: `initialize` before the first request, `finalize` after the last.
+
+    Pickled, it is the folder that it was loaded from: whoever unpickles it needs that folder.
+    """
+
+    made_from: tuple[str, str | None, int, float | None]  # the arguments of `load_app`
 
     def __init__(self, loaded: Loaded, concurrency: int = 1, queue_s: float | None = None) -> None:
         self.name = loaded.name
@@ -81,6 +95,9 @@ class InferlessApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _load_again, self.made_from
 
     def example(self) -> tuple[str, dict[str, object]]:
         """A path and a body to try the app with, made of the schema's examples."""
