@@ -10,6 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.server.frames import TEXT, FrameWire, frame
 from tests.server.process import Server
 from websockets.sync.client import connect
 
@@ -116,3 +117,14 @@ def test_the_log_level(serve: Callable[..., Server]) -> None:
         httpx.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=30, trust_env=False)
     warned.wait_line("Another engine runs")
     assert "Another engine runs" not in quiet.log
+
+
+def test_no_level_shows_what_is_in_the_frames_of_a_web_socket(serve: Callable[..., Server]) -> None:
+    server = serve("scripted", "--log-level", "debug")
+    with FrameWire(server.port) as socket:
+        socket.open("/v1/ws")
+        socket.send_bytes(frame(TEXT, b'{"type":"create","prompt":"a-secret-word","max_tokens":1}'))
+        assert b"created" in socket.frame()[1]
+        assert b"done" in socket.frame()[1] + socket.frame()[1]
+    server.close()
+    assert SECRET not in server.log

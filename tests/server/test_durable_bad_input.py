@@ -106,6 +106,18 @@ def test_bad_json(door: httpx.Client, path: str, body: bytes) -> None:
     assert door.get(path).content == b"[]"
 
 
+@pytest.mark.parametrize(
+    "said",
+    [JSON | {"content-encoding": "gzip"}, {"content-type": "application/json; charset=utf-7"},
+     TEXT | {"content-encoding": "br"}],
+)  # fmt: skip
+def test_bodies_that_say_they_are_encoded(door: httpx.Client, path: str, said: dict[str, str]) -> None:
+    refused(door.put(path, headers=said, content=b"[]"), 415)
+    assert door.head(path).status_code == 404
+    door.put(path, headers=JSON)
+    refused(door.post(path, headers=said, content=b"[1]"), 415)
+
+
 def test_appends_that_cannot_be(door: httpx.Client, path: str) -> None:
     refused(door.post(path, headers=TEXT, content=CANARY), 404)
     door.put(path, headers=TEXT)

@@ -107,6 +107,10 @@ REFUSED = {
     "user in the target": (b"GET http://a@localhost/v1/models HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
     "fragment": (b"GET /v1/models#a HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
     "two origins": (MODELS + b"origin: http://localhost\r\norigin: http://evil.test\r\n\r\n", 400),
+    "two lifetimes": (
+        b"PUT /v1/durable/a HTTP/1.1\r\nhost: localhost\r\nstream-ttl: 5\r\nstream-ttl: 6\r\n\r\n",
+        400,
+    ),
     "two types": (POST + b"content-type: text/plain\r\ncontent-length: 2\r\n\r\n{}", 400),
     "two keys": (POST + b"idempotency-key: a\r\nidempotency-key: b\r\ncontent-length: 2\r\n\r\n{}", 400),
     "handshake with a body": (HANDSHAKE + b"content-length: 5\r\n\r\nhello", 400),

@@ -26,6 +26,7 @@ class Core(ServerProtocol):
 
     def __init__(self, *, max_size: int | None, logger: logging.Logger) -> None:
         super().__init__(max_size=max_size, logger=logger)
+        self.debug = False  # else it logs what is in the frames
         self._is_amid_frame = False
         at_eof = self.reader.at_eof
 

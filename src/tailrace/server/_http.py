@@ -54,7 +54,8 @@ _MAX_PIPELINED = 64
 _MAX_HANDSHAKE_LINE_BYTES = 8_000  # `websockets` takes lines of 8,192 bytes
 _SINGLE = frozenset(
     b"content-encoding content-type idempotency-key last-event-id origin referer sec-fetch-site "
-    b"x-tailrace-continuity x-tailrace-linger".split()
+    b"x-tailrace-continuity x-tailrace-linger stream-ttl stream-expires-at stream-closed stream-seq "
+    b"producer-id producer-epoch producer-seq".split()
 )
 _TARGET = re.compile(rb"(?:https?://([^/?#]+))?(/[^#]*|)|\*", re.IGNORECASE)
 _LINGER_S = 1.0

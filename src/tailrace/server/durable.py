@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tailrace.dialects.bodies import require_plain_utf8
 from tailrace.dialects.durable import ROOT, TOKENS, Reading, key_of, parse_batch, parse_creation, parse_reading
 from tailrace.dialects.durable_answers import (
     body_of,
@@ -37,7 +38,7 @@ from tailrace.server.settings import Settings
 from tailrace.streams import StreamStore
 from tailrace.streams.durable import DurableStore
 from tailrace.streams.durable_page import Page, Readable, page_of, position_of
-from tailrace.streams.durable_stream import DurableStream
+from tailrace.streams.durable_stream import DurableStream, is_json
 
 __all__ = ["DurableRoutes"]
 
@@ -89,6 +90,7 @@ class DurableRoutes:
                 return await self._read(request, self._durable.find(key))
 
     async def _create(self, request: Request, key: bytes) -> ASGIApp:
+        _require_plain(request)
         asked = parse_creation(request.headers)
         with self._bodies.reader() as reader:
             body = await reader.read(request.headers, request.receive)
@@ -99,6 +101,7 @@ class DurableRoutes:
         return Response(status_code=201 if is_new else 200, headers=headers)
 
     async def _append(self, request: Request, key: bytes) -> ASGIApp:
+        _require_plain(request)
         with self._bodies.reader() as reader:
             body = await reader.read(request.headers, request.receive)
             receipt = self._durable.append(key, parse_batch(request.headers, body))
@@ -136,6 +139,12 @@ class DurableRoutes:
             return Response(status_code=204, headers=headers)
 
         return LongPoll(stream, position, answer, wait_s=self._settings.durable_poll_s)
+
+
+def _require_plain(request: Request) -> None:
+    """Raises: UnsupportedMediaType for a body that is compressed, or for JSON in another charset than UTF-8."""
+    said = {"content-encoding": request.headers.get("content-encoding", "identity")}
+    require_plain_utf8(request.headers if is_json(request.headers.get("content-type", "")) else said)
 
 
 def _position(stream: Readable, offset: str | None) -> int:
