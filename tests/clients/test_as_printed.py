@@ -45,6 +45,12 @@ with requests.get(url, stream=True) as r:
         print(chunk)
 """
 
+# What the article gives its reader to do: "Making it a post request".
+FASTAPI_QUERY_STREAM_POSTED = (
+    FASTAPI_QUERY_STREAM.replace("?query={query}", "").replace("get(url, ", 'post(url, json={"query": query}, '),
+    FASTAPI_QUERY_STREAM.replace("?query={query}", "").replace("get(url, ", 'post(url, data={"query": query}, '),
+)
+
 VLLM_GENERATE_STREAM = """
 const prompt = "How are you?";
 const url = 'http://theaiedge.io/generate-stream'
@@ -144,8 +150,9 @@ def test_the_textbot_of_ray(server: Server) -> None:
     assert run(at(server, RAY_TEXTBOT, "localhost:8000")) == TEXT
 
 
-def test_query_stream_of_the_article_about_fastapi(server: Server) -> None:
-    printed = run(at(server, FASTAPI_QUERY_STREAM, "127.0.0.1:8000"))
+@pytest.mark.parametrize("script", [FASTAPI_QUERY_STREAM, *FASTAPI_QUERY_STREAM_POSTED], ids=["get", "json", "form"])
+def test_query_stream_of_the_article_about_fastapi(server: Server, script: str) -> None:
+    printed = run(at(server, script, "127.0.0.1:8000"))
     assert b"".join(ast.literal_eval(line) for line in printed.splitlines()) == TEXT.encode()
 
 

@@ -105,6 +105,54 @@ def test_plain_writes_each_token_as_it_comes(paced: Server) -> None:
     assert len(pieces[4].decode()) == 1
 
 
+@pytest.mark.parametrize("path", ["/query-stream", "/query-stream/"])
+def test_the_articles_endpoint_takes_a_query_wherever_it_stands(server: Server, path: str) -> None:
+    """In the address, in a form and in JSON."""
+    fields = {"query": PROMPT, "max_tokens": "9"}
+    for answer in (
+        server.http.get(path, params=fields),
+        server.http.post(path, params=fields),
+        server.http.post(path, data=fields),
+        server.http.post(path, json={**fields, "max_tokens": 9}),
+        server.http.post(path, params={"max_tokens": "9"}, json={"query": PROMPT}),
+    ):
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+        assert len(server.state(answer.headers["x-stream-id"])["text"]) == len(answer.text) > 0
+        assert server.state(answer.headers["x-stream-id"])["usage"]["completion_tokens"] <= 9
+
+
+def test_bodies_that_the_articles_endpoint_refuses(server: Server) -> None:
+    path = "/query-stream/"
+    for answer, status, param in (
+        (server.http.post(path, params={"query": "a"}, data={"query": "b"}), 400, None),
+        (server.http.post(path, json={"query": ["a"]}), 400, "query"),
+        (server.http.post(path, json={"prompt": "a"}), 400, "query"),
+        (server.http.post(path, json={"query": "a", "temperature": 1}), 400, "temperature"),
+        (server.http.post(path, json={"query": "a", "max_tokens": "x"}), 400, "max_tokens"),
+        (server.http.post(path, files={"query": b"a"}), 415, "content-type"),
+        (server.http.post(path, content=b"a", headers={"content-type": "text/plain"}), 415, "content-type"),
+        (server.http.post(path, data={"query": "a"}, headers={"origin": "https://elsewhere.example"}), 403, "origin"),
+    ):
+        assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
+    ignored = server.http.post(path, json={"query": PROMPT, "max_tokens": 1, "frobnicate": "x"})
+    assert ignored.headers["x-tailrace-ignored"] == "frobnicate"
+
+
+@pytest.mark.parametrize("path", ["/generate", "/generate_stream", "/"])
+def test_tgi_refuses_a_parameter_under_its_own_name(server: Server, path: str) -> None:
+    answer = server.post(path, {"inputs": PROMPT, "parameters": {"top_n_tokens": 3}})
+    assert answer.status_code == 422
+    assert answer.json()["error"] == "Input validation error: This engine does not support top_n_tokens."
+
+
+def test_openai_refuses_a_parameter_under_its_own_name(server: Server) -> None:
+    """`logprobs` of a text completion is a number; that of a chat is not."""
+    answer = server.post("/v1/completions", {**TEXT_BODY, "logprobs": 3})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "logprobs")
+    answer = server.post("/v1/chat/completions", {**CHAT_BODY, "logprobs": True, "top_logprobs": 3})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "top_logprobs")
+
+
 def test_get_on_the_root_says_how_to_ask(server: Server) -> None:
     answer = server.http.get("/")
     assert answer.status_code == 200

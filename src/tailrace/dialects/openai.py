@@ -322,4 +322,5 @@ WIRE = Wire(
     encode_error=encode_error,
     pick=pick_named,
     refused=_REFUSED,
+    names={"top_logprobs": "logprobs"},
 )

@@ -2,7 +2,8 @@
 
 - `POST /?prompt=…`: chunks of text as they come (Ray Serve's Textbot and Batchbot);
 - `GET` and `POST /query-stream/?query=…`: the same, labelled `text/event-stream` as in the article, although nothing in
-  it is an event. Browsers' EventSource cannot read it; `/v1/streams` is for that.
+  it is an event. Browsers' EventSource cannot read it; `/v1/streams` is for that. With POST the fields may stand in a
+  form or in a JSON body, which is the article's first idea for more.
 
 A bare body has no place for an error, so one that cannot be completed is cut off without its terminating chunk.
 """
@@ -59,7 +60,8 @@ def parse_tutorial(asked: Asked) -> Call:
 def parse_article(asked: Asked) -> Call:
     """Raises: RequestError."""
     if "query" not in asked.query:
-        raise RequestError("Give the prompt in the query, as query.", param="query")
+        where = "in the address or, with POST, in a form or in JSON sent as application/json"
+        raise RequestError(f"Give the prompt as query: {where}.", param="query")
     return _parse(asked, "query", LABELLED)
 
 
@@ -99,6 +101,7 @@ class _PlainEncoder:
         return b"".join(self.encode(seq, event) for seq, event in enumerate(events, 1))
 
 
+_ARTICLES_FIELDS = ("query!", "max_tokens")
 _ARTICLE = "Answer a query with bare text, as FastAPI's StreamingResponse does in the article."
 
 WIRE = Wire(
@@ -114,9 +117,20 @@ WIRE = Wire(
             only_with="prompt",
         ),
         *(
-            Operation(method, path, Generate(parse_article), _ARTICLE, query=("query!", "max_tokens"))
+            operation
             for path in ("/query-stream/", "/query-stream")
-            for method in ("GET", "POST")
+            for operation in (
+                Operation("GET", path, Generate(parse_article), _ARTICLE, query=_ARTICLES_FIELDS),
+                Operation(
+                    "POST",
+                    path,
+                    Generate(parse_article),
+                    _ARTICLE,
+                    query=_ARTICLES_FIELDS,
+                    query_in_body=True,
+                    example={"query": "Why do rivers bend?", "max_tokens": 64},
+                ),
+            )
         ),
     ),
     encode_error=encode_error,

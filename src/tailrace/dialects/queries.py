@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import parse_qsl
 
-from tailrace.errors import RequestError
+from tailrace.dialects.bodies import printable, read_json
+from tailrace.errors import RequestError, UnsupportedMediaType
 
-__all__ = ["read_count", "read_query"]
+__all__ = ["read_count", "read_fields_of_body", "read_query"]
+
+_FORM = "application/x-www-form-urlencoded"
 
 
 def read_query(query: bytes) -> dict[str, str]:
@@ -17,10 +20,33 @@ def read_query(query: bytes) -> dict[str, str]:
     try:
         pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=16)
     except ValueError:
-        raise RequestError("The query is not valid UTF-8, or has too many fields.") from None
+        raise RequestError("The fields are not valid UTF-8, or there are too many of them.") from None
     fields = dict(pairs)
     if len(fields) < len(pairs):
-        raise RequestError("A field of the query is given twice.")
+        raise RequestError("A field is given twice.")
+    return fields
+
+
+def read_fields_of_body(content_type: str, body: bytes) -> dict[str, str]:
+    """The same fields, where a body has them: a form, or a JSON object of texts and numbers. An empty body has none.
+
+    Raises: RequestError; UnsupportedMediaType for another kind of body.
+    """
+    kind = content_type.partition(";")[0].strip().lower()
+    if not body:
+        return {}
+    if kind == _FORM:
+        return read_query(body)
+    if kind != "application/json":
+        raise UnsupportedMediaType(f"Send the fields as {_FORM} or application/json.", param="content-type")
+    fields = {}
+    for name, value in read_json(body).items():
+        if value is None:  # as good as absent
+            continue
+        if not isinstance(value, str | int) or isinstance(value, bool):
+            name = printable(name)
+            raise RequestError(f"{name}: expected text or a whole number.", param=name)
+        fields[name] = str(value)
     return fields
 
 

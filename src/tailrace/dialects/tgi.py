@@ -290,4 +290,5 @@ WIRE = Wire(
     ),
     encode_error=encode_error,
     refused={f"parameters.{name}": harmless for name, harmless in _REFUSED.items()},
+    names={"top_logprobs": "top_n_tokens"},
 )

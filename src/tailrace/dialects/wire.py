@@ -278,6 +278,7 @@ class Operation:
     body: type[msgspec.Struct] | None = None
     check: Callable[[Mapping[str, str]], None] = require_json  # what the headers say of a body, before it is read
     query: tuple[str, ...] = ()  # names of the fields that are known; a `!` behind one that must be given
+    query_in_body: bool = False  # whether those fields may come in a form or a JSON body instead
     example: Example | None = None  # of the body
     only_with: str | None = None  # `name` or `name=value` in the query, without which this operation is not meant
 
@@ -317,6 +318,8 @@ class Wire:
     prefix: str = "\n"  # of paths whose errors have this wire's shape even where it has no operation
     # Fields that are known and cannot be honoured, and values of theirs that ask for nothing.
     refused: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
+    # What this wire calls parameters that an engine may not support, where the body does not have our name.
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 def failure_of(end: End | None) -> TailraceError:

@@ -91,6 +91,11 @@ def _operation(wire: Wire, operation: Operation, by_body: dict[Any, JsonBody]) -
         if operation.example is not None:
             content["example"] = operation.example
         described["requestBody"] = {"required": True, "content": {"application/json": content}}
+    if operation.query_in_body:
+        names = [name.rstrip("!") for name in operation.query]
+        fields = {"schema": {"type": "object", "properties": {key: {} for key in names}}, "example": operation.example}
+        kinds = ("application/json", "application/x-www-form-urlencoded")
+        described["requestBody"] = {"required": False, "content": dict.fromkeys(kinds, fields)}
     return described
 
 
@@ -100,7 +105,7 @@ def _parameters(operation: Operation) -> list[JsonBody]:
         for name in re.findall(r"\{([a-z_]+)", operation.path)
     ]
     for name in operation.query:
-        required = name.endswith("!")
+        required = name.endswith("!") and not operation.query_in_body
         parameters.append({"name": name.rstrip("!"), "in": "query", "required": required, "schema": {"type": "string"}})
     if isinstance(operation.act, Generate):
         parameters += [_LINGER, _KEY]
