@@ -8,13 +8,14 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any  # transformers' own types contradict each other
 
 import pytest
 import requests
-from tests.hosting.process import AppServer
+from tests.hosting.process import AppServer, write
 from websockets.sync.client import connect
 
 BOTS = Path(__file__).with_name("bots")
@@ -33,10 +34,10 @@ def expected(checkpoint: Path) -> str:
 
 
 @contextlib.contextmanager
-def running(bot: str, checkpoint: Path) -> Iterator[AppServer]:
+def running(bot: str, checkpoint: Path, directory: Path = BOTS) -> Iterator[AppServer]:
     os.environ["CHECKPOINT"] = str(checkpoint)
     try:
-        with contextlib.closing(AppServer(f"{bot}:app", directory=BOTS)) as server:
+        with contextlib.closing(AppServer(f"{bot}:app", directory=directory)) as server:
             yield server.wait_ready(timeout_s=120)
     finally:
         del os.environ["CHECKPOINT"]
@@ -90,3 +91,85 @@ def test_batchbot(smollm2_dir: Path) -> None:
         for thread in threads:
             thread.join()
     assert ["".join(answer) for answer in answers] == [expected(smollm2_dir)] * 2
+
+
+_LEFT = """
+import asyncio, os, time
+from queue import Empty
+
+from fastapi import FastAPI
+from starlette.responses import StreamingResponse
+from tailrace import serve
+from tailrace.serve import huggingface
+from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteriaList, TextIteratorStreamer
+
+web = FastAPI()
+
+
+@serve.deployment
+@serve.ingress(web)
+class Textbot:
+    def __init__(self, checkpoint):
+        self.loop = asyncio.get_running_loop()
+        self.model = AutoModelForCausalLM.from_pretrained(checkpoint)
+        self.tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+        self.ended = {}
+
+    @web.post("/tutorial")
+    def tutorial(self, prompt: str):
+        streamer = TextIteratorStreamer(self.tokenizer, timeout=0, skip_prompt=True, skip_special_tokens=True)
+        self.loop.run_in_executor(None, self.generate_text, "tutorial", prompt, streamer)
+        return StreamingResponse(self.consume_streamer(streamer), media_type="text/plain")
+
+    @web.post("/stopped")
+    def stopped(self, prompt: str):
+        streamer = huggingface.TokenStream(self.tokenizer)
+        self.loop.run_in_executor(None, self.generate_text, "stopped", prompt, streamer, streamer.stopping_criteria)
+        return StreamingResponse(streamer, media_type="text/plain")
+
+    def generate_text(self, name, prompt, streamer, stopping_criteria=()):
+        steps = []
+
+        def slowly(input_ids, scores, **kwargs):
+            time.sleep(0.02)  # a larger model
+            steps.append(input_ids.shape[1])
+            return input_ids[:, 0] < 0
+
+        input_ids = self.tokenizer([prompt], return_tensors="pt").input_ids
+        criteria = StoppingCriteriaList([slowly, *stopping_criteria])
+        self.model.generate(input_ids, streamer=streamer, max_new_tokens=100, stopping_criteria=criteria)
+        self.ended[name] = len(steps)
+
+    async def consume_streamer(self, streamer):
+        while True:
+            try:
+                for token in streamer:
+                    yield token
+                break
+            except Empty:
+                await asyncio.sleep(0.001)
+
+    @web.get("/ended")
+    async def show_ended(self):
+        return self.ended
+
+
+app = Textbot.bind(os.environ["CHECKPOINT"])
+"""
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(200)
+def test_what_a_client_that_leaves_stops(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
+    """Its generator, and with our streamer the model as well; the tutorial's thread computes to its end."""
+    tiny = Path(shutil.copytree(tiny_gpt2_dir, tmp_path / "tiny"))
+    (tiny / "generation_config.json").write_text(json.dumps({"eos_token_id": -1, "pad_token_id": 0}))
+    write(tmp_path, "left.py", _LEFT)
+    with running("left", tiny, tmp_path) as server:
+        for name in ("tutorial", "stopped"):
+            with requests.post(f"{server.url}/{name}?prompt=Once", stream=True, timeout=60) as answer:
+                assert next(answer.iter_content(chunk_size=None))
+        while len(ended := requests.get(f"{server.url}/ended", timeout=60).json()) < 2:
+            time.sleep(0.05)
+    assert ended["tutorial"] == 100
+    assert ended["stopped"] < 50

@@ -11,10 +11,11 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 from tests.hosting.process import AppServer, write
+from websockets.sync.client import connect
 
 _APP = """
 import asyncio
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, WebSocket
 from tailrace import serve
 
 
@@ -32,6 +33,11 @@ def made(name):
                     yield {name: number}
                     await asyncio.sleep(0.01)
             return serve.stream(numbers())
+
+        @web.websocket("/")
+        async def talk(self, ws: WebSocket):
+            await ws.accept()
+            await ws.send_text(f"{name} at {ws.url.path}")
 
         @web.api_route("/{path:path}", methods=["GET", "POST", "DELETE"])
         async def anything(self, path: str, request: Request):
@@ -136,6 +142,14 @@ def test_the_ends_of_streams(http: httpx.Client) -> None:
         assert http.delete(f"/v1/streams/{running}").status_code == 204
         *_, last = shown
     assert (last.event, json.loads(last.data)) == ("cancelled", {"status": "cancelled"})
+
+
+def test_a_prefix_needs_no_slash(apps: AppServer) -> None:
+    """HTTP is redirected to the slash; a WebSocket is let in at once."""
+    assert apps.http.get("/two", follow_redirects=True).json()["app"] == "two"
+    for path in ("/two", "/two/"):
+        with connect(apps.url.replace("http", "ws") + path) as ws:
+            assert ws.recv(timeout=20) == "two at /two/"
 
 
 def test_what_only_grows_is_counted(http: httpx.Client) -> None:

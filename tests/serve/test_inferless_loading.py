@@ -134,7 +134,8 @@ build:
         "the app runs here, on what this machine has.",
         "inferless.yaml: input_file_name has no effect.",
         "inferless.yaml: secrets are not fetched: set what the app reads of them in the environment (HF_TOKEN).",
-        "inferless-runtime-config.yaml: python_packages are left to you: pip install torch==2.1.2 'a>1'",
+        "inferless-runtime-config.yaml: python_packages are left to you: pip install torch==2.1.2 'a>1' "
+        "(where that conflicts with tailrace: into an environment of their own, given as --python)",
         "inferless-runtime-config.yaml: system_packages are left to you: apt-get install libssl-dev",
         "inferless-runtime-config.yaml: run is left to you: echo a && echo b",
         "inferless-runtime-config.yaml: base_image, cuda_version have no effect: "

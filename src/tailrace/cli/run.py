@@ -52,6 +52,10 @@ _SETTINGS = (
 @click.option("--name", default="default", show_default=True, help="Name of the app.")
 @click.option("--reload", "-r", is_flag=True, help="Start the app anew when a file in its directory changes.")
 @click.option(
+    "--python", default="", metavar="PATH",
+    help="Run the app under this Python interpreter, or that of this environment, with the packages that it has.",
+)  # fmt: skip
+@click.option(
     "--resumable", is_flag=True,
     help="Record every streamed answer of text, so that it can be read again at /v1/streams/ID/events.",
 )  # fmt: skip
@@ -70,6 +74,7 @@ def run(
     route_prefix: str,
     name: str,
     reload: bool,
+    python: str,
     resumable: bool,
     concurrency: int,
     on: str,
@@ -91,7 +96,8 @@ def run(
     try:
         read = partial(
             plan_of, target, arguments, directory=app_dir, route_prefix=route_prefix, name=name,
-            concurrency=concurrency, log_level=values["log_level"], resumable=resumable, queue_s=values["queue_s"],
+            concurrency=concurrency, log_level=values["log_level"], queue_s=values["queue_s"],
+            resumable=resumable, python=python,
         )  # fmt: skip
         plan = read()
         settings = Settings(**values)
@@ -106,8 +112,9 @@ def run(
     for note in plan.notes:
         say_error(note)
     if on == "ray":
-        if resumable:
-            raise click.UsageError("--resumable needs the processes here: leave out --on ray.")
+        for name, is_given in (("--resumable", resumable), ("--python", python)):
+            if is_given:
+                raise click.UsageError(f"{name} needs the processes here: leave out --on ray.")
         from tailrace.hosting.on_ray import run_on_ray
 
         raise SystemExit(run_on_ray(plan, settings))

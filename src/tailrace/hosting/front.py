@@ -105,6 +105,9 @@ class Front:
             raise error
         with self._metrics.asking(app.name) as outcome:
             scope = {**scope, "root_path": scope.get("root_path", "") + app.route_prefix}
+            if scope["type"] == "websocket" and path == app.route_prefix:
+                # HTTP's clients follow the app's redirect to the slash, most of WebSocket's would not
+                scope |= {"path": path + "/", "raw_path": scope.get("raw_path", path.encode()) + b"/"}
             relay = Relay(
                 app.ingress, app.name, self._settings, self._streams, is_resumable=app.is_resumable
             )  # fmt: skip

@@ -153,7 +153,9 @@ async def _booted(
         hosted: list[HostedApp] = []
         for spec in apps:
             with _naming(spec.where):
-                first = await ReplicaProcess.start(front.opened, log_level=spec.target.log_level)
+                first = await ReplicaProcess.start(
+                    front.opened, log_level=spec.target.log_level, python=spec.target.python
+                )
                 try:
                     described = await first.describe(spec.target, within_s=settings.load_s)
                     notes += described.notes

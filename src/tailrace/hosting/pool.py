@@ -206,7 +206,9 @@ class Pool:
         """A process that can be asked; of one that was given, the import is done. Raises: BootError."""
         is_new = replica is None
         if replica is None:
-            replica = await ReplicaProcess.start(self._opened, log_level=self._target.log_level)
+            replica = await ReplicaProcess.start(
+                self._opened, log_level=self._target.log_level, python=self._target.python
+            )
         started.append(replica)
         try:
             if is_new:

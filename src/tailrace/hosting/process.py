@@ -8,11 +8,11 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 from collections.abc import Callable
 
 import msgspec
 
+from tailrace.hosting.interpreters import command_of
 from tailrace.serve.boot import AppTarget, Assignment, Described, Failed
 from tailrace.serve.link import Channel, ChannelClosed, Link
 
@@ -45,15 +45,17 @@ class ReplicaProcess:
         self.is_unhealthy = False  # its last health check failed
 
     @classmethod
-    async def start(cls, opened: Answered, *, log_level: str = "warning") -> ReplicaProcess:
-        """Raises: BootError if there can be no process."""
+    async def start(cls, opened: Answered, *, log_level: str = "warning", python: str = "") -> ReplicaProcess:
+        """`python` is the interpreter that it runs under, "" for the one that runs here.
+
+        Raises: BootError if there can be no process.
+        """
         try:
             ours, theirs = socket.socketpair()
             with contextlib.ExitStack() as undo, theirs:
                 undo.callback(ours.close)
                 process = await asyncio.create_subprocess_exec(
-                    # -u: what was printed is not lost when it is killed
-                    sys.executable, "-u", "-m", "tailrace.serve.replica", str(theirs.fileno()), str(os.getpid()),
+                    *command_of(python, "tailrace.serve.replica"), str(theirs.fileno()), str(os.getpid()),
                     log_level,
                     stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
                     start_new_session=True,  # Ctrl-C on the terminal is for the front alone

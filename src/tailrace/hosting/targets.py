@@ -13,6 +13,7 @@ import msgspec
 import yaml
 
 from tailrace.hosting.host import AppSpec
+from tailrace.hosting.interpreters import InterpreterError, find_interpreter
 from tailrace.serve.boot import AppTarget
 from tailrace.server.settings import settings_table
 from tailrace.spelling import did_you_mean
@@ -55,15 +56,28 @@ def plan_of(
     log_level: str,
     resumable: bool = False,
     queue_s: float | None = None,
+    python: str = "",
 ) -> Plan:
     """Raises: PlanError."""
     plan = _plan_of(target, arguments, directory=directory, route_prefix=route_prefix, name=name)
     common = {"concurrency": concurrency, "log_level": log_level, "queue_s": queue_s}
-    apps = tuple(
-        replace(spec, target=msgspec.structs.replace(spec.target, **common), is_resumable=resumable)
-        for spec in plan.apps
-    )
+
+    def completed(spec: AppSpec) -> AppSpec:
+        interpreter = _interpreter(spec.target.python or python, spec.where)
+        target = msgspec.structs.replace(spec.target, **common, python=interpreter)
+        return replace(spec, target=target, is_resumable=resumable)
+
+    apps = tuple(completed(spec) for spec in plan.apps)
     return replace(plan, apps=apps)
+
+
+def _interpreter(python: str, where: str) -> str:
+    if not python:
+        return ""
+    try:
+        return find_interpreter(python)
+    except InterpreterError as error:
+        raise PlanError(f"{where}: {error}" if where else str(error)) from None
 
 
 def _plan_of(target: str, arguments: Sequence[str], *, directory: str, route_prefix: str, name: str) -> Plan:
@@ -163,10 +177,12 @@ def _app(entry: object, where: str, directory: str, number: int, notes: list[str
     import_path = given.get("import_path")
     if not isinstance(import_path, str) or not _IMPORT.fullmatch(import_path):
         raise PlanError(f"{where}.import_path should be a module and what it holds: textbot:app.")
-    environment = {}
+    environment, python = {}, ""
     for key, value in _mapping(given.get("runtime_env") or {}, f"{where}.runtime_env").items():
         if key == "env_vars":
             environment = {name: str(text) for name, text in _mapping(value, f"{where}.runtime_env.env_vars").items()}
+        elif key == "py_executable" and isinstance(value, str):
+            python = value
         elif key == "working_dir" and isinstance(value, str) and "://" not in value:
             if not Path(value).is_dir():
                 raise PlanError(f"{where}.runtime_env.working_dir: there is no directory {value}.")
@@ -192,6 +208,7 @@ def _app(entry: object, where: str, directory: str, number: int, notes: list[str
         _mapping(given.get("args") or {}, f"{where}.args"),
         tuple(overrides),
         environment,
+        python=python,
     )
     return AppSpec(target, _prefix(given.get("route_prefix", "/"), f"{where}.route_prefix"), f"{where} ({name})")
 

@@ -27,6 +27,7 @@ class AppTarget(msgspec.Struct, frozen=True):
     concurrency: int = 1  # of an Inferless app
     queue_s: float | None = None  # that a request to an Inferless app waits for its turn
     log_level: str = "warning"  # from which on its log is shown
+    python: str = ""  # the interpreter that it runs under, "" for the one that runs tailrace
 
 
 class Part(msgspec.Struct, frozen=True):

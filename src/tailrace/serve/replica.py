@@ -34,7 +34,7 @@ from tailrace.serve.closing import Scope, closing_generators
 from tailrace.serve.context import set_max_ongoing_requests, set_request_context
 from tailrace.serve.deployment import Application, bound, nodes
 from tailrace.serve.exceptions import DeploymentUnavailableError, ServeError
-from tailrace.serve.failures import failed
+from tailrace.serve.failures import failed, know_interpreter
 from tailrace.serve.handles import Asked, CallHead, DeploymentHandle, connect, open_calls, pack_failure
 from tailrace.serve.ingress import asgi_of
 from tailrace.serve.link import Channel, ChannelClosed, Link
@@ -105,6 +105,7 @@ class Replica:
 
     async def _on_import(self, channel: Channel, head: bytes) -> None:
         target = self._target = _decode(head, type=AppTarget)
+        know_interpreter(target.python)
         try:
             self._app, notes = load(target)
             described: Described | None = describe(self._app, target, notes)

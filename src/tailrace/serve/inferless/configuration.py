@@ -8,12 +8,17 @@ from pathlib import Path
 
 import yaml
 
+from tailrace.serve.failures import know_packages
 from tailrace.serve.inferless.errors import AppError
 
 __all__ = ["read_configuration"]
 
 _DEPLOYMENT = "inferless.yaml"
 _RUNTIME = "inferless-runtime-config.yaml"
+_CONFLICTS = {
+    "python_packages": " (where that conflicts with tailrace: into an environment of their own, given as --python)",
+    "system_packages": "",
+}
 # Where the code came from, which is here now.
 _SILENT = (
     *("version", "name", "import_source", "source_framework_type", "model_url", "provider", "branch", "autobuild"),
@@ -64,9 +69,11 @@ def _notes_on_runtime(runtime: Mapping[str, object]) -> list[str]:
     notes = []
     for key, command in (("python_packages", "pip install"), ("system_packages", "apt-get install")):
         packages = _words(build, key)
+        if key == "python_packages":
+            know_packages(packages)
         if packages:
             shown = " ".join(shlex.quote(one) for one in packages)
-            notes.append(f"{_RUNTIME}: {key} are left to you: {command} {shown}")
+            notes.append(f"{_RUNTIME}: {key} are left to you: {command} {shown}{_CONFLICTS[key]}")
     for key in ("run", "run_commands"):
         lines = _words(build, key)
         if lines:
