@@ -1,0 +1,119 @@
+"""Open WebUI, its own server and its own page, in front of the default model. It sends tools with every chat."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.async_api import BrowserContext, expect
+from tests.clients.installed import environment
+from tests.server.process import Server
+
+# It is 2.9 GB, and starts in half a minute to a minute.
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="session"),
+    pytest.mark.deep,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(sys.version_info >= (3, 13), reason="Open WebUI runs on Python 3.11 and 3.12"),
+]
+
+# The build of torch that the development packages pin, since another one may bring gigabytes for GPUs.
+REQUIREMENTS = ("open-webui==0.12.4", "torch==2.13.0")
+QUESTION = "Why is the sky blue?"
+PARAMETERS = {"temperature": 0, "max_tokens": 60}
+_START = "from open_webui import app; app()"
+_READY_S = 300.0
+_GROWTH = """
+window.lengths = new Set();
+new MutationObserver(() => {
+  const answer = [...document.querySelectorAll(".chat-assistant")].at(-1);
+  if (answer) window.lengths.add(answer.innerText.trim().length);
+}).observe(document, {subtree: true, childList: true, characterData: true});
+"""
+
+
+@pytest.fixture(scope="module")
+def model() -> Iterator[Server]:
+    with contextlib.closing(Server("smollm2")) as running:
+        yield running.wait_ready(timeout_s=280)
+
+
+@pytest.fixture(scope="module")
+def open_webui(model: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Its address. Nothing leaves the machine: it fetches no models, looks for no news and reports nothing."""
+    python = environment("open-webui", *REQUIREMENTS)
+    directory = tmp_path_factory.mktemp("open-webui")
+    settings = {
+        "DATA_DIR": str(directory),
+        "WEBUI_AUTH": "False",
+        "WEBUI_SECRET_KEY": "unused",
+        "OPENAI_API_BASE_URL": f"{model.url}/v1",
+        "OPENAI_API_KEY": "unused",
+        "DEFAULT_MODEL_PARAMS": json.dumps(PARAMETERS),
+        "ENABLE_OLLAMA_API": "False",
+        "OFFLINE_MODE": "True",
+        "HF_HUB_OFFLINE": "1",
+        "RAG_EMBEDDING_ENGINE": "openai",
+        "AUDIO_STT_ENGINE": "openai",
+        "ANONYMIZED_TELEMETRY": "False",
+        "DO_NOT_TRACK": "True",
+        "SCARF_NO_ANALYTICS": "True",
+        "NO_PROXY": "127.0.0.1",
+    }
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        port = unused.getsockname()[1]
+    log = directory / "log.txt"
+    with log.open("w") as said:
+        process = subprocess.Popen(
+            [str(python), "-c", _START, "serve", "--host", "127.0.0.1", "--port", str(port)],
+            cwd=directory, env={**os.environ, **settings}, stdin=subprocess.DEVNULL, stdout=said,
+            stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_ready(process, url, log)
+        yield url
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    transport = httpx.HTTPTransport(retries=0)
+    with httpx.Client(transport=transport, trust_env=False, timeout=5) as client:
+        for _ in range(int(_READY_S)):
+            assert process.poll() is None, log.read_text()[-3000:]
+            with contextlib.suppress(httpx.TransportError):
+                if client.get(f"{url}/health").status_code == 200:
+                    return
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1)
+    pytest.fail(f"Open WebUI does not answer:\n{log.read_text()[-3000:]}")
+
+
+async def test_a_chat(model: Server, open_webui: str, context: BrowserContext) -> None:
+    body = {"messages": [{"role": "user", "content": QUESTION}], **PARAMETERS}
+    answer = str(model.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]).strip()
+    assert len(answer.split()) > 20
+    page = await context.new_page()
+    page.set_default_timeout(120_000)
+    await page.add_init_script(_GROWTH)
+    await page.goto(open_webui)
+    news = page.get_by_role("button", name="Okay, Let's Go!")
+    await page.add_locator_handler(news, lambda: news.click())
+    await page.locator("#chat-input").click()
+    await page.keyboard.type(QUESTION)
+    await page.keyboard.press("Enter")
+    shown = re.compile(r"\s*".join(["", *map(re.escape, answer.split()), ""]) + "$")  # between two paragraphs there is none
+    await expect(page.locator(".chat-assistant")).to_have_text(shown, timeout=120_000)
+    assert await page.evaluate("window.lengths.size") > 5, "it came in one piece"
