@@ -114,6 +114,7 @@ async def test_a_chat(model: Server, open_webui: str, context: BrowserContext) -
     await page.locator("#chat-input").click()
     await page.keyboard.type(QUESTION)
     await page.keyboard.press("Enter")
-    shown = re.compile(r"\s*".join(["", *map(re.escape, answer.split()), ""]) + "$")  # between two paragraphs there is none
+    words = map(re.escape, answer.split())
+    shown = re.compile(r"\s*".join(["", *words, "$"]))  # there is no white space between two paragraphs
     await expect(page.locator(".chat-assistant")).to_have_text(shown, timeout=120_000)
     assert await page.evaluate("window.lengths.size") > 5, "it came in one piece"

@@ -252,7 +252,7 @@ def test_wrong_methods(target: Server, name: str, good: str, path: str, shape: N
         "//",
         "/%2e%2e/etc/passwd",
         "/generate/",
-        "/docs",
+        "/docs/x",
         "/metrics/x",
     ],
 )
