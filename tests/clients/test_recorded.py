@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -80,3 +81,9 @@ def test_a_chat(server: Server, name: str) -> None:
 def test_a_title_for_open_webui(server: Server) -> None:
     body = {"model": "scripted", "messages": [QUESTION], "stream": False, "max_tokens": 1000}
     assert server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"]
+
+
+def test_where_nothing_may_be_without_effect(serve: Callable[..., Server]) -> None:
+    answer = serve("scripted", "--strict").post("/v1/chat/completions", CHATS["open webui"][0])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools")
+    assert "has no effect" in answer.json()["error"]["message"]

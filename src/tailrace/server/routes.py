@@ -234,9 +234,9 @@ class Routes:
         return WholeAnswer(log, encoder, wire, headers)
 
     def _naming(self, ignored: Sequence[str]) -> dict[str, str]:
-        """The header that names fields which nobody here knows. Raises: UnsupportedParameter, where we are strict."""
+        """The header that names fields without effect. Raises: UnsupportedParameter, where we are strict."""
         if ignored and self._settings.strict:
-            raise UnsupportedParameter(f"Unknown field: {ignored[0]}.", param=ignored[0])
+            raise UnsupportedParameter(f"{ignored[0]} has no effect here, and --strict refuses it.", param=ignored[0])
         return {"x-tailrace-ignored": ", ".join(ignored)} if ignored else {}
 
     async def _recall_or_create(

@@ -109,7 +109,7 @@ class Settings:
     prompt_template: str = _setting(
         "", "What prompts of the bare wires (/?prompt=, /query-stream, /generate-stream) are put into, at {prompt}."
     )
-    strict: bool = _setting(False, "Refuse fields that nobody knows, instead of naming them in X-Tailrace-Ignored.")
+    strict: bool = _setting(False, "Refuse fields that have no effect, instead of naming them in X-Tailrace-Ignored.")
     queue_s: float = _setting(60.0, "How long a request may wait for its turn.")
     linger_s: float = _setting(60.0, "How long a stream of /v1/streams runs on with nobody reading.")
     retention_s: float = _setting(900.0, "How long a finished stream can still be read.")
