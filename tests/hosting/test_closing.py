@@ -1,4 +1,4 @@
-"""Generators end when their request ends. The garbage collector is off in these apps, so that it ends none of them."""
+"""Generators end when their client leaves. The garbage collector is off in these apps, so that it ends none of them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.hosting.process import AppServer, write
+from tests.hosting.process import AppServer, Forgiving, write
 from websockets.sync.client import connect
 
 # The Batchbot of Ray Serve's tutorial, word for word but for its model: a streamer that blocks the event loop.
@@ -112,7 +112,7 @@ def test_a_batch_is_left_when_its_clients_leave(tmp_path: Path, run: Callable[..
 
 
 _GENERATORS = """
-import asyncio, gc
+import asyncio, contextlib, gc
 from fastapi import FastAPI, WebSocket
 from starlette.responses import StreamingResponse
 from tailrace import serve
@@ -156,7 +156,16 @@ async def background():
     ended.append("background went on")
 
 
-tasks = []
+@contextlib.asynccontextmanager
+async def resource():
+    state = ["open"]
+    try:
+        yield state
+    finally:
+        state[0] = "closed"
+
+
+shared, managers, opened, tasks = [], [], [], []
 
 
 @serve.deployment
@@ -173,13 +182,32 @@ class Main:
         cycle.append(cycle)
         return StreamingResponse(generator, media_type="text/plain")
 
-    @api.get("/broken-off")
-    async def broken_off(self):
-        generator = inner("broken off")
+    @api.get("/failing")
+    async def failing(self):
+        generator = inner("failing")
         cycle = [generator]
         cycle.append(cycle)
         async for text in generator:
-            return text
+            raise KeyError(text)
+
+    @api.get("/next")
+    async def next(self):
+        # one generator for several requests, and one behind a context manager that the first of them enters
+        if not shared:
+            manager = resource()
+            shared.extend([inner("shared"), await manager.__aenter__(), manager])
+        return await anext(shared[0]) + shared[1][0]
+
+    @api.get("/enter-and-wait")
+    async def enter_and_wait(self):
+        managers.append(resource())
+        opened.append(await managers[-1].__aenter__())
+        open("entered", "w").close()
+        await asyncio.sleep(50)
+
+    @api.get("/opened")
+    async def opened(self):
+        return opened
 
     @api.get("/background")
     async def background(self):
@@ -205,7 +233,7 @@ app = Main.bind()
 def generators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppServer]:
     directory = tmp_path_factory.mktemp("generators")
     write(directory, "app.py", _GENERATORS)
-    with contextlib.closing(AppServer("app:app", directory=directory)) as server:
+    with contextlib.closing(Forgiving("app:app", directory=directory)) as server:
         yield server.wait_ready()
 
 
@@ -223,9 +251,32 @@ def test_a_generator_ends_when_its_client_leaves(generators: AppServer, name: st
     _wait_ended(generators, name)
 
 
-def test_a_generator_that_was_broken_off_ends_with_its_request(generators: AppServer) -> None:
-    assert generators.http.get("/broken-off").json() == "0 "
-    _wait_ended(generators, "broken off")
+def test_a_generator_of_a_request_that_fails_ends(generators: AppServer) -> None:
+    assert generators.http.get("/failing").status_code == 500
+    _wait_ended(generators, "failing")
+
+
+def test_what_a_request_keeps_for_the_next_stays_open(generators: AppServer) -> None:
+    assert [generators.http.get("/next").json() for _ in range(3)] == ["0 open", "1 open", "2 open"]
+
+
+def test_a_resource_stays_open_when_the_client_leaves(generators: AppServer) -> None:
+    with generators.wire() as wire:
+        wire.send("GET", "/enter-and-wait")
+        _wait_for(lambda: generators.http.get("/opened").json() == [["open"]])
+    _wait_for(lambda: 'tailrace_app_ongoing{app="default",deployment="Main"} 0.0' in _metrics(generators))
+    assert generators.http.get("/opened").json() == [["open"]]
+
+
+def _metrics(server: AppServer) -> str:
+    return server.http.get("/-/metrics").text
+
+
+def _wait_for(is_so: Callable[[], bool]) -> None:
+    deadline_s = time.monotonic() + 20
+    while not is_so():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
 
 
 def test_a_generator_of_a_socket_ends_when_its_client_leaves(generators: AppServer) -> None:

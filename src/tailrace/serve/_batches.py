@@ -84,8 +84,9 @@ class Run:
     async def _run(self) -> None:
         try:
             await self._answer()
-        finally:
+        except BaseException:
             await self._scope.close()
+            raise
 
     async def _answer(self) -> None:
         """Call the function and hand out what it gives. Who is open at the end is ended by `_done`."""

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tailrace.serve.closing import close_at_end
+from tailrace.serve.closing import close_if_left
 from tailrace.serve.context import RequestContext, get_request_context
 from tailrace.serve.exceptions import BackPressureError
 
@@ -163,20 +163,20 @@ class StreamCall(Call):
 
 
 class Stream(AsyncIterator[Any]):
-    """What a caller holds of a StreamCall. Closing it, dropping it, cancelling a read of it and the end of the
-    request that made it all leave the batch."""
+    """What a caller holds of a StreamCall. Closing it, dropping it, cancelling a read of it and the leaving of
+    the client whose request made it all leave the batch."""
 
     __slots__ = ("__weakref__", "_call", "_is_begun")
 
     def __init__(self, call: StreamCall) -> None:
         self._call = call
         self._is_begun = False
-        close_at_end(self)
+        close_if_left(self)
 
     async def __anext__(self) -> Any:
         if not self._is_begun:
             self._is_begun = True
-            close_at_end(self)  # from now on it belongs to the task that reads it
+            close_if_left(self)  # from now on it belongs to the task that reads it
         return await self._call.read()
 
     async def aclose(self) -> None:

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
-from tailrace.serve.closing import close_at_end
+from tailrace.serve.closing import close_if_left
 
 __all__ = ["TokenStream", "ids_of", "library", "wake"]
 
@@ -147,7 +147,7 @@ class TokenStream:
             raise RuntimeError("a TokenStream has one reader, and it has begun already")
         self._is_read = True
         reader = _Reader(self)
-        close_at_end(reader)
+        close_if_left(reader)
         return reader
 
     async def _next(self) -> Any:

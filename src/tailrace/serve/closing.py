@@ -1,18 +1,21 @@
-"""Closes the generators of a request when the request ends.
+"""Closes the generators of a request that its client has left, or that has failed.
 
 Frameworks leave generators behind: Starlette does not close the body of a `StreamingResponse` whose client has left,
 and `async for` does not close what it breaks off. Such a generator ends when the garbage collector finds it, which may
 take minutes, and until then it keeps its place in a batch. So each request, and each run of a batched function, has a
-`Scope` that knows the generators which were begun in it and closes those that are left.
+`Scope` that knows the generators which were begun in it, and closes those that are left when it is cut short.
+
+One that ends well closes nothing: what it leaves may be meant for the next request. For the same reason a generator
+behind an `asynccontextmanager` is left alone. Its end is the manager's `__aexit__`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from types import AsyncGeneratorType, GeneratorType
 from typing import Any, Protocol, TypeAlias
@@ -23,7 +26,7 @@ from starlette.concurrency import iterate_in_threadpool
 
 from tailrace.serve.failures import failed
 
-__all__ = ["Scope", "close_at_end", "closing_generators"]
+__all__ = ["Scope", "close_if_left", "closing_generators"]
 
 # What generators take and give is the user's own: hence every Any in this module.
 
@@ -35,6 +38,7 @@ class _Closable(Protocol):
 _Begun: TypeAlias = "_Closable | GeneratorType[Any, Any, Any]"
 _current: ContextVar[Scope | None] = ContextVar("tailrace_scope", default=None)
 _in_thread = iterate_in_threadpool.__code__
+_enters_context = contextlib._AsyncGeneratorContextManager.__aenter__.__code__
 
 
 class Scope:
@@ -73,14 +77,14 @@ class Scope:
             raise cancelled
 
 
-def close_at_end(begun: _Closable) -> None:
-    """Have `begun` closed when the current request ends. Does nothing outside of a request."""
+def close_if_left(begun: _Closable) -> None:
+    """Have `begun` closed if the current request is cut short. Does nothing outside of a request."""
     scope = _current.get()
     if scope is not None:
         scope.add(begun)
 
 
-@contextmanager
+@contextlib.contextmanager
 def closing_generators() -> Iterator[None]:
     """While it lasts, each async generator that begins on this thread's event loop is added to its scope."""
     before = sys.get_asyncgen_hooks()
@@ -89,7 +93,7 @@ def closing_generators() -> Iterator[None]:
         if before.firstiter is not None:
             before.firstiter(generator)
         scope = _current.get()
-        if scope is not None:
+        if scope is not None and sys._getframe(1).f_code is not _enters_context:
             scope.add(generator)
             behind = _plain_generator(generator)
             if behind is not None:

@@ -15,7 +15,7 @@ from weakref import WeakSet
 import cloudpickle  # type: ignore[import-untyped]
 import msgspec
 
-from tailrace.serve.closing import close_at_end
+from tailrace.serve.closing import close_if_left
 from tailrace.serve.context import RequestContext, get_request_context
 from tailrace.serve.exceptions import DeploymentUnavailableError, RequestCancelledError, ServeError
 from tailrace.serve.link import Channel, ChannelClosed, Link, LinkLost
@@ -252,7 +252,7 @@ class DeploymentResponseGenerator:
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
-        close_at_end(self)
+        close_if_left(self)
 
     def __aiter__(self) -> AsyncIterator[Any]:  # Any: what the method gives
         return self

@@ -93,13 +93,8 @@ class Replica:
         self, answer: Callable[[Channel, bytes], Awaitable[None]], channel: Channel, head: bytes, calls: WeakSet[Asked]
     ) -> None:
         open_calls.set(calls)
-        scope = Scope()
-        scope.enter()
-        try:
-            with contextlib.suppress(ChannelClosed):
-                await answer(channel, head)
-        finally:
-            await scope.close()
+        with contextlib.suppress(ChannelClosed):
+            await answer(channel, head)
 
     # Becoming something
 
@@ -163,7 +158,7 @@ class Replica:
         assert self._asgi is not None
         assert self._lifespan is not None
         await channel.begin()
-        await serve_request(self._asgi, channel, head, self._lifespan.state, self._app_name)
+        await _in_scope(channel, serve_request(self._asgi, channel, head, self._lifespan.state, self._app_name))
 
     _on_websocket = _on_asgi
 
@@ -172,7 +167,7 @@ class Replica:
         try:
             args, kwargs = pickle.loads(await channel.receive())  # noqa: S301  # from another part of the same app
             set_request_context(asked.context)
-            await self._answer(channel, asked, args, kwargs)
+            await _in_scope(channel, self._answer(channel, asked, args, kwargs))
         except ChannelClosed:
             raise
         except asyncio.CancelledError:  # by something here: whoever called must not take it for the end
@@ -249,6 +244,19 @@ class Replica:
             left = leave(self._instance)
             if inspect.isawaitable(left):
                 await left
+
+
+async def _in_scope(channel: Channel, work: Awaitable[None]) -> None:
+    """Do the work of a request. The generators that it has begun are closed if its client leaves, or if it fails."""
+    scope = Scope()
+    scope.enter()
+    try:
+        await work
+    except BaseException:
+        await scope.close()
+        raise
+    if channel.is_closed:
+        await scope.close()
 
 
 def _cancel_later(task: asyncio.Task[None]) -> None:
