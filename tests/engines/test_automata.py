@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.engines.automata import MAX_STATES, Automaton, GrammarError, of_choices, of_regex
@@ -33,6 +33,7 @@ def takes(automaton: Automaton, text: str) -> bool:
 
 
 @pytest.mark.parametrize("pattern", _PATTERNS)
+@settings(max_examples=40)
 @given(st.text(_LETTERS, max_size=12))
 def test_it_takes_what_the_pattern_takes(pattern: str, text: str) -> None:
     plain = re.sub(r"^\^|(?<!\\)\$$", "", pattern)
@@ -41,6 +42,7 @@ def test_it_takes_what_the_pattern_takes(pattern: str, text: str) -> None:
 
 @pytest.mark.parametrize("pattern", _PATTERNS)
 def test_it_takes_what_was_made_of_the_pattern(pattern: str) -> None:
+    @settings(max_examples=15)
     @given(st.from_regex(re.compile(re.sub(r"^\^|(?<!\\)\$$", "", pattern), re.ASCII), fullmatch=True))
     def taken(text: str) -> None:
         assert takes(of_regex(pattern), text) or "\0" in text
