@@ -18,7 +18,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, require_json
-from tailrace.errors import AdmissionError, EngineError, RequestError, TailraceError
+from tailrace.errors import AdmissionError, EngineError, RequestError, TailraceError, UnsupportedParameter
 from tailrace.types import End, Event, GenerateRequest, Message, TextDelta, means_any_model
 
 __all__ = [
@@ -44,6 +44,7 @@ __all__ = [
     "deltas_by_choice",
     "failure_of",
     "finished_end",
+    "in_the_wires_words",
     "pick",
     "pick_first",
     "pick_named",
@@ -320,6 +321,15 @@ class Wire:
     refused: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     # What this wire calls parameters that an engine may not support, where the body does not have our name.
     names: Mapping[str, str] = field(default_factory=dict)
+
+
+def in_the_wires_words(error: UnsupportedParameter, wire: Wire, asked: Asked) -> UnsupportedParameter:
+    """The refusal of a parameter, under the name that the client has given it."""
+    ours = error.param or ""
+    if ours not in wire.names or ours in asked.body:
+        return error
+    theirs = wire.names[ours]
+    return UnsupportedParameter(error.message.replace(ours, theirs), param=theirs)
 
 
 def failure_of(end: End | None) -> TailraceError:

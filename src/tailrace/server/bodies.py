@@ -14,7 +14,8 @@ from types import TracebackType
 from starlette.datastructures import Headers
 from starlette.types import Receive
 
-from tailrace.errors import AdmissionError, BodyTimeout, BodyTooLarge
+from tailrace.dialects.queries import read_fields_of_body
+from tailrace.errors import AdmissionError, BodyTimeout, BodyTooLarge, RequestError
 from tailrace.server.settings import Settings
 
 __all__ = ["BodyBudget", "BodyReader"]
@@ -67,6 +68,13 @@ class BodyReader:
     ) -> None:
         self._budget.give_back(self._num_bytes)
         self._num_bytes = 0
+
+    async def with_fields(self, query: dict[str, str], headers: Headers, receive: Receive) -> dict[str, str]:
+        """The fields of the address, and those of the body. Raises: RequestError, and as `read`."""
+        fields = read_fields_of_body(headers.get("content-type", ""), await self.read(headers, receive))
+        if fields.keys() & query.keys():
+            raise RequestError("A field is given twice.")
+        return query | fields
 
     async def read(self, headers: Headers, receive: Receive) -> bytes:
         """The whole body.

@@ -24,7 +24,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tailrace import __version__
 from tailrace.dialects import WIRES, Asked, Call, Encoder, StreamFacts, Wire
 from tailrace.dialects.bodies import printable, read_json, require_plain_utf8
-from tailrace.dialects.queries import read_fields_of_body, read_query
+from tailrace.dialects.queries import read_query
 from tailrace.dialects.wire import (
     CumulativeEncoder,
     Follow,
@@ -35,6 +35,7 @@ from tailrace.dialects.wire import (
     Reply,
     Show,
     View,
+    in_the_wires_words,
 )
 from tailrace.errors import (
     Forbidden,
@@ -172,7 +173,7 @@ class Routes:
         first, *others = self._facts
         query = read_query(request.scope["query_string"])
         if operation.query_in_body:
-            query = await _with_body(query, request, reader)
+            query = await reader.with_fields(query, request.headers, request.receive)
         asked = Asked(
             server=first,
             body=await _json(operation, request, reader) if operation.body is not None else {},
@@ -219,7 +220,7 @@ class Routes:
         try:
             log = await self._recall_or_create(request, asked, wanted, served.generator)
         except UnsupportedParameter as error:
-            raise _in_the_wires_words(error, wire, asked) from None
+            raise in_the_wires_words(error, wire, asked) from None
         headers = _names(log) | naming
         facts = facts_of(served.generator, log)
         if not facts.prompts:  # an Idempotency-Key found it again, after its end
@@ -339,24 +340,6 @@ def _is_from_elsewhere(request: Request) -> bool:
         return referer is not None and urlsplit(referer).netloc != request.headers.get("host")
     except ValueError:  # an address that no page has
         return True
-
-
-async def _with_body(query: dict[str, str], request: Request, reader: BodyReader) -> dict[str, str]:
-    """The fields of the address and of the body. Raises: RequestError."""
-    body = await reader.read(request.headers, request.receive)
-    fields = read_fields_of_body(request.headers.get("content-type", ""), body)
-    if fields.keys() & query.keys():
-        raise RequestError("A field is given twice.")
-    return query | fields
-
-
-def _in_the_wires_words(error: UnsupportedParameter, wire: Wire, asked: Asked) -> UnsupportedParameter:
-    """The refusal of a parameter, under the name that the client has given it."""
-    ours = error.param or ""
-    if ours not in wire.names or ours in asked.body:
-        return error
-    theirs = wire.names[ours]
-    return UnsupportedParameter(error.message.replace(ours, theirs), param=theirs)
 
 
 def _would_begin(wire: Wire, request: Request, asked: Asked) -> bool:
