@@ -39,6 +39,15 @@ async def test_what_does_not_is_refused_with_the_reason() -> None:
     assert "kanarienvogel" not in await refusal(check, Grammar("regex", "(kanarienvogel"))
 
 
+# Found by bench/fuzz_grammars.py: they compiled, and ended their sequences in an error behind the first tokens.
+@pytest.mark.parametrize(
+    "regex", ["(z{5,}){64}", r"(?:\"{5,}){64}", r"\s|(,{5,}){64}\"{64}", "é*\\d{0,8}((a{13}){1,3}){64}",
+              "(?:((?:\n{5,}){64}0*\\.{40})){5,}\\.?(?:\u00e9{1,3})"]
+)  # fmt: skip
+async def test_what_fails_on_its_way_is_refused(regex: str) -> None:
+    assert "too much time or memory" in await refusal(GrammarCheck(SPEC), Grammar("regex", regex))
+
+
 async def test_what_was_tried_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     check = GrammarCheck(SPEC)
     await check.check(FINE)

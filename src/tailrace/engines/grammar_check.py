@@ -34,12 +34,13 @@ _PATIENCE_S = 20.0  # far beyond the processor's time that a trial may take: the
 _LOADING_S = 60.0
 _MOST_ASKED = 200  # of one process: the library never forgets what it compiled
 
+_TOO_MUCH = "compiling it takes too much time or memory"
 _REASONS = {
     0: "",
     3: "no answer could conform to it",
     4: "it cannot be compiled",
+    5: _TOO_MUCH,
 }
-_TOO_MUCH = "compiling it takes too much time or memory"
 
 
 class _Trial(Protocol):

@@ -5,15 +5,23 @@ from __future__ import annotations
 
 import resource
 import sys
+from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 __all__ = ["main"]
 
 _CPU_S = 2
+_NUM_WALKS = 3
+_NUM_BYTES = 200
 _MEMORY_BYTES = 256 * 2**20  # of addresses; the interpreter and the library take 28 of them
 
 
 def main() -> int:
-    """0 if it compiles, 3 if no answer could conform to it, 4 otherwise; killed by a signal where it takes too much."""
+    """0 if it can be used, 3 if no answer could conform to it, 4 if it does not compile, 5 if an answer takes too much;
+    killed by a signal where compiling does."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (_CPU_S, _CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY_BYTES, _MEMORY_BYTES))
@@ -21,9 +29,27 @@ def main() -> int:
 
     matcher = LLMatcher(LLTokenizer("byte"), sys.stdin.read(), log_level=0)
     matcher.compute_bitmask()  # the first step of the way, where more is compiled
-    if not matcher.is_error():
-        return 0
-    return 3 if "nsatisfiable" in matcher.get_error() else 4
+    if matcher.is_error():
+        return 3 if "nsatisfiable" in matcher.get_error() else 4
+    for seed in range(_NUM_WALKS):
+        if not _walk(matcher.deep_copy(), seed):
+            return 5
+    return 0
+
+
+def _walk(matcher: LLMatcher, seed: int) -> bool:
+    """Whether the library gets through an answer of random bytes. It computes states as they come, and gives up where
+    these are too many: `(z{5,}){64}` compiles, and fails at its second token."""
+    rnd = Random(seed)
+    for _ in range(_NUM_BYTES):
+        if matcher.is_stopped():
+            break
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        allowed = [byte for byte in range(256) if mask >> byte & 1]
+        if not allowed:
+            break
+        matcher.consume_token(allowed[0] if seed == 0 else rnd.choice(allowed))
+    return not matcher.is_error()
 
 
 if __name__ == "__main__":
