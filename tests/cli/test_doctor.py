@@ -75,7 +75,7 @@ def test_for_people() -> None:
 
 def test_journals_are_listed_and_serve_removes_the_expired_ones(tmp_path: Path) -> None:
     journal = tmp_path / "data" / "port-8001"
-    DiskJournal(journal).close()
+    DiskJournal(journal, lifetime_s=900.0).close()
     variables = environment() | {"TAILRACE_HOME": str(tmp_path)}
     command = [TAILRACE, "doctor", "--quick", "--json", "scripted"]
     told = json.loads(subprocess.run(command, env=variables, capture_output=True, check=True, timeout=30).stdout)

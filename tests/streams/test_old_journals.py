@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from tailrace.errors import ModelError
+from tailrace.streams._files import hold_lock
 from tailrace.streams.disk import DiskJournal
-from tailrace.streams.old_journals import LONGEST_LINGER_S, find_journals, remove_expired_journals
+from tailrace.streams.old_journals import find_journals, lifetime_s, remove_expired_journals
 
-RETENTION_S = 900.0
-OLD_S = LONGEST_LINGER_S + RETENTION_S + 60
+LIFETIME_S = lifetime_s(linger_s=60.0, retention_s=900.0)
+OLD_S = LIFETIME_S + 60
 
 
-def _leave(directory: Path, idle_s: float = OLD_S) -> Path:
+def _leave(directory: Path, idle_s: float = OLD_S, lifetime_s: float | None = LIFETIME_S) -> Path:
     """A journal that a server has left, last written so long ago."""
-    DiskJournal(directory).close()
+    DiskJournal(directory, lifetime_s=lifetime_s).close()
     _set_idle(directory, idle_s)
     return directory
 
@@ -27,8 +32,8 @@ def _set_idle(directory: Path, idle_s: float) -> None:
         os.utime(path, (time.time() - idle_s,) * 2)
 
 
-def _remove(data: Path, keep: Path) -> list[str]:
-    return [path.name for path in remove_expired_journals(data, retention_s=RETENTION_S, keep=keep)]
+def _remove(data: Path, keep: Path, lifetime_s: float = LIFETIME_S) -> list[str]:
+    return [path.name for path in remove_expired_journals(data, lifetime_s=lifetime_s, keep=keep)]
 
 
 def test_expired_ones_go_and_others_stay(tmp_path: Path) -> None:
@@ -43,9 +48,61 @@ def test_expired_ones_go_and_others_stay(tmp_path: Path) -> None:
     assert _remove(tmp_path, own) == []
 
 
+def test_the_longer_of_both_lifetimes_counts(tmp_path: Path) -> None:
+    month_s = lifetime_s(linger_s=60.0, retention_s=30 * 86_400.0)
+    kept = _leave(tmp_path / "port-8001", lifetime_s=month_s)
+    assert _remove(tmp_path, tmp_path / "port-8000") == []
+    _set_idle(kept, month_s + 60)
+    assert _remove(tmp_path, tmp_path / "port-8000", lifetime_s=2 * month_s) == []
+    assert _remove(tmp_path, tmp_path / "port-8000") == [kept.name]
+
+
+def test_a_lifetime_covers_the_longest_wait_for_a_reader() -> None:
+    assert lifetime_s(linger_s=60.0, retention_s=900.0) == 86_400.0 + 900.0
+    assert lifetime_s(linger_s=200_000.0, retention_s=900.0) == 200_900.0
+
+
+@pytest.mark.parametrize("fact", [None, b"?", b"nan", b"\xff"])
+def test_one_that_does_not_say_its_lifetime_stays(tmp_path: Path, fact: bytes | None) -> None:
+    kept = _leave(tmp_path / "port-8001", lifetime_s=None)
+    if fact is not None:
+        with closing(sqlite3.connect(kept / "journal.sqlite")) as connection:
+            connection.execute("INSERT INTO facts VALUES ('lifetime_s', ?)", (fact,))
+            connection.commit()
+        _set_idle(kept, OLD_S)
+    assert _remove(tmp_path, tmp_path / "port-8000") == []
+
+
+def test_a_lock_on_a_removed_file_keeps_nobody_out(tmp_path: Path) -> None:
+    directory = _leave(tmp_path / "port-8001")
+    with (directory / "journal.lock").open("r+b") as opened:  # as a server does that starts just now
+        assert _remove(tmp_path, tmp_path / "port-8000") == [directory.name]
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        DiskJournal(directory).close()
+
+
+def test_a_server_takes_no_lock_on_a_removed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What another process does between two system calls of this one is done from inside of the second one here."""
+    directory = _leave(tmp_path / "port-8001")
+    really_lock = fcntl.flock
+    removed: list[str] = []
+
+    def remove_first(descriptor: int, operation: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", really_lock)
+        removed.extend(_remove(tmp_path, tmp_path / "port-8000"))
+        really_lock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", remove_first)
+    lock = hold_lock(directory / "journal.lock")
+    assert removed == [directory.name]
+    with pytest.raises(ModelError, match="Another server keeps its journal"):
+        DiskJournal(directory)
+    os.close(lock)
+
+
 def test_one_that_a_server_holds_stays(tmp_path: Path) -> None:
     held = tmp_path / "port-8001"
-    journal = DiskJournal(held)
+    journal = DiskJournal(held, lifetime_s=LIFETIME_S)
     try:
         _set_idle(held, OLD_S)
         assert [found.is_held for found in find_journals(tmp_path)] == [True]
@@ -57,7 +114,7 @@ def test_one_that_a_server_holds_stays(tmp_path: Path) -> None:
 
 def test_one_with_durable_streams_stays(tmp_path: Path) -> None:
     kept = tmp_path / "port-8001"
-    journal = DiskJournal(kept)
+    journal = DiskJournal(kept, lifetime_s=LIFETIME_S)
     journal._database.note(b"key", b"body")
     journal.close()
     _set_idle(kept, OLD_S)

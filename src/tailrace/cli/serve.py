@@ -166,13 +166,14 @@ def data_directory(settings: Settings, port: int, kind: str = "port") -> Iterato
     """Where the journal is. A port that is another one each time has no next process to leave anything to. Journals of
     other ports go where all their streams have expired."""
     from tailrace.models.places import data_path
-    from tailrace.streams.old_journals import remove_expired_journals
+    from tailrace.streams.old_journals import lifetime_s, remove_expired_journals
 
     if settings.data_dir:
         yield Path(settings.data_dir).expanduser()
     elif settings.port:
         own = data_path() / f"{kind}-{port}"
-        if removed := remove_expired_journals(data_path(), retention_s=settings.retention_s, keep=own):
+        own_lifetime_s = lifetime_s(linger_s=settings.linger_s, retention_s=settings.retention_s)
+        if removed := remove_expired_journals(data_path(), lifetime_s=own_lifetime_s, keep=own):
             say(f"Removed old journals, in which every stream has expired: {', '.join(path.name for path in removed)}.")
         yield own
     else:

@@ -36,6 +36,7 @@ from tailrace.server.sockets import Sockets
 from tailrace.server.source import Source
 from tailrace.streams import DiskJournal, Journal, MemoryJournal, StreamStore, read_key
 from tailrace.streams.durable import DurableStore
+from tailrace.streams.old_journals import lifetime_s
 from tailrace.text import ByteTokenizer, ChatEncoder, ChatTemplate, MessageEncoder, Tokenizer
 
 __all__ = ["Service", "engine_spec", "let_origins_read", "open_journal", "serve", "start_service"]
@@ -167,6 +168,7 @@ async def open_journal(settings: Settings, path: Path) -> AsyncIterator[Journal]
         path,
         key=read_key(Path(settings.journal_key_file)) if settings.journal_key_file else None,
         keep_finished=settings.keep_finished,
+        lifetime_s=lifetime_s(linger_s=settings.linger_s, retention_s=settings.retention_s),
         sync_s=settings.journal_sync_s,
     )
     try:

@@ -8,7 +8,6 @@ checksum, over what says whose it is as well: a row that was moved or changed is
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import sqlite3
 import zlib
@@ -20,7 +19,7 @@ from typing import Any, NamedTuple
 
 from tailrace.errors import JournalDamaged, JournalFull, ModelError, StorageError
 from tailrace.streams._clock import age_s, stamp
-from tailrace.streams._files import has_lost_commits, open_own
+from tailrace.streams._files import has_lost_commits, hold_lock, open_own
 from tailrace.streams._schema import OTHERWISE, migrate
 
 __all__ = ["Database", "FinishedRow", "TailRow"]
@@ -75,15 +74,11 @@ class Database:
         self._erases = erases
         self._reserve = directory / "journal.reserve"
         try:
-            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-            self._lock = open_own(directory / "journal.lock", os.O_RDWR)
+            self._lock = hold_lock(directory / "journal.lock")
+        except BlockingIOError:
+            raise ModelError(f"Another server keeps its journal in {directory}. {OTHERWISE}") from None
         except OSError as error:
             raise ModelError(f"The journal cannot be kept in {directory}: {error.strerror}. {OTHERWISE}") from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise ModelError(f"Another server keeps its journal in {directory}. {OTHERWISE}") from None
         self.is_cut = False  # the end of the write-ahead log was damaged, and is lost
         self._num_rows = 0  # ever, in the tail
         self._dead: set[int] = set()  # streams whose rows of the tail nobody needs

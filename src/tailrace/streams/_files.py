@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import struct
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["has_lost_commits", "open_own"]
+__all__ = ["has_lost_commits", "hold_lock", "is_at", "open_own"]
 
 _HEADER = struct.Struct(">8I")  # magic, version, bytes of a page, checkpoints, salt 1 and 2, checksum 1 and 2
 _FRAME = struct.Struct(">4I")  # page, pages in the database if it ends a transaction, salt 1 and 2
@@ -33,6 +35,34 @@ def open_own(path: Path, flags: int) -> int:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def hold_lock(path: Path) -> int:
+    """Make a lock file, with its directories, and lock it; returns its descriptor, whose closing unlocks it.
+
+    Raises: BlockingIOError if another process holds it, and OSError as `open_own`.
+    """
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            descriptor = open_own(path, os.O_RDWR)
+        except FileNotFoundError:
+            continue  # the directory has just been removed with an old journal
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if is_at(descriptor, path):
+            return descriptor
+        os.close(descriptor)  # the file has just been removed with an old journal: a lock on it keeps nobody out
+
+
+def is_at(descriptor: int, path: Path) -> bool:
+    """Whether the file that is open is the one that has this path now."""
+    with suppress(FileNotFoundError):
+        return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
+    return False
 
 
 def has_lost_commits(path: Path, num_read: int) -> bool:

@@ -27,6 +27,7 @@ from tailrace.streams._wal import WriteAheadLog
 from tailrace.streams.durable_records import Dropped, DurableRecord
 from tailrace.streams.journal import Finished
 from tailrace.streams.log import StreamLog
+from tailrace.streams.old_journals import LIFETIME_FACT
 from tailrace.streams.record import Record
 from tailrace.types import Event
 
@@ -45,7 +46,10 @@ _BREATH = 2.0  # times what the last one took
 class DiskJournal:
     """Keeps the `Journal` promise in a directory of its own. `close` it at the end.
 
-    `keep_finished=False` leaves no finished stream on disk. Raises: ModelError if the directory cannot be used.
+    `keep_finished=False` leaves no finished stream on disk. `lifetime_s` is how long after the last write the streams
+    can still be asked for; other servers read it before they remove an old journal. Without it they never do.
+
+    Raises: ModelError if the directory cannot be used.
     """
 
     is_durable = True
@@ -56,6 +60,7 @@ class DiskJournal:
         *,
         key: bytes | None = None,
         keep_finished: bool = True,
+        lifetime_s: float | None = None,
         sync_s: float = 0.1,
         patience_s: float = 5.0,
     ) -> None:
@@ -64,6 +69,8 @@ class DiskJournal:
             on_failure.callback(self._database.close)
             try:
                 self._rows = self._keyed(key)
+                if lifetime_s is not None:
+                    self._database.keep_fact(LIFETIME_FACT, repr(lifetime_s).encode())
                 self._database.hold_reserve()
             except StorageError as error:
                 raise ModelError(f"The journal cannot be kept in {directory}: {error.message}") from None

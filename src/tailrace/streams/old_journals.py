@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import sqlite3
@@ -11,12 +12,14 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["KeptJournal", "find_journals", "remove_expired_journals"]
+from tailrace.streams._files import is_at
+
+__all__ = ["LIFETIME_FACT", "KeptJournal", "find_journals", "lifetime_s", "remove_expired_journals"]
+
+LIFETIME_FACT = "lifetime_s"  # the name under which a journal keeps what `lifetime_s` returned
 
 _FILES = ("journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm", "journal.reserve", "journal.lock")
-LONGEST_LINGER_S = (
-    86_400.0  # how long an unfinished stream can wait for a reader; then it ends and its retention begins
-)
+_LONGEST_LINGER_S = 86_400.0  # that a request can ask for
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,25 +32,31 @@ class KeptJournal:
     is_held: bool  # by a server that runs
 
 
+def lifetime_s(*, linger_s: float, retention_s: float) -> float:
+    """How long after the last write to a journal its streams can still be asked for, with a server's settings: an
+    unfinished stream waits for a reader that long, and its retention begins when it has ended."""
+    return max(linger_s, _LONGEST_LINGER_S) + retention_s
+
+
 def find_journals(data_path: Path) -> list[KeptJournal]:
     """All journals directly below a data directory, by name."""
     directories = sorted(path.parent for path in data_path.glob("*/journal.sqlite"))
     return [found for directory in directories if (found := _look_at(directory)) is not None]
 
 
-def remove_expired_journals(data_path: Path, *, retention_s: float, keep: Path) -> list[Path]:
+def remove_expired_journals(data_path: Path, *, lifetime_s: float, keep: Path) -> list[Path]:
     """Remove journals in which every stream has expired; returns their directories.
 
-    Kept are `keep`, what a server holds, what was written within a day and `retention_s`, what has durable streams
-    (they need not expire), and every file that is not a journal's. The retention of the server that left a journal is
-    not known; this server's counts. What cannot be removed stays.
+    A journal's streams have expired when its last write is longer ago than both this server's `lifetime_s` and that of
+    the server that left it. Kept are `keep`, what a server holds, what does not say its lifetime, what has durable
+    streams (they need not expire), and every file that is not a journal's. What cannot be removed stays.
     """
     removed = []
     for journal in find_journals(data_path):
-        if journal.path == keep or journal.is_held or journal.idle_s < LONGEST_LINGER_S + retention_s:
+        if journal.path == keep or journal.is_held or journal.idle_s < lifetime_s:
             continue
         with suppress(OSError, sqlite3.Error), _held(journal.path):
-            if _has_durable_streams(journal.path / "journal.sqlite"):
+            if not _has_expired(journal.path / "journal.sqlite", journal.idle_s):
                 continue
             for name in _FILES:
                 (journal.path / name).unlink(missing_ok=True)
@@ -83,16 +92,25 @@ def _held(directory: Path) -> Iterator[None]:
 
     Raises: BlockingIOError if a server has it, OSError if there is none.
     """
-    lock = os.open(directory / "journal.lock", os.O_RDWR | os.O_CLOEXEC)
+    path = directory / "journal.lock"
+    lock = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not is_at(lock, path):
+            raise FileNotFoundError(errno.ENOENT, "it was removed meanwhile", str(path))
         yield
     finally:
         os.close(lock)
 
 
-def _has_durable_streams(path: Path) -> bool:
-    """Raises: sqlite3.Error if it cannot be read."""
+def _has_expired(path: Path, idle_s: float) -> bool:
+    """Whether no stream of a journal can be asked for any more. Raises: sqlite3.Error if it cannot be read."""
     with closing(sqlite3.connect(path)) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
-        return "notes" in tables and connection.execute("SELECT 1 FROM notes LIMIT 1").fetchone() is not None
+        if not {"facts", "notes"} <= tables or connection.execute("SELECT 1 FROM notes LIMIT 1").fetchone() is not None:
+            return False
+        row = connection.execute("SELECT value FROM facts WHERE name = ?", (LIFETIME_FACT,)).fetchone()
+    try:
+        return row is not None and idle_s >= float(row[0])
+    except (TypeError, ValueError):
+        return False  # the fact is damaged
