@@ -157,7 +157,9 @@ def test_at_any_moment_of_a_start(after_s: float, start: Callable[..., _Command]
     assert status in (130, 0, -signal.SIGINT)  # 0 when it has started, a signal before Python has begun
 
 
-@pytest.mark.parametrize("module", ["tailrace.bench.roofline", "tailrace.bench.inprocess"])
+@pytest.mark.parametrize(
+    "module", ["tailrace.bench.roofline", pytest.param("tailrace.bench.inprocess", marks=pytest.mark.deep)]
+)
 def test_while_doctor_measures(module: str, start: Callable[..., _Command]) -> None:
     command = start("doctor scripted:tokens_per_s=2")
     command.wait_child(module)

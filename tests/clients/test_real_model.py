@@ -6,6 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -246,19 +247,20 @@ def test_json_does_not_end_in_white_space(model: Server) -> None:
         "properties": {"name": {"type": "string", "maxLength": 16}, "length_km": {"type": "integer", "minimum": 0}},
         "required": ["name", "length_km"],
     }
-    for number in range(6):
-        question = {
-            "role": "user",
-            "content": f"Describe the river number {number} of Europe, as JSON with many lines.",
-        }
-        asked = {**_CHAT, "messages": [question], "temperature": number / 5, "seed": number}
-        schema = {"type": "json_schema", "json_schema": {"name": "river", "schema": river}}
-        choice = model.post("/v1/chat/completions", {**asked, "response_format": schema}).json()["choices"][0]
+    schema = {"type": "json_schema", "json_schema": {"name": "river", "schema": river}}
+
+    def ask(number: int, form: dict[str, Any]) -> dict[str, Any]:  # Any: JSON
+        text = f"Describe the river number {number} of Europe, as JSON with many lines."
+        asked = {"messages": [{"role": "user", "content": text}], "temperature": number / 5, "seed": number}
+        answer = model.post("/v1/chat/completions", {**_CHAT, **asked, "response_format": form})
+        return dict(answer.json()["choices"][0])
+
+    with ThreadPoolExecutor(12) as pool:  # together, which is one batch
+        rivers = [pool.submit(ask, number, schema) for number in range(6)]
+        others = [pool.submit(ask, number, {"type": "json_object"}) for number in range(6)]
+    for choice in (future.result() for future in rivers):
         assert choice["finish_reason"] == "stop", choice
         assert set(json.loads(choice["message"]["content"])) == {"name", "length_km"}
-        anything = {"type": "json_object"}
-        text = model.post("/v1/chat/completions", {**asked, "response_format": anything}).json()["choices"][0][
-            "message"
-        ]
-        outside = re.sub(r'"([^"\\]|\\.)*("|\\?$)', '""', text["content"])
-        assert not re.search(r"(?<![:,])\s|\s\s|[\n\t\r]", outside), text
+    for choice in (future.result() for future in others):
+        outside = re.sub(r'"([^"\\]|\\.)*("|\\?$)', '""', choice["message"]["content"])
+        assert not re.search(r"(?<![:,])\s|\s\s|[\n\t\r]", outside), choice

@@ -217,7 +217,7 @@ def test_a_model_that_thinks_for_long_is_not_taken_for_one_that_hangs(serve: Ser
         return chat_chunk({"content": "so"}) + chat_chunk({}, "stop") + done()
 
     with FakeUpstream(think, models=_MODELS) as upstream:
-        server = serve(f"openai:{upstream.url}", "--stall-s", "0.2")
+        server = serve(f"openai:{upstream.url}", "--stall-s", "0.6")
         assert server.post("/v1/chat/completions", _CHAT).json()["choices"][0]["message"]["content"] == "so"
         assert len(upstream.asked) == 1
         assert "no progress" not in server.log
