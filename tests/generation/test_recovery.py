@@ -313,8 +313,8 @@ def test_whatever_kills_engines_nobody_else_is_blamed(actions: list[tuple[str, i
     run_scenario(scenario())
 
 
-@pytest.mark.parametrize("place", [0, 3, 20])
-def test_under_a_lasting_attack_streams_come_to_their_end(place: int) -> None:
+@pytest.mark.parametrize(("place", "step_s"), [(0, 0.1), (3, 0.1), (20, 0.1), (20, 0.5), (20, 3.0)])
+def test_under_a_lasting_attack_streams_come_to_their_end(place: int, step_s: float) -> None:
     """Whenever a killer has been named, the next one is there. Everybody has the same address."""
 
     async def scenario() -> None:
@@ -332,7 +332,7 @@ def test_under_a_lasting_attack_streams_come_to_their_end(place: int) -> None:
             if len(late) == 10 and all(run.log.end is not None for run in (*running, *late)):
                 break
             world.engine.step()
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(step_s)
             while place in world.engine.places("K"):
                 num_crashes += 1
                 die(world, CRASH)
@@ -340,6 +340,203 @@ def test_under_a_lasting_attack_streams_come_to_their_end(place: int) -> None:
             assert end_of(run.log).status == "done"
         # Half of the time belongs to those who run: 200 steps are over after so many deaths and recoveries.
         assert num_crashes < 60
+
+    run_scenario(scenario())
+
+
+# Slow engines: a recovery takes longer than new requests may wait for it
+
+
+def code_of(run: Run) -> str | None:
+    """The code of the error with which it ended; None if it has not ended with one."""
+    end = run.log.end
+    return end.failure.code if end is not None and end.failure is not None else None
+
+
+def test_who_still_replays_when_others_begin_is_not_blamed() -> None:
+    async def scenario() -> None:
+        world = World(max_sequences=8)
+        harmless = await world.create("H", greedy(400))
+        world.engine.step(200)
+        killers = [await world.create("K0", greedy(50))]
+        world.engine.step(2)
+        die(world, CRASH)
+        world.engine.step()
+        die(world, CRASH)
+        assert code_of(killers[0]) == "poison_request"
+        killers.append(await world.create("K1", greedy(50)))
+        while not world.engine.places("K1"):
+            world.engine.step()
+            await asyncio.sleep(1)
+        assert world.engine.places("H") < [200]  # it has not come to where it was
+        die(world, CRASH)
+        assert code_of(harmless) is None
+        assert world.engine.places("K1") == [0]
+        die(world, CRASH)
+        assert code_of(killers[1]) == "poison_request"
+        world.finish(harmless)
+        assert text_of(harmless.log) == oracle(asked(harmless), 1, 400)
+        world.check_idle()
+
+    run_scenario(scenario())
+
+
+@pytest.mark.parametrize(("place", "num_crashes"), [(100, 3), (200, 5)])
+def test_a_killer_that_strikes_late_on_a_slow_engine_is_found(place: int, num_crashes: int) -> None:
+    """At two tokens a second it comes to its place after the time limit, which is twice as long every time."""
+
+    async def scenario() -> None:
+        world = World(max_sequences=8)
+        harmless = [await world.create(f"H{number}.", greedy(300)) for number in range(2)]
+        killer = await world.create("K", greedy(300))
+        num_deaths = 0
+        for _ in range(3_000):
+            if not world.generator.live:
+                break
+            world.engine.step()
+            await asyncio.sleep(0.5)
+            if place in world.engine.places("K"):
+                num_deaths += 1
+                die(world, CRASH)
+        assert code_of(killer) == "poison_request"
+        assert num_deaths <= num_crashes
+        for run in harmless:
+            assert text_of(run.log) == oracle(asked(run), 1, 300)
+        await asyncio.sleep(1_000)
+        world.check_idle()
+
+    run_scenario(scenario())
+
+
+def test_new_requests_do_not_wait_for_many_slow_trials() -> None:
+    async def scenario() -> None:
+        world = World(max_sequences=64, max_requests=99)
+        suspects = [await world.create(f"H{number}.", greedy(20)) for number in range(31)]
+        die(world, CRASH)
+        late = await world.create("L", greedy(5))
+        for _ in range(40):  # no trial gives a token: the engine only lets go of what is taken off
+            if late.times.admitted_s is not None:
+                break
+            if world.engine.aborted:
+                world.engine.step()
+                world.engine.aborted.clear()
+            await asyncio.sleep(1)
+        assert late.times.admitted_s is not None
+        world.finish(late, *suspects)
+        world.check_idle()
+
+    run_scenario(scenario())
+
+
+def test_new_requests_do_not_wait_until_a_half_has_ended() -> None:
+    """Two requests kill only together. They are kept apart, and new requests begin beside each of them."""
+
+    async def scenario() -> None:
+        world = World(max_sequences=16)
+        runs = [await world.create(prompt, greedy(300)) for prompt in ("H0", "K0", "H1", "K1")]
+        late: Run | None = None
+        num_crashes = waited_s = 0
+        for _ in range(3_000):
+            if not world.generator.live:
+                break
+            world.engine.step()
+            await asyncio.sleep(0.5)
+            if late is not None and late.times.admitted_s is None:
+                waited_s += 1
+            if all(place >= 20 for places in map(world.engine.places, ("K0", "K1")) for place in places or [0]):
+                num_crashes += 1
+                die(world, CRASH)
+                late = late or await world.create("L", greedy(5))
+        assert late is not None
+        assert num_crashes == 3
+        assert waited_s / 2 <= 40
+        for run in (late, *runs):
+            assert text_of(run.log) == oracle(asked(run), 1, end_of(run.log).usage.num_completion_tokens)
+            assert end_of(run.log).status == "done"
+        await asyncio.sleep(1_000)
+        world.check_idle()
+
+    run_scenario(scenario())
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    step_s=st.sampled_from([0.5, 1.0]),
+    killers=st.lists(st.integers(1, 150), min_size=1, max_size=3),
+    harmless=st.lists(st.integers(1, 200), min_size=1, max_size=4),
+    gap=st.integers(0, 60),
+)
+def test_on_a_slow_engine_nobody_else_is_blamed(
+    step_s: float, killers: list[int], harmless: list[int], gap: int
+) -> None:
+    """Killers come one after the other, so that some begin while the rest is on the way to where it was."""
+
+    async def scenario() -> None:
+        world = World(max_sequences=16, max_requests=99)
+        runs: list[Run] = []
+        found: list[Run] = []
+
+        async def step() -> None:
+            world.engine.step()
+            await asyncio.sleep(step_s)
+            while any(place in world.engine.places(f"K{number}.") for number, place in enumerate(killers)):
+                die(world, CRASH)
+
+        for number in range(max(len(killers), len(harmless))):
+            if number < len(harmless):
+                runs.append(await world.create(f"H{number}.", greedy(harmless[number])))
+            if number < len(killers):
+                found.append(await world.create(f"K{number}.", greedy(200)))
+            for _ in range(gap):
+                await step()
+        for _ in range(10_000):
+            if not world.generator.live:
+                break
+            await step()
+        for run in runs:
+            assert text_of(run.log) == oracle(asked(run), 1, end_of(run.log).usage.num_completion_tokens)
+            assert end_of(run.log).status == "done"
+        assert [code_of(run) for run in found] == ["poison_request"] * len(found)
+
+    run_scenario(scenario())
+
+
+def test_a_request_waits_for_a_limited_time_though_nothing_can_begin() -> None:
+    async def scenario() -> None:
+        world = World(max_sequences=1, limits=Limits(queue_s=10.0))
+        running, waiting = await world.create("Hi", greedy(20)), await world.create("Ho", greedy(20))
+        for _ in range(3):
+            assert waiting.log.end is None
+            world.engine.lose(KILL)
+            await asyncio.sleep(110)
+            world.engine.come_back()
+        assert code_of(waiting) == "queue_timeout"
+        world.finish(running)
+
+    run_scenario(scenario())
+
+
+def test_a_model_that_is_unloaded_during_a_trial_can_be_used_again() -> None:
+    async def scenario() -> None:
+        world = World()
+        killer = await world.create("K", greedy(20))
+        world.engine.step(2)
+        killer.cancel()
+        die(world, CRASH)
+        assert world.engine.places("K") == [0]  # the trial of a request whose client left
+        was_busy = world.generator.is_busy
+        world.generator.rest()
+        world.engine.is_ready = False
+        world.engine.engine.close()
+        world.engine.receivers, world.engine.given = {}, {}
+        await asyncio.sleep(100)
+        assert (was_busy, world.generator.is_busy) == (True, False)
+        world.engine.is_ready = True
+        world.generator.wake()
+        run = await world.create("H", greedy(5))
+        world.finish(run)
+        assert end_of(run.log).status == "done"
+        world.check_idle()
 
     run_scenario(scenario())
 

@@ -98,7 +98,7 @@ class Generator:
     @property
     def is_busy(self) -> bool:
         """Something waits, runs, or is about to leave the engine."""
-        return bool(self.live or self.gate.num_running or self.gate.num_waiting)
+        return bool(self.live or self.gate.num_running or self.gate.num_waiting or self.recovery.is_trying)
 
     @property
     def num_restarts(self) -> int:
@@ -213,6 +213,7 @@ class Generator:
         """The engine is taken away on purpose, for as long as nobody asks."""
         self.is_asleep = True
         self._grammars.close()
+        self.recovery.abandon()
         self._has_given_up = False
         if self._gone_timer is not None:
             self._gone_timer.cancel()

@@ -15,6 +15,11 @@ After a crash:
    streams run in halves, each half to its end; a half that crashes is halved again. That finds a request that kills
    only late, and it keeps apart two that kill only together.
 
+New requests wait meanwhile, but only for a limited time. When it is over, a trial is stopped and counts for nothing,
+all streams run (or the half whose turn it is), and the gate is opened. From then on nothing runs alone, so nobody is
+named. If the engine crashes before all streams have come on, the next limit is twice as long, up to `_MAX_HOLD_S`: a
+request that is slow to come to its place is found then.
+
 An engine that was killed from outside is little evidence. The second time that it happens to a stream at one
 place, this stream is tried, and it is named at the fifth time, the last three of them alone.
 """
@@ -38,14 +43,15 @@ _ROUNDS = 2  # of trials, before streams run in halves
 _KILLS_TO_TRY = 2  # by somebody else, at one place
 _KILLS_TO_NAME = 5
 _MAX_REST_S = 15.0
-_TOGETHER_S = 30.0  # the gate is opened after that time, though some are still on their way to where they were
+_HOLD_S = 30.0  # how long new requests wait for a recovery, the loading of engines not counted
+_MAX_HOLD_S = 480.0
 
 
 class Recovery:
     """The streams that wait for an engine to come back, and those that have to prove themselves on it.
 
-    What is proven goes into `blame`. `on_done` is called when all streams run again, with the seconds for which callers
-    who keep killing engines have to wait now: as long as this recovery took, if a request was proven, or else 0.
+    What is proven goes into `blame`. `on_done` is called when new requests may begin, with the seconds for which
+    callers who keep killing engines have to wait now: as long as this recovery took if it named a request, or else 0.
     """
 
     def __init__(
@@ -74,15 +80,31 @@ class Recovery:
         self._unproved: set[Run] = set()  # resumed after a crash, and not seen to come on
         self._proved: set[Run] = set()
         self._alone: Run | None = None  # nothing else is in the engine, and it is not proved
+        self._hold_s = _HOLD_S
+        self._left_s = _HOLD_S  # of that
+        self._ready_s = 0.0  # since when there is an engine
+        self._is_late = False  # the time is over
+        self._is_open = False  # new requests begin
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def is_trying(self) -> bool:
+        """A suspect is on the engine, or will be; nobody else may know of it."""
+        return bool(self._fallen or self._trials or self._trial is not None)
 
     # What the engine does
 
     def lost(self, *, crashed: bool) -> None:
         """An engine that ran died: it crashed or hung, or else was killed from outside. Its streams hear of it next."""
-        self._is_ready = False
         self._crashed = crashed
         self._stop_timer()
+        if self._is_open:
+            if self._is_late:
+                self._hold_s = min(2 * self._hold_s, _MAX_HOLD_S)
+            self._left_s = self._hold_s
+        elif self._is_ready:
+            self._left_s -= time.monotonic() - self._ready_s
+        self._is_ready = self._is_open = self._is_late = False
         if self._lost_s is None:
             self._lost_s = time.monotonic()
 
@@ -109,17 +131,25 @@ class Recovery:
     def resume(self) -> None:
         """There is an engine."""
         self._is_ready = True
+        self._ready_s = time.monotonic()
         fallen, self._fallen = list(self._fallen.values()), {}
         suspects = [suspect for suspect in fallen if suspect.run not in self._proved]
         group, self._group, self._alone = self._group, [], None
         self._unproved.clear()
         if group:
+            # Those who came when the gate was open belong to it.
+            group = list(dict.fromkeys((*group, *(suspect.run for suspect in fallen))))
             self._groups.extendleft(reversed(self._halves(group) if self._crashed else [group]))
         elif fallen and self._crashed:
             self._suspect(suspects)
         elif fallen:
             self._trials.extend(one for one in suspects if one.run.num_kills >= _KILLS_TO_TRY)
-        self._next()
+        self._stop_timer()
+        if self._left_s > 0:
+            self._timer = asyncio.get_running_loop().call_later(self._left_s, self._be_late)
+            self._next()
+        else:
+            self._be_late()
 
     # What the streams do
 
@@ -135,9 +165,11 @@ class Recovery:
         self._stranded.pop(run, None)
         if run in self._unproved and self._is_ready:
             self._prove(run)
+        self._proved.discard(run)
 
     def abandon(self) -> None:
-        """Forget those that wait: they have been ended."""
+        """There is no engine, and none is expected. Forget those that wait: they have been ended."""
+        self._is_ready = False
         self._stop_timer()
         if self._trial is not None:
             self._trial.forget()
@@ -186,9 +218,7 @@ class Recovery:
         """Resume these, all at once."""
         if is_watched:
             self._unproved.update(runs)
-            self._alone = runs[0] if len(runs) == 1 else None
-            if runs and not self._group:
-                self._timer = asyncio.get_running_loop().call_later(_TOGETHER_S, self._finish)
+            self._alone = runs[0] if len(runs) == 1 and not self._is_late else None
         for run in runs:
             self._stranded.pop(run, None)
             run.resume(is_watched=is_watched)
@@ -212,9 +242,13 @@ class Recovery:
 
     def _tried(self) -> None:
         assert self._trial is not None
-        run, self._trial = self._trial.suspect.run, None
-        run.was_tried, run.num_falls, run.num_kills = True, 0, 0
+        trial, self._trial = self._trial, None
+        if trial.is_complete:
+            run = trial.suspect.run
+            run.was_tried, run.num_falls, run.num_kills = True, 0, 0
         self._next()
+        if self._is_late:
+            self._open()
 
     def _died_on_trial(self) -> None:
         assert self._trial is not None
@@ -232,11 +266,28 @@ class Recovery:
         self._engine.failures = 0  # it is not the engine that fails
         suspect.run.fail("poison_request", "This request stopped the engine while nothing else ran on it.")
 
+    def _be_late(self) -> None:
+        """New requests have waited for long enough."""
+        self._is_late = True
+        self._alone = None
+        self._trials.clear()
+        if self._trial is not None:
+            self._trial.stop()
+        else:
+            self._next()
+            self._open()
+
     def _finish(self) -> None:
-        """All run again."""
+        """All run again, and have come on."""
         self._stop_timer()
         self._num_crashes = 0
         self._proved.clear()
+        self._hold_s, self._is_late = _HOLD_S, False
+        self._open()
+
+    def _open(self) -> None:
+        """Let new requests begin."""
+        self._is_open = True
         held_up_s = time.monotonic() - self._lost_s if self._lost_s is not None and self._has_named else 0.0
         self._lost_s, self._has_named = None, False
         self._on_done(min(held_up_s, _MAX_REST_S))

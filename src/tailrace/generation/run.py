@@ -25,6 +25,7 @@ __all__ = ["Run", "SequenceRunner", "Times"]
 
 _FIRST_READER_S = 60.0  # how long a stream that ends with its last reader may wait for its first
 _SETTLED_TOKENS = 4  # from a slowed request, after which the next one may begin
+_MAX_SHUT_S = 300.0  # of the time in the queue, for which the gate was shut and which does not count
 _MIN_WAIT_S = 0.25  # between two looks at the time that is left in the queue while the gate is shut
 _ages = itertools.count()
 
@@ -138,7 +139,8 @@ class Run:
         return "running" if self._ticket is not None and self._ticket.admitted_s is not None else "queued"
 
     def enter(self, num_tokens: int, *, queue_s: float, is_slowed: bool = False) -> None:
-        """Take a place in the queue, for at most `queue_s`. The time in which the gate is shut does not count."""
+        """Take a place in the queue, for at most `queue_s`. The time in which the gate is shut does not count, but for
+        what exceeds five minutes."""
         self.times.entered_s = time.monotonic()
         self._ticket = Ticket(num_tokens, len(self.choices), self._start, is_slowed=is_slowed)
         self.is_watched = is_slowed
@@ -148,7 +150,8 @@ class Run:
         if self.end is None:
             self._linger_timer = loop.call_later(self.log.record.linger_s or _FIRST_READER_S, self.cancel)
         if self._ticket is not None and self._ticket.admitted_s is None:
-            self._queue_timer = loop.call_later(queue_s, self._expire, self._gate.total_shut_s)
+            last_s = self.times.entered_s + queue_s + _MAX_SHUT_S
+            self._queue_timer = loop.call_later(queue_s, self._expire, self._gate.total_shut_s, last_s)
 
     def unread(self) -> None:
         """Nobody reads any more: cancel, at once or when nobody has come back for the stream's linger time."""
@@ -335,12 +338,13 @@ class Run:
         except EngineLost:
             self.strand()
 
-    def _expire(self, shut_s: float) -> None:
-        """The time in the queue is over, but for that in which the gate was shut: for `shut_s` when the time began."""
+    def _expire(self, shut_s: float, last_s: float) -> None:
+        """The time in the queue is over, but for that in which the gate was shut: for `shut_s` when the time began. At
+        `last_s` it is over in any case."""
         now_shut_s = self._gate.total_shut_s
-        if now_shut_s > shut_s:
-            left_s = max(_MIN_WAIT_S, now_shut_s - shut_s)
-            self._queue_timer = asyncio.get_running_loop().call_later(left_s, self._expire, now_shut_s)
+        left_s = min(max(_MIN_WAIT_S, now_shut_s - shut_s), last_s - time.monotonic())
+        if now_shut_s > shut_s and left_s > 0:
+            self._queue_timer = asyncio.get_running_loop().call_later(left_s, self._expire, now_shut_s, last_s)
             return
         self.fail("queue_timeout", "The model was too busy to begin this request in time.")
 

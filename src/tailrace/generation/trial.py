@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from tailrace.generation.run import Run, SequenceRunner
 
 __all__ = ["Suspect", "Trial"]
-
-_TRIAL_S = 30.0  # then it is taken off: it is slow, which kills nobody
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,8 +48,17 @@ class Trial:
         self._on_death = on_death
         self._running = {new_sequence_id(): sequence for sequence in suspect.sequences}
         self.num_tokens = 0  # that the engine has given
+        self._was_stopped = False
         self._is_over = False
-        self._timer = asyncio.get_running_loop().call_later(_TRIAL_S, self._stop)
+
+    @property
+    def is_complete(self) -> bool:
+        """Once it is over: whether it came past its place or to its end."""
+        return self._is_past or not self._was_stopped
+
+    @property
+    def _is_past(self) -> bool:
+        return self.num_tokens > self.suspect.place
 
     def start(self) -> None:
         """Raises: EngineLost if the engine is gone already. Nothing is called then."""
@@ -66,7 +72,6 @@ class Trial:
     def forget(self) -> None:
         """Call nobody any more."""
         self._is_over = True
-        self._timer.cancel()
 
     def push(self, delta: Delta) -> None:
         self.num_tokens += len(delta.token_ids)
@@ -74,13 +79,15 @@ class Trial:
             self._running.pop(delta.sequence_id, None)
         if not self._running:
             self._finish(self._on_over)
-        elif self.num_tokens > self.suspect.place:
-            self._stop()
+        elif self._is_past:
+            self.stop()
 
     def lost(self, error: EngineError) -> None:
         self._finish(self._on_death)
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Take it off the engine."""
+        self._was_stopped = True
         for sequence_id in self._running:
             self._engine.abort(sequence_id)
 
