@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -99,3 +101,41 @@ def test_a_process_that_is_stopped(tmp_path: Path) -> None:
         for child in psutil.Process(server.process.pid).children():
             os.kill(child.pid, signal.SIGCONT)
         server.close()
+
+
+_ONE_AT_ONCE = """
+import asyncio, os
+from tailrace import serve
+
+
+@serve.deployment(num_replicas=2, max_ongoing_requests=1, health_check_period_s=2)
+class One:
+    def check_health(self):
+        if os.path.exists("ill") and open("ill").read() == str(os.getpid()):
+            raise RuntimeError("this process is ill")
+
+    async def __call__(self, request):
+        await asyncio.sleep(0.05)
+        return str(os.getpid())
+
+
+app = One.bind()
+"""
+
+
+def test_an_unhealthy_process_gets_no_request_while_another_is_healthy_and_busy(tmp_path: Path) -> None:
+    write(tmp_path, "one.py", _ONE_AT_ONCE)
+    with contextlib.closing(Forgiving("one:app", directory=tmp_path)) as server:
+        server.wait_ready()
+        with ThreadPoolExecutor(8) as clients:
+
+            def asked() -> list[str]:
+                """The process that answered, for each of eight requests at once."""
+                return list(clients.map(lambda _: httpx.get(server.url, timeout=30, trust_env=False).text, range(8)))
+
+            ill, healthy = sorted(set(asked()))
+            (tmp_path / "ill").write_text(ill)
+            server.wait_line("this process is ill")
+            assert set(asked()) == {healthy}
+            (tmp_path / "ill").unlink()
+            _wait(lambda: set(asked()) == {ill, healthy}, server.log)

@@ -87,7 +87,7 @@ class Pool:
     @property
     def has_room(self) -> bool:
         """Whether `lease` would not wait."""
-        return self._is_draining or self._free() is not None
+        return self._is_draining or (not self._waiting and self._free() is not None)
 
     async def lease(self) -> Lease:
         """A place, after waiting for one in turn.
@@ -97,7 +97,7 @@ class Pool:
         """
         if self._is_draining:
             raise Draining("This server is going away.", retry_after_s=DRAIN_RETRY_S)
-        replica = self._free()
+        replica = None if self._waiting else self._free()
         if replica is None:
             replica = await self._wait()
         else:
@@ -129,11 +129,12 @@ class Pool:
             raise error from None
 
     def _free(self) -> ReplicaProcess | None:
-        free = [one for one in self.replicas if self._can_take(one)]
-        return _best(free) if free and not self._waiting else None
-
-    def _can_take(self, replica: ReplicaProcess) -> bool:
-        return replica.num_ongoing < self.options.max_ongoing_requests and not replica.link.is_lost
+        """The process that has the least to do, or None while none has room. A process that is unhealthy has no room
+        while another is healthy."""
+        usable = [one for one in self.replicas if not one.link.is_lost]
+        healthy = [one for one in usable if not one.is_unhealthy]
+        free = [one for one in healthy or usable if one.num_ongoing < self.options.max_ongoing_requests]
+        return min(free, key=lambda one: one.num_ongoing, default=None)
 
     def _returned(self, replica: ReplicaProcess) -> None:
         replica.num_ongoing -= 1
@@ -142,13 +143,10 @@ class Pool:
             self._idle.set_result(None)
 
     def _hand_out(self) -> None:
-        while self._waiting:
-            free = [one for one in self.replicas if self._can_take(one)]
-            if not free:
-                return
+        """Call this whenever a process may have room that it had not before."""
+        while self._waiting and (replica := self._free()) is not None:
             place = self._waiting.popleft()
             if not place.done():
-                replica = _best(free)
                 replica.num_ongoing += 1
                 place.set_result(replica)
 
@@ -226,6 +224,7 @@ class Pool:
         while True:
             reason = await self._until_lost(replica)
             self.replicas.remove(replica)
+            self._hand_out()  # without it, an unhealthy one may be the best that is left
             started.remove(replica)
             self.num_restarts += 1
             logger.error("%s: its process is lost (%s); starting another.", self.options.name, reason)
@@ -265,6 +264,7 @@ class Pool:
             if replica.gone.done():
                 return await replica.why()
             replica.is_unhealthy = failure is not None
+            self._hand_out()
             if failure is None:
                 num_bad, told = 0, ""
                 continue
@@ -274,8 +274,3 @@ class Pool:
                 told = failure.message
             if num_bad >= _UNHEALTHY:
                 return f"unhealthy {_UNHEALTHY} times in a row"
-
-
-def _best(free: list[ReplicaProcess]) -> ReplicaProcess:
-    """The healthy one with the least to do; one that is unhealthy only if there is no other."""
-    return min(free, key=lambda one: (one.is_unhealthy, one.num_ongoing))
