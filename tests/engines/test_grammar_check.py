@@ -70,6 +70,20 @@ async def test_not_everything_is_remembered(monkeypatch: pytest.MonkeyPatch) -> 
         await check.check(FINE)
 
 
+async def test_a_refusal_for_time_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may have come from an overloaded machine. Here: from a program that does not run."""
+    check = GrammarCheck(SPEC)
+    with monkeypatch.context() as broken:
+        broken.setattr(grammar_check, "_TOO_MUCH_S", 0.0)
+        broken.setattr(sys, "executable", "/bin/false")
+        assert "too much time or memory" in await refusal(check, FINE)
+    await check.check(FINE)
+    with monkeypatch.context() as broken:
+        broken.setattr(sys, "executable", "/bin/false")
+        assert "too much time or memory" in await refusal(check, Grammar("regex", "x"))
+    assert "too much time or memory" in await refusal(check, Grammar("regex", "x"))
+
+
 async def test_the_event_loop_goes_on_meanwhile() -> None:
     check = asyncio.create_task(GrammarCheck(SPEC).check(FINE))
     turns = 0

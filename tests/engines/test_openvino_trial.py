@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import re
 import signal
 from typing import Any
@@ -20,7 +21,7 @@ from tailrace.engines import EngineSpec
 from tailrace.engines.grammar_check import GrammarCheck
 from tailrace.engines.openvino_sampling import library_config
 from tailrace.engines.openvino_toy import load_toy
-from tailrace.errors import RequestError
+from tailrace.errors import EngineLost, RequestError
 from tailrace.models import ModelCard
 from tailrace.types import Grammar, Sampling
 
@@ -139,6 +140,38 @@ async def test_a_process_that_has_ended_by_itself_is_replaced(openvino_spec: Eng
     check.close()
     assert second.poll() == -signal.SIGKILL
     check.close()
+
+
+async def test_a_cancelled_check_does_not_answer_for_another(openvino_spec: EngineSpec) -> None:
+    with contextlib.closing(GrammarCheck(openvino_spec)) as check:
+        await check.check(ANY)
+        cancelled = asyncio.create_task(check.check(Grammar("regex", "[a-z]{1,40}[0-9]{1,30}")))
+        await asyncio.sleep(0)  # it has begun
+        cancelled.cancel()
+        assert "too much time or memory" in await _refusal(check, EXPLODING[0])
+        await check.check(Grammar("regex", "[ef]"))
+
+
+async def test_closing_during_a_check_ends_it(openvino_spec: EngineSpec) -> None:
+    check = GrammarCheck(openvino_spec)
+    await check.check(ANY)
+    os.kill(_process(check), signal.SIGSTOP)  # so that the check is still going on when it is closed
+    going_on = asyncio.create_task(check.check(Grammar("regex", "[gh]")))
+    while not check._trial._lock.locked():  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+    check.close()
+    with pytest.raises(EngineLost):
+        await going_on
+    await check.check(Grammar("regex", "[gh]"))
+    check.close()
+
+
+@pytest.mark.skipif(os.getpriority(os.PRIO_PROCESS, 0) > 14, reason="this process is nice already")
+async def test_the_process_gives_way_to_the_engine_but_not_to_everybody(openvino_spec: EngineSpec) -> None:
+    with contextlib.closing(GrammarCheck(openvino_spec)) as check:
+        await check.check(ANY)
+        own = os.getpriority(os.PRIO_PROCESS, 0)
+        assert os.getpriority(os.PRIO_PROCESS, _process(check)) == own + 5
 
 
 async def test_the_answer_is_tried_with_the_engines_own_words(talker: Talker) -> None:

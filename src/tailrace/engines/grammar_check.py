@@ -8,12 +8,16 @@ needs seconds or dies of some; llguidance for the others, which computes what it
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
+import math
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
+import time
 import weakref
 from collections import OrderedDict
 from pathlib import Path
@@ -33,6 +37,8 @@ _MOST_KEPT = 1024
 _PATIENCE_S = 20.0  # far beyond the processor's time that a trial may take: the machine is overloaded
 _LOADING_S = 60.0
 _MOST_ASKED = 200  # of one process: the library never forgets what it compiled
+
+_TOO_MUCH_S = 60.0  # how long a refusal for `_TOO_MUCH` is remembered: the machine may have been overloaded
 
 _TOO_MUCH = "compiling it takes too much time or memory"
 _REASONS = {
@@ -58,21 +64,46 @@ class GrammarCheck:
 
     def __init__(self, spec: EngineSpec) -> None:
         self._trial: _Trial = _Staying(spec) if spec.engine == "openvino" else _Passing()
-        self._reasons: OrderedDict[bytes, str] = OrderedDict()  # by what was checked, lately used last
+        # By what was checked, lately used last: the reason, and until when it holds (monotonic).
+        self._reasons: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
         self._places = asyncio.Semaphore(self._trial.at_once)
 
     async def check(self, grammar: Grammar) -> None:
         """Raises: RequestError if it cannot be used, EngineLost if that cannot be found out now."""
         key = hashlib.sha256(f"{grammar.kind} {grammar.source}".encode()).digest()
-        if key not in self._reasons:
-            async with self._places:
-                if key not in self._reasons:  # by another who came while this one waited
-                    self._reasons[key] = await asyncio.to_thread(self._trial, grammar)
+        reason = self._known(key)
+        if reason is None:
+            await self._places.acquire()
+            reason = self._known(key)  # by another who came while this one waited
+            if reason is not None:
+                self._places.release()
+            else:
+                reason = await self._try(key, grammar)
+        if reason:
+            raise RequestError(f"The grammar of this request cannot be used: {reason}.", param="grammar")
+
+    def _known(self, key: bytes) -> str | None:
+        reason, until_s = self._reasons.get(key, (None, 0.0))
+        if reason is None or time.monotonic() >= until_s:
+            return None
+        self._reasons.move_to_end(key)
+        return reason
+
+    async def _try(self, key: bytes, grammar: Grammar) -> str:
+        """Try it in a thread. The place is given back when the thread ends, also of a cancelled request."""
+        trial = asyncio.ensure_future(asyncio.to_thread(self._trial, grammar))
+        trial.add_done_callback(functools.partial(self._tried, key))
+        return await asyncio.shield(trial)
+
+    def _tried(self, key: bytes, trial: asyncio.Future[str]) -> None:
+        self._places.release()
+        if trial.cancelled() or trial.exception() is not None:
+            return
+        until_s = time.monotonic() + (_TOO_MUCH_S if trial.result() == _TOO_MUCH else math.inf)
+        self._reasons[key] = (trial.result(), until_s)
         self._reasons.move_to_end(key)
         if len(self._reasons) > _MOST_KEPT:
             self._reasons.popitem(last=False)
-        if reason := self._reasons[key]:
-            raise RequestError(f"The grammar of this request cannot be used: {reason}.", param="grammar")
 
     def close(self) -> None:
         """End the process that compiles, if one runs. The next grammar begins another."""
@@ -108,12 +139,22 @@ class _Staying:
         self._processes: list[subprocess.Popen[bytes]] = []  # at most one
         self._is_ready = False
         self._num_asked = 0
+        self._lock = threading.Lock()  # held while a thread uses the process
         weakref.finalize(self, _end, self._processes)
 
     def close(self) -> None:
-        _end(self._processes)
+        if self._lock.acquire(blocking=False):
+            _end(self._processes)
+            self._lock.release()
+            return
+        for process in list(self._processes):  # its pipes are in use; the thread that reads them closes them
+            process.kill()
 
     def __call__(self, grammar: Grammar) -> str:
+        with self._lock:
+            return self._run(grammar)
+
+    def _run(self, grammar: Grammar) -> str:
         for _ in range(2):  # it may have ended by itself, because nobody had asked for long
             process = self._begin()
             if not self._is_ready:
@@ -134,7 +175,7 @@ class _Staying:
         raise EngineLost("Grammars cannot be checked just now.", retry_after_s=1.0)
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        if self._num_asked >= _MOST_ASKED:
+        if self._num_asked >= _MOST_ASKED or any(process.poll() is not None for process in self._processes):
             _end(self._processes)
         if not self._processes:
             self._is_ready, self._num_asked = False, 0
