@@ -237,7 +237,7 @@ class StorageError(TailraceError):
 
 
 class JournalFull(StorageError):
-    """No room is left where the journal is."""
+    """No room is left where the journal is, or one stream of an app is longer than 64 MiB."""
 
     status = 507
     code = "log_full"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.hosting.process import AppServer, write
+from tests.hosting.process import AppServer, Forgiving, write
 from tests.server.process import TAILRACE, environment
 
 from tailrace.cli import main
@@ -213,3 +213,42 @@ def test_the_access_log_of_an_app(tmp_path: Path) -> None:
         r"tailrace: \S+Z 127\.0\.0\.1:\d+ GET /some/path 200 first_ms=\S+ total_ms=\S+ request=one end=done\n", line
     )
     assert "secret" not in server.log
+
+
+_ENDS = """
+from fastapi import FastAPI
+from tailrace import serve
+
+app = FastAPI()
+
+
+@app.get("/set")
+async def a_set():
+    async def items():
+        yield "a"
+        yield {1, 2}
+
+    return serve.stream(items())
+
+
+@app.get("/long")
+async def too_long():
+    async def items():
+        while True:
+            yield "x" * 2**23
+
+    return serve.stream(items())
+"""
+
+
+def test_the_access_log_says_how_a_stream_ended(tmp_path: Path) -> None:
+    write(tmp_path, "ends.py", _ENDS)
+    with contextlib.closing(Forgiving("ends:app", "--access-log", "--journal", "memory", directory=tmp_path)) as server:
+        server.wait_ready()
+        answer = server.http.get("/set", headers={"x-request-id": "one"})
+        assert '"code":"app_output"' in answer.text
+        assert "stream=" in server.wait_line("request=one end=error:app_output").string
+        server.wait_line("GET /set yielded set, which JSON cannot hold, in items")
+        server.http.get("/long", headers={"x-request-id": "two"}, timeout=60)
+        server.wait_line("default: a stream was ended: The stream is longer than 64 MiB")
+        server.wait_line("request=two end=error:log_full")

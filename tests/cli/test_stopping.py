@@ -172,6 +172,12 @@ def test_while_bench_measures(start: Callable[..., _Command]) -> None:
     _check(command)
 
 
+def test_while_the_server_of_bench_starts(start: Callable[..., _Command]) -> None:
+    command = start("bench scripted --streams 1 --rounds 1 --server-streams 0")
+    command.wait_child("serve")
+    _check(command)
+
+
 def test_while_certify_kills_workers(start: Callable[..., _Command]) -> None:
     command = start("certify scripted:tokens_per_s=2 --runs 100")
     command.wait_child("tailrace.engines.worker")

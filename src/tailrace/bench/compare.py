@@ -7,8 +7,8 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
 from urllib.parse import urlsplit
@@ -57,30 +57,35 @@ class Report:
     pairs: list[tuple[Line, Line, float]]
 
 
-@contextmanager
-def _server(model: str, *flags: str) -> Iterator[tuple[str, int]]:
-    """A server process, and where it listens."""
+@asynccontextmanager
+async def _server(model: str, *flags: str) -> AsyncIterator[tuple[str, int]]:
+    """A server process, and where it listens. Raises: RuntimeError if it does not start."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tailrace", "serve", model, "--port", "0", *flags],
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,  # Ctrl-C on the terminal is for this process alone, which then ends the server
     )
     assert process.stderr is not None
     try:
-        said = []
-        for line in process.stderr:
-            said.append(line)
-            if line.startswith("Listening on "):
-                url = urlsplit(line.split()[2].rstrip("."))
-                assert url.hostname is not None
-                assert url.port is not None
-                yield url.hostname, url.port
-                return
-        raise RuntimeError("the server did not start:\n" + "".join(said))
+        # In a thread, so that Ctrl-C ends the wait: the end of the server ends the thread.
+        url = urlsplit(await asyncio.to_thread(_listening_url, process.stderr))
+        assert url.hostname is not None
+        assert url.port is not None
+        yield url.hostname, url.port
     finally:
         process.terminate()
         process.wait(30)
-        process.stderr.close()
+
+
+def _listening_url(stderr: IO[str]) -> str:
+    """Read what a server says until it listens. Raises: RuntimeError if it ends before."""
+    said = []
+    for line in stderr:
+        said.append(line)
+        if line.startswith("Listening on "):
+            return line.split()[2].rstrip(".")
+    raise RuntimeError("the server did not start:\n" + "".join(said))
 
 
 @contextmanager
@@ -147,7 +152,9 @@ async def compare_engine(
     """The same load over HTTP and against the engine in process, in turns. Each prompt is new, so no cache helps."""
     prompts = (f"{number}. A story about a river, a dog and a mill:" for number in range(1, 1_000_000))
     pairs = []
-    with _server(model) as (host, port), engine_alone(spec) as run_alone:
+    async with AsyncExitStack() as stack:
+        host, port = await stack.enter_async_context(_server(model))
+        run_alone = stack.enter_context(engine_alone(spec))
 
         async def over_http(n: int, num_tokens: int) -> Sample:
             requests = [_request(host, port, next(prompts), num_tokens) for _ in range(n)]
@@ -176,11 +183,11 @@ async def compare_server(*, streams: int, max_tokens: int, rounds: int, on_progr
     itself without a journal."""
     ours, theirs, unkept = [], [], []
     flags = ("--kv-tokens", str(4 * streams * max_tokens), "--max-sequences", str(2 * streams))
-    with (
-        _server("scripted:utf8=0", *flags) as (host, port),
-        _server("scripted:utf8=0", *flags, "--journal", "memory") as (_, memory_port),
-        _child("tailrace.bench.rawwriter", str(max_tokens)) as (_, stdout),
-    ):
+    async with AsyncExitStack() as stack:
+        host, port = await stack.enter_async_context(_server("scripted:utf8=0", *flags))
+        in_memory_server = _server("scripted:utf8=0", *flags, "--journal", "memory")
+        _, memory_port = await stack.enter_async_context(in_memory_server)
+        _, stdout = stack.enter_context(_child("tailrace.bench.rawwriter", str(max_tokens)))
         raw_port = int(await asyncio.to_thread(stdout.readline))
         for number in range(rounds + 1):
             on_progress(f"{streams} streams of the scripted engine, round {number} of {rounds}")

@@ -67,7 +67,7 @@ async def host(
         streams.recover()
         front = Front(settings, streams)
         app = let_origins_read(Edge(front, settings), settings)
-        app = AccessLog(app) if settings.access_log else app
+        app = AccessLog(app, store.get, is_of_apps=True) if settings.access_log else app
         change = asyncio.Event()  # of a file; what changes while the apps start counts too
         is_watched = changed is not None
 

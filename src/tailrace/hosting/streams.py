@@ -149,7 +149,9 @@ class _Feed:
                 return
             self._num_bytes += len(part) + _EVENT_BYTES
             if self._num_bytes > _LOG_BYTES:
-                self.end(End("error", Usage(0, 0), Failure("log_full", "The stream has become too long.")))
+                reason = f"The stream is longer than {_LOG_BYTES // 2**20} MiB."
+                logger.warning("%s: a stream was ended: %s", self._log.record.model, reason)
+                self.end(End("error", Usage(0, 0), Failure("log_full", reason)))
                 return
             self._streams.store.append(self._log, TextDelta(part, ()))
 

@@ -32,12 +32,13 @@ Find = Callable[[str], StreamLog]
 
 
 class AccessLog:
-    """ASGI middleware around everything else. `find` gives the stream of an id; it may raise TailraceError. Without it
-    neither wires nor streams are looked up, as for the apps of `tailrace run`."""
+    """ASGI middleware around everything else. `find` gives the stream of an id; it may raise TailraceError. With
+    `is_of_apps`, as in `tailrace run`, a line names neither wire nor tokens: a user's app has none."""
 
-    def __init__(self, app: ASGIApp, find: Find | None = None) -> None:
+    def __init__(self, app: ASGIApp, find: Find, *, is_of_apps: bool = False) -> None:
         self._app = app
         self._find = find
+        self._is_of_apps = is_of_apps
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -64,7 +65,7 @@ class AccessLog:
             self._write(request)
 
     def _write(self, request: _Request) -> None:
-        fields = request.fields(self._find)
+        fields = request.fields(self._find, is_of_app=self._is_of_apps)
         shown = " ".join(f"{name}={value}" for name, value in fields.items() if name not in _IN_FRONT)
         front = " ".join(str(fields[name]) for name in _IN_FRONT)
         logger.info("%s %s", front, shown, extra={"fields": fields})
@@ -106,7 +107,7 @@ class _Request:
                 self.is_complete = True
                 self._close_code = message.get("code", 1000)
 
-    def fields(self, find: Find | None) -> dict[str, str | int | float]:
+    def fields(self, find: Find, *, is_of_app: bool) -> dict[str, str | int | float]:
         """What the line says, in its order. What is not known is left out."""
         log = self._log(find)
         fields: dict[str, str | int | float] = {
@@ -116,13 +117,13 @@ class _Request:
             "path": quote(self._path, safe=_PATH_CHARACTERS, errors="replace")[:_MAX_PATH],
             "status": self._status,
         }
-        if find is not None and self._scope["type"] == "http":
+        if not is_of_app and self._scope["type"] == "http":
             fields["wire"] = wire_of({**self._scope, "path": self._path}).name
         if self._stream_id:
             fields["stream"] = self._stream_id
-        if log is not None:
+        if log is not None and not is_of_app:
             fields["tokens"] = _num_tokens(log)
-        first_s = self._first_token_s(log) if find is not None else self._first_s
+        first_s = self._first_s if is_of_app else self._first_token_s(log)
         if first_s is not None and first_s >= self._begun_s:
             fields["first_ms"] = round(1e3 * (first_s - self._begun_s), 1)
         fields["total_ms"] = round(1e3 * (time.monotonic() - self._begun_s), 1)
@@ -133,8 +134,8 @@ class _Request:
         fields["end"] = self._end(log)
         return fields
 
-    def _log(self, find: Find | None) -> StreamLog | None:
-        if find is None or not self._stream_id:
+    def _log(self, find: Find) -> StreamLog | None:
+        if not self._stream_id:
             return None
         try:
             return find(self._stream_id)
