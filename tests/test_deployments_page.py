@@ -134,7 +134,7 @@ def test_what_is_printed_runs(reader: Reader, heading: str) -> None:
 
 
 def test_what_fails_is_shown_as_it_is(reader: Reader) -> None:
-    (shown,) = re.findall(r"^```text\n(a stream raised.*?)^```", PAGE, re.S | re.M)
+    (shown,) = re.findall(r"^```text\n(GET / raised.*?)^```", PAGE, re.S | re.M)
     reader.type("tailrace run wrong:app", "")
     for how in ("raise", "die"):
         subprocess.run(["curl", "-sN", f"{reader.server.url}/?how={how}"], capture_output=True, check=True, timeout=30)

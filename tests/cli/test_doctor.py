@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import subprocess
 from pathlib import Path
@@ -71,6 +72,16 @@ def test_for_people() -> None:
     assert result.exit_code == 0
     assert "scripted is run with scripted" in result.stdout
     assert "Machine" in result.stdout
+
+
+def test_of_many_journals_the_largest_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAILRACE_HOME", str(tmp_path))
+    for number in range(7):
+        DiskJournal(tmp_path / "data" / f"port-{number}").close()
+    told = CliRunner().invoke(main, ["doctor", "--quick", "scripted"]).stdout
+    assert re.search(r"^Journals of servers: 7, [0-9.]+ MB; the largest 5:$", told, re.M)
+    assert told.count("last written") == 5
+    assert "You may delete any that is not in use." in told
 
 
 def test_journals_are_listed_and_serve_removes_the_expired_ones(tmp_path: Path) -> None:

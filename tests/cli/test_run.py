@@ -81,6 +81,17 @@ def test_what_does_not_start_is_said_in_a_line(what: str, tmp_path: Path) -> Non
     assert "/tailrace/" not in ran.stderr, "frames of ours"
 
 
+def test_what_never_ran_leaves_no_journal(tmp_path: Path) -> None:
+    write(tmp_path, "bot.py", _DEPLOYMENT)
+    variables = environment() | {"TAILRACE_HOME": str(tmp_path / "home")}
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    command = [TAILRACE, "run", "nope2:app", "--port", port]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60)
+    assert "There is no module nope2" in done.stderr
+    assert list((tmp_path / "home").rglob("journal*")) == []
+
+
 def _refused(*arguments: str) -> str:
     result = CliRunner().invoke(main, ["run", *arguments])
     assert result.exit_code == 2, result.output
@@ -248,7 +259,7 @@ def test_the_access_log_says_how_a_stream_ended(tmp_path: Path) -> None:
         answer = server.http.get("/set", headers={"x-request-id": "one"})
         assert '"code":"app_output"' in answer.text
         assert "stream=" in server.wait_line("request=one end=error:app_output").string
-        server.wait_line("GET /set yielded set, which JSON cannot hold, in items")
+        server.wait_line("GET /set: a_set.<locals>.items gave a set that JSON cannot hold")
         server.http.get("/long", headers={"x-request-id": "two"}, timeout=60)
         server.wait_line("default: a stream was ended: The stream is longer than 64 MiB")
         server.wait_line("request=two end=error:log_full")

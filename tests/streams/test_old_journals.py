@@ -14,7 +14,7 @@ import pytest
 from tailrace.errors import ModelError
 from tailrace.streams._files import hold_lock
 from tailrace.streams.disk import DiskJournal
-from tailrace.streams.old_journals import find_journals, lifetime_s, remove_expired_journals
+from tailrace.streams.old_journals import find_journals, lifetime_s, remove_expired_journals, remove_unused_journal
 
 LIFETIME_S = lifetime_s(linger_s=60.0, retention_s=900.0)
 OLD_S = LIFETIME_S + 60
@@ -120,6 +120,21 @@ def test_one_with_durable_streams_stays(tmp_path: Path) -> None:
     _set_idle(kept, OLD_S)
     assert _remove(tmp_path, tmp_path / "port-8000") == []
     assert (kept / "journal.sqlite").exists()
+
+
+def test_an_unused_one_goes_and_one_with_content_stays(tmp_path: Path) -> None:
+    unused, used, damaged = tmp_path / "port-1", tmp_path / "port-2", tmp_path / "port-3"
+    for directory in (unused, damaged):
+        DiskJournal(directory).close()
+    (damaged / "journal.damaged-20260101T000000.sqlite").write_bytes(b"evidence")
+    journal = DiskJournal(used)
+    journal._database.note(b"key", b"body")
+    remove_unused_journal(used)  # held
+    journal.close()
+    for directory in (unused, used, damaged, tmp_path / "none"):
+        remove_unused_journal(directory)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == [used.name, damaged.name]
+    assert (damaged / "journal.sqlite").exists()
 
 
 def test_foreign_files_and_broken_journals_stay(tmp_path: Path) -> None:

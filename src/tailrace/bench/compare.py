@@ -60,7 +60,7 @@ class Report:
 @asynccontextmanager
 async def _server(model: str, *flags: str) -> AsyncIterator[tuple[str, int]]:
     """A server process, and where it listens. Raises: RuntimeError if it does not start."""
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: ASYNC220 - starting one is quick, and a thread has to read what it says
         [sys.executable, "-m", "tailrace", "serve", model, "--port", "0", *flags],
         stderr=subprocess.PIPE,
         text=True,

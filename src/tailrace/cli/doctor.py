@@ -23,6 +23,7 @@ __all__ = ["doctor"]
 
 _LOADS = (1, 16)
 _MAX_TOKENS = 64
+_NUM_JOURNALS = 5  # that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,10 +236,18 @@ def _speed_lines(source: Source | None, speeds: list[_Speed]) -> Iterator[str]:
 
 
 def _journal_lines(journals: list[KeptJournal]) -> Iterator[str]:
-    yield "Journals of servers" if journals else "Journals of servers: none"
-    for row in journals:
+    if not journals:
+        yield "Journals of servers: none"
+        return
+    total = sum(row.num_bytes for row in journals) / 1e6
+    largest = sorted(journals, key=lambda row: -row.num_bytes)[:_NUM_JOURNALS]
+    yield f"Journals of servers: {len(journals)}, {total:,.1f} MB" + (
+        f"; the largest {len(largest)}:" if len(largest) < len(journals) else ""
+    )
+    for row in largest:
         state = "in use" if row.is_held else f"last written {_age(row.idle_s)} ago"
         yield f"  {row.num_bytes / 1e6:8,.1f} MB  {state:28} {row.path}"
+    yield "  A starting server removes those in which every stream has expired. You may delete any that is not in use."
 
 
 def _age(seconds: float) -> str:

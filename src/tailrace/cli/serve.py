@@ -164,9 +164,9 @@ def leave_quietly(*_: object) -> None:
 @contextlib.contextmanager
 def data_directory(settings: Settings, port: int, kind: str = "port") -> Iterator[Path]:
     """Where the journal is. A port that is another one each time has no next process to leave anything to. Journals of
-    other ports go where all their streams have expired."""
+    other ports go where all their streams have expired; the own one goes at the end if no stream was written to it."""
     from tailrace.models.places import data_path
-    from tailrace.streams.old_journals import lifetime_s, remove_expired_journals
+    from tailrace.streams.old_journals import lifetime_s, remove_expired_journals, remove_unused_journal
 
     if settings.data_dir:
         yield Path(settings.data_dir).expanduser()
@@ -175,7 +175,10 @@ def data_directory(settings: Settings, port: int, kind: str = "port") -> Iterato
         own_lifetime_s = lifetime_s(linger_s=settings.linger_s, retention_s=settings.retention_s)
         if removed := remove_expired_journals(data_path(), lifetime_s=own_lifetime_s, keep=own):
             say(f"Removed old journals, in which every stream has expired: {', '.join(path.name for path in removed)}.")
-        yield own
+        try:
+            yield own
+        finally:
+            remove_unused_journal(own)
     else:
         with tempfile.TemporaryDirectory(prefix="tailrace-") as directory:
             yield Path(directory)

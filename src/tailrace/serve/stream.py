@@ -93,12 +93,15 @@ class _Stream(StreamingResponse):
         self._items = (
             items.__aiter__() if isinstance(items, AsyncIterable) else iterate_in_threadpool(items).__aiter__()
         )
+        self._name = getattr(items, "__qualname__", type(items).__name__)
         self._wire = wire
         self._is_hosted = False
+        self._route = "a stream"  # for the log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises: what the generator raises before its first item, where the wire answers that with a status."""
         self._is_hosted = "tailrace" in (scope.get("extensions") or {})
+        self._route = f"{scope.get('method', 'WebSocket')} {scope['path']}"
         if not self._is_hosted:
             del self.headers[STREAM_HEADER.decode()]
         items = self._items
@@ -117,12 +120,23 @@ class _Stream(StreamingResponse):
     async def _frames(self) -> AsyncIterator[bytes]:
         try:
             async for item in self._items:
-                yield self._shown(_json({"text": item} if isinstance(item, str) else item))
+                try:
+                    part = _json({"text": item} if isinstance(item, str) else item)
+                except (TypeError, ValueError, RecursionError) as error:
+                    yield self._shown(self._unshowable(item, error))
+                    return
+                yield self._shown(part)
         except Exception as error:
-            yield self._shown(_failure(error))
+            yield self._shown(_failure(error, self._route))
         else:
             if not self._is_hosted and self._wire == "native":
                 yield b'event: done\ndata: {"status":"done"}\n\n'
+
+    def _unshowable(self, item: object, error: Exception) -> Failure:
+        """What its clients are told of an item that JSON cannot hold; its author reads which on the terminal."""
+        kind = type(item).__name__
+        sys.stderr.write(f"{self._route}: {self._name} gave a {kind} that JSON cannot hold: {error}\n")
+        return Failure("app_output", "The app sent what JSON cannot hold; its log says what.")
 
     def _shown(self, part: StreamPart) -> bytes:
         if self._is_hosted:
@@ -141,13 +155,13 @@ def item_chunk(part: StreamPart, wire: ItemWire, event_id: str = "") -> bytes:
     return f"data: {part}\n{last}".encode()
 
 
-def _failure(error: Exception) -> Failure:
+def _failure(error: Exception, route: str) -> Failure:
     """What its clients are told of a stream that raises; its author reads the rest on the terminal."""
     if isinstance(error, RequestError):  # of a model's, about what the client has asked
         return Failure(error.code, error.message)
     words = getattr(error, "told_to_clients", None)  # of one whose author has been told already
     if words is None:
-        told = failed(error, "a stream")
+        told = failed(error, route)
         sys.stderr.write(f"{told.message}\n{told.traceback}")
     return Failure("app_failed", words or _FAILED)
 

@@ -14,7 +14,9 @@ from pathlib import Path
 
 from tailrace.streams._files import is_at
 
-__all__ = ["LIFETIME_FACT", "KeptJournal", "find_journals", "lifetime_s", "remove_expired_journals"]
+__all__ = [
+    "LIFETIME_FACT", "KeptJournal", "find_journals", "lifetime_s", "remove_expired_journals", "remove_unused_journal",
+]  # fmt: skip
 
 LIFETIME_FACT = "lifetime_s"  # the name under which a journal keeps what `lifetime_s` returned
 
@@ -63,6 +65,21 @@ def remove_expired_journals(data_path: Path, *, lifetime_s: float, keep: Path) -
             removed.append(journal.path)
             journal.path.rmdir()  # not where something else is in it
     return removed
+
+
+def remove_unused_journal(directory: Path) -> None:
+    """Remove a journal into which no stream was ever written. One that a server holds, that cannot be read, or that has
+    another file beside it, such as a damaged predecessor, stays."""
+    with suppress(OSError, sqlite3.Error), _held(directory):
+        if any(path.name not in _FILES for path in directory.iterdir()):
+            return
+        with closing(sqlite3.connect(directory / "journal.sqlite")) as connection:
+            rows = "SELECT 1 FROM streams UNION ALL SELECT 1 FROM expired UNION ALL SELECT 1 FROM notes LIMIT 1"
+            if connection.execute(rows).fetchone() is not None:
+                return
+        for name in _FILES:
+            (directory / name).unlink(missing_ok=True)
+        directory.rmdir()
 
 
 def _look_at(directory: Path) -> KeptJournal | None:
