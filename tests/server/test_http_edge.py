@@ -99,6 +99,10 @@ REFUSED = {
     "RTSP": (b"GET /v1/models RTSP/1.0\r\nhost: localhost\r\n\r\n", 400),
     "RTSP/1.1": (b"OPTIONS /v1/models RTSP/1.1\r\nhost: localhost\r\n\r\n", 400),
     "method of RTSP": (b"DESCRIBE /v1/models RTSP/1.0\r\nhost: localhost\r\n\r\n", 400),
+    "RTSP that quotes HTTP": (
+        b"GET /v1/models RTSP/1.0\r\nhost: localhost\r\nx-a: GET /v1/models HTTP/1.0\r\n\r\n",
+        400,
+    ),
     "ICE": (b"SOURCE /v1/models ICE/1.0\r\nhost: localhost\r\n\r\n", 400),
     "CONNECT": (b"CONNECT localhost:80 HTTP/1.1\r\nhost: localhost\r\n\r\n", 400),
     "chunks in 1.0": (POST.replace(b"1.1", b"1.0") + b"transfer-encoding: chunked\r\n\r\n0\r\n\r\n", 400),
@@ -136,6 +140,17 @@ def test_each_request_on_a_connection_says_its_protocol(edge: Server) -> None:
         assert client.request("GET", "/v1/models")[0] == 200
         client.send_bytes(b"GET /v1/models RTSP/1.0\r\nhost: localhost\r\n\r\n")
         assert refused(client) == 400
+
+
+def test_a_request_may_begin_directly_behind_a_body(edge: Server) -> None:
+    quoting = b"x-a: GET /v1/models HTTP/1.1\r\n"
+    with Leaver(edge) as client:
+        client.send_bytes(POST + b"content-length: 2\r\n\r\n{}" + MODELS + quoting + b"\r\n" + MODELS + b"\r\n")
+        statuses = []
+        for _ in range(3):
+            statuses.append(client.head())
+            client.body()
+        assert statuses == [400, 200, 200]
 
 
 def test_a_target_may_name_this_server(edge: Server) -> None:

@@ -85,6 +85,7 @@ class HttpProtocol(HttpToolsProtocol):
         "_header_s",
         "_ignores_upgrade",
         "_is_refused",
+        "_last_body",
         "_num_head_bytes",
         "_num_idle_bytes",
         "_part",
@@ -112,6 +113,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_head_bytes = 0  # in the headers that are complete
         self._num_idle_bytes = 0  # received since the parser last had anything to show for them
         self._recent = bytearray()  # received since the last request line, as long as a head may be in it
+        self._last_body = b""  # the last piece of a body that is in `_recent`
         self._ignores_upgrade = False  # the head that is complete asks for one
         self._is_refused = False
         self._running: RequestResponseCycle | None = None  # while `cycle` is the last one that has arrived
@@ -161,6 +163,7 @@ class HttpProtocol(HttpToolsProtocol):
         in_head = self._part is _Part.HEAD
         if not in_head:
             self._recent.clear()
+            self._last_body = b""
         if self._num_idle_bytes > (_MAX_TARGET_BYTES + _MAX_HEAD_BYTES if in_head else _MAX_FRAMING_BYTES):
             self._refuse(_refusal(431, "A part of the request that is no body is too long."))
 
@@ -172,6 +175,7 @@ class HttpProtocol(HttpToolsProtocol):
         lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+        self._recent.clear()
         self._parse(b"\r\n".join(lines) + b"\r\n\r\n")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -231,6 +235,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._num_idle_bytes = 0
+        self._last_body = body
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -250,9 +255,16 @@ class HttpProtocol(HttpToolsProtocol):
             raise _refusal(505, "HTTP/1.1 is spoken here.")
         line = b"%b %b HTTP/%b" % (method, self.url, version.encode())
         start = self._recent.find(line)
+        while start > 0 and not self._is_beginning(start):  # it is quoted in a header
+            start = self._recent.find(line, start + 1)
         if start < 0 or method == b"CONNECT":
             raise _refusal(400, "This is not a request line of HTTP/1.1.")
         del self._recent[: start + len(line)]
+        self._last_body = b""
+
+    def _is_beginning(self, start: int) -> bool:
+        """Whether a request can begin at this place of `_recent`: behind the end of a line or of a body."""
+        return self._recent.endswith((b"\n", self._last_body or b"\n"), 0, start)
 
     def _check_headers(self) -> None:
         """Raises: RequestError."""
