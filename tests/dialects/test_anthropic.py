@@ -176,6 +176,17 @@ def test_at_most_one_call() -> None:
     )
 
 
+@pytest.mark.parametrize(("length", "expected"), [(None, "tool_use"), (45, "max_tokens")])
+def test_an_only_call_that_is_complete_was_not_cut_short(length: int | None, expected: str) -> None:
+    text = '<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call> And then'[:length]
+    events: list[Event] = [TextDelta(text, (65,), finish_reason="length"), End("done", Usage(1, 1))]
+    view = MessagesView(reads_tools=True, single_call=True)
+    assert json.loads(view.open(facts()).whole(events))["stop_reason"] == expected
+    encoder = view.open(facts())
+    streamed = b"".join(encoder.encode(n, event) for n, event in enumerate(events, 1))
+    assert f'"stop_reason":"{expected}"'.encode() in streamed
+
+
 def test_tools_that_the_template_cannot_show_are_left_out_unless_one_must_be_called() -> None:
     bare = FakeServer(takes_tools=False)
     call = call_of({"tools": [LOOK]}, server=bare)

@@ -269,6 +269,18 @@ def test_parallel_calls_may_be_ruled_out(parallel: bool | None, names: int) -> N
     assert (b"Done." in streamed) == (names == 2)
 
 
+@pytest.mark.parametrize(("texts", "expected"), [(TWO_CALLS, "tool_calls"), ([TWO_CALLS[1][:45]], "length")])
+def test_an_only_call_that_is_complete_was_not_cut_short(texts: list[str], expected: str) -> None:
+    call = chat(CHAT | {"tools": [LOOK, WAIT], "parallel_tool_calls": False, "stream": True})
+    deltas = [TextDelta(text, (65,)) for text in texts]
+    deltas[-1] = msgspec.structs.replace(deltas[-1], finish_reason="length")
+    events: list[Event] = [*deltas, End("done", Usage(1, 3))]
+    assert json.loads(call.view.open(facts()).whole(events))["choices"][0]["finish_reason"] == expected
+    encoder = call.view.open(facts())
+    streamed = b"".join(encoder.encode(n, event) for n, event in enumerate(events, 1))
+    assert f'"finish_reason":"{expected}"'.encode() in streamed
+
+
 def test_parallel_calls_may_be_ruled_out_where_there_are_no_tools() -> None:
     assert chat(CHAT | {"parallel_tool_calls": False}).request == chat(CHAT).request
     for value in (True, False):

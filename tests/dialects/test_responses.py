@@ -285,6 +285,18 @@ def test_parallel_calls_may_be_ruled_out(parallel: bool | None) -> None:
     assert shown["parallel_tool_calls"] is (parallel is not False)
 
 
+@pytest.mark.parametrize(("length", "expected"), [(None, "completed"), (45, "incomplete")])
+def test_an_only_call_that_is_complete_was_not_cut_short(length: int | None, expected: str) -> None:
+    call = call_of({"tools": [LOOK], "parallel_tool_calls": False})
+    seen = replace(facts(), memo=call.request.memo)
+    text = '<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call> And then'[:length]
+    events: list[Event] = [TextDelta(text, (65,), finish_reason="length"), End("done", Usage(1, 1))]
+    assert json.loads(call.view.open(seen).whole(events))["status"] == expected
+    encoder = call.view.open(seen)
+    streamed = b"".join(encoder.encode(n, event) for n, event in enumerate(events, 1))
+    assert f"event: response.{expected}".encode() in streamed
+
+
 def test_tools_that_the_template_cannot_show_are_left_out_unless_one_must_be_called() -> None:
     bare = FakeServer(takes_tools=False)
     call = call_of({"tools": [LOOK]}, server=bare)

@@ -71,7 +71,7 @@ class MessagesEncoder:
             frames += [self._text(part) if isinstance(part, str) else self._call(part) for part in parts]
         if finish is not None:
             frames.append(self._close())
-            self._stop = _stop_of(event, self._reader.num_calls if self._reader is not None else 0)
+            self._stop = _stop_of(event, self._reader, self._reader.num_calls if self._reader is not None else 0)
         return "".join(frames).encode("ascii")
 
     def whole(self, events: Sequence[Event]) -> bytes:
@@ -93,7 +93,7 @@ class MessagesEncoder:
                 content[-1]["text"] += part
             elif part:
                 content.append({"type": "text", "text": part})
-        message = self._message(content, _stop_of(deltas[-1], num_calls))
+        message = self._message(content, _stop_of(deltas[-1], reader, num_calls))
         return to_json(message | {"usage": _usage(*end.usage)})
 
     @property
@@ -147,7 +147,10 @@ def _frame(name: str, fields: JsonBody) -> str:
     return f"event: {name}\ndata: {to_json({'type': name, **fields}).decode()}\n\n"
 
 
-def _stop_of(last: TextDelta, num_calls: int) -> JsonBody:
+def _stop_of(last: TextDelta, reader: ToolCallReader | WholeCallReader | None, num_calls: int) -> JsonBody:
+    if reader is not None and reader.is_over and num_calls:
+        # It was not cut short, wherever the rest that is not shown ended.
+        return {"stop_reason": "tool_use", "stop_sequence": None}
     reason = "end_turn"
     if last.finish_reason == "length":
         reason = "max_tokens"

@@ -128,8 +128,7 @@ class ChatEncoder(_Encoder):
             self._unsaid.setdefault(choice, []).append(event)
             for part in parts:
                 chunks += self._chunk(choice, self._part(choice, part), self._logprobs_unsaid(choice), "null")
-            if reader.num_calls and finish == "stop":
-                finish = "tool_calls"
+            finish = _finish_of(finish, reader)
         elif event.text or self._logprobs:
             logprobs = to_json(self._logprobs_json([event])).decode() if self._logprobs else "null"
             chunks += self._chunk(choice, f'{{"content":{quote(event.text)}}}', logprobs, "null")
@@ -153,6 +152,7 @@ class ChatEncoder(_Encoder):
         if self._readers is not None:
             reader = self._reader(index)
             parts = reader.push(message["content"]) + reader.flush()
+            finish = _finish_of(finish, reader)
             message["content"] = "".join(part for part in parts if isinstance(part, str)) or None
             if reader.num_calls:
                 calls: list[JsonBody] = [
@@ -164,7 +164,6 @@ class ChatEncoder(_Encoder):
                         calls[part.index]["function"]["name"] += part.name
                         calls[part.index]["function"]["arguments"] += part.arguments
                 message["tool_calls"] = calls
-                finish = "tool_calls" if finish == "stop" else finish
         return {
             "index": index,
             "message": message,
@@ -260,6 +259,13 @@ class TextEncoder(_Encoder):
             "top_logprobs": alternatives if has_alternatives else None,
             "text_offset": offsets,
         }
+
+
+def _finish_of(finish: str | None, reader: ToolCallReader) -> str | None:
+    """The finish_reason of an answer with tools. An only call that is complete was not cut short, wherever the rest
+    that is not shown ended."""
+    has_called = reader.num_calls and finish == "stop"
+    return "tool_calls" if has_called or (finish == "length" and reader.is_over) else finish
 
 
 def _at(top: Sequence[TopLogprobs], place: int) -> TopLogprobs:

@@ -102,7 +102,8 @@ class ResponsesEncoder:
     def _status(self, end: End | None) -> str:
         if end is None or end.status != "done":
             return _STATUS[end.status if end is not None else self._facts.status]
-        return "incomplete" if self._finish == "length" else "completed"
+        is_complete = self._finish != "length" or (self._reader is not None and self._reader.is_over)
+        return "completed" if is_complete else "incomplete"
 
     def _emit(self, kind: str, fields: JsonBody) -> None:
         number, self._next_number = self._next_number, self._next_number + 1

@@ -48,6 +48,11 @@ class ToolCallReader:
         self._depth = 0
         self._in_string = self._is_escaped = False
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the only call is complete, so that nothing more is shown."""
+        return self._state == "over"
+
     def push(self, text: str) -> list[str | CallPart]:
         """What the text adds: pieces of plain text, and parts of calls, in order."""
         parts: list[str | CallPart] = []
@@ -178,6 +183,11 @@ class WholeCallReader:
         self._opener = "" if forced else CALL_OPEN
         self._name: str | None = None
         self._arguments: list[str] = []
+
+    @property
+    def is_over(self) -> bool:
+        """As of `ToolCallReader`."""
+        return self._reader.is_over
 
     def push(self, text: str) -> list[str | WholeCall]:
         """What the text adds: pieces of plain text, and calls, in order."""
