@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tailrace.engines import EngineSpec, grammar_check, grammar_trial
 from tailrace.engines.grammar_check import GrammarCheck
-from tailrace.errors import RequestError
+from tailrace.errors import QueueFull, RequestError
 from tailrace.types import Grammar
 
 SPEC = EngineSpec("scripted")
@@ -82,6 +83,52 @@ async def test_a_refusal_for_time_is_tried_again_later(monkeypatch: pytest.Monke
         broken.setattr(sys, "executable", "/bin/false")
         assert "too much time or memory" in await refusal(check, Grammar("regex", "x"))
     assert "too much time or memory" in await refusal(check, Grammar("regex", "x"))
+
+
+@pytest.fixture
+def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Every trial waits until this is called, and passes then."""
+    program = tmp_path / "held"
+    program.write_text('#!/bin/sh\nuntil [ -e "$0.done" ]; do sleep 0.02; done\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    release = (tmp_path / "held.done").touch
+    yield release
+    release()
+
+
+async def test_one_caller_may_wait_for_some_new_grammars_only(
+    held: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grammar_check, "_MOST_OF_ONE", 3)
+    monkeypatch.setattr(grammar_check, "_MOST_WAITING", 4)
+    check = GrammarCheck(SPEC)
+    pending = [asyncio.create_task(check.check(Grammar("regex", source), caller="a")) for source in "abcaa"]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await check.check(Grammar("regex", "d"), caller="a")
+    pending.append(asyncio.create_task(check.check(Grammar("regex", "d"), caller="b")))
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await check.check(Grammar("regex", "e"), caller="b")
+    pending[2].cancel()  # it had not begun
+    await asyncio.wait([pending[2]])
+    pending.append(asyncio.create_task(check.check(Grammar("regex", "e"), caller="a")))
+    held()
+    done = await asyncio.gather(*pending, return_exceptions=True)
+    assert [type(result) for result in done if result is not None] == [asyncio.CancelledError]
+    await asyncio.gather(*(check.check(Grammar("regex", source), caller="a") for source in "abde"))
+
+
+async def test_a_grammar_waits_for_a_limited_time(held: Callable[[], None]) -> None:
+    check = GrammarCheck(SPEC)
+    pending = [asyncio.create_task(check.check(Grammar("regex", source))) for source in "ab"]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await check.check(Grammar("regex", "c"), within_s=0.0)
+    held()
+    await asyncio.gather(*pending)
+    await check.check(Grammar("regex", "c"))
 
 
 async def test_the_event_loop_goes_on_meanwhile() -> None:

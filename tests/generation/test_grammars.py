@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from tests.generation.world import World, greedy
 
+from tailrace.admission import Gate
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import Grammar
 
@@ -36,6 +40,21 @@ async def test_one_that_does_not_is_refused_before_anything_begins() -> None:
     with pytest.raises(RequestError, match="no answer could conform"):
         await world.create(sampling=replace(greedy(3), ignore_eos=False, grammar=UNSATISFIABLE))
     world.check_idle()
+
+
+async def test_a_check_takes_no_place_of_other_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "held"
+    program.write_text('#!/bin/sh\nuntil [ -e "$0.done" ]; do sleep 0.02; done\n')
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    world = able()
+    world.gate = world.generator.gate = Gate(max_requests=1)
+    world.generator.on_engine_change()
+    checked = asyncio.create_task(world.create(sampling=replace(greedy(3), ignore_eos=False, grammar=FINE)))
+    await asyncio.sleep(0)
+    world.finish(await world.create())
+    (tmp_path / "held.done").touch()
+    world.finish(await checked)
 
 
 async def test_an_engine_without_grammars_refuses_all() -> None:

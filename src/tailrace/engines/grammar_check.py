@@ -20,6 +20,8 @@ import threading
 import time
 import weakref
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -28,7 +30,7 @@ import msgspec
 from tailrace.engines import grammar_trial
 from tailrace.engines.guidance import to_guidance
 from tailrace.engines.protocol import EngineSpec
-from tailrace.errors import EngineLost, RequestError
+from tailrace.errors import EngineLost, QueueFull, RequestError
 from tailrace.types import Grammar
 
 __all__ = ["GrammarCheck"]
@@ -38,6 +40,8 @@ _PATIENCE_S = 20.0  # far beyond the processor's time that a trial may take: the
 _LOADING_S = 60.0
 _MOST_ASKED = 200  # of one process: the library never forgets what it compiled
 
+_MOST_WAITING = 64  # different grammars that are being checked or wait for that
+_MOST_OF_ONE = 16  # of them for one caller
 _TOO_MUCH_S = 60.0  # how long a refusal for `_TOO_MUCH` is remembered: the machine may have been overloaded
 
 _TOO_MUCH = "compiling it takes too much time or memory"
@@ -67,18 +71,19 @@ class GrammarCheck:
         # By what was checked, lately used last: the reason, and until when it holds (monotonic).
         self._reasons: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
         self._places = asyncio.Semaphore(self._trial.at_once)
+        self._waiting: list[tuple[str, bytes]] = []  # caller and key of each request whose grammar is not known yet
 
-    async def check(self, grammar: Grammar) -> None:
-        """Raises: RequestError if it cannot be used, EngineLost if that cannot be found out now."""
+    async def check(self, grammar: Grammar, *, caller: str = "", within_s: float = 60.0) -> None:
+        """Waits for at most `within_s` seconds until the check begins.
+
+        Raises: RequestError if it cannot be used, QueueFull if too many others wait, EngineLost if it cannot be found
+        out now.
+        """
         key = hashlib.sha256(f"{grammar.kind} {grammar.source}".encode()).digest()
         reason = self._known(key)
         if reason is None:
-            await self._places.acquire()
-            reason = self._known(key)  # by another who came while this one waited
-            if reason is not None:
-                self._places.release()
-            else:
-                reason = await self._try(key, grammar)
+            with self._wait(caller, key):
+                reason = await self._queue(key, grammar, within_s)
         if reason:
             raise RequestError(f"The grammar of this request cannot be used: {reason}.", param="grammar")
 
@@ -87,6 +92,33 @@ class GrammarCheck:
         if reason is None or time.monotonic() >= until_s:
             return None
         self._reasons.move_to_end(key)
+        return reason
+
+    @contextmanager
+    def _wait(self, caller: str, key: bytes) -> Iterator[None]:
+        """Count a request among those that wait. Raises: QueueFull."""
+        all_keys = {waiting for _, waiting in self._waiting}
+        own_keys = {waiting for other, waiting in self._waiting if other == caller}
+        if (key not in all_keys and len(all_keys) >= _MOST_WAITING) or (
+            key not in own_keys and len(own_keys) >= _MOST_OF_ONE
+        ):
+            raise _queue_full()
+        self._waiting.append((caller, key))
+        try:
+            yield
+        finally:
+            self._waiting.remove((caller, key))
+
+    async def _queue(self, key: bytes, grammar: Grammar, within_s: float) -> str:
+        try:
+            async with asyncio.timeout(within_s):
+                await self._places.acquire()
+        except TimeoutError:
+            raise _queue_full() from None
+        reason = self._known(key)  # from a request that came before this one
+        if reason is None:
+            return await self._try(key, grammar)
+        self._places.release()
         return reason
 
     async def _try(self, key: bytes, grammar: Grammar) -> str:
@@ -194,6 +226,10 @@ class _Staying:
         if not select.select([process.stdout], [], [], within_s)[0]:
             return b""
         return process.stdout.readline()
+
+
+def _queue_full() -> QueueFull:
+    return QueueFull("Too many new grammars are waiting to be checked.", retry_after_s=1.0)
 
 
 def _write(process: subprocess.Popen[bytes], line: bytes) -> bool:

@@ -124,9 +124,11 @@ class Generator:
         """
         asked_s = time.monotonic()
         self._check(request)
+        if request.sampling.grammar is not None:
+            self.gate.check_open()
+            # Not as a coming request: those who wait for this must not take the places of requests without a grammar.
+            await self._grammars.check(request.sampling.grammar, caller=request.caller, within_s=self.limits.queue_s)
         with self.gate.coming():
-            if request.sampling.grammar is not None:
-                await self._grammars.check(request.sampling.grammar)
             prompts = await self.encode(request)
         if not all(prompt.ids for prompt in prompts):
             raise RequestError("The prompt is empty.", param="prompt")
