@@ -18,7 +18,7 @@ import socket
 import sys
 from collections import Counter
 
-from tailrace.server.caller import network_of
+from tailrace.server.caller import is_loopback, network_of
 from tailrace.server.settings import Settings
 
 if sys.platform != "win32":
@@ -48,7 +48,7 @@ class Places:
         self._num_open += 1
         self._by_client[client] += 1
         limit = _within_descriptors(self._max_connections)
-        share = limit - limit // 4 if _is_loopback(client) else max(limit // 10, 1)
+        share = limit - limit // 4 if is_loopback(client) else max(limit // 10, 1)
         client_limit = self._client_connections or share
         num_excess = max(self._num_open - limit, self._by_client[client] - client_limit)
         _tune(transport, self._write_s)
@@ -107,10 +107,6 @@ class Place:
             self._transport.abort()
         else:
             self.pause_writing()
-
-
-def _is_loopback(client: str) -> bool:
-    return client.startswith("127.") or client == network_of("::1")
 
 
 def _within_descriptors(num_connections: int) -> int:

@@ -2,13 +2,15 @@
 
 All bodies whose requests have not begun to be answered share one budget. As long as half of it is free, a body may be
 as large as the settings allow. Then the limit for each body shrinks with what is free, so that a few large bodies
-cannot keep small ones out.
+cannot keep small ones out. The bodies of one caller share a quarter of the budget in the same way, so that one caller
+cannot keep others out. A caller on loopback has all of it, since it may be a proxy for many.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from types import TracebackType
 
 from starlette.datastructures import Headers
@@ -16,6 +18,7 @@ from starlette.types import Receive
 
 from tailrace.dialects.queries import read_fields_of_body
 from tailrace.errors import AdmissionError, BodyTimeout, BodyTooLarge, RequestError
+from tailrace.server.caller import is_loopback
 from tailrace.server.settings import Settings
 
 __all__ = ["BodyBudget", "BodyReader"]
@@ -31,32 +34,46 @@ class BodyBudget:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._limit_bytes = max(settings.pending_body_bytes, settings.body_bytes)
+        self._share_bytes = max(self._limit_bytes // 4, settings.body_bytes)  # of one caller
         self._num_bytes = 0
+        self._by_caller: Counter[str] = Counter()  # bytes
 
-    def reader(self) -> BodyReader:
+    def reader(self, caller: str) -> BodyReader:
         """For one request. Use it as a context manager, for as long as what was read is kept."""
-        return BodyReader(self, self._settings)
+        return BodyReader(self, self._settings, caller)
 
-    def take(self, num_bytes: int, own_bytes: int) -> None:
+    def take(self, caller: str, num_bytes: int, own_bytes: int) -> None:
         """Add to a body that has `own_bytes` already. Raises: AdmissionError if it would be too large just now."""
-        free_bytes = self._limit_bytes - (self._num_bytes - own_bytes)  # for this body
         wanted_bytes = own_bytes + num_bytes
-        is_crowded = wanted_bytes * self._limit_bytes > 2 * self._settings.body_bytes * free_bytes
-        if is_crowded or wanted_bytes > free_bytes:
+        fits = self._fits(wanted_bytes, self._num_bytes - own_bytes, self._limit_bytes)
+        if fits and not is_loopback(caller):
+            fits = self._fits(wanted_bytes, self._by_caller[caller] - own_bytes, self._share_bytes)
+        if not fits:
             raise AdmissionError("Too many request bodies are being read.", retry_after_s=_RETRY_S)
         self._num_bytes += num_bytes
+        self._by_caller[caller] += num_bytes
 
-    def give_back(self, num_bytes: int) -> None:
+    def _fits(self, wanted_bytes: int, other_bytes: int, limit_bytes: int) -> bool:
+        """Whether a body may be as large as this beside others that share a limit with it."""
+        free_bytes = limit_bytes - other_bytes
+        is_crowded = wanted_bytes * limit_bytes > 2 * self._settings.body_bytes * free_bytes
+        return not is_crowded and wanted_bytes <= free_bytes
+
+    def give_back(self, caller: str, num_bytes: int) -> None:
         self._num_bytes -= num_bytes
+        self._by_caller[caller] -= num_bytes
+        if not self._by_caller[caller]:
+            del self._by_caller[caller]
 
 
 class BodyReader:
     """Reads one request's body. Its place in the budget is free again when the context is left."""
 
-    __slots__ = ("_budget", "_num_bytes", "_settings")
+    __slots__ = ("_budget", "_caller", "_num_bytes", "_settings")
 
-    def __init__(self, budget: BodyBudget, settings: Settings) -> None:
+    def __init__(self, budget: BodyBudget, settings: Settings, caller: str) -> None:
         self._budget = budget
+        self._caller = caller
         self._settings = settings
         self._num_bytes = 0
 
@@ -66,7 +83,7 @@ class BodyReader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._budget.give_back(self._num_bytes)
+        self._budget.give_back(self._caller, self._num_bytes)
         self._num_bytes = 0
 
     async def with_fields(self, query: dict[str, str], headers: Headers, receive: Receive) -> dict[str, str]:
@@ -100,7 +117,7 @@ class BodyReader:
                 await _discard(receive)
                 raise self._too_large()
             try:
-                self._budget.take(len(chunk), self._num_bytes)
+                self._budget.take(self._caller, len(chunk), self._num_bytes)
             except AdmissionError:
                 chunks.clear()
                 self.__exit__(None, None, None)

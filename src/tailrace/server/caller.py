@@ -6,7 +6,7 @@ import ipaddress
 
 from starlette.types import Scope
 
-__all__ = ["caller_of", "network_of"]
+__all__ = ["caller_of", "is_loopback", "network_of"]
 
 
 def network_of(address: str) -> str:
@@ -16,6 +16,11 @@ def network_of(address: str) -> str:
         return address
     ip = ipaddress.IPv6Address(address.partition("%")[0])
     return str(ip.ipv4_mapped or ipaddress.IPv6Network((int(ip) >> 64 << 64, 64)))
+
+
+def is_loopback(caller: str) -> bool:
+    """Whether a caller, as `network_of` names it, is on this machine, where it may be a proxy for many."""
+    return caller.startswith("127.") or caller == network_of("::1")
 
 
 def caller_of(scope: Scope) -> str:

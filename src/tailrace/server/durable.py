@@ -34,6 +34,7 @@ from tailrace.errors import RequestError, TailraceError
 from tailrace.server._live import PAGE_BYTES, LongPoll, Tail
 from tailrace.server.answers import STREAM_HEADERS
 from tailrace.server.bodies import BodyBudget
+from tailrace.server.caller import caller_of
 from tailrace.server.settings import Settings
 from tailrace.streams import StreamStore
 from tailrace.streams.durable import DurableStore
@@ -92,7 +93,7 @@ class DurableRoutes:
     async def _create(self, request: Request, key: bytes) -> ASGIApp:
         _require_plain(request)
         asked = parse_creation(request.headers)
-        with self._bodies.reader() as reader:
+        with self._bodies.reader(caller_of(request.scope)) as reader:
             body = await reader.read(request.headers, request.receive)
             stream, is_new = self._durable.create(key, asked, body)
         headers = _HEADERS | page_headers(page_of(stream, stream.tail, 0))
@@ -102,7 +103,7 @@ class DurableRoutes:
 
     async def _append(self, request: Request, key: bytes) -> ASGIApp:
         _require_plain(request)
-        with self._bodies.reader() as reader:
+        with self._bodies.reader(caller_of(request.scope)) as reader:
             body = await reader.read(request.headers, request.receive)
             receipt = self._durable.append(key, parse_batch(request.headers, body))
         is_news = receipt.outcome == "appended" and receipt.stamp is not None

@@ -138,7 +138,7 @@ class Routes:
         return handle
 
     async def _perform(self, wire: Wire, operation: Operation, request: Request) -> ASGIApp:
-        with self._bodies.reader() as reader:
+        with self._bodies.reader(caller_of(request.scope)) as reader:
             asked = await self._asked(wire, operation, request, reader)
             known = [name.rstrip("!") for name in operation.query]
             naming = self._naming([printable(name) for name in asked.query if name not in known])
