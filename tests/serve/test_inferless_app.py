@@ -324,6 +324,21 @@ async def test_a_batch_keeps_its_turn_when_everybody_has_left(make: Make) -> Non
     assert instance.most == 1
 
 
+async def test_a_batch_that_does_not_begin_in_time_is_refused(make: Make) -> None:
+    app = make(GATED.replace('inputs["TEXT"]', "len(inputs)").replace('return {"OUT": len(inputs)}', "return inputs"),
+               UNARY + "BATCH_SIZE = 1\nBATCH_WINDOW = 1\n", name="m", queue_s=0.05)  # fmt: skip
+    instance = app._loaded.instance
+    async with served(app) as client, asyncio.TaskGroup() as asking:
+        first = asking.create_task(client.post("/v2/models/m/generate", json={"TEXT": "1"}))
+        await asyncio.to_thread(instance.entered.acquire, timeout=20)
+        refused = await client.post("/v2/models/m/generate", json={"TEXT": "2"})
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
+        assert refused.json() == {"error": "The app was not free within 0.05 s."}
+        instance.gate.release()
+        assert (await first).json()["TEXT"] == "1"  # it had begun: it may take longer than that
+    assert len(instance.seen) == 1
+
+
 async def test_a_thread_that_dies_fails_a_unary_answer_too(make: Make, caplog: Any) -> None:
     app = make(
         """

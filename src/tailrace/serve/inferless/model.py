@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -126,19 +126,33 @@ class Model:
     async def _answer(self, answer: Answer) -> None:
         with _ending(answer.events):
             if self._batched is not None:
-                answer.finish(await self._batched(answer))
+                answer.finish(await self._in_batch(self._batched, answer))
                 return
-            await self._take_turn()
+            async with self._queue_timeout():
+                await self._turns.acquire()
             try:
                 await self._call_alone(answer)
             finally:
                 self._turns.release()
 
-    async def _take_turn(self) -> None:
-        """Raises: AdmissionError."""
+    async def _in_batch(self, batched: Callable[[Answer], Awaitable[object]], answer: Answer) -> object:
+        """What `infer` returns for one request of its batch. Raises: AdmissionError if its batch does not begin in
+        time."""
+        async with self._queue_timeout() as timeout:
+
+            def begun() -> None:
+                with contextlib.suppress(RuntimeError):  # it has just expired, or nobody waits any more
+                    timeout.reschedule(None)
+
+            answer.on_begin = begun
+            return await batched(answer)
+
+    @contextlib.asynccontextmanager
+    async def _queue_timeout(self) -> AsyncIterator[asyncio.Timeout]:
+        """Bounds a request's wait for its turn. Raises: AdmissionError."""
         try:
-            async with asyncio.timeout(self._queue_s):
-                await self._turns.acquire()
+            async with asyncio.timeout(self._queue_s) as timeout:
+                yield timeout
         except TimeoutError:
             logger.warning("a request was refused after %g s: infer has not returned from another", self._queue_s)
             error = AdmissionError(f"The app was not free within {self._queue_s:g} s.", retry_after_s=5.0)
@@ -181,6 +195,7 @@ class Model:
         threads.begin()
         for answer in answers:
             answer.is_running = True
+            answer.on_begin()
         try:
             return await self._run(self._infer, *args)
         except OutputError as error:
@@ -238,6 +253,7 @@ class Answer:
         self.handler = StreamOutputHandler(self.events)
         self.task: asyncio.Task[None] | None = None
         self.is_running = False  # `infer` has it now
+        self.on_begin: Callable[[], None] = lambda: None  # called when `infer` gets it
         self.is_whole = False  # `infer` has given all of it
         self.lost = ""  # what a thread has died of on which `infer` may wait for ever
 
