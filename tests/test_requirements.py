@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -30,6 +31,15 @@ def test_an_extra_is_installed_by_its_requirements() -> None:
     command = shlex.split(install_command(extra="llamacpp"))
     assert command[:4] == [sys.executable, "-m", "pip", "install"]
     assert command[4:] == PROJECT["optional-dependencies"]["llamacpp"]
+
+
+def test_where_tailrace_is_not_installed_the_extra_is_named() -> None:
+    """Its modules are on the path, and its metadata are not."""
+    source = Path(__file__).parent.parent / "src"
+    code = "from tailrace.requirements import install_command; print(install_command(extra='ray'))"
+    command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(source)!r}); {code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert shlex.split(done.stdout)[1:] == ["-m", "pip", "install", "tailrace[ray]"]
 
 
 def test_without_an_extra_the_packages_are_installed_again() -> None:

@@ -31,11 +31,14 @@ def install_command(*, extra: str = "", packages: Iterable[str] = ()) -> str:
     """A line for a shell that installs an extra of tailrace into the environment of this process; without an extra, it
     installs these packages again, in the versions that tailrace needs.
 
-    The requirements are named one by one: that works wherever tailrace itself was installed from.
+    The requirements are named one by one: that works wherever tailrace itself was installed from. Where they are not
+    known, the line names the extra.
     """
     names = {name.replace("_", "-") for name in packages}
     wanted = requirements(extra=extra)
     if not extra:
         wanted = [line for line in wanted if re.split(r"[\s\[<>=!~]", line)[0] in names]
     options = [] if extra else ["--force-reinstall"]
-    return shlex.join([sys.executable, "-m", "pip", "install", *options, *(wanted or sorted(names))])
+    return shlex.join(
+        [sys.executable, "-m", "pip", "install", *options, *(wanted or sorted(names) or [f"tailrace[{extra}]"])]
+    )
