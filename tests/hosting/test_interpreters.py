@@ -14,6 +14,7 @@ import pytest
 from tests.hosting.process import AppServer, write
 
 from tailrace.hosting.interpreters import NEEDED, InterpreterError, find_interpreter
+from tailrace.hosting.targets import PlanError, plan_of
 
 _APP = """
 import sys
@@ -66,6 +67,36 @@ def test_an_interpreter_that_lacks_packages_is_refused_with_what_to_type(tmp_pat
         find_interpreter(str(environment))
     install = f"{python} -m pip install {' '.join(NEEDED)}"
     assert str(refused.value) == f"{python} lacks what every app's process needs. Install it there: {install}"
+
+
+def test_an_interpreter_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = _environment(tmp_path / "env", with_ours=True)
+    monkeypatch.setenv("PATH", str(environment / "bin"))
+    assert find_interpreter("python3") == str(environment / "bin" / "python3")
+
+
+def test_a_command_is_no_interpreter() -> None:
+    with pytest.raises(InterpreterError, match="'uv run' is no path of a Python interpreter"):
+        find_interpreter("uv run")
+
+
+def test_a_package_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    environment = _environment(tmp_path / "env", with_ours=True)
+    place = environment / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages" / "starlette"
+    place.mkdir()
+    (place / "__init__.py").touch()
+    with pytest.raises(InterpreterError, match=r"cannot run apps: .*starlette"):
+        find_interpreter(str(environment))
+
+
+def test_an_interpreter_of_a_file_is_refused_on_ray(tmp_path: Path) -> None:
+    app = "{import_path: 'where:app', runtime_env: {py_executable: nowhere}}"
+    path = write(tmp_path, "apps.yaml", f"applications: [{app}]")
+    with pytest.raises(PlanError, match=r"py_executable is not supported with --on ray"):
+        plan_of(
+            str(path), [], directory=str(tmp_path), route_prefix="/", name="default", concurrency=1,
+            log_level="warning", on_ray=True,
+        )  # fmt: skip
 
 
 def test_what_is_no_interpreter_is_refused(tmp_path: Path, run: Callable[..., AppServer]) -> None:

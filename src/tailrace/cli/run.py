@@ -92,12 +92,16 @@ def run(
     """
     from tailrace.hosting.targets import PlanError, plan_of
 
+    if on == "ray":
+        for option, is_given in (("--resumable", resumable), ("--python", python)):
+            if is_given:
+                raise click.UsageError(f"{option} needs the processes here: leave out --on ray.")
     show_log(values["log_level"], as_json=values["log_format"] == "json", with_requests=values["access_log"])
     try:
         read = partial(
             plan_of, target, arguments, directory=app_dir, route_prefix=route_prefix, name=name,
             concurrency=concurrency, log_level=values["log_level"], queue_s=values["queue_s"],
-            resumable=resumable, python=python,
+            resumable=resumable, python=python, on_ray=on == "ray",
         )  # fmt: skip
         plan = read()
         settings = Settings(**values)
@@ -112,17 +116,14 @@ def run(
     for note in plan.notes:
         say_error(note)
     if on == "ray":
-        for name, is_given in (("--resumable", resumable), ("--python", python)):
-            if is_given:
-                raise click.UsageError(f"{name} needs the processes here: leave out --on ray.")
         from tailrace.hosting.on_ray import run_on_ray
 
         raise SystemExit(run_on_ray(plan, settings))
-    kept = _kept_under(plan)
-    raise SystemExit(_run(read, settings, kept=kept, watched=_directories(plan, target) if reload else ()))
+    raise SystemExit(_run(plan, read, settings, watched=_directories(plan, target) if reload else ()))
 
 
-def _run(read: Callable[[], Plan], settings: Settings, *, kept: str, watched: Sequence[str]) -> int:
+def _run(plan: Plan, read: Callable[[], Plan], settings: Settings, *, watched: Sequence[str]) -> int:
+    """Start with `plan`. When a file has changed, `read` gives the next one. Returns the exit status."""
     from tailrace.errors import ModelError
     from tailrace.hosting.host import host
     from tailrace.hosting.process import BootError
@@ -136,14 +137,16 @@ def _run(read: Callable[[], Plan], settings: Settings, *, kept: str, watched: Se
     for number in SIGNALS:
         signal.signal(number, leave_quietly)
     started_s = 0.0
+    first: Plan | None = plan
     is_ready = False
 
     def planned() -> Sequence[AppSpec]:
         """Raises: BootError for a file that has changed to something else than a plan."""
-        nonlocal started_s
+        nonlocal started_s, first
         started_s = time.monotonic()
+        known, first = first, None
         try:
-            return read().apps
+            return (known or read()).apps
         except PlanError as error:
             raise BootError(Failed(str(error))) from None
 
@@ -172,7 +175,7 @@ def _run(read: Callable[[], Plan], settings: Settings, *, kept: str, watched: Se
 
     async def main() -> None:
         try:
-            with data_directory(settings, sock.getsockname()[1], kept) as data:
+            with data_directory(settings, sock.getsockname()[1], _kept_under(plan)) as data:
                 await host(
                     planned, settings, sock, data_path=data, on_ready=on_ready, on_drain=on_drain,
                     on_trouble=on_trouble, changed=_changes(watched) if watched else None,

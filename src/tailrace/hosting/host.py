@@ -55,8 +55,9 @@ async def host(
 ) -> None:
     """Run apps on a bound socket until SIGTERM or SIGINT, then drain. A second signal leaves at once.
 
-    `planned` says which apps, each time that they are started; it may raise BootError. With `changed`, each thing that
-    that gives has them started anew; what does not start then goes to `on_trouble`, and the next change is waited for.
+    `planned` is called in a thread and says which apps, each time that they are started. It may raise BootError. With
+    `changed`, each thing that that gives has them started anew; what does not start then goes to `on_trouble`, and the
+    next change is waited for.
 
     Raises: BootError if an app does not start, ModelError if the journal cannot be kept.
     """
@@ -74,7 +75,8 @@ async def host(
         async def once(listening: _Listening) -> bool:
             """Whether the apps have to be started anew. Raises: BootError."""
             try:
-                async with _booted(planned(), settings, front, signals.hurrying) as notes:
+                apps = await asyncio.to_thread(planned)  # may read files and try interpreters
+                async with _booted(apps, settings, front, signals.hurrying) as notes:
                     listening.begin()
                     on_ready(front, notes)
                     if await _until(signals.leaving, change):

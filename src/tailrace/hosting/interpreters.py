@@ -6,6 +6,7 @@ here, so that the versions in the two environments never mix.
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -41,13 +42,19 @@ class InterpreterError(Exception):
 
 
 def find_interpreter(given: str) -> str:
-    """The executable of an interpreter, given it or the directory of its environment.
+    """The executable of an interpreter, given its path, its name on the PATH, or the directory of its environment.
 
     Raises: InterpreterError where there is none, or where its environment lacks what every app's process needs.
     """
     path = Path(given)
     if path.is_dir():
         path = path / "bin" / "python"
+    elif path.name == given and not path.exists():
+        path = Path(shutil.which(given) or given)
+    if any(blank in given for blank in " \t\n") and not path.exists():
+        raise InterpreterError(
+            f"{given!r} is no path of a Python interpreter, and a command with arguments cannot be used."
+        )
     path = path.absolute()  # links stay: an environment's interpreter is one, and finds its packages by its own place
     checked = _run([str(path), "-c", _CHECK, *(_MODULES.get(name, name) for name in NEEDED)])
     major, minor, *missing = checked.split()
@@ -58,7 +65,7 @@ def find_interpreter(given: str) -> str:
         packages = [name for name in NEEDED if _MODULES.get(name, name) in missing]
         install = f"{path} -m pip install {' '.join(packages)}"
         raise InterpreterError(f"{path} lacks what every app's process needs. Install it there: {install}")
-    _run([*command_of(str(path), "tailrace.serve.boot")])
+    _run([*command_of(str(path), "tailrace.serve.replica")])  # only imports, without arguments
     return str(path)
 
 

@@ -57,12 +57,15 @@ def plan_of(
     resumable: bool = False,
     queue_s: float | None = None,
     python: str = "",
+    on_ray: bool = False,
 ) -> Plan:
     """Raises: PlanError."""
     plan = _plan_of(target, arguments, directory=directory, route_prefix=route_prefix, name=name)
     common = {"concurrency": concurrency, "log_level": log_level, "queue_s": queue_s}
 
     def completed(spec: AppSpec) -> AppSpec:
+        if on_ray and spec.target.python:
+            raise PlanError(f"{spec.where}: runtime_env.py_executable is not supported with --on ray.")
         interpreter = _interpreter(spec.target.python or python, spec.where)
         target = msgspec.structs.replace(spec.target, **common, python=interpreter)
         return replace(spec, target=target, is_resumable=resumable)

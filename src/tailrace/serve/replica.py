@@ -304,7 +304,7 @@ def main(argv: list[str]) -> None:
         eventloop.run(run())
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1:]:  # without arguments, it is only tried whether all can be imported
     main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
