@@ -112,10 +112,11 @@ def test_a_batch_is_left_when_its_clients_leave(tmp_path: Path, run: Callable[..
 
 
 _GENERATORS = """
-import asyncio, contextlib, gc
+import asyncio, contextlib, gc, threading
 from fastapi import FastAPI, WebSocket
 from starlette.responses import StreamingResponse
 from tailrace import serve
+from tailrace.serve.huggingface import TokenStream
 
 gc.disable()
 api = FastAPI()
@@ -165,12 +166,34 @@ async def resource():
         state[0] = "closed"
 
 
-shared, managers, opened, tasks = [], [], [], []
+shared, managers, opened, tasks, begun_here = [], [], [], [], []
+
+left = threading.Event()
+
+
+class Tokenizer:
+    eos_token_id = None
+
+    def decode(self, ids, **options):
+        return " ".join(map(str, ids)) + " "
+
+
+def generate(streamer):
+    for number in range(2000):  # more than may be unread
+        streamer.put([number])
+    streamer.end()
+    ended.append("generate")
 
 
 @serve.deployment
 @serve.ingress(api)
 class Main:
+    async def __init__(self):
+        global asyncio_loop, begun_early
+        asyncio_loop = asyncio.get_running_loop()
+        begun_early = inner("begun early")
+        await anext(begun_early)
+
     @api.get("/outer")
     async def outer(self):
         return StreamingResponse(outer("outer"), media_type="text/plain")
@@ -189,6 +212,30 @@ class Main:
         cycle.append(cycle)
         async for text in generator:
             raise KeyError(text)
+
+    @api.get("/streamer")
+    def streamer(self):
+        streamer = TokenStream(Tokenizer())
+        asyncio_loop.run_in_executor(None, generate, streamer)
+        ended.append("streamer made")
+        left.wait(30)  # still in its thread when the client leaves
+        return StreamingResponse(streamer, media_type="text/plain")
+
+    @api.get("/left")
+    async def left(self):
+        left.set()
+
+    @api.get("/begin-and-wait")
+    async def begin_and_wait(self):
+        begun_here.append(inner("begun here"))
+        await anext(begun_here[0])
+        await anext(begun_early)
+        ended.append("begun")
+        await asyncio.sleep(50)
+
+    @api.get("/begun")
+    async def begun(self):
+        return [await anext(begun_early), await anext(begun_here[0], "closed")]
 
     @api.get("/next")
     async def next(self):
@@ -258,6 +305,22 @@ def test_a_generator_of_a_request_that_fails_ends(generators: AppServer) -> None
 
 def test_what_a_request_keeps_for_the_next_stays_open(generators: AppServer) -> None:
     assert [generators.http.get("/next").json() for _ in range(3)] == ["0 open", "1 open", "2 open"]
+
+
+def test_a_shared_generator_belongs_to_who_begins_it(generators: AppServer) -> None:
+    with generators.wire() as wire:
+        wire.send("GET", "/begin-and-wait")
+        _wait_ended(generators, "begun")
+    _wait_ended(generators, "begun here")
+    assert generators.http.get("/begun").json() == ["2 ", "closed"]  # the constructor began the first
+
+
+def test_a_streamer_ends_when_the_client_leaves_before_it_is_read(generators: AppServer) -> None:
+    with generators.wire() as wire:
+        wire.send("GET", "/streamer")
+        _wait_ended(generators, "streamer made")
+    generators.http.get("/left")
+    _wait_ended(generators, "generate")
 
 
 def test_a_resource_stays_open_when_the_client_leaves(generators: AppServer) -> None:

@@ -15,12 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.hosting.process import AppServer, Forgiving, write
 
-from tailrace.hosting.recorded import Pieces, is_recordable
+from tailrace.hosting.recorded import Pieces, RecordedEncoder, is_recordable
+from tailrace.streams import Record, StreamLog, new_stream_id
+from tailrace.types import End, Failure, TextDelta, Usage
 
 _APP = """
-import asyncio, os
+import asyncio, gzip, os
 from fastapi import FastAPI, Request
-from fastapi.responses import StreamingResponse
+from fastapi.responses import PlainTextResponse, StreamingResponse
 from starlette.background import BackgroundTask
 from tailrace import serve
 
@@ -42,6 +44,15 @@ async def endless():
             await asyncio.sleep(0.01)
     finally:
         open("ended", "w").close()
+
+
+async def cut_short(die):
+    yield "data: 1\\n\\n"
+    yield "data: "
+    await asyncio.sleep(0.05)
+    if die:
+        os._exit(3)
+    raise ValueError("in the middle of an event")
 
 
 async def raising():
@@ -74,6 +85,31 @@ async def endless_words():
 @app.get("/raises")
 async def raises(plain: bool = False):
     return StreamingResponse(raising(), media_type="text/plain" if plain else "text/event-stream")
+
+
+@app.get("/cut-short")
+async def is_cut_short(die: bool = False):
+    return StreamingResponse(cut_short(die), media_type="text/event-stream")
+
+
+@app.get("/headers")
+async def with_headers():
+    response = StreamingResponse(words("a", "b"), media_type="text/plain")
+    response.set_cookie("a", "1")
+    response.set_cookie("b", "2")
+    response.headers["Cache-Control"] = "max-age=5"
+    return response
+
+
+@app.get("/coded")
+async def coded():
+    body = gzip.compress(b"coded")
+    return StreamingResponse(words(body[:9], body[9:]), media_type="text/plain", headers={"Content-Encoding": "gzip"})
+
+
+@app.get("/length-resumable")
+async def length_resumable():
+    return serve.resumable(PlainTextResponse("whole"))
 
 
 @app.get("/background")
@@ -217,12 +253,45 @@ def test_failures_are_told_as_the_answer_has_room(http: httpx.Client) -> None:
         http.get("/raises?plain=1")
 
 
+@pytest.mark.parametrize(("die", "code"), [(0, "app_failed"), (1, "app_unavailable")])
+def test_an_event_that_a_failure_cuts_short_is_left_out(http: httpx.Client, die: int, code: str) -> None:
+    with connect_sse(http, "GET", "/cut-short", params={"die": die}) as source:
+        first, last = source.iter_sse()
+    assert (first.event, first.data) == ("message", "1")
+    assert (last.event, json.loads(last.data)["error"]["code"]) == ("error", code)
+    again = http.get(source.response.headers["location"], params={"after": first.id})
+    assert again.text.startswith("event: error\n")
+
+
+def test_a_long_event_that_is_cut_short_ends_before_the_error() -> None:
+    record = Record(stream_id=new_stream_id(), created_s=1.0, model="app", memo=b"", linger_s=1.0)
+    log = StreamLog(record)
+    log.append(TextDelta("data: 1\n\n", ()))
+    log.append(TextDelta("data: " + "x" * 2**20, ()))
+    log.append(End("error", Usage(0, 0), Failure("app_failed", "The app failed.")))
+    body = RecordedEncoder(log, "text/event-stream").whole(log.events)
+    assert b"x\n\nevent: error\ndata: " in body
+
+
+def test_the_headers_of_the_app_stay(http: httpx.Client) -> None:
+    answer = http.get("/headers")
+    assert "x-stream-id" in answer.headers
+    assert [value.partition(";")[0] for value in answer.headers.get_list("set-cookie")] == ["a=1", "b=2"]
+    assert answer.headers.get_list("cache-control") == ["max-age=5"]
+    assert answer.headers.get_list("content-type") == ["text/plain; charset=utf-8"]
+
+
 def test_work_in_the_background_is_finished(http: httpx.Client, directory: Path) -> None:
     assert http.get("/background").text == "ab"
     _wait_for(directory / "later")
 
 
-@pytest.mark.parametrize(("path", "status"), [("/json", 200), ("/image", 200), ("/not-found", 404)])
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/json", 200), ("/image", 200), ("/not-found", 404), ("/coded", 200), ("/length-resumable", 200)
+    ],
+)  # fmt: skip
 def test_what_is_not_recorded(http: httpx.Client, path: str, status: int) -> None:
     answer = http.get(path)
     assert answer.status_code == status

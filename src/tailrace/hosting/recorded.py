@@ -94,6 +94,7 @@ class RecordedEncoder:
     def __init__(self, log: StreamLog, media_type: str, position: int = 0) -> None:
         self._log = log
         self._has_events = media_type.startswith(_EVENTS)
+        self._known_cut: bool | None = None if self._has_events else False  # None: there is no piece yet
         self._skipped = 0  # bytes of the first piece
         self.after = position  # the number of the last event that the client has completely
         if position and not self._is_cut:
@@ -104,10 +105,10 @@ class RecordedEncoder:
     @property
     def _is_cut(self) -> bool:
         """Whether the body is cut into events. It is as soon as there is a piece of it."""
-        first = self._log.events[0] if self._log.events else None
-        if not self._has_events or not isinstance(first, TextDelta):
-            return self._has_events
-        return _is_event(first.text.encode("latin-1"))
+        if self._known_cut is None and self._log.events:
+            first = self._log.events[0]
+            self._known_cut = not isinstance(first, TextDelta) or _is_event(first.text.encode("latin-1"))
+        return self._has_events if self._known_cut is None else self._known_cut
 
     @property
     def position(self) -> int:
@@ -128,7 +129,10 @@ class RecordedEncoder:
         if not self._is_cut:
             raise failure_of(event)
         failure = event.failure or Failure(event.status, f"The stream was {event.status}.")
-        return item_chunk(failure, "native", event_id(self._log.stream_id, seq))
+        # An event of more than 1 MiB may have been cut short: then its last line, and the event, have to end first.
+        before = self._log.events[seq - 2] if seq > 1 else None
+        is_open = isinstance(before, TextDelta) and not before.text.encode("latin-1").endswith(_ENDS)
+        return b"\n\n" * is_open + item_chunk(failure, "native", event_id(self._log.stream_id, seq))
 
     def whole(self, events: Sequence[Event]) -> bytes:
         return b"".join(self.encode(seq, event) for seq, event in enumerate(events, 1))

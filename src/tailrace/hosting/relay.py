@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -46,7 +47,7 @@ class Streams(Protocol):
     """Who takes over an answer that is a stream with a log."""
 
     async def begin(
-        self, offer: StreamOffer, app: str, channel: Channel, lease: Lease, headers: dict[str, str]
+        self, offer: StreamOffer, app: str, channel: Channel, lease: Lease, headers: Sequence[tuple[str, str]]
     ) -> ASGIApp: ...
 
 
@@ -190,16 +191,16 @@ class Relay:
         try:
             while True:
                 message: Message = _decode(await channel.receive())
+                self._unbegun.clear()  # the app has begun
                 if message["type"] in _BEGINNINGS:
                     message["headers"] = [(name, value) for name, value in message.get("headers") or ()]
                 if message["type"] == "http.response.start":
                     offer = self._look(message)
                     if offer is not None:
-                        headers = {
-                            name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]
-                        }
-                        if offer.wire != "recorded":
-                            headers.pop("content-type", None)
+                        headers = [
+                            (name.decode("latin-1").lower(), value.decode("latin-1"))
+                            for name, value in message["headers"]
+                        ]
                         stream = await self._streams.begin(offer, self._app_name, channel, lease, headers)
                         self._keeps = False
                         return stream
@@ -226,15 +227,18 @@ class Relay:
             message["headers"] = [pair for pair in message["headers"] if pair[0].lower() != STREAM_HEADER]
             with contextlib.suppress(msgspec.DecodeError):  # the header may come from elsewhere, through the app
                 offer = msgspec.json.decode(offered, type=StreamOffer)
-                return offer if offer.wire != "recorded" or self._can_record(message) else None
-        is_streamed = b"content-length" not in headers
-        if self._is_resumable and is_streamed and is_recordable(media_type) and self._can_record(message):
+                return offer if offer.wire != "recorded" or self._can_record(message, headers) else None
+        if self._is_resumable and is_recordable(media_type) and self._can_record(message, headers):
             return StreamOffer("recorded")
         return None
 
-    def _can_record(self, message: Message) -> bool:
-        """Whether the answer is complete by itself: a good one, to a request that the app has all of."""
-        return message["status"] == 200 and self._method != "HEAD" and not self._in_body
+    def _can_record(self, message: Message, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether the answer is complete by itself: a good one, to a request that the app has all of. One with a length
+        is not streamed. A coded one can be read only from its beginning."""
+        is_streamed = b"content-length" not in headers
+        is_coded = headers.get(b"content-encoding", b"identity").lower() != b"identity"
+        is_good = message["status"] == 200 and self._method != "HEAD"
+        return is_good and is_streamed and not is_coded and not self._in_body
 
     async def _fail(self, end: ChannelClosed, send: Send) -> None:
         """Before the first byte an error, later what the answer has room for: an event, a close frame, or a cut."""

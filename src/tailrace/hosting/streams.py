@@ -8,7 +8,7 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 from starlette.responses import Response
@@ -132,8 +132,7 @@ class _Feed:
         except Exception:  # whatever the app has sent, it is this stream's trouble and nobody else's
             logger.exception("what an app has sent could not be read")
             failure = Failure("app_failed", "What the app sent could not be read.")
-        if failure is not None:
-            self._take(self._parts.end())
+        if failure is not None:  # an event that it cut short is left out
             self.end(End("error", Usage(0, 0), failure))
         elif not self._is_ended:
             self._append_end(End("done", Usage(0, 0)))
@@ -177,14 +176,14 @@ class AppStreams:
             self.store.finish(log)
 
     async def begin(
-        self, offer: StreamOffer, app: str, channel: Channel, lease: Lease, headers: Mapping[str, str]
+        self, offer: StreamOffer, app: str, channel: Channel, lease: Lease, headers: Sequence[tuple[str, str]]
     ) -> ASGIApp:
-        """A stream of what comes over a channel, and the answer that follows it. Raises: StorageError."""
+        """A stream of what comes over a channel, and the answer that follows it, with the app's own headers (lowercase
+        names, which may repeat). Raises: StorageError."""
         await self.store.journal.well()
-        headers = dict(headers)
         is_recorded = offer.wire == "recorded"
-        media_type = headers.pop("content-type", "text/plain")
-        parts = Pieces("" if "content-encoding" in headers else media_type) if is_recorded else _Frames()
+        media_type = dict(headers).get("content-type", "text/plain")
+        parts = Pieces(media_type) if is_recorded else _Frames()
         memo = _Memo(offer.wire, media_type if is_recorded else "")
         record = Record(
             stream_id=new_stream_id(),
@@ -217,7 +216,7 @@ class AppStreams:
         rest = log.events[encoder.after : encoder.after + 1]
         if log.end is not None and not (rest and encoder.encode(encoder.after + 1, rest[0])):
             return Response(status_code=204, headers={**_names(log), **naming})  # what makes an EventSource stop
-        return self._follow(log, encoder, naming)
+        return self._follow(log, encoder, naming.items())
 
     def on_stream(self, method: str, stream_id: str, verb: str) -> ASGIApp:
         """Tell of a stream, after cancelling or deleting it. Raises: StreamError, RequestError, StorageError."""
@@ -244,12 +243,20 @@ class AppStreams:
             feed.end(End("interrupted", Usage(0, 0), failure))
         self.store.journal.flush()
 
-    def _follow(self, log: StreamLog, encoder: _Encoder | RecordedEncoder, headers: Mapping[str, str]) -> ASGIApp:
-        named = {**headers, **_names(log), "location": _path(log) + "/events", "content-location": _path(log)}
+    def _follow(
+        self, log: StreamLog, encoder: _Encoder | RecordedEncoder, headers: Iterable[tuple[str, str]]
+    ) -> ASGIApp:
+        ours = {**_names(log), "location": _path(log) + "/events", "content-location": _path(log)}
+        kept = [(name, value) for name, value in headers if name not in ours and name != "content-type"]
         memo = _memo_of(log)
         view = RecordedView(memo.media_type) if memo.wire == "recorded" else NativeView()
         return StreamAnswer(
-            log, encoder, view, after=encoder.after, headers=named, heartbeat_s=self._settings.heartbeat_s
+            log,
+            encoder,
+            view,
+            after=encoder.after,
+            headers=[*kept, *ours.items()],
+            heartbeat_s=self._settings.heartbeat_s,
         )
 
     def _fail_all(self, error: StorageError) -> None:

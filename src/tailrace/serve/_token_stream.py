@@ -31,7 +31,8 @@ class TokenStream:
 
     It is for one call of `generate` and one reader. It may be made, fed, failed and cancelled in any thread.
     When the reader is `max_unread` pieces behind, `generate` waits for it. A stream that will not be read needs
-    `cancel`, or its `generate` waits for ever; a reader that breaks off or is cancelled cancels it.
+    `cancel`, or its `generate` waits for ever; a reader that breaks off or is cancelled cancels it. So does a request
+    under `tailrace run` that made it and is cut short, whether it has a reader by then or not.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class TokenStream:
         self._is_over = False  # nothing is added any more
         self._is_read = False
         self._error: BaseException | None = None
+        close_if_left(self)
 
     def put(self, value: Any) -> None:
         """Take the prompt, on the first call, or the tokens of a step: a tensor of shape (batch,) or (batch, tokens).
@@ -146,9 +148,8 @@ class TokenStream:
         if self._is_read:
             raise RuntimeError("a TokenStream has one reader, and it has begun already")
         self._is_read = True
-        reader = _Reader(self)
-        close_if_left(reader)
-        return reader
+        close_if_left(self)  # from now on it belongs to the task that reads it
+        return _Reader(self)
 
     async def _next(self) -> Any:
         with self._changed:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from starlette.datastructures import QueryParams
 from starlette.responses import Response
@@ -104,7 +104,7 @@ class StreamAnswer:
         view: Presentation,
         *,
         after: int,
-        headers: Mapping[str, str],
+        headers: Iterable[tuple[str, str]],
         heartbeat_s: float,
     ) -> None:
         self._log = log
@@ -113,8 +113,15 @@ class StreamAnswer:
         self._heartbeat = view.heartbeat
         self._farewell = view.farewell
         self._heartbeat_s = heartbeat_s if view.heartbeat else 0.0
-        self._headers = Response(headers={**STREAM_HEADERS, "content-type": view.media_type, **headers}).raw_headers
-        self._headers = [header for header in self._headers if header[0] != b"content-length"]
+        given = [(name.lower(), value) for name, value in headers]
+        usual = {**STREAM_HEADERS, "content-type": view.media_type}
+        for name, _ in given:
+            usual.pop(name, None)
+        self._headers = [
+            (name.encode("latin-1"), value.encode("latin-1"))
+            for name, value in (*usual.items(), *given)
+            if name != "content-length"
+        ]
         self._is_gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -286,7 +286,7 @@ class Routes:
             encoder,
             view,
             after=after,
-            headers={**headers, "location": _path(log) + "/events", "content-location": _path(log)},
+            headers={**headers, "location": _path(log) + "/events", "content-location": _path(log)}.items(),
             heartbeat_s=self._settings.heartbeat_s,
         )
 
