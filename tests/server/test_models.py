@@ -242,6 +242,20 @@ def test_one_that_nobody_uses_is_unloaded_and_comes_back(serve: Serve) -> None:
         assert socket.recv(10)
 
 
+def test_one_that_tries_a_request_is_not_unloaded(serve: Serve) -> None:
+    """Its client has left, so that nothing else shows that the engine is in use."""
+    server = serve("scripted", "--idle-unload-s", "0.2", "--stall-s", "0.5")
+    killer = {"prompt": "<|stall|>", "max_tokens": 5, "seed": 1}
+    stream_id = server.create(killer)
+    server.http.delete(f"/v1/streams/{stream_id}")
+    deadline_s = time.monotonic() + 20
+    while server.log.count("Starting another engine.") < 2:  # for the stall, and for the trial
+        assert time.monotonic() < deadline_s, server.log
+        time.sleep(0.02)
+    assert server.post("/v1/completions", killer).json()["error"]["code"] == "poison_request"
+    assert num_answered(server) > 0
+
+
 def test_memory_is_made_by_unloading_what_is_idle(serve: Serve) -> None:
     one = serve("scripted")
     worker_bytes = one.worker().memory_info().rss
