@@ -67,3 +67,8 @@ def test_where_nothing_can_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     (tmp_path / "gone").rmdir()
     result = _new("textbot", "bot")
     assert (result.exit_code, result.stderr) == (1, "tailrace: bot cannot be made: No such file or directory.\n")
+
+
+def test_the_port_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAILRACE_PORT", "19000")
+    assert "http://127.0.0.1:19000/" in _new("textbot", "mybot").stdout

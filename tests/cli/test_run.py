@@ -40,6 +40,9 @@ wrong = Wrong.bind()
 # what is run, what its last line says, and what stands in the user's traceback
 _FAILURES = {
     "no attribute": ("bot:ap", "bot has nothing named ap. Did you mean bot:app?", ""),
+    "no attribute but a function": ("built:nope", "built has nothing named nope. Did you mean built:build?", ""),
+    "a bot's folder": ("folder", "Its app is run with: tailrace run folder/app.py:app", ""),
+    "another machine's address": ("bot:app --host 192.0.2.1", "Choose another --host.", ""),
     "an import": ("needs:app", "Try: pip install soundfile_of_nobody", "import soundfile_of_nobody.reader"),
     "a constructor": ("constructor:app", "constructing Bot raised ValueError: there are no weights", "any of these"),
     "a hang": ("sleeps:app --load-s 1.5", "importing sleeps:app took longer than 1.5 s.", ""),
@@ -47,6 +50,8 @@ _FAILURES = {
 
 _MODULES = {
     "bot": _DEPLOYMENT,
+    "built": "def build(): ...",
+    "folder/app": _DEPLOYMENT,
     "needs": "import soundfile_of_nobody.reader",
     "sleeps": "import time\ntime.sleep(60)",
     "constructor": """
@@ -65,6 +70,7 @@ _MODULES = {
 @pytest.mark.parametrize("what", _FAILURES)
 def test_what_does_not_start_is_said_in_a_line(what: str, tmp_path: Path) -> None:
     target, line, shown = _FAILURES[what]
+    (tmp_path / "folder").mkdir()
     for name, source in _MODULES.items():
         write(tmp_path, f"{name}.py", source)
     command = [TAILRACE, "run", *target.split(), "--port", "0"]
@@ -103,6 +109,8 @@ def _refused(*arguments: str) -> str:
     ("target", "reason"),
     [
         ("bot", "Say what bot holds: bot:app."),
+        ("built", "Say what built holds: built:build."),
+        ("bot:app --concurrency 3", "--concurrency is for Inferless folders."),
         ("bot:", "neither a module and what it holds"),
         (":app", "neither a module and what it holds"),
         ("bot:app()", "neither a module and what it holds"),
@@ -128,6 +136,7 @@ def test_a_command_line_that_makes_no_sense(
     target: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    write(tmp_path, "built.py", "def build(): ...")
     assert reason in _refused(*(target.split() or ["."]))
 
 

@@ -52,6 +52,18 @@ def test_a_mistyped_command_line_is_exit_2(flags: list[str]) -> None:
     assert "Error: " not in result.stderr
 
 
+def test_a_wrong_value_of_the_environment_names_the_variable() -> None:
+    for variable, value in (("TAILRACE_PORT", "abc"), ("TAILRACE_EXACT", "maybe")):
+        result = CliRunner().invoke(main, ["serve", "scripted"], env={variable: value})
+        assert result.exit_code == 2
+        assert f"(environment variable {variable})" in result.stderr
+    assert "is not a valid boolean. Write true or false." in result.stderr
+
+
+def test_a_mistyped_verb_is_corrected() -> None:
+    assert "No such command 'runn'. Did you mean run?" in CliRunner().invoke(main, ["runn", "x"]).stderr
+
+
 def test_the_environment_gives_settings_too() -> None:
     result = CliRunner().invoke(main, ["serve", "scripted"], env={"TAILRACE_PORT": "x"})
     assert result.exit_code == 2
@@ -81,6 +93,8 @@ def test_a_setting_out_of_bounds_is_refused_with_the_bounds(flags: str) -> None:
     [
         (["--prompt-template", "hello"], "no {prompt}"),
         (["--allowed-origins", "banana"], "origins such as"),
+        (["--allowed-hosts", "http://x"], "names without scheme"),
+        (["--allowed-hosts", "x, y:8000"], "names without scheme"),
         (["--allowed-origins", "http://a.test, http://b.test/path"], "origins such as"),
     ],
 )
@@ -99,6 +113,7 @@ def test_a_setting_that_makes_no_sense_is_refused_with_the_reason(flags: list[st
         ("a.thread=2", "Did you mean threads?"),
         ("a.port=2", "port is the same for all models"),
         ("a.kv_tokens=9", "256 or more"),
+        ("b.kv_tokens=9", "there is no model b; the models are a."),
         ("a.threads=two", "not a valid integer"),
         ("a.engine=gpt", "'openvino'"),
         ("a.exact=perhaps", "not a valid boolean"),

@@ -16,7 +16,14 @@ from tailrace.dialects import Call, ollama
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.ollama_answers import OllamaEncoder, OllamaView, encode_error
 from tailrace.dialects.wire import Reply, Show
-from tailrace.errors import EngineLost, QueueFull, RequestError, UnknownModel, UnsupportedParameter
+from tailrace.errors import (
+    EngineLost,
+    QueueFull,
+    RequestError,
+    UnknownModel,
+    UnsupportedOperation,
+    UnsupportedParameter,
+)
 from tailrace.types import Message, Sampling, TextDelta, ToolCall
 
 HI: JsonBody = {"model": "scripted", "prompt": "Hi"}
@@ -374,3 +381,9 @@ def test_a_request_without_tools_is_shown_as_it_is() -> None:
     view = replace(OllamaView("scripted", is_chat=True))
     line = OllamaEncoder(facts(), view).encode(1, TextDelta("<tool_call>", (97,)))
     assert json.loads(line)["message"]["content"] == "<tool_call>"
+
+
+@pytest.mark.parametrize("path", ["/api/embed", "/api/embeddings", "/api/pull"])
+def test_what_this_server_does_not_do_is_refused_by_name(path: str) -> None:
+    with pytest.raises(UnsupportedOperation, match=r"embeddings|fetch"):
+        shown(path, {"model": "x"})

@@ -10,7 +10,7 @@ from tests.dialects.asking import FakeServer, asked, chat, completion
 from tests.dialects.transcripts import facts
 
 from tailrace.dialects import openai
-from tailrace.dialects.bodies import JsonBody
+from tailrace.dialects.bodies import JsonBody, read_fields
 from tailrace.dialects.openai_chunks import ChatEncoder
 from tailrace.dialects.wire import View
 from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
@@ -550,3 +550,9 @@ def test_models() -> None:
 def test_models_that_are_not_there(name: str) -> None:
     with pytest.raises(UnknownModel):
         openai.show_model(asked(path={"name": name}))
+
+
+def test_an_image_is_refused_by_name() -> None:
+    part = {"type": "image_url", "image_url": {"url": "http://x"}}
+    with pytest.raises(RequestError, match="Not one of text; images, audio and files are not supported"):
+        read_fields({"messages": [{"role": "user", "content": [part]}]}, openai.ChatBody)

@@ -8,9 +8,11 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from tailrace import __version__
 from tailrace.cli.console import say, say_error, show_log
+from tailrace.spelling import did_you_mean
 
 __all__ = ["main"]
 
@@ -38,6 +40,13 @@ class _Verbs(click.Group):
         assert isinstance(command, click.Command)
         return command
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] not in self._summaries and not args[0].startswith("-"):
+            ctx.fail(f"No such command {args[0]!r}.{did_you_mean(args[0], self._summaries)}")
+        return super().resolve_command(ctx, args)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl(sorted(self._summaries.items()))
@@ -53,6 +62,7 @@ class _Verbs(click.Group):
         except click.ClickException as error:
             if isinstance(error, click.UsageError) and error.ctx is not None:
                 say(f"{error.ctx.get_usage()}\nTry '{error.ctx.command_path} --help' for help.\n")
+            _name_variable(error)
             say_error(error.format_message())
             sys.exit(error.exit_code)
         except click.Abort:
@@ -60,6 +70,15 @@ class _Verbs(click.Group):
             say("Stopped.")
             sys.exit(130)
         sys.exit(status if isinstance(status, int) else 0)
+
+
+def _name_variable(error: click.ClickException) -> None:
+    """Have an error of a value that came from the environment name the variable."""
+    if not isinstance(error, click.BadParameter) or error.param is None or error.ctx is None:
+        return
+    variable = error.param.envvar
+    if error.ctx.get_parameter_source(error.param.name or "") is ParameterSource.ENVIRONMENT and variable:
+        error.param_hint = f"{error.param.get_error_hint(error.ctx)} (environment variable {variable})"
 
 
 @click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from pathlib import Path
@@ -63,4 +64,5 @@ def new(kind: str, name: str) -> None:
         raise click.ClickException(f"{name} cannot be made: {error.strerror}.") from None
     click.echo(f"Made {' and '.join(str(folder / file) for file in made.sources)}.")
     click.echo(f"Run it:  tailrace run {made.target.format(name=name)}")
-    click.echo(f"Try it:  {made.attempt.format(name=name)}")
+    port = os.environ.get("TAILRACE_PORT", "8000")
+    click.echo(f"Try it:  {made.attempt.format(name=name).replace(':8000/', f':{port}/')}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from tailrace.server.settings import Setting, settings_table
 from tailrace.spelling import did_you_mean
@@ -50,6 +51,10 @@ def own_settings(
             shared = any(row.name == name for row in settings_table())
             why = "is the same for all models." if shared else f"is no setting.{did_you_mean(name, rows)}"
             raise click.BadParameter(f"{name} {why}", ctx, param)
+        named = [text.partition("=")[0] for text in ctx.params.get("named") or ()]
+        is_first_given = ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE  # its name is not known yet
+        if named and not is_first_given and model not in named:
+            raise click.BadParameter(f"there is no model {model}; the models are {', '.join(named)}.", ctx, param)
         row = rows[name]
         try:
             own.setdefault(model, {})[name] = _check_range(row)(ctx, param, _type(row).convert(value, param, ctx))
@@ -59,7 +64,19 @@ def own_settings(
 
 
 def _type(row: Setting) -> click.ParamType[Any]:  # Any: of the setting's type
+    if row.kind is bool:
+        return _Bool()
     return click.Choice(row.choices) if row.choices else click.types.convert_type(row.kind)
+
+
+class _Bool(click.types.BoolParamType):
+    """As click's, with a message that names the two words."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # Any: as click's
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value!r} is not a valid boolean. Write true or false.", param, ctx)
 
 
 def _check_range(row: Setting) -> Callable[[click.Context, click.Parameter, Any], Any]:

@@ -145,6 +145,7 @@ def _run(plan: Plan, read: Callable[[], Plan], settings: Settings, *, watched: S
         nonlocal started_s, first
         started_s = time.monotonic()
         known, first = first, None
+        say(f"Starting {Path(plan.place).name} …")
         try:
             return (known or read()).apps
         except PlanError as error:

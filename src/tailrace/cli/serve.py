@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import resource
 import signal
 import socket
@@ -38,11 +39,12 @@ STOPPED_LOADING = 130  # exit status: a signal came before requests were taken
 
 
 @click.command()
-@click.argument("model", default="smollm2", envvar="TAILRACE_MODEL")
+@click.argument("model", default="smollm2", envvar="TAILRACE_MODEL", is_eager=True)
 @click.option(
     "--model",
     "named",
     multiple=True,
+    is_eager=True,  # known before --set is checked
     metavar="NAME=SOURCE",
     envvar="TAILRACE_MODELS",
     help="A further model, under a name of its own; may be given again. TAILRACE_MODELS takes several, with spaces.",
@@ -122,7 +124,8 @@ def bound_socket(settings: Settings) -> socket.socket | None:
     try:
         return bind(settings)
     except OSError as error:
-        other = "--host" if isinstance(error, socket.gaierror) else "--port"
+        is_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        other = "--host" if is_host else "--port"
         say_error(f"cannot listen on {settings.host}:{settings.port} ({error.strerror}). Choose another {other}.")
         return None
 

@@ -31,6 +31,7 @@ __all__ = [
 
 T = TypeVar("T", bound=msgspec.Struct)
 
+_CONTENT_TYPE = re.compile(r"content\[[^]]*\]\.type$")  # of a part of a message
 _MAX_BRACKETS = 100_000  # of lists and objects (those in strings count, too): about 40 ms to look through
 _MAX_NAMED = 10
 _CHARSET = re.compile(r";\s*charset\s*=\s*\"?([^\s;\"]*)", re.IGNORECASE)
@@ -127,6 +128,8 @@ def read_fields(body: JsonBody, shape: type[T], *, strict: bool = False) -> tupl
         if "contains unknown field" in reason or "Invalid enum value" in reason or "Invalid value" in reason:
             allowed = ", ".join(_allowed(_type_of(shape), param or ""))
             reason = f"Not one of {allowed}" if allowed else "Not a value that this field takes"  # nor is it repeated
+            if param and _CONTENT_TYPE.search(param):
+                reason += "; images, audio and files are not supported"
         where = f"{param}: " if param else ""
         raise RequestError(f"{where}{reason[:200]}.", param=param) from None
     ignored = tuple(sorted(set(islice(_unknown(body, _type_of(shape), ""), _MAX_NAMED))))

@@ -36,7 +36,7 @@ from tailrace.dialects.ollama_answers import OllamaView, encode_error, time_of
 from tailrace.dialects.plain import bare_request
 from tailrace.dialects.tools import Tool, choose_tools
 from tailrace.dialects.wire import Asked, Call, Generate, Operation, Reply, Show, Wire
-from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.errors import RequestError, UnsupportedOperation, UnsupportedParameter
 from tailrace.types import GenerateRequest, Grammar, Message, Sampling
 
 __all__ = ["WIRE"]
@@ -244,6 +244,17 @@ def _messages(turns: Sequence[Turn]) -> tuple[Message, ...]:
 _MODEL = {"model": "default"}
 _TURNS = [{"role": "user", "content": "Tell me a story about dogs."}]
 
+
+def _refuse_embeddings(asked: Asked) -> Reply:
+    """Raises: UnsupportedOperation."""
+    raise UnsupportedOperation("This server generates text only; it has no embeddings.")
+
+
+def _refuse_pulling(asked: Asked) -> Reply:
+    """Raises: UnsupportedOperation."""
+    raise UnsupportedOperation("Clients cannot fetch models here. `tailrace serve MODEL` fetches one when it starts.")
+
+
 WIRE = Wire(
     name="ollama",
     title="Ollama",
@@ -275,6 +286,9 @@ WIRE = Wire(
             check=require_json_or_curl,
             example=_MODEL,
         ),
+        Operation("POST", "/api/embed", Show(_refuse_embeddings), "Refused: this server generates text only."),
+        Operation("POST", "/api/embeddings", Show(_refuse_embeddings), "Refused: this server generates text only."),
+        Operation("POST", "/api/pull", Show(_refuse_pulling), "Refused: the models are chosen at the start."),
         Operation("GET", "/api/tags", Show(models.list_models), "The models that are served."),
         Operation("GET", "/api/ps", Show(models.list_running), "The models that are loaded."),
         Operation("GET", "/api/version", Show(models.show_version), "The version of Ollama that has this API."),

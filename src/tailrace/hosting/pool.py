@@ -109,7 +109,7 @@ class Pool:
             raise AppUnavailable("The app cannot be started; the log says why.", retry_after_s=_MAX_BACKOFF_S)
         if len(self._waiting) >= self.options.max_queued_requests:
             config = self.options.backpressure_config
-            full = QueueFull("As many requests are waiting as may.", retry_after_s=config.retry_after_s)
+            full = QueueFull("Too many requests are waiting for this app.", retry_after_s=config.retry_after_s)
             full.status = config.status_code
             raise full
         place: asyncio.Future[ReplicaProcess] = asyncio.get_running_loop().create_future()

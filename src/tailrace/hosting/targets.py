@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import reprlib
 from collections.abc import Mapping, Sequence
@@ -60,6 +61,8 @@ def plan_of(
     on_ray: bool = False,
 ) -> Plan:
     """Raises: PlanError."""
+    if concurrency != 1 and not Path(target).is_dir():
+        raise PlanError("--concurrency is for Inferless folders. Other apps set max_ongoing_requests in their code.")
     plan = _plan_of(target, arguments, directory=directory, route_prefix=route_prefix, name=name)
     common = {"concurrency": concurrency, "log_level": log_level, "queue_s": queue_s}
 
@@ -119,12 +122,23 @@ def _module(target: str, directory: str) -> tuple[str, str]:
             raise PlanError(f"There is no file {file}.")
         target, directory = f"{path.stem}:{attribute}", str(path.parent)
     elif not colon and re.fullmatch(r"[\w.]+", target):
-        raise PlanError(f"Say what {target} holds: {target}:app.")
+        raise PlanError(f"Say what {target} holds: {target}:{_likely_app(Path(directory, f'{target}.py'))}.")
     if not _IMPORT.fullmatch(target):
         raise PlanError(f"{target} is neither a module and what it holds (textbot:app), nor a folder, nor a YAML file.")
     if not Path(directory).is_dir():
         raise PlanError(f"There is no directory {directory}.")
     return target, str(Path(directory).resolve())
+
+
+def _likely_app(file: Path) -> str:
+    """The name in a module that is probably its app, without importing it: `app`, or the only function."""
+    try:
+        body = ast.parse(file.read_text("utf-8")).body
+    except (OSError, ValueError, SyntaxError):
+        return "app"
+    assigned = {ast.unparse(one.targets[0]) for one in body if isinstance(one, ast.Assign)}
+    functions = [one.name for one in body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    return functions[0] if "app" not in assigned and len(functions) == 1 else "app"
 
 
 def _prefix(given: object, where: str) -> str:

@@ -156,4 +156,5 @@ def _instead(module: Any) -> str:
     apps = [name for name, value in held if isinstance(value, Application)]
     apps += [name for name, value in held if isinstance(value, Deployment)]
     apps += [name for name, value in held if is_asgi(value) and hasattr(value, "router")]
+    apps += [name for name, value in held if inspect.isfunction(value) and value.__module__ == module.__name__]
     return f" Did you mean {module.__name__}:{apps[0]}?" if apps else ""

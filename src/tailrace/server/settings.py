@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
+_HOST_NAME = re.compile(r"[^\s/:@?#\[\]]+|[0-9A-Fa-f:.]+")  # a name, or an address of IPv6
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,]+", re.IGNORECASE)
 
 __all__ = ["Setting", "Settings", "settings_table"]
@@ -212,6 +213,9 @@ class Settings:
             raise ValueError("--prompt-template has no {prompt}, where the prompt would go.")
         if self.adapter_scale != 1.0 and not self.adapter:
             raise ValueError("--adapter-scale is of an --adapter, and there is none.")
+        for host in filter(None, map(str.strip, self.allowed_hosts.split(","))):
+            if host != "*" and not _HOST_NAME.fullmatch(host):
+                raise ValueError("--allowed-hosts takes names without scheme and port, such as app.example, or *.")
         for origin in filter(None, map(str.strip, self.allowed_origins.split(","))):
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError("--allowed-origins takes origins such as https://app.example:8443, or *.")

@@ -67,7 +67,8 @@ def load(folder: Path, name: str | None = None) -> Loaded:
     elif request_class is not None:
         inputs = read_fields(request_class)
     else:
-        raise AppError("app.py: no input_schema.py with an INPUT_SCHEMA, and no class with @inferless.request.")
+        meant = f" Its app is run with: tailrace run {folder.name}/app.py:app" if hasattr(module, "app") else ""
+        raise AppError(f"app.py: no input_schema.py with an INPUT_SCHEMA, and no class with @inferless.request.{meant}")
     named_in_app = {"IS_STREAMING_OUTPUT": getattr(module, "IS_STREAMING_OUTPUT", None)}  # the one that pages name
     given = _given(("input_schema.py", declared or {}), ("app.py", named_in_app), ("app.py", exported.values))
     settings = _settings(given, notes)
