@@ -135,7 +135,7 @@ def test_what_the_command_line_asks_first(server: Server) -> None:
     [
         (404, lambda client: client.chat("gemma4", MESSAGES)),
         (404, lambda client: client.show("gemma4")),
-        (404, lambda client: client.embed("scripted", PROMPT)),
+        (400, lambda client: client.embed("scripted", PROMPT)),
         (400, lambda client: client.chat("scripted", MESSAGES, options={"temperature": 9})),
         (400, lambda client: client.chat("scripted", MESSAGES, options={"mirostat": 2})),
         (400, lambda client: client.chat("scripted", MESSAGES, think=True)),

@@ -356,7 +356,6 @@ def test_draining_parks_the_streams_of_all(serve: Serve, tmp_path: Path) -> None
         (["scripted", "--model", "scripted=scripted"], "Two models"),
         (["--model", "=scripted"], "name"),
         (["--model", "a="], "name=source"),
-        (["--model", "a=scripted", "--set", "b.threads=2"], "the models are a."),
         (["--model", "scripted"], "name=source"),
         (["--model", "a b=scripted"], "name"),
         (["--model", "ä=scripted"], "name"),
@@ -373,6 +372,15 @@ def test_what_cannot_be_served_is_one_line(arguments: list[str], word: str) -> N
     assert ran.stdout == ""
     assert ran.stderr.count("\n") == 1
     assert word in ran.stderr
+
+
+def test_a_setting_of_no_model_is_refused_with_the_models_there_are() -> None:
+    ran = subprocess.run(
+        [TAILRACE, "serve", "--port", "0", "--model", "a=scripted", "--set", "b.threads=2"],
+        capture_output=True, text=True, check=False, timeout=20, env=environment(),
+    )  # fmt: skip
+    assert (ran.returncode, ran.stdout) == (2, "")
+    assert ran.stderr.endswith("tailrace: Invalid value for '--set': there is no model b; the models are a.\n")
 
 
 @pytest.mark.parametrize(
