@@ -57,9 +57,10 @@ def reference(path: Path, prompts: list[str]) -> list[Answer]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    logging.set_verbosity_error()
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # as in all of the library
     tokenizer: Any = AutoTokenizer.from_pretrained(path)  # Any: the library's, whichever it is
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+    model.eval()
     answers = []
     for prompt in prompts:
         ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)

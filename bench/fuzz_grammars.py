@@ -27,7 +27,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -125,7 +125,7 @@ def schema(rnd: random.Random, depth: int = 0) -> Any:  # Any: JSON
         least = rnd.choice((0, 0, 1, 3, 64))
         return {"type": "array", "items": inner(), "minItems": least, "maxItems": least + rnd.choice((0, 1, 5))}
     low = rnd.choice((0, -5, 3, -(10**12), 999))
-    return {
+    made: dict[str, Callable[[], dict[str, Any]]] = {
         "string": lambda: {"type": "string"},
         "pattern": lambda: {"type": "string", "pattern": regex(rnd, 1)},
         "format": lambda: {"type": "string", "format": rnd.choice(_FORMATS)},
@@ -145,7 +145,8 @@ def schema(rnd: random.Random, depth: int = 0) -> Any:  # Any: JSON
         "types": lambda: {"type": rnd.sample(["object", "array", "string", "integer", "number", "null"], 3)},
         "ref": lambda: {"$ref": "#/$defs/d"},
         "defs": lambda: {"type": "array", "items": {"$ref": "#/$defs/d"}, "$defs": {"d": inner()}},
-    }[kind]()
+    }
+    return made[kind]()
 
 
 def body(rnd: random.Random) -> tuple[str, dict[str, Any]]:
@@ -157,7 +158,7 @@ def body(rnd: random.Random) -> tuple[str, dict[str, Any]]:
         "type": "function",
         "function": {"name": "f", "parameters": {"type": "object", "properties": {"a": schema(rnd, 1)}}},
     }
-    return [
+    made: list[Callable[[], tuple[str, dict[str, Any]]]] = [
         lambda: (chat, {"guided_regex": regex(rnd)}),
         lambda: (chat, {"structured_outputs": {"regex": regex(rnd)}}),
         lambda: (text, {"guided_json": schema(rnd)}),
@@ -173,7 +174,8 @@ def body(rnd: random.Random) -> tuple[str, dict[str, Any]]:
             "/generate",
             {"parameters": {"grammar": {"type": "regex", "value": regex(rnd)}, "max_new_tokens": 40}},
         ),
-    ][door]()
+    ]
+    return made[door]()
 
 
 _STALL_S = 0.4

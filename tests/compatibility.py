@@ -13,6 +13,7 @@ import msgspec
 from anthropic.types.beta.message_create_params import MessageCreateParamsBase as BetaMessageParams
 from anthropic.types.message_count_tokens_params import MessageCountTokensParams as CountParams
 from anthropic.types.message_create_params import MessageCreateParamsBase as MessageParams
+from anthropic.types.model_list_params import ModelListParams
 from anthropic.types.output_config_param import OutputConfigParam
 from msgspec import inspect
 from ollama._types import ChatRequest, GenerateRequest, Options
@@ -48,6 +49,7 @@ class Api:
     form: Callable[[JsonBody], JsonBody] = _as_it_is  # makes the body of its fields
     note: str = ""
     in_query: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def fields_of(shape: type[msgspec.Struct], *inside: str) -> set[str]:
@@ -108,7 +110,7 @@ def _tgi(door: str, *, full_text: bool = False, **more: Any) -> Api:  # Any: of 
         "Text Generation Inference",
         door,
         {"inputs": "Hi", "parameters": {}},
-        fields_of(tgi.Body, "parameters") | set(asked) | {"parameters.*"},
+        fields_of(tgi.TgiBody, "parameters") | set(asked) | {"parameters.*"},
         {"inputs": "Ho", "stream": True, **asked, "parameters.return_full_text": not full_text},
         {"parameters.best_of": {"parameters": {"do_sample": True}}, "parameters.seed": {"parameters": {"top_k": 3}}},
         **more,
@@ -124,7 +126,7 @@ _NATIVE_SAMPLES = _SAMPLING | {
     "best_of": 2, "functions": [_TOOL], "id": "mine", "linger_s": 5, "logprobs": True, "messages": [_OTHER_USER],
     "on_disconnect": "cancel", "prompt": "Ho", "tools": [_TOOL], "top_logprobs": 2,
 }  # fmt: skip
-_NATIVE_FIELDS = fields_of(native.Body) | set(native.WIRE.refused)
+_NATIVE_FIELDS = fields_of(native.NativeBody) | set(native.WIRE.refused)
 
 _ANTHROPIC_TOOL = {"name": "look", "input_schema": {"type": "object"}}
 _ANTHROPIC_SAMPLES: dict[str, Value] = {
@@ -250,7 +252,7 @@ APIS = [
         "OpenAI and vLLM: chat completions",
         "POST /v1/chat/completions",
         {"messages": [_USER]},
-        {*ChatParams.__annotations__, *_VLLM, *openai.WIRE.refused, "stream"} | fields_of(openai.ChatBody),
+        {*ChatParams.__annotations__, *_VLLM, *openai.WIRE.refused, "stream"} | fields_of(openai.OpenAIChatBody),
         _SAMPLING
         | {
             "logprobs": True,
@@ -274,7 +276,7 @@ APIS = [
         "OpenAI: responses",
         "POST /v1/responses",
         {"input": "Hi"},
-        {*ResponseParams.__annotations__, "stream"} | fields_of(responses.Body) | set(responses.WIRE.refused),
+        {*ResponseParams.__annotations__, "stream"} | fields_of(responses.ResponsesBody) | set(responses.WIRE.refused),
         _SAMPLING
         | {
             "background": True,
@@ -310,7 +312,7 @@ APIS = [
         {"model": "scripted", "max_tokens": 9, "messages": [_USER]},
         _ANTHROPIC_FIELDS
         | _IN_CONFIG
-        | fields_of(anthropic.Body, "output_config")
+        | fields_of(anthropic.MessagesBody, "output_config")
         | set(anthropic.WIRE.refused)
         | {"tool_choice.disable_parallel_tool_use"},
         _ANTHROPIC_SAMPLES,
@@ -325,8 +327,17 @@ APIS = [
         _ANTHROPIC_COMPANIONS,
         {ANY: "it does not change how many tokens the prompt has"},
     ),
-    _ollama("POST /api/chat", {"messages": [_USER]}, ChatRequest.model_fields, ollama.ChatBody),
-    _ollama("POST /api/generate", {"prompt": "Hi"}, GenerateRequest.model_fields, ollama.GenerateBody),
+    Api(
+        "Anthropic",
+        "GET /v1/models",
+        {},
+        {*ModelListParams.__annotations__} - {"workspace_id"},  # which is a header
+        {"after_id": "scripted", "before_id": "other", "limit": "1", "lifecycle": "active"},
+        in_query=True,
+        headers={"anthropic-version": "2023-06-01"},
+    ),
+    _ollama("POST /api/chat", {"messages": [_USER]}, ChatRequest.model_fields, ollama.OllamaChatBody),
+    _ollama("POST /api/generate", {"prompt": "Hi"}, GenerateRequest.model_fields, ollama.OllamaGenerateBody),
     Api(
         "Ollama",
         "POST /api/show",
@@ -344,7 +355,7 @@ APIS = [
         "Text Generation Inference",
         "POST /tokenize",
         {"inputs": "Hi"},
-        fields_of(tgi.Body),
+        fields_of(tgi.TgiBody),
         {"inputs": "Ho", "parameters": {"truncate": 1}, "stream": True},
         moot={ANY: "nothing is generated"},
     ),
@@ -352,7 +363,7 @@ APIS = [
         "Text Generation Inference",
         "POST /chat_tokenize",
         {"messages": [_USER]},
-        fields_of(tgi.ChatBody),
+        fields_of(tgi.TgiChatBody),
         {"messages": [_OTHER_USER]},
         moot={ANY: "nothing is generated"},
     ),
@@ -360,7 +371,7 @@ APIS = [
         "The vLLM article",
         "POST /generate-stream",
         {"prompt": "Hi"},
-        fields_of(cumulative.Body) | set(cumulative.WIRE.refused),
+        fields_of(cumulative.CumulativeBody) | set(cumulative.WIRE.refused),
         _SAMPLING | {"best_of": 2, "prompt": "Ho", "use_beam_search": True},
     ),
     Api(

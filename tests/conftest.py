@@ -7,10 +7,26 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
-from tests.server.process import Server
+from hypothesis import settings
+from tests.api.process import Server
+from tests.lacking import told
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and so would be everything that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# No example has a time of its own: a busy machine, or measuring coverage, makes any of them slow. Tests have a limit.
+settings.register_profile("tailrace", deadline=None)
+settings.load_profile("tailrace")
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """The last that is said, so that nobody takes what was skipped for what passed."""
+    yield
+    skipped = terminalreporter.stats.get("skipped", ())
+    if line := told((report.nodeid, report.longrepr[-1]) for report in skipped):  # path, line and reason
+        terminalreporter.write_line(line, yellow=True, bold=True)
 
 
 @pytest.fixture(scope="module")

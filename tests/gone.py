@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import psutil
-from tests.engines.asking import until
+from tests.waiting import until
 
 __all__ = ["is_alive", "wait_gone"]
 
@@ -17,7 +17,7 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def wait_gone(processes: Iterable[psutil.Process], *, timeout_s: float = 5.0) -> None:
+def wait_gone(processes: Iterable[psutil.Process]) -> None:
     """Raises: AssertionError if one of them stays."""
     waiting = list(processes)
-    until(lambda: not any(map(is_alive, waiting)), timeout_s=timeout_s)
+    until(lambda: not any(map(is_alive, waiting)))

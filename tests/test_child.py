@@ -25,4 +25,4 @@ def test_a_family_ends_with_its_head() -> None:
         assert child in family
         assert len(family) == 2
         head.kill()
-        wait_gone(family, timeout_s=10)
+        wait_gone(family)

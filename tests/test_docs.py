@@ -10,27 +10,15 @@ from pathlib import Path
 import tailrace.errors
 from tailrace.cli import main
 from tailrace.errors import TailraceError
-from tailrace.server.settings import settings_table
+from tailrace.models.catalogue import CATALOGUE
+from tailrace.settings import settings_table
 
 ROOT = Path(__file__).parent.parent
 REFERENCE = ROOT / "docs" / "reference.md"
 
-# Codes that are made where they arise, not by a class of their own.
-CODES = {
-    "app_output": (500, "an app of the user's sent a value that JSON cannot hold"),
-    "cancelled": (499, "somebody cancelled the stream while an answer in one piece was awaited"),
-    "interrupted": (503, "the server was shut down"),
-    "method_not_allowed": (405, "the path is there, the method is not"),
-    "not_found": (404, "nothing is at this path"),
-    "queue_timeout": (429, "the request waited for its turn longer than `--queue-s`"),
-    "request_refused": (400, "the engine, or the server behind it, does not run such a request"),
-    "template_error": (400, "the model's chat template refuses these messages"),
-    "upgrade_required": (426, "`/v1/ws` was asked for without WebSocket's handshake"),
-}
-
 
 def error_rows() -> dict[str, tuple[int, str]]:
-    rows = dict(CODES)
+    rows: dict[str, tuple[int, str]] = {}
     for _, kind in inspect.getmembers(tailrace.errors, inspect.isclass):
         if issubclass(kind, TailraceError) and kind.code not in ("stream_error", "model_error"):
             meaning = (kind.__doc__ or "").strip().partition("\n")[0].rstrip(".") if "__doc__" in vars(kind) else ""
@@ -81,6 +69,21 @@ def test_readme_names_every_verb() -> None:
         assert f"tailrace {verb}" in readme
 
 
+def test_an_installation_weighs_the_same_everywhere() -> None:
+    explained = (ROOT / "docs" / "dependencies.md").read_text()
+    (weight,) = re.findall(r"installation for serving is (\d+ MB) on disk", explained)
+    assert f"to download, {weight} on disk" in (ROOT / "Makefile").read_text()
+    assert f"`.venv` ({weight})" in (ROOT / "README.md").read_text()
+
+
+def test_the_default_model_weighs_the_same_everywhere() -> None:
+    model = CATALOGUE["smollm2"]
+    to_fetch, unpacked = (f"{num_bytes / 1e6:.0f} MB" for num_bytes in (model.wheel_bytes, model.file_bytes))
+    readme = (ROOT / "README.md").read_text()
+    assert f"(SmolLM2-135M, {to_fetch})" in readme
+    assert f"(smollm2: {to_fetch} to fetch, {unpacked} unpacked)" in readme
+
+
 def test_dependencies_are_explained() -> None:
     import tomllib
 
@@ -89,3 +92,43 @@ def test_dependencies_are_explained() -> None:
     for requirement in project["dependencies"]:
         name = re.split(r"[<>=;\[ ]", requirement)[0]
         assert name in explained, name
+
+
+_LINK = re.compile(r"\]\(\s*([^)#\s]+)?(?:#([^)\s]+))?\s*\)")
+
+
+def _anchors(page: Path) -> set[str]:
+    """Of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_somewhere() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    broken = []
+    for page in pages:
+        for place, anchor in _LINK.findall(re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)):
+            if place.startswith(("http:", "https:", "mailto:")):
+                continue
+            target = page.parent / place if place else page
+            if not target.exists() or (anchor and target.suffix == ".md" and anchor not in _anchors(target)):
+                broken.append(f"{page.relative_to(ROOT)}: {place}#{anchor}")
+    assert not broken
+
+
+def test_every_decision_is_named_on_the_architecture_page() -> None:
+    named = re.findall(r"\]\(decisions/([\w-]+)\.md\)", (ROOT / "docs" / "architecture.md").read_text())
+    pages = {page.stem: page.read_text() for page in (ROOT / "docs" / "decisions").glob("*.md")}
+    assert sorted(named) == sorted(pages)
+    assert all("\n## Why\n" in text and text.count("\n") <= 30 for text in pages.values())
+
+
+def test_files_that_pages_name_are_there() -> None:
+    """Those with a folder: `engines/kinds.py` in the source, `tests/golden` in the checkout."""
+    pages = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md", *(ROOT / "docs" / "decisions").glob("*.md")]
+    named = {(page.name, name) for page in pages for name in re.findall(r"`([a-z_.]+/[\w/.-]*\w)`", page.read_text())}
+    there = (ROOT, ROOT / "src" / "tailrace")
+    assert ("CONTRIBUTING.md", "engines/kinds.py") in named
+    assert not [
+        pair for pair in named if "NAME" not in pair[1] and not any((base / pair[1]).exists() for base in there)
+    ]

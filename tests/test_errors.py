@@ -21,6 +21,9 @@ CODES = {
     "UnsupportedParameter": "unsupported_parameter",
     "ContextLengthExceeded": "context_length_exceeded",
     "UnknownModel": "model_not_found",
+    "UnknownKey": "unknown_key",
+    "Unauthenticated": "invalid_api_key",
+    "KeyRevoked": "key_revoked",
     "Forbidden": "forbidden",
     "IdempotencyConflict": "idempotency_conflict",
     "AdmissionError": "overloaded",
@@ -46,8 +49,19 @@ CODES = {
     "StorageError": "journal_unavailable",
     "JournalFull": "log_full",
     "JournalDamaged": "journal_damaged",
+    "LeaseLost": "lease_lost",
     "PoisonRequest": "poison_request",
     "Diverged": "diverged",
+    "NotFound": "not_found",
+    "MethodNotAllowed": "method_not_allowed",
+    "UpgradeRequired": "upgrade_required",
+    "TemplateError": "template_error",
+    "RequestRefused": "request_refused",
+    "QueueTimeout": "queue_timeout",
+    "StreamTooLong": "stream_too_long",
+    "Interrupted": "interrupted",
+    "Cancelled": "cancelled",
+    "AppOutput": "app_output",
 }
 
 
@@ -77,6 +91,11 @@ def test_the_tree_in_the_docstring_is_the_one_in_the_code() -> None:
 
 def test_codes_stay() -> None:
     assert {kind.__name__: kind.code for kind in ALL} == CODES
+
+
+def test_each_code_has_one_status() -> None:
+    assert {kind.code: kind.status for kind in ALL} == {code: kind.status for code, kind in errors.KINDS.items()}
+    assert all(errors.KINDS[kind.code].status == kind.status for kind in ALL)
 
 
 def test_names_are_exported_in_order() -> None:

@@ -47,6 +47,7 @@ def test_every_sampling_parameter_reaches_the_worker() -> None:
         max_tokens=9,
         stop=("a", "é"),
         include_stop=True,
+        single_call=True,
         ignore_eos=True,
         logprobs=True,
         top_logprobs=5,
@@ -69,7 +70,7 @@ def test_plain_sampling_asks_for_nothing() -> None:
     assert (plain.temperature, plain.top_p, plain.top_k, plain.min_p, plain.repetition_penalty) == (1, 1, 0, 0, 1)
     assert (plain.presence_penalty, plain.frequency_penalty, plain.typical_p, plain.n) == (0, 0, 1, 1)
     assert (plain.seed, plain.max_tokens, plain.stop) == (None, None, ())
-    assert (plain.include_stop, plain.ignore_eos, plain.logprobs) == (False, False, False)
+    assert (plain.include_stop, plain.single_call, plain.ignore_eos, plain.logprobs) == (False,) * 4
     assert (plain.top_logprobs, plain.logit_bias, plain.grammar) == (0, (), None)
 
 

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.server.process import Server
+from tests.api.process import Server
 
 from tailrace.dialects import WIRES
 

@@ -9,7 +9,7 @@ from tailrace import telemetry
 if TYPE_CHECKING:
     from tailrace.serve.model import Model
 
-__all__ = ["engine"]
+__all__ = ["__version__", "engine"]
 
 __version__ = "0.1.0"
 

@@ -1,4 +1,5 @@
-"""What a child process owes its parent: to end with it, and to leave signals from the terminal to it."""
+"""What a child process owes its parent: to end with it, and to leave signals from the terminal to it. And what the
+parent sees of it."""
 
 from __future__ import annotations
 
@@ -9,8 +10,9 @@ import resource
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
-__all__ = ["begin_child", "end_family_with_me"]
+__all__ = ["begin_child", "end_family_with_me", "resident_bytes"]
 
 _PR_SET_PDEATHSIG = 1
 _keepers: list[subprocess.Popen[bytes]] = []  # whose pipes must stay open
@@ -44,3 +46,12 @@ def end_family_with_me() -> None:
         os.setpgid(0, 0)
     command = [sys.executable, "-I", "-S", "-c", _KEEPER, str(os.getpid())]
     _keepers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL))
+
+
+def resident_bytes(pid: int) -> int:
+    """What a process has in memory; 0 where the system does not say, or it is gone."""
+    try:
+        pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
+    except (OSError, IndexError):
+        return 0
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")

@@ -9,12 +9,21 @@
         UnsupportedMediaType        415
         UnsupportedParameter        400  the engine cannot honour it
         UnsupportedOperation        400  a known path of an API that this server does not offer
+        NotFound                    404  nothing is at this path
+        MethodNotAllowed            405
+        UpgradeRequired             426
         ContextLengthExceeded       400  prompt (and answer) do not fit the model
+        TemplateError               400  the model's chat template refuses the messages
+        RequestRefused              400  the engine does
         UnknownModel                404
-        Forbidden                   403  a Host or Origin that is not ours
+        UnknownKey                  404
+        Unauthenticated             401  no key, or one that is not valid
+        KeyRevoked                  401  the key that began the stream
+        Forbidden                   403  a Host or Origin that is not ours, or a key without the scope
         IdempotencyConflict         409  the key was used for another request
       AdmissionError                429
         QueueFull                   429  try again after `retry_after_s`
+        QueueTimeout                429  it was not begun in time
         Draining                    503  this server is going away
       StreamError                   404
         UnknownStream               404
@@ -26,32 +35,41 @@
           SequenceGap               409  a producer's batches between were not seen
         StaleEpoch                  403  the producer has begun anew since
         StreamsFull                 507  the memory for durable streams is used up
+        StreamTooLong               507  an app's stream is longer than may be kept
       StorageError                  503  the journal cannot keep anything just now
         JournalFull                 507  there is no room on its disk
         JournalDamaged              500  what it has kept is not what was written
+        LeaseLost                   503  another server writes the stream now
       EngineError                   500
         SequenceFailed              500  one sequence; its neighbours live on
         EngineLost                  503  the worker died
         EngineStalled               504  the worker made no progress
         PoisonRequest               422  a request that was proven to kill engines
         Diverged                    500  a replay gave another answer
+        Interrupted                 503  the server went away
+        Cancelled                   499
       AppFailed                     500  what a user deployed raised
         AppUnavailable              503  no process of it can answer
+        AppOutput                   500  it gave what JSON cannot hold
       ModelError                    -    a model cannot be found, fetched or read (command line)
 
-`status`, `code` and `retry_after_s` are what a wire needs; only `server` turns them into HTTP, and after the headers
-they become an in-band event. Messages never repeat what the client sent, but for the
-cleaned name of an unknown field. A client that leaves is not an error.
+The classes are the table of codes and statuses; `KINDS` has them by code. `status`, `code` and `retry_after_s` are
+what a wire needs; only `http` turns them into HTTP, and after the headers they become an in-band event. Messages never
+repeat what the client sent, but for the cleaned name of an unknown field. A client that leaves is not an error.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 __all__ = [
     "AdmissionError",
     "AppFailed",
+    "AppOutput",
     "AppUnavailable",
     "BodyTimeout",
     "BodyTooLarge",
+    "Cancelled",
     "ContextLengthExceeded",
     "Diverged",
     "Draining",
@@ -61,12 +79,19 @@ __all__ = [
     "Forbidden",
     "ForeignCursor",
     "IdempotencyConflict",
+    "Interrupted",
     "JournalDamaged",
     "JournalFull",
+    "KeyRevoked",
+    "LeaseLost",
+    "MethodNotAllowed",
     "ModelError",
+    "NotFound",
     "PoisonRequest",
     "QueueFull",
+    "QueueTimeout",
     "RequestError",
+    "RequestRefused",
     "SeqOutOfRange",
     "SequenceFailed",
     "SequenceGap",
@@ -76,13 +101,18 @@ __all__ = [
     "StreamConflict",
     "StreamError",
     "StreamExpired",
+    "StreamTooLong",
     "StreamsFull",
     "TailraceError",
+    "TemplateError",
+    "Unauthenticated",
+    "UnknownKey",
     "UnknownModel",
     "UnknownStream",
     "UnsupportedMediaType",
     "UnsupportedOperation",
     "UnsupportedParameter",
+    "UpgradeRequired",
 ]
 
 
@@ -133,6 +163,27 @@ class UnsupportedOperation(RequestError):
     code = "unsupported_operation"
 
 
+class NotFound(RequestError):
+    """Nothing is at this path."""
+
+    status = 404
+    code = "not_found"
+
+
+class MethodNotAllowed(RequestError):
+    """The path is there, the method is not."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+class UpgradeRequired(RequestError):
+    """`/v1/ws` was asked for without WebSocket's handshake."""
+
+    status = 426
+    code = "upgrade_required"
+
+
 class UnsupportedParameter(RequestError):
     """A known parameter that this engine or wire cannot honour; `param` names it."""
 
@@ -158,6 +209,18 @@ class ContextLengthExceeded(RequestError):
         self.max_tokens = max_tokens
 
 
+class TemplateError(RequestError):
+    """The model's chat template refuses these messages, or failed on them."""
+
+    code = "template_error"
+
+
+class RequestRefused(RequestError):
+    """The engine, or the server behind it, does not run such a request."""
+
+    code = "request_refused"
+
+
 class UnknownModel(RequestError):
     """The model is not one that this server runs."""
 
@@ -165,8 +228,29 @@ class UnknownModel(RequestError):
     code = "model_not_found"
 
 
+class UnknownKey(RequestError):
+    """There is no key with this id."""
+
+    status = 404
+    code = "unknown_key"
+
+
+class Unauthenticated(RequestError):
+    """The request has no key, or one that is not valid here."""
+
+    status = 401
+    code = "invalid_api_key"
+
+
+class KeyRevoked(RequestError):
+    """The key that began the stream was revoked."""
+
+    status = 401
+    code = "key_revoked"
+
+
 class Forbidden(RequestError):
-    """The Host or Origin is not one of ours."""
+    """The Host or Origin is not one of ours, or the key does not have the scope."""
 
     status = 403
     code = "forbidden"
@@ -188,6 +272,12 @@ class AdmissionError(TailraceError):
 
 class QueueFull(AdmissionError):
     """As many requests are running and waiting as `--max-concurrent-requests` lets in."""
+
+
+class QueueTimeout(AdmissionError):
+    """The request waited for its turn longer than `--queue-s`."""
+
+    code = "queue_timeout"
 
 
 class Draining(AdmissionError):
@@ -237,7 +327,7 @@ class StorageError(TailraceError):
 
 
 class JournalFull(StorageError):
-    """No room is left where the journal is, or one stream of an app is longer than 64 MiB."""
+    """No room is left where the journal is."""
 
     status = 507
     code = "log_full"
@@ -248,6 +338,12 @@ class JournalDamaged(StorageError):
 
     status = 500
     code = "journal_damaged"
+
+
+class LeaseLost(StorageError):
+    """Another server has taken the stream over, and only that one may write it. No client is told so."""
+
+    code = "lease_lost"
 
 
 class StreamConflict(StreamError):
@@ -294,6 +390,13 @@ class StreamsFull(StreamError):
 
     status = 507
     code = "streams_full"
+
+
+class StreamTooLong(StreamError):
+    """One stream of an app is longer than 64 MiB."""
+
+    status = 507
+    code = "stream_too_long"
 
 
 class EngineError(TailraceError):
@@ -344,6 +447,20 @@ class Diverged(EngineError):
     code = "diverged"
 
 
+class Interrupted(EngineError):
+    """The server was shut down before the answer was complete."""
+
+    status = 503
+    code = "interrupted"
+
+
+class Cancelled(EngineError):
+    """Somebody cancelled the stream while an answer in one piece was awaited."""
+
+    status = 499  # clients repeat a 409
+    code = "cancelled"
+
+
 class AppFailed(TailraceError):
     """What a user deployed raised an exception; the log has it."""
 
@@ -357,7 +474,23 @@ class AppUnavailable(AppFailed):
     code = "app_unavailable"
 
 
+class AppOutput(AppFailed):
+    """An app of the user's sent a value that JSON cannot hold."""
+
+    code = "app_output"
+
+
 class ModelError(TailraceError):
     """A model cannot be found, fetched or read. The message says what happened and what to do."""
 
     code = "model_error"
+
+
+def _with_subclasses(kind: type[TailraceError]) -> Iterator[type[TailraceError]]:
+    yield kind
+    for subclass in kind.__subclasses__():
+        yield from _with_subclasses(subclass)
+
+
+# By code. Where a class and its base have the same code, the subclass stands for both.
+KINDS: dict[str, type[TailraceError]] = {kind.code: kind for kind in _with_subclasses(TailraceError)}

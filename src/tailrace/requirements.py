@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, requires
 
-__all__ = ["install_command", "requirements"]
+__all__ = ["install_command", "pip_install", "requirements"]
 
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
 
@@ -27,6 +27,12 @@ def requirements(*, extra: str = "") -> list[str]:
     return [line for line, match in found if (match[1] if match else "") == extra]
 
 
+def pip_install(*arguments: str) -> str:
+    """A line for a shell that runs `pip install` with these arguments in the environment of this process. It names the
+    interpreter with its whole path: a `pip` on the PATH may be another environment's."""
+    return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
+
+
 def install_command(*, extra: str = "", packages: Iterable[str] = ()) -> str:
     """A line for a shell that installs an extra of tailrace into the environment of this process; without an extra, it
     installs these packages again, in the versions that tailrace needs.
@@ -39,6 +45,4 @@ def install_command(*, extra: str = "", packages: Iterable[str] = ()) -> str:
     if not extra:
         wanted = [line for line in wanted if re.split(r"[\s\[<>=!~]", line)[0] in names]
     options = [] if extra else ["--force-reinstall"]
-    return shlex.join(
-        [sys.executable, "-m", "pip", "install", *options, *(wanted or sorted(names) or [f"tailrace[{extra}]"])]
-    )
+    return pip_install(*options, *(wanted or sorted(names) or [f"tailrace[{extra}]"]))

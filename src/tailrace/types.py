@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 
 __all__ = [
+    "ANONYMOUS",
     "Continuity",
     "End",
     "Event",
@@ -34,6 +35,7 @@ __all__ = [
     "means_any_model",
 ]
 
+ANONYMOUS = "anonymous"  # the owner of all streams where there are no keys
 _ANY_MODEL = ("tgi", "dummy", "default")
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "cancelled", "error"]
@@ -87,6 +89,7 @@ class Sampling:
     max_tokens: int | None = None  # None: the server's default
     stop: tuple[str, ...] = ()
     include_stop: bool = False  # leave the matched stop string in the text
+    single_call: bool = False  # end behind the first call of a tool
     ignore_eos: bool = False
     logprobs: bool = False  # of the chosen tokens
     top_logprobs: int = 0  # of so many likeliest tokens at each place
@@ -105,7 +108,7 @@ class GenerateRequest:
     `on_disconnect` says what the last reader's leaving means; a detached stream that nobody reads for `linger_s` is
     cancelled all the same.
     `caller` says who is held responsible if the request kills the engine: the client's address, as the server room
-    knows it ("" inside of a process). Nothing that a client can write goes into it.
+    knows it ("" inside of a process). Nothing that a client can write goes into it. `owner` says whose the stream is.
     """
 
     model: str | None = None
@@ -121,6 +124,9 @@ class GenerateRequest:
     memo: bytes = b""  # what the wire wants to see again with the stream, JSON
     exact: bool = False  # rather end than go on with another token than would have come
     caller: str = ""
+    owner: str = ANONYMOUS
+    key_id: str = ""  # of the key that the request came with
+    wire: str = ""
 
 
 class Prompt(NamedTuple):

@@ -440,18 +440,25 @@ def test_a_gate_does_not_rest_for_nobody() -> None:
     run_scenario(scenario())
 
 
-def test_the_time_in_which_it_is_shut_is_counted() -> None:
+def test_the_time_until_all_have_caught_up_is_counted() -> None:
     async def scenario() -> None:
         gate = Gate()
         await asyncio.sleep(2)
         gate.open(capacity_tokens=1, capacity_sequences=1, block_tokens=1)
+        gate.caught_up()
         await asyncio.sleep(3)
-        assert gate.total_shut_s == pytest.approx(2)
+        assert gate.total_lost_s == pytest.approx(2)
         gate.shut()
         gate.shut()
         await asyncio.sleep(4)
-        assert gate.total_shut_s == pytest.approx(6)
+        assert gate.total_lost_s == pytest.approx(6)
         gate.open(capacity_tokens=1, capacity_sequences=1, block_tokens=1)
-        assert gate.total_shut_s == pytest.approx(6)
+        await asyncio.sleep(1)
+        gate.shut()
+        await asyncio.sleep(1)
+        gate.open(capacity_tokens=1, capacity_sequences=1, block_tokens=1)
+        gate.caught_up()
+        await asyncio.sleep(5)
+        assert gate.total_lost_s == pytest.approx(8)
 
     run_scenario(scenario())

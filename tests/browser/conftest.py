@@ -14,9 +14,10 @@ from contextlib import AsyncExitStack
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, BrowserContext, async_playwright
+from tests.api.process import Server
 from tests.browser.cable import Cable
 from tests.browser.tab import RIVER_TOKENS, Tab
-from tests.server.process import Server
+from tests.lacking import lack
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _FLAGS = [
@@ -30,7 +31,7 @@ async def browser() -> AsyncIterator[Browser]:
     """TAILRACE_CHROMIUM may say where it is."""
     path = os.environ.get("TAILRACE_CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
     if path is None:
-        pytest.skip("no Chromium on PATH, nor named by TAILRACE_CHROMIUM")
+        lack("Chromium", "it is not on the PATH, nor named by TAILRACE_CHROMIUM")
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=path, args=_FLAGS)
         yield browser

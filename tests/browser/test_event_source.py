@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 from playwright.async_api import BrowserContext, Page
+from tests.api.oracle import Answer
+from tests.api.process import Server
 from tests.browser.cable import Cable
-from tests.server.oracle import Answer
-from tests.server.process import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 from playwright.async_api import BrowserContext, expect
+from tests.api.process import Server
 from tests.clients.installed import environment
-from tests.server.process import Server
 
 # It is 2.9 GB, and starts in half a minute to a minute.
 pytestmark = [

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from playwright.async_api import Browser, BrowserContext, Page, Route, expect
+from tests.api.oracle import Answer, chat_ids
+from tests.api.process import Server
 from tests.browser.cable import Cable
 from tests.browser.tab import RIVER_TOKENS, Tab
-from tests.server.oracle import Answer, chat_ids
-from tests.server.process import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

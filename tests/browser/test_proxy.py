@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser
+from tests.api.process import Server
 from tests.browser.tab import RIVER_TOKENS, Tab
-from tests.server.nginx import PASSWORD, secured
-from tests.server.process import Server
+from tests.http.nginx import PASSWORD, secured
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.deep]
 

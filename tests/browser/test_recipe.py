@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from playwright.async_api import BrowserContext
-from tests.server.process import Server
+from tests.api.process import Server
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.deep]
 

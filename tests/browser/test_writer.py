@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
+from tests.api.process import Server
 from tests.browser.tab import Tab
-from tests.server.process import Server
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -12,7 +12,7 @@ from typing import Any  # JSON
 
 import pytest
 from click.testing import CliRunner
-from tests.server.process import TAILRACE, environment
+from tests.api.process import TAILRACE, environment
 
 from tailrace.cli import main
 from tailrace.streams.disk import DiskJournal
@@ -39,6 +39,7 @@ def test_a_directory_of_hugging_face(tiny_gpt2_dir: Path) -> None:
     assert told["model"]["engine"] == "transformers"
     assert told["model"]["num_parameters"] > 10_000
     assert told["model"]["weight_bytes"] == 4 * told["model"]["num_parameters"]
+    assert told["model"]["bytes_on_disk"] == sum(path.stat().st_size for path in tiny_gpt2_dir.iterdir())
     why_not = {row["name"]: row["why_not"] for row in told["engines"]}
     assert "GGUF files" in why_not["llamacpp"]
     assert not why_not["transformers"]

@@ -1,4 +1,4 @@
-"""`tailrace new`: what it writes, and what it refuses. That the apps run is in tests/hosting/test_examples.py."""
+"""`tailrace new`: what it writes, and what it refuses. That the apps run is in tests/apps/test_examples.py."""
 
 from __future__ import annotations
 

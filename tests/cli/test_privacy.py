@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.hosting.process import AppServer, write
-from tests.server.process import TAILRACE, Server, environment
+from tests.api.process import TAILRACE, Server, environment
+from tests.apps.process import AppServer, write
+from tests.lacking import lack
 
 import tailrace
 from tailrace.errors import ModelError
@@ -91,17 +92,17 @@ def _written(call: str) -> Iterator[str]:
 @pytest.fixture
 def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Traced:
     if not shutil.which("strace"):
-        pytest.skip("there is no strace, which shows what a process does")
+        lack("strace")
     try:
         subprocess.run(
             ["strace", "-f", "--seccomp-bpf", "-e", "trace=open", "-o", str(tmp_path / "probe"), "true"], check=True
         )
     except subprocess.CalledProcessError:
-        pytest.skip("processes may not be traced here")
+        lack("the right to trace processes")
     try:
         fetch(CATALOGUE["smollm2"], NoProgress())
     except ModelError as error:
-        pytest.skip(f"the default model cannot be fetched: {error}")
+        lack("smollm2", error.message)
     folders = {name: tmp_path / name for name in ("traces", "home", "temporary")}
     for folder in folders.values():
         folder.mkdir()

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.server.process import TAILRACE, environment
+from tests.api.process import TAILRACE, environment
 
 from tailrace.cli import main
-from tailrace.cli.pull import TerminalProgress, pull
+from tailrace.cli.pull import pull, terminal_progress
 
 _PULL = "from tailrace.cli.pull import pull; pull(prog_name='tailrace pull')"
 _BAR = """
-from tailrace.cli.pull import TerminalProgress
-progress = TerminalProgress()
+from tailrace.cli.pull import terminal_progress
+progress = terminal_progress()
 progress.message("before [bold]")
 progress.start("Fetching [tiny]", 2_000_000)
 progress.advance(500_000)
@@ -70,13 +70,20 @@ def test_each_retry_of_the_hub_is_told_once_and_with_the_prefix(verb: str, tmp_p
 
 @contextlib.contextmanager
 def _unavailable_hub() -> Iterator[str]:
-    """A server that answers 503 to everything."""
+    """A server that lists the file of a repository, and answers 503 to whoever wants it."""
 
     class Unavailable(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(200, b'{"id":"some/model","siblings":[{"rfilename":"model.gguf"}]}')
+
         def do_HEAD(self) -> None:
-            self.send_response(503)
-            self.send_header("content-length", "0")
+            self._answer(503)
+
+        def _answer(self, status: int, body: bytes = b"") -> None:
+            self.send_response(status)
+            self.send_header("content-length", str(len(body)))
             self.end_headers()
+            self.wfile.write(body)
 
         def log_message(self, *_: object) -> None: ...
 
@@ -97,7 +104,7 @@ def test_a_damaged_file_is_found_out(tmp_path: Path) -> None:
 
 def test_lines_without_a_terminal() -> None:
     stream = io.StringIO()
-    progress = TerminalProgress(stream)
+    progress = terminal_progress(stream)
     progress.start("Fetching tiny", 2_000_000)
     for _ in range(100):
         progress.advance(20_000)
@@ -113,7 +120,7 @@ def test_lines_without_a_terminal() -> None:
 
 def test_lines_when_the_size_is_not_known() -> None:
     stream = io.StringIO()
-    progress = TerminalProgress(stream)
+    progress = terminal_progress(stream)
     progress.start("Fetching tiny", None)
     progress.advance(20_000)
     progress.done()

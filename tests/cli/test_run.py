@@ -6,12 +6,13 @@ import contextlib
 import re
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.hosting.process import AppServer, Forgiving, write
-from tests.server.process import TAILRACE, environment
+from tests.api.process import TAILRACE, environment
+from tests.apps.process import AppServer, Forgiving, write
 
 from tailrace.cli import main
 
@@ -37,13 +38,15 @@ class Wrong:
 wrong = Wrong.bind()
 """
 
+_INSTALL = f"Try: {sys.executable} -m pip install"
+
 # what is run, what its last line says, and what stands in the user's traceback
 _FAILURES = {
     "no attribute": ("bot:ap", "bot has nothing named ap. Did you mean bot:app?", ""),
     "no attribute but a function": ("built:nope", "built has nothing named nope. Did you mean built:build?", ""),
     "a bot's folder": ("folder", "Its app is run with: tailrace run folder/app.py:app", ""),
-    "another machine's address": ("bot:app --host 192.0.2.1", "Choose another --host.", ""),
-    "an import": ("needs:app", "Try: pip install soundfile_of_nobody", "import soundfile_of_nobody.reader"),
+    "another machine's address": ("bot:app --insecure --host 192.0.2.1", "Choose another --host.", ""),
+    "an import": ("needs:app", f"{_INSTALL} soundfile_of_nobody", "import soundfile_of_nobody.reader"),
     "a constructor": ("constructor:app", "constructing Bot raised ValueError: there are no weights", "any of these"),
     "a hang": ("sleeps:app --load-s 1.5", "importing sleeps:app took longer than 1.5 s.", ""),
 }
@@ -271,4 +274,26 @@ def test_the_access_log_says_how_a_stream_ended(tmp_path: Path) -> None:
         server.wait_line("GET /set: a_set.<locals>.items gave a set that JSON cannot hold")
         server.http.get("/long", headers={"x-request-id": "two"}, timeout=60)
         server.wait_line("default: a stream was ended: The stream is longer than 64 MiB")
-        server.wait_line("request=two end=error:log_full")
+        server.wait_line("request=two end=error:stream_too_long")
+
+
+def test_a_path_writes_no_lines_of_its_own_into_the_log(tmp_path: Path) -> None:
+    source = """
+        from tailrace import serve
+
+        @serve.deployment
+        class AnyPath:
+            async def __call__(self, request):
+                if "fails" in request.url.path:
+                    raise ValueError("no")
+                return serve.stream([object()])
+
+        app = AnyPath.bind()
+    """
+    write(tmp_path, "paths.py", source)
+    with contextlib.closing(Forgiving("paths:app", "--journal", "memory", directory=tmp_path)) as server:
+        server.wait_ready()
+        server.http.get("/%0aFORGED%1b[2J")
+        server.wait_line("^GET /%0AFORGED%1B%5B2J: list gave a object that JSON cannot hold")
+        server.http.get("/fails%0aFORGED")
+        server.wait_line("^GET /fails%0AFORGED raised ValueError: no")

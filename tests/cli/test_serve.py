@@ -8,11 +8,11 @@ from pathlib import Path
 import httpx
 import pytest
 from click.testing import CliRunner
-from tests.server.process import TAILRACE, Server, environment
+from tests.api.process import TAILRACE, Server, environment
 
 from tailrace import __version__
 from tailrace.cli import main
-from tailrace.server import settings_table
+from tailrace.settings import settings_table
 
 
 def test_the_verbs() -> None:
@@ -95,6 +95,10 @@ def test_a_setting_out_of_bounds_is_refused_with_the_bounds(flags: str) -> None:
         (["--allowed-origins", "banana"], "origins such as"),
         (["--allowed-hosts", "http://x"], "names without scheme"),
         (["--allowed-hosts", "x, y:8000"], "names without scheme"),
+        (["--allowed-hosts", "192.168.1.5:8000"], "names without scheme"),
+        (["--allowed-hosts", "cafe:80"], "names without scheme"),
+        (["--allowed-hosts", "*.example"], "names without scheme"),
+        (["--allowed-origins", "https://*.example"], "origins such as"),
         (["--allowed-origins", "http://a.test, http://b.test/path"], "origins such as"),
     ],
 )

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.hosting.process import write
-from tests.server.process import TAILRACE, environment
+from tests.api.process import TAILRACE, environment
+from tests.apps.process import write
 
 _APP = """
     import sys, time
@@ -76,10 +76,10 @@ class _Command:
         self.wait_until(is_there)
         return found[0]
 
-    def interrupt(self) -> int:
-        """Send Ctrl-C, wait for the end, and return the exit status."""
+    def interrupt(self, number: int = signal.SIGINT) -> int:
+        """Send Ctrl-C or another signal, wait for the end, and return the exit status."""
         children = psutil.Process(self.process.pid).children(recursive=True)
-        os.killpg(self.process.pid, signal.SIGINT)
+        os.killpg(self.process.pid, number)
         status = self.process.wait(20)
         _, alive = psutil.wait_procs(children, timeout=10)
         assert not alive, "processes were left behind"
@@ -158,7 +158,8 @@ def test_at_any_moment_of_a_start(after_s: float, start: Callable[..., _Command]
 
 
 @pytest.mark.parametrize(
-    "module", ["tailrace.bench.roofline", pytest.param("tailrace.bench.inprocess", marks=pytest.mark.deep)]
+    "module",
+    ["tailrace.measure.bench.roofline", pytest.param("tailrace.measure.bench.inprocess", marks=pytest.mark.deep)],
 )
 def test_while_doctor_measures(module: str, start: Callable[..., _Command]) -> None:
     command = start("doctor scripted:tokens_per_s=2")
@@ -168,7 +169,7 @@ def test_while_doctor_measures(module: str, start: Callable[..., _Command]) -> N
 
 def test_while_bench_measures(start: Callable[..., _Command]) -> None:
     command = start("bench scripted:tokens_per_s=2 --streams 1 --server-streams 0")
-    command.wait_child("tailrace.bench.inprocess")
+    command.wait_child("tailrace.measure.bench.inprocess")
     _check(command)
 
 
@@ -176,6 +177,14 @@ def test_while_the_server_of_bench_starts(start: Callable[..., _Command]) -> Non
     command = start("bench scripted --streams 1 --rounds 1 --server-streams 0")
     command.wait_child("serve")
     _check(command)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_bench_leaves_no_server_when_it_is_told_to_end(number: int, start: Callable[..., _Command]) -> None:
+    command = start("bench scripted:tokens_per_s=2 --streams 1 --rounds 1 --server-streams 0")
+    # The server listens then: nothing that it writes fails from now on.
+    command.wait_child("tailrace.measure.bench.inprocess")
+    assert command.interrupt(number) == 130
 
 
 def test_while_certify_kills_workers(start: Callable[..., _Command]) -> None:

@@ -6,7 +6,7 @@ import json
 from contextlib import suppress
 from typing import Any
 
-from tests.server.process import Server
+from tests.api.process import Server
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 

@@ -11,12 +11,12 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic import Anthropic, AsyncAnthropic
-from anthropic.types import MessageParam
-from tests.server.oracle import chat_ids
-from tests.server.process import Server
-from tests.server.wire import as_json
+from anthropic.types import MessageParam, ModelInfo
+from tests.api.oracle import chat_ids
+from tests.api.process import Server
+from tests.http.wire import as_json
 
-from tailrace.engines.scripted import TEXTS, recited_tokens
+from tailrace.engines.scripted.engine import TEXTS, recited_tokens
 
 NUMBER = list(TEXTS).index("emoji")
 TEXT = TEXTS["emoji"]
@@ -135,6 +135,21 @@ def test_the_beginning_of_an_answer(client: Anthropic) -> None:
     turns: list[MessageParam] = [*MESSAGES, {"role": "assistant", "content": "The best"}]
     answer = client.messages.create(model="scripted", messages=turns, max_tokens=1)
     assert answer.usage.input_tokens == INPUT_TOKENS + len("The best")
+
+
+def test_the_models(client: Anthropic) -> None:
+    page = client.models.list()
+    (model,) = page.data
+    assert ModelInfo.model_validate(model.to_dict()) == model  # which has all that the client promises its users
+    assert (model.id, model.display_name, model.lifecycle) == ("scripted", "scripted", "active")
+    assert model.created_at.tzinfo is not None
+    assert (page.has_more, page.first_id, page.last_id) == (False, "scripted", "scripted")
+    assert client.models.retrieve("scripted") == client.models.retrieve("default") == model
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        client.models.retrieve("claude-opus-5")
+    assert missing.value.type == "not_found_error"
+    with pytest.raises(anthropic.BadRequestError):
+        client.models.list(after_id="claude-opus-5")
 
 
 @pytest.mark.parametrize(

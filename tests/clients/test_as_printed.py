@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
+from tests.api.process import Server, environment
 from tests.clients.installed import run_javascript_source
-from tests.server.process import Server, environment
-from tests.server.wire import as_json, sse_data
+from tests.http.wire import as_json, sse_data
 
-from tailrace.engines.scripted import TEXTS, recited_tokens, tokenizer_json
+from tailrace.engines.scripted.engine import TEXTS, recited_tokens, tokenizer_json
 from tailrace.text import Tokenizer
 
 RAY_TEXTBOT = """

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.api.process import Server
 from tests.clients.installed import node, scripts
-from tests.server.process import Server
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(400)]  # the first one has them installed
 

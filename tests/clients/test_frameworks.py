@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.api.process import Server
 from tests.clients.installed import environment, run_script
-from tests.server.process import Server
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]  # the first test of each set has it installed
 

@@ -16,10 +16,10 @@ from huggingface_hub.errors import (
     OverloadedError,
     ValidationError,
 )
-from tests.server.oracle import LOGPROB, Answer, chat_ids
-from tests.server.process import Server
+from tests.api.oracle import LOGPROB, Answer, chat_ids
+from tests.api.process import Server
 
-from tailrace.engines.scripted import CONTROL_TOKENS
+from tailrace.engines.scripted.engine import CONTROL_TOKENS
 
 PROMPT = "Tell me of rivers."
 SEED = 11

@@ -8,14 +8,17 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.server.oracle import Answer
-from tests.server.process import Server
-from tests.server.wire import as_json, sse_data, sse_ids
+from tests.api.oracle import Answer
+from tests.api.process import Server
+from tests.http.wire import as_json, sse_data, sse_ids
+from tests.lacking import reason
 
 _SOURCE = Path(__file__).with_name("java") / "Client.java"
 _RUN_S = 55
 
-pytestmark = pytest.mark.skipif(shutil.which("javac") is None, reason="there is no JDK 17 (Debian: openjdk-17-jdk)")
+_LACKING = reason("a JDK of version 17", "openjdk-17-jdk in Debian")
+
+pytestmark = pytest.mark.skipif(shutil.which("javac") is None, reason=_LACKING)
 
 
 @pytest.fixture(scope="module")

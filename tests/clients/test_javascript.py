@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
+from tests.api.process import Server
 from tests.clients.installed import run_javascript
-from tests.server.process import Server
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(300)]  # the first one has them installed
 

@@ -8,9 +8,9 @@ from collections.abc import Callable, Generator, Iterator
 import httpx
 import pytest
 from ollama import AsyncClient, Client, ResponseError
-from tests.server.oracle import LOGPROB, Answer, chat_ids
-from tests.server.process import Server
-from tests.server.wire import as_json
+from tests.api.oracle import LOGPROB, Answer, chat_ids
+from tests.api.process import Server
+from tests.http.wire import as_json
 
 PROMPT = "Tell me of rivers."
 SEED = 13

@@ -8,8 +8,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
-from tests.server.oracle import LOGPROB, Answer, chat_ids
-from tests.server.process import Server
+from tests.api.oracle import LOGPROB, Answer, chat_ids
+from tests.api.process import Server
 
 from tailrace import __version__
 

@@ -13,8 +13,9 @@ import pytest
 from huggingface_hub import InferenceClient
 from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
-from tests.server.process import Server
-from tests.server.wire import as_json, sse_data, sse_ids
+from tests.api.process import Server
+from tests.http.wire import as_json, sse_data, sse_ids
+from tests.lacking import lack
 
 pytestmark = pytest.mark.timeout(300)  # the first run fetches 93 MB
 
@@ -31,7 +32,7 @@ def model() -> Iterator[Server]:
             running.wait_ready(timeout_s=280)
         except AssertionError:
             if running.process.poll() == 1 and "fetch" in running.log.lower():
-                pytest.skip(f"the model cannot be fetched: {running.log.strip().splitlines()[-1]}")
+                lack("smollm2", running.log.strip().splitlines()[-1])
             raise
         yield running
 

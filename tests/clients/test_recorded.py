@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.server.process import Server
-from tests.server.wire import as_json, sse_data
+from tests.api.process import Server
+from tests.http.wire import as_json, sse_data
 
 TOOLS = [
     {

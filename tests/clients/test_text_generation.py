@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.api.oracle import LOGPROB, Answer
+from tests.api.process import Server
 from tests.clients.installed import run_python
-from tests.server.oracle import LOGPROB, Answer
-from tests.server.process import Server
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(300)]  # the first one has it installed
 

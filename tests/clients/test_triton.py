@@ -9,10 +9,10 @@ from typing import Any
 import httpx
 import pytest
 from httpx_sse import connect_sse
+from tests.api.oracle import Answer, chat_ids
+from tests.api.process import Server
 from tests.clients.installed import run_python
-from tests.server.oracle import Answer, chat_ids
-from tests.server.process import Server
-from tests.server.wire import as_json
+from tests.http.wire import as_json
 
 PROMPT = "Tell me of rivers."
 SEED = 13

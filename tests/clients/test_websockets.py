@@ -13,16 +13,16 @@ from typing import Any
 
 import psutil
 import pytest
+from tests.api.oracle import Answer
+from tests.api.process import Server
 from tests.clients.talking import close_of, dial, hear, say
-from tests.server.frames import (
+from tests.http.frames import (
     CLOSE,
     TEXT,
     FrameWire,
     frame,
 )
-from tests.server.oracle import Answer
-from tests.server.process import Server
-from tests.server.wire import as_json, sse_data
+from tests.http.wire import as_json, sse_data
 from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
@@ -137,10 +137,10 @@ def test_leaving_frees_the_engine(serve: Callable[..., Server]) -> None:
             wire.send_bytes(frame(CLOSE))
             assert wire.closing() == (0, "")
         wire.close()
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + 40
         while server.post("/v1/streams", {"prompt": "x", "max_tokens": 1}).status_code == 429:
             assert time.monotonic() < deadline_s
-        deadline_s = time.monotonic() + 5
+        deadline_s = time.monotonic() + 40
         while server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 429:
             assert time.monotonic() < deadline_s
 
@@ -301,4 +301,4 @@ def test_a_socket_goes_away_with_its_server(serve: Callable[..., Server]) -> Non
         assert [found["error"]["code"] for found in heard["c"]] == ["draining"]
         for socket in (idle, chat, streaming):
             assert close_of(socket)[0] == 1012
-    assert server.wait(timeout_s=5) == 0
+    assert server.wait(timeout_s=40) == 0

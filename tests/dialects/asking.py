@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
-from tailrace.dialects import Asked, Call, StreamFacts, View, openai, plain, tgi
+from tailrace.dialects import GenerateCall, ParsedRequest, StreamFacts, View, openai, plain, responses, tgi
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.native import parse as parse_native
 from tailrace.dialects.wire import Following, Reply
-from tailrace.engines.scripted import tokenizer_json
+from tailrace.engines.scripted.engine import tokenizer_json
 from tailrace.errors import UnknownStream
 from tailrace.text import Tokenizer
 from tailrace.types import Event, GenerateRequest, Message, Sampling
@@ -78,40 +78,47 @@ def asked(
     path: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
     server: FakeServer | None = None,
-) -> Asked:
-    return Asked(server or FakeServer(), body or {}, query or {}, path or {}, headers or {})
+) -> ParsedRequest:
+    what = ParsedRequest(server or FakeServer(), body or {}, query or {}, path or {}, headers or {})
+    stream_id = responses.past(what)
+    if stream_id is None:
+        return what
+    try:
+        return replace(what, past=(server or FakeServer()).past(stream_id))
+    except UnknownStream:
+        return what
 
 
-def native(body: JsonBody) -> Call:
+def native(body: JsonBody) -> GenerateCall:
     """POST /v1/streams."""
     call = parse_native(asked(body))
-    assert isinstance(call, Call)
+    assert isinstance(call, GenerateCall)
     return call
 
 
-def chat(body: JsonBody) -> Call:
+def chat(body: JsonBody) -> GenerateCall:
     """POST /v1/chat/completions."""
     return openai.parse_chat(asked(body))
 
 
-def completion(body: JsonBody) -> Call:
+def completion(body: JsonBody) -> GenerateCall:
     """POST /v1/completions."""
     return openai.parse_completion(asked(body))
 
 
-def generate(body: JsonBody, *, server: FakeServer | None = None) -> Call:
+def generate(body: JsonBody, *, server: FakeServer | None = None) -> GenerateCall:
     """POST /generate_stream."""
     return tgi.parse_stream(asked(body, server=server))
 
 
-def tutorial(query: Mapping[str, str], *, server: FakeServer | None = None) -> Call:
+def tutorial(query: Mapping[str, str], *, server: FakeServer | None = None) -> GenerateCall:
     """POST /?prompt=…"""
     return plain.parse_tutorial(asked(query=query, server=server))
 
 
-def view_of(call: Call | Following | Reply) -> View:
+def view_of(call: GenerateCall | Following | Reply) -> View:
     """How a call that generates wants to be shown."""
-    assert isinstance(call, Call)
+    assert isinstance(call, GenerateCall)
     return call.view
 
 

@@ -14,7 +14,7 @@ from tests.dialects.asking import FakeServer, asked, view_of
 from tests.dialects.sse import parse
 from tests.dialects.transcripts import GOLDEN, facts
 
-from tailrace.dialects import Call, anthropic
+from tailrace.dialects import GenerateCall, anthropic
 from tailrace.dialects.anthropic_events import MessagesEncoder, MessagesView, encode_error
 from tailrace.dialects.bodies import JsonBody
 from tailrace.errors import (
@@ -36,7 +36,7 @@ LOOK: JsonBody = {"name": "look", "description": "d", "input_schema": {"type": "
 ASK: JsonBody = {"name": "ask", "input_schema": {"type": "object", "properties": {"of": {"type": "string"}}}}
 
 
-def call_of(body: JsonBody, *, server: FakeServer | None = None) -> Call:
+def call_of(body: JsonBody, *, server: FakeServer | None = None) -> GenerateCall:
     return anthropic.parse(asked({**HI, **body}, server=server))
 
 
@@ -171,6 +171,9 @@ def test_at_most_one_call() -> None:
     call = call_of({"tools": [LOOK], "tool_choice": choice})
     assert view_of(call) == MessagesView(reads_tools=True, single_call=True)
     assert call.ignored == ()
+    assert call.request.sampling.single_call
+    assert not sampling({"tools": [LOOK]}).single_call
+    assert not sampling({"tools": [LOOK], "tool_choice": {**choice, "type": "any"}}).single_call
     assert view_of(call_of({"tools": [LOOK], "tool_choice": {**choice, "disable_parallel_tool_use": False}})) == (
         MessagesView(reads_tools=True)
     )

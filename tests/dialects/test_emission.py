@@ -20,11 +20,13 @@ from tests.dialects.sse import parse, whole_events
 from tests.dialects.transcripts import GOLDEN, STREAMS, VIEWS, facts, transcript, vocabulary
 
 from tailrace.dialects import native
-from tailrace.engines.scripted import EOS_ID
+from tailrace.engines.scripted.engine import EOS_ID
 from tailrace.types import End, Event, Failure, FinishReason, Status, TextDelta, Usage
 
 EVENT_STREAMS = [
-    path for path in sorted(GOLDEN.glob("*/*.txt")) if not path.parent.name.startswith(("plain", "ollama"))
+    path
+    for path in sorted(GOLDEN.glob("*/*.txt"))
+    if VIEWS[path.parent.name].media_type.partition(";")[0] == "text/event-stream"
 ]
 OPENAI = [path for path in EVENT_STREAMS if path.parent.name.startswith(("chat", "completion"))]
 TGI = [path for path in EVENT_STREAMS if path.parent.name.startswith("tgi")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from functools import partial
 
@@ -17,14 +16,13 @@ from tailrace.errors import RequestError, TailraceError, UnsupportedParameter
 from tailrace.types import Grammar
 
 CANARY = "kanarienvogel"  # whatever a client made up; no message may say it again
-_MOST_S = 1.0  # catches what hangs
+
+pytestmark = pytest.mark.timeout(20)  # catches what hangs
 
 
 def refusal(read: Callable[[], object]) -> TailraceError:
-    begun_s = time.perf_counter()
     with pytest.raises(TailraceError) as refused:
         read()
-    assert time.perf_counter() - begun_s < _MOST_S
     assert CANARY not in refused.value.message
     assert len(refused.value.message) < 400
     return refused.value
@@ -298,9 +296,7 @@ def test_hostile_schemas_are_refused_in_no_time(schema: JsonBody) -> None:
 
 def test_ways_through_choices_of_choices_are_not_counted() -> None:
     """Six choices at thirteen places make as many as there are people."""
-    begun_s = time.perf_counter()
     grammar_of_schema(chain(13, num_choices=6), "field")
-    assert time.perf_counter() - begun_s < _MOST_S
 
 
 # Regular expressions
@@ -364,7 +360,7 @@ def test_what_a_regex_says_is_not_repeated() -> None:
     of_regex(f"(?P<{CANARY}>a)")
 
 
-@settings(max_examples=400, deadline=1000)
+@settings(max_examples=400)
 @given(st.text("ab0159()[]{}|*+?^$\\.-,:=!<>PiudDwnx&~\n", max_size=30))
 def test_any_text_as_a_regex_is_taken_or_refused(text: str) -> None:
     """Warnings are errors here: what Python finds doubtful is not the same everywhere."""
@@ -377,14 +373,18 @@ def test_any_text_as_a_regex_is_taken_or_refused(text: str) -> None:
              "(a*)*" * 400, "(" * 900 + ")" * 900, "(((a*)*)*)*" * 100, "[^" * 1000, "x*" * 1000]
 )  # fmt: skip
 def test_hostile_regexes_take_no_time(text: str) -> None:
-    begun_s = time.perf_counter()
     outcome(lambda: read_tgi_grammar("regex", text))
-    assert time.perf_counter() - begun_s < _MOST_S
 
 
 # Anything at all
 
-scalars = st.none() | st.booleans() | st.integers(-(10**13), 10**13) | st.floats(allow_nan=False) | st.text(max_size=4)
+scalars = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**13), 10**13)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=4)
+)
 values = st.recursive(
     scalars | st.sampled_from(["string", "integer", "date", "#/$defs/a", "#/$defs/b", "[a-z]{3}"]),
     lambda inner: (
@@ -403,7 +403,7 @@ values = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=500, deadline=1000)
+@settings(max_examples=500)
 @given(values)
 def test_any_json_as_a_schema_is_taken_or_refused(schema: object) -> None:
     found = outcome(lambda: grammar_of_schema(schema, "field"))
@@ -415,7 +415,7 @@ def test_any_json_as_a_schema_is_taken_or_refused(schema: object) -> None:
         assert CANARY not in found.message
 
 
-@settings(max_examples=300, deadline=1000)
+@settings(max_examples=300)
 @given(values, st.sampled_from(["json", "json_object", "json_schema", "regex", "text", "x"]))
 def test_any_json_in_its_wrappings_is_taken_or_refused(value: object, kind: str) -> None:
     formats: list[object] = [

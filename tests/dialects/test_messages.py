@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from tests.dialects.asking import chat, native
 
-from tailrace.dialects import Call
+from tailrace.dialects import GenerateCall
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import Message, ToolCall
 
 both = pytest.mark.parametrize("parse", [native, chat])
-Parse = Callable[[dict[str, Any]], Call]  # Any: JSON
+Parse = Callable[[dict[str, Any]], GenerateCall]  # Any: JSON
 
 
 def body(**message: Any) -> dict[str, Any]:  # Any: JSON

@@ -7,7 +7,7 @@ from tests.dialects.asking import asked, prompt_of
 from tests.dialects.asking import native as parse
 from tests.dialects.transcripts import STREAMS, facts, facts_for
 
-from tailrace.dialects import Call, native
+from tailrace.dialects import GenerateCall, native
 from tailrace.dialects.wire import Following
 from tailrace.errors import (
     AdmissionError,
@@ -49,7 +49,7 @@ def test_what_other_wires_do_not_have() -> None:
 )
 def test_what_is_accepted_decides_about_streaming(accept: str, streams: bool) -> None:
     call = native.parse(asked({"prompt": "Hi"}, headers={"accept": accept}))
-    assert isinstance(call, Call)
+    assert isinstance(call, GenerateCall)
     assert call.stream is streams
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.dialects.asking import FakeServer, asked, prompt_of, view_of
 from tests.dialects.transcripts import GOLDEN, facts
 
-from tailrace.dialects import Call, ollama
+from tailrace.dialects import GenerateCall, ollama
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.ollama_answers import OllamaEncoder, OllamaView, encode_error
 from tailrace.dialects.wire import Reply, Show
@@ -32,15 +32,15 @@ BARE = FakeServer(can_chat=False, takes_tools=False, parameters=frozenset({"max_
 TOOL = {"type": "function", "function": {"name": "look", "description": "d", "parameters": {"type": "object"}}}
 
 
-def generate(body: JsonBody, *, server: FakeServer | None = None) -> Call:
+def generate(body: JsonBody, *, server: FakeServer | None = None) -> GenerateCall:
     call = ollama.parse_generate(asked({**HI, **body}, server=server))
-    assert isinstance(call, Call)
+    assert isinstance(call, GenerateCall)
     return call
 
 
-def chat(body: JsonBody, *, server: FakeServer | None = None) -> Call:
+def chat(body: JsonBody, *, server: FakeServer | None = None) -> GenerateCall:
     call = ollama.parse_chat(asked({**CHAT, **body}, server=server))
-    assert isinstance(call, Call)
+    assert isinstance(call, GenerateCall)
     return call
 
 

@@ -11,7 +11,7 @@ from tests.dialects.transcripts import facts
 
 from tailrace.dialects import openai
 from tailrace.dialects.bodies import JsonBody, read_fields
-from tailrace.dialects.openai_chunks import ChatEncoder
+from tailrace.dialects.openai_chunks import ChatView
 from tailrace.dialects.wire import View
 from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
 from tailrace.types import End, Event, Grammar, Message, Sampling, TextDelta, Usage
@@ -221,14 +221,11 @@ def test_formats_that_are_none(response_format: object) -> None:
 # Tools
 
 
-def tools_of(choice: object = None, *tools: JsonBody) -> tuple[tuple[str, ...], Grammar | None, ChatEncoder]:
-    from tests.dialects.transcripts import facts
-
+def tools_of(choice: object = None, *tools: JsonBody) -> tuple[tuple[str, ...], Grammar | None, ChatView]:
     body = CHAT | {"tools": list(tools or (LOOK, WAIT))} | ({} if choice is None else {"tool_choice": choice})
     call = chat(body)
-    encoder = call.view.open(facts())
-    assert isinstance(encoder, ChatEncoder)
-    return tuple(tool["function"]["name"] for tool in call.request.tools), call.request.sampling.grammar, encoder
+    assert isinstance(call.view, ChatView)
+    return tuple(tool["function"]["name"] for tool in call.request.tools), call.request.sampling.grammar, call.view
 
 
 def test_the_template_is_shown_tools_without_what_was_not_said() -> None:
@@ -239,9 +236,9 @@ def test_the_template_is_shown_tools_without_what_was_not_said() -> None:
 
 @pytest.mark.parametrize("choice", [None, "auto"])
 def test_the_model_may_call(choice: str | None) -> None:
-    names, grammar, encoder = tools_of(choice)
+    names, grammar, view = tools_of(choice)
     assert (names, grammar) == (("look", "wait"), None)
-    assert (encoder._readers, encoder._forced_tool) == ({}, False)
+    assert (view.reads_tools, view.forced_tool) == (True, False)
 
 
 TWO_CALLS = [
@@ -267,6 +264,9 @@ def test_parallel_calls_may_be_ruled_out(parallel: bool | None, names: int) -> N
     streamed = b"".join(encoder.encode(n, event) for n, event in enumerate(events, 1))
     assert streamed.count(b'"type":"function"') == names
     assert (b"Done." in streamed) == (names == 2)
+    assert call.request.sampling.single_call is (names == 1)
+    forced = chat(CHAT | {"tools": [LOOK], "parallel_tool_calls": parallel, "tool_choice": "required"})
+    assert not forced.request.sampling.single_call  # it ends with its one call anyway
 
 
 @pytest.mark.parametrize(("texts", "expected"), [(TWO_CALLS, "tool_calls"), ([TWO_CALLS[1][:45]], "length")])
@@ -310,8 +310,8 @@ def test_logprobs_beside_tools_are_those_of_all_tokens_once() -> None:
 
 
 def test_the_model_may_not_call() -> None:
-    names, grammar, encoder = tools_of("none")
-    assert (names, grammar, encoder._readers) == ((), None, None)
+    names, grammar, view = tools_of("none")
+    assert (names, grammar, view.reads_tools) == ((), None, False)
 
 
 def call_schema(name: str, arguments: JsonBody) -> JsonBody:
@@ -331,10 +331,10 @@ def test_the_model_must_call_one_or_a_certain_one() -> None:
         ({"type": "function", "function": {"name": "look"}}, look),
         ({"function": {"name": "wait"}}, wait),
     ):
-        names, grammar, encoder = tools_of(choice)
+        names, grammar, view = tools_of(choice)
         assert grammar is not None
         assert (names, grammar.kind, json.loads(grammar.source)) == (("look", "wait"), "json_schema", schema)
-        assert encoder._forced_tool
+        assert view.forced_tool
     assert json.loads((tools_of("required", LOOK)[1] or Grammar("regex", "")).source) == look
 
 
@@ -555,4 +555,4 @@ def test_models_that_are_not_there(name: str) -> None:
 def test_an_image_is_refused_by_name() -> None:
     part = {"type": "image_url", "image_url": {"url": "http://x"}}
     with pytest.raises(RequestError, match="Not one of text; images, audio and files are not supported"):
-        read_fields({"messages": [{"role": "user", "content": [part]}]}, openai.ChatBody)
+        read_fields({"messages": [{"role": "user", "content": [part]}]}, openai.OpenAIChatBody)

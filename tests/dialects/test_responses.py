@@ -18,7 +18,7 @@ from tests.dialects.asking import FakeServer, asked
 from tests.dialects.sse import parse as parse_sse
 from tests.dialects.transcripts import GOLDEN, MEMOS, STREAMS, facts, facts_for
 
-from tailrace.dialects import Call, StreamFacts, responses
+from tailrace.dialects import GenerateCall, StreamFacts, responses
 from tailrace.dialects.bodies import JsonBody
 from tailrace.dialects.responses_events import ResponsesEncoder, ResponsesView, spoken
 from tailrace.errors import EngineError, RequestError, SeqOutOfRange, TailraceError, UnknownStream, UnsupportedParameter
@@ -37,7 +37,7 @@ def each(*values: object) -> tuple[object, ...]:
     return values
 
 
-def call_of(body: JsonBody, *, server: FakeServer | None = None) -> Call:
+def call_of(body: JsonBody, *, server: FakeServer | None = None) -> GenerateCall:
     return responses.parse(asked({"input": "Hi", **body}, server=server))
 
 
@@ -283,6 +283,7 @@ def test_parallel_calls_may_be_ruled_out(parallel: bool | None) -> None:
     kinds = [item["type"] for item in shown["output"]]
     assert kinds == (["function_call"] if parallel is False else ["function_call", "function_call", "message"])
     assert shown["parallel_tool_calls"] is (parallel is not False)
+    assert call.request.sampling.single_call is (parallel is False)
 
 
 @pytest.mark.parametrize(("length", "expected"), [(None, "completed"), (45, "incomplete")])

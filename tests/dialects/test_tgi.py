@@ -13,7 +13,7 @@ from tests.dialects.asking import EVERYTHING, FakeServer, asked, prompt_of, voca
 from tests.dialects.asking import generate as generate_stream
 from tests.dialects.transcripts import STREAMS, VIEWS, facts
 
-from tailrace.dialects import Call, tgi
+from tailrace.dialects import GenerateCall, tgi
 from tailrace.dialects.bodies import JsonBody
 from tailrace.errors import (
     ContextLengthExceeded,
@@ -30,12 +30,14 @@ from tailrace.errors import (
 from tailrace.types import End, Failure, Grammar, Sampling, Usage
 
 
-def parse(parameters: JsonBody | None = None, **more: object) -> Call:
+def parse(parameters: JsonBody | None = None, **more: object) -> GenerateCall:
     """POST /generate_stream."""
     return generate_stream({"inputs": "Hi", **more} | ({} if parameters is None else {"parameters": parameters}))
 
 
-def parse_whole(parameters: JsonBody | None = None, *, server: FakeServer | None = None, **more: object) -> Call:
+def parse_whole(
+    parameters: JsonBody | None = None, *, server: FakeServer | None = None, **more: object
+) -> GenerateCall:
     """POST /generate."""
     body: JsonBody = {"inputs": "Hi", **more} | ({} if parameters is None else {"parameters": parameters})
     return tgi.parse_generate(asked(body, server=server))
@@ -329,7 +331,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str, wanted: object, h
 def test_which_route_decides_about_streaming(read: object, given: bool | None, streams: bool) -> None:
     assert callable(read)
     call = read(asked({"inputs": "Hi"} | ({} if given is None else {"stream": given})))
-    assert isinstance(call, Call)
+    assert isinstance(call, GenerateCall)
     assert call.stream is streams
 
 

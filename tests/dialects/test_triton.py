@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from tests.dialects.asking import FakeServer, asked, prompt_of, view_of
 
-from tailrace.dialects import Asked, Call, triton
+from tailrace.dialects import GenerateCall, ParsedRequest, triton
 from tailrace.dialects.bodies import JsonBody
-from tailrace.dialects.triton_answers import TritonView, encode_error
+from tailrace.dialects.triton import TritonView, encode_error
 from tailrace.dialects.wire import Generate, Show
 from tailrace.errors import QueueFull, RequestError, UnknownModel, UnsupportedMediaType, UnsupportedParameter
 from tailrace.types import Message, Sampling
@@ -24,12 +24,12 @@ def tensor(name: str, value: object, datatype: str = "BYTES", **more: object) ->
 
 
 def call_of(
-    body: JsonBody, parse: Callable[[Asked], Call] = triton.parse_generate, *, server: FakeServer = BARE
-) -> Call:
+    body: JsonBody, parse: Callable[[ParsedRequest], GenerateCall] = triton.parse_generate, *, server: FakeServer = BARE
+) -> GenerateCall:
     return parse(asked(body, path={"model": "scripted"}, server=server))
 
 
-def infer(*tensors: JsonBody, **more: object) -> Call:
+def infer(*tensors: JsonBody, **more: object) -> GenerateCall:
     return call_of({"inputs": list(tensors), **more}, triton.parse_infer)
 
 

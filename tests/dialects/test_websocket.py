@@ -16,7 +16,7 @@ from tailrace.dialects.websocket import (
     Cancel,
     Close,
     Create,
-    Follow,
+    FollowCommand,
     Frames,
     Ping,
     Unfollow,
@@ -64,9 +64,9 @@ def test_create_takes_the_body_of_post_v1_streams() -> None:
 @pytest.mark.parametrize(
     ("body", "command"),
     [
-        ({"type": "follow", "id": "a", "last_event_id": f"{STREAM_ID}-7"}, Follow("a", STREAM_ID, 7)),
-        ({"type": "follow", "stream_id": STREAM_ID}, Follow(None, STREAM_ID, 0)),
-        ({"type": "follow", "stream_id": STREAM_ID, "after": 9}, Follow(None, STREAM_ID, 9)),
+        ({"type": "follow", "id": "a", "last_event_id": f"{STREAM_ID}-7"}, FollowCommand("a", STREAM_ID, 7)),
+        ({"type": "follow", "stream_id": STREAM_ID}, FollowCommand(None, STREAM_ID, 0)),
+        ({"type": "follow", "stream_id": STREAM_ID, "after": 9}, FollowCommand(None, STREAM_ID, 9)),
         ({"type": "unfollow", "id": "a"}, Unfollow("a")),
         ({"type": "cancel", "id": "a"}, Cancel("a", None)),
         ({"type": "cancel", "stream_id": STREAM_ID}, Cancel(None, STREAM_ID)),

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.dialects.asking import FakeServer, asked, chat, completion, generate, native, prompt_of, tutorial
 
-from tailrace.dialects import Call, tgi
+from tailrace.dialects import GenerateCall, tgi
 from tailrace.dialects.bodies import JsonBody, read_json, to_json
 from tailrace.dialects.wire import failure_of
 from tailrace.errors import RequestError
@@ -38,7 +38,7 @@ def refusal(read: Callable[[], object]) -> str | None:
     return None
 
 
-PARSERS: dict[str, Callable[[JsonBody], Call]] = {
+PARSERS: dict[str, Callable[[JsonBody], GenerateCall]] = {
     "native": native,
     "chat": chat,
     "completion": completion,

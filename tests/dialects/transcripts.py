@@ -13,7 +13,7 @@ from pathlib import Path
 from tests.dialects.asking import asked, chat, completion, generate, native, tutorial, view_of, vocabulary
 
 from tailrace.dialects import Encoder, StreamFacts, View, anthropic, cumulative, ollama, responses, tgi, triton
-from tailrace.engines.scripted import EOS_ID
+from tailrace.engines.scripted.engine import EOS_ID
 from tailrace.types import End, Event, Failure, FinishReason, TextDelta, Usage
 
 __all__ = [

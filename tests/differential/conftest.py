@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 
 import pytest
+from tests.api.process import Server
 from tests.clients.conftest import no_settings
-from tests.server.process import Server
 
 __all__ = ["no_settings"]  # clients find the server by its address alone here, too
 

@@ -15,7 +15,7 @@ import httpx_sse
 import requests
 import sseclient
 from tests.differential.drivers import MAX_TOKENS, TIMEOUT_S, ClientError, StreamFailed, async_driver, driver
-from tests.server.wire import Wire
+from tests.http.wire import Wire
 from websockets.asyncio.client import connect as connect_async
 from websockets.sync.client import connect
 

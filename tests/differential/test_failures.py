@@ -7,12 +7,12 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+from tests.api.process import Server
 from tests.differential.drivers import ClientError, Driver, params
 from tests.differential.every import DRIVERS
 from tests.differential.proxy import Cut, Proxy
-from tests.server.process import Server
 
-from tailrace.engines.scripted import TEXTS
+from tailrace.engines.scripted.engine import TEXTS
 
 # fails: the engine gives up after three tokens. cut: the connection breaks off, unless the client resumes then.
 # Before the first byte: too long (400, 422), full (429), draining (503, and 429 on TGI's wire, whose clients know it).

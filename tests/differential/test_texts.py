@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
+from tests.api.process import Server
 from tests.differential.drivers import Driver, Outcome, params
 from tests.differential.every import DRIVERS
 from tests.differential.proxy import Cut, Proxy
-from tests.server.process import Server
 
-from tailrace.engines.scripted import TEXTS
+from tailrace.engines.scripted.engine import TEXTS
 
 PROMPTS = {name: f"Recite {number}." for number, name in enumerate(TEXTS)}
 

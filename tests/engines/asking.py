@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-
 from tailrace.engines.promise import Sequence
 from tailrace.testing import CONTROL_TOKENS, scripted_token
 from tailrace.types import Sampling
 
-__all__ = ["ask", "control", "oracle", "until"]
+__all__ = ["ask", "control", "oracle"]
 
 
 def ask(sequence_id: int, max_tokens: int = 8, *, fault: str = "", prompt: bytes = b"", seed: int = 7) -> Sequence:
@@ -29,14 +26,3 @@ def oracle(sequence: Sequence, count: int | None = None) -> tuple[int, ...]:
     assert wanted is not None
     assert sequence.sampling.seed is not None
     return tuple(scripted_token(sequence.prompt_ids, sequence.sampling.seed, index) for index in range(wanted))
-
-
-def until(condition: Callable[[], bool], *, timeout_s: float = 5.0) -> None:
-    """Wait for a state of another process, of which the system sends no word.
-
-    Raises: AssertionError if it does not come.
-    """
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s, "it did not come to that"
-        time.sleep(0.005)

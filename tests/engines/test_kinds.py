@@ -37,7 +37,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
 
 @pytest.fixture(params=[False, True], ids=["cpu", "gpu"])
 def has_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(kinds, "_has_gpu", lambda: request.param)
+    monkeypatch.setattr(kinds, "has_gpu", lambda: request.param)
     return bool(request.param)
 
 
@@ -96,7 +96,8 @@ def test_every_kind_has_a_text() -> None:
 
 
 def test_a_setting_that_means_nothing_to_an_engine_is_refused() -> None:
-    KINDS["openvino"].check(["adapter", "adapter_scale", "device", "kv_precision", "prompt_lookup_tokens"])
+    KINDS["openvino"].check(["adapter", "adapter_scale", "device", "grammar_memory_bytes", "kv_precision"])
+    KINDS["openvino"].check(["prompt_lookup_tokens"])
     with pytest.raises(
         ModelError, match="--adapter means nothing to the engine llamacpp; openvino, vllm and transformers"
     ):

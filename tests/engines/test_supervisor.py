@@ -16,8 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 import uvloop
-from tests.engines.asking import ask, oracle, until
+from tests.engines.asking import ask, oracle
 from tests.gone import wait_gone
+from tests.waiting import turn, until
 
 from tailrace.engines import EngineSpec, Supervisor
 from tailrace.engines.promise import Delta, Sequence
@@ -362,8 +363,7 @@ async def test_once_returns_at_the_first_loss() -> None:
 @pytest.mark.parametrize("num_turns", [0, 1, 2, 3, 5, 8])
 async def test_cancelled_while_starting_leaves_nothing(num_turns: int) -> None:
     async with supervised():
-        for _ in range(num_turns):
-            await asyncio.sleep(0)  # how far it got, in turns of the loop
+        await turn(num_turns)  # how far it got
 
 
 async def test_worker_has_no_secrets(monkeypatch: pytest.MonkeyPatch) -> None:

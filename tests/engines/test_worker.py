@@ -14,7 +14,8 @@ from collections.abc import Iterator
 import msgspec
 import psutil
 import pytest
-from tests.engines.asking import ask, oracle, until
+from tests.engines.asking import ask, oracle
+from tests.waiting import until
 
 from tailrace.engines.promise import Delta
 from tailrace.engines.protocol import (
@@ -83,7 +84,7 @@ class Worker:
 
     def wait(self) -> tuple[int, str]:
         """How the process ended, and what it wrote to stderr."""
-        _, errors = self.process.communicate(timeout=5)
+        _, errors = self.process.communicate(timeout=40)
         return self.process.returncode, errors.decode()
 
     def close(self) -> None:

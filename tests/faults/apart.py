@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import ParamSpec
 
-import pytest
+from tests.lacking import lack
 
 __all__ = ["apart", "dropping", "narrow"]
 
@@ -43,15 +43,15 @@ def apart(test: Callable[P, None]) -> Callable[P, None]:
 def _move() -> None:
     missing = [name for name in ("ip", "nft", "tc") if shutil.which(name) is None]
     if sys.platform != "linux" or missing:
-        pytest.skip(f"there is no {', '.join(missing) or 'Linux'}, with which networks are made bad")
+        lack(", ".join(missing) or "Linux", "networks are made bad with it")
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_NEW_NETWORK):
-        pytest.skip(f"this user may not have a network apart: {os.strerror(ctypes.get_errno())}")
+        lack("the right to a network apart", os.strerror(ctypes.get_errno()))
     _run("ip link set lo mtu 1500 up")  # packets as on a wire, and not of 64 KiB
     try:
         _run("nft table inet faults { chain input { type filter hook input priority 0; }; }")
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"this system does not filter packets: {error.stderr}")
+        lack("a filter of packets", error.stderr)
 
 
 def _run(command: str) -> None:

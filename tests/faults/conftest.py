@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.lacking import lack
 
 _SOURCE = Path(__file__).parent / "shim.c"
 
@@ -16,7 +17,7 @@ _SOURCE = Path(__file__).parent / "shim.c"
 def shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """`shim("FAULT_CLOCK")` preloads `shim.c` into servers to come, and returns the file that steers it."""
     if shutil.which("gcc") is None:
-        pytest.skip("there is no gcc, which makes the library that plays the system's part")
+        lack("gcc", "it makes the library that plays the system's part")
 
     def preload(variable: str) -> Path:
         library, steering = tmp_path / "shim.so", tmp_path / variable

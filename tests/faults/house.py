@@ -11,12 +11,12 @@ from pathlib import Path
 from types import TracebackType
 
 import psutil
-from tests.engines.asking import until
+from tests.api.oracle import Answer
+from tests.api.process import Server
 from tests.faults.laws import Kept, Resources, Seen, check, read_journal, status_of
 from tests.gone import wait_gone
-from tests.server.oracle import Answer
-from tests.server.process import Server
-from tests.server.wire import Wire
+from tests.http.wire import Wire
+from tests.waiting import until
 
 from tailrace.dialects.native import NativeView
 from tailrace.dialects.wire import HEARTBEAT

@@ -23,14 +23,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
-from tests.engines.asking import until
-from tests.server.oracle import Answer
-from tests.server.process import Server
-from tests.server.wire import as_json
+from tests.api.oracle import Answer
+from tests.api.process import Server
+from tests.http.wire import as_json
+from tests.waiting import until
 
 from tailrace.dialects.native import RETRY_MS, event_json
 from tailrace.errors import JournalDamaged
-from tailrace.streams import DiskJournal
+from tailrace.streams.disk import DiskJournal
 from tailrace.types import End, Event
 
 __all__ = ["Kept", "Resources", "Seen", "check", "read_journal", "seq_of", "status_of"]
@@ -96,10 +96,8 @@ async def _read(directory: Path, key: bytes | None) -> Kept:
         streams: dict[str, Sequence[Event]] = {log.stream_id: log.events for log in journal.unfinished()}
         for finished in journal.finished():
             with contextlib.suppress(JournalDamaged):  # and so it is not held
-                log = journal.load(finished.stream_id)
-                assert log is not None
-                streams[log.stream_id] = log.events
-        return Kept(streams, tuple(journal.expired()))
+                streams[finished.stream_id] = journal.load(finished.stream_id).events
+        return Kept(streams, tuple(stream_id for stream_id, _ in journal.expired()))
     finally:
         journal.close()
 
@@ -212,7 +210,7 @@ class Resources:
             return all(theirs <= ours for theirs, ours in zip(now._held, self._held, strict=True))
 
         try:
-            until(is_back, timeout_s=5.0)
+            until(is_back)
         except AssertionError:
             raise AssertionError(f"{now} is not {self}") from None
         assert now.memory_bytes <= self.memory_bytes + grown_bytes

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from tests.api.oracle import Answer
 from tests.faults.house import Follower, House, Stream
-from tests.server.oracle import Answer
 
 _MOST_ENGINES = 2  # killed in a server's life: a third that did not last, and it refuses until one does
 
@@ -20,13 +20,21 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         yield house
 
 
-def _machine(house: House) -> type[RuleBasedStateMachine]:
+def _machine(house: House, most_deaths: int) -> type[RuleBasedStateMachine]:
     class Faults(RuleBasedStateMachine):
-        """What was begun in one run is waited for at its end; the journal is looked at when all of them are over."""
+        """What was begun in one run is waited for at its end; the journal is looked at when all of them are over.
+
+        Nothing dies before there is a stream that could lose by it, and `most_deaths` bounds a run, since each takes as
+        long as something takes to start.
+        """
 
         def __init__(self) -> None:
             super().__init__()
             self.mine: list[Stream] = []
+            self.num_deaths = 0
+
+        def may_die(self) -> bool:
+            return bool(self.mine) and self.num_deaths < most_deaths
 
         def one(self, number: int) -> Stream:
             return self.mine[number % len(self.mine)]
@@ -71,14 +79,18 @@ def _machine(house: House) -> type[RuleBasedStateMachine]:
             stream.ends, stream.is_deleted = ("done", "cancelled"), True
             assert house.server.http.delete(stream.path).status_code == expected
 
+        @precondition(lambda self: self.may_die())
         @rule()
         def kill_engine(self) -> None:
+            self.num_deaths += 1
             if house.engines_killed == _MOST_ENGINES:
                 house.restart()
             house.kill_engine()
 
+        @precondition(lambda self: self.may_die())
         @rule(is_asked=st.booleans())
         def next_server(self, is_asked: bool) -> None:
+            self.num_deaths += 1
             if is_asked:
                 house.stop()
                 house.start()
@@ -94,13 +106,16 @@ def _machine(house: House) -> type[RuleBasedStateMachine]:
 
 
 @pytest.mark.parametrize(
-    ("num_runs", "num_steps"),
-    [(3, 12), pytest.param(60, 30, marks=[pytest.mark.deep, pytest.mark.timeout(1800)])],
+    ("num_runs", "num_steps", "most_deaths"),
+    [
+        pytest.param(3, 15, 3, marks=pytest.mark.timeout(300)),
+        pytest.param(60, 30, 30, marks=[pytest.mark.deep, pytest.mark.timeout(1800)]),
+    ],
     ids=["short", "long"],
 )
-def test_in_any_order(house: House, num_runs: int, num_steps: int) -> None:
+def test_in_any_order(house: House, num_runs: int, num_steps: int, most_deaths: int) -> None:
     run_state_machine_as_test(
-        _machine(house),
+        _machine(house, most_deaths),
         settings=settings(
             max_examples=num_runs,
             stateful_step_count=num_steps,

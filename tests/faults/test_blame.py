@@ -13,9 +13,9 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.api.oracle import Answer, chat_ids
+from tests.api.process import Server
 from tests.faults.house import House
-from tests.server.oracle import Answer, chat_ids
-from tests.server.process import Server
 from websockets.sync.client import connect
 
 _COUNT = 30

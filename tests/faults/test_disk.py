@@ -13,17 +13,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from tests.engines.asking import until
+from tests.api.oracle import Answer
 from tests.faults.house import House, Stream
 from tests.faults.laws import Kept, read_journal
-from tests.server.oracle import Answer
-from tests.server.wire import as_json, sse_data
+from tests.http.wire import as_json, sse_data
+from tests.lacking import lack
+from tests.waiting import until
 
 from tailrace.errors import ModelError
-from tailrace.streams import DiskJournal, Record, StreamLog
+from tailrace.streams import Record, StreamLog
+from tailrace.streams.disk import DiskJournal
 from tailrace.types import Event, TextDelta
 
 PACED = "scripted:tokens_per_s=200"
+PLAIN = {"content-type": "text/plain"}
 
 
 @contextlib.contextmanager
@@ -107,7 +110,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(directory)]
     mounted = subprocess.run(command, capture_output=True, text=True, check=False)
     if mounted.returncode:
-        pytest.skip(f"no file system can be mounted here: {mounted.stderr.strip()}")
+        lack("the right to mount", mounted.stderr.strip())
     yield directory
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
 
@@ -327,6 +330,8 @@ def test_a_server_over_a_ruin_begins_anew_and_keeps_what_it_is_given(tmp_path: P
         lost = house.begin(Answer("Lost.", 9, seed=1))
         lost.is_kept = False
         lost.wait()
+        durable = "/v1/durable/lost"
+        assert house.server.http.put(durable, content=b"one", headers=PLAIN).status_code == 201
         house.stop()
         with (tmp_path / "journal.sqlite").open("r+b") as file:
             file.seek(4096)
@@ -335,9 +340,12 @@ def test_a_server_over_a_ruin_begins_anew_and_keeps_what_it_is_given(tmp_path: P
         assert "a new one is begun" in house.log
         assert list(tmp_path.glob("journal.damaged-*.sqlite"))
         for _ in range(2):  # also the next server knows
-            answer = house.server.http.get(lost.path)
-            assert (answer.status_code, answer.json()["error"]["code"]) == (500, "journal_damaged")
+            for path in (lost.path, durable):
+                answer = house.server.http.get(path)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (500, "journal_damaged")
             house.restart()
+        assert house.server.http.put(durable, content=b"anew", headers=PLAIN).status_code == 201
+        assert house.server.http.get(durable).content == b"anew"
         assert house.server.http.get("/v1/streams/never-was").status_code == 404
         assert (tmp_path / "journal.sqlite-wal").exists(), "what is written goes nowhere"
         stream = house.begin(Answer("Anew.", 100, seed=1)).seen(20)

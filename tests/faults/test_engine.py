@@ -16,18 +16,18 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from tests.engines.asking import until
+from tests.api.oracle import Answer
+from tests.api.process import Server
 from tests.faults.house import House, Stream
 from tests.faults.laws import Resources
 from tests.generation.world import World, asked, end_of, greedy, oracle, text_of
 from tests.gone import is_alive
-from tests.server.oracle import Answer
-from tests.server.process import Server
-from tests.server.wire import as_json, sse_data
+from tests.http.wire import as_json, sse_data
+from tests.waiting import until
 
 from tailrace.engines.promise import Capabilities, Delta
 from tailrace.engines.protocol import PROTOCOL_VERSION, Frame, FromWorker, Ready, encode
-from tailrace.engines.supervisor import _Worker
+from tailrace.engines.worker_process import WorkerProcess
 from tailrace.errors import EngineError, EngineLost
 from tailrace.testing import CONTROL_TOKENS
 from tailrace.types import TextDelta
@@ -206,9 +206,9 @@ class Ear:
         raise AssertionError(error)
 
 
-async def _hears(messages: list[FromWorker]) -> tuple[_Worker, Ear]:
+async def _hears(messages: list[FromWorker]) -> tuple[WorkerProcess, Ear]:
     """A worker's socket, epoch 2, on which these are said."""
-    worker, ear = _Worker(2), Ear()
+    worker, ear = WorkerProcess(2), Ear()
     worker.receivers[1] = ear
     ours, theirs = socket.socketpair()
     await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=ours)
@@ -372,7 +372,7 @@ def test_streams_wait_for_an_engine_only_so_long(tmp_path: Path) -> None:
         assert as_json(sse_data(stream.end)[0])["error"]["code"] == "engine_unavailable"
         assert refused[0].json()["error"]["code"] == "engine_unavailable"
         assert int(refused[0].headers["retry-after"]) >= 1
-        until(lambda: house.server.http.get("/readyz").status_code == 200, timeout_s=20)
+        until(lambda: house.server.http.get("/readyz").status_code == 200)
         assert house.server.http.get("/livez").status_code == 200
         house.begin(Answer("After.", 20, seed=1)).wait()
 

@@ -14,11 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.engines.asking import until
+from tests.api.oracle import Answer
 from tests.faults.house import Follower, House, Stream
 from tests.faults.laws import status_of
-from tests.server.oracle import Answer
-from tests.server.wire import Wire, as_json, sse_data
+from tests.http.wire import Wire, as_json, sse_data
+from tests.lacking import lack
+from tests.waiting import until
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(3600)]
 
@@ -121,7 +122,7 @@ def real(tmp_path: Path) -> Iterator[House]:
         house = House(tmp_path, "smollm2")
     except AssertionError as error:
         if "fetch" in str(error).lower():
-            pytest.skip("the model cannot be fetched")
+            lack("smollm2", "it cannot be fetched")
         raise
     with house:
         yield house

@@ -1,6 +1,6 @@
 """The network between server and reader breaks in every way there is: whoever comes back gets the rest, to the byte.
 
-Clients that leave or do not read, at the socket itself, are in `tests/server/test_edge_readers.py`; other people's
+Clients that leave or do not read, at the socket itself, are in `tests/http/test_edge_readers.py`; other people's
 clients behind a proxy that cuts answers into single bytes, and between events, in `tests/differential/test_texts.py`.
 """
 
@@ -20,20 +20,21 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from tests.api.oracle import Answer
+from tests.api.process import Server
 from tests.clients.conftest import no_settings
 from tests.differential.drivers import Driver, params
 from tests.differential.every import DRIVERS
-from tests.engines.asking import until
 from tests.faults.apart import apart, dropping, narrow
 from tests.faults.house import House
 from tests.faults.laws import Seen, check, status_of
-from tests.server.frames import CLOSE, TEXT, FrameWire, frame
-from tests.server.leaver import Leaver
-from tests.server.oracle import Answer
-from tests.server.process import Server
-from tests.server.wire import Wire, as_json
+from tests.http.frames import CLOSE, TEXT, FrameWire, frame
+from tests.http.leaver import Leaver
+from tests.http.wire import Wire, as_json
+from tests.lacking import lack
+from tests.waiting import until
 
-from tailrace.engines.scripted import TEXTS
+from tailrace.engines.scripted.engine import TEXTS
 from tailrace.testing import Chaos, Flow, Line
 
 __all__ = ["no_settings"]
@@ -276,7 +277,7 @@ def test_many_that_do_not_read_cost_little_and_can_come_back(tmp_path: Path, flo
             most_bytes = max(most_bytes, memory().rss - before_bytes)
             return len(psutil.Process(house.server.process.pid).net_connections("tcp")) < 10
 
-        until(are_gone, timeout_s=20)
+        until(are_gone)
         assert most_bytes < num_readers * READER_BYTES
         neighbour.wait()
         assert follow(house.server.port, long_id) == LONG.native(long_id)
@@ -319,7 +320,7 @@ def test_a_cable_is_pulled_and_put_back(tmp_path: Path) -> None:
             seen = [reader.event() for _ in range(20)]
             assert descriptors() == num_before + 1
             with dropping(f"tcp sport {reader.port}"), dropping(f"tcp dport {reader.port}"):
-                until(lambda: descriptors() == num_before, timeout_s=20)
+                until(lambda: descriptors() == num_before)
             assert house.server.state(stream.stream_id)["status"] == "running"
         assert follow(house.server.port, stream.stream_id, seen) == stream.answer.native(stream.stream_id)
 
@@ -346,7 +347,7 @@ def nginx(tmp_path: Path) -> Iterator[Callable[[int, str], str]]:
     """`nginx(port, version)` is the address of one in front of that port, to which it speaks that version of HTTP. It
     buffers, as it does by itself, and compresses."""
     if shutil.which("nginx") is None:
-        pytest.skip("there is no nginx")
+        lack("nginx")
     with contextlib.ExitStack() as running:
 
         def start(server_port: int, version: str) -> str:

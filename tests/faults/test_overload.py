@@ -2,7 +2,7 @@
 back, and afterwards everything is as before.
 
 Requests that come while an engine is replaced are in `test_engine.py` too; slow heads and bodies, and readers that do
-not read, in `tests/server/test_http_edge.py` and `test_edge_readers.py`.
+not read, in `tests/http/test_http_edge.py` and `test_edge_readers.py`.
 """
 
 from __future__ import annotations
@@ -26,24 +26,22 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from tests.api.oracle import Answer
+from tests.api.process import Server
+from tests.api.witness import PACED, nobody_held_up
 from tests.dialects.sse import whole_events
-from tests.engines.asking import until
 from tests.faults.house import House
 from tests.faults.laws import Seen, check, status_of
 from tests.gone import is_alive
-from tests.server.oracle import Answer
-from tests.server.process import Server
-from tests.server.refusals import Witness
-from tests.server.wire import as_json, sse_ids
+from tests.http.wire import as_json, sse_ids
+from tests.lacking import lack
+from tests.waiting import until
 
-from tailrace.bench.load import percentile
+from tailrace.measure.bench.load import percentile
 
-PACED = "scripted:tokens_per_s=200"
 SMALL = Answer("Overload.", 40, seed=1)
 
 logger = logging.getLogger(__name__)  # figures, for whoever asks: --log-cli-level=INFO
-
-_HANG_S = 2.0  # how long a stream may fall silent while others are a burden; how even it is, is a matter for bench
 
 
 # Clients without number
@@ -134,7 +132,7 @@ def _wait_normal(server: Server) -> float:
         gauges = _gauges(server)
         return gauges["tgi_queue_size"] == gauges["tgi_batch_current_size"] == 0
 
-    until(is_idle, timeout_s=10)
+    until(is_idle)
     body = {"prompt": SMALL.prompt, "max_tokens": SMALL.count, "seed": SMALL.seed}
     answer = server.post("/v1/streams", body, accept="text/event-stream")
     assert status_of(whole_events(answer.content)[-1]) == "done"
@@ -235,7 +233,7 @@ def _without_descriptors(server: Server) -> Iterator[None]:
 def test_without_descriptors_the_journal_is_written_and_an_engine_is_waited_for(tmp_path: Path) -> None:
     """A new engine takes some, too. The server is the one that stays."""
     with House(tmp_path, PACED) as house:
-        stream = house.begin(Answer("Descriptors.", 300, seed=1)).seen(40)
+        stream = house.begin(Answer("Descriptors.", 120, seed=1)).seen(40)
         with _without_descriptors(house.server):
             stream.seen(80)
             house.kill_engine()
@@ -283,7 +281,7 @@ def memory_group(*processes: psutil.Process, room_bytes: int) -> Iterator[None]:
     try:
         group.mkdir()
     except OSError as error:
-        pytest.skip(f"there is no memory cgroup to be had: {error.strerror}")
+        lack("a memory cgroup", str(error.strerror))
     used_bytes = sum(process.memory_info().rss for process in processes)
     (group / "memory.limit_in_bytes").write_text(str(used_bytes + room_bytes))
     for process in processes:
@@ -339,24 +337,15 @@ _LONG_PROMPTS = ("words " * 1_700_000, "x" * 10_000_000, "🌊" * 2_500_000)
     ids=["three-of-words", "ten-of-words", "ten-of-a-word", "ten-of-emoji"],
 )
 def test_a_prompt_of_megabytes_holds_nobody_up(content: str) -> None:
-    with contextlib.closing(Server(PACED, "--body-bytes", "12000000")) as server:
-        server.wait_ready()
-        witness = Witness(server, server.create({"prompt": "Running.", "max_tokens": 50_000, "seed": 1}))
-        begun = threading.Event()
-        thread = threading.Thread(target=witness.follow, args=(begun,))
-        thread.start()
-        assert begun.wait(10)
-        before = len(witness.arrivals_s)
+    with (
+        contextlib.closing(Server(PACED, "--body-bytes", "12000000").wait_ready()) as server,
+        nobody_held_up(server) as other,
+    ):
+        before = other.num_events
         refusal = server.post("/v1/streams", {"prompt": content, "max_tokens": 1})
         assert refusal.json()["error"]["code"] == "context_length_exceeded"
         assert len(refusal.content) < 1000
-        assert len(witness.arrivals_s) > before + 20
-        server.post(f"/v1/streams/{witness.stream_id}/cancel", {})
-        thread.join(10)
-    *seen, end = whole_events(bytes(witness.body))
-    assert status_of(end) == "cancelled"
-    assert seen == Answer("Running.", 50_000, seed=1).native(witness.stream_id)[: len(seen)]
-    assert witness.longest_gap_s < _HANG_S
+        assert other.num_events > before + 20
 
 
 # It ends twice

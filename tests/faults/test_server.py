@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engines.asking import until
+from tests.api.oracle import Answer, chat_ids
 from tests.faults.house import House
-from tests.server.oracle import Answer, chat_ids
-from tests.server.wire import as_json, sse_data
+from tests.http.wire import as_json, sse_data
+from tests.waiting import until
 
 from tailrace.errors import ModelError, StreamExpired
-from tailrace.streams import Claim, DiskJournal, Record, StreamStore, read_key
-from tailrace.types import End, Prompt, Sampling, TextDelta, Usage
+from tailrace.streams import Claim, Record, open_sqlite, read_key
+from tailrace.streams.disk import DiskJournal
+from tailrace.types import ANONYMOUS, End, Prompt, Sampling, TextDelta, Usage
 
 PACED = "scripted:tokens_per_s=200"
 SSE = {"accept": "text/event-stream"}
@@ -308,26 +309,19 @@ def test_retention_goes_on_over_a_restart(tmp_path: Path) -> None:
 
 async def test_who_ended_later_keeps_nobody_alive(tmp_path: Path) -> None:
     """Streams that began in one order, ended in the other, and are taken over."""
-    journal = DiskJournal(tmp_path, sync_s=0.01)
-    keeping = asyncio.create_task(journal.keep_up())
-    store = StreamStore(journal=journal, retention_s=3.0)
-    late, early = store.create(Record("late", 0.0)), store.create(Record("early", 0.0))
-    for log in (early, late):
-        store.append(log, End("done", Usage(1, 0)))
-        journal.flush()
-        store.finish(log)
-        await asyncio.sleep(1.5)  # time itself is under test
-    store.close()
-    keeping.cancel()
-    await asyncio.wait([keeping])
-    journal.close()
-    journal = DiskJournal(tmp_path)
-    with contextlib.closing(journal), contextlib.closing(StreamStore(journal=journal, retention_s=3.0)) as store:
-        store.recover()
+    async with open_sqlite(tmp_path, sync_s=0.01, retention_s=3.0) as store:
+        late, early = [await store.open(Record(name, 0.0)) for name in ("late", "early")]
+        for lease in (early, late):
+            store.append(lease, (End("done", Usage(1, 0)),))
+            store.flush()
+            store.end(lease)
+            await asyncio.sleep(1.5)  # time itself is under test
+    async with open_sqlite(tmp_path, retention_s=3.0) as store:
+        await store.take_over()
         await asyncio.sleep(0.1)
         with pytest.raises(StreamExpired):
-            store.get("early")
-        assert store.get("late").stream_id == "late"
+            await store.read(ANONYMOUS, "early")
+        assert (await store.read(ANONYMOUS, "late")).stream_id == "late"
 
 
 def test_room_for_finished_streams_holds_over_a_restart(tmp_path: Path) -> None:
@@ -355,7 +349,7 @@ def test_space_comes_back(tmp_path: Path) -> None:
         for number in range(40):
             prompt = f"Space {number}." + "x" * 40_000
             house.server.create({"prompt": prompt, "max_tokens": 2, "seed": 1})
-        until(lambda: house.num_streams == 0, timeout_s=10)
+        until(lambda: house.num_streams == 0)
         until(lambda: _num_unused(tmp_path / "journal.sqlite") == 0)
         house.stop()
         assert (tmp_path / "journal.sqlite").stat().st_size < 200_000
@@ -490,7 +484,7 @@ def test_who_still_reads_what_expires_reads_it_to_its_end(tmp_path: Path) -> Non
         with house.server.wire(receive_bytes=4096) as wire:
             wire.send("GET", f"/v1/streams/{stream_id}/events")
             assert wire.head() == 200
-            until(lambda: house.server.http.get(f"/v1/streams/{stream_id}").status_code == 410, timeout_s=20)
+            until(lambda: house.server.http.get(f"/v1/streams/{stream_id}").status_code == 410)
             assert wire.body() == b"".join(answer.native(stream_id))
         house.restart()
         assert house.server.http.get(f"/v1/streams/{stream_id}/events").status_code == 410

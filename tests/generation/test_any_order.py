@@ -49,8 +49,8 @@ def test_every_stream_ends_once_and_every_place_is_given_back(actions: list[tupl
                 world.engine.come_back()
             elif action == "sleep":
                 await asyncio.sleep(number)
-            assert world.gate._used_sequences <= 3
-            assert world.gate._used_tokens <= 60
+            assert world.gate.used_sequences <= 3
+            assert world.gate.used_tokens <= 60
             assert len(world.engine.receivers) <= 3
             assert world.generator.live == {run for run in runs if run.log.end is None}
         if not world.engine.is_ready:

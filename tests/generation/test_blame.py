@@ -58,7 +58,7 @@ def test_what_is_kept_is_bounded() -> None:
     blame = Blame()
     for number in range(2_000):
         blame.add(Culprit(f"192.0.{number // 256}.{number % 256}", number.to_bytes(2, "big")))
-    assert (len(blame._bans), len(blame._kills)) == (1_000, 1_000)
+    assert (len(blame.bans), len(blame.kills)) == (1_000, 1_000)
 
 
 def test_records_of_before_can_be_read_and_ended_ones_name_no_caller() -> None:

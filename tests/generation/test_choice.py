@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from tests.generation.world import World, asked, end_of, greedy, oracle, text_of, tokenizer
 from tests.streams.virtual_time import run as run_scenario
 
-from tailrace.engines.promise import Delta
-from tailrace.engines.scripted import scripted_token
+from tailrace.engines.promise import Delta, Sequence
+from tailrace.engines.scripted.engine import scripted_token
+from tailrace.errors import EngineLost
+from tailrace.generation import Run
+from tailrace.generation.choice import Choice, Problem, State
 from tailrace.types import End, Failure, Sampling, TextDelta
 
 seeds = st.integers(-(2**63), 2**64 - 1)
@@ -175,6 +178,58 @@ async def test_logprobs_go_with_their_tokens_and_end_with_the_stop_string() -> N
     assert [(len(delta.token_ids), delta.logprobs) for delta in deltas] == [(4, (-0.5,) * 4)]
 
 
+# The only call of a tool
+
+CALLED = 'So: <tool_call>\n{"name": "look", "arguments": {"at": "a } 🐕"}}'
+BEHIND = "}\n</tool_call> Then <tool_call>"
+
+
+def say(world: World, run: Run, text: str, num_tokens: int) -> None:
+    """The engine says a text from its beginning, a token for each byte, so many of them in each step."""
+    sequence_id, ids = run.choices[0].sequence.sequence_id, tuple(text.encode())
+    for start in range(0, len(ids), num_tokens):
+        world.engine.hear([Delta(sequence_id, start, ids[start : start + num_tokens])])
+
+
+@pytest.mark.parametrize("num_tokens", [1, 3, 1000])
+@pytest.mark.parametrize("stop", [(), ("never",), ("}}",)])
+async def test_a_sequence_ends_with_its_only_call(num_tokens: int, stop: tuple[str, ...]) -> None:
+    world = World()
+    shown = CALLED[:-2] if "}}" in stop else CALLED[:-1]
+    run = await world.create("Hi", Sampling(max_tokens=400, seed=1, stop=stop, single_call=True))
+    say(world, run, CALLED + BEHIND, num_tokens)
+    last = run.log.events[-2]
+    assert isinstance(last, TextDelta)
+    assert text_of(run.log) == shown
+    assert (last.finish_reason, last.stop) == (("stop", "}}") if "}}" in stop else ("tool_calls", None))
+    assert end_of(run.log).usage == (2, len(CALLED.encode()) - ("}}" not in stop))
+    assert world.engine.aborted == [world.engine.submitted[0].sequence_id]
+    world.finish(run)
+    world.check_idle()
+
+
+async def test_a_call_that_is_not_the_only_one_ends_nothing() -> None:
+    world = World()
+    run = await world.create("Hi", Sampling(max_tokens=400, seed=1))
+    say(world, run, CALLED + BEHIND, 5)
+    assert text_of(run.log) == CALLED + BEHIND
+    assert run.log.end is None
+    run.cancel()
+
+
+async def test_the_only_call_is_found_again_on_another_engine() -> None:
+    world = World()
+    run = await world.create("Hi", Sampling(max_tokens=400, seed=1, single_call=True))
+    say(world, run, CALLED[:30], 4)
+    world.engine.lose(EngineLost("gone"))
+    world.engine.come_back()
+    say(world, run, CALLED + BEHIND, 4)
+    assert text_of(run.log) == CALLED[:-1]
+    assert end_of(run.log).continuity == "replayed"
+    world.finish(run)
+    world.check_idle()
+
+
 # What an engine should not do
 
 
@@ -241,3 +296,55 @@ async def test_what_comes_after_the_end_changes_nothing() -> None:
     receiver.push(Delta(sequence_id, 2, (97,), (), "length"))
     assert run.log.events == before
     world.check_idle()
+
+
+# Its states
+
+
+def _choice() -> Choice:
+    return Choice(0, Sequence(1, (72, 105), Sampling(temperature=0.0, seed=1, max_tokens=9)), tokenizer())
+
+
+def test_a_choice_goes_to_its_end() -> None:
+    choice = _choice()
+    choice.on_submit()
+    assert choice.state is State.RUNNING
+    event = choice.take(Delta(1, 0, (97,), (), "length"))
+    assert event == TextDelta("a", (97,), 0, (), "length")
+    choice.on_complete()
+    assert (choice.state, choice.is_on_engine) == (State.ENDING, True)
+    choice.on_engine_done()
+    assert (choice.state, choice.is_complete) == (State.ENDED, True)
+
+
+def test_a_replay_shows_nothing_until_it_says_something_new() -> None:
+    choice = _choice()
+    assert choice.start_replay([97, 98]) == "ab"
+    choice.on_submit()
+    states = [choice.state]
+    assert choice.take(Delta(1, 0, (97,))) is None
+    assert choice.take(Delta(1, 1, (98, 99))) == TextDelta("c", (99,), 0)
+    assert [*states, choice.state] == [State.REPLAYING, State.RUNNING]
+    assert choice.num_tokens == 3
+
+
+def test_a_replay_that_says_something_else_has_diverged() -> None:
+    choice = _choice()
+    choice.start_replay([97, 98])
+    choice.on_submit()
+    assert choice.take(Delta(1, 0, (97, 97))) == Problem("diverged")
+    choice.on_engine_done()
+    choice.continue_from(2, [97, 98])
+    assert choice.sequence.prompt_ids == (72, 105, 97, 98)
+    choice.on_submit()
+    assert choice.state is State.RUNNING
+
+
+def test_a_choice_that_has_ended_is_not_submitted() -> None:
+    choice = _choice()
+    choice.on_complete()
+    with pytest.raises(AssertionError, match=r"cannot go from State\.ENDED to State\.RUNNING"):
+        choice.on_submit()
+    choice.reopen()
+    choice.on_submit()
+    assert choice.state is State.RUNNING

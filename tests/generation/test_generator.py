@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import pytest
 from tests.generation.world import World, asked, end_of, greedy, oracle, text_of, tokenizer
+from tests.waiting import idle
 
 from tailrace.errors import (
     ContextLengthExceeded,
@@ -21,10 +26,10 @@ from tailrace.types import GenerateRequest, Message, Sampling
 
 
 async def refused(world: World, request: GenerateRequest) -> TailraceError:
-    before = len(world.store)
+    before = world.store.num_streams
     with pytest.raises(TailraceError) as caught:
         await world.generator.create(request)
-    assert len(world.store) == before
+    assert world.store.num_streams == before
     world.check_idle()
     assert not world.engine.submitted
     return caught.value
@@ -39,8 +44,8 @@ async def test_a_prompt_becomes_its_answer() -> None:
     assert text_of(run.log) == oracle(asked(run), 1, 40)
     assert end_of(run.log).usage == (6, 40)
     assert run.status == "done"
-    assert world.store.get(run.log.stream_id) is run.log
-    assert world.store.expires_s(run.log) is not None
+    assert world.store.index.get(run.log.stream_id) is run.log
+    assert run.log.expires_in_s is not None
     world.check_idle()
 
 
@@ -244,11 +249,25 @@ async def test_truncation_keeps_the_end() -> None:
     assert longer.log.record.prompts[0].ids == tuple(b"abc")
 
 
+@contextmanager
+def threads_busy() -> Iterator[None]:
+    """What is to be done in a thread of the event loop's is done afterwards."""
+    free = threading.Event()
+    threads = ThreadPoolExecutor(1)
+    threads.submit(free.wait)
+    asyncio.get_running_loop().set_default_executor(threads)
+    try:
+        yield
+    finally:
+        free.set()
+
+
 async def test_a_long_prompt_is_encoded_in_a_thread() -> None:
     world = World(context_tokens=65_536, kv_tokens=65_536)
-    creating = asyncio.create_task(world.create("x" * 20_000, greedy(3)))
-    await asyncio.sleep(0)
-    assert not creating.done()  # the loop goes on meanwhile
+    with threads_busy():
+        creating = asyncio.create_task(world.create("x" * 20_000, greedy(3)))
+        await idle()
+        assert not creating.done()  # the loop goes on meanwhile
     run = await creating
     world.finish(run)
     assert end_of(run.log).usage == (20_000, 3)
@@ -256,12 +275,13 @@ async def test_a_long_prompt_is_encoded_in_a_thread() -> None:
 
 async def test_a_request_that_is_given_up_while_it_is_encoded_leaves_nothing() -> None:
     world = World(context_tokens=65_536, kv_tokens=65_536)
-    creating = asyncio.create_task(world.create("x" * 20_000, greedy(3)))
-    await asyncio.sleep(0)
-    creating.cancel()
-    await asyncio.wait([creating])
+    with threads_busy():
+        creating = asyncio.create_task(world.create("x" * 20_000, greedy(3)))
+        await idle()
+        creating.cancel()
+        await asyncio.wait([creating])
     assert creating.cancelled()
-    assert len(world.store) == 0
+    assert world.store.num_streams == 0
     world.check_idle()
 
 
@@ -274,7 +294,7 @@ async def test_a_full_house() -> None:
     with pytest.raises(QueueFull) as caught:
         await world.create()
     assert 1 <= (caught.value.retry_after_s or 0) <= 30
-    assert len(world.store) == 2
+    assert world.store.num_streams == 2
     world.finish(*runs)
     world.finish(await world.create())
     world.check_idle()
@@ -288,14 +308,14 @@ async def test_draining() -> None:
     assert (before, world.generator.state == "ready") == (True, False)
     with pytest.raises(Draining):
         await world.create()
-    idle = asyncio.create_task(world.generator.idle())
-    await asyncio.sleep(0)
-    assert not idle.done()
+    drained = asyncio.create_task(world.generator.idle())
+    await idle()
+    assert not drained.done()
     world.engine.step(5)
-    await asyncio.sleep(0)
-    assert (run.status, idle.done()) == ("done", False)
+    await idle()
+    assert (run.status, drained.done()) == ("done", False)
     world.finish(longer)
-    await idle
+    await drained
     await world.generator.idle()  # at once
     world.check_idle()
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.generation.world import World, greedy
+from tests.waiting import idle
 
 from tailrace.admission import Gate
 from tailrace.errors import RequestError, UnsupportedParameter
@@ -51,7 +52,7 @@ async def test_a_check_takes_no_place_of_other_requests(tmp_path: Path, monkeypa
     world.gate = world.generator.gate = Gate(max_requests=1)
     world.generator.on_engine_change()
     checked = asyncio.create_task(world.create(sampling=replace(greedy(3), ignore_eos=False, grammar=FINE)))
-    await asyncio.sleep(0)
+    await idle()
     world.finish(await world.create())
     (tmp_path / "held.done").touch()
     world.finish(await checked)

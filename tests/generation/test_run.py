@@ -9,8 +9,9 @@ import weakref
 import pytest
 from tests.generation.world import World, asked, end_of, greedy, oracle, text_of
 from tests.streams.virtual_time import run as run_scenario
+from tests.waiting import idle
 
-from tailrace.errors import EngineLost
+from tailrace.errors import EngineError, EngineLost
 from tailrace.generation import Limits
 from tailrace.streams import Reader
 from tailrace.types import End, Failure, GenerateRequest, Usage
@@ -74,7 +75,7 @@ async def test_cancel_again_and_cancel_what_is_finished() -> None:
     before = list(run.log.events)
     run.cancel()
     run.interrupt()
-    run.fail("code", "message")
+    run.fail(EngineError("message"))
     assert run.log.events == before
     assert end_of(run.log).status == "done"
     other.cancel()
@@ -108,7 +109,7 @@ async def test_cancel_and_the_last_token_at_once(cancelled_first: bool) -> None:
 async def test_cancel_when_one_of_two_choices_is_complete() -> None:
     world = World()
     run = await world.create("Hi", greedy(40, stop=(oracle(tuple(b"Hi"), 1, 4)[-3:],), n=2))
-    while not run.choices[0].is_finished:
+    while not run.choices[0].is_complete:
         world.engine.step()
     assert run.log.end is None
     expected = sorted(choice.sequence.sequence_id for choice in run.choices)
@@ -184,6 +185,25 @@ async def test_an_engine_that_is_gone_when_the_turn_comes() -> None:
     world.engine.come_back()
     world.finish(run, next_run)
     assert text_of(run.log) == oracle(asked(run), 1, 20)
+    world.check_idle()
+
+
+async def test_a_stream_that_another_server_has_taken_over_leaves_this_one() -> None:
+    world = World(max_sequences=2)
+    running, queued = await world.create("Hi", greedy(20, n=2)), await world.create("Ho")
+    world.engine.step()
+    seen = list(running.log.events)
+    world.store.close()  # from now on it refuses whatever comes, as it does when another one writes the stream
+    with Reader(running.log, running.log.last_seq) as reader:
+        world.engine.step()
+        await reader.wait()
+        assert reader.is_finished
+    assert (running.log.end, running.log.events) == (None, seen)
+    assert len(world.engine.aborted) == 2
+    queued.cancel()
+    assert (queued.log.end, queued.log.is_parked) == (None, True)
+    world.engine.step()
+    await world.generator.idle()
     world.check_idle()
 
 
@@ -315,7 +335,7 @@ async def test_what_is_no_longer_kept_is_freed_without_waiting_for_the_collector
     queued.cancel()
     world.finish(first)
     for run in (first, queued):
-        world.store.delete(run.log)
+        world.store.index.delete(run.log)
     watched = [weakref.ref(run) for run in (first, queued)]
     del first, queued, run
     try:
@@ -366,6 +386,6 @@ async def test_a_reader_sees_everything_and_then_the_end() -> None:
 
     reading = asyncio.create_task(read())
     while run.log.end is None:
-        await asyncio.sleep(0)
+        await idle()
         world.engine.step(2)
     assert await reading == run.log.events

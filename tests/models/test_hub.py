@@ -47,6 +47,7 @@ class Hub:
         self.repos: dict[str, dict[str, bytes]] = {}
         self.errors: dict[str, tuple[int, str]] = {}
         self.downloads: list[str] = []
+        self.requests: list[str] = []
         self.cache = cache
         hub = self
 
@@ -54,6 +55,7 @@ class Hub:
             protocol_version = "HTTP/1.1"
 
             def do_GET(self) -> None:
+                hub.requests.append(self.path)
                 parts = self.path.partition("?")[0].strip("/").split("/")
                 api = parts[:2] == ["api", "models"]
                 repo = "/".join(parts[2:4] if api else parts[:2])
@@ -178,9 +180,48 @@ def test_errors_say_what_to_do(hub: Hub) -> None:
 def test_no_network(hub: Hub, refusing_port: int) -> None:
     endpoint = f"http://127.0.0.1:{refusing_port}"
     for settings in ({"HF_ENDPOINT": endpoint}, {"HF_HUB_OFFLINE": "1"}):
-        for kind, message, _ in hub.ask("hf:org/one", **settings):
+        for kind, message, _ in hub.ask("hf:org/one", "hf:org/one:q4.gguf", **settings):
             assert kind == "error"
             assert "could not be reached" in message
+            assert "\n" not in message
+
+
+def test_no_network_is_told_without_trying_again(hub: Hub) -> None:
+    """The library would ask six times for one file, with pauses of 23 s, and log each."""
+    hub.errors["org/one"] = (503, "")
+    ((kind, message, _),) = hub.ask("hf:org/one:q4.gguf")
+    assert (kind, len(hub.requests)) == ("error", 1)
+    assert "HTTP 503" in message
+
+
+def test_a_hub_that_does_not_answer(hub: Hub) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        ((kind, message, _),) = hub.ask("hf:org/one", HF_ENDPOINT=endpoint, HF_HUB_ETAG_TIMEOUT="1")
+    assert kind == "error"
+    assert "could not be reached" in message
+
+
+def test_of_a_cached_model_a_silent_hub_is_asked_once(hub: Hub) -> None:
+    hub.repos["org/ov"] = {"openvino_model.xml": b"x", "openvino_model.bin": b"b", "tokenizer.json": b"{}"}
+    online = hub.ask("hf:org/ov")[0][:2]
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        assert hub.ask("hf:org/ov", HF_ENDPOINT=endpoint, HF_HUB_ETAG_TIMEOUT="1")[0][:2] == online
+        silent.setblocking(False)
+        asked, _ = silent.accept()
+        asked.close()
+        with pytest.raises(BlockingIOError):
+            silent.accept()
+
+
+def test_a_file_that_the_cache_lacks_needs_a_network(hub: Hub, refusing_port: int) -> None:
+    hub.repos["org/one"] = {"q4.gguf": b"GGUF" + bytes(100), "q8.gguf": b"GGUF"}
+    assert hub.ask("hf:org/one:q4.gguf")[0][0] == "path"
+    endpoint = f"http://127.0.0.1:{refusing_port}"
+    ((kind, message, _),) = hub.ask("hf:org/one:q8.gguf", HF_ENDPOINT=endpoint)
+    assert kind == "error"
+    assert "could not be reached" in message
 
 
 @pytest.fixture

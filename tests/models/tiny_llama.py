@@ -148,10 +148,10 @@ class Oracle:
     """llama.cpp's own tokenizer, with its socket in `folder`, whose name has to be short."""
 
     def __init__(self, path: Path, folder: str) -> None:
-        pytest.importorskip("tailrace.engines.llamacpp")
+        pytest.importorskip("tailrace.engines.llamacpp.engine")
         from tailrace.engines import EngineSpec
-        from tailrace.engines.llamacpp_model import start_server
-        from tailrace.engines.llamacpp_wire import ask
+        from tailrace.engines.llamacpp.model import start_server
+        from tailrace.engines.llamacpp.wire import ask
 
         self._ask = ask
         self._socket_path = f"{folder}/oracle.sock"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tailrace.serve.failures import failed, know_interpreter, know_packages
+from tailrace.serve import failures
+from tailrace.serve.failures import failed, know_packages
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     yield
     know_packages([])
-    know_interpreter("")
 
 
 def _told(module: str) -> str:
@@ -39,9 +40,22 @@ def test_ray_is_an_import_to_change() -> None:
 )
 def test_a_missing_module_is_named_as_the_app_lists_it(module: str, listed: list[str], install: str) -> None:
     know_packages(listed)
-    assert _told(module).endswith(f"Try: pip install {install}")
+    assert _told(module).endswith(f"Try: {sys.executable} -m pip install {install}")
 
 
-def test_it_is_installed_where_the_app_runs() -> None:
-    know_interpreter("/srv/old env/bin/python")
+def test_it_is_installed_where_the_app_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/srv/old env/bin/python")
     assert _told("torch").endswith("Try: '/srv/old env/bin/python' -m pip install torch")
+
+
+@pytest.mark.parametrize(("is_there", "wanted"), [(False, "transformers==4.4 torch"), (True, "transformers==4.4")])
+def test_transformers_is_named_with_torch(is_there: bool, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it transformers can be imported, and runs no model."""
+    know_packages(["transformers==4.4"])
+    monkeypatch.setattr(failures, "find_spec", {"torch": is_there or None}.get)
+    assert _told("transformers").endswith(f" -m pip install {wanted}")
+
+
+def test_no_environment_but_that_of_ray_is_named_for_ray() -> None:
+    """`--on ray` names the command, and nothing else does: two would differ."""
+    assert "pip" not in _told("ray")

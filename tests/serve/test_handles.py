@@ -13,6 +13,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 import msgspec
 import pytest
+from tests.waiting import turn
 
 from tailrace.serve.exceptions import (
     BackPressureError,
@@ -188,8 +189,7 @@ async def test_cancelling_whoever_waits_cancels_the_call(front: _Front, handle: 
         front.left.clear()
         front.hanging.clear()
         waiting = asyncio.create_task(wait())
-        for _ in range(num_turns):
-            await asyncio.sleep(0)
+        await turn(num_turns)
         if num_turns == 4:
             await front.hanging.wait()
         waiting.cancel()

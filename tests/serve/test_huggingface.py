@@ -1,4 +1,4 @@
-"""Text of Hugging Face models while they make it: whole characters, for a reader who may be slow or leave."""
+"""Models of Hugging Face answer as text while they make it, and stop when whoever reads it leaves."""
 
 from __future__ import annotations
 
@@ -7,98 +7,14 @@ import gc
 import subprocess
 import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from tests.serve.tokens import PROMPTS, Gate, alone, collect, rows_of
+from tests.waiting import idle
 
 from tailrace.serve.huggingface import TokenStream, generate, generate_batch
-
-PROMPTS = ["Tell me a story about dogs.", "很久很久以前", "🐶", "Once upon a time there was a small dog who liked to"]
-
-# Models and tokenizers are Any: transformers types neither well enough to be called under mypy's strict rules.
-
-
-@pytest.fixture(scope="module")
-def tokenizer(tiny_gpt2_dir: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(tiny_gpt2_dir)
-
-
-@pytest.fixture(scope="module")
-def loaded(tiny_gpt2_dir: Path) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(tiny_gpt2_dir, dtype=torch.float32)
-
-
-@pytest.fixture
-def model(loaded: Any) -> Iterator[Any]:
-    """The tiny model, without the hooks that a test has hung on it."""
-    hooks: list[Any] = []
-    loaded.hang = lambda hook: hooks.append(loaded.register_forward_pre_hook(lambda *_: hook()))
-    yield loaded
-    for hook in hooks:
-        hook.remove()
-
-
-class Gate:
-    """Counts the forwards of a model, and lets through as many as are opened."""
-
-    def __init__(self, num_open: int) -> None:
-        self.num_begun = 0
-        self._open = threading.Semaphore(num_open)
-
-    def __call__(self) -> None:
-        self.num_begun += 1
-        assert self._open.acquire(timeout=30)
-
-    def open(self, num: int) -> None:
-        self._open.release(num)
-
-
-def alone(model: Any, tokenizer: Any, prompt: str, **options: Any) -> str:
-    """What `model.generate` answers, decoded in one go."""
-    inputs = tokenizer(prompt, return_tensors="pt")
-    ids = model.generate(**inputs, pad_token_id=tokenizer.eos_token_id, **options)[0, inputs["input_ids"].shape[1] :]
-    text: str = tokenizer.decode(ids, skip_special_tokens=True)
-    return text
-
-
-async def collect(pieces: AsyncIterator[Any]) -> list[Any]:
-    return [piece async for piece in pieces]
-
-
-def rows_of(steps: list[Any], num_rows: int) -> list[str]:
-    """The text of each row, and that none goes on after its end."""
-    texts = [""] * num_rows
-    for row in range(num_rows):
-        ended = False
-        for step in steps:
-            assert len(step) == num_rows
-            if step[row] is StopIteration:
-                ended = True
-            else:
-                assert not ended
-                texts[row] += step[row]
-    return texts
-
-
-def feed(stream: TokenStream, ids: list[int]) -> None:
-    stream.put([[0]])
-    for token_id in ids:
-        stream.put([token_id])
-    stream.end()
-
-
-def read_all(stream: TokenStream) -> list[Any]:
-    return asyncio.run(collect(aiter(stream)))
-
 
 # Without a library
 
@@ -113,292 +29,10 @@ async def test_a_missing_library_is_named(
     name: str, model: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ImportError, match=f"needs {name}: pip install torch transformers"):
+    with pytest.raises(ImportError, match=f"needs {name}: {sys.executable} -m pip install torch transformers"):
         _ = TokenStream(tokenizer).stopping_criteria
     with pytest.raises(ImportError, match="pip install torch transformers"):
         await collect(generate(model, tokenizer, "Dogs"))
-
-
-# Text
-
-
-@pytest.mark.parametrize("text", ["Dogs are the best.", "很久很久以前", "🐕‍🦺🐶👩‍👩‍👧", "aé\u0301ß\ud7ff\U0010ffff z"])
-def test_no_half_character_is_shown(tokenizer: Any, text: str) -> None:
-    """Byte by byte, the most that a tokenizer can tear characters apart."""
-    byte_ids = [tokenizer(character)["input_ids"] for character in map(chr, range(128))]
-    assert all(len(ids) == 1 for ids in byte_ids)
-    alphabet = bytes_of(tokenizer)
-    stream = TokenStream(tokenizer)
-    feed(stream, [alphabet[byte] for byte in text.encode()])
-    pieces = read_all(stream)
-    assert pieces == list(text)
-
-
-def bytes_of(tokenizer: Any) -> dict[int, int]:
-    """The token of each byte."""
-    from tokenizers import pre_tokenizers
-
-    split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    vocabulary: dict[str, int] = tokenizer.get_vocab()
-    alphabet: dict[int, int] = {}
-    for number in (*range(0x80), *range(0x80, 0x800, 0x40), *range(0x800, 0x110000, 0x400)):
-        if 0xD800 <= number < 0xE000:
-            continue
-        for character in (chr(number), chr(number | 0x3F)):
-            [(shown, _)] = split.pre_tokenize_str(character)
-            alphabet |= {byte: vocabulary[sign] for byte, sign in zip(character.encode(), shown, strict=True)}
-    missing = sorted(set(range(256)) - alphabet.keys())  # bytes that no character has
-    rest = [vocabulary[sign] for sign in pre_tokenizers.ByteLevel.alphabet()]
-    return alphabet | dict(zip(missing, sorted(set(rest) - set(alphabet.values())), strict=True))
-
-
-@settings(deadline=None, max_examples=200)
-@given(st.data())
-def test_pieces_add_up_to_the_whole(tokenizer: Any, data: st.DataObject) -> None:
-    """Whatever the tokens are: text, torn characters, bytes that are none, special ones."""
-    alphabet = bytes_of_cached(tokenizer)
-    token = st.one_of(
-        st.integers(0, len(tokenizer) - 1),
-        st.sampled_from([alphabet[byte] for byte in (0x80, 0xBF, 0xC3, 0xE2, 0xF0, 0x9F, 0x90, 0xFF, 0x41)]),
-        st.just(tokenizer.eos_token_id),
-    )
-    runs = st.tuples(token, st.integers(1, 20)).map(lambda run: [run[0]] * run[1])
-    ids = [token_id for run in data.draw(st.lists(runs, max_size=12)) for token_id in run]
-    stream = TokenStream(tokenizer, eos_token_ids=())
-    feed(stream, ids)
-    pieces = read_all(stream)
-    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True)
-    assert "" not in pieces
-
-
-@pytest.fixture(scope="module")
-def falling_back() -> Any:
-    """A tokenizer as Llama's: words begin with their space, the first one loses it, and the rest is bytes."""
-    from tokenizers import Tokenizer, decoders, models
-    from transformers import PreTrainedTokenizerFast
-
-    words = ["<unk>", "\u2581Dogs", "\u2581are", "\u2581", *(f"<0x{byte:02X}>" for byte in range(256))]
-    raw = Tokenizer(models.WordLevel({word: number for number, word in enumerate(words)}, "<unk>"))
-    steps = [decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    raw.decoder = decoders.Sequence(steps)
-    return PreTrainedTokenizerFast(tokenizer_object=raw)  # type: ignore[no-untyped-call]  # as in all of transformers
-
-
-@settings(deadline=None, max_examples=200)
-@given(parts=st.lists(st.one_of(st.integers(1, 3), st.sampled_from("🐶é以a"), st.text(max_size=20)), max_size=20))
-def test_bytes_among_words(falling_back: Any, parts: list[int | str]) -> None:
-    ids: list[int] = []
-    for part in parts:
-        ids += [part] if isinstance(part, int) else [4 + byte for byte in part.encode()]
-    stream = TokenStream(falling_back)
-    feed(stream, ids)
-    pieces = read_all(stream)
-    assert "".join(pieces) == falling_back.decode(ids)
-    assert not any("\ufffd" in piece for piece in pieces) or "\ufffd" in "".join(map(str, parts))
-
-
-@pytest.mark.parametrize("num_bytes", range(10, 22))
-def test_a_character_after_long_nonsense(tokenizer: Any, num_bytes: int) -> None:
-    alphabet = bytes_of(tokenizer)
-    stream = TokenStream(tokenizer)
-    feed(stream, [alphabet[byte] for byte in b"\x80" * num_bytes + "🐶é".encode()])
-    assert "".join(read_all(stream)) == "\ufffd" * num_bytes + "🐶é"
-
-
-_alphabet: dict[int, int] = {}
-
-
-def bytes_of_cached(tokenizer: Any) -> dict[int, int]:
-    _alphabet.update(_alphabet or bytes_of(tokenizer))
-    return _alphabet
-
-
-@pytest.mark.parametrize("byte", [0x41, 0x80, None])
-def test_the_work_grows_with_the_tokens(tokenizer: Any, byte: int | None) -> None:
-    """For text, for bytes that never make any, and for tokens without any."""
-    token_id = tokenizer.eos_token_id if byte is None else bytes_of(tokenizer)[byte]
-    counting = Counting(tokenizer)
-    stream = TokenStream(counting, max_unread=3000, eos_token_ids=())
-    feed(stream, [token_id] * 2000)
-    assert counting.num_decoded < 2000 * 40
-    read_all(stream)
-
-
-class Counting:
-    eos_token_id = None
-
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self.num_decoded = 0
-
-    def decode(self, ids: list[int], **options: Any) -> Any:
-        self.num_decoded += len(ids)
-        return self._tokenizer.decode(ids, **options)
-
-
-@pytest.mark.parametrize("skip_prompt", [True, False])
-@pytest.mark.parametrize("skip_special_tokens", [True, False])
-def test_what_is_skipped(tokenizer: Any, skip_prompt: bool, skip_special_tokens: bool) -> None:
-    stream = TokenStream(tokenizer, skip_prompt=skip_prompt, skip_special_tokens=skip_special_tokens)
-    prompt, answer = tokenizer("Dogs<|endoftext|>")["input_ids"], tokenizer(" are")["input_ids"]
-    stream.put([prompt])
-    for token_id in [*answer, tokenizer.eos_token_id]:
-        stream.put([token_id])
-    stream.end()
-    eos = "" if skip_special_tokens else "<|endoftext|>"
-    assert "".join(read_all(stream)) == ("" if skip_prompt else f"Dogs{eos}") + " are" + eos
-
-
-def test_several_tokens_at_a_time(tokenizer: Any) -> None:
-    """As assisted generation gives them."""
-    import torch
-
-    ids = tokenizer("很久很久以前")["input_ids"]
-    stream = TokenStream(tokenizer)
-    stream.put(torch.tensor([[1, 2]]))
-    for start in range(0, len(ids), 2):
-        stream.put(torch.tensor([ids[start : start + 2]]))
-    stream.end()
-    assert "".join(read_all(stream)) == "很久很久以前"
-
-
-def test_a_row_ends_at_its_eos(tokenizer: Any) -> None:
-    import torch
-
-    a, b, c = (tokenizer(sign)["input_ids"][0] for sign in "abc")
-    eos, wolf = tokenizer.eos_token_id, bytes_of(tokenizer)[0xF0]
-    stream = TokenStream(tokenizer, num_sequences=3)
-    stream.put(torch.tensor([[eos, a], [b, c], [eos, eos]]))
-    for step in ([a, b, c], [eos, b, wolf], [a, wolf, wolf], [eos, eos, a], [eos, a, eos], [eos, a, eos]):
-        stream.put(torch.tensor(step))
-    stream.end()
-    assert read_all(stream) == [
-        ["a", "b", "c"],
-        [StopIteration, "b", ""],
-        [StopIteration, "\ufffd", "\ufffd\ufffda"],  # the step before showed nothing, and is left out
-        [StopIteration, StopIteration, StopIteration],
-    ]
-
-
-# The reader
-
-
-async def test_the_loop_is_called_once_for_all_that_gathers(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    loop = asyncio.get_running_loop()
-    called: list[Callable[..., object]] = []
-    real = loop.call_soon_threadsafe
-
-    def call(callback: Callable[..., object], *args: Any, **options: Any) -> asyncio.Handle:
-        called.append(callback)
-        return real(callback, *args, **options)
-
-    monkeypatch.setattr(loop, "call_soon_threadsafe", call)
-    stream = TokenStream(tokenizer)
-    reading = asyncio.create_task(collect(aiter(stream)))
-    await asyncio.sleep(0)  # it waits
-    feed(stream, tokenizer("a b c d")["input_ids"])
-    assert len(called) == 1
-    assert "".join(await reading) == "a b c d"
-
-
-def test_a_slow_reader_is_waited_for(tokenizer: Any) -> None:
-    [token_id] = tokenizer("a")["input_ids"]
-    stream = TokenStream(tokenizer, max_unread=4)
-    num_put, is_full = 0, threading.Event()
-
-    def produce() -> None:
-        nonlocal num_put
-        stream.put([[0]])
-        for _ in range(50):
-            stream.put([token_id])
-            num_put += 1
-            if num_put == 4:
-                is_full.set()
-        stream.end()
-
-    thread = threading.Thread(target=produce)
-    thread.start()
-    assert is_full.wait(30)
-    thread.join(0.2)  # without a bound it would be through by now
-    assert (num_put, thread.is_alive()) == (4, True)
-
-    async def read() -> None:
-        num_read = 0
-        async for piece in stream:
-            num_read += 1
-            assert piece == "a"
-            assert num_put <= num_read + 5  # four unread, and one being put
-        assert num_read == 50
-
-    asyncio.run(read())
-    thread.join()
-
-
-@pytest.mark.parametrize("leave", ["aclose", "cancel", "fail"])
-async def test_a_blocked_producer_is_let_go(tokenizer: Any, leave: str) -> None:
-    stream = TokenStream(tokenizer, max_unread=1)
-    thread = threading.Thread(target=feed, args=(stream, tokenizer("a b c d")["input_ids"]))
-    thread.start()
-    if leave == "aclose":
-        await stream.aclose()
-    elif leave == "cancel":
-        stream.cancel()
-    else:
-        stream.fail(OSError())
-    await asyncio.to_thread(thread.join)
-    assert stream.is_over
-
-
-async def test_an_event_loop_is_not_blocked(tokenizer: Any) -> None:
-    stream = TokenStream(tokenizer, max_unread=1)
-    with pytest.raises(RuntimeError, match="thread of its own"):
-        feed(stream, tokenizer("a b c d")["input_ids"])
-    reader = aiter(stream)
-    assert await anext(reader) == "a"
-    with pytest.raises(RuntimeError, match="thread of its own"):
-        await anext(reader)
-
-
-async def test_a_failure_comes_after_what_was_there(tokenizer: Any) -> None:
-    stream = TokenStream(tokenizer)
-    stream.put([[0]])
-    stream.put(tokenizer("a")["input_ids"])
-    stream.fail(OSError("no more"))
-    stream.end()  # too late
-    reader = aiter(stream)
-    assert await anext(reader) == "a"
-    with pytest.raises(OSError, match="no more"):
-        await anext(reader)
-    assert await collect(reader) == []
-
-
-async def test_another_batch_size_is_refused(tokenizer: Any) -> None:
-    stream = TokenStream(tokenizer, num_sequences=2)
-    with pytest.raises(ValueError, match="num_sequences=2, but the batch has 3"):
-        stream.put([[1], [2], [3]])
-    with pytest.raises(ValueError, match="num_sequences=2, but the batch has 3"):
-        await collect(aiter(stream))
-
-
-async def test_one_reader(tokenizer: Any) -> None:
-    stream = TokenStream(tokenizer)
-    reader = aiter(stream)
-    with pytest.raises(RuntimeError, match="has one reader"):
-        aiter(stream)
-    waiting = asyncio.ensure_future(anext(reader))
-    await asyncio.sleep(0)
-    with pytest.raises(RuntimeError, match="waits for the next piece already"):
-        await anext(reader)
-    waiting.cancel()
-    assert await asyncio.wait([waiting])
-    feed(stream, tokenizer("a")["input_ids"])
-    assert await collect(reader) == ["a"]  # who waited was cancelled; the stream was not
-
-
-@pytest.mark.parametrize("options", [{"num_sequences": 0}, {"max_unread": 0}])
-def test_senseless_numbers(tokenizer: Any, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="at least 1"):
-        TokenStream(tokenizer, **options)
 
 
 # Leaving
@@ -435,7 +69,7 @@ async def test_the_criterion_notices(tokenizer: Any, leave: str) -> None:
         gc.collect()
     else:
         reading = asyncio.create_task(collect(aiter(stream)))
-        await asyncio.sleep(0)
+        await idle()
         reading.cancel()
         await asyncio.wait([reading])
         del reading
@@ -488,8 +122,7 @@ async def test_leaving_stops_the_model_within_a_token(model: Any, tokenizer: Any
     await asyncio.to_thread(begun.wait)
     if leave == "cancelled":
         reading.cancel()
-    for _ in range(5):  # the loop's own turns, in which what was left behind is closed
-        await asyncio.sleep(0)
+    await idle()  # what was left behind is closed
     num_begun = gate.num_begun
     gate.open(1000)
     await asyncio.wait([reading])
@@ -509,8 +142,7 @@ async def test_closing_waits_for_the_thread(model: Any, tokenizer: Any) -> None:
     pieces = generate(model, tokenizer, "Dogs", max_new_tokens=100, eos_token_id=-1, do_sample=False)
     await anext(pieces)
     closing = asyncio.ensure_future(pieces.aclose())
-    for _ in range(5):
-        await asyncio.sleep(0)
+    await idle()
     assert not closing.done()  # and yet this goes on
     gate.open(1000)
     await closing

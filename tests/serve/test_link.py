@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
+from tests.waiting import idle
 
 from tailrace.serve.link import MAX_MESSAGE_BYTES, Channel, ChannelClosed, Link, LinkLost
 
@@ -43,7 +44,7 @@ async def pair() -> AsyncIterator[_Pair]:
     yield _Pair(ours, theirs, opened, lost)
     ours.abort()
     theirs.abort()
-    await asyncio.sleep(0)
+    await idle()
 
 
 async def test_messages_arrive_in_order_and_channels_do_not_mix(pair: _Pair) -> None:
@@ -92,10 +93,7 @@ async def test_empty_messages_count_too(pair: _Pair) -> None:
             sent += 1
 
     sending = asyncio.create_task(send_on())
-    before = -1
-    while before != sent:
-        before = sent
-        await asyncio.sleep(0.01)
+    await idle()
     assert 0 < sent < 10_000
     there.close()
     with pytest.raises(ChannelClosed):
@@ -106,7 +104,7 @@ async def test_no_message_is_lost_when_a_receiver_is_cancelled(pair: _Pair) -> N
     here, there = await pair.channel()
     for number in range(20):
         waiting = asyncio.create_task(there.receive())
-        await asyncio.sleep(0)
+        await idle()
         if number % 2:
             here.post(b"%d" % number)
             waiting.cancel()
@@ -123,7 +121,7 @@ async def test_a_cancelled_sender_has_sent_nothing(pair: _Pair) -> None:
     await here.send(b"x" * _WINDOW_BYTES)
     waiting = asyncio.create_task(here.send(b"never"))
     other = asyncio.create_task(here.send(b"later"))
-    await asyncio.sleep(0)
+    await idle()
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
@@ -157,7 +155,7 @@ async def test_closing_wakes_those_who_wait(pair: _Pair) -> None:
     here, there = await pair.channel()
     await here.send(b"x" * _WINDOW_BYTES)
     sending, receiving = asyncio.create_task(here.send(b"y")), asyncio.create_task(here.receive())
-    await asyncio.sleep(0)
+    await idle()
     there.close()
     for waiting in (sending, receiving):
         with pytest.raises(ChannelClosed):
@@ -178,7 +176,7 @@ async def test_a_lost_link_ends_everything_on_it(pair: _Pair) -> None:
     left: list[str] = []
     here.on_close = lambda: left.append("here")
     waiting = asyncio.create_task(here.receive())
-    await asyncio.sleep(0)
+    await idle()
     pair.theirs.abort()
     with pytest.raises(LinkLost):
         await waiting

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.process import environment
+from tests.api.process import environment
 
 from tailrace import serve
 from tailrace.serve.exceptions import RayServeException

@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from tests.streams.virtual_time import run
+from tests.waiting import idle
 
 from tailrace.streams import Reader, Record, StreamLog
 from tailrace.types import End, Event, Status, TextDelta, Usage
@@ -43,10 +44,6 @@ def new_log() -> StreamLog:
     return StreamLog(Record("abc", 1.0))
 
 
-def waiting(log: StreamLog) -> int:
-    return len(log._waiting) + len(log._ending)
-
-
 class LogMachine(RuleBasedStateMachine):
     """A log and readers that come, wait, take, are interrupted and leave, beside a plain list."""
 
@@ -63,13 +60,12 @@ class LogMachine(RuleBasedStateMachine):
         for task in self.waits.values():
             task.cancel()
         self.turn()
-        assert waiting(self.log) == 0
+        assert self.log.num_waiting == 0
         self.loop.close()
 
     def turn(self) -> None:
         """Let every task run until it waits."""
-        for _ in range(3):
-            self.loop.run_until_complete(asyncio.sleep(0))
+        self.loop.run_until_complete(idle())
 
     @property
     def has_ended(self) -> bool:
@@ -165,7 +161,7 @@ class LogMachine(RuleBasedStateMachine):
                 pending += 1
                 assert not self.has_ended
                 assert reader.at_end_only or reader.cursor == len(self.expected)
-        assert waiting(self.log) == pending
+        assert self.log.num_waiting == pending
 
 
 LogMachine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
@@ -205,7 +201,7 @@ def test_a_reader_that_never_reads_is_not_known_to_the_log() -> None:
     with Reader(log) as reader:
         for _ in range(100):
             log.append(delta())
-        assert waiting(log) == 0
+        assert log.num_waiting == 0
         assert reader.cursor == 0
         assert len(reader.take()) == 100
 
@@ -225,9 +221,9 @@ def test_a_reader_for_the_end_is_woken_once() -> None:
         async with asyncio.TaskGroup() as group:
             group.create_task(read())
             for _ in range(100):
-                await asyncio.sleep(0)
+                await idle()
                 log.append(delta())
-            assert waiting(log) == 1
+            assert log.num_waiting == 1
             log.append(END)
         assert wakes == 1
 
@@ -239,9 +235,9 @@ def test_a_reader_for_the_end_waits_though_there_is_something_to_take() -> None:
         log = new_log()
         log.append(delta())
         task = asyncio.create_task(Reader(log, at_end_only=True).wait())
-        await asyncio.sleep(0)
+        await idle()
         log.append(delta())
-        await asyncio.sleep(0)
+        await idle()
         assert not task.done()
         log.append(END)
         await task
@@ -257,7 +253,7 @@ def test_waiting_returns_at_once_when_there_is_something_to_take() -> None:
         log.append(END)
         await Reader(log, 2).wait()
         await Reader(log, 0, at_end_only=True).wait()
-        assert waiting(log) == 0
+        assert log.num_waiting == 0
 
     run(scenario())
 
@@ -275,10 +271,10 @@ def test_events_of_one_turn_wake_a_reader_once_for_all() -> None:
 
         async with asyncio.TaskGroup() as group:
             group.create_task(read())
-            await asyncio.sleep(0)
+            await idle()
             for _ in range(5):
                 log.append(delta())
-            await asyncio.sleep(0)
+            await idle()
             log.append(END)
         assert batches == [5, 1]
 
@@ -291,11 +287,11 @@ def test_a_wait_that_is_cancelled_leaves_nothing_behind(at_end_only: bool) -> No
         log = new_log()
         reader = Reader(log, at_end_only=at_end_only)
         task = asyncio.create_task(reader.wait())
-        await asyncio.sleep(0)
-        assert waiting(log) == 1
+        await idle()
+        assert log.num_waiting == 1
         task.cancel()
         await asyncio.wait([task])
-        assert waiting(log) == 0
+        assert log.num_waiting == 0
         log.append(delta())
         assert reader.take() == [delta()]
 
@@ -308,11 +304,11 @@ def test_a_wait_that_is_cancelled_as_the_event_comes(at_end_only: bool) -> None:
         log = new_log()
         reader = Reader(log, at_end_only=at_end_only)
         task = asyncio.create_task(reader.wait())
-        await asyncio.sleep(0)
+        await idle()
         log.append(END)
         task.cancel()
         await asyncio.wait([task])
-        assert waiting(log) == 0
+        assert log.num_waiting == 0
         assert reader.take() == [END]
         assert reader.is_finished
 
@@ -325,12 +321,12 @@ def test_wake_ends_a_wait_and_nothing_else() -> None:
         reader = Reader(log)
         reader.wake()  # nobody waits
         task = asyncio.create_task(reader.wait())
-        await asyncio.sleep(0)
+        await idle()
         assert not task.done()
         reader.wake()
         reader.wake()
         await task
-        assert waiting(log) == 0
+        assert log.num_waiting == 0
         assert reader.take() == []
 
     run(scenario())
@@ -342,7 +338,7 @@ def test_a_reader_ahead_of_the_log_gets_nothing_from_before_its_place() -> None:
         reader = Reader(log, 2)
         for text in "ab":
             task = asyncio.create_task(reader.wait())
-            await asyncio.sleep(0)
+            await idle()
             log.append(delta(text))
             await task
             assert reader.take() == []

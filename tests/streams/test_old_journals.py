@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import sqlite3
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -12,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import ModelError
+from tailrace.streams._clock import stamp
 from tailrace.streams._files import hold_lock
 from tailrace.streams.disk import DiskJournal
 from tailrace.streams.old_journals import find_journals, lifetime_s, remove_expired_journals, remove_unused_journal
@@ -135,6 +138,42 @@ def test_an_unused_one_goes_and_one_with_content_stays(tmp_path: Path) -> None:
         remove_unused_journal(directory)
     assert [path.name for path in sorted(tmp_path.iterdir())] == [used.name, damaged.name]
     assert (damaged / "journal.sqlite").exists()
+
+
+def test_one_that_remembers_damage_stays(tmp_path: Path) -> None:
+    """Else its next server would say of a lost stream that there never was one."""
+    damaged = tmp_path / "port-1"
+    DiskJournal(damaged).close()
+    with closing(sqlite3.connect(damaged / "journal.sqlite")) as connection:
+        connection.execute("INSERT INTO facts VALUES ('damaged', ?)", (stamp().encode(),))
+        connection.commit()
+    remove_unused_journal(damaged)
+    assert (damaged / "journal.sqlite").exists()
+    journal = DiskJournal(damaged)
+    assert journal.damage_age_s() is not None
+    journal.close()
+
+
+def test_looking_into_one_changes_nothing(tmp_path: Path) -> None:
+    """Whoever opens a journal for writing moves what is in its write-ahead log, and hides that its end was lost."""
+    running = DiskJournal(tmp_path / "running", lifetime_s=10 * LIFETIME_S)
+    running._database.note(b"key", b"body")
+    left = tmp_path / "port-8001"  # as a server leaves it that was killed
+    shutil.copytree(tmp_path / "running", left)
+    running.close()
+    _set_idle(left, OLD_S)
+    files = [left / "journal.sqlite", left / "journal.sqlite-wal"]
+    before = [(path.read_bytes(), path.stat().st_mtime_ns) for path in files]
+    assert before[1][0]
+    assert _remove(tmp_path, tmp_path / "port-8000") == []
+    remove_unused_journal(left)
+    assert [(path.read_bytes(), path.stat().st_mtime_ns) for path in files] == before
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a directory in which no file can be made")
+def test_where_no_lock_can_be_made_is_said_at_once() -> None:
+    with pytest.raises(ModelError, match=r"The journal cannot be kept in /proc: No such file or directory"):
+        DiskJournal(Path("/proc"))
 
 
 def test_foreign_files_and_broken_journals_stay(tmp_path: Path) -> None:

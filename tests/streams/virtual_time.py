@@ -13,7 +13,7 @@ __all__ = ["run"]
 
 T = TypeVar("T")
 
-_DEADLOCK_S = 5.0  # of real time, for a scenario in which everybody waits for somebody else
+_DEADLOCK_S = 30.0  # of real time, for a scenario in which everybody waits for somebody else
 
 
 class _Selector(selectors.DefaultSelector):

@@ -19,6 +19,7 @@ _VOCAB_SIZE = 40
 _PARAMETERS = frozenset(field.name for field in fields(Sampling)) - {
     "stop",
     "include_stop",
+    "single_call",
     "grammar",
     "n",
     "typical_p",

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.text import ByteTokenizer, Detokenizer, MessageEncoder, StopMatcher
-from tailrace.text.packed import CHAT_ID, END_ID, Chat, pack, unpack
+from tailrace.text.packed import CHAT_ID, END_ID, PackedChat, pack, unpack
 from tailrace.types import Message, ToolCall
 
 tokenizer = ByteTokenizer()
@@ -86,10 +86,10 @@ def test_ids_of_a_real_vocabulary_are_refused() -> None:
         tokenizer.encode("\ud83d", special=True)
 
 
-def _chat(ids: list[int]) -> tuple[Chat, str]:
+def _chat(ids: list[int]) -> tuple[PackedChat, str]:
     end = ids.index(CHAT_ID, 1)
     assert ids[0] == CHAT_ID
-    return msgspec.json.decode(unpack(ids[1:end]), type=Chat), unpack(ids[end + 1 :]).decode()
+    return msgspec.json.decode(unpack(ids[1:end]), type=PackedChat), unpack(ids[end + 1 :]).decode()
 
 
 def test_a_chat_is_written_as_openai_has_it() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.dialects.tool_calls import CallPart, ToolCallReader
 from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
 from tailrace.text.templates import Turn
+from tailrace.text.tool_calls import CallPart, ToolCallReader
 from tailrace.text.tool_prompt import write_tools
 from tailrace.types import Message, ToolCall
 

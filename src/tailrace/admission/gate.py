@@ -12,26 +12,32 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from tailrace.errors import ContextLengthExceeded, Draining, EngineLost, QueueFull, RequestError
 
 __all__ = ["Gate", "Ticket"]
 
+_MAX_LOST_S = 300.0  # of the time in the queue, which the engine lost and which does not count
+_MIN_WAIT_S = 0.25  # between two looks at the time that is left in the queue while that grows
 
+
+@dataclass(slots=True, eq=False, repr=False)
 class Ticket:
-    """A request's place. `start` is called once, when it may run: at once, inside `Gate.enter`, or later."""
+    """A request's place. `start` is called once, when it may run: at once, inside `Gate.enter`, or later.
 
-    __slots__ = ("admitted_s", "entered_s", "is_slowed", "num_sequences", "num_tokens", "start")
+    `expire` is called when it has waited for `queue_s`. The time in which the engine is away, or repeats what it had
+    done, does not count, but for what exceeds five minutes.
+    """
 
-    def __init__(
-        self, num_tokens: int, num_sequences: int, start: Callable[[], None], *, is_slowed: bool = False
-    ) -> None:
-        self.num_tokens = num_tokens
-        self.num_sequences = num_sequences
-        self.start = start
-        self.is_slowed = is_slowed  # its caller keeps killing engines
-        self.entered_s = time.monotonic()
-        self.admitted_s: float | None = None  # None: still waiting
+    num_tokens: int
+    num_sequences: int
+    start: Callable[[], None]
+    is_slowed: bool = False  # its caller keeps killing engines
+    queue_s: float = 0.0
+    expire: Callable[[], None] | None = None
+    admitted_s: float | None = field(init=False, default=None)  # None: still waiting
+    timer: asyncio.TimerHandle | None = field(init=False, default=None)  # while it waits
 
 
 class Gate:
@@ -46,8 +52,8 @@ class Gate:
         self._capacity_tokens = 0
         self._capacity_sequences = 0
         self._block_tokens = 1
-        self._used_tokens = 0
-        self._used_sequences = 0
+        self.used_tokens = 0
+        self.used_sequences = 0
         self._is_open = False
         self._refusal: EngineLost | Draining | None = None
         self._waiting: deque[Ticket] = deque()
@@ -57,8 +63,8 @@ class Gate:
         self._mean_service_s = 1.0
         self._beginning: Ticket | None = None  # the slowed one that has not shown yet that it does no harm
         self._rest: asyncio.TimerHandle | None = None
-        self._shut_s: float | None = time.monotonic()  # since when; None while it is open
-        self._total_shut_s = 0.0
+        self._lost_s: float | None = time.monotonic()  # since when `total_lost_s` grows; None while it does not
+        self._total_lost_s = 0.0
 
     @property
     def num_waiting(self) -> int:
@@ -69,32 +75,35 @@ class Gate:
         return self._num_running
 
     @property
-    def total_shut_s(self) -> float:
-        """How long the gate has been shut, all in all."""
-        return self._total_shut_s + (time.monotonic() - self._shut_s if self._shut_s is not None else 0.0)
+    def total_lost_s(self) -> float:
+        """How long the engine has been away, or has repeated what it had done before, all in all."""
+        return self._total_lost_s + (time.monotonic() - self._lost_s if self._lost_s is not None else 0.0)
 
     @property
     def is_draining(self) -> bool:
         return isinstance(self._refusal, Draining)
 
     def open(self, *, capacity_tokens: int, capacity_sequences: int, block_tokens: int) -> None:
-        """An engine is there, with room for so much."""
+        """An engine is there, with room for so much. `caught_up` follows when nothing is left to be repeated."""
         self._capacity_tokens = capacity_tokens
         self._capacity_sequences = capacity_sequences
         self._block_tokens = block_tokens
         self._is_open = True
-        self._total_shut_s, self._shut_s = self.total_shut_s, None
         if isinstance(self._refusal, EngineLost):
             self._refusal = None
         self._admit()
 
     def shut(self, reason: EngineLost | None = None) -> None:
         """No engine now. With a reason, nobody is let into the queue either."""
-        if self._is_open:
-            self._is_open = False
-            self._shut_s = time.monotonic()
+        self._is_open = False
+        if self._lost_s is None:
+            self._lost_s = time.monotonic()
         if not isinstance(self._refusal, Draining):
             self._refusal = reason
+
+    def caught_up(self) -> None:
+        """What ran when the gate was shut has come to where it was."""
+        self._total_lost_s, self._lost_s = self.total_lost_s, None
 
     def drain(self, retry_after_s: float) -> None:
         """Let nobody in any more; who is in goes on."""
@@ -120,12 +129,15 @@ class Gate:
         """
         self._check_refusal()
         num_tokens = self.demand(num_prompt_tokens, max_tokens, num_sequences)
-        self._check_room(max(1, 3 * self._max_requests // 4) if is_slowed else self._max_requests)
+        self.check_open(is_slowed=is_slowed)
         return num_tokens
 
     def demand(self, num_prompt_tokens: int, max_tokens: int, num_sequences: int) -> int:
         """The tokens that such a request takes. Raises: ContextLengthExceeded, RequestError if it can never run."""
-        num_tokens = self._demand(num_prompt_tokens + max_tokens, num_sequences)
+        # Memory is handed out in blocks, and a sequence's last one is partly empty.
+        block = self._block_tokens
+        num_blocks = -(-(num_prompt_tokens + max_tokens) // block) + (block > 1)
+        num_tokens = num_sequences * num_blocks * block
         if self._capacity_tokens:
             if num_tokens > self._capacity_tokens:
                 limit = self._capacity_tokens // num_sequences
@@ -134,18 +146,16 @@ class Gate:
                 raise RequestError(f"n is at most {self._capacity_sequences} here.", param="n")
         return num_tokens
 
-    def check_open(self) -> None:
+    def check_open(self, *, is_slowed: bool = False) -> None:
         """Whether anybody is let in now, whatever they ask. Raises: QueueFull, Draining, EngineLost."""
         self._check_refusal()
-        self._check_room(self._max_requests)
+        num_places = max(1, 3 * self._max_requests // 4) if is_slowed else self._max_requests
+        if self._num_running + len(self._waiting) + self._num_coming >= num_places:
+            raise QueueFull("The model is overloaded.", retry_after_s=self.retry_after_s)
 
     def _check_refusal(self) -> None:
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)  # else it would remember all that it was raised for
-
-    def _check_room(self, num_places: int) -> None:
-        if self._num_running + len(self._waiting) + self._num_coming >= num_places:
-            raise QueueFull("The model is overloaded.", retry_after_s=self.retry_after_s)
 
     @contextmanager
     def coming(self) -> Iterator[None]:
@@ -161,14 +171,32 @@ class Gate:
         """Queue a ticket, and start it if its turn has come. Call `check` first, without waiting in between."""
         self._waiting.append(ticket)
         self._admit()
+        if ticket.admitted_s is None and ticket.expire is not None:
+            last_s = time.monotonic() + ticket.queue_s + _MAX_LOST_S
+            self._look_after(ticket.queue_s, ticket, last_s)
+
+    def _look_after(self, wait_s: float, ticket: Ticket, last_s: float) -> None:
+        ticket.timer = asyncio.get_running_loop().call_later(wait_s, self._look_at, ticket, self.total_lost_s, last_s)
+
+    def _look_at(self, ticket: Ticket, lost_s: float, last_s: float) -> None:
+        """The ticket's time is over, but for what the engine lost of it, which was `lost_s` when the time began. At
+        `last_s` it is over in any case."""
+        now_lost_s = self.total_lost_s
+        left_s = min(max(_MIN_WAIT_S, now_lost_s - lost_s), last_s - time.monotonic())
+        if now_lost_s > lost_s and left_s > 0:
+            self._look_after(left_s, ticket, last_s)
+        elif ticket.expire is not None:
+            ticket.expire()
 
     def leave(self, ticket: Ticket) -> None:
         """Give a place back, waiting or running."""
+        if ticket.timer is not None:
+            ticket.timer.cancel()
         if ticket.admitted_s is None:
             self._waiting.remove(ticket)
         else:
-            self._used_tokens -= ticket.num_tokens
-            self._used_sequences -= ticket.num_sequences
+            self.used_tokens -= ticket.num_tokens
+            self.used_sequences -= ticket.num_sequences
             self._num_running -= 1
             self._mean_service_s += 0.1 * (time.monotonic() - ticket.admitted_s - self._mean_service_s)
         if self._beginning is ticket:
@@ -181,22 +209,23 @@ class Gate:
         share = (len(self._waiting) + 1) / max(1, self._num_running)
         return min(30.0, max(1.0, self._mean_service_s * share))
 
-    def _demand(self, num_tokens: int, num_sequences: int) -> int:
-        """Memory is handed out in blocks, and a sequence's last one is partly empty."""
-        block = self._block_tokens
-        return num_sequences * (-(-num_tokens // block) * block + (block if block > 1 else 0))
-
     def _admit(self) -> None:
         if self._is_admitting:  # a ticket left as soon as it was started; the loop below goes on
             return
         self._is_admitting = True
         try:
-            while self._is_open and (ticket := self._next()) is not None and self._fits(ticket):
+            while self._is_open and (ticket := self._next()) is not None:
+                if self.used_tokens + ticket.num_tokens > self._capacity_tokens:
+                    break
+                if self.used_sequences + ticket.num_sequences > self._capacity_sequences:
+                    break
                 self._waiting.remove(ticket)
-                self._used_tokens += ticket.num_tokens
-                self._used_sequences += ticket.num_sequences
+                self.used_tokens += ticket.num_tokens
+                self.used_sequences += ticket.num_sequences
                 self._num_running += 1
                 ticket.admitted_s = time.monotonic()
+                if ticket.timer is not None:
+                    ticket.timer.cancel()
                 if ticket.is_slowed:
                     self._beginning = ticket
                 ticket.start()
@@ -212,9 +241,3 @@ class Gate:
     def _rested(self) -> None:
         self._rest = None
         self._admit()
-
-    def _fits(self, ticket: Ticket) -> bool:
-        return (
-            self._used_tokens + ticket.num_tokens <= self._capacity_tokens
-            and self._used_sequences + ticket.num_sequences <= self._capacity_sequences
-        )

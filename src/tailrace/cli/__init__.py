@@ -24,6 +24,7 @@ class _Verbs(click.Group):
         "bench": "Measure what the server adds to the engine.",
         "certify": "Measure how exactly the engine repeats itself after a crash.",
         "doctor": "Look at this machine, its engines, and how fast a model could be.",
+        "keys": "Make, show and end the keys of a server.",
         "new": "Make a folder with an app that works.",
         "pull": "Fetch a model.",
         "run": "Serve what you have written: an app, a folder, a YAML file.",

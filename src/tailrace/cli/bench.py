@@ -6,14 +6,16 @@ import asyncio
 import json
 import os
 import platform
+import signal
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from tailrace.bench import Report
-    from tailrace.server.source import Source
+    from tailrace.engines import EngineSpec
+    from tailrace.generation.source import Source
+    from tailrace.measure.bench import Pair
 
 __all__ = ["bench"]
 
@@ -36,80 +38,64 @@ def bench(
     Nothing else should run on the machine. Figures are medians over the rounds; the ratios are what carries over to
     another machine.
     """
+    from tailrace.cli.pull import found_model
     from tailrace.errors import ModelError
+    from tailrace.settings import Settings
 
     try:
         loads = tuple(int(part) for part in streams.split(",") if part.strip())
     except ValueError:
         raise click.BadParameter("numbers separated by commas, please", param_hint="--streams") from None
     try:
-        source = _found(model) if loads else None  # before the event loop: Ctrl-C has to stop a download at once
-        reports = asyncio.run(_measure(model, source, loads, max_tokens, rounds, server_streams, server_tokens))
+        found = found_model(model, Settings()) if loads else None
+        pairs = asyncio.run(_measure(model, found, loads, max_tokens, rounds, server_streams, server_tokens))
     except (ModelError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
+    except asyncio.CancelledError:
+        raise click.Abort from None
     if as_json:
-        click.echo(json.dumps({"machine": _machine(), "model": model, **_plain(reports)}, indent=2))
+        click.echo(
+            json.dumps({"machine": _machine(), "model": model, "pairs": [asdict(pair) for pair in pairs]}, indent=2)
+        )
         return
     click.echo(f"{_machine()['cpu']}, {os.cpu_count()} cores, Python {platform.python_version()}, {model}\n")
     click.echo(f"{'':28}{'streams':>8}{'tokens/s':>11}{'ratio':>7}{'TTFT p50/p99 ms':>20}{'ITL p50/p99 ms':>18}")
-    for report in reports:
-        for ours, theirs, ratio in report.pairs:
-            for line, shown in ((ours, f"{ratio:.3f}"), (theirs, "")):
-                ttft = f"{line.ttft_p50_ms:.1f} / {line.ttft_p99_ms:.1f}"
-                itl = f"{line.itl_p50_ms:.2f} / {line.itl_p99_ms:.2f}"
-                click.echo(f"{line.what:28}{line.streams:8}{line.tokens_per_s:11.1f}{shown:>7}{ttft:>20}{itl:>18}")
-
-
-def _found(model: str) -> Source:
-    """The model, fetched if need be. Raises: ModelError."""
-    from tailrace.cli.pull import TerminalProgress
-    from tailrace.server.source import find_source
-
-    return find_source(model, TerminalProgress())
+    for pair in pairs:
+        for line, shown in ((pair.ours, f"{pair.ratio:.3f}"), (pair.theirs, "")):
+            ttft = f"{line.ttft_p50_ms:.1f} / {line.ttft_p99_ms:.1f}"
+            itl = f"{line.itl_p50_ms:.2f} / {line.itl_p99_ms:.2f}"
+            click.echo(f"{line.what:28}{line.streams:8}{line.tokens_per_s:11.1f}{shown:>7}{ttft:>20}{itl:>18}")
 
 
 async def _measure(
     model: str,
-    source: Source | None,
+    found: tuple[Source, EngineSpec] | None,
     loads: tuple[int, ...],
     max_tokens: int,
     rounds: int,
     server_streams: int,
     server_tokens: int,
-) -> list[Report]:
-    from tailrace.bench import compare_engine, compare_server
-    from tailrace.models.places import cache_path
-    from tailrace.server.lifecycle import engine_spec
-    from tailrace.server.settings import Settings
+) -> list[Pair]:
+    from tailrace.measure.bench import compare_engine, compare_server
     from tailrace.text import Tokenizer
 
     def tell(text: str) -> None:
         click.echo(text, err=True)
 
-    reports = []
-    if source is not None:
-        spec = engine_spec(source, Settings(), cache_path=str(cache_path() / "prepared"))
+    task = asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: else the servers, in sessions of their own, would stay
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    pairs = []
+    if found is not None:
+        source, spec = found
         tokenizer = Tokenizer.from_json(source.card.tokenizer_json)
-        reports.append(
-            await compare_engine(
-                model, spec, tokenizer, streams=loads, max_tokens=max_tokens, rounds=rounds, on_progress=tell
-            )
+        pairs += await compare_engine(
+            model, spec, tokenizer, streams=loads, max_tokens=max_tokens, rounds=rounds, on_progress=tell
         )
     if server_streams:
-        reports.append(
-            await compare_server(streams=server_streams, max_tokens=server_tokens, rounds=rounds, on_progress=tell)
-        )
-    return reports
-
-
-def _plain(reports: list[Report]) -> dict[str, Any]:  # Any: JSON
-    return {
-        "pairs": [
-            {"ours": asdict(ours), "theirs": asdict(theirs), "ratio": ratio}
-            for report in reports
-            for ours, theirs, ratio in report.pairs
-        ]
-    }
+        pairs += await compare_server(streams=server_streams, max_tokens=server_tokens, rounds=rounds, on_progress=tell)
+    return pairs
 
 
 def _machine() -> dict[str, Any]:  # Any: JSON

@@ -17,7 +17,7 @@ from tailrace.cli.options import setting_options
 if TYPE_CHECKING:
     from tailrace.engines import EngineSpec
     from tailrace.engines.certificate import Certificate
-    from tailrace.server.source import Source
+    from tailrace.generation.source import Source
 
 __all__ = ["certify"]
 
@@ -43,13 +43,15 @@ def certify(model: str, runs: int, seed: int, max_tokens: int, json_path: Path |
     on from the prompt and what was delivered, which is what it does where a replay differs. What is found is kept as a
     certificate for this model, machine and settings.
     """
+    from tailrace.cli.pull import found_model
     from tailrace.engines.certificate import write_certificate
     from tailrace.errors import ModelError
     from tailrace.models.places import data_path
+    from tailrace.settings import Settings
 
     logging.getLogger("tailrace.engine").setLevel(logging.CRITICAL)  # it would report every kill
     try:
-        source, spec = _found(model, values)  # before the event loop: Ctrl-C has to stop a download at once
+        source, spec = found_model(model, Settings(**values))
         certificate = asyncio.run(_measure(source, spec, runs, seed, max_tokens))
         kept = write_certificate(data_path(), certificate)
         if json_path is not None:
@@ -63,24 +65,10 @@ def certify(model: str, runs: int, seed: int, max_tokens: int, json_path: Path |
     click.echo(f"Kept in {kept}.", err=True)
 
 
-# Any: what click hands over, as the table of settings describes it
-def _found(model: str, values: dict[str, Any]) -> tuple[Source, EngineSpec]:
-    """The model, fetched if need be, and what its worker is told to load. Raises: ModelError."""
-    from tailrace.cli.pull import TerminalProgress
-    from tailrace.models.places import cache_path
-    from tailrace.server.lifecycle import engine_spec
-    from tailrace.server.settings import Settings
-    from tailrace.server.source import find_source
-
-    settings = Settings(**values)
-    source = find_source(model, TerminalProgress(), settings.engine)
-    return source, engine_spec(source, settings, cache_path=str(cache_path() / "prepared"))
-
-
 async def _measure(source: Source, spec: EngineSpec, runs: int, seed: int, max_tokens: int) -> Certificate:
-    from tailrace.certify import Asker
-    from tailrace.certify import certify as measure
     from tailrace.engines.certificate import Certificate, subject
+    from tailrace.measure.certify import Asker
+    from tailrace.measure.certify import certify as measure
 
     with _bar(runs) as advance:
         engine, findings = await measure(

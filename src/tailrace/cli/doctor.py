@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from tailrace.bench import Machine
-    from tailrace.bench.roofline import Wish
+    from pathlib import Path
+
     from tailrace.engines import Kind
+    from tailrace.generation.source import Source
+    from tailrace.measure.bench import Machine
+    from tailrace.measure.bench.roofline import Wish
     from tailrace.models import ModelCard
-    from tailrace.server.source import Source
     from tailrace.streams.old_journals import KeptJournal
 
 __all__ = ["doctor"]
@@ -62,17 +64,17 @@ def doctor(model: str, engine: str, quick: bool, as_json: bool) -> None:
     that stands what was reached. The limits are measured before and after; the larger one counts, and how far the two
     are apart is said. It takes half a minute, in which nothing else should run.
     """
-    from tailrace.bench import look_at_machine
-    from tailrace.cli.pull import TerminalProgress
+    from tailrace.cli.pull import terminal_progress
     from tailrace.errors import ModelError
+    from tailrace.generation.source import find_source
+    from tailrace.measure.bench import look_at_machine
     from tailrace.models.places import data_path
-    from tailrace.server.source import find_source
     from tailrace.streams.old_journals import find_journals
 
     failure = ""
     source: Source | None = None
     try:
-        source = find_source(model, TerminalProgress(), engine)
+        source = find_source(model, terminal_progress(), engine)
     except ModelError as error:
         failure = error.message
     quick = quick or source is None
@@ -109,9 +111,9 @@ def _waiting(text: str) -> Iterator[None]:
 
 
 def _engines(card: ModelCard | None) -> list[_Engine]:
-    from tailrace.engines import KINDS
+    from tailrace.engines import KINDS, all_kinds
 
-    kinds = [kind for kind in KINDS.values() if kind.packages]  # the others need nothing
+    kinds = [kind for kind in all_kinds().values() if kind.packages or kind.name not in KINDS]  # others need nothing
     return [_Engine(kind.name, _version(kind), kind.remedy, kind.why_not(card) if card else "") for kind in kinds]
 
 
@@ -119,16 +121,16 @@ def _version(kind: Kind) -> str:
     if kind.missing:
         return ""
     try:
-        return version(kind.packages[-1])
+        return version(kind.packages[-1] if kind.packages else kind.cls.partition(".")[0])
     except PackageNotFoundError:
         return "installed"
 
 
 def _wish(source: Source) -> Wish:
     """What is measured of the machine for a model."""
-    from tailrace.bench.roofline import Wish
-    from tailrace.server.lifecycle import engine_spec
-    from tailrace.server.settings import Settings
+    from tailrace.generation.service import engine_spec
+    from tailrace.measure.bench.roofline import Wish
+    from tailrace.settings import Settings
 
     if source.address or source.engine != "openvino":
         return Wish(0 if source.address else source.weight_bytes)
@@ -142,13 +144,13 @@ def _in_eight_bits(source: Source) -> bool:
 def _reached(source: Source) -> list[tuple[int, float]]:
     """Numbers of streams, and the tokens a second that the engine gives to so many. Raises: RuntimeError if it does not
     run."""
-    from tailrace.bench import Round, engine_alone
-    from tailrace.models.places import cache_path
-    from tailrace.server.lifecycle import engine_spec
-    from tailrace.server.settings import Settings
+    from tailrace.generation.service import engine_spec
+    from tailrace.measure.bench import Round, engine_alone
+    from tailrace.models.places import prepared_path
+    from tailrace.settings import Settings
     from tailrace.text import Tokenizer
 
-    spec = engine_spec(source, Settings(), cache_path=str(cache_path() / "prepared"))
+    spec = engine_spec(source, Settings(), cache_path=prepared_path())
     tokenizer = Tokenizer.from_json(source.card.tokenizer_json)
     found = []
     with engine_alone(spec) as run:
@@ -209,9 +211,11 @@ def _engine_lines(engines: list[_Engine], source: Source | None) -> Iterator[str
     name = source.card.name if source is not None else "the model"
     yield "Engines"
     for row in engines:
-        able = f"no: {row.why_not}" if row.why_not else f"runs {name}" if source is not None else ""
-        state = row.version or f"missing: {row.remedy}"
-        yield f"  {row.name:12} {state:42} {able}".rstrip()
+        runs = "runs" if row.version else "would run"
+        able = f"no: {row.why_not}" if row.why_not else f"{runs} {name}" if source is not None else ""
+        yield f"  {row.name:12} {row.version or 'missing':28} {able}".rstrip()
+        if not row.version:
+            yield f"               {row.remedy}"
     if source is not None:
         yield f"{name} is run with {source.engine}: {source.why}."
 
@@ -224,7 +228,8 @@ def _speed_lines(source: Source | None, speeds: list[_Speed]) -> Iterator[str]:
     if card.weight_bytes:
         kept = source.weight_bytes
         anew = "" if kept == card.weight_bytes else f", {kept / 1e6:,.1f} MB as {source.engine} keeps them"
-        yield f"{card.name}: {parameters}{card.weight_bytes / 1e6:,.1f} MB of weights{anew}"
+        on_disk = f"{_bytes_on_disk(card.path) / 1e6:,.1f} MB on disk"
+        yield f"{card.name}: {on_disk}; {parameters}{card.weight_bytes / 1e6:,.1f} MB of weights{anew}"
     for row in speeds:
         streams = "1 stream" if row.streams == 1 else f"{row.streams} streams"
         limit = ""
@@ -233,6 +238,12 @@ def _speed_lines(source: Source | None, speeds: list[_Speed]) -> Iterator[str]:
                 f", of {row.limit:,.0f} that {row.by} allows ({row.reached / row.limit:.0%}; limit ±{row.spread:.0%})"
             )
         yield f"  {streams:10} {row.reached:8,.1f} tokens/s{limit}"
+
+
+def _bytes_on_disk(path: Path) -> int:
+    """Of a model: its file, or all files of its directory; links count as what they lead to."""
+    files = path.iterdir() if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 def _journal_lines(journals: list[KeptJournal]) -> Iterator[str]:
@@ -276,6 +287,7 @@ def _plain(
             "format": card.format,
             "architecture": card.architecture,
             "num_parameters": card.num_parameters,
+            "bytes_on_disk": _bytes_on_disk(card.path) if card.weight_bytes else 0,
             "weight_bytes": card.weight_bytes,
             "engine": source.engine,
             "why": source.why,

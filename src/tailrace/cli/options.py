@@ -9,7 +9,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from tailrace.server.settings import Setting, settings_table
+from tailrace.settings import Setting, settings_table
 from tailrace.spelling import did_you_mean
 
 __all__ = ["own_settings", "setting_options"]
@@ -66,7 +66,21 @@ def own_settings(
 def _type(row: Setting) -> click.ParamType[Any]:  # Any: of the setting's type
     if row.kind is bool:
         return _Bool()
+    if row.name == "engine":
+        return _EngineName(row.choices)
     return click.Choice(row.choices) if row.choices else click.types.convert_type(row.kind)
+
+
+class _EngineName(click.Choice[str]):
+    """The engines that come with tailrace, or one of another package. That is looked for where it is named only."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # Any: as click's
+        if value in self.choices:
+            return str(value)
+        from tailrace.engines import KINDS, all_kinds
+
+        others = [name for name in all_kinds() if name not in KINDS]
+        return click.Choice([*self.choices, *others]).convert(value, param, ctx)
 
 
 class _Bool(click.types.BoolParamType):

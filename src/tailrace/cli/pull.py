@@ -11,43 +11,40 @@ import click
 
 from tailrace.errors import ModelError
 from tailrace.models import resolve
+from tailrace.models.places import prepared_path
 
 if TYPE_CHECKING:
     from rich.progress import Progress as RichProgress
     from rich.progress import TaskID
 
+    from tailrace.engines import EngineSpec
+    from tailrace.generation.source import Source
     from tailrace.models import Progress
+    from tailrace.settings import Settings
 
-__all__ = ["TerminalProgress", "pull"]
+__all__ = ["found_model", "pull", "terminal_progress"]
 
 _LINE_EVERY_S = 5.0
 _LINE_EVERY_PERCENT = 10
 _LINE_AT_MOST_EVERY_S = 0.5
 
 
-class TerminalProgress:
+def terminal_progress(stream: TextIO | None = None) -> Progress:
     """Tells a person how far a fetch is: a bar with size, speed and time left on a terminal; elsewhere plain lines
     without control characters, about one for every 10 % or 5 s."""
-
-    def __init__(self, stream: TextIO | None = None) -> None:
-        stream = stream or sys.stderr
-        self._display: Progress = _Bar(stream) if _draws(stream) else _Lines(stream)
-
-    def start(self, label: str, total_bytes: int | None) -> None:
-        self._display.start(label, total_bytes)
-
-    def advance(self, num_bytes: int) -> None:
-        self._display.advance(num_bytes)
-
-    def done(self) -> None:
-        self._display.done()
-
-    def message(self, text: str) -> None:
-        self._display.message(text)
+    stream = stream or sys.stderr
+    draws = stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+    return _Bar(stream) if draws else _Lines(stream)
 
 
-def _draws(stream: TextIO) -> bool:
-    return stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
+def found_model(model: str, settings: Settings) -> tuple[Source, EngineSpec]:
+    """The model, fetched if need be, and what a worker is told to load. Before the event loop runs: Ctrl-C has to stop
+    a download at once. Raises: ModelError."""
+    from tailrace.generation.service import engine_spec
+    from tailrace.generation.source import find_source
+
+    source = find_source(model, terminal_progress(), settings.engine)
+    return source, engine_spec(source, settings, cache_path=prepared_path())
 
 
 class _Bar:
@@ -153,7 +150,7 @@ def pull(name: str) -> None:
     Interrupt it whenever you like: nothing half done is ever taken for a model.
     """
     try:
-        card = resolve(name, TerminalProgress())
+        card = resolve(name, terminal_progress())
     except ModelError as error:
         raise click.ClickException(error.message) from error
     except KeyboardInterrupt:

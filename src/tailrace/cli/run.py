@@ -24,14 +24,15 @@ from tailrace.cli.serve import (
     data_directory,
     leave_quietly,
     raise_descriptor_limit,
+    url_of,
 )
-from tailrace.server.settings import Settings
+from tailrace.settings import Settings
 
 if TYPE_CHECKING:
-    from tailrace.hosting.front import Front
-    from tailrace.hosting.host import AppSpec
-    from tailrace.hosting.process import BootError
-    from tailrace.hosting.targets import Plan
+    from tailrace.apps.front import Front
+    from tailrace.apps.host import AppSpec
+    from tailrace.apps.process import BootError
+    from tailrace.apps.targets import Plan
 
 __all__ = ["run"]
 
@@ -39,7 +40,8 @@ _SETTINGS = (
     "host", "port", "queue_s", "linger_s", "retention_s", "retention_bytes", "journal", "data_dir",
     "journal_sync_s", "journal_key_file", "keep_finished", "heartbeat_s", "body_bytes", "body_gap_s",
     "header_s", "keep_alive_s", "write_s", "max_connections", "client_connections", "load_s", "drain_s",
-    "ws_message_bytes", "ws_message_s", "ws_ping_s", "allowed_hosts", "allowed_origins",
+    "ws_message_bytes", "ws_message_s", "ws_ping_s", "allowed_hosts", "allowed_origins", "tls_cert", "tls_key",
+    "tls_client_ca", "database", "insecure",
     "log_level", "log_format", "access_log",
 )  # fmt: skip
 
@@ -90,7 +92,7 @@ def run(
 
     KEY=VALUE goes to a function that builds the app. Its code runs in processes of its own.
     """
-    from tailrace.hosting.targets import PlanError, plan_of
+    from tailrace.apps.targets import PlanError, plan_of
 
     if on == "ray":
         for option, is_given in (("--resumable", resumable), ("--python", python)):
@@ -116,7 +118,7 @@ def run(
     for note in plan.notes:
         say_error(note)
     if on == "ray":
-        from tailrace.hosting.on_ray import run_on_ray
+        from tailrace.apps.on_ray import run_on_ray
 
         raise SystemExit(run_on_ray(plan, settings))
     raise SystemExit(_run(plan, read, settings, watched=_directories(plan, target) if reload else ()))
@@ -124,10 +126,10 @@ def run(
 
 def _run(plan: Plan, read: Callable[[], Plan], settings: Settings, *, watched: Sequence[str]) -> int:
     """Start with `plan`. When a file has changed, `read` gives the next one. Returns the exit status."""
+    from tailrace.apps.host import host
+    from tailrace.apps.process import BootError
+    from tailrace.apps.targets import PlanError
     from tailrace.errors import ModelError
-    from tailrace.hosting.host import host
-    from tailrace.hosting.process import BootError
-    from tailrace.hosting.targets import PlanError
     from tailrace.serve.boot import Failed
 
     sock = bound_socket(settings)
@@ -156,8 +158,7 @@ def _run(plan: Plan, read: Callable[[], Plan], settings: Settings, *, watched: S
         is_ready = True
         for note in notes:
             say_error(note)
-        address, port = sock.getsockname()[:2]
-        url = f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
+        url = url_of(sock, settings)
         for app in front.apps:
             parts = ", ".join(
                 name if pool.options.num_replicas == 1 else f"{name} x {pool.options.num_replicas}"
@@ -170,7 +171,7 @@ def _run(plan: Plan, read: Callable[[], Plan], settings: Settings, *, watched: S
         if num_requests:
             say(f"Stopping; {num_requests} request{'s' if num_requests > 1 else ''} may finish.")
 
-    def on_trouble(error: BootError) -> None:
+    def on_boot_error(error: BootError) -> None:
         _tell(error)
         say_error("waiting for a file to change.")
 
@@ -179,7 +180,7 @@ def _run(plan: Plan, read: Callable[[], Plan], settings: Settings, *, watched: S
             with data_directory(settings, sock.getsockname()[1], _kept_under(plan)) as data:
                 await host(
                     planned, settings, sock, data_path=data, on_ready=on_ready, on_drain=on_drain,
-                    on_trouble=on_trouble, changed=_changes(watched) if watched else None,
+                    on_boot_error=on_boot_error, changed=_changes(watched) if watched else None,
                 )  # fmt: skip
         finally:
             for number in SIGNALS:

@@ -21,7 +21,7 @@ from click.core import ParameterSource
 from tailrace import eventloop
 from tailrace.cli.console import say, say_error, show_log
 from tailrace.cli.options import own_settings, setting_options
-from tailrace.server.settings import Settings, settings_table
+from tailrace.settings import Settings, settings_table
 
 __all__ = [
     "SIGNALS",
@@ -31,6 +31,7 @@ __all__ = [
     "leave_quietly",
     "raise_descriptor_limit",
     "serve",
+    "url_of",
 ]
 
 _DESCRIPTORS = 65_536
@@ -99,7 +100,7 @@ def serve(
     if (named or own) and on == "ray":
         raise click.UsageError("--model and --set do not go with --on ray: a replica has one model.")
     if on == "ray":
-        from tailrace.hosting.on_ray import serve_on_ray
+        from tailrace.apps.on_ray import serve_on_ray
 
         raise SystemExit(serve_on_ray(model, settings, num_replicas=replicas))
     if replicas > 1:
@@ -118,11 +119,28 @@ class _Asked:
 
 
 def bound_socket(settings: Settings) -> socket.socket | None:
-    """The socket to listen on; None, and a word why, where there can be none."""
-    from tailrace.server.listening import bind
+    """The socket to listen on; None, and a word why, where there can be none or should not be."""
+    from tailrace.errors import ModelError
+    from tailrace.http.edge import listens_on_loopback
+    from tailrace.http.listening import bind
+    from tailrace.http.tls import Tls
 
+    if not listens_on_loopback(settings.host):
+        if not (settings.insecure or _has_keys(settings)):
+            say_error(
+                f"there are no keys, so that everybody who reaches {settings.host} could use this server. Make one "
+                "with `tailrace keys create NAME`, or start it with --insecure."
+            )
+            return None
+        if settings.insecure:
+            say_error("--insecure: as long as there are no keys, everybody who reaches this port gets in.")
     try:
+        if settings.tls_cert:
+            Tls(settings)  # said before anything slow is begun
         return bind(settings)
+    except ModelError as error:
+        say_error(error.message)
+        return None
     except OSError as error:
         is_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
         other = "--host" if is_host else "--port"
@@ -146,6 +164,26 @@ def _run(asked: _Asked, settings: Settings) -> int:
     except* ModelError as group:
         say_error(str(eventloop.first_error(group)))
     return 1
+
+
+def url_of(sock: socket.socket, settings: Settings) -> str:
+    """Where a server on this socket is reached, without a path."""
+    host, port = sock.getsockname()[:2]
+    scheme = "https" if settings.tls_cert else "http"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
+
+
+def _has_keys(settings: Settings) -> bool:
+    """Raises: click.ClickException where the database cannot be read."""
+    from tailrace.errors import ModelError, StorageError
+    from tailrace.records.keys import KeyStore
+    from tailrace.records.service import open_database
+
+    try:
+        with contextlib.closing(open_database(settings)) as database:
+            return bool(KeyStore(database).list())
+    except (ModelError, StorageError) as error:
+        raise click.ClickException(error.message) from None
 
 
 def raise_descriptor_limit() -> None:
@@ -189,18 +227,17 @@ def data_directory(settings: Settings, port: int, kind: str = "port") -> Iterato
 
 def _serve(asked: _Asked, settings: Settings, sock: Any) -> int:
     # Any: a socket, which click's imports need not know
-    from tailrace.cli.pull import TerminalProgress
-    from tailrace.models.places import cache_path
-    from tailrace.server.lifecycle import Service
-    from tailrace.server.lifecycle import serve as serve_model
-    from tailrace.server.source import find_named
+    from tailrace.api.lifecycle import serve as serve_model
+    from tailrace.cli.pull import terminal_progress
+    from tailrace.generation.service import Service
+    from tailrace.generation.source import find_named
+    from tailrace.models.places import prepared_path
 
-    found, *more = find_named(asked.named, TerminalProgress(), settings.engine, first=asked.first, own=asked.own)
+    found, *more = find_named(asked.named, terminal_progress(), settings.engine, first=asked.first, own=asked.own)
     started = time.monotonic()
     is_ready = False
     say(f"Loading {found.card.name} into {found.engine} ({found.why}) …")
-    host, port = sock.getsockname()[:2]
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    url = url_of(sock, settings)
     local = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # where this machine reaches it
 
     def on_ready(service: Service) -> None:
@@ -229,15 +266,14 @@ def _serve(asked: _Asked, settings: Settings, sock: Any) -> int:
             say(f"Stopping; {streams} {settings.drain_s:g} s to finish.")
 
     async def main() -> None:
-        prepared = str(cache_path() / "prepared")
         try:
-            with data_directory(settings, port) as data:
+            with data_directory(settings, sock.getsockname()[1]) as data:
                 await serve_model(
                     found,
                     settings,
                     sock,
                     data_path=data,
-                    cache_path=prepared,
+                    cache_path=prepared_path(),
                     more=more,
                     on_ready=on_ready,
                     on_drain=on_drain,

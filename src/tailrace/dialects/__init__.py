@@ -1,17 +1,66 @@
 """Dialects: one file a wire, each a pure translation between its bytes and our vocabulary.
 
 The room's law: no await, no clock, no state shared between streams. A wire is a table of operations (`wire.py`):
-`parse` turns what was asked into a `Call`, the call's `View` opens an encoder for one stream, and the encoder turns
+`parse` turns a request into a `GenerateCall`, the call's `View` opens an encoder for one stream, and the encoder turns
 events into bytes. What a wire must look like stands in the tests' golden files. A wire is served when it stands in
-`WIRES`.
+`WIRES`, or when another package has it under the entry point `tailrace.wires`. Authors of such wires find here what
+they need (docs/extending.md).
 """
 
 from __future__ import annotations
 
 from tailrace.dialects import anthropic, cumulative, native, ollama, openai, plain, responses, tgi, triton
-from tailrace.dialects.wire import Asked, Call, Encoder, ServerFacts, StreamFacts, View, Vocabulary, Wire
+from tailrace.dialects.bodies import JsonBody, read_fields, to_json
+from tailrace.dialects.native import encode_error
+from tailrace.dialects.wire import (
+    SSE,
+    Encoder,
+    Follow,
+    Following,
+    Generate,
+    GenerateCall,
+    OnStream,
+    Operation,
+    ParsedRequest,
+    Reply,
+    ServerFacts,
+    Show,
+    StreamFacts,
+    TokenVocabulary,
+    View,
+    Wire,
+    failure_of,
+    finished_end,
+)
 
-__all__ = ["WIRES", "Asked", "Call", "Encoder", "ServerFacts", "StreamFacts", "View", "Vocabulary", "Wire"]
+__all__ = [
+    "SSE",
+    "WIRES",
+    "WIRES_GROUP",
+    "Encoder",
+    "Follow",
+    "Following",
+    "Generate",
+    "GenerateCall",
+    "JsonBody",
+    "OnStream",
+    "Operation",
+    "ParsedRequest",
+    "Reply",
+    "ServerFacts",
+    "Show",
+    "StreamFacts",
+    "TokenVocabulary",
+    "View",
+    "Wire",
+    "encode_error",
+    "failure_of",
+    "finished_end",
+    "read_fields",
+    "to_json",
+]
+
+WIRES_GROUP = "tailrace.wires"  # of entry points
 
 # The first is the house's own: it answers where no other wire is meant.
 WIRES: tuple[Wire, ...] = (

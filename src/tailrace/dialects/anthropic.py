@@ -4,7 +4,7 @@ The headers of its clients (`x-api-key`, `anthropic-version`, `anthropic-beta`) 
 purpose: 1. Thinking that is left to the model (`adaptive`) is taken, as the models here do none; `enabled` is refused.
 2. Blocks and turns that belong together are joined by a line end, since chat templates know one text a turn.
 3. `tool_choice` of `any` and `tool` makes exactly one call. 4. `is_error` of a tool's result and `cache_control` are
-ignored, and named.
+ignored, and named. 5. A model's `created_at` is when the server started, as nobody here knows when it was made.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 import msgspec
 
 from tailrace.dialects.anthropic_events import MessagesView, encode_error
-from tailrace.dialects.bodies import JsonBody, read_known, to_json
+from tailrace.dialects.bodies import JsonBody, read_known, time_of, to_json
 from tailrace.dialects.fields import (
     MAX_MESSAGES,
     ChatMessage,
@@ -30,12 +30,21 @@ from tailrace.dialects.fields import (
     stops,
 )
 from tailrace.dialects.grammars import grammar_of_schema
-from tailrace.dialects.tools import Function, choose_tools
-from tailrace.dialects.tools import Tool as OpenAITool
-from tailrace.dialects.tools import ToolChoice as OpenAIToolChoice
-from tailrace.dialects.wire import Asked, Call, Generate, Operation, Reply, ServerFacts, Show, Wire, pick_named
-from tailrace.errors import RequestError
-from tailrace.types import GenerateRequest
+from tailrace.dialects.queries import read_count
+from tailrace.dialects.tools import Function, Tool, ToolChoice, choose_tools
+from tailrace.dialects.wire import (
+    Generate,
+    GenerateCall,
+    Operation,
+    ParsedRequest,
+    Reply,
+    ServerFacts,
+    Show,
+    Wire,
+    pick_named,
+)
+from tailrace.errors import RequestError, UnknownModel
+from tailrace.types import GenerateRequest, means_any_model
 
 __all__ = ["WIRE"]
 
@@ -50,6 +59,8 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
     "thread": (),
 }
+_DEFAULT_PAGE, _MAX_PAGE = 20, 1000  # models; what Anthropic's reference says
+_VERSION = "anthropic-version"  # the header by which its clients are told from OpenAI's, where they share a path
 _CHOICES = {"auto": "<auto>", "any": "<required>", "none": "<none>"}  # as `choose_tools` has them
 
 
@@ -64,7 +75,7 @@ class ToolResult(msgspec.Struct, tag="tool_result"):
     content: str | list[TextPart] | None = None
 
 
-class Turn(msgspec.Struct):
+class AnthropicTurn(msgspec.Struct):
     role: Literal["user", "assistant", "system"]
     content: str | list[TextPart | ToolUse | ToolResult]
 
@@ -72,14 +83,14 @@ class Turn(msgspec.Struct):
 ToolName = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_-]{1,128}$")]
 
 
-class Tool(msgspec.Struct):
+class AnthropicTool(msgspec.Struct):
     name: ToolName
     input_schema: JsonBody
     description: str | None = None
     type: Literal["custom"] | None = None
 
 
-class ToolChoice(msgspec.Struct):
+class AnthropicToolChoice(msgspec.Struct):
     type: Literal["auto", "any", "tool", "none"]
     name: ToolName | None = None
     disable_parallel_tool_use: bool | None = None
@@ -96,13 +107,13 @@ class OutputConfig(msgspec.Struct):
 
 class CountBody(msgspec.Struct, kw_only=True):
     model: str
-    messages: Annotated[list[Turn], msgspec.Meta(max_length=MAX_MESSAGES)]
+    messages: Annotated[list[AnthropicTurn], msgspec.Meta(max_length=MAX_MESSAGES)]
     system: str | list[TextPart] | None = None
-    tools: list[Tool] | None = None
-    tool_choice: ToolChoice | None = None
+    tools: list[AnthropicTool] | None = None
+    tool_choice: AnthropicToolChoice | None = None
 
 
-class Body(CountBody, kw_only=True):
+class MessagesBody(CountBody, kw_only=True):
     max_tokens: Tokens
     stream: bool | None = None
     temperature: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
@@ -112,41 +123,41 @@ class Body(CountBody, kw_only=True):
     output_config: OutputConfig | None = None
 
 
-def parse(asked: Asked) -> Call:
+def parse(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError."""
-    fields, ignored = read_known(asked.body, Body, _REFUSED)
-    request, tools = _prompt(fields, asked.server)
-    wanted = fields.output_config.format if fields.output_config is not None else None
-    grammar = grammar_of_schema(wanted.schema, "output_config") if wanted is not None else None
-    if request.tools and grammar is not None:
+    fields, ignored = read_known(request.body, MessagesBody, _REFUSED)
+    generate, tools = _prompt(fields, request.server)
+    form = fields.output_config.format if fields.output_config is not None else None
+    grammar = grammar_of_schema(form.schema, "output_config") if form is not None else None
+    if tools.shown and grammar is not None:
         raise RequestError("output_config.format and tools exclude each other.", param="output_config")
     named = SamplingFields(
         temperature=fields.temperature, top_p=fields.top_p, top_k=fields.top_k, max_tokens=fields.max_tokens
     )
+    is_single = fields.tool_choice is not None and bool(fields.tool_choice.disable_parallel_tool_use)
     sampling = replace(
-        sampling_of(named, grammar=tools.forced or grammar), stop=stops(fields.stop_sequences, name="stop_sequences")
+        sampling_of(named),
+        grammar=tools.forced or grammar,
+        single_call=is_single and tools.may_be_several,
+        stop=stops(fields.stop_sequences, name="stop_sequences"),
     )
-    view = MessagesView(
-        reads_tools=bool(request.tools),
-        forced_tool=tools.forced is not None,
-        single_call=fields.tool_choice is not None and bool(fields.tool_choice.disable_parallel_tool_use),
-    )
-    return Call(replace(request, sampling=sampling), view, bool(fields.stream), ignored + tools.ignored)
+    view = MessagesView(reads_tools=bool(tools.shown), forced_tool=tools.forced is not None, single_call=is_single)
+    return GenerateCall(replace(generate, sampling=sampling), view, bool(fields.stream), ignored + tools.ignored)
 
 
-def count_tokens(asked: Asked) -> Reply:
+def count_tokens(request: ParsedRequest) -> Reply:
     """Raises: RequestError."""
-    fields, ignored = read_known(asked.body, CountBody, _REFUSED)
-    request, tools = _prompt(fields, asked.server)
-    return Reply(to_json({"input_tokens": asked.server.count_tokens(request)}), ignored=ignored + tools.ignored)
+    fields, ignored = read_known(request.body, CountBody, _REFUSED)
+    generate, tools = _prompt(fields, request.server)
+    return Reply(to_json({"input_tokens": request.server.count_tokens(generate)}), ignored=ignored + tools.ignored)
 
 
-def _prompt(fields: CountBody, server: ServerFacts) -> tuple[GenerateRequest, OpenAIToolChoice]:
+def _prompt(fields: CountBody, server: ServerFacts) -> tuple[GenerateRequest, ToolChoice]:
     """What the model gets to see, and what becomes of the tools. Raises: RequestError."""
-    choice = fields.tool_choice or ToolChoice("auto")
+    choice = fields.tool_choice or AnthropicToolChoice("auto")
     if (choice.type == "tool") != (choice.name is not None):
         raise RequestError("A name goes with the tool_choice of type tool.", param="tool_choice")
-    given = [OpenAITool(Function(tool.name, tool.description, tool.input_schema)) for tool in fields.tools or ()]
+    given = [Tool(Function(tool.name, tool.description, tool.input_schema)) for tool in fields.tools or ()]
     tools = choose_tools(given, choice.name or _CHOICES[choice.type], server)
     messages = _messages(fields)
     read = read_messages(messages)
@@ -154,8 +165,7 @@ def _prompt(fields: CountBody, server: ServerFacts) -> tuple[GenerateRequest, Op
     begins_answer = last.role == "assistant" and not last.tool_calls
     if begins_answer and isinstance(last.content, list) and last.content[-1].text[-1].isspace():
         raise RequestError("The final assistant content cannot end with trailing whitespace.", param="messages")
-    request = GenerateRequest(model=fields.model, messages=read, tools=tools.shown, continue_final=begins_answer)
-    return request, tools
+    return GenerateRequest(fields.model, messages=read, tools=tools.shown, continue_final=begins_answer), tools
 
 
 def _messages(fields: CountBody) -> list[ChatMessage]:
@@ -169,7 +179,7 @@ def _messages(fields: CountBody) -> list[ChatMessage]:
     return messages
 
 
-def _add(messages: list[ChatMessage], turn: Turn) -> None:
+def _add(messages: list[ChatMessage], turn: AnthropicTurn) -> None:
     """Raises: RequestError."""
     blocks = [TextPart(turn.content)] if isinstance(turn.content, str) else turn.content
     calls = [block for block in blocks if isinstance(block, ToolUse)]
@@ -198,6 +208,59 @@ def _joined(parts: Sequence[TextPart]) -> str:
     return "\n".join(part.text for part in parts if part.text)
 
 
+def list_models(request: ParsedRequest) -> Reply:
+    """Raises: RequestError for a page that cannot be."""
+    servers, has_more = _page(request)
+    names = [server.model for server in servers]
+    page = {
+        "data": [_model(server) for server in servers],
+        "has_more": has_more,
+        "first_id": names[0] if names else None,
+        "last_id": names[-1] if names else None,
+    }
+    return Reply(to_json(page))
+
+
+def _page(request: ParsedRequest) -> tuple[Sequence[ServerFacts], bool]:
+    """The models that are asked for, and whether there are more on the far side of them. Raises: RequestError."""
+    limit = read_count(request.query, "limit") or _DEFAULT_PAGE
+    if limit > _MAX_PAGE:
+        raise RequestError(f"limit is at most {_MAX_PAGE}.", param="limit")
+    if "after_id" in request.query and "before_id" in request.query:
+        raise RequestError("after_id and before_id exclude each other.", param="before_id")
+    if "before_id" in request.query:
+        before = request.every[: _position(request, "before_id")]
+        return before[-limit:], len(before) > limit
+    after = request.every[_position(request, "after_id") + 1 :] if "after_id" in request.query else request.every
+    return after[:limit], len(after) > limit
+
+
+def _position(request: ParsedRequest, param: str) -> int:
+    names = [server.model for server in request.every]
+    if request.query[param] not in names:
+        raise RequestError(f"{param} names no model here.", param=param)
+    return names.index(request.query[param])
+
+
+def show_model(request: ParsedRequest) -> Reply:
+    """Raises: UnknownModel."""
+    name = request.path["name"]
+    if name != request.server.model and not means_any_model(name):
+        raise UnknownModel("There is no such model here.", param="model")
+    return Reply(to_json(_model(request.server)))
+
+
+def _model(server: ServerFacts) -> JsonBody:
+    return {
+        "type": "model",
+        "id": server.model,
+        "display_name": server.model,
+        "created_at": time_of(server.started_s),
+        "lifecycle": "active",
+        "max_input_tokens": server.max_total_tokens,
+    }
+
+
 _EXAMPLE = {"model": "default", "messages": [{"role": "user", "content": "Why do rivers bend?"}]}
 
 WIRE = Wire(
@@ -209,7 +272,7 @@ WIRE = Wire(
             "/v1/messages",
             Generate(parse),
             "Answer a chat.",
-            body=Body,
+            body=MessagesBody,
             example={**_EXAMPLE, "max_tokens": 64, "stream": True},
         ),
         Operation(
@@ -220,6 +283,15 @@ WIRE = Wire(
             body=CountBody,
             example=_EXAMPLE,
         ),
+        Operation(
+            "GET",
+            "/v1/models",
+            Show(list_models),
+            "The models that are served.",
+            query=("limit", "after_id", "before_id"),
+            only_with_header=_VERSION,
+        ),
+        Operation("GET", "/v1/models/{name:path}", Show(show_model), "One of them.", only_with_header=_VERSION),
     ),
     encode_error=encode_error,
     pick=pick_named,

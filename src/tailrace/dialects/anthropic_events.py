@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tailrace.dialects.answers import ToolsView
 from tailrace.dialects.bodies import JsonBody, quote, to_json
-from tailrace.dialects.tool_calls import CallPart, ToolCallReader, WholeCall, WholeCallReader
-from tailrace.dialects.wire import SSE, Encoder, StreamFacts, deltas_by_choice, failure_of, finished_end
+from tailrace.dialects.wire import Encoder, StreamFacts, deltas_by_choice, failure_of, finished_end
 from tailrace.errors import TailraceError
-from tailrace.types import End, Event, TextDelta
+from tailrace.text.tool_calls import CallPart, ToolCallReader, WholeCall, WholeCallReader
+from tailrace.types import End, Event, TextDelta, Usage
 
 __all__ = ["MessagesEncoder", "MessagesView", "encode_error"]
 
@@ -26,13 +27,8 @@ _TYPES = {
 
 
 @dataclass(frozen=True, slots=True)
-class MessagesView:
-    reads_tools: bool = False
-    forced_tool: bool = False
-    single_call: bool = False
-    media_type = SSE
+class MessagesView(ToolsView):
     heartbeat = b'event: ping\ndata: {"type":"ping"}\n\n'
-    farewell = b""
 
     def open(self, facts: StreamFacts) -> Encoder:
         return MessagesEncoder(facts, self)
@@ -44,7 +40,7 @@ class MessagesEncoder:
     def __init__(self, facts: StreamFacts, view: MessagesView) -> None:
         self._facts = facts
         self._view = view
-        self._reader = ToolCallReader(forced=view.forced_tool, single=view.single_call) if view.reads_tools else None
+        self._reader = view.reader()
         self._has_begun = False
         self._block = -1  # number of the last one
         self._open_kind = ""
@@ -55,14 +51,15 @@ class MessagesEncoder:
         if type(event) is End:
             if event.status != "done":
                 return b"event: error\ndata: " + encode_error(failure_of(event))[1] + b"\n\n"
-            frames.append(_frame("message_delta", {"delta": self._stop, "usage": _usage(*event.usage)}))
+            frames.append(_frame("message_delta", {"delta": self._stop, "usage": _usage(event.usage)}))
             frames.append(_frame("message_stop", {}))
             return "".join(frames).encode("ascii")
         assert type(event) is TextDelta
         if not self._has_begun:
             self._has_begun = True
-            message = self._message([], {"stop_reason": None, "stop_sequence": None})
-            frames.append(_frame("message_start", {"message": message | {"usage": _usage(self._num_prompt_tokens, 0)}}))
+            usage = Usage(self._facts.num_prompt_tokens, 0)
+            message = self._message([], {"stop_reason": None, "stop_sequence": None}, usage)
+            frames.append(_frame("message_start", {"message": message}))
         finish = event.finish_reason
         if self._reader is None:
             frames.append(self._text(event.text))
@@ -93,14 +90,9 @@ class MessagesEncoder:
                 content[-1]["text"] += part
             elif part:
                 content.append({"type": "text", "text": part})
-        message = self._message(content, _stop_of(deltas[-1], reader, num_calls))
-        return to_json(message | {"usage": _usage(*end.usage)})
+        return to_json(self._message(content, _stop_of(deltas[-1], reader, num_calls), end.usage))
 
-    @property
-    def _num_prompt_tokens(self) -> int:
-        return self._facts.num_prompt_tokens
-
-    def _message(self, content: Sequence[JsonBody], stop: JsonBody) -> JsonBody:
+    def _message(self, content: Sequence[JsonBody], stop: JsonBody, usage: Usage) -> JsonBody:
         return {
             "id": f"msg_{self._facts.stream_id}",
             "type": "message",
@@ -108,6 +100,7 @@ class MessagesEncoder:
             "model": self._facts.model,
             "content": content,
             **stop,
+            "usage": _usage(usage),
         }
 
     def _call_id(self, number: int) -> str:
@@ -149,7 +142,7 @@ def _frame(name: str, fields: JsonBody) -> str:
 
 def _stop_of(last: TextDelta, reader: ToolCallReader | WholeCallReader | None, num_calls: int) -> JsonBody:
     if reader is not None and reader.is_over and num_calls:
-        # It was not cut short, wherever the rest that is not shown ended.
+        # It was not cut short: where one was forced, only the brace behind it can be missing.
         return {"stop_reason": "tool_use", "stop_sequence": None}
     reason = "end_turn"
     if last.finish_reason == "length":
@@ -161,8 +154,8 @@ def _stop_of(last: TextDelta, reader: ToolCallReader | WholeCallReader | None, n
     return {"stop_reason": reason, "stop_sequence": last.stop}
 
 
-def _usage(num_prompt_tokens: int, num_completion_tokens: int) -> JsonBody:
-    return {"input_tokens": num_prompt_tokens, "output_tokens": num_completion_tokens}
+def _usage(usage: Usage) -> JsonBody:
+    return {"input_tokens": usage.num_prompt_tokens, "output_tokens": usage.num_completion_tokens}
 
 
 def encode_error(error: TailraceError) -> tuple[int, bytes]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
 from functools import cache
 from itertools import islice
 from json.encoder import encode_basestring_ascii
@@ -13,7 +14,7 @@ import msgspec
 from msgspec import inspect
 
 from tailrace.errors import RequestError, UnsupportedMediaType, UnsupportedParameter
-from tailrace.text.nesting import is_deeper
+from tailrace.text.templates import is_deeper
 
 __all__ = [
     "JsonBody",
@@ -26,6 +27,7 @@ __all__ = [
     "require_json",
     "require_json_or_curl",
     "require_plain_utf8",
+    "time_of",
     "to_json",
 ]
 
@@ -56,6 +58,11 @@ _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 def _escape(match: re.Match[str]) -> str:
     return quote(match[0])[1:-1]
+
+
+def time_of(seconds: int) -> str:
+    """Seconds since the epoch as RFC 3339 writes them."""
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def require_json(headers: Mapping[str, str]) -> None:

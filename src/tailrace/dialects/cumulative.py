@@ -13,22 +13,21 @@ that a browser that lost the connection goes on where it was, and one that has s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from tailrace.dialects.answers import EventStreamView
 from tailrace.dialects.bodies import quote, read_known, to_json
-from tailrace.dialects.fields import SamplingFields, sampling_of
+from tailrace.dialects.fields import SamplingFields
 from tailrace.dialects.native import RETRY_MS, encode_error
 from tailrace.dialects.plain import bare_request, bare_sampling
 from tailrace.dialects.wire import (
-    HEARTBEAT,
-    SSE,
-    Asked,
-    Call,
     Encoder,
     Follow,
     Following,
     Generate,
+    GenerateCall,
     Operation,
+    ParsedRequest,
     StreamFacts,
     Wire,
     failure_of,
@@ -43,40 +42,34 @@ __all__ = ["WIRE"]
 _REFUSED: dict[str, tuple[object, ...]] = {"best_of": (1,), "use_beam_search": (False,), "n": (1,)}
 
 
-class Body(SamplingFields, kw_only=True):
+class CumulativeBody(SamplingFields, kw_only=True):
     """The article's one field, and sampling parameters by the names that vLLM gives them."""
 
     prompt: str
 
 
-def parse(asked: Asked) -> Call:
+def parse(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError."""
-    fields, ignored = read_known(asked.body, Body, _REFUSED)
-    named = {name for name in SamplingFields.__struct_fields__ if getattr(fields, name) is not None}
-    sampling = sampling_of(fields)
-    if not named - {"max_tokens", "max_completion_tokens", "stop"}:
-        sampling = replace(bare_sampling(asked.server, sampling.max_tokens), stop=sampling.stop)
-    return Call(bare_request(asked.server, fields.prompt, sampling), _View(), stream=True, ignored=ignored)
+    fields, ignored = read_known(request.body, CumulativeBody, _REFUSED)
+    generate = bare_request(request.server, fields.prompt, bare_sampling(request.server, fields))
+    return GenerateCall(generate, _View(), stream=True, ignored=ignored)
 
 
-def parse_following(asked: Asked) -> Following:
+def parse_following(request: ParsedRequest) -> Following:
     """Raises: RequestError."""
-    stream_id = asked.query.get("stream_id")
+    stream_id = request.query.get("stream_id")
     if not stream_id:
         raise RequestError(
             "Begin with POST, and follow with ?stream_id= and what its answer has in X-Stream-Id.", param="stream_id"
         )
-    cursor = asked.headers.get("last-event-id")
+    cursor = request.headers.get("last-event-id")
     after = parse_cursor(cursor, stream_id)[1] if cursor else 0
     return Following(stream_id, after, _View(with_ids=True), replay=True)
 
 
 @dataclass(frozen=True, slots=True)
-class _View:
+class _View(EventStreamView):
     with_ids: bool = False
-    media_type = SSE
-    heartbeat = HEARTBEAT
-    farewell = b""
 
     def open(self, facts: StreamFacts) -> Encoder:
         return _Encoder(facts.stream_id if self.with_ids else "")
@@ -103,10 +96,10 @@ class _Encoder:
         self._text += _escaped("".join(event.text for event in events if type(event) is TextDelta))
 
     def num_stale(self, events: Sequence[Event]) -> int:
-        for place in reversed(range(len(events))):
-            event = events[place]
+        for position in reversed(range(len(events))):
+            event = events[position]
             if type(event) is TextDelta and event.text:
-                return place
+                return position
         return 0
 
     def whole(self, events: Sequence[Event]) -> bytes:
@@ -127,7 +120,7 @@ WIRE = Wire(
             "/generate-stream",
             Generate(parse),
             "Answer a prompt with events that hold all the text so far.",
-            body=Body,
+            body=CumulativeBody,
             example={"prompt": "How are you?", "max_tokens": 64},
         ),
         Operation(

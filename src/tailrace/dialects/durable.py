@@ -19,11 +19,12 @@ from datetime import UTC, datetime
 from typing import Literal, cast
 from urllib.parse import unquote
 
+from tailrace.durable.asked import Creation, ProducerBatch
+from tailrace.durable.records import Stamp
 from tailrace.errors import Forbidden, RequestError, UnknownStream
-from tailrace.streams.durable_asked import Batch, Creation
-from tailrace.streams.durable_records import Stamp
+from tailrace.types import ANONYMOUS
 
-__all__ = ["ROOT", "TOKENS", "Reading", "key_of", "parse_batch", "parse_creation", "parse_reading"]
+__all__ = ["ROOT", "TOKENS", "Reading", "key_of", "owned_key", "parse_batch", "parse_creation", "parse_reading"]
 
 ROOT = "/v1/durable/"
 TOKENS = "streams"  # the first segment of paths beneath which the streams of tokens are
@@ -59,6 +60,12 @@ def key_of(path: str) -> bytes:
     return key
 
 
+def owned_key(owner: str, key: bytes) -> bytes:
+    """The key under which an owner's stream is kept. Two owners may have a stream at the same path. A path has no NUL
+    characters, and those of nobody in particular are keys as they are."""
+    return key if owner == ANONYMOUS else b"\0%b\0%b" % (owner.encode(), key)
+
+
 def parse_creation(headers: Mapping[str, str]) -> Creation:
     """Raises: RequestError."""
     ttl, expires, source = (headers.get(f"stream-{name}") for name in ("ttl", "expires-at", "forked-from"))
@@ -80,10 +87,10 @@ def parse_creation(headers: Mapping[str, str]) -> Creation:
     )
 
 
-def parse_batch(headers: Mapping[str, str], body: bytes) -> Batch:
+def parse_batch(headers: Mapping[str, str], body: bytes) -> ProducerBatch:
     """Raises: RequestError."""
     seq = headers.get("stream-seq")
-    return Batch(
+    return ProducerBatch(
         body,
         _content_type(headers) if body else None,
         _closes(headers),

@@ -1,21 +1,25 @@
-"""What answers of the Durable Streams protocol look like: pages, server-sent events, and refusals."""
+"""What answers of the Durable Streams protocol look like: pages, server-sent events, and refusals; and how a stream of
+tokens is read as one of its streams."""
 
 from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from tailrace.dialects.bodies import to_json
-from tailrace.dialects.native import encode_error
+from tailrace.dialects.native import encode_error, event_json
+from tailrace.durable.asked import Receipt
+from tailrace.durable.page import Page, offset_text
+from tailrace.durable.records import Created
+from tailrace.durable.stream import is_json
 from tailrace.errors import SequenceGap, StaleEpoch, StreamClosed, TailraceError
-from tailrace.streams.durable_asked import Receipt
-from tailrace.streams.durable_page import Page
-from tailrace.streams.durable_records import Created
-from tailrace.streams.durable_stream import is_json
+from tailrace.streams import Reader, StreamLog
 
 __all__ = [
     "EXPOSED_HEADERS",
+    "DurableTokenStream",
     "body_of",
     "etag_of",
     "lifetime_headers",
@@ -44,6 +48,7 @@ EXPOSED_HEADERS = (
     "stream-up-to-date",
 )
 
+_TAKE_EVENTS = 512  # at once, as readers of the log do
 _CURSOR_S = 20  # cursors count intervals of this length
 _CURSOR_EPOCH_S = 1_728_432_000  # from 9 October 2024 on, as the protocol proposes
 _LINE_END = re.compile(r"\r\n|\r|\n")
@@ -146,3 +151,48 @@ def _data_lines(page: Page) -> str:
 
 def _is_text(content_type: str) -> bool:
     return is_json(content_type) or content_type.lstrip().lower().startswith("text/")
+
+
+# Streams of tokens
+
+
+class DurableTokenStream:
+    """A stream of tokens, to be read as a durable stream: one message of JSON for each event.
+
+    Offsets count events: their bytes are not known before they are shown.
+    """
+
+    content_type = "application/json"
+    is_gone = False
+
+    def __init__(self, log: StreamLog) -> None:
+        self._log = log
+        self.incarnation = log.stream_id
+
+    @property
+    def tail(self) -> int:
+        return self._log.last_seq
+
+    @property
+    def is_closed(self) -> bool:
+        return self._log.end is not None
+
+    @property
+    def is_halted(self) -> bool:
+        return self._log.is_parked
+
+    def offset(self, position: int) -> str:
+        return offset_text(position, 0)
+
+    def take(self, position: int, limit_bytes: int) -> tuple[Sequence[bytes], int]:
+        pieces: list[bytes] = []
+        num_bytes = 0
+        for event in self._log.events[position : position + _TAKE_EVENTS]:
+            pieces.append(event_json(event).encode("ascii"))
+            num_bytes += len(pieces[-1])
+            if num_bytes >= limit_bytes:
+                break
+        return pieces, position + len(pieces)
+
+    def follower(self, position: int) -> Reader:
+        return Reader(self._log, position)

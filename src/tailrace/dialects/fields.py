@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import msgspec
 
 from tailrace.dialects.bodies import to_json
 from tailrace.errors import RequestError
-from tailrace.types import Grammar, Message, Sampling, ToolCall
+from tailrace.types import Message, Sampling, ToolCall
 
 __all__ = [
     "MAX_MESSAGES",
     "ChatMessage",
+    "CommonFields",
     "FunctionCall",
     "Messages",
+    "RepetitionPenalty",
     "SamplingFields",
-    "Seed",
     "TextPart",
     "Tokens",
     "ToolCallBody",
@@ -30,29 +31,33 @@ __all__ = [
 _MAX_STOPS = 4
 MAX_MESSAGES = 10_000
 _MAX_STOP_CHARACTERS = 256
-_MAX_BIASED = 300
 
-Seed = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 Tokens = Annotated[int, msgspec.Meta(ge=1, le=2**31 - 1)]
+RepetitionPenalty = Annotated[float, msgspec.Meta(gt=0, le=100)]
 _Fraction = Annotated[float, msgspec.Meta(ge=0, le=1)]
 _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 
 
-class SamplingFields(msgspec.Struct, kw_only=True):
-    """Sampling as OpenAI names it; what its API lacks is named as in vLLM and llama.cpp. None is as good as absent."""
+class CommonFields(msgspec.Struct, kw_only=True):
+    """Sampling as nearly every API names it. None is as good as absent."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)] | None = None
     min_p: _Fraction | None = None
     typical_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    repetition_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
     presence_penalty: _Penalty | None = None
     frequency_penalty: _Penalty | None = None
-    seed: Seed | None = None
+    seed: Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)] | None = None
+    stop: str | list[str] | None = None
+
+
+class SamplingFields(CommonFields, kw_only=True):
+    """The same with what OpenAI, vLLM and llama.cpp have besides, under their names."""
+
+    repetition_penalty: RepetitionPenalty | None = None
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
-    stop: str | list[str] | None = None
     ignore_eos: bool | None = None
     n: Annotated[int, msgspec.Meta(ge=1, le=1024)] | None = None
 
@@ -82,21 +87,12 @@ class ChatMessage(msgspec.Struct):
 Messages = Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)]
 
 
-def sampling_of(
-    fields: SamplingFields,
-    *,
-    logprobs: bool = False,
-    top_logprobs: int = 0,
-    logit_bias: Mapping[str, float] | None = None,
-    grammar: Grammar | None = None,
-    include_stop: bool = False,
-    default_max_tokens: int | None = None,
-) -> Sampling:
+_SAMPLING = set(SamplingFields.__struct_fields__) - {"max_completion_tokens", "stop"}  # as in `Sampling`
+
+
+def sampling_of(fields: SamplingFields) -> Sampling:
     """The sampling parameters, with what was left out at its neutral value. Raises: RequestError."""
-    named = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "presence_penalty",
-             "frequency_penalty", "seed", "max_tokens", "ignore_eos", "n")  # fmt: skip
-    given = {name: value for name in named if (value := getattr(fields, name)) is not None}
-    given.setdefault("max_tokens", default_max_tokens)
+    given = {name: value for name in _SAMPLING if (value := getattr(fields, name)) is not None}
     if fields.max_completion_tokens is not None:
         given["max_tokens"] = fields.max_completion_tokens
     if given.get("top_k") == -1:  # vLLM's way to say off
@@ -105,25 +101,7 @@ def sampling_of(
         # The likeliest token does not depend on these, and no engine need be asked whether it agrees.
         for name in ("top_p", "top_k", "min_p", "typical_p"):
             given.pop(name, None)
-    return Sampling(
-        **given,
-        logprobs=logprobs,
-        top_logprobs=top_logprobs,
-        logit_bias=_bias(logit_bias or {}),
-        grammar=grammar,
-        include_stop=include_stop,
-        stop=stops(fields.stop),
-    )
-
-
-def _bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    if len(bias) > _MAX_BIASED:
-        raise RequestError(f"logit_bias has more than {_MAX_BIASED} entries.", param="logit_bias")
-    if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in bias):
-        raise RequestError("logit_bias takes token ids as names.", param="logit_bias")
-    if not all(-100 <= value <= 100 for value in bias.values()):
-        raise RequestError("logit_bias takes values from -100 to 100.", param="logit_bias")
-    return tuple((int(name), value) for name, value in bias.items())
+    return Sampling(**given, stop=stops(fields.stop))
 
 
 def read_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:

@@ -4,7 +4,7 @@ An engine compiles a grammar inside a step that everybody waits for, and one tha
 down (a name with a quote in it is enough, or a | with nothing beside it). So a schema may hold only the keywords below,
 each of which is known to be honoured, and only so much of it.
 These limits say what is read at all. How long an engine takes for what is within them depends on its library and on
-the model's vocabulary, so it is tried before it comes there (`engines.grammar_check`).
+the model's vocabulary, so it is tried before it comes there (`engines.grammars.check`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = [
 
 _MAX_SCHEMAS = 100  # schemas within a schema
 _MAX_VALUES = 200  # of all enums
-_MAX_LENGTH = 48  # of strings that are bounded, together
+_MAX_LENGTH = 48  # of strings that are bounded, together; the trial for OpenVINO refuses many from 30 on
 _MAX_CHARACTERS = 20_000  # of all names and values: ten times as many took 1.1 s
 _MAX_ITEMS = 64
 _MAX_DEPTH = 16

@@ -8,24 +8,23 @@ data, `retry:` inside the first event, nothing beyond ASCII.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
 import msgspec
 
+from tailrace.dialects.answers import EventStreamView, readiness, show_live
 from tailrace.dialects.bodies import JsonBody, quote, read_fields, refuse, to_json
 from tailrace.dialects.fields import Messages, SamplingFields, read_messages, sampling_of
 from tailrace.dialects.wire import (
-    HEARTBEAT,
-    SSE,
-    Asked,
-    Call,
     Encoder,
     Follow,
     Following,
     Generate,
+    GenerateCall,
     OnStream,
     Operation,
+    ParsedRequest,
     Reply,
     Show,
     StreamFacts,
@@ -54,7 +53,7 @@ __all__ = [
 RETRY_MS = 1000
 
 
-class Body(SamplingFields, kw_only=True):
+class NativeBody(SamplingFields, kw_only=True):
     """The body of `POST /v1/streams`."""
 
     model: str | None = None
@@ -77,67 +76,61 @@ _REFUSED: dict[str, tuple[object, ...]] = {
 }
 
 
-def parse(asked: Asked) -> Call | Following:
+def parse(request: ParsedRequest) -> GenerateCall | Following:
     """A new stream; or the one of a Last-Event-ID, since a client that repeats its POST to resume must never generate
     again. Raises: RequestError."""
-    cursor = asked.headers.get("last-event-id")
+    cursor = request.headers.get("last-event-id")
     if cursor is not None:
         return Following(*parse_cursor(cursor), NativeView())
-    streams = "text/event-stream" in asked.headers.get("accept", "")
-    return Call(parse_body(asked.body), NativeView(), stream=streams, at_once=True, status=201)
+    streams = "text/event-stream" in request.headers.get("accept", "")
+    return GenerateCall(parse_body(request.body), NativeView(), stream=streams, at_once=True, status=201)
 
 
 def parse_body(body: JsonBody) -> GenerateRequest:
     """Raises: RequestError; unknown fields are refused, since a typing mistake here has no other witness."""
     refuse(body, _REFUSED)
     known = {name: value for name, value in body.items() if name not in _REFUSED}
-    fields, _ = read_fields(known, Body, strict=True)
+    fields, _ = read_fields(known, NativeBody, strict=True)
     if (fields.prompt is None) == (fields.messages is None):
         raise RequestError("Give either prompt or messages.", param="prompt")
     return GenerateRequest(
         model=fields.model,
         prompts=(fields.prompt,) if fields.prompt is not None else (),
         messages=read_messages(fields.messages) if fields.messages is not None else (),
-        sampling=sampling_of(fields, logprobs=bool(fields.logprobs)),
+        sampling=replace(sampling_of(fields), logprobs=bool(fields.logprobs)),
         on_disconnect=fields.on_disconnect,
         linger_s=fields.linger_s,
         exact=fields.continuity == "exact",
     )
 
 
-def parse_following(asked: Asked) -> Following:
+def parse_following(request: ParsedRequest) -> Following:
     """The header wins: an EventSource that reconnects keeps the address that it was made with."""
-    stream_id = asked.path["stream_id"]
-    cursor = asked.headers.get("last-event-id") or asked.query.get("after")
+    stream_id = request.path["stream_id"]
+    cursor = request.headers.get("last-event-id") or request.query.get("after")
     after = parse_cursor(cursor, stream_id)[1] if cursor else 0
     return Following(stream_id, after, NativeView())
 
 
-def show_live(asked: Asked) -> Reply:
-    return Reply(to_json({"live": asked.server.is_live}), 200 if asked.server.is_live else 503)
+def show_ready(request: ParsedRequest) -> Reply:
+    server = request.server
+    replay = server.replay or "not certified"
+    return readiness(server, {"ready": server.is_ready, "state": server.state, "replay": replay})
 
 
-def show_ready(asked: Asked) -> Reply:
-    server = asked.server
-    body = to_json({"ready": server.is_ready, "state": server.state, "replay": server.replay or "not certified"})
-    return Reply(body) if server.is_ready else Reply(body, 503, retry_after_s=1.0)
+def find(request: ParsedRequest) -> tuple[str, View]:
+    return request.path["stream_id"], NativeView()
 
 
-def find(asked: Asked) -> tuple[str, View]:
-    return asked.path["stream_id"], NativeView()
-
-
-def find_to_delete(asked: Asked) -> tuple[str, View]:
-    return asked.path["stream_id"], _NothingView()
+def find_to_delete(request: ParsedRequest) -> tuple[str, View]:
+    return request.path["stream_id"], _NothingView()
 
 
 _FAREWELL = f": this server leaves; the rest is to be had from the next one\nretry: {RETRY_MS}\n\n".encode()
 
 
 @dataclass(frozen=True, slots=True)
-class NativeView:
-    media_type = SSE
-    heartbeat = HEARTBEAT
+class NativeView(EventStreamView):
     farewell = _FAREWELL
 
     def open(self, facts: StreamFacts) -> Encoder:
@@ -254,7 +247,7 @@ WIRE = Wire(
             "/v1/streams",
             Generate(parse),
             "Begin a stream; answered with its events where the client accepts text/event-stream.",
-            body=Body,
+            body=NativeBody,
             example={"messages": [{"role": "user", "content": "Tell me a story about dogs."}], "max_tokens": 64},
         ),
         Operation(

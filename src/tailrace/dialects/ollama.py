@@ -19,30 +19,34 @@ from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
+from msgspec.structs import asdict
 
 from tailrace.dialects import ollama_models as models
-from tailrace.dialects.bodies import JsonBody, read_known, refuse, require_json_or_curl, to_json
+from tailrace.dialects.answers import no_embeddings, refused
+from tailrace.dialects.bodies import JsonBody, read_known, refuse, require_json_or_curl, time_of, to_json
 from tailrace.dialects.fields import (
     MAX_MESSAGES,
     ChatMessage,
+    CommonFields,
+    RepetitionPenalty,
     SamplingFields,
-    Seed,
     ToolCallBody,
     read_messages,
     sampling_of,
 )
 from tailrace.dialects.grammars import ANY_OBJECT, grammar_of_schema
-from tailrace.dialects.ollama_answers import OllamaView, encode_error, time_of
+from tailrace.dialects.ollama_answers import OllamaView, encode_error
 from tailrace.dialects.plain import bare_request
 from tailrace.dialects.tools import Tool, choose_tools
-from tailrace.dialects.wire import Asked, Call, Generate, Operation, Reply, Show, Wire
-from tailrace.errors import RequestError, UnsupportedOperation, UnsupportedParameter
+from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, ServerFacts, Show, Wire
+from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import GenerateRequest, Grammar, Message, Sampling
 
 __all__ = ["WIRE"]
 
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}
 _UNLOADED = (0, "0", "0s", "0m")
+_COMMON = frozenset(CommonFields.__struct_fields__)
 _REFUSED: dict[str, tuple[object, ...]] = {
     "context": ([],),
     "images": ([],),
@@ -60,18 +64,9 @@ _REFUSED_OPTIONS: dict[str, tuple[object, ...]] = {
 }
 
 
-class Options(msgspec.Struct, kw_only=True):
+class Options(CommonFields, kw_only=True):
     num_predict: Annotated[int, msgspec.Meta(ge=-2, le=2**31 - 1)] | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=-1, le=1_000_000)] | None = None
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    min_p: Annotated[float, msgspec.Meta(ge=0, le=1)] | None = None
-    typical_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    repeat_penalty: Annotated[float, msgspec.Meta(gt=0, le=100)] | None = None
-    presence_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] | None = None
-    frequency_penalty: Annotated[float, msgspec.Meta(ge=-2, le=2)] | None = None
-    seed: Seed | None = None
-    stop: str | list[str] | None = None
+    repeat_penalty: RepetitionPenalty | None = None
 
 
 class _Body(msgspec.Struct, kw_only=True):
@@ -83,13 +78,13 @@ class _Body(msgspec.Struct, kw_only=True):
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
 
 
-class GenerateBody(_Body, kw_only=True):
+class OllamaGenerateBody(_Body, kw_only=True):
     prompt: str | None = None
     system: str | None = None
     raw: bool | None = None
 
 
-class Turn(msgspec.Struct):
+class OllamaTurn(msgspec.Struct):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
     images: list[str] | None = None
@@ -98,74 +93,74 @@ class Turn(msgspec.Struct):
     tool_call_id: str | None = None
 
 
-class ChatBody(_Body, kw_only=True):
-    messages: Annotated[list[Turn], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
+class OllamaChatBody(_Body, kw_only=True):
+    messages: Annotated[list[OllamaTurn], msgspec.Meta(max_length=MAX_MESSAGES)] | None = None
     tools: list[Tool] | None = None
 
 
 _T = TypeVar("_T", bound=_Body)
 
 
-def parse_generate(asked: Asked) -> Call | Reply:
+def parse_generate(request: ParsedRequest) -> GenerateCall | Reply:
     """Raises: RequestError."""
-    fields, ignored = _read(asked, GenerateBody)
+    fields, ignored = _read(request, OllamaGenerateBody)
     if not fields.prompt:
-        return _loaded(asked, fields.model, {"response": ""})
-    sampling = _sampling(asked, fields, _grammar(fields.format))
+        return _loaded(request, fields.model, {"response": ""})
+    sampling = _sampling(request.server, fields, _grammar(fields.format))
     if fields.raw:
         if fields.system:
             raise RequestError("raw and system exclude each other.", param="system")
-        request = GenerateRequest(prompts=(fields.prompt,), sampling=sampling)
+        generate = GenerateRequest(prompts=(fields.prompt,), sampling=sampling)
     elif fields.system:
         messages = (Message("system", fields.system), Message("user", fields.prompt))
-        request = GenerateRequest(messages=messages, sampling=sampling)
+        generate = GenerateRequest(messages=messages, sampling=sampling)
     else:
-        request = bare_request(asked.server, fields.prompt, sampling)
-    return _call(asked, fields, request, ignored)
+        generate = bare_request(request.server, fields.prompt, sampling)
+    return _call(request, fields, generate, ignored)
 
 
-def parse_chat(asked: Asked) -> Call | Reply:
+def parse_chat(request: ParsedRequest) -> GenerateCall | Reply:
     """Raises: RequestError."""
-    fields, ignored = _read(asked, ChatBody)
+    fields, ignored = _read(request, OllamaChatBody)
     if not fields.messages:
-        return _loaded(asked, fields.model, {"message": {"role": "assistant", "content": ""}})
-    tools = choose_tools(fields.tools or [], "<auto>", asked.server)
+        return _loaded(request, fields.model, {"message": {"role": "assistant", "content": ""}})
+    tools = choose_tools(fields.tools or [], "<auto>", request.server)
     grammar = _grammar(fields.format)
     if tools.shown and grammar is not None:
         raise RequestError("format and tools exclude each other.", param="format")
     messages = _messages(fields.messages)
-    sampling = _sampling(asked, fields, grammar)
+    sampling = _sampling(request.server, fields, grammar)
     continues = messages[-1].role == "assistant" and not messages[-1].tool_calls
-    request = GenerateRequest(messages=messages, tools=tools.shown, continue_final=continues, sampling=sampling)
-    return _call(asked, fields, request, ignored + tools.ignored)
+    generate = GenerateRequest(messages=messages, tools=tools.shown, continue_final=continues, sampling=sampling)
+    return _call(request, fields, generate, ignored + tools.ignored)
 
 
-def _read(asked: Asked, shape: type[_T]) -> tuple[_T, tuple[str, ...]]:
-    body, options = asked.body, asked.body.get("options")
+def _read(request: ParsedRequest, shape: type[_T]) -> tuple[_T, tuple[str, ...]]:
+    body, options = request.body, request.body.get("options")
     if isinstance(options, dict):
         refuse(options, _REFUSED_OPTIONS)
         body = {**body, "options": {name: one for name, one in options.items() if name not in _REFUSED_OPTIONS}}
     return read_known(body, shape, _REFUSED)
 
 
-def _call(asked: Asked, fields: _Body, request: GenerateRequest, ignored: tuple[str, ...]) -> Call:
+def _call(request: ParsedRequest, fields: _Body, generate: GenerateRequest, ignored: tuple[str, ...]) -> GenerateCall:
     view = OllamaView(
-        model=asked.server.model,
-        is_chat=isinstance(fields, ChatBody),
-        logprobs=request.sampling.logprobs,
-        reads_tools=bool(request.tools),
+        model=request.server.model,
+        is_chat=isinstance(fields, OllamaChatBody),
+        logprobs=generate.sampling.logprobs,
+        reads_tools=bool(generate.tools),
     )
-    named = replace(request, model=models.served_name(asked.server, fields.model))
-    return Call(named, view, fields.stream is not False, ignored)
+    named = replace(generate, model=models.served_name(request.server, fields.model))
+    return GenerateCall(named, view, fields.stream is not False, ignored)
 
 
-def _loaded(asked: Asked, name: str, shown: JsonBody) -> Reply:
+def _loaded(request: ParsedRequest, name: str, shown: JsonBody) -> Reply:
     """What asking for nothing is answered with: the model is there. Raises: RequestError if it is another one's, or
     if it is to go."""
-    models.require(asked.server, name)
-    if asked.body.get("keep_alive") in _UNLOADED:
+    models.require(request.server, name)
+    if request.body.get("keep_alive") in _UNLOADED:
         raise UnsupportedParameter("This server keeps its model loaded.", param="keep_alive")
-    head = {"model": asked.server.model, "created_at": time_of(asked.server.started_s)}
+    head = {"model": request.server.model, "created_at": time_of(request.server.started_s)}
     return Reply(to_json({**head, **shown, "done": True, "done_reason": "load"}))
 
 
@@ -175,25 +170,26 @@ def _grammar(value: object) -> Grammar | None:
     return ANY_OBJECT if value == "json" else grammar_of_schema(value, "format")
 
 
-def _sampling(asked: Asked, fields: _Body, grammar: Grammar | None) -> Sampling:
+def _sampling(server: ServerFacts, fields: _Body, grammar: Grammar | None) -> Sampling:
     """What is asked for, over Ollama's defaults. Raises: RequestError."""
     options = fields.options or Options()
     if fields.top_logprobs and not fields.logprobs:
         raise RequestError("top_logprobs goes with logprobs.", param="top_logprobs")
-    chosen: dict[str, Any] = {name: value for name, value in _DEFAULTS.items() if name in asked.server.parameters}
-    for name in ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "stop"):
-        if getattr(options, name) is not None:
-            chosen[name] = getattr(options, name)
+    chosen: dict[str, Any] = {name: value for name, value in _DEFAULTS.items() if name in server.parameters}
+    chosen |= {name: value for name, value in asdict(options).items() if value is not None}
     named = SamplingFields(
-        **chosen,
+        **{name: value for name, value in chosen.items() if name in _COMMON},
         repetition_penalty=options.repeat_penalty,
-        seed=None if options.seed == -1 else options.seed,
         max_tokens=options.num_predict if (options.num_predict or 0) > 0 else None,
     )
-    sampling = sampling_of(
-        named, logprobs=bool(fields.logprobs), top_logprobs=fields.top_logprobs or 0, grammar=grammar
+    return replace(
+        sampling_of(named),
+        typical_p=options.typical_p or 1.0,  # also beside a temperature of 0
+        seed=None if options.seed == -1 else options.seed,
+        logprobs=bool(fields.logprobs),
+        top_logprobs=fields.top_logprobs or 0,
+        grammar=grammar,
     )
-    return sampling if options.typical_p is None else replace(sampling, typical_p=options.typical_p)
 
 
 class _Waiting:
@@ -219,7 +215,7 @@ class _Waiting:
         return None
 
 
-def _messages(turns: Sequence[Turn]) -> tuple[Message, ...]:
+def _messages(turns: Sequence[OllamaTurn]) -> tuple[Message, ...]:
     """The messages of a chat. Calls and their results have no ids here, and templates want some.
 
     Raises: RequestError.
@@ -241,18 +237,9 @@ def _messages(turns: Sequence[Turn]) -> tuple[Message, ...]:
     return read_messages(messages)
 
 
+_NO_PULLING = "Clients cannot fetch models here. `tailrace serve MODEL` fetches one when it starts."
 _MODEL = {"model": "default"}
 _TURNS = [{"role": "user", "content": "Tell me a story about dogs."}]
-
-
-def _refuse_embeddings(asked: Asked) -> Reply:
-    """Raises: UnsupportedOperation."""
-    raise UnsupportedOperation("This server generates text only; it has no embeddings.")
-
-
-def _refuse_pulling(asked: Asked) -> Reply:
-    """Raises: UnsupportedOperation."""
-    raise UnsupportedOperation("Clients cannot fetch models here. `tailrace serve MODEL` fetches one when it starts.")
 
 
 WIRE = Wire(
@@ -264,7 +251,7 @@ WIRE = Wire(
             "/api/chat",
             Generate(parse_chat),
             "Answer a chat.",
-            body=ChatBody,
+            body=OllamaChatBody,
             check=require_json_or_curl,
             example={**_MODEL, "messages": _TURNS, "options": {"num_predict": 64}},
         ),
@@ -273,7 +260,7 @@ WIRE = Wire(
             "/api/generate",
             Generate(parse_generate),
             "Answer a prompt.",
-            body=GenerateBody,
+            body=OllamaGenerateBody,
             check=require_json_or_curl,
             example={**_MODEL, "prompt": "Why do rivers bend?", "options": {"num_predict": 64}},
         ),
@@ -286,9 +273,9 @@ WIRE = Wire(
             check=require_json_or_curl,
             example=_MODEL,
         ),
-        Operation("POST", "/api/embed", Show(_refuse_embeddings), "Refused: this server generates text only."),
-        Operation("POST", "/api/embeddings", Show(_refuse_embeddings), "Refused: this server generates text only."),
-        Operation("POST", "/api/pull", Show(_refuse_pulling), "Refused: the models are chosen at the start."),
+        no_embeddings("/api/embed"),
+        no_embeddings("/api/embeddings"),
+        Operation("POST", "/api/pull", refused(_NO_PULLING), "Refused: the models are chosen at the start."),
         Operation("GET", "/api/tags", Show(models.list_models), "The models that are served."),
         Operation("GET", "/api/ps", Show(models.list_running), "The models that are loaded."),
         Operation("GET", "/api/version", Show(models.show_version), "The version of Ollama that has this API."),

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
-from tailrace.dialects.bodies import JsonBody, quote, to_json
-from tailrace.dialects.logprobs import logprobs_json
-from tailrace.dialects.tool_calls import WholeCall, WholeCallReader
+from tailrace.dialects.answers import logprobs_json
+from tailrace.dialects.bodies import JsonBody, quote, time_of, to_json
 from tailrace.dialects.wire import Encoder, StreamFacts, deltas_by_choice, failure_of, finished_end
 from tailrace.errors import AdmissionError, TailraceError
+from tailrace.text.tool_calls import WholeCall, WholeCallReader
 from tailrace.types import End, Event, TextDelta
 
-__all__ = ["OllamaEncoder", "OllamaView", "encode_error", "time_of"]
+__all__ = ["OllamaEncoder", "OllamaView", "encode_error"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,11 +119,6 @@ def _shown(view: OllamaView, text: str, calls: Sequence[WholeCall], *, index: in
             for number, call in enumerate(calls, index)
         ]
     return {"message": message}
-
-
-def time_of(seconds: int) -> str:
-    """As RFC 3339 writes it."""
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def encode_error(error: TailraceError) -> tuple[int, bytes]:

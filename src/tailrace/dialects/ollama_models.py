@@ -9,9 +9,8 @@ import hashlib
 
 import msgspec
 
-from tailrace.dialects.bodies import JsonBody, read_fields, to_json
-from tailrace.dialects.ollama_answers import time_of
-from tailrace.dialects.wire import Asked, Reply, ServerFacts, pick
+from tailrace.dialects.bodies import JsonBody, read_fields, time_of, to_json
+from tailrace.dialects.wire import ParsedRequest, Reply, ServerFacts, pick
 from tailrace.errors import RequestError, UnknownModel
 
 __all__ = [
@@ -48,33 +47,33 @@ def require(server: ServerFacts, name: str) -> None:
         raise UnknownModel(f"This server runs {server.model}; there is no such model here.", param="model")
 
 
-def pick_tagged(asked: Asked) -> ServerFacts | None:
+def pick_tagged(request: ParsedRequest) -> ServerFacts | None:
     """The model that a client means, with a tag or without."""
-    name = asked.body.get("model") or asked.body.get("name")
-    return pick(asked, name, name.removesuffix(":latest") if isinstance(name, str) else None)
+    name = request.body.get("model") or request.body.get("name")
+    return pick(request, name, name.removesuffix(":latest") if isinstance(name, str) else None)
 
 
-def list_models(asked: Asked) -> Reply:
-    models = [_entry(server) | {"modified_at": time_of(server.started_s)} for server in asked.every]
+def list_models(request: ParsedRequest) -> Reply:
+    models = [_entry(server) | {"modified_at": time_of(server.started_s)} for server in request.every]
     return Reply(to_json({"models": models}))
 
 
-def list_running(asked: Asked) -> Reply:
+def list_running(request: ParsedRequest) -> Reply:
     models = [
         _entry(server) | {"expires_at": _FOR_EVER, "context_length": server.max_total_tokens}
-        for server in asked.every
+        for server in request.every
         if server.state != "unloaded"
     ]
     return Reply(to_json({"models": models}))
 
 
-def show_model(asked: Asked) -> Reply:
+def show_model(request: ParsedRequest) -> Reply:
     """Raises: RequestError."""
-    fields, ignored = read_fields(asked.body, ShowBody)
+    fields, ignored = read_fields(request.body, ShowBody)
     name = fields.model or fields.name
     if not name:
         raise RequestError("model is required", param="model")
-    server = asked.server
+    server = request.server
     require(server, name)
     facts = {
         "details": _DETAILS,
@@ -90,7 +89,7 @@ def show_model(asked: Asked) -> Reply:
     return Reply(to_json(facts), ignored=ignored)
 
 
-def show_version(asked: Asked) -> Reply:
+def show_version(request: ParsedRequest) -> Reply:
     return Reply(to_json({"version": _API_VERSION}))
 
 

@@ -13,35 +13,32 @@ with an assistant's message is continued from there, as with TGI. 4. A call that
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import msgspec
 
+from tailrace.dialects.answers import no_embeddings
 from tailrace.dialects.bodies import JsonBody, read_known, to_json
 from tailrace.dialects.fields import Messages, SamplingFields, Tokens, read_messages, sampling_of
 from tailrace.dialects.grammars import read_response_format
 from tailrace.dialects.native import encode_error
-from tailrace.dialects.openai_chunks import ChatEncoder, TextEncoder
+from tailrace.dialects.openai_chunks import ChatView, TextView, UsageShown
 from tailrace.dialects.structured_outputs import StructuredOutputs, read_structured_outputs
 from tailrace.dialects.tools import ChosenTool, Tool, choice_of, choose_tools
 from tailrace.dialects.wire import (
-    HEARTBEAT,
-    SSE,
-    Asked,
-    Call,
-    Encoder,
     Generate,
+    GenerateCall,
     Operation,
+    ParsedRequest,
     Reply,
     ServerFacts,
     Show,
-    StreamFacts,
     Wire,
     pick_named,
 )
-from tailrace.errors import RequestError, UnknownModel, UnsupportedOperation, UnsupportedParameter
-from tailrace.types import GenerateRequest, Grammar, TemplateValue
+from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
+from tailrace.types import GenerateRequest, Grammar, Sampling, TemplateValue
 
 __all__ = [
     "WIRE",
@@ -52,6 +49,7 @@ __all__ = [
 ]
 
 _MAX_TEMPLATE_VALUES = 16
+_MAX_BIASED = 300
 _MOST = 2**53
 _WORD = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 _DEFAULT_COMPLETION_TOKENS = 16  # what OpenAI's reference says
@@ -106,7 +104,7 @@ class _Body(SamplingFields, kw_only=True):
     truncate_prompt_tokens: Tokens | None = None
 
 
-class ChatBody(_Body, kw_only=True):
+class OpenAIChatBody(_Body, kw_only=True):
     messages: Messages
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
@@ -122,92 +120,79 @@ class CompletionBody(_Body, kw_only=True):
     echo: bool | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _View:
-    include_usage: bool
-    continuous_usage: bool
-    logprobs: bool
-    media_type = SSE
-    heartbeat = HEARTBEAT
-    farewell = b""
-
-
-@dataclass(frozen=True, slots=True)
-class _ChatView(_View):
-    reads_tools: bool = False
-    forced_tool: bool = False
-    single_call: bool = False
-
-    def open(self, facts: StreamFacts) -> Encoder:
-        return ChatEncoder(facts, self)
-
-
-@dataclass(frozen=True, slots=True)
-class _TextView(_View):
-    echo: bool = False
-
-    def open(self, facts: StreamFacts) -> Encoder:
-        return TextEncoder(facts, self)
-
-
-def parse_chat(asked: Asked) -> Call:
+def parse_chat(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError."""
-    fields, ignored = read_known(asked.body, ChatBody, _REFUSED_IN_CHATS)
-    tools = choose_tools(fields.tools or [], choice_of(fields.tool_choice), asked.server)
+    fields, ignored = read_known(request.body, OpenAIChatBody, _REFUSED_IN_CHATS)
+    is_single = fields.parallel_tool_calls is False
+    tools = choose_tools(fields.tools or [], choice_of(fields.tool_choice), request.server)
     grammar = _grammar(fields)
     if tools.shown and grammar is not None:
         raise RequestError("Tool error: Grammar and tools are mutually exclusive", param="response_format")
-    logprobs = bool(fields.logprobs)
-    if fields.top_logprobs and not logprobs:
+    if fields.top_logprobs and not fields.logprobs:
         raise RequestError("top_logprobs goes with logprobs.", param="top_logprobs")
     messages = read_messages(fields.messages)
-    request = GenerateRequest(
+    generate = GenerateRequest(
         model=fields.model,
         messages=messages,
         tools=tools.shown,
         template_values=_template_values(fields.chat_template_kwargs or {}),
         continue_final=messages[-1].role == "assistant" and not messages[-1].tool_calls,
         truncate=fields.truncate_prompt_tokens,
-        sampling=sampling_of(
-            fields,
-            logprobs=logprobs,
+        sampling=replace(
+            _sampling(fields),
+            logprobs=bool(fields.logprobs),
             top_logprobs=fields.top_logprobs or 0,
-            logit_bias=fields.logit_bias,
             grammar=tools.forced or grammar,
-            include_stop=bool(fields.include_stop_str_in_output),
+            single_call=is_single and tools.may_be_several,
         ),
     )
-    view = _ChatView(
-        *_usage(fields),
-        logprobs,
+    view = ChatView(
+        usage=_usage(fields),
+        logprobs=bool(fields.logprobs),
         reads_tools=bool(tools.shown),
         forced_tool=tools.forced is not None,
-        single_call=fields.parallel_tool_calls is False,
+        single_call=is_single,
     )
-    return Call(request, view, bool(fields.stream), ignored + tools.ignored)
+    return GenerateCall(generate, view, bool(fields.stream), ignored + tools.ignored)
 
 
-def parse_completion(asked: Asked) -> Call:
+def parse_completion(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError."""
-    fields, ignored = read_known(asked.body, CompletionBody, _REFUSED_IN_TEXTS)
-    if fields.echo and fields.logprobs is not None:
+    fields, ignored = read_known(request.body, CompletionBody, _REFUSED_IN_TEXTS)
+    wants_logprobs = fields.logprobs is not None
+    if fields.echo and wants_logprobs:
         raise UnsupportedParameter("echo with logprobs is not supported.", param="echo")
-    request = GenerateRequest(
+    sampling = _sampling(fields)
+    generate = GenerateRequest(
         model=fields.model,
         prompts=_prompts(fields.prompt),
         truncate=fields.truncate_prompt_tokens,
-        sampling=sampling_of(
-            fields,
-            logprobs=fields.logprobs is not None,
+        sampling=replace(
+            sampling,
+            logprobs=wants_logprobs,
             top_logprobs=fields.logprobs or 0,
-            logit_bias=fields.logit_bias,
             grammar=_grammar(fields),
-            include_stop=bool(fields.include_stop_str_in_output),
-            default_max_tokens=_DEFAULT_COMPLETION_TOKENS,
+            max_tokens=sampling.max_tokens or _DEFAULT_COMPLETION_TOKENS,
         ),
     )
-    view = _TextView(*_usage(fields), fields.logprobs is not None, echo=bool(fields.echo))
-    return Call(request, view, bool(fields.stream), ignored)
+    view = TextView(usage=_usage(fields), logprobs=wants_logprobs, echo=bool(fields.echo))
+    return GenerateCall(generate, view, bool(fields.stream), ignored)
+
+
+def _sampling(fields: _Body) -> Sampling:
+    """What chats and texts have alike. Raises: RequestError."""
+    bias = fields.logit_bias or {}
+    if len(bias) > _MAX_BIASED:
+        raise RequestError(f"logit_bias has more than {_MAX_BIASED} entries.", param="logit_bias")
+    if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in bias):
+        raise RequestError("logit_bias takes token ids as names.", param="logit_bias")
+    if not all(-100 <= value <= 100 for value in bias.values()):
+        raise RequestError("logit_bias takes values from -100 to 100.", param="logit_bias")
+    return replace(
+        sampling_of(fields),
+        logit_bias=tuple((int(name), value) for name, value in bias.items()),
+        include_stop=bool(fields.include_stop_str_in_output),
+    )
 
 
 def _template_values(given: dict[str, TemplateValue]) -> dict[str, TemplateValue]:
@@ -243,50 +228,44 @@ def _grammar(fields: _Body) -> Grammar | None:
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[str | tuple[int, ...], ...]:
     """One prompt or several, each text or token ids. Raises: RequestError."""
-    if isinstance(prompt, str):
-        prompts: list[str | tuple[int, ...]] = [prompt]
-    elif prompt and all(isinstance(one, int) for one in prompt):
-        prompts = [tuple(one for one in prompt if isinstance(one, int))]
-    elif any(isinstance(one, int) for one in prompt):
+    given = [prompt] if isinstance(prompt, str) else prompt
+    ids = tuple(one for one in given if isinstance(one, int))
+    if 0 < len(ids) < len(given):
         raise RequestError("prompt: token ids and texts cannot be mixed.", param="prompt")
-    else:
-        prompts = [one if isinstance(one, str) else tuple(one) for one in prompt if not isinstance(one, int)]
+    texts = (one if isinstance(one, str) else tuple(one) for one in given if not isinstance(one, int))
+    prompts: tuple[str | tuple[int, ...], ...] = (ids,) if ids else tuple(texts)
     if not prompts or not all(prompts):
         raise RequestError("The prompt is empty.", param="prompt")
-    return tuple(prompts)
+    return prompts
 
 
-def _usage(fields: _Body) -> tuple[bool, bool]:
-    """Whether usage is wanted at the end of a stream, and with each chunk."""
+def _usage(fields: _Body) -> UsageShown:
+    """Raises: RequestError."""
     options = fields.stream_options
     if options is None:
-        return False, False
+        return "never"
     if not fields.stream:
         raise RequestError("stream_options is only allowed with stream.", param="stream_options")
-    continuous = bool(options.continuous_usage_stats)
-    if continuous and not options.include_usage:
+    if not options.continuous_usage_stats:
+        return "at_end" if options.include_usage else "never"
+    if not options.include_usage:
         raise RequestError("continuous_usage_stats goes with include_usage.", param="stream_options")
-    return bool(options.include_usage), continuous
+    return "always"
 
 
-def list_models(asked: Asked) -> Reply:
-    return Reply(to_json({"object": "list", "data": [_model(server) for server in asked.every]}))
+def list_models(request: ParsedRequest) -> Reply:
+    return Reply(to_json({"object": "list", "data": [_model(server) for server in request.every]}))
 
 
-def show_model(asked: Asked) -> Reply:
-    if asked.path["name"] != asked.server.model:
+def show_model(request: ParsedRequest) -> Reply:
+    if request.path["name"] != request.server.model:
         raise UnknownModel("There is no such model here.", param="model")
-    return Reply(to_json(_model(asked.server)))
+    return Reply(to_json(_model(request.server)))
 
 
-def show_version(asked: Asked) -> Reply:
+def show_version(request: ParsedRequest) -> Reply:
     """As vLLM answers it."""
-    return Reply(to_json({"version": asked.server.version}))
-
-
-def refuse_embeddings(asked: Asked) -> Reply:
-    """Raises: UnsupportedOperation."""
-    raise UnsupportedOperation("This server generates text only; it has no embeddings.")
+    return Reply(to_json({"version": request.server.version}))
 
 
 def _model(server: ServerFacts) -> JsonBody:
@@ -305,7 +284,9 @@ WIRE = Wire(
     name="openai",
     title="OpenAI: chat and text completions",
     operations=(
-        Operation("POST", "/v1/chat/completions", Generate(parse_chat), "Answer a chat.", body=ChatBody, example=_CHAT),
+        Operation(
+            "POST", "/v1/chat/completions", Generate(parse_chat), "Answer a chat.", body=OpenAIChatBody, example=_CHAT
+        ),
         Operation(
             "POST",
             "/v1/completions",
@@ -316,7 +297,7 @@ WIRE = Wire(
         ),
         Operation("GET", "/v1/models", Show(list_models), "The models that are served."),
         Operation("GET", "/v1/models/{name:path}", Show(show_model), "One of them."),
-        Operation("POST", "/v1/embeddings", Show(refuse_embeddings), "Refused: this server generates text only."),
+        no_embeddings("/v1/embeddings"),
         Operation("GET", "/version", Show(show_version), "The version of the server, as vLLM tells it."),
     ),
     encode_error=encode_error,

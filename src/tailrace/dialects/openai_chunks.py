@@ -3,48 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
+from tailrace.dialects.answers import EventStreamView, ToolsView, finite, logprobs_json, tokens_of
 from tailrace.dialects.bodies import JsonBody, quote, to_json
-from tailrace.dialects.logprobs import finite, logprobs_json
-from tailrace.dialects.tool_calls import CallPart, ToolCallReader
-from tailrace.dialects.wire import (
-    StreamFacts,
-    deltas_by_choice,
-    failure_of,
-    finished_end,
-    usage_json,
-)
-from tailrace.types import End, Event, TextDelta, TopLogprobs
+from tailrace.dialects.wire import Encoder, StreamFacts, deltas_by_choice, failure_of, finished_end, usage_json
+from tailrace.text.tool_calls import CallPart, ToolCallReader
+from tailrace.types import End, Event, TextDelta
 
-__all__ = ["ChatEncoder", "ChatLook", "TextEncoder", "TextLook"]
+__all__ = ["ChatChunkEncoder", "ChatView", "TextEncoder", "TextView"]
+
+UsageShown: TypeAlias = Literal["never", "at_end", "always"]  # the last with each chunk, too
 
 _DONE = b"data: [DONE]\n\n"
 
 
-class _Look(Protocol):
-    """What a client may ask of chunks."""
+@dataclass(frozen=True, slots=True)
+class ChatView(ToolsView):
+    usage: UsageShown = "never"
+    logprobs: bool = False
 
-    @property
-    def include_usage(self) -> bool: ...
-    @property
-    def continuous_usage(self) -> bool: ...
-    @property
-    def logprobs(self) -> bool: ...
+    def open(self, facts: StreamFacts) -> Encoder:
+        return ChatChunkEncoder(facts, self)
 
 
-class ChatLook(_Look, Protocol):
-    @property
-    def reads_tools(self) -> bool: ...
-    @property
-    def forced_tool(self) -> bool: ...
-    @property
-    def single_call(self) -> bool: ...
+@dataclass(frozen=True, slots=True)
+class TextView(EventStreamView):
+    usage: UsageShown = "never"
+    logprobs: bool = False
+    echo: bool = False
 
-
-class TextLook(_Look, Protocol):
-    @property
-    def echo(self) -> bool: ...
+    def open(self, facts: StreamFacts) -> Encoder:
+        return TextEncoder(facts, self)
 
 
 class _Encoder:
@@ -53,21 +44,20 @@ class _Encoder:
     object_name: str
     id_prefix: str
 
-    def __init__(self, facts: StreamFacts, look: _Look) -> None:
+    def __init__(self, facts: StreamFacts, view: ChatView | TextView) -> None:
         self._facts = facts
-        self._include_usage = look.include_usage
-        self._continuous_usage = look.continuous_usage
-        self._logprobs = look.logprobs
+        self._usage = view.usage
+        self._logprobs = view.logprobs
         self._num_tokens = 0
         self._head = (
             f'data: {{"id":{quote(self.id_prefix + facts.stream_id)},"object":"{self.object_name}",'
             f'"created":{facts.created_s},"model":{quote(facts.model)},"system_fingerprint":null,"choices":['
         )
-        self._tail = '],"usage":null}\n\n' if look.include_usage else "]}\n\n"
+        self._tail = "]}\n\n" if view.usage == "never" else '],"usage":null}\n\n'
 
     def _count(self, num_tokens: int) -> None:
         """Have the usage so far, with these tokens, in the chunks to come, where that is wanted."""
-        if self._continuous_usage:
+        if self._usage == "always":
             self._num_tokens += num_tokens
             prompt, answer = self._facts.num_prompt_tokens, self._num_tokens
             self._tail = (
@@ -77,39 +67,37 @@ class _Encoder:
 
     def _end(self, end: End) -> bytes:
         if end.status != "done":
-            return error_frame(end) + _DONE
-        if not self._include_usage:
+            return _error_frame(end) + _DONE
+        if self._usage == "never":
             return _DONE
         return f'{self._head}],"usage":{to_json(usage_json(end)).decode()}}}\n\n'.encode("ascii") + _DONE
 
-    def _whole(self, object_name: str, events: Sequence[Event], choices: list[JsonBody]) -> bytes:
+    def _whole(self, end: End, choices: list[JsonBody]) -> bytes:
         facts = self._facts
         return to_json(
             {
                 "id": self.id_prefix + facts.stream_id,
-                "object": object_name,
+                "object": self.object_name.removesuffix(".chunk"),
                 "created": facts.created_s,
                 "model": facts.model,
                 "choices": choices,
-                "usage": usage_json(finished_end(events)),
+                "usage": usage_json(end),
                 "system_fingerprint": None,
             }
         )
 
 
-class ChatEncoder(_Encoder):
+class ChatChunkEncoder(_Encoder):
     """`chat.completion.chunk`s: the role first, then content and tool calls, then the finish_reason by itself."""
 
     object_name = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
 
-    def __init__(self, facts: StreamFacts, look: ChatLook) -> None:
-        super().__init__(facts, look)
+    def __init__(self, facts: StreamFacts, view: ChatView) -> None:
+        super().__init__(facts, view)
         self._opened: set[int] = set()
-        self._forced_tool = look.forced_tool
-        self._single_call = look.single_call
         self._unsaid: dict[int, list[TextDelta]] = {}  # whose logprobs wait for a chunk, by choice
-        self._readers: dict[int, ToolCallReader] | None = {} if look.reads_tools else None
+        self._readers = [view.reader() for _ in range(facts.num_choices)]
 
     def encode(self, seq: int, event: Event) -> bytes:
         if type(event) is End:
@@ -122,8 +110,8 @@ class ChatEncoder(_Encoder):
             chunks = self._chunk(choice, '{"role":"assistant","content":""}', "null", "null")
         self._count(len(event.token_ids))
         finish: str | None = event.finish_reason
-        if self._readers is not None:
-            reader = self._reader(choice)
+        reader = self._readers[choice]
+        if reader is not None:
             parts = reader.push(event.text) + (reader.flush() if finish else [])
             self._unsaid.setdefault(choice, []).append(event)
             for part in parts:
@@ -142,15 +130,15 @@ class ChatEncoder(_Encoder):
         return to_json(self._logprobs_json(deltas)).decode() if self._logprobs and deltas else "null"
 
     def whole(self, events: Sequence[Event]) -> bytes:
-        finished_end(events)
+        end = finished_end(events)
         choices = deltas_by_choice(events, self._facts.num_choices)
-        return self._whole("chat.completion", events, [self._whole_choice(*one) for one in enumerate(choices)])
+        return self._whole(end, [self._whole_choice(*one) for one in enumerate(choices)])
 
     def _whole_choice(self, index: int, deltas: Sequence[TextDelta]) -> JsonBody:
         finish: str | None = deltas[-1].finish_reason
         message: JsonBody = {"role": "assistant", "content": "".join(delta.text for delta in deltas), "refusal": None}
-        if self._readers is not None:
-            reader = self._reader(index)
+        reader = self._readers[index]
+        if reader is not None:
             parts = reader.push(message["content"]) + reader.flush()
             finish = _finish_of(finish, reader)
             message["content"] = "".join(part for part in parts if isinstance(part, str)) or None
@@ -170,10 +158,6 @@ class ChatEncoder(_Encoder):
             "logprobs": self._logprobs_json(deltas) if self._logprobs else None,
             "finish_reason": finish,
         }
-
-    def _reader(self, choice: int) -> ToolCallReader:
-        assert self._readers is not None
-        return self._readers.setdefault(choice, ToolCallReader(forced=self._forced_tool, single=self._single_call))
 
     def _call_id(self, choice: int, index: int) -> str:
         return f"call_{self._facts.stream_id}_{choice}_{index}"
@@ -202,11 +186,11 @@ class TextEncoder(_Encoder):
     object_name = "text_completion"
     id_prefix = "cmpl-"
 
-    def __init__(self, facts: StreamFacts, look: TextLook) -> None:
-        super().__init__(facts, look)
+    def __init__(self, facts: StreamFacts, view: TextView) -> None:
+        super().__init__(facts, view)
         self._offsets = [0] * facts.num_choices
         self._echoes = [""] * facts.num_choices
-        if look.echo:
+        if view.echo:
             each = facts.num_choices // len(facts.prompts)
             self._echoes = [facts.prompts[choice // each] for choice in range(facts.num_choices)]
 
@@ -229,7 +213,7 @@ class TextEncoder(_Encoder):
         ).encode("ascii")
 
     def whole(self, events: Sequence[Event]) -> bytes:
-        finished_end(events)
+        end = finished_end(events)
         choices: list[JsonBody] = [
             {
                 "text": self._echoes[index] + "".join(delta.text for delta in deltas),
@@ -239,18 +223,17 @@ class TextEncoder(_Encoder):
             }
             for index, deltas in enumerate(deltas_by_choice(events, self._facts.num_choices))
         ]
-        return self._whole("text_completion", events, choices)
+        return self._whole(end, choices)
 
     def _logprobs_json(self, deltas: Sequence[TextDelta], offset: int) -> JsonBody:
         tokens, logprobs, offsets, alternatives = [], [], [], []
         name = self._facts.vocabulary.token_text
         for delta in deltas:
-            for place, (token_id, logprob) in enumerate(zip(delta.token_ids, delta.logprobs, strict=False)):
+            for token_id, logprob, top in tokens_of(delta):
                 tokens.append(name(token_id))
                 logprobs.append(finite(logprob))
                 offsets.append(offset)
-                top = (*_at(delta.top_logprobs, place), (token_id, logprob))
-                alternatives.append({name(one): finite(value) for one, value in top})
+                alternatives.append({name(one): finite(value) for one, value in (*top, (token_id, logprob))})
             offset += len(delta.text)
         has_alternatives = any(delta.top_logprobs for delta in deltas)
         return {
@@ -262,17 +245,13 @@ class TextEncoder(_Encoder):
 
 
 def _finish_of(finish: str | None, reader: ToolCallReader) -> str | None:
-    """The finish_reason of an answer with tools. An only call that is complete was not cut short, wherever the rest
-    that is not shown ended."""
+    """The finish_reason of an answer with tools. An only call that is complete was not cut short: where one was forced,
+    only the brace behind it can be missing."""
     has_called = reader.num_calls and finish == "stop"
     return "tool_calls" if has_called or (finish == "length" and reader.is_over) else finish
 
 
-def _at(top: Sequence[TopLogprobs], place: int) -> TopLogprobs:
-    return top[place] if place < len(top) else ()
-
-
-def error_frame(end: End) -> bytes:
+def _error_frame(end: End) -> bytes:
     """A failure after the headers, in the form that both families of clients raise."""
     error = failure_of(end)
     body = {"message": error.message, "type": "server_error", "code": error.code, "param": None}

@@ -11,17 +11,17 @@ A bare body has no place for an error, so one that cannot be completed is cut of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tailrace.dialects.fields import SamplingFields
+from tailrace.dialects.fields import SamplingFields, sampling_of
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.queries import read_count
 from tailrace.dialects.wire import (
-    Asked,
-    Call,
     Encoder,
     Generate,
+    GenerateCall,
     Operation,
+    ParsedRequest,
     ServerFacts,
     StreamFacts,
     Wire,
@@ -32,12 +32,18 @@ from tailrace.types import End, Event, GenerateRequest, Message, Sampling
 
 __all__ = ["WIRE", "bare_request", "bare_sampling", "encode_error"]
 
+_HOW = set(SamplingFields.__struct_fields__) - {"max_tokens", "max_completion_tokens", "stop"}  # tokens are chosen
 
-def bare_sampling(server: ServerFacts, max_tokens: int | None = None) -> Sampling:
-    """Greedy, as the tutorial's model call is, with a small repetition penalty where the engine has one: small models
-    end in a loop without."""
+
+def bare_sampling(server: ServerFacts, fields: SamplingFields) -> Sampling:
+    """What is asked for. With no more than a length and stop strings an answer is greedy, as the tutorial's model call
+    is, with a small repetition penalty where the engine has one: small models end in a loop without. Raises:
+    RequestError."""
+    sampling = sampling_of(fields)
+    if any(getattr(fields, name) is not None for name in _HOW):
+        return sampling
     penalty = 1.1 if "repetition_penalty" in server.parameters else 1.0
-    return Sampling(temperature=0.0, repetition_penalty=penalty, max_tokens=max_tokens)
+    return replace(sampling, temperature=0.0, repetition_penalty=penalty)
 
 
 def bare_request(server: ServerFacts, prompt: str, sampling: Sampling) -> GenerateRequest:
@@ -52,25 +58,25 @@ def bare_request(server: ServerFacts, prompt: str, sampling: Sampling) -> Genera
     return GenerateRequest(prompts=(prompt,), sampling=sampling)
 
 
-def parse_tutorial(asked: Asked) -> Call:
+def parse_tutorial(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError."""
-    return _parse(asked, "prompt", TEXT)
+    return _parse(request, "prompt", TEXT)
 
 
-def parse_article(asked: Asked) -> Call:
+def parse_article(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError."""
-    if "query" not in asked.query:
+    if "query" not in request.query:
         where = "in the address or, with POST, in a form or in JSON sent as application/json"
         raise RequestError(f"Give the prompt as query: {where}.", param="query")
-    return _parse(asked, "query", LABELLED)
+    return _parse(request, "query", LABELLED)
 
 
-def _parse(asked: Asked, name: str, view: _View) -> Call:
+def _parse(request: ParsedRequest, name: str, view: _View) -> GenerateCall:
     for field in SamplingFields.__struct_fields__:
-        if field in asked.query and field != "max_tokens":
+        if field in request.query and field != "max_tokens":
             raise UnsupportedParameter(f"{field} cannot be given here; use /v1/streams for it.", param=field)
-    sampling = bare_sampling(asked.server, read_count(asked.query, "max_tokens"))
-    return Call(bare_request(asked.server, asked.query[name], sampling), view, stream=True)
+    sampling = bare_sampling(request.server, SamplingFields(max_tokens=read_count(request.query, "max_tokens")))
+    return GenerateCall(bare_request(request.server, request.query[name], sampling), view, stream=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,14 +34,13 @@ from tailrace.dialects.tools import (
     choose_tools,
 )
 from tailrace.dialects.wire import (
-    Asked,
-    Call,
     Follow,
     Following,
     Generate,
+    GenerateCall,
     OnStream,
     Operation,
-    ServerFacts,
+    ParsedRequest,
     View,
     Wire,
     pick_named,
@@ -82,7 +81,7 @@ class TextOptions(msgspec.Struct):
     format: JsonBody | None = None
 
 
-class Body(SamplingFields, kw_only=True):
+class ResponsesBody(SamplingFields, kw_only=True):
     input: str | list[JsonBody]
     model: str | None = None
     instructions: str | None = None
@@ -101,9 +100,9 @@ class Body(SamplingFields, kw_only=True):
     user: str | None = None
 
 
-def parse(asked: Asked) -> Call:
+def parse(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError; StreamError for a previous response that is not there."""
-    fields, ignored = read_known(asked.body, Body, _REFUSED)
+    fields, ignored = read_known(request.body, ResponsesBody, _REFUSED)
     if any(one != _LOGPROBS for one in fields.include or ()):
         raise UnsupportedParameter(f"include takes {_LOGPROBS} only.", param="include")
     if fields.background and fields.store is False:
@@ -111,38 +110,40 @@ def parse(asked: Asked) -> Call:
     given = [Tool(Function(tool.name, tool.description, tool.parameters, tool.strict)) for tool in fields.tools or ()]
     chosen = fields.tool_choice
     named = ChosenTool(ChosenFunction(chosen.name)) if isinstance(chosen, ChosenByName) else chosen
-    tools = choose_tools(given, choice_of(named), asked.server)
+    tools = choose_tools(given, choice_of(named), request.server)
     grammar = read_response_format(_format(fields), "text.format")
     if tools.shown and grammar is not None:
         raise RequestError("text.format and tools exclude each other.", param="text.format")
     items, ignored_in_items = read_items(fields.input)
-    said = _before(asked.server, fields.previous_response_id) + messages_of(items)
+    said = _before(request, fields.previous_response_id) + messages_of(items)
     if len(said) > MAX_MESSAGES:
         raise RequestError(f"The conversation has more than {MAX_MESSAGES} messages.", param="previous_response_id")
-    messages = ((Message("system", fields.instructions),) if fields.instructions else ()) + said
+    instructions = (Message("system", fields.instructions),) if fields.instructions else ()
     require_question(said, param="input")
     wants_logprobs = bool(fields.include) or fields.top_logprobs is not None
-    request = GenerateRequest(
+    in_background = bool(fields.background)
+    generate = GenerateRequest(
         model=fields.model,
-        messages=messages,
+        messages=instructions + said,
         tools=tools.shown,
         sampling=replace(
-            sampling_of(
-                fields, logprobs=wants_logprobs, top_logprobs=fields.top_logprobs or 0, grammar=tools.forced or grammar
-            ),
+            sampling_of(fields),
+            logprobs=wants_logprobs,
+            top_logprobs=fields.top_logprobs or 0,
+            grammar=tools.forced or grammar,
+            single_call=fields.parallel_tool_calls is False and tools.may_be_several,
             max_tokens=fields.max_output_tokens,
         ),
-        on_disconnect="detach" if fields.background else "cancel",
-        linger_s=_BACKGROUND_S if fields.background else None,
+        on_disconnect="detach" if in_background else "cancel",
+        linger_s=_BACKGROUND_S if in_background else None,
         memo=_memo(fields, said, tools, wants_logprobs),
     )
-    view = ResponsesView(must_finish=not fields.background)
-    return Call(
-        request, view, bool(fields.stream), ignored + ignored_in_items + tools.ignored, at_once=bool(fields.background)
-    )
+    view = ResponsesView(must_finish=not in_background)
+    all_ignored = ignored + ignored_in_items + tools.ignored
+    return GenerateCall(generate, view, bool(fields.stream), all_ignored, at_once=in_background)
 
 
-def _format(fields: Body) -> JsonBody | None:
+def _format(fields: ResponsesBody) -> JsonBody | None:
     """Unlike in chat completions, the schema stands beside its type."""
     given = fields.text.format if fields.text is not None else None
     if given is not None and given.get("type") == "json_schema" and "schema" in given:
@@ -150,14 +151,19 @@ def _format(fields: Body) -> JsonBody | None:
     return given
 
 
-def _before(server: ServerFacts, response_id: str | None) -> tuple[Message, ...]:
+def past(request: ParsedRequest) -> str | None:
+    """The stream of the response to go on from."""
+    response_id = request.body.get("previous_response_id")
+    return _stream_id(response_id) if isinstance(response_id, str) else None
+
+
+def _before(request: ParsedRequest, response_id: str | None) -> tuple[Message, ...]:
     """The conversation that ended in a response."""
     if response_id is None:
         return ()
-    try:
-        facts, events = server.past(_stream_id(response_id))
-    except UnknownStream:
-        raise UnknownStream("There is no such response.", param="previous_response_id") from None
+    if request.past is None:
+        raise UnknownStream("There is no such response.", param="previous_response_id")
+    facts, events = request.past
     kept = msgspec.json.decode(facts.memo).get("said") if facts.memo else None
     if kept is None:
         raise UnknownStream("The conversation of that response is not kept.", param="previous_response_id")
@@ -166,7 +172,7 @@ def _before(server: ServerFacts, response_id: str | None) -> tuple[Message, ...]
     return (*msgspec.convert(kept, tuple[Message, ...]), spoken(facts, events))
 
 
-def _memo(fields: Body, said: tuple[Message, ...], tools: ToolChoice, logprobs: bool) -> bytes:
+def _memo(fields: ResponsesBody, said: tuple[Message, ...], tools: ToolChoice, logprobs: bool) -> bytes:
     names = ("background", "instructions", "max_output_tokens", "metadata", "parallel_tool_calls",
              "previous_response_id", "temperature", "top_p", "top_logprobs", "tool_choice", "user")  # fmt: skip
     echo = {name: msgspec.to_builtins(value) for name in names if (value := getattr(fields, name)) is not None}
@@ -187,22 +193,21 @@ def _memo(fields: Body, said: tuple[Message, ...], tools: ToolChoice, logprobs: 
     )
 
 
-def parse_following(asked: Asked) -> Following:
+def parse_following(request: ParsedRequest) -> Following:
     """Raises: SeqOutOfRange."""
-    after = asked.query.get("starting_after", "")
+    after = request.query.get("starting_after", "")
     if after and not re.fullmatch("[0-9]{1,15}", after, re.ASCII):
         raise SeqOutOfRange("starting_after is a sequence number.", param="starting_after")
-    return Following(
-        _stream_id(asked.path["response_id"]), 0, ResponsesView(starting_after=int(after) if after else -1)
-    )
+    view = ResponsesView(starting_after=int(after) if after else -1)
+    return Following(_stream_id(request.path["response_id"]), 0, view)
 
 
-def find(asked: Asked) -> tuple[str, View]:
-    return _stream_id(asked.path["response_id"]), ResponsesView()
+def find(request: ParsedRequest) -> tuple[str, View]:
+    return _stream_id(request.path["response_id"]), ResponsesView()
 
 
-def find_to_delete(asked: Asked) -> tuple[str, View]:
-    return _stream_id(asked.path["response_id"]), ResponsesView(is_deleted=True)
+def find_to_delete(request: ParsedRequest) -> tuple[str, View]:
+    return _stream_id(request.path["response_id"]), ResponsesView(is_deleted=True)
 
 
 def _stream_id(response_id: str) -> str:
@@ -218,9 +223,9 @@ WIRE = Wire(
         Operation(
             "POST",
             "/v1/responses",
-            Generate(parse),
+            Generate(parse, past),
             "Answer an input; at once, with the state so far, where `background` is true.",
-            body=Body,
+            body=ResponsesBody,
             example={"input": "Tell me a story about dogs.", "max_output_tokens": 64, "stream": True},
         ),
         Operation(

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from tailrace.dialects.answers import EventStreamView, ToolsView, logprobs_json
 from tailrace.dialects.bodies import JsonBody, to_json
-from tailrace.dialects.logprobs import logprobs_json
-from tailrace.dialects.tool_calls import CallPart, ToolCallReader
-from tailrace.dialects.wire import HEARTBEAT, SSE, Encoder, StreamFacts, failure_of, finished_end
+from tailrace.dialects.wire import Encoder, StreamFacts, failure_of, finished_end
+from tailrace.text.tool_calls import CallPart
 from tailrace.types import End, Event, Message, TextDelta, ToolCall
 
 __all__ = ["ResponsesEncoder", "ResponsesView", "spoken"]
@@ -21,13 +21,10 @@ _STATUS = {"queued": "queued", "running": "in_progress", "cancelled": "cancelled
 
 
 @dataclass(frozen=True, slots=True)
-class ResponsesView:
+class ResponsesView(EventStreamView):
     starting_after: int = -1  # the number of the last event that the client has seen
     must_finish: bool = False  # an answer in one piece that did not end well is an error
     is_deleted: bool = False
-    media_type = SSE
-    heartbeat = HEARTBEAT
-    farewell = b""
 
     def open(self, facts: StreamFacts) -> Encoder:
         return ResponsesEncoder(facts, self)
@@ -56,11 +53,8 @@ class ResponsesEncoder:
         self._starting_after = view.starting_after
         self._echo: JsonBody = memo.get("echo", {})
         self._logprobs: bool = memo.get("logprobs", False)
-        self._reader = (
-            ToolCallReader(forced=memo.get("forced", False), single=memo.get("single_call", False))
-            if memo.get("reads_tools")
-            else None
-        )
+        tools = ToolsView(memo.get("reads_tools", False), memo.get("forced", False), memo.get("single_call", False))
+        self._reader = tools.reader()
         self._next_number = 0
         self._out: list[str] = []
         self._grown: list[str] = []  # what the last item gained and does not hold yet: added to it, it is copied
@@ -132,10 +126,9 @@ class ResponsesEncoder:
         logprobs, self._unsaid = self._unsaid, []
         self._grown.append(text)
         item["content"][0]["logprobs"] += logprobs
-        self._emit("response.output_text.delta", {**self._place(item), "delta": text, "logprobs": logprobs})
+        self._emit_of_item("response.output_text.delta", {"delta": text, "logprobs": logprobs})
 
     def _open_message(self) -> None:
-        self._finish_item("completed")
         item: JsonBody = {
             "id": f"msg_{self._facts.stream_id}_{len(self.items)}",
             "type": "message",
@@ -143,28 +136,32 @@ class ResponsesEncoder:
             "role": "assistant",
             "content": [],
         }
-        self.items.append(item)
-        self._emit("response.output_item.added", {"output_index": len(self.items) - 1, "item": item})
+        self._begin(item)
         item["content"] = [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]
-        self._emit("response.content_part.added", {**self._place(item), "part": item["content"][0]})
+        self._emit_of_item("response.content_part.added", {"part": item["content"][0]})
 
     def _call(self, part: CallPart) -> None:
         self._unsaid = []  # a call shows none
         if part.name:
-            self._finish_item("completed")
             name = f"{self._facts.stream_id}_{len(self.items)}"
-            item: JsonBody = {"id": f"fc_{name}", "type": "function_call", "status": "in_progress",
-                              "call_id": f"call_{name}", "name": part.name, "arguments": ""}  # fmt: skip
-            self.items.append(item)
-            self._emit("response.output_item.added", {"output_index": len(self.items) - 1, "item": item})
-            return
-        item = self.items[-1]
-        self._grown.append(part.arguments)
-        place = {"item_id": item["id"], "output_index": len(self.items) - 1}
-        self._emit("response.function_call_arguments.delta", {**place, "delta": part.arguments})
+            self._begin({"id": f"fc_{name}", "type": "function_call", "status": "in_progress",
+                         "call_id": f"call_{name}", "name": part.name, "arguments": ""})  # fmt: skip
+        else:
+            self._grown.append(part.arguments)
+            self._emit_of_item("response.function_call_arguments.delta", {"delta": part.arguments})
 
-    def _place(self, item: JsonBody) -> JsonBody:
-        return {"item_id": item["id"], "output_index": len(self.items) - 1, "content_index": 0}
+    def _begin(self, item: JsonBody) -> None:
+        self._finish_item("completed")
+        self.items.append(item)
+        self._emit("response.output_item.added", {"output_index": len(self.items) - 1, "item": item})
+
+    def _emit_of_item(self, kind: str, fields: JsonBody) -> None:
+        """Emit an event within the last item."""
+        item = self.items[-1]
+        position = {"item_id": item["id"], "output_index": len(self.items) - 1}
+        if item["type"] == "message":
+            position["content_index"] = 0
+        self._emit(kind, {**position, **fields})
 
     def _settle(self) -> None:
         """Give the last item what it has gained."""
@@ -183,13 +180,11 @@ class ResponsesEncoder:
         item["status"] = status
         if item["type"] == "message":
             part = item["content"][0]
-            done = {"text": part["text"], "logprobs": part["logprobs"]}
-            self._emit("response.output_text.done", {**self._place(item), **done})
-            self._emit("response.content_part.done", {**self._place(item), "part": part})
+            self._emit_of_item("response.output_text.done", {"text": part["text"], "logprobs": part["logprobs"]})
+            self._emit_of_item("response.content_part.done", {"part": part})
         else:
-            place = {"item_id": item["id"], "output_index": len(self.items) - 1}
             done = {"name": item["name"], "arguments": item["arguments"]}
-            self._emit("response.function_call_arguments.done", {**place, **done})
+            self._emit_of_item("response.function_call_arguments.done", done)
         self._emit("response.output_item.done", {"output_index": len(self.items) - 1, "item": item})
 
     def _close(self, end: End) -> None:
@@ -201,8 +196,8 @@ class ResponsesEncoder:
         self._emit(f"response.{event}", {"response": self._response(status, end)})
         if end.status != "done":
             error = failure_of(end)
-            body = {"type": "server_error", "code": error.code, "message": error.message, "param": None}
-            self._emit("error", {"code": error.code, "message": error.message, "param": None, "error": body})
+            named = {"code": error.code, "message": error.message, "param": None}
+            self._emit("error", {**named, "error": {"type": "server_error", **named}})
 
     def _response(self, status: str, end: End | None) -> JsonBody:
         echo = self._echo

@@ -25,7 +25,7 @@ from tailrace.dialects.bodies import JsonBody, read_fields, refuse, require_json
 from tailrace.dialects.fields import Messages, read_messages, stops
 from tailrace.dialects.grammars import read_tgi_grammar
 from tailrace.dialects.tgi_answers import TGIView, encode_error, encode_tokens
-from tailrace.dialects.wire import Asked, Call, Generate, Operation, Reply, Show, Wire
+from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, Show, Wire
 from tailrace.errors import RequestError, UnsupportedMediaType
 from tailrace.types import GenerateRequest, Sampling
 
@@ -43,7 +43,7 @@ _CLIENT_DEFAULTS = {"typical_p": 0.95}
 _REFUSED: dict[str, tuple[object, ...]] = {"adapter_id": (), "watermark": (False,)}  # inside of `parameters`
 
 
-class Grammar(msgspec.Struct):
+class TgiGrammar(msgspec.Struct):
     type: str
     value: Any  # of a kind that depends on the type
 
@@ -65,18 +65,18 @@ class Parameters(msgspec.Struct, kw_only=True):
     decoder_input_details: bool = False
     seed: Annotated[int, msgspec.Meta(ge=0)] | None = None
     top_n_tokens: Annotated[int, msgspec.Meta(ge=0, lt=2**32)] | None = None
-    grammar: Grammar | None = None
+    grammar: TgiGrammar | None = None
     adapter_id: str | None = None
     watermark: bool = False
 
 
-class Body(msgspec.Struct, kw_only=True):
+class TgiBody(msgspec.Struct, kw_only=True):
     inputs: str
     parameters: Parameters | None = None
     stream: bool = False
 
 
-class ChatBody(msgspec.Struct, kw_only=True):
+class TgiChatBody(msgspec.Struct, kw_only=True):
     messages: Messages
 
 
@@ -89,28 +89,32 @@ def check_root(headers: Mapping[str, str]) -> None:
     require_json(headers)
 
 
-def parse_root(asked: Asked) -> Call:
+def parse_root(request: ParsedRequest) -> GenerateCall:
     """`POST /`, where the body says whether to stream, and where the prompt is shown unless it says not to."""
-    return _parse(asked, whole_in_list=True, full_text_by_default=True)
+    return _parse(request, whole_in_list=True, full_text_by_default=True)
 
 
-def parse_generate(asked: Asked) -> Call:
-    return _parse(asked, stream=False)
+def parse_generate(request: ParsedRequest) -> GenerateCall:
+    return _parse(request, stream=False)
 
 
-def parse_stream(asked: Asked) -> Call:
-    return _parse(asked, stream=True)
+def parse_stream(request: ParsedRequest) -> GenerateCall:
+    return _parse(request, stream=True)
 
 
 def _parse(
-    asked: Asked, *, stream: bool | None = None, whole_in_list: bool = False, full_text_by_default: bool = False
-) -> Call:
+    request: ParsedRequest,
+    *,
+    stream: bool | None = None,
+    whole_in_list: bool = False,
+    full_text_by_default: bool = False,
+) -> GenerateCall:
     """Raises: RequestError."""
-    fields, ignored = read_fields(asked.body, Body)
+    fields, ignored = read_fields(request.body, TgiBody)
     given = fields.parameters if fields.parameters is not None else Parameters(do_sample=True)
-    refuse(asked.body.get("parameters") or {}, _REFUSED)
+    refuse(request.body.get("parameters") or {}, _REFUSED)
     for name, default in _CLIENT_DEFAULTS.items():
-        if getattr(given, name) == default and name not in asked.server.parameters:
+        if getattr(given, name) == default and name not in request.server.parameters:
             given = msgspec.structs.replace(given, **{name: None})
             ignored += (f"parameters.{name}",)
     streaming = fields.stream if stream is None else stream
@@ -118,14 +122,14 @@ def _parse(
     _check(given, sampled, streaming)
     if not fields.inputs:
         raise RequestError("`inputs` cannot be empty", param="inputs")
-    if given.truncate is not None and not 0 < given.truncate < asked.server.max_total_tokens:
-        most = asked.server.max_total_tokens - 1
+    if given.truncate is not None and not 0 < given.truncate < request.server.max_total_tokens:
+        most = request.server.max_total_tokens - 1
         text = f"`truncate` must be strictly positive and less than {most}. Given: {given.truncate}"
         raise RequestError(text, param="truncate")
-    if given.grammar is not None and "grammar" not in asked.server.parameters:
+    if given.grammar is not None and "grammar" not in request.server.parameters:
         raise RequestError("grammar is not supported", param="grammar")
-    sampling = _sampling(given, sampled, logprobs="logprobs" in asked.server.parameters)
-    request = GenerateRequest(prompts=(fields.inputs,), sampling=sampling, truncate=given.truncate)
+    sampling = _sampling(given, sampled, logprobs="logprobs" in request.server.parameters)
+    generate = GenerateRequest(prompts=(fields.inputs,), sampling=sampling, truncate=given.truncate)
     full_text = full_text_by_default if given.return_full_text is None else given.return_full_text
     view = TGIView(
         whole_in_list=whole_in_list,
@@ -134,7 +138,7 @@ def _parse(
         full_text=full_text,
         sampled=sampled,
     )
-    return Call(request, view, streaming, ignored)
+    return GenerateCall(generate, view, streaming, ignored)
 
 
 def _check(given: Parameters, sampled: bool, streaming: bool) -> None:
@@ -208,8 +212,8 @@ def _sampling(given: Parameters, sampled: bool, *, logprobs: bool) -> Sampling:
     )
 
 
-def show_info(asked: Asked) -> Reply:
-    server = asked.server
+def show_info(request: ParsedRequest) -> Reply:
+    server = request.server
     facts: JsonBody = {
         "model_id": server.model,
         "model_sha": None,
@@ -226,25 +230,25 @@ def show_info(asked: Asked) -> Reply:
         "sha": None,
         "docker_label": None,
     }
-    if asked.others:
-        facts["models"] = [one.model for one in asked.every]
+    if request.others:
+        facts["models"] = [one.model for one in request.every]
     return Reply(to_json(facts))
 
 
-def show_health(asked: Asked) -> Reply:
-    if not asked.server.is_ready:
+def show_health(request: ParsedRequest) -> Reply:
+    if not request.server.is_ready:
         return Reply(to_json({"error": "unhealthy", "error_type": "healthcheck"}), 503, retry_after_s=1.0)
     return Reply(b"", media_type="text/plain")
 
 
-def tokenize(asked: Asked) -> Reply:
-    fields, ignored = read_fields(asked.body, Body)
-    return Reply(to_json(encode_tokens(fields.inputs, asked.server.tokenize(fields.inputs))), ignored=ignored)
+def tokenize(request: ParsedRequest) -> Reply:
+    fields, ignored = read_fields(request.body, TgiBody)
+    return Reply(to_json(encode_tokens(fields.inputs, request.server.tokenize(fields.inputs))), ignored=ignored)
 
 
-def tokenize_chat(asked: Asked) -> Reply:
-    fields, ignored = read_fields(asked.body, ChatBody)
-    text, tokens = asked.server.tokenize_chat(read_messages(fields.messages))
+def tokenize_chat(request: ParsedRequest) -> Reply:
+    fields, ignored = read_fields(request.body, TgiChatBody)
+    text, tokens = request.server.tokenize_chat(read_messages(fields.messages))
     shown = {"tokenize_response": encode_tokens(text, tokens), "templated_text": text}
     return Reply(to_json(shown), ignored=ignored)
 
@@ -260,20 +264,20 @@ WIRE = Wire(
             "/",
             Generate(parse_root),
             "Generate; as events where `stream` is true.",
-            body=Body,
+            body=TgiBody,
             check=check_root,
             example={**_EXAMPLE, "stream": True},
         ),
-        Operation("POST", "/generate", Generate(parse_generate), "Generate.", body=Body, example=_EXAMPLE),
+        Operation("POST", "/generate", Generate(parse_generate), "Generate.", body=TgiBody, example=_EXAMPLE),
         Operation(
-            "POST", "/generate_stream", Generate(parse_stream), "Generate, as events.", body=Body, example=_EXAMPLE
+            "POST", "/generate_stream", Generate(parse_stream), "Generate, as events.", body=TgiBody, example=_EXAMPLE
         ),
         Operation(
             "POST",
             "/tokenize",
             Show(tokenize, is_slow=True),
             "The tokens of a text.",
-            body=Body,
+            body=TgiBody,
             example={"inputs": "What is Deep Learning?"},
         ),
         Operation(
@@ -281,7 +285,7 @@ WIRE = Wire(
             "/chat_tokenize",
             Show(tokenize_chat, is_slow=True),
             "A chat as the model sees it.",
-            body=ChatBody,
+            body=TgiChatBody,
             example={"messages": [{"role": "user", "content": "Hello"}]},
         ),
         Operation("GET", "/info", Show(show_info), "What is served, and its limits."),

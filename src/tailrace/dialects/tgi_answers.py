@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from tailrace.dialects.answers import EventStreamView
 from tailrace.dialects.bodies import JsonBody, quote, to_json
 from tailrace.dialects.wire import (
-    HEARTBEAT,
     Encoder,
     StreamFacts,
-    Vocabulary,
+    TokenVocabulary,
     deltas_by_choice,
     failure_of,
     finished_end,
@@ -25,15 +25,13 @@ __all__ = ["TGIEncoder", "TGIView", "encode_error", "encode_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
-class TGIView:
+class TGIView(EventStreamView):
     whole_in_list: bool
     details: bool
     prefill: bool
     full_text: bool
     sampled: bool
     media_type = "text/event-stream"  # and no more, as there: @huggingface/inference 2 compares it
-    heartbeat = HEARTBEAT
-    farewell = b""
 
     def open(self, facts: StreamFacts) -> Encoder:
         return TGIEncoder(facts, self)
@@ -152,7 +150,7 @@ def _token(token_id: int, text: str, logprob: float, special: bool) -> str:
     return f'{{"id":{token_id},"text":{quote(text)},"logprob":{_logprob(logprob)},"special":{flag}}}'
 
 
-def _top_tokens(top: TopLogprobs, vocabulary: Vocabulary) -> str:
+def _top_tokens(top: TopLogprobs, vocabulary: TokenVocabulary) -> str:
     tokens = (
         _token(token_id, vocabulary.token_text(token_id), logprob, token_id in vocabulary.special_ids)
         for token_id, logprob in top

@@ -57,6 +57,11 @@ class ToolChoice:
     forced: Grammar | None = None  # makes the answer one call
     ignored: tuple[str, ...] = ()  # names of fields that are left out
 
+    @property
+    def may_be_several(self) -> bool:
+        """Whether the model may write more than one call. What forces one ends the answer with it."""
+        return bool(self.shown) and self.forced is None
+
 
 def choice_of(choice: str | ChosenTool | None) -> str | None:
     """The name of the function that must be called, or "none", "auto", "required" with a sign that no name has."""

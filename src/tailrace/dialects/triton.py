@@ -1,5 +1,6 @@
 """The wire of Triton, KServe (its v2 protocol) and Inferless: `/v2/models/{model}/infer`, `/generate` and
-`/generate_stream`, each also under `/versions/1/`. Answers: `triton_answers.py`.
+`/generate_stream`, each also under `/versions/1/`. An event of an answer is one `data:` line; there are no ids and no
+last event: a stream that ends without `error` is complete.
 
 A prompt comes as one of three inputs, and the answer goes out under the name that belongs to it: `TEXT` as `OUT`
 (Inferless' template), `text_input` as `text_output` (Triton's backends), `prompt` as `generated_text`. Next to it stand
@@ -14,21 +15,42 @@ model can take as a chat's is one, as on the other bare wires. 5. Binary tensors
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import msgspec
 
 from tailrace.dialects import triton_models as models
-from tailrace.dialects.bodies import JsonBody, printable, read_fields, read_known, refuse, require_json_or_curl
-from tailrace.dialects.fields import SamplingFields, Tokens, sampling_of
+from tailrace.dialects.answers import EventStreamView, show_live
+from tailrace.dialects.bodies import (
+    JsonBody,
+    printable,
+    quote,
+    read_fields,
+    read_known,
+    refuse,
+    require_json_or_curl,
+    to_json,
+)
+from tailrace.dialects.fields import SamplingFields, Tokens
 from tailrace.dialects.plain import bare_request, bare_sampling
-from tailrace.dialects.triton_answers import TritonView, encode_error
-from tailrace.dialects.triton_models import OUTPUTS
-from tailrace.dialects.wire import Asked, Call, Generate, Operation, Show, Wire
-from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.dialects.triton_models import OUTPUTS, VERSION
+from tailrace.dialects.wire import (
+    Encoder,
+    Generate,
+    GenerateCall,
+    Operation,
+    ParsedRequest,
+    Show,
+    StreamFacts,
+    Wire,
+    failure_of,
+    finished_end,
+)
+from tailrace.errors import RequestError, TailraceError, UnsupportedParameter
+from tailrace.types import End, Event, TextDelta
 
-__all__ = ["WIRE"]
+__all__ = ["WIRE", "TritonView"]
 
 _INTEGERS = {f"{kind}{bits}": (bits, kind == "INT") for bits in (8, 16, 32, 64) for kind in ("INT", "UINT")}
 _FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
@@ -76,7 +98,7 @@ class Inputs(SamplingFields, kw_only=True):
     stream: bool | None = None
 
 
-class Tensor(msgspec.Struct):
+class TritonTensor(msgspec.Struct):
     name: str
     shape: list[int]
     datatype: str
@@ -90,13 +112,13 @@ class RequestedOutput(msgspec.Struct):
     parameters: JsonBody | None = None
 
 
-class GenerateBody(Inputs, kw_only=True):
+class TritonGenerateBody(Inputs, kw_only=True):
     parameters: JsonBody | None = None  # or here
     id: RequestId | None = None
 
 
 class InferBody(msgspec.Struct, kw_only=True):
-    inputs: list[Tensor] | None = None
+    inputs: list[TritonTensor] | None = None
     outputs: list[RequestedOutput] | None = None
     parameters: JsonBody | None = None
     id: RequestId | None = None
@@ -112,19 +134,19 @@ def check_headers(headers: Mapping[str, str]) -> None:
     require_json_or_curl(headers)
 
 
-def parse_infer(asked: Asked) -> Call:
+def parse_infer(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError."""
-    return _call(asked, is_tensor=True)
+    return _call(request, is_tensor=True)
 
 
-def parse_generate(asked: Asked) -> Call:
+def parse_generate(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError."""
-    return _call(asked)
+    return _call(request)
 
 
-def parse_stream(asked: Asked) -> Call:
+def parse_stream(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError."""
-    return _call(asked, stream=True)
+    return _call(request, stream=True)
 
 
 def _given(body: JsonBody) -> tuple[JsonBody, InferBody, tuple[str, ...]]:
@@ -158,9 +180,9 @@ def _unread(outputs: Sequence[RequestedOutput]) -> tuple[str, ...]:
     return tuple(f"outputs[].parameters.{printable(name)}" for name in sorted(names)[:_MAX_NAMED])
 
 
-def _call(asked: Asked, *, is_tensor: bool = False, stream: bool = False) -> Call:
-    models.require(asked)
-    given, around, unknown = _given(asked.body)
+def _call(request: ParsedRequest, *, is_tensor: bool = False, stream: bool = False) -> GenerateCall:
+    models.require(request)
+    given, around, unknown = _given(request.body)
     fields, ignored = read_known(given, Inputs, _REFUSED)
     prompts = [name for name in OUTPUTS if getattr(fields, name) is not None]
     if len(prompts) != 1:
@@ -173,17 +195,13 @@ def _call(asked: Asked, *, is_tensor: bool = False, stream: bool = False) -> Cal
     fields.max_tokens = fields.max_tokens or fields.max_new_tokens
     words = [fields.stop_words] if isinstance(fields.stop_words, str) else fields.stop_words or []
     fields.stop = fields.stop if fields.stop is not None else [word for word in words if word] or None
-    named = {name for name in SamplingFields.__struct_fields__ if getattr(fields, name) is not None}
-    sampling = sampling_of(fields)
-    if not named - {"max_tokens", "max_completion_tokens", "stop"}:
-        sampling = replace(bare_sampling(asked.server, sampling.max_tokens), stop=sampling.stop)
-    request = bare_request(asked.server, getattr(fields, prompts[0]), sampling)
+    generate = bare_request(request.server, getattr(fields, prompts[0]), bare_sampling(request.server, fields))
     shape = next((tuple(tensor.shape) for tensor in around.inputs or () if tensor.name == prompts[0]), (1,))
     view = TritonView(output, is_tensor=is_tensor, shape=shape, request_id=around.id)
-    return Call(request, view, stream, (*unknown, *ignored))
+    return GenerateCall(generate, view, stream, unknown + ignored)
 
 
-def _values(tensors: list[Tensor]) -> Iterator[tuple[str, object]]:
+def _values(tensors: list[TritonTensor]) -> Iterator[tuple[str, object]]:
     """The one element of each tensor. Raises: RequestError."""
     for place, tensor in enumerate(tensors):
         where = f"inputs[{place}]"
@@ -210,15 +228,55 @@ def _is_of(value: object, datatype: str) -> bool:
     return isinstance(value, str) if datatype in _TEXTS else isinstance(value, bool) and datatype == "BOOL"
 
 
+@dataclass(frozen=True, slots=True)
+class TritonView(EventStreamView):
+    output: str = "text_output"
+    is_tensor: bool = False
+    shape: tuple[int, ...] = (1,)
+    request_id: str | None = None  # the client's own
+
+    def open(self, facts: StreamFacts) -> Encoder:
+        return TritonEncoder(facts, self)
+
+
+class TritonEncoder:
+    def __init__(self, facts: StreamFacts, view: TritonView) -> None:
+        self._view = view
+        self._named: JsonBody = {"model_name": facts.model, "model_version": VERSION}
+        if view.request_id is not None:
+            self._named = {"id": view.request_id, **self._named}
+        self._head = f"data: {to_json(self._named)[:-1].decode()},{quote(view.output)}:"
+
+    def encode(self, seq: int, event: Event) -> bytes:
+        if type(event) is End:
+            return b"" if event.status == "done" else b"data: " + encode_error(failure_of(event))[1] + b"\n\n"
+        assert type(event) is TextDelta
+        return f"{self._head}{quote(event.text)}}}\n\n".encode("ascii") if event.text else b""
+
+    def whole(self, events: Sequence[Event]) -> bytes:
+        finished_end(events)
+        text = "".join(event.text for event in events if isinstance(event, TextDelta))
+        view = self._view
+        if not view.is_tensor:
+            return to_json({**self._named, view.output: text})
+        output = {"name": view.output, "datatype": "BYTES", "shape": view.shape, "data": [text]}
+        return to_json({**self._named, "outputs": [output]})
+
+
+def encode_error(error: TailraceError) -> tuple[int, bytes]:
+    """`{"error"}`, also as the last event of a stream."""
+    return error.status, to_json({"error": error.message})
+
+
 _TENSORS = {"inputs": [{"name": "TEXT", "shape": [1], "datatype": "BYTES", "data": ["Why do rivers bend?"]}]}
 _PLAIN = {"text_input": "Why do rivers bend?", "max_tokens": 64}
 
 
 def _of_model(path: str) -> tuple[Operation, ...]:
-    asks: list[tuple[str, Callable[[Asked], Call], str, type[msgspec.Struct], JsonBody]] = [
+    asks: list[tuple[str, Callable[[ParsedRequest], GenerateCall], str, type[msgspec.Struct], JsonBody]] = [
         ("infer", parse_infer, "Answer a prompt in a tensor.", InferBody, _TENSORS),
-        ("generate", parse_generate, "Answer a prompt.", GenerateBody, _PLAIN),
-        ("generate_stream", parse_stream, "Answer a prompt, as events.", GenerateBody, _PLAIN),
+        ("generate", parse_generate, "Answer a prompt.", TritonGenerateBody, _PLAIN),
+        ("generate_stream", parse_stream, "Answer a prompt, as events.", TritonGenerateBody, _PLAIN),
     ]
     return (
         *(
@@ -236,7 +294,7 @@ WIRE = Wire(
     title="Triton, KServe v2 and Inferless",
     operations=(
         Operation("GET", "/v2", Show(models.show_server), "What runs here."),
-        Operation("GET", "/v2/health/live", Show(models.show_live), "Whether there is a server."),
+        Operation("GET", "/v2/health/live", Show(show_live), "Whether there is a server."),
         Operation("GET", "/v2/health/ready", Show(models.show_ready), "Whether it takes requests."),
         Operation("POST", "/v2/repository/index", Show(models.list_models), "The models that are served."),
         *_of_model("/v2/models/{model}"),

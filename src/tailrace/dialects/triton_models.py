@@ -5,24 +5,25 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from tailrace.dialects.answers import readiness
 from tailrace.dialects.bodies import JsonBody, to_json
-from tailrace.dialects.triton_answers import VERSION
-from tailrace.dialects.wire import Asked, Reply, ServerFacts, pick
+from tailrace.dialects.wire import ParsedRequest, Reply, ServerFacts, pick
 from tailrace.errors import UnknownModel
 
 __all__ = [
     "OUTPUTS",
+    "VERSION",
     "list_models",
     "pick_in_path",
     "require",
     "show_config",
-    "show_live",
     "show_model",
     "show_model_ready",
     "show_ready",
     "show_server",
 ]
 
+VERSION = "1"  # of each model; there are no others
 OUTPUTS = {
     "TEXT": "OUT",
     "text_input": "text_output",
@@ -31,20 +32,20 @@ OUTPUTS = {
 _WORKSPACE = re.compile(r"_[0-9a-f]{32}$")  # what Inferless puts behind a model's name
 
 
-def require(asked: Asked) -> None:
+def require(request: ParsedRequest) -> None:
     """Raises: UnknownModel unless path and version name what is served, as Inferless writes it or as others do."""
-    served = asked.server.model
-    if not _is_meant(asked.server, asked.path["model"], "default"):
+    served = request.server.model
+    if not _is_meant(request.server, request.path["model"], "default"):
         raise UnknownModel(f"This server runs {served}; there is no such model here.", param="model")
-    if asked.path.get("version", VERSION) != VERSION:
+    if request.path.get("version", VERSION) != VERSION:
         raise UnknownModel(f"The only version is {VERSION}.", param="version")
 
 
-def pick_in_path(asked: Asked) -> ServerFacts | None:
+def pick_in_path(request: ParsedRequest) -> ServerFacts | None:
     """The model that a path names; its whole name comes before the end of another's."""
-    name = asked.path.get("model", "default")
-    named = (server for server in asked.every if _is_meant(server, name))
-    return pick(asked, name, _WORKSPACE.sub("", name)) or next(named, None)
+    name = request.path.get("model", "default")
+    named = (server for server in request.every if _is_meant(server, name))
+    return pick(request, name, _WORKSPACE.sub("", name)) or next(named, None)
 
 
 def _is_meant(server: ServerFacts, name: str, *more: str) -> bool:
@@ -52,17 +53,17 @@ def _is_meant(server: ServerFacts, name: str, *more: str) -> bool:
     return name in names or _WORKSPACE.sub("", name) in names
 
 
-def show_server(asked: Asked) -> Reply:
+def show_server(request: ParsedRequest) -> Reply:
     return Reply(
         to_json(
-            {"name": "tailrace", "version": asked.server.version, "extensions": ["generate", "model_configuration"]}
+            {"name": "tailrace", "version": request.server.version, "extensions": ["generate", "model_configuration"]}
         )
     )
 
 
-def list_models(asked: Asked) -> Reply:
+def list_models(request: ParsedRequest) -> Reply:
     """Triton's index of its repository. One that its next request loads is no less to be asked."""
-    return Reply(to_json([_in_index(server) for server in asked.every]))
+    return Reply(to_json([_in_index(server) for server in request.every]))
 
 
 def _in_index(server: ServerFacts) -> JsonBody:
@@ -70,43 +71,34 @@ def _in_index(server: ServerFacts) -> JsonBody:
     return {"name": server.model, "version": VERSION, "state": "UNAVAILABLE" if reason else "READY", "reason": reason}
 
 
-def show_live(asked: Asked) -> Reply:
-    return Reply(to_json({"live": asked.server.is_live}), 200 if asked.server.is_live else 503)
+def show_ready(request: ParsedRequest) -> Reply:
+    return readiness(request.server, {"ready": request.server.is_ready})
 
 
-def show_ready(asked: Asked) -> Reply:
-    return _readiness(asked, {})
-
-
-def show_model_ready(asked: Asked) -> Reply:
+def show_model_ready(request: ParsedRequest) -> Reply:
     """Raises: UnknownModel."""
-    require(asked)
-    return _readiness(asked, {"name": asked.server.model})
+    require(request)
+    return readiness(request.server, {"name": request.server.model, "ready": request.server.is_ready})
 
 
-def _readiness(asked: Asked, named: JsonBody) -> Reply:
-    ready = asked.server.is_ready
-    return Reply(to_json({**named, "ready": ready}), 200 if ready else 503, retry_after_s=None if ready else 1.0)
-
-
-def show_model(asked: Asked) -> Reply:
+def show_model(request: ParsedRequest) -> Reply:
     """Raises: UnknownModel."""
-    require(asked)
+    require(request)
 
     def tensors(names: Iterable[str]) -> list[JsonBody]:
         return [{"name": name, "datatype": "BYTES", "shape": [1]} for name in names]
 
-    body = {"name": asked.server.model, "versions": [VERSION], "platform": "tailrace"}
+    body = {"name": request.server.model, "versions": [VERSION], "platform": "tailrace"}
     return Reply(to_json({**body, "inputs": tensors(OUTPUTS), "outputs": tensors(OUTPUTS.values())}))
 
 
-def show_config(asked: Asked) -> Reply:
+def show_config(request: ParsedRequest) -> Reply:
     """Raises: UnknownModel."""
-    require(asked)
+    require(request)
 
     def tensors(names: Iterable[str], **more: object) -> list[JsonBody]:
         return [{"name": name, "data_type": "TYPE_STRING", "dims": [1], **more} for name in names]
 
-    body = {"name": asked.server.model, "platform": "tailrace", "max_batch_size": 0}
+    body = {"name": request.server.model, "platform": "tailrace", "max_batch_size": 0}
     inputs, outputs = tensors(OUTPUTS, optional=True), tensors(OUTPUTS.values())
     return Reply(to_json({**body, "input": inputs, "output": outputs, "model_transaction_policy": {"decoupled": True}}))

@@ -29,7 +29,7 @@ __all__ = [
     "Close",
     "Command",
     "Create",
-    "Follow",
+    "FollowCommand",
     "Frames",
     "Ping",
     "Unfollow",
@@ -62,7 +62,7 @@ class Create(NamedTuple):
     request: GenerateRequest
 
 
-class Follow(NamedTuple):
+class FollowCommand(NamedTuple):
     name: str | None
     stream_id: str
     after: int
@@ -83,7 +83,7 @@ class Ping(NamedTuple):
     name: str | None
 
 
-Command: TypeAlias = Create | Follow | Unfollow | Cancel | Ping
+Command: TypeAlias = Create | FollowCommand | Unfollow | Cancel | Ping
 
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=_MAX_NAME_CHARACTERS)]
 _StreamId = Annotated[str, msgspec.Meta(max_length=64)]
@@ -138,15 +138,15 @@ def parse(body: JsonBody) -> Command:
     raise RequestError("type is create, follow, unfollow, cancel or ping.", param="type")
 
 
-def _parse_follow(fields: _Follow) -> Follow:
+def _parse_follow(fields: _Follow) -> FollowCommand:
     if (fields.last_event_id is None) == (fields.stream_id is None):
         raise RequestError("Give either last_event_id or stream_id.", param="stream_id")
     if fields.stream_id is not None:
-        return Follow(fields.id, fields.stream_id, fields.after)
+        return FollowCommand(fields.id, fields.stream_id, fields.after)
     assert fields.last_event_id is not None
     if fields.after:
         raise RequestError("after goes with stream_id; last_event_id says it already.", param="after")
-    return Follow(fields.id, *parse_cursor(fields.last_event_id))
+    return FollowCommand(fields.id, *parse_cursor(fields.last_event_id))
 
 
 class Frames:

@@ -18,28 +18,37 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, require_json
-from tailrace.errors import AdmissionError, EngineError, RequestError, TailraceError, UnsupportedParameter
+from tailrace.errors import (
+    KINDS,
+    AdmissionError,
+    Cancelled,
+    EngineError,
+    RequestError,
+    TailraceError,
+    UnsupportedParameter,
+)
 from tailrace.types import End, Event, GenerateRequest, Message, TextDelta, means_any_model
 
 __all__ = [
     "HEARTBEAT",
+    "NO_PREFIX",
     "SSE",
-    "Asked",
-    "Call",
     "CumulativeEncoder",
     "Encoder",
     "Example",
     "Follow",
     "Following",
     "Generate",
+    "GenerateCall",
     "OnStream",
     "Operation",
+    "ParsedRequest",
     "Reply",
     "ServerFacts",
     "Show",
     "StreamFacts",
+    "TokenVocabulary",
     "View",
-    "Vocabulary",
     "Wire",
     "deltas_by_choice",
     "failure_of",
@@ -52,10 +61,11 @@ __all__ = [
 ]
 
 SSE = "text/event-stream; charset=utf-8"
+NO_PREFIX = "\n"  # no path begins so
 HEARTBEAT = b": hb\n"  # a comment without a blank line: some clients would take that for an event
 
 
-class Vocabulary(Protocol):
+class TokenVocabulary(Protocol):
     """What an encoder may know of tokens."""
 
     special_ids: frozenset[int]
@@ -75,7 +85,7 @@ class StreamFacts:
     num_prompt_tokens: int
     prompts: tuple[str, ...]  # the prompts' texts, while the stream runs
     prompt_ids: tuple[tuple[int, ...], ...]
-    vocabulary: Vocabulary
+    vocabulary: TokenVocabulary
     num_choices: int = 1
     status: str = "running"  # queued, running, or how it ended, at the time of asking
     expires_in_s: float | None = None
@@ -132,9 +142,6 @@ class ServerFacts(Protocol):
     @property
     def prompt_template(self) -> str:
         """What the prompts of bare wires are put into, with `{prompt}` in it, or nothing."""
-
-    def past(self, stream_id: str) -> tuple[StreamFacts, Sequence[Event]]:
-        """A stream that is still kept. Raises: StreamError."""
 
     def tokenize(self, text: str) -> list[tuple[int, int, int]]:
         """Ids with the range of characters that each stands for."""
@@ -193,7 +200,7 @@ class View(Presentation, Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParsedRequest:
     """What a request holds, read but not yet understood."""
 
     server: ServerFacts
@@ -202,6 +209,7 @@ class Asked:
     path: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
     others: tuple[ServerFacts, ...] = ()  # of the further models, where `server` is the first's
+    past: tuple[StreamFacts, Sequence[Event]] | None = None  # the stream that `Generate.past` names, if it is kept
 
     @property
     def every(self) -> tuple[ServerFacts, ...]:
@@ -210,7 +218,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class GenerateCall:
     """A parsed request: what to generate, and how to show it."""
 
     request: GenerateRequest
@@ -238,30 +246,33 @@ class Reply:
     status: int = 200
     media_type: str = "application/json"
     retry_after_s: float | None = None
-    ignored: tuple[str, ...] = ()  # as in `Call`
+    ignored: tuple[str, ...] = ()  # as in `GenerateCall`
 
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    parse: Callable[[Asked], Call | Following | Reply]  # a reply where nothing has to be generated
+    """`past` names the stream whose conversation goes on, if the request has one."""
+
+    parse: Callable[[ParsedRequest], GenerateCall | Following | Reply]  # a reply where nothing has to be generated
+    past: Callable[[ParsedRequest], str | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    parse: Callable[[Asked], Following]
+    parse: Callable[[ParsedRequest], Following]
 
 
 @dataclass(frozen=True, slots=True)
 class OnStream:
     """`find` names the stream and how to show it."""
 
-    find: Callable[[Asked], tuple[str, View]]
+    find: Callable[[ParsedRequest], tuple[str, View]]
     verb: Literal["show", "cancel", "delete"] = "show"
 
 
 @dataclass(frozen=True, slots=True)
 class Show:
-    render: Callable[[Asked], Reply]
+    render: Callable[[ParsedRequest], Reply]
     is_slow: bool = False  # to be done beside the event loop, and only so often at once
 
 
@@ -281,20 +292,27 @@ class Operation:
     query: tuple[str, ...] = ()  # names of the fields that are known; a `!` behind one that must be given
     query_in_body: bool = False  # whether those fields may come in a form or a JSON body instead
     example: Example | None = None  # of the body
-    only_with: str | None = None  # `name` or `name=value` in the query, without which this operation is not meant
+    # Without these this operation is not meant: `name` or `name=value` in the query, the name of a header.
+    only_with: str | None = None
+    only_with_header: str | None = None
+
+    @property
+    def is_particular(self) -> bool:
+        """Whether it is meant only with something: asked before another one on its path."""
+        return self.only_with is not None or self.only_with_header is not None
 
 
-def pick_first(asked: Asked) -> ServerFacts | None:
+def pick_first(asked: ParsedRequest) -> ServerFacts | None:
     """For wires that name no model."""
     return asked.server
 
 
-def pick_named(asked: Asked) -> ServerFacts | None:
+def pick_named(asked: ParsedRequest) -> ServerFacts | None:
     """For wires that name it in a `model` of the body, or in the path."""
     return pick(asked, asked.body.get("model") or asked.path.get("name"))
 
 
-def pick(asked: Asked, *names: object) -> ServerFacts | None:
+def pick(asked: ParsedRequest, *names: object) -> ServerFacts | None:
     """The model of one of these names, the first that there is; without a name the first model."""
     given = [name for name in names if name]
     if not given:
@@ -314,16 +332,16 @@ class Wire:
     title: str
     operations: tuple[Operation, ...]
     encode_error: Callable[[TailraceError], tuple[int, bytes]]  # status and JSON body of a refusal
-    # Which of several models is meant, of `Asked.every`; None where there is no such one, which `parse` will refuse.
-    pick: Callable[[Asked], ServerFacts | None] = pick_first
-    prefix: str = "\n"  # of paths whose errors have this wire's shape even where it has no operation
+    # Which of several models is meant, of `ParsedRequest.every`; None where there is none, which `parse` refuses.
+    pick: Callable[[ParsedRequest], ServerFacts | None] = pick_first
+    prefix: str = NO_PREFIX  # of paths whose errors have this wire's shape even where it has no operation
     # Fields that are known and cannot be honoured, and values of theirs that ask for nothing.
     refused: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
     # What this wire calls parameters that an engine may not support, where the body does not have our name.
     names: Mapping[str, str] = field(default_factory=dict)
 
 
-def in_the_wires_words(error: UnsupportedParameter, wire: Wire, asked: Asked) -> UnsupportedParameter:
+def in_the_wires_words(error: UnsupportedParameter, wire: Wire, asked: ParsedRequest) -> UnsupportedParameter:
     """The refusal of a parameter, under the name that the client has given it."""
     ours = error.param or ""
     if ours not in wire.names or ours in asked.body:
@@ -335,26 +353,13 @@ def in_the_wires_words(error: UnsupportedParameter, wire: Wire, asked: Asked) ->
 def failure_of(end: End | None) -> TailraceError:
     """The error that a stream which did not end in `done` stands for."""
     if end is None or end.failure is None:
-        error: TailraceError = EngineError("The stream was cancelled before the answer was complete.")
-        error.status, error.code = 499, "cancelled"  # clients repeat a 409
-        return error
-    failed = _KIND_OF_FAILURE.get(end.failure.code, EngineError)(end.failure.message)
-    failed.code = end.failure.code
-    failed.status = _STATUS_OF_FAILURE.get(end.failure.code, 500)
-    failed.retry_after_s = 1.0 if failed.status in (429, 503) else None
+        return Cancelled("The stream was cancelled before the answer was complete.")
+    kind = KINDS.get(end.failure.code, EngineError)
+    # To wires that tell kinds of errors apart, whatever else ends a stream is an error during the generation.
+    base = next((base for base in (AdmissionError, RequestError) if issubclass(kind, base)), EngineError)
+    failed: TailraceError = base(end.failure.message, retry_after_s=1.0 if kind.status in (429, 503) else None)
+    failed.code, failed.status = end.failure.code, kind.status
     return failed
-
-
-_KIND_OF_FAILURE: dict[str, type[TailraceError]] = {"queue_timeout": AdmissionError, "request_refused": RequestError}
-_STATUS_OF_FAILURE = {
-    "engine_unavailable": 503,
-    "interrupted": 503,
-    "journal_unavailable": 503,
-    "log_full": 507,
-    "poison_request": 422,
-    "queue_timeout": 429,
-    "request_refused": 400,
-}
 
 
 def finished_end(events: Sequence[Event]) -> End:

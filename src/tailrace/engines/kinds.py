@@ -1,12 +1,16 @@
 """The engines that there are: what each runs, what it needs to be installed, and which one is meant by `auto`.
 
 Nothing here imports an engine's library: whether it is installed is looked up, and it is loaded in the worker only.
+
+Other packages add engines: each is a `Kind` under the entry point `tailrace.engines`. Such an engine is taken when it
+is named, and never by `auto`: what runs a model does not change because a package was installed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,11 +20,25 @@ from tailrace.engines.promise import Engine
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
+from tailrace.plugins import Plugins, load_plugins
 from tailrace.requirements import install_command
 
-__all__ = ["KINDS", "OPENVINO_AS_THEY_ARE", "Choice", "Kind", "choose", "load_engine"]
+__all__ = [
+    "ENGINES_GROUP",
+    "KINDS",
+    "OF_SOME",
+    "OPENVINO_AS_THEY_ARE",
+    "EngineChoice",
+    "Kind",
+    "all_kinds",
+    "choose",
+    "find_kind",
+    "load_engine",
+]
 
-# What the GGUF loader of OpenVINO GenAI builds, and the tensors that openvino_weights makes fit for it.
+ENGINES_GROUP = "tailrace.engines"  # of entry points
+
+# What the GGUF loader of OpenVINO GenAI builds, and the tensors that openvino.weights makes fit for it.
 _OPENVINO_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _OPENVINO_TENSORS = frozenset(
     ("F32", "F16", "BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
@@ -64,7 +82,7 @@ class Kind:
     name: str
     text: str  # for people
     formats: tuple[str, ...]  # of model cards
-    cls: str  # module:class
+    cls: str  # module:class, called with the `EngineSpec` in the worker; its module may import the library
     packages: tuple[str, ...] = ()  # that must be importable
     extra: str = ""  # with which pip installs those; "" where tailrace comes with them
     settings: tuple[str, ...] = ()  # of those that not every engine has
@@ -127,13 +145,14 @@ KINDS = {
             "CPUs; most streams at once",
             formats=("gguf", "openvino"),
             packages=("openvino", "openvino_genai"),
-            cls="openvino:OpenVINOEngine",
+            cls="tailrace.engines.openvino.engine:OpenVINOEngine",
             settings=(
                 *_OF_COMPUTING,
                 "adapter",
                 "adapter_scale",
                 "device",
                 "exact",
+                "grammar_memory_bytes",
                 "kv_precision",
                 "prompt_lookup_tokens",
             ),
@@ -147,7 +166,7 @@ KINDS = {
             formats=("gguf",),
             packages=("xllamacpp",),
             extra="llamacpp",
-            cls="llamacpp:LlamaCppEngine",
+            cls="tailrace.engines.llamacpp.engine:LlamaCppEngine",
             settings=(*_OF_COMPUTING, "exact"),  # which costs two thirds of the speed
             step_tokens=512,  # in which it computes anyway
         ),
@@ -157,7 +176,7 @@ KINDS = {
             formats=("huggingface",),
             packages=("vllm",),
             extra="vllm",
-            cls="vllm:VllmEngine",
+            cls="tailrace.engines.vllm.engine:VllmEngine",
             settings=(*_OF_COMPUTING, "adapter", "adapter_scale", "dtype", "gpus"),
             starts_processes=True,
             step_tokens=0,  # from 2,048 on a CPU to 16,384 on the largest GPUs
@@ -168,48 +187,75 @@ KINDS = {
             formats=("huggingface",),
             packages=("torch", "transformers"),
             extra="transformers",
-            cls="transformers:TransformersEngine",
+            cls="tailrace.engines.transformers.engine:TransformersEngine",
             settings=(*_OF_COMPUTING, "adapter", "adapter_scale", "device", "dtype"),
         ),
         Kind(
             "upstream",
             "a server that already runs",
             formats=("upstream",),
-            cls="upstream:UpstreamEngine",
+            cls="tailrace.engines.upstream.engine:UpstreamEngine",
             may_be_silent=True,  # a model that thinks, a queue
         ),
         Kind(
             "scripted",
             "tests, load and demonstrations",
             formats=("scripted",),
-            cls="scripted:ScriptedEngine",
+            cls="tailrace.engines.scripted.engine:ScriptedEngine",
             settings=("kv_tokens",),
         ),
     )
 }
 
 
-class Choice(NamedTuple):
+OF_SOME = frozenset(name for kind in KINDS.values() for name in kind.settings)  # settings that not every engine has
+
+
+def all_kinds() -> Mapping[str, Kind]:
+    """The engines that come with tailrace, and behind them those of other packages."""
+    return {**KINDS, **_plugins().found}
+
+
+def find_kind(name: str) -> Kind | None:
+    """The engine of a name, in a process that needs no other: plugins of other names are not loaded."""
+    return KINDS.get(name) or _plugins(name).found.get(name)
+
+
+@cache
+def _plugins(only: str | None = None) -> Plugins[Kind]:
+    return load_plugins(ENGINES_GROUP, Kind, taken=KINDS, refuses=_misfit, only=only)
+
+
+def _misfit(kind: Kind, others: Mapping[str, Kind]) -> str:
+    """Why tailrace cannot use such a kind of engine; "" if it can."""
+    if unknown := sorted(set(kind.formats) - set(_FORMATS)):
+        return f"it names formats that there are not: {', '.join(unknown)}"
+    if unknown := sorted(set(kind.settings) - OF_SOME):
+        return f"it names settings that there are not: {', '.join(unknown)}"
+    return "" if kind.cls.count(":") == 1 else f"{kind.cls!r} is not module:class"
+
+
+class EngineChoice(NamedTuple):
     """An engine for a model, and why this one."""
 
     kind: Kind
     why: str
 
 
-def choose(card: ModelCard, wanted: str = "auto") -> Choice:
+def choose(card: ModelCard, wanted: str = "auto") -> EngineChoice:
     """The engine to run a model with. Raises: ModelError if there is none, with what to do about it."""
     if wanted != "auto":
         kind = _named(wanted)
         if reason := kind.why_not(card):
             raise ModelError(f"{card.name} cannot be run with {wanted}: {reason}. {_others(card, kind)}")
         _require(kind)
-        return Choice(kind, "as asked")
+        return EngineChoice(kind, "as asked")
     able = [kind for kind in _preferred() if not kind.why_not(card)]
     for kind in able:
         if not kind.missing:
             passed_over = [f"{other.name} is not installed" for other in able[: able.index(kind)]]
             why = [f"{_FORMATS[card.format]}", *passed_over]
-            return Choice(kind, "; ".join(why))
+            return EngineChoice(kind, "; ".join(why))
     if not able:
         known = [kind for kind in KINDS.values() if card.format in kind.formats]
         reasons = "; ".join(f"{kind.name}: {kind.why_not(card)}" for kind in known)
@@ -225,17 +271,20 @@ def load_engine(spec: EngineSpec) -> Engine:
     Raises: ModelError if there is no such engine or its library is missing; whatever the library raises if it cannot
     load the model.
     """
-    kind = _named(spec.engine)
+    kind = find_kind(spec.engine) or _named(spec.engine)
     _require(kind)
     module, _, name = kind.cls.partition(":")
-    engine: Engine = getattr(import_module(f"tailrace.engines.{module}"), name)(spec)
+    engine: Engine = getattr(import_module(module), name)(spec)
     return engine
 
 
 def _named(name: str) -> Kind:
-    if name not in KINDS:
-        raise ModelError(f"There is no engine named {name!r}; the engines are {_names(KINDS)}.")
-    return KINDS[name]
+    kinds = all_kinds()
+    if name in kinds:
+        return kinds[name]
+    if reason := _plugins().left_out.get(name):
+        raise ModelError(f"The engine {name} cannot be used: {reason}.")
+    raise ModelError(f"There is no engine named {name!r}; the engines are {_names(kinds)}.")
 
 
 def _require(kind: Kind) -> None:
@@ -253,12 +302,12 @@ def _others(card: ModelCard, but: Kind) -> str:
 
 def _preferred() -> list[Kind]:
     kinds = list(KINDS.values())
-    if not _has_gpu():
+    if not has_gpu():
         kinds.sort(key=lambda kind: kind.name == "vllm")  # its CPU build is the slower way on a few cores
     return kinds
 
 
-def _has_gpu() -> bool:
+def has_gpu() -> bool:
     return any(Path(device).exists() for device in ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg"))
 
 

@@ -11,9 +11,10 @@ from typing import Protocol
 
 import msgspec
 
+from tailrace.errors import SequenceFailed
 from tailrace.types import FinishReason, Sampling, TopLogprobs
 
-__all__ = ["Capabilities", "Delta", "Engine", "Sequence"]
+__all__ = ["Capabilities", "Delta", "Engine", "RestartNeeded", "Sequence"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,12 @@ class Capabilities:
     max_sequences: int  # running at once
     parameters: frozenset[str]  # names of the `Sampling` fields that it honours
     exact: bool  # greedy output does not depend on the neighbours in the batch
+
+    def check_length(self, sequence: Sequence) -> None:
+        """Raises: SequenceFailed if prompt and longest answer together do not fit into context or memory."""
+        wanted = len(sequence.prompt_ids) + (sequence.sampling.max_tokens or 0)
+        if wanted > min(self.context_tokens, self.kv_tokens):
+            raise SequenceFailed("the prompt is too long for this engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +64,10 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_refused: bool = False
 
 
+class RestartNeeded(Exception):
+    """An engine has to be replaced by a new one, through no fault of a sequence; the text says why, for the log."""
+
+
 class Engine(Protocol):
     """Runs sequences in a batch. Every submitted sequence ends with exactly one `Delta` that has a finish_reason."""
 
@@ -75,7 +86,7 @@ class Engine(Protocol):
         """Run one forward over the batch. Returns at once with [] when nothing is running.
 
         A sequence that fails ends with finish_reason "error" and its neighbours go on; anything raised means that the
-        engine is lost.
+        engine is lost; `RestartNeeded` means so, too, and that no sequence is to blame.
         """
 
     def close(self) -> None:

@@ -29,7 +29,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -56,6 +56,7 @@ class EngineSpec(msgspec.Struct, frozen=True):
     prompt_lookup_tokens: int = 0  # guessed ahead from what was said before, and checked in one step
     adapter: str = ""  # a LoRA adapter's file or directory
     adapter_scale: float = 1.0
+    grammar_memory_bytes: int = 0  # what compiled grammars may take before the process is replaced; 0: no limit
     secret: str = ""  # a key for the server at `path`
     options: dict[str, float] = {}  # the scripted engine's speed and faults
 
@@ -93,9 +94,10 @@ class Frame(msgspec.Struct, tag="frame", array_like=True, gc=False):
 
 
 class Fatal(msgspec.Struct, tag="fatal", array_like=True, gc=False):
-    """The worker's last words: the model did not load, or the engine raised."""
+    """The worker's last words: the model did not load, the engine raised, or it has to be replaced (no crash)."""
 
     message: str
+    is_crash: bool = True
 
 
 ToWorker: TypeAlias = Start | Submit | Abort

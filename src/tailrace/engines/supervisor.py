@@ -1,180 +1,27 @@
-"""The server's end of a worker: start it, hand it sequences, notice that it died or hangs, start the next one."""
+"""Keeps an engine worker alive: starts it, hands it sequences, notices that it died or hangs, starts the next one."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
-import re
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any
 
-import msgspec
-
-from tailrace.engines.kinds import KINDS
-from tailrace.engines.promise import Capabilities, Delta, Sequence
-from tailrace.engines.protocol import (
-    PROTOCOL_VERSION,
-    Abort,
-    EngineSpec,
-    Fatal,
-    Frame,
-    Ready,
-    Start,
-    Submit,
-    ToWorker,
-    decode_from_worker,
-    encode,
-)
+from tailrace.engines.kinds import all_kinds
+from tailrace.engines.promise import Capabilities, Sequence
+from tailrace.engines.protocol import Abort, EngineSpec, Submit
+from tailrace.engines.worker_process import Receiver, WorkerProcess
 from tailrace.errors import EngineError, EngineLost, EngineStalled
-from tailrace.frames import FrameBuffer
 
-__all__ = ["Receiver", "Supervisor"]
+__all__ = ["Supervisor"]
 
 logger = logging.getLogger("tailrace.engine")
 
-# How far the engine may run ahead of the server. The kernel counts its own bookkeeping as well, so that a frame of one
-# token takes about a kilobyte of this: some sixty steps at one stream.
-_AHEAD_BYTES = 64 * 1024
-_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
-_CLOSED = "closed its socket"
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # also what the kernel sends when memory is short
 _SPARE_AFTER_S = 5.0  # so that loading does not slow down the streams that have to catch up
-_EXIT_S = 5.0  # between a worker's socket and the rest of it; a loop that is late for a second must not blame a request
 _EMPTY_FRAMES = 10  # so many times longer may an engine step without a token, as it does with a long prompt
 _HEAR_S = 0.02
 _SHORT_LIFE_S = 5.0  # a worker that dies so soon, and gave nothing, counts as one that did not start
-
-
-class Receiver(Protocol):
-    """Takes what the engine adds to one sequence. Both are called on the event loop and must not raise or wait."""
-
-    def push(self, delta: Delta) -> None:
-        """One step's addition. The one with a finish_reason is the last call."""
-
-    def lost(self, error: EngineError) -> None:
-        """The worker died with this sequence unfinished. The last call."""
-
-
-class _Worker(asyncio.Protocol):
-    """One worker process and the socket to it."""
-
-    def __init__(self, epoch: int) -> None:
-        loop = asyncio.get_running_loop()
-        self.epoch = epoch
-        self.ready: asyncio.Future[Capabilities] = loop.create_future()
-        self.gone: asyncio.Future[str] = loop.create_future()  # why
-        self.receivers: dict[int, Receiver] = {}
-        self.last_frame_s = self.last_token_s = time.monotonic()
-        self.has_given = False  # a token, ever
-        self.process: asyncio.subprocess.Process
-        self._transport: asyncio.Transport | None = None
-        self._buffer = FrameBuffer()
-
-    @classmethod
-    async def start(cls, spec: EngineSpec, epoch: int) -> _Worker:
-        """A process that begins to load its model. Raises: EngineLost."""
-        worker = cls(epoch)
-        with contextlib.ExitStack() as on_failure:
-            try:
-                ours, theirs = socket.socketpair()
-                on_failure.callback(ours.close)
-                with theirs:
-                    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _AHEAD_BYTES)
-                    worker.process = await asyncio.create_subprocess_exec(
-                        sys.executable, "-m", "tailrace.engines.worker", str(theirs.fileno()), str(os.getpid()),
-                        stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
-                        env=_worker_environment(),
-                        start_new_session=True,  # Ctrl-C on the terminal is for the server alone
-                    )  # fmt: skip
-                try:
-                    await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=ours)
-                except BaseException:
-                    await worker.stop()
-                    raise
-            except OSError as error:
-                raise EngineLost(f"The engine worker could not be started: {error}.") from None
-            on_failure.pop_all()
-        worker.send(Start(PROTOCOL_VERSION, epoch, spec))
-        return worker
-
-    async def stop(self) -> None:
-        """Kill the process, and wait for it."""
-        if self._transport is not None:
-            self._transport.abort()
-        with contextlib.suppress(ProcessLookupError):
-            self.process.kill()
-        await self.process.wait()
-
-    def send(self, message: ToWorker) -> None:
-        """To a worker that is gone, nothing: its receivers will hear of that."""
-        assert self._transport is not None
-        if not self.gone.done():  # uvloop raises if its transport is closed
-            self._transport.write(encode(message))
-
-    async def why(self) -> tuple[str, bool]:
-        """Why it is gone, in its own words or those of its exit status, and whether it went by itself."""
-        reason = self.gone.result()
-        if reason != _CLOSED:
-            return reason, True
-        with contextlib.suppress(TimeoutError):
-            status = await asyncio.wait_for(self.process.wait(), _EXIT_S)
-            if status < 0:
-                return f"killed by {_signal_name(-status)}", -status not in _FROM_OUTSIDE
-            return f"exit status {status}", True
-        return reason, True
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._leave(_CLOSED)
-
-    def data_received(self, data: bytes) -> None:
-        self.last_frame_s = time.monotonic()
-        if self.gone.done():
-            return
-        try:
-            for body in self._buffer.feed(data):
-                self._take(body)
-        except (msgspec.DecodeError, ValueError) as error:
-            self._leave(f"talked garbage ({error})")
-
-    def _take(self, body: bytes) -> None:
-        message = decode_from_worker(body)
-        if isinstance(message, Frame):
-            if message.epoch == self.epoch:
-                self._dispatch(message.deltas)
-        elif isinstance(message, Ready):
-            if message.version != PROTOCOL_VERSION or message.epoch != self.epoch:
-                self._leave("is of another version")
-            elif not self.ready.done():
-                self.ready.set_result(message.capabilities)
-        elif isinstance(message, Fatal):
-            self._leave(message.message)
-
-    def _dispatch(self, deltas: list[Delta]) -> None:
-        if deltas:
-            self.last_token_s = self.last_frame_s
-            self.has_given = True
-        receivers = self.receivers
-        for delta in deltas:
-            receiver = receivers.get(delta.sequence_id)
-            if receiver is None:
-                continue
-            if delta.finish_reason is not None:
-                del receivers[delta.sequence_id]
-            receiver.push(delta)
-
-    def _leave(self, reason: str) -> None:
-        if not self.gone.done():
-            self.gone.set_result(reason)
 
 
 class Supervisor:
@@ -206,11 +53,12 @@ class Supervisor:
         self._stall_s = stall_s
         self._load_s = load_s
         self._wants_spare = spare
-        self._may_be_silent = spec.engine in KINDS and KINDS[spec.engine].may_be_silent
+        kind = all_kinds().get(spec.engine)
+        self._may_be_silent = kind is not None and kind.may_be_silent
         self._epoch = 0
         self._lost_s: float | None = None  # when an engine was lost that no other has replaced
-        self._worker: _Worker | None = None
-        self._spare: asyncio.Task[_Worker | None] | None = None
+        self._worker: WorkerProcess | None = None
+        self._spare: asyncio.Task[WorkerProcess | None] | None = None
         self._spare_timer: asyncio.TimerHandle | None = None
         self._receivers: dict[int, Receiver] = {}
 
@@ -281,10 +129,9 @@ class Supervisor:
 
     def _report(self, error: EngineError) -> None:
         was_ready, self.is_ready = self.is_ready, False
-        if was_ready:
-            self._lost_s = time.monotonic()
         self.last_reason = error.message
         if was_ready:
+            self._lost_s = time.monotonic()
             self.has_crashed = not (isinstance(error, EngineLost) and not error.is_crash)
         self._on_change()
         lost, self._receivers = list(self._receivers.values()), {}
@@ -321,10 +168,10 @@ class Supervisor:
             if worker is not None:
                 await worker.stop()
 
-    async def _load(self) -> _Worker:
+    async def _load(self) -> WorkerProcess:
         """A worker with its model loaded. Raises: EngineLost."""
         self._epoch += 1
-        worker = await _Worker.start(self.spec, self._epoch)
+        worker = await WorkerProcess.start(self.spec, self._epoch)
         try:
             first: list[asyncio.Future[Any]] = [worker.ready, worker.gone]  # Any: their results differ
             await asyncio.wait(first, timeout=self._load_s, return_when=asyncio.FIRST_COMPLETED)
@@ -337,7 +184,7 @@ class Supervisor:
             raise
         return worker
 
-    async def _serve(self, worker: _Worker) -> EngineError:
+    async def _serve(self, worker: WorkerProcess) -> EngineError:
         """Until the worker is lost."""
         since_s = time.monotonic()
         error = await self._until_lost(worker)
@@ -351,14 +198,14 @@ class Supervisor:
 
         self._spare_timer = asyncio.get_running_loop().call_later(_SPARE_AFTER_S, begin)
 
-    async def _load_spare(self) -> _Worker | None:
+    async def _load_spare(self) -> WorkerProcess | None:
         try:
             return await self._load()
         except EngineLost as error:
             logger.error("%s There is no spare engine.", error.message)
             return None
 
-    async def _take_spare(self) -> _Worker | None:
+    async def _take_spare(self) -> WorkerProcess | None:
         """The worker that was loaded beforehand; one that is being loaded is waited for, since it has a start on any
         other."""
         if self._spare_timer is not None:
@@ -371,7 +218,7 @@ class Supervisor:
             return None
         return spare
 
-    async def _until_lost(self, worker: _Worker) -> EngineError:
+    async def _until_lost(self, worker: WorkerProcess) -> EngineError:
         is_suspect = False
         while not worker.gone.done():
             now_s = time.monotonic()
@@ -390,15 +237,3 @@ class Supervisor:
             await asyncio.wait([worker.gone], timeout=max(wait_s, 0.01))
         why, is_crash = await worker.why()
         return EngineLost(f"The engine stopped: {why}.", is_crash=is_crash)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # a real-time signal has none
-        return f"signal {number}"
-
-
-def _worker_environment() -> dict[str, str]:
-    """The server's environment without what looks like a secret: the engine has no use for any."""
-    return {name: value for name, value in os.environ.items() if not _SECRET.search(name)}

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 from tailrace.child import begin_child, end_family_with_me
 from tailrace.engines import load_engine
-from tailrace.engines.kinds import KINDS
-from tailrace.engines.promise import Delta, Engine
+from tailrace.engines.kinds import find_kind
+from tailrace.engines.promise import Delta, Engine, RestartNeeded
 from tailrace.engines.protocol import (
     PROTOCOL_VERSION,
     Abort,
@@ -127,7 +127,7 @@ def main(argv: list[str]) -> int:
         if not isinstance(start, Start) or start.version != PROTOCOL_VERSION:
             link.send(Fatal("server and worker are of different versions"))
             return 1
-        kind = KINDS.get(start.spec.engine)
+        kind = find_kind(start.spec.engine)
         if kind is not None and kind.starts_processes:
             end_family_with_me()
         try:
@@ -136,6 +136,10 @@ def main(argv: list[str]) -> int:
             run(engine, link, start.epoch)
         except EOFError:
             raise
+        except RestartNeeded as error:
+            link.send(Fatal(str(error), is_crash=False))
+            link.part()
+            return 0
         except BaseException as error:
             link.send(
                 Fatal(

@@ -7,8 +7,9 @@ text again, then events in a log. One that is answered in a single piece takes t
 
 from __future__ import annotations
 
-from tailrace.generation.generator import Generator
-from tailrace.generation.limits import Limits
+from tailrace.generation.generator import Generator, Limits
+from tailrace.generation.observers import Observer, Times
+from tailrace.generation.prompts import PromptEncoder
 from tailrace.generation.run import Run
 
-__all__ = ["Generator", "Limits", "Run"]
+__all__ = ["Generator", "Limits", "Observer", "PromptEncoder", "Run", "Times"]

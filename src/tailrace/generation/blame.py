@@ -5,14 +5,12 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import msgspec
 
 from tailrace.errors import PoisonRequest
 from tailrace.streams import Record
-from tailrace.types import Sampling
 
 __all__ = ["Blame", "Culprit"]
 
@@ -31,44 +29,40 @@ class Culprit:
     fingerprint: bytes  # equal for equal prompts and sampling, whatever the seed
 
     @classmethod
-    def of(cls, caller: str, prompt_ids: Iterable[tuple[int, ...]], sampling: Sampling) -> Culprit:
-        asked = [list(prompt_ids), replace(sampling, seed=None)]
-        return cls(caller, hashlib.sha256(msgspec.msgpack.encode(asked)).digest())
-
-    @classmethod
     def of_record(cls, record: Record) -> Culprit:
-        return cls.of(record.caller, (prompt.ids for prompt in record.prompts), record.sampling)
+        asked = [[prompt.ids for prompt in record.prompts], replace(record.sampling, seed=None)]
+        return cls(record.caller, hashlib.sha256(msgspec.msgpack.encode(asked)).digest())
 
 
 class Blame:
     """Proven kills. They are forgotten after ten minutes, and when the server stops."""
 
     def __init__(self) -> None:
-        self._bans: OrderedDict[Culprit, float] = OrderedDict()  # to the end of each, on the monotonic clock
-        self._kills: OrderedDict[str, list[float]] = OrderedDict()  # when, for each caller
+        self.bans: OrderedDict[Culprit, float] = OrderedDict()  # to the end of each, on the monotonic clock
+        self.kills: OrderedDict[str, list[float]] = OrderedDict()  # when, for each caller
 
     def check(self, record: Record) -> None:
         """Raises: PoisonRequest if this caller's request is banned."""
-        if not self._bans:
+        if not self.bans:
             return
-        left_s = self._bans.get(Culprit.of_record(record), 0.0) - time.monotonic()
+        left_s = self.bans.get(Culprit.of_record(record), 0.0) - time.monotonic()
         if left_s > 0:
             raise PoisonRequest("This request has stopped the engine, and is refused for some minutes.")
 
     def add(self, culprit: Culprit) -> None:
         """This request was proven to kill an engine."""
         now_s = time.monotonic()
-        self._bans[culprit] = now_s + _BAN_S
-        self._bans.move_to_end(culprit)
-        if len(self._bans) > _MAX_BANS:
-            self._bans.popitem(last=False)
-        kills = self._kills.setdefault(culprit.caller, [])
+        self.bans[culprit] = now_s + _BAN_S
+        self.bans.move_to_end(culprit)
+        if len(self.bans) > _MAX_BANS:
+            self.bans.popitem(last=False)
+        kills = self.kills.setdefault(culprit.caller, [])
         kills[:] = [*kills, now_s][-_KILLS_TO_SLOW:]
-        self._kills.move_to_end(culprit.caller)
-        if len(self._kills) > _MAX_CALLERS:
-            self._kills.popitem(last=False)
+        self.kills.move_to_end(culprit.caller)
+        if len(self.kills) > _MAX_CALLERS:
+            self.kills.popitem(last=False)
 
     def is_slowed(self, caller: str) -> bool:
         """Whether this caller has killed so many engines lately that its requests begin one at a time."""
-        kills = self._kills.get(caller, ())
+        kills = self.kills.get(caller, ())
         return len(kills) >= _KILLS_TO_SLOW and kills[-_KILLS_TO_SLOW] > time.monotonic() - _WINDOW_S

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import InitVar, dataclass, field, replace
 
 from tailrace.engines.promise import Delta, Sequence
 from tailrace.errors import EngineError, EngineLost
 from tailrace.generation.blame import Culprit
-
-if TYPE_CHECKING:
-    from tailrace.generation.run import Run, SequenceRunner
+from tailrace.generation.engine_side import EngineSide, SequenceRunner
 
 __all__ = ["Suspect", "Trial"]
 
@@ -20,51 +17,47 @@ __all__ = ["Suspect", "Trial"]
 class Suspect:
     """A request that was in an engine when that died. Its stream may have been cancelled since; it is tried anyhow."""
 
-    run: Run
+    run: EngineSide
     culprit: Culprit
     sequences: tuple[Sequence, ...]  # that the engine had of it
-    place: int  # tokens that the engine had given of all of them
+    position: int  # tokens that the engine had given of all of them
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Trial:
-    """Runs a suspect's sequences up to one token past the place where the engine died, or to their end. What they say
-    is shown to nobody: the stream itself waits.
+    """Runs a suspect's sequences up to one token past the position where the engine died, or to their end. Nobody is
+    shown what they say: the stream itself waits.
 
     The engine must be empty. `on_over` is called when it has let go of them all; `on_death` if it dies before.
     """
 
-    def __init__(
-        self,
-        suspect: Suspect,
-        engine: SequenceRunner,
-        new_sequence_id: Callable[[], int],
-        *,
-        on_over: Callable[[], None],
-        on_death: Callable[[], None],
-    ) -> None:
-        self.suspect = suspect
-        self._engine = engine
-        self._on_over = on_over
-        self._on_death = on_death
-        self._running = {new_sequence_id(): sequence for sequence in suspect.sequences}
-        self.num_tokens = 0  # that the engine has given
-        self._was_stopped = False
-        self._is_over = False
+    suspect: Suspect
+    engine: SequenceRunner
+    new_sequence_id: InitVar[Callable[[], int]]
+    on_over: Callable[[], None]
+    on_death: Callable[[], None]
+    num_tokens: int = 0  # that the engine has given
+    _running: dict[int, Sequence] = field(init=False)
+    _was_stopped: bool = False
+    _is_over: bool = False
+
+    def __post_init__(self, new_sequence_id: Callable[[], int]) -> None:
+        self._running = {new_sequence_id(): sequence for sequence in self.suspect.sequences}
 
     @property
     def is_complete(self) -> bool:
-        """Once it is over: whether it came past its place or to its end."""
+        """Once it is over: whether it came past its position or to its end."""
         return self._is_past or not self._was_stopped
 
     @property
     def _is_past(self) -> bool:
-        return self.num_tokens > self.suspect.place
+        return self.num_tokens > self.suspect.position
 
     def start(self) -> None:
         """Raises: EngineLost if the engine is gone already. Nothing is called then."""
         try:
             for sequence_id, sequence in list(self._running.items()):
-                self._engine.submit(replace(sequence, sequence_id=sequence_id), self)
+                self.engine.submit(replace(sequence, sequence_id=sequence_id), self)
         except EngineLost:
             self.forget()
             raise
@@ -78,18 +71,18 @@ class Trial:
         if delta.finish_reason is not None:
             self._running.pop(delta.sequence_id, None)
         if not self._running:
-            self._finish(self._on_over)
+            self._finish(self.on_over)
         elif self._is_past:
             self.stop()
 
     def lost(self, error: EngineError) -> None:
-        self._finish(self._on_death)
+        self._finish(self.on_death)
 
     def stop(self) -> None:
         """Take it off the engine."""
         self._was_stopped = True
         for sequence_id in self._running:
-            self._engine.abort(sequence_id)
+            self.engine.abort(sequence_id)
 
     def _finish(self, report: Callable[[], None]) -> None:
         if not self._is_over:

@@ -6,10 +6,10 @@ it does is told to a `Progress`. Whatever goes wrong is a `ModelError` whose mes
 
 from __future__ import annotations
 
-from tailrace.models.card import ModelCard, read_card
+from tailrace.models.card import ModelCard
 from tailrace.models.catalogue import CATALOGUE, CatalogueEntry
 from tailrace.models.places import models_path
 from tailrace.models.progress import NoProgress, Progress
-from tailrace.models.resolve import resolve
+from tailrace.models.resolve import read_card, resolve
 
 __all__ = ["CATALOGUE", "CatalogueEntry", "ModelCard", "NoProgress", "Progress", "models_path", "read_card", "resolve"]

@@ -14,6 +14,9 @@ import mmap
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
+
+import msgspec
 
 from tailrace.errors import ModelError
 
@@ -24,6 +27,8 @@ _STRING, _ARRAY = 8, 9
 _MAX_STRING_BYTES = 16 << 20
 _MAX_ARRAY_ITEMS = 1 << 23
 _MAX_DIMENSIONS = 8
+
+T = TypeVar("T")
 
 # type number: (name, elements in a block, bytes of a block). One that is missing here is checked by its offset alone.
 _TENSOR_TYPES = {
@@ -72,44 +77,15 @@ class Metadata:
         self._path = path
         self._values = values
 
-    def text(self, key: str) -> str | None:
+    def get(self, key: str, kind: type[T]) -> T | None:
+        """Raises: ModelError."""
         value = self._values.get(key)
-        if value is None or isinstance(value, str):
-            return value
-        raise self._wrong(key)
-
-    def number(self, key: str) -> int | None:
-        value = self._values.get(key)
-        if value is None or (isinstance(value, int) and not isinstance(value, bool)):
-            return value
-        raise self._wrong(key)
-
-    def flag(self, key: str) -> bool | None:
-        value = self._values.get(key)
-        if value is None or isinstance(value, bool):
-            return value
-        raise self._wrong(key)
-
-    def texts(self, key: str) -> list[str] | None:
-        value = self._values.get(key)
-        if value is None or (isinstance(value, list) and all(isinstance(item, str) for item in value)):
-            return value
-        raise self._wrong(key)
-
-    def numbers(self, key: str) -> list[int] | None:
-        value = self._values.get(key)
-        if value is None or (isinstance(value, list) and all(isinstance(item, int) for item in value)):
-            return value
-        raise self._wrong(key)
-
-    def reals(self, key: str) -> list[float] | None:
-        value = self._values.get(key)
-        if value is None or (isinstance(value, list) and all(isinstance(item, (int, float)) for item in value)):
-            return value
-        raise self._wrong(key)
-
-    def _wrong(self, key: str) -> ModelError:
-        return ModelError(f"{self._path} is damaged: its `{key}` has the wrong type. Fetch the file again.")
+        try:
+            return None if value is None else msgspec.convert(value, kind)
+        except msgspec.ValidationError:
+            raise ModelError(
+                f"{self._path} is damaged: its `{key}` has the wrong type. Fetch the file again."
+            ) from None
 
 
 def read_metadata(path: Path) -> Metadata:

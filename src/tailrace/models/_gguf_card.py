@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from tailrace.errors import ModelError
-from tailrace.models._ends import is_end
 from tailrace.models._gguf import Metadata, read_metadata
 from tailrace.models._tokenizer import read_scheme, tokenizer_json
-from tailrace.models._vocabulary import CONTROL, Vocabulary, read_vocabulary
+from tailrace.models._vocabulary import CONTROL, Vocabulary, is_end, read_vocabulary
 from tailrace.models.card import ModelCard
 
 __all__ = ["read"]
@@ -18,15 +17,15 @@ _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "toke
 
 def read(path: Path, name: str) -> ModelCard:
     metadata = read_metadata(path)
-    architecture = metadata.text("general.architecture")
+    architecture = metadata.get("general.architecture", str)
     if not architecture:
         raise ModelError(f"{path} does not name its architecture: it is no model, or was converted in part only.")
     scheme = read_scheme(path, metadata)
     vocabulary = read_vocabulary(path, metadata)
     bos_token = _token(path, metadata, vocabulary, "tokenizer.ggml.bos_token_id")
-    says_bos = metadata.flag("tokenizer.ggml.add_bos_token")
+    says_bos = metadata.get("tokenizer.ggml.add_bos_token", bool)
     add_bos = scheme.always_bos or (scheme.add_bos if says_bos is None else says_bos)
-    context_tokens = metadata.number(f"{architecture}.context_length")
+    context_tokens = metadata.get(f"{architecture}.context_length", int)
     if not context_tokens or context_tokens < 0:
         raise ModelError(f"{path} does not say how long its context is ({architecture}.context_length).")
     return ModelCard(
@@ -34,14 +33,14 @@ def read(path: Path, name: str) -> ModelCard:
         path=path,
         format="gguf",
         tokenizer_json=tokenizer_json(vocabulary, scheme, bos_token),
-        chat_template=metadata.text("tokenizer.chat_template"),
+        chat_template=metadata.get("tokenizer.chat_template", str),
         bos_token=bos_token,
         eos_token=_token(path, metadata, vocabulary, "tokenizer.ggml.eos_token_id"),
         add_bos=bool(bos_token) and add_bos,
         eos_token_ids=_ends(path, metadata, vocabulary),
         context_tokens=context_tokens,
         architecture=architecture,
-        tokenizer_model=metadata.text("tokenizer.ggml.model") or "",
+        tokenizer_model=metadata.get("tokenizer.ggml.model", str) or "",
         tensor_types=tuple(sorted(metadata.tensors.types)),
         num_parameters=metadata.tensors.num_elements,
         weight_bytes=metadata.tensors.num_bytes,
@@ -49,7 +48,7 @@ def read(path: Path, name: str) -> ModelCard:
 
 
 def _token_id(path: Path, metadata: Metadata, vocabulary: Vocabulary, key: str) -> int | None:
-    token_id = metadata.number(key)
+    token_id = metadata.get(key, int)
     if token_id is not None and not 0 <= token_id < len(vocabulary.tokens):
         raise ModelError(f"{path} is damaged: its `{key}` is not in its vocabulary. Fetch the file again.")
     return token_id

@@ -16,6 +16,7 @@ import contextlib
 import importlib.util
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -145,4 +146,5 @@ def explain(output: str, entry: CatalogueEntry) -> str:
         )
     said = [line.strip() for line in output.splitlines() if line.startswith(("ERROR:", "error:"))]
     reason = said[-1].partition(":")[2].strip() if said else "no reason was given"
-    return f"pip could not fetch {wanted}: {reason}. Try `pip download --no-deps {entry.package}=={entry.version}`."
+    alone = shlex.join([*(pip_command() or ["pip"]), "download", "--no-deps", f"{entry.package}=={entry.version}"])
+    return f"pip could not fetch {wanted}: {reason}. Try `{alone}`."

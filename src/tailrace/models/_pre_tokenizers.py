@@ -10,19 +10,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["GPT2", "PRE_TOKENIZERS", "PreTokenizer", "Step"]
+__all__ = ["GPT2", "PRE_TOKENIZERS", "Scheme", "Step"]
 
 Step = dict[str, object]  # one object of a tokenizer's JSON
 
 
 @dataclass(frozen=True, slots=True)
-class PreTokenizer:
-    """How one family of models cuts text before merging."""
+class Scheme:
+    """How text becomes tokens and back, apart from the vocabulary."""
 
-    steps: tuple[Step, ...]
-    normalizer: Step | None = None
+    normalizer: Step | None
+    pre_tokenizer: Step | None
+    decoder: Step
     ignore_merges: bool = False  # a whole word of the vocabulary is taken as it is
+    byte_fallback: bool = False  # a character without a token is spelled in bytes
     add_bos: bool = False  # when the file does not say
+    always_bos: bool = False  # whatever it says
 
 
 def _split(regex: str) -> Step:
@@ -39,10 +42,18 @@ _DIGITS: Step = {"type": "Digits", "individual_digits": True}
 _NFC: Step = {"type": "NFC"}
 
 
-def _cut(
-    *regexes: str, normalizer: Step | None = None, ignore_merges: bool = False, add_bos: bool = False
-) -> PreTokenizer:
-    return PreTokenizer((*map(_split, regexes), _BYTES), normalizer, ignore_merges, add_bos)
+_DECODER: Step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": True}
+
+
+def _scheme(*steps: Step, normalizer: Step | None = None, ignore_merges: bool = False, add_bos: bool = False) -> Scheme:
+    """Text is cut by these steps, one after the other, before bytes are merged."""
+    pre_tokenizer: Step = {"type": "Sequence", "pretokenizers": list(steps)}
+    return Scheme(normalizer, pre_tokenizer, _DECODER, ignore_merges=ignore_merges, add_bos=add_bos)
+
+
+def _cut(*regexes: str, normalizer: Step | None = None, ignore_merges: bool = False, add_bos: bool = False) -> Scheme:
+    steps = map(_split, regexes)
+    return _scheme(*steps, _BYTES, normalizer=normalizer, ignore_merges=ignore_merges, add_bos=add_bos)
 
 
 _CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -81,22 +92,20 @@ _DEEPSEEK3 = rf"{_ASCII_WORD}|{_MARKED_WORD}| ?[\p{{P}}\p{{S}}]+[\r\n]*|{_BLANKS
 _BLOOM = r" ?[^(\s|.,!?\u2026\u3002\uFF0C\u3001\u0964\u06D4\u060C)]+"
 _LONG_BLANKS = "|".join(rf"\s{{{length}}}(?!\S)" for length in (512, 256, 128, 64, 32, 16, 8, 4, "1,2"))
 
-GPT2 = PreTokenizer((_WORDS,))
-_GPT_NEOX = PreTokenizer((_WORDS,), normalizer=_NFC)
-_STARCODER = PreTokenizer((_DIGITS, _WORDS))
+GPT2 = _scheme(_WORDS)
+_GPT_NEOX = _scheme(_WORDS, normalizer=_NFC)
+_STARCODER = _scheme(_DIGITS, _WORDS)
 
 _FAMILIES = {
     "default gpt-2 phi-2 gigachat a.x-4.0 mellum exaone4 jais trillion granite-docling": GPT2,
     "mpt olmo": _GPT_NEOX,
     "smollm starcoder refact codeshell exaone minerva-7b mellum2": _STARCODER,
-    "command-r": PreTokenizer((_DIGITS, _WORDS), normalizer=_NFC),
-    "falcon": PreTokenizer(
-        (
-            {"type": "Punctuation", "behavior": "Contiguous"},
-            _WORDS,
-            {"type": "Digits", "individual_digits": False},
-            _split("[0-9][0-9][0-9]"),
-        )
+    "command-r": _scheme(_DIGITS, _WORDS, normalizer=_NFC),
+    "falcon": _scheme(
+        {"type": "Punctuation", "behavior": "Contiguous"},
+        _WORDS,
+        {"type": "Digits", "individual_digits": False},
+        _split("[0-9][0-9][0-9]"),
     ),
     "llama-bpe llama-v3 llama3 falcon3 falcon-h1 pixtral midm-2.0 lfm2": _cut(
         _gpt4(_TRIPLET), ignore_merges=True, add_bos=True
@@ -122,13 +131,11 @@ _FAMILIES = {
     "tekken": _cut(_gpt4o(_DIGIT, end=""), ignore_merges=True, add_bos=True),
     "kimi-k2": _cut(_gpt4o(_TRIPLET, but=r"&&[^\p{Han}]", first=r"\p{Han}+|", tail="")),
     "tiny_aya cohere2moe": _cut(r"\d{1,3}(?=(?:\d{3})*\b)", _gpt4o(_TRIPLET)),
-    "deepseek-llm": PreTokenizer(
-        (*map(_split, (r"[\r\n]", rf"\s?{_CASED}", _PUNCTUATION, r"\s+$", _CJK)), _DIGITS, _BYTES)
-    ),
-    "deepseek-coder": PreTokenizer((*map(_split, (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK)), _DIGITS, _BYTES)),
+    "deepseek-llm": _scheme(*map(_split, (r"[\r\n]", rf"\s?{_CASED}", _PUNCTUATION, r"\s+$", _CJK)), _DIGITS, _BYTES),
+    "deepseek-coder": _scheme(*map(_split, (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _CJK)), _DIGITS, _BYTES),
     "deepseek-v3 hunyuan-dense joyai-llm": _cut(_TRIPLET, _KANJI_KANA, _DEEPSEEK3),
     "bloom gpt3-finnish poro-chat": _cut(_BLOOM),
-    "viking": PreTokenizer((_split(_BLOOM), _DIGITS, _BYTES)),
+    "viking": _scheme(_split(_BLOOM), _DIGITS, _BYTES),
     "superbpe": _cut(r"\p{N}+", r"(?=(\d{3})+(?!\d))"),
 }
 

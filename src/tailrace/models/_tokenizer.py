@@ -7,47 +7,19 @@ spells in bytes what it has no piece for.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from tailrace.errors import ModelError
 from tailrace.models._gguf import Metadata
-from tailrace.models._pre_tokenizers import PRE_TOKENIZERS, PreTokenizer, Step
+from tailrace.models._pre_tokenizers import PRE_TOKENIZERS, Scheme, Step
 from tailrace.models._vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
 
-__all__ = ["GPT2", "Scheme", "read_scheme", "tokenizer_json"]
+__all__ = ["read_scheme", "tokenizer_json"]
 
 _META = "\u2581"
 _OWN = "The model's Hugging Face directory or an OpenVINO export of it brings its own tokenizer and works."
-
-
-@dataclass(frozen=True, slots=True)
-class Scheme:
-    """How text becomes tokens and back, apart from the vocabulary."""
-
-    normalizer: Step | None
-    pre_tokenizer: Step | None
-    decoder: Step
-    ignore_merges: bool = False  # a whole word of the vocabulary is taken as it is
-    byte_fallback: bool = False  # a character without a token is spelled in bytes
-    add_bos: bool = False  # when the file does not say
-    always_bos: bool = False  # whatever it says
-
-
-def _byte_level(*, use_regex: bool = False) -> Step:
-    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": use_regex}
-
-
-def _words(pre: PreTokenizer) -> Scheme:
-    return Scheme(
-        pre.normalizer,
-        {"type": "Sequence", "pretokenizers": list(pre.steps)},
-        _byte_level(use_regex=True),
-        ignore_merges=pre.ignore_merges,
-        add_bos=pre.add_bos,
-    )
 
 
 def _sentencepiece(*, space_prefix: bool, always_bos: bool = False) -> Scheme:
@@ -76,19 +48,16 @@ def _sentencepiece(*, space_prefix: bool, always_bos: bool = False) -> Scheme:
     )
 
 
-GPT2 = _words(PRE_TOKENIZERS["gpt-2"])
-
-
 def read_scheme(path: Path, metadata: Metadata) -> Scheme:
     """Raises: ModelError for a tokenizer or a pre-tokenizer that is not among the known ones."""
-    match metadata.text("tokenizer.ggml.model"):
+    match metadata.get("tokenizer.ggml.model", str):
         case "gpt2":
-            name = metadata.text("tokenizer.ggml.pre") or "default"
+            name = metadata.get("tokenizer.ggml.pre", str) or "default"
             if name in PRE_TOKENIZERS:
-                return _words(PRE_TOKENIZERS[name])
+                return PRE_TOKENIZERS[name]
             raise ModelError(f"The pre-tokenizer of {path} is `{name}`, which is not known. {_OWN}")
         case "llama":
-            return _sentencepiece(space_prefix=metadata.flag("tokenizer.ggml.add_space_prefix") is not False)
+            return _sentencepiece(space_prefix=metadata.get("tokenizer.ggml.add_space_prefix", bool) is not False)
         case "gemma4":
             return _sentencepiece(space_prefix=False, always_bos=True)
         case model:

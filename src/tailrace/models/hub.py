@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 
@@ -24,45 +25,69 @@ _OF_MODEL: tuple[str, ...] = ("*.safetensors", *_BESIDE)
 _MAX_LISTED = 12
 
 
+@dataclass(frozen=True, slots=True)
+class _Repository:
+    """What is known of one, and the way to its files."""
+
+    name: str
+    files: list[str]
+    is_online: bool  # otherwise the cache alone is asked, so that nobody waits for the hub once for each file
+
+    def fetch(self, file: str, progress: Progress, *, revision: str | None = None) -> Path:
+        from huggingface_hub import hf_hub_download
+
+        # The library asks for a subclass of tqdm but uses what `_bar` has; a bar of theirs would draw on our terminal.
+        bar = _bar(file, progress)
+        is_cached = not self.is_online
+        return Path(hf_hub_download(self.name, file, revision=revision, tqdm_class=bar, local_files_only=is_cached))
+
+
 def fetch_from_hub(source: HubSource, progress: Progress) -> Path:
     """The GGUF file, or the directory of the OpenVINO export or the model, in the hub's own cache.
 
     *Cancellation:* the hub's library keeps what it has and goes on from there next time. *Raises:* ModelError.
     """
     with _hub_errors(source):
+        repo = _look_at(source.repo, source.file)
         if source.file is not None:
-            return _download(source.repo, source.file, None, progress)
-        files = _list_files(source.repo)
-        if EXPORT_FILES[0] in files:
+            return repo.fetch(source.file, progress)
+        if EXPORT_FILES[0] in repo.files:
             first, wanted = EXPORT_FILES[0], _OF_EXPORT
-        elif "config.json" in files and any(fnmatch(file, "*.safetensors") for file in files):
+        elif "config.json" in repo.files and any(fnmatch(file, "*.safetensors") for file in repo.files):
             first, wanted = "config.json", _OF_MODEL
         else:
-            return _download(source.repo, _only_gguf(source.repo, files), None, progress)
+            return repo.fetch(_only_gguf(source.repo, repo.files), progress)
         # The first by branch, so that the cache knows later, without a network, what the branch was. The others by the
         # commit that this gave, so that all are of one version and in one directory, also when a push comes in between.
-        directory = _download(source.repo, first, None, progress).parent
-        for file in files:
+        directory = repo.fetch(first, progress).parent
+        for file in repo.files:
             if "/" not in file and any(fnmatch(file, kind) for kind in wanted):
-                _download(source.repo, file, directory.name, progress)
+                repo.fetch(file, progress, revision=directory.name)
         return directory
 
 
-def _list_files(repo: str) -> list[str]:
-    """Of the newest commit; when the hub cannot be asked, of the one that the cache has."""
-    from huggingface_hub import HfApi, errors, snapshot_download
+def _look_at(name: str, wanted: str | None) -> _Repository:
+    """As it is at the newest commit; when the hub cannot be asked, as the cache has it, if what is `wanted` is there.
+
+    A single file is looked for in this way too, since it says soon that the hub does not answer. The library's download
+    of a file that the cache lacks tries six times, with pauses of 23 s together and two lines in the log for each.
+    """
+    from huggingface_hub import HfApi, constants, errors, snapshot_download
 
     try:
-        siblings = HfApi().model_info(repo).siblings or []
+        siblings = HfApi().model_info(name, timeout=constants.HF_HUB_ETAG_TIMEOUT).siblings or []
     except (errors.OfflineModeIsEnabled, errors.HTTPError) as error:  # type: ignore[attr-defined]  # their client's
         if isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500:
             raise
         try:
-            cached = Path(snapshot_download(repo, local_files_only=True))
+            cached = Path(snapshot_download(name, local_files_only=True))
         except errors.LocalEntryNotFoundError:
             raise error from None
-        return [path.relative_to(cached).as_posix() for path in cached.rglob("*") if path.is_file()]
-    return [sibling.rfilename for sibling in siblings]
+        files = [path.relative_to(cached).as_posix() for path in cached.rglob("*") if path.is_file()]
+        if wanted is not None and wanted not in files:
+            raise
+        return _Repository(name, files, is_online=False)
+    return _Repository(name, [sibling.rfilename for sibling in siblings], is_online=True)
 
 
 def _only_gguf(repo: str, files: list[str]) -> str:
@@ -77,14 +102,6 @@ def _only_gguf(repo: str, files: list[str]) -> str:
     listed = ", ".join(choices[:_MAX_LISTED])
     more = f" and {len(choices) - _MAX_LISTED} more" if len(choices) > _MAX_LISTED else ""
     raise ModelError(f"hf:{repo} holds {len(choices)} GGUF files. Pick one as hf:{repo}:FILE, of {listed}{more}.")
-
-
-def _download(repo: str, file: str, revision: str | None, progress: Progress) -> Path:
-    from huggingface_hub import hf_hub_download
-
-    # The library asks for a subclass of tqdm but uses what `_bar` has; a bar of theirs would draw on our terminal.
-    bar = _bar(file, progress)
-    return Path(hf_hub_download(repo, file, revision=revision, tqdm_class=bar))
 
 
 def _bar(file: str, progress: Progress) -> type[object]:

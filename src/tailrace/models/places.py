@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["cache_path", "data_path", "models_path"]
+__all__ = ["cache_path", "data_path", "models_path", "prepared_path"]
 
 
 def cache_path() -> Path:
@@ -29,3 +29,8 @@ def data_path() -> Path:
 
 def models_path() -> Path:
     return cache_path() / "models"
+
+
+def prepared_path() -> str:
+    """Where engines keep the forms of models that they have made. As text, for an `EngineSpec`."""
+    return str(cache_path() / "prepared")

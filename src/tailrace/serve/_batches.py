@@ -10,10 +10,10 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from itertools import zip_longest
-from typing import Any, Protocol
+from typing import Any
 
 from tailrace.serve import metrics
-from tailrace.serve._calls import AHEAD_ITEMS, Call, Member, Running, StreamCall
+from tailrace.serve._calls import AHEAD_ITEMS, Call, Member, Queue
 from tailrace.serve.closing import Scope
 from tailrace.serve.context import RequestContext, set_batch_request_contexts, set_request_context
 from tailrace.serve.exceptions import BackPressureError, ServeError
@@ -44,21 +44,11 @@ class Batch:
         return bool(self.members)
 
 
-class Host(Protocol):
-    """What a run asks of the queue that started it."""
-
-    def join(self, running: dict[Call, None]) -> list[Call]:
-        """Move calls that wait into `running`, in order and as long as they fit. Returns them."""
-
-    def ended(self, run: Running) -> None:
-        """Its permit is free."""
-
-
-class Run:
+class BatchRun:
     """One run of the function. Its task ends by itself, or is cancelled when every caller has left."""
 
     def __init__(
-        self, function: Callable[..., Any], calls: Sequence[Call], host: Host, context: contextvars.Context
+        self, function: Callable[..., Any], calls: Sequence[Call], queue: Queue, context: contextvars.Context
     ) -> None:
         self.started_s = time.time()
         self._name = getattr(
@@ -69,7 +59,7 @@ class Run:
         self._function = function
         self._calls = tuple(calls)  # who has which position, to the end
         self._open = dict.fromkeys(calls)
-        self._host = host
+        self._queue = queue
         self._contexts = [call.context for call in calls]
         self._source: Any = None
         for call in calls:
@@ -123,6 +113,10 @@ class Run:
         if length != len(self._calls):
             raise ServeError(f"{self._name} was called with {len(self._calls)} and gave {length}; {_A_BATCH_GIVES}.")
 
+    def _close(self, call: Call, error: BaseException | None = None) -> None:
+        del self._open[call]
+        call.end(error)
+
     def _done(self, task: asyncio.Task[None]) -> None:
         metrics.batch_ended(self._name, ran_s=asyncio.get_running_loop().time() - self._began_s)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -131,10 +125,10 @@ class Run:
         for call in self._open:
             call.end(error)
         self._open.clear()
-        self._host.ended(self)
+        self._queue.ended(self)
 
 
-class PlainRun(Run):
+class PlainRun(BatchRun):
     """Of a coroutine function."""
 
     async def _answer(self) -> None:
@@ -143,14 +137,16 @@ class PlainRun(Run):
         results = await self._source
         self._check_length(results)
         for call, result in zip(self._calls, list(results), strict=True):
-            if _is_error(result):  # whoever has left does not mind either
-                call.end(result)
+            if call not in self._open:
+                continue
+            if _is_error(result):
+                self._close(call, result)
             else:
                 call.give(result)
-        self._open.clear()
+                self._close(call)
 
 
-class StreamRun(Run):
+class StreamRun(BatchRun):
     """Of an async generator function."""
 
     _wakeup: asyncio.Future[None] | None = None
@@ -181,14 +177,9 @@ class StreamRun(Run):
             self._close(call, item)
         else:
             call.give(item)
-            assert isinstance(call, StreamCall)
             if len(call.items) >= _UNREAD_ITEMS:
                 call.items.clear()
                 self._close(call, BackPressureError(f"This reader is too slow: {_UNREAD_ITEMS} items were unread."))
-
-    def _close(self, call: Call, error: BaseException | None = None) -> None:
-        del self._open[call]
-        call.end(error)
 
     async def _pause(self) -> None:
         """Let the readers read before the next item is made; wait while all of them have enough to read."""
@@ -201,9 +192,7 @@ class StreamRun(Run):
                 self._wakeup = None
 
     def _is_ahead(self) -> bool:
-        return bool(self._open) and all(
-            isinstance(call, StreamCall) and len(call.items) >= AHEAD_ITEMS for call in self._open
-        )
+        return bool(self._open) and all(len(call.items) >= AHEAD_ITEMS for call in self._open)
 
 
 class ContinuousRun(StreamRun):
@@ -234,7 +223,7 @@ class ContinuousRun(StreamRun):
         self.resume()  # there is room for another
 
     def _is_ahead(self) -> bool:
-        for call in self._host.join(self._open):
+        for call in self._queue.join(self._open):
             call.holder = self
         return super()._is_ahead()
 

@@ -13,7 +13,15 @@ from tailrace.serve.closing import close_if_left
 from tailrace.serve.context import RequestContext, get_request_context
 from tailrace.serve.exceptions import BackPressureError
 
-__all__ = ["AHEAD_ITEMS", "Call", "Member", "PlainCall", "Queue", "Running", "Settings", "Stream", "StreamCall"]
+__all__ = [
+    "AHEAD_ITEMS",
+    "BatchSettings",
+    "Call",
+    "Member",
+    "Queue",
+    "Running",
+    "Stream",
+]
 
 AHEAD_ITEMS = 64  # unread by every caller: the function need not hurry
 
@@ -57,78 +65,52 @@ class Running(Holder, Protocol):
 
 
 class Call:
-    """One call, until it is answered or abandoned. `holder` is None from then on."""
+    """One call, until it is answered or abandoned: with one item, or with several, one after another.
 
-    __slots__ = ("called_s", "context", "due_s", "given", "holder", "loop", "max_batch_size")
+    `holder` is None after its end.
+    """
 
-    def __init__(self, given: Member, *, max_batch_size: int, wait_s: float) -> None:
+    __slots__ = (
+        "_error",
+        "_wakeup",
+        "called_s",
+        "context",
+        "due_s",
+        "given",
+        "holder",
+        "items",
+        "loop",
+        "max_batch_size",
+    )
+
+    def __init__(self, given: Member, settings: BatchSettings) -> None:
         self.given = given
         self.loop = asyncio.get_running_loop()
         self.called_s = self.loop.time()
-        self.due_s = self.called_s + wait_s
-        self.max_batch_size = max_batch_size
+        self.due_s = self.called_s + settings.batch_wait_timeout_s
+        self.max_batch_size = settings.max_batch_size
         self.context: RequestContext = get_request_context()
         self.holder: Holder | None = None
-
-    def give(self, item: Any) -> None:
-        """Hand something to whoever called."""
-        raise NotImplementedError
-
-    def end(self, error: BaseException | None = None) -> None:
-        """Nothing more comes."""
-        raise NotImplementedError
-
-    def leave(self) -> None:
-        """Whoever called has gone. Does nothing after the end."""
-        if self.holder is not None:
-            holder, self.holder = self.holder, None
-            holder.leave(self)
-
-
-class PlainCall(Call):
-    """One that gets a single answer."""
-
-    __slots__ = ("answer",)
-
-    def __init__(self, given: Member, *, max_batch_size: int, wait_s: float) -> None:
-        super().__init__(given, max_batch_size=max_batch_size, wait_s=wait_s)
-        self.answer: asyncio.Future[Any] = self.loop.create_future()
-
-    def give(self, item: Any) -> None:
-        self.holder = None
-        if not self.answer.done():  # else it was cancelled in this very turn
-            self.answer.set_result(item)
-
-    def end(self, error: BaseException | None = None) -> None:
-        self.holder = None
-        if error is None or isinstance(error, asyncio.CancelledError):
-            self.answer.cancel()
-        elif not self.answer.done():
-            self.answer.set_exception(error)
-
-
-class StreamCall(Call):
-    """One that gets items, one after another."""
-
-    __slots__ = ("_error", "_wakeup", "items")
-
-    def __init__(self, given: Member, *, max_batch_size: int, wait_s: float) -> None:
-        super().__init__(given, max_batch_size=max_batch_size, wait_s=wait_s)
         self.items: deque[Any] = deque()  # unread
         self._error: BaseException | None = None
         self._wakeup: asyncio.Future[None] | None = None
 
     def give(self, item: Any) -> None:
+        """Hand something to whoever called."""
         self.items.append(item)
         self._wake()
 
     def end(self, error: BaseException | None = None) -> None:
+        """Nothing more comes."""
         self.holder = None
         self._error = error
         self._wake()
 
     def leave(self) -> None:
-        super().leave()
+        """Whoever called has gone."""
+        holder, self.holder = self.holder, None
+        if holder is not None:
+            holder.leave(self)
         self.items.clear()
         self._error = None
         self._wake()
@@ -136,7 +118,7 @@ class StreamCall(Call):
     async def read(self) -> Any:
         """The next item. Cancellation: the caller has left, as with an async generator.
 
-        Raises: the error that ended the stream, once; StopAsyncIteration after that, and after a good end.
+        Raises: the error that ended the call, once; StopAsyncIteration after that, and after a good end.
         """
         if self._wakeup is not None:
             raise RuntimeError("Somebody is reading this stream already.")
@@ -163,12 +145,12 @@ class StreamCall(Call):
 
 
 class Stream(AsyncIterator[Any]):
-    """What a caller holds of a StreamCall. Closing it, dropping it, cancelling a read of it and the leaving of
-    the client whose request made it all leave the batch."""
+    """What a caller holds of a call that gets several items. Closing it, dropping it, cancelling a read of it and the
+    leaving of the client whose request made it all leave the batch."""
 
     __slots__ = ("__weakref__", "_call", "_is_begun")
 
-    def __init__(self, call: StreamCall) -> None:
+    def __init__(self, call: Call) -> None:
         self._call = call
         self._is_begun = False
         close_if_left(self)
@@ -191,7 +173,7 @@ class Stream(AsyncIterator[Any]):
 
 
 @dataclass(slots=True)
-class Settings:
+class BatchSettings:
     """What `batch` was given, and what was set since. Raises: TypeError, ValueError for what cannot be meant."""
 
     max_batch_size: int
@@ -239,7 +221,7 @@ class Queue:
     did not fit.
     """
 
-    def __init__(self, owner: object, settings: Settings, start: Start, forget: Callable[[Queue], None]) -> None:
+    def __init__(self, owner: object, settings: BatchSettings, start: Start, forget: Callable[[Queue], None]) -> None:
         self.owner = owner
         self.loop = asyncio.get_running_loop()
         self.runs: dict[Running, None] = {}

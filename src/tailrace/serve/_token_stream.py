@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
+from tailrace.requirements import pip_install
 from tailrace.serve.closing import close_if_left
 
 __all__ = ["TokenStream", "ids_of", "library", "wake"]
@@ -311,7 +312,7 @@ def library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ImportError(f"this needs {name}: pip install torch transformers") from error
+        raise ImportError(f"this needs {name}: {pip_install('torch', 'transformers')}") from error
 
 
 def wake(waiting: asyncio.Future[None]) -> None:

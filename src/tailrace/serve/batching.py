@@ -27,17 +27,15 @@ import inspect
 import logging
 from collections.abc import Callable
 from statistics import fmean
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, overload
 
 from tailrace.serve._batches import Batch, ContinuousRun, PlainRun, StreamRun
-from tailrace.serve._calls import Call, Member, PlainCall, Queue, Running, Settings, Stream, StreamCall
+from tailrace.serve._calls import BatchSettings, Call, Member, Queue, Running, Stream
 from tailrace.serve.context import max_ongoing_requests
 
 __all__ = ["Batch", "Member", "batch"]
 
 logger = logging.getLogger("tailrace.serve")
-
-CallT = TypeVar("CallT", bound=Call)
 
 
 class Batched(Protocol):
@@ -108,7 +106,7 @@ def batch(
     ServeError if the function gives more or less than it was given, and otherwise what the function raises.
     """
 
-    settings = Settings(max_batch_size, batch_wait_timeout_s, max_concurrent_batches, batch_size_fn, max_queued)
+    settings = BatchSettings(max_batch_size, batch_wait_timeout_s, max_concurrent_batches, batch_size_fn, max_queued)
 
     def decorate(function: Callable[..., Any]) -> Any:
         batcher = _Batcher(function, dataclasses.replace(settings), continuous=continuous)
@@ -116,14 +114,14 @@ def batch(
 
             @functools.wraps(function)
             def batched(*args: Any, **kwargs: Any) -> Any:
-                return Stream(batcher.call(StreamCall, args, kwargs))
+                return Stream(batcher.call(args, kwargs))
         else:
 
             @functools.wraps(function)
             async def batched(*args: Any, **kwargs: Any) -> Any:
-                call = batcher.call(PlainCall, args, kwargs)
+                call = batcher.call(args, kwargs)
                 try:
-                    return await call.answer
+                    return await call.read()
                 finally:
                     call.leave()
 
@@ -156,7 +154,7 @@ class StartTimes:
 class _Batcher:
     """One decorated function: its settings, and the queues of those who call it."""
 
-    def __init__(self, function: Callable[..., Any], settings: Settings, *, continuous: bool) -> None:
+    def __init__(self, function: Callable[..., Any], settings: BatchSettings, *, continuous: bool) -> None:
         is_stream = inspect.isasyncgenfunction(function)
         if not is_stream and not inspect.iscoroutinefunction(function):
             raise TypeError("Functions decorated with @serve.batch must be 'async def'.")
@@ -188,7 +186,7 @@ class _Batcher:
         # that an id means what it says; an idle instance is held by nobody, whatever it is made of.
         self._queues: dict[asyncio.AbstractEventLoop, dict[int, Queue]] = {}
 
-    def call(self, kind: type[CallT], args: tuple[Any, ...], kwargs: dict[str, Any]) -> CallT:
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """Queue a call. Raises: TypeError if it does not fit the function; BackPressureError."""
         owner = None
         if self._is_method:
@@ -200,8 +198,7 @@ class _Batcher:
             bound = self._signature.bind(*args, **kwargs)
             bound.apply_defaults()
             args, kwargs = bound.args, bound.kwargs
-        settings = self._settings
-        call = kind(Member(args, kwargs), max_batch_size=settings.max_batch_size, wait_s=settings.batch_wait_timeout_s)
+        call = Call(Member(args, kwargs), self._settings)
         self._queue(owner, call.loop).add(call)
         return call
 
@@ -248,12 +245,13 @@ class _Batcher:
 
     def attributes(self) -> dict[str, Callable[..., Any]]:
         """What the decorated function is asked, reached through an instance or not."""
+        settings = self._settings
         return {
             "set_max_batch_size": self.set_max_batch_size,
-            "set_batch_wait_timeout_s": self._settings.set_batch_wait_timeout_s,
-            "_get_max_batch_size": self.get_max_batch_size,
-            "_get_batch_wait_timeout_s": self.get_batch_wait_timeout_s,
-            "_get_curr_iteration_start_times": self.get_start_times,
+            "set_batch_wait_timeout_s": settings.set_batch_wait_timeout_s,
+            "_get_max_batch_size": lambda: settings.max_batch_size,
+            "_get_batch_wait_timeout_s": lambda: settings.batch_wait_timeout_s,
+            "_get_curr_iteration_start_times": lambda: StartTimes(tuple(run.started_s for run in self._runs())),
             "_is_batching_task_alive": self.is_alive,
             "_get_handling_task_stack": self.get_stack,
         }
@@ -263,15 +261,6 @@ class _Batcher:
         self._settings.set_max_batch_size(max_batch_size)
         self._warned = None
         self._warn()
-
-    def get_max_batch_size(self) -> int:
-        return self._settings.max_batch_size
-
-    def get_batch_wait_timeout_s(self) -> float:
-        return self._settings.batch_wait_timeout_s
-
-    def get_start_times(self) -> StartTimes:
-        return StartTimes(tuple(run.started_s for run in self._runs()))
 
     async def is_alive(self) -> bool:
         """Always: batches are started by their calls, and no task stands behind them that could be lost."""

@@ -5,14 +5,20 @@ from __future__ import annotations
 import importlib
 import os
 import re
-import shlex
 import traceback
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
+from tailrace.errors import TailraceError
+from tailrace.requirements import pip_install
 from tailrace.serve.boot import Failed
+from tailrace.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-__all__ = ["TargetError", "failed", "know_interpreter", "know_packages"]
+__all__ = ["FAILED", "Refusal", "TargetError", "failed", "know_packages", "refusal_of"]
+
+FAILED = "The app failed; its log says how."  # what clients are told of an exception that means nothing to them
 
 # What packages are called whose modules have another name, the most usual first.
 _PACKAGES = {
@@ -31,16 +37,16 @@ _PACKAGES = {
     "skimage": ("scikit-image",),
     "yaml": ("pyyaml",),
 }
+_BESIDE = {"transformers": ("torch",)}  # without which a package is there and does not work
 _RAY = (
-    'ray is not installed. Change "from ray import serve" to "from tailrace import serve"; for an app that uses more '
-    "of Ray: pip install 'ray[serve]', and run it with --on ray."
+    'ray is not installed. Change "from ray import serve" to "from tailrace import serve". An app that uses more of '
+    "Ray is run with --on ray."
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _BETWEEN = (str(Path(__file__).parent.parent), "<frozen importlib", str(Path(importlib.__file__).parent))
 
 
 _listed: list[str] = []  # the packages that the app's own configuration asks for, with versions
-_pip = ["pip"]  # the command that installs where the app runs
 
 
 def know_packages(listed: Sequence[str]) -> None:
@@ -48,13 +54,30 @@ def know_packages(listed: Sequence[str]) -> None:
     _listed[:] = listed
 
 
-def know_interpreter(python: str) -> None:
-    """Which interpreter runs the app, where it is not tailrace's."""
-    _pip[:] = [python, "-m", "pip"] if python else ["pip"]
-
-
 class TargetError(Exception):
     """What was named is no app. The message says what to do."""
+
+
+class Refusal(NamedTuple):
+    """What a client is told of an exception in a user's code."""
+
+    status: int
+    message: str
+    retry_after_s: float | None
+    code: str  # which clients compare
+    param: str | None = None
+
+
+def refusal_of(error: BaseException) -> Refusal:
+    """The words of what a deployment or a model refuses; no words of the user's own code."""
+    retry_after_s: float | None = getattr(error, "retry_after_s", None)
+    if isinstance(error, TailraceError):
+        return Refusal(error.status, str(error), retry_after_s, error.code, error.param)
+    if isinstance(error, BackPressureError):
+        return Refusal(error.status, str(error), retry_after_s, "overloaded")
+    if isinstance(error, DeploymentUnavailableError):
+        return Refusal(503, str(error), retry_after_s, "app_unavailable")
+    return Refusal(500, FAILED, retry_after_s, "app_failed")
 
 
 def failed(error: BaseException, what: str, *, answering: object = None) -> Failed:
@@ -69,7 +92,8 @@ def failed(error: BaseException, what: str, *, answering: object = None) -> Fail
             return Failed(f"There is no module {error.name} in {os.getcwd()}. --app-dir says where to look.")
         if package == "ray":
             return Failed(f"{what}: {_RAY}", _traceback(error, answering))
-        install = shlex.join([*_pip, "install", _requirement(package)])
+        beside = [name for name in _BESIDE.get(package, ()) if find_spec(name) is None]
+        install = pip_install(*(_requirement(name) for name in (package, *beside)))
         line = f"{what}: the package {package} is missing. Try: {install}"
         return Failed(line, _traceback(error, answering))
     kind, words = type(error).__name__, str(error).strip().partition("\n")[0]

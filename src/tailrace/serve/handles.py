@@ -21,11 +21,11 @@ from tailrace.serve.exceptions import DeploymentUnavailableError, RequestCancell
 from tailrace.serve.link import Channel, ChannelClosed, Link, LinkLost
 
 __all__ = [
-    "Asked",
     "CallHead",
     "DeploymentHandle",
     "DeploymentResponse",
     "DeploymentResponseGenerator",
+    "PendingCall",
     "connect",
     "disconnect",
     "is_connected",
@@ -35,7 +35,7 @@ __all__ = [
 logger = logging.getLogger("tailrace.serve")
 
 # The calls that the running code has made, for whoever ends it. None outside of a replica.
-open_calls: ContextVar[WeakSet[Asked] | None] = ContextVar("tailrace_calls", default=None)
+open_calls: ContextVar[WeakSet[PendingCall] | None] = ContextVar("tailrace_calls", default=None)
 
 _FOREIGN = ("multiplexed_model_id", "request_serialization", "response_serialization", "session_id")
 T = TypeVar("T")
@@ -123,7 +123,7 @@ class DeploymentHandle:
     ) -> DeploymentResponse | DeploymentResponseGenerator:  # Any: the method's
         """Call it. Begins at once, from any thread; a response among the arguments is waited for first."""
         head = CallHead(self.app_name, self.deployment_name, self._method_name, self._stream, get_request_context())
-        asked = Asked(_connected(), head, args, kwargs)
+        asked = PendingCall(_connected(), head, args, kwargs)
         return DeploymentResponseGenerator(asked) if self._stream else DeploymentResponse(asked)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -137,7 +137,7 @@ def _handle(deployment_name: str, app_name: str, method_name: str, stream: bool)
     return DeploymentHandle(deployment_name, app_name, method_name=method_name, stream=stream)
 
 
-class Asked:
+class PendingCall:
     """One call under way. Its coroutines run on the connection's loop, whoever waits."""
 
     def __init__(
@@ -226,7 +226,7 @@ class Asked:
 class DeploymentResponse:
     """The answer to a call: awaited on the event loop, `result()` elsewhere. May be given to another call as it is."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: PendingCall) -> None:
         self._asked = asked
         self._answer = asked.start(asked.first())
         self._answer.add_done_callback(asked.close_soon)  # also when it is cancelled before its first step
@@ -250,7 +250,7 @@ class DeploymentResponse:
 class DeploymentResponseGenerator:
     """The answers of a call made with `stream=True`, one after the other."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, asked: PendingCall) -> None:
         self._asked = asked
         close_if_left(self)
 

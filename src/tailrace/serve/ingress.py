@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Awaitable, Callable
 from types import FunctionType, MethodType
 from typing import Any, cast
 
 from starlette.types import ASGIApp
 
-from tailrace.serve.asgi import answer_refusals
+from tailrace.errors import TailraceError
 from tailrace.serve.calling import call
+from tailrace.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from tailrace.serve.failures import refusal_of
 
 __all__ = ["asgi_of", "has_ingress", "ingress", "is_asgi"]
 
@@ -79,8 +82,34 @@ async def asgi_of(instance: Any) -> ASGIApp:  # Any: the user's
     if not is_asgi(app):
         raise TypeError("What serve.ingress was given did not make an ASGI app.")
     _bind_routes(app, instance)
-    answer_refusals(app)
+    _answer_refusals(app)
     return cast(ASGIApp, app)
+
+
+def _answer_refusals(app: Any) -> None:  # Any: Starlette's, FastAPI's, or whatever
+    """Have the app answer what a deployment or a model that it calls refuses with that one's status, and what it raises
+    itself in the front's words. Where it has handlers of its own, they stay."""
+    add = getattr(app, "add_exception_handler", None)
+    if add is None:
+        return
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse
+
+    def refuse(request: Request, error: Exception) -> JSONResponse:
+        status, message, retry_after_s, code, param = refusal_of(error)
+        body = {"message": message, "type": "server_error", "code": code, "param": param}
+        if status < 500:
+            body["type"] = "rate_limit_error" if status == 429 else "invalid_request_error"
+        retry_after_s = retry_after_s or (1.0 if status in (429, 503) else None)
+        headers = {"retry-after": str(math.ceil(retry_after_s))} if retry_after_s else None
+        return JSONResponse({"error": body}, status, headers)
+
+    own = getattr(app, "exception_handlers", {})
+    for kind in (BackPressureError, DeploymentUnavailableError, TailraceError):
+        if kind not in own:
+            add(kind, refuse)
+    if Exception not in own and 500 not in own:
+        add(Exception, refuse)
 
 
 def _bind_routes(app: Any, instance: object) -> None:  # Any: Starlette's, FastAPI's, or whatever

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from typing import TypeAlias, cast
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
@@ -42,25 +42,22 @@ class _Grant(msgspec.Struct, tag=2, array_like=True, gc=False):
 
 
 class _Close(msgspec.Struct, tag=3, array_like=True, gc=False):
-    """`failure` is None where all went well; what it holds otherwise is between those who talk."""
+    """From the end where the work is, also: the work is over. It says so even where the other end has closed before.
+
+    `failure` is None where all went well; what it holds otherwise is between those who talk.
+    """
 
     channel: int
     failure: bytes | None = None
 
 
-class _Over(msgspec.Struct, tag=4, array_like=True, gc=False):
-    """The work behind a channel that the other end has closed is over as well."""
-
-    channel: int
-
-
-class _Begun(msgspec.Struct, tag=5, array_like=True, gc=False):
+class _Begun(msgspec.Struct, tag=4, array_like=True, gc=False):
     """The work behind a channel has begun, or is about to."""
 
     channel: int
 
 
-_Message: TypeAlias = _Open | _Item | _Grant | _Close | _Over | _Begun
+_Message: TypeAlias = _Open | _Item | _Grant | _Close | _Begun
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(_Message).decode
@@ -82,19 +79,8 @@ class Channel:
     """One conversation. Used on the link's event loop only."""
 
     __slots__ = (
-        "_arrived",
-        "_consumed",
-        "_end",
-        "_is_ours",
-        "_is_over",
-        "_link",
-        "_number",
-        "_on_over",
-        "_room",
-        "_sendable",
-        "_waiter",
-        "has_begun",
-        "on_close",
+        "_arrived", "_consumed", "_end", "_is_ours", "_is_over", "_link", "_number", "_on_over", "_room", "_sendable",
+        "_waiter", "has_begun", "on_close",
     )  # fmt: skip
 
     def __init__(self, link: Link, number: int, *, is_ours: bool) -> None:
@@ -107,7 +93,7 @@ class Channel:
         self._end: ChannelClosed | None = None
         self._waiter: asyncio.Future[None] | None = None  # of `receive`
         self._sendable: asyncio.Future[None] | None = None  # of `send`
-        self.on_close: Callable[[], None] | None = None  # called when the other end closes
+        self.on_close: Callable[[], object] | None = None  # called when the other end closes
         self.has_begun = False  # the work at the other end; until it has, it may as well be done elsewhere
         self._is_over = False  # at the other end
         self._on_over: Callable[[], None] | None = None
@@ -161,7 +147,7 @@ class Channel:
             self._link.write(_Close(self._number, failure))
             self._leave(ChannelClosed())
             if self._is_ours and not self._link.is_lost:
-                self._link.expect_over(self._number, self)
+                self._link.working[self._number] = self
 
     async def begin(self) -> None:
         """Tell the other end that the work behind this channel begins, and return when that is on its way: work that
@@ -170,11 +156,19 @@ class Channel:
         for _ in range(_TURNS_TO_WRITE):
             await asyncio.sleep(0)
 
-    def settle(self) -> None:
-        """The work behind this channel, which the other end has opened, is over: close it, or say so where that end has
-        closed it before. Whoever serves a channel owes this."""
-        if isinstance(self._end, ChannelClosed) and self._is_over and not isinstance(self._end, LinkLost):
-            self._link.write(_Over(self._number))
+    def serve(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Do the work of a channel that the other end has opened, and say when it is over. When that end closes the
+        channel, the work is cancelled, unless `on_close` is set to something else."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._link.tasks.add(task)
+        task.add_done_callback(self._settle)  # also where it is cancelled before its first step
+        self.on_close = task.cancel
+        return task
+
+    def _settle(self, task: asyncio.Task[None]) -> None:
+        self._link.tasks.discard(task)
+        if self._is_over:  # the other end has closed
+            self._link.write(_Close(self._number))
         self.close()
 
     def when_over(self, callback: Callable[[], None]) -> None:
@@ -214,7 +208,7 @@ class Channel:
 
     def _leave(self, end: ChannelClosed) -> None:
         self._end = end
-        self._link.forget(self._number)
+        self._link.channels.pop(self._number, None)
         _wake(self._waiter)
         _wake(self._sendable)
 
@@ -235,21 +229,18 @@ class Link(asyncio.Protocol):
         self._opened = opened
         self._lost = lost
         self._next = 0 if is_front else 1  # the two ends number apart
-        self._channels: dict[int, Channel] = {}
-        self._working: dict[int, Channel] = {}  # at the other end, on what we may have closed
+        self.channels: dict[int, Channel] = {}  # that neither end has closed
+        self.working: dict[int, Channel] = {}  # that we have closed, with work at the other end that may go on
+        self.tasks: set[asyncio.Task[None]] = set()  # the work of channels that the other end has opened
         self._buffer = FrameBuffer()
         self._unwritten: list[bytes] = []
         self._transport: asyncio.Transport | None = None
-        self._is_lost = False
+        self.is_lost = False
 
     @property
     def num_channels(self) -> int:
         """Conversations that neither end has closed."""
-        return len(self._channels)
-
-    @property
-    def is_lost(self) -> bool:
-        return self._is_lost
+        return len(self.channels)
 
     def open(self, kind: str, head: bytes = b"") -> Channel:
         """A new channel. On a link that is lost, one that is closed. Raises: ValueError if the head is too long."""
@@ -257,16 +248,16 @@ class Link(asyncio.Protocol):
             raise ValueError(f"{len(head)} bytes are more than cross between processes at once ({MAX_MESSAGE_BYTES}).")
         self._next += 2
         channel = Channel(self, self._next, is_ours=True)
-        if self._is_lost:
+        if self.is_lost:
             channel._lost(LinkLost())
             return channel
-        self._channels[self._next] = channel
+        self.channels[self._next] = channel
         self.write(_Open(self._next, kind, head))
         return channel
 
     def write(self, message: _Message) -> None:
         """All that is written in one turn of the loop goes out together."""
-        if self._is_lost:
+        if self.is_lost:
             return
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._flush)
@@ -274,14 +265,8 @@ class Link(asyncio.Protocol):
 
     def _flush(self) -> None:
         unwritten, self._unwritten = self._unwritten, []
-        if self._transport is not None and not self._is_lost:
+        if self._transport is not None and not self.is_lost:
             self._transport.write(b"".join(unwritten))
-
-    def expect_over(self, number: int, channel: Channel) -> None:
-        self._working[number] = channel
-
-    def forget(self, number: int) -> None:
-        self._channels.pop(number, None)
 
     def abort(self) -> None:
         """Let go of the socket at once."""
@@ -310,28 +295,26 @@ class Link(asyncio.Protocol):
 
     def _take(self, message: _Message) -> None:
         if isinstance(message, _Open):
-            if len(self._channels) >= _MAX_CHANNELS:
+            if len(self.channels) >= _MAX_CHANNELS:
                 raise ValueError("too many channels")
-            channel = self._channels[message.channel] = Channel(self, message.channel, is_ours=False)
+            channel = self.channels[message.channel] = Channel(self, message.channel, is_ours=False)
             self._opened(channel, message.kind, message.head)
             return
-        if isinstance(message, (_Close, _Over)):
-            working = self._working.pop(message.channel, None)
+        if isinstance(message, _Close):
+            working = self.working.pop(message.channel, None)
             if working is not None:
                 working.over()
-        known = self._channels.get(message.channel)
-        if known is not None and not isinstance(
-            message, _Over
-        ):  # what is said on a channel that we have closed was under way
+        known = self.channels.get(message.channel)
+        if known is not None:  # else we have closed it, and this was under way
             known._take(message)
 
     def _leave(self) -> None:
-        if self._is_lost:
+        if self.is_lost:
             return
-        self._is_lost = True
-        for channel in list(self._channels.values()):
+        self.is_lost = True
+        for channel in list(self.channels.values()):
             channel._lost(LinkLost())
-        working, self._working = self._working, {}
+        working, self.working = self.working, {}
         for channel in working.values():
             channel.over()
         self._lost()

@@ -15,10 +15,10 @@ from tailrace.dialects.bodies import JsonBody, printable, read_fields, refuse
 from tailrace.dialects.fields import ChatMessage, SamplingFields, read_messages, sampling_of
 from tailrace.errors import ModelError, RequestError, TailraceError, UnsupportedParameter
 from tailrace.generation import Generator as Generation
-from tailrace.models.places import cache_path
-from tailrace.server.lifecycle import start_service
-from tailrace.server.settings import Settings
-from tailrace.server.source import find_source
+from tailrace.generation.service import start_service
+from tailrace.generation.source import find_source
+from tailrace.models.places import prepared_path
+from tailrace.settings import Settings
 from tailrace.spelling import did_you_mean
 from tailrace.streams import Reader, StreamLog
 from tailrace.types import End, GenerateRequest, TextDelta
@@ -130,7 +130,7 @@ class Model:
         try:
             source = await asyncio.to_thread(find_source, self._name, _Told(), self._settings.engine)
             with tempfile.TemporaryDirectory(prefix="tailrace-") as directory:
-                prepared = str(cache_path() / "prepared")
+                prepared = prepared_path()
                 async with start_service(
                     source, self._settings, data_path=Path(directory), cache_path=prepared
                 ) as service:

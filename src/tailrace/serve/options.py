@@ -10,13 +10,13 @@ import msgspec
 
 from tailrace.spelling import did_you_mean
 
-__all__ = ["REMARKS", "BackpressureConfig", "DeploymentOptions", "read_options"]
+__all__ = ["MEANINGLESS", "REMARKS", "BackpressureConfig", "DeploymentOptions", "read_options"]
 
 # What was said about options that mean nothing here. Every process of an app reads them; the user hears of them once.
 REMARKS: list[str] = []
 
 # Known from Ray Serve, and without meaning here. What is said in their place.
-_MEANINGLESS = {
+MEANINGLESS = {
     "autoscaling_config": "the number of processes is num_replicas",
     "deployment_actors": "there are no actors",
     "gang_scheduling_config": "there is one machine",
@@ -80,13 +80,13 @@ def read_options(given: Mapping[str, Any], base: DeploymentOptions) -> tuple[Dep
     values = {name: value for name, value in given.items() if value is not None or name == "user_config"}
     if "version" in values:
         raise ValueError("The option version is gone; a changed app is started anew.")
-    unknown = sorted(values.keys() - _NAMES - _MEANINGLESS.keys())
+    unknown = sorted(values.keys() - _NAMES - MEANINGLESS.keys())
     if unknown:
-        meant = did_you_mean(unknown[0], _NAMES | _MEANINGLESS.keys())
+        meant = did_you_mean(unknown[0], _NAMES | MEANINGLESS.keys())
         raise TypeError(f"Deployments have no option {unknown[0]}.{meant}")
     foreign: dict[str, Any] = {}
-    for name in sorted(values.keys() & _MEANINGLESS.keys()):
-        REMARKS.append(f"{base.name}: {name} means nothing here: {_MEANINGLESS[name]}.")
+    for name in sorted(values.keys() & MEANINGLESS.keys()):
+        REMARKS.append(f"{base.name}: {name} means nothing here: {MEANINGLESS[name]}.")
         foreign[name] = values.pop(name)
     if values.get("num_replicas") == "auto":
         REMARKS.append(f'{base.name}: num_replicas="auto" means nothing here: it is 1 until you name a number.')

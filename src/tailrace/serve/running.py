@@ -69,7 +69,7 @@ class _Front:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tailrace.hosting.driven", str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", "tailrace.apps.driven", str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 process_group=0,  # Ctrl-C on the terminal is for this process, which then says what is to be done

@@ -18,15 +18,25 @@ from starlette.concurrency import iterate_in_threadpool
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from tailrace.errors import RequestError
+from tailrace.errors import AppOutput, RequestError
 from tailrace.frames import framed
-from tailrace.serve.failures import failed
+from tailrace.serve.failures import FAILED, failed
+from tailrace.spelling import shown_path
 from tailrace.types import Failure
 
-__all__ = ["STREAM_HEADER", "ItemWire", "StreamOffer", "StreamPart", "StreamWire", "item_chunk", "resumable", "stream"]
+__all__ = [
+    "STREAM_HEADER",
+    "ItemWire",
+    "StreamOffer",
+    "StreamPart",
+    "StreamWire",
+    "first_of",
+    "item_chunk",
+    "resumable",
+    "stream",
+]
 
 STREAM_HEADER = b"x-tailrace-stream"
-_FAILED = "The app failed; its log says how."
 
 ItemWire: TypeAlias = Literal["native", "triton"]
 StreamWire: TypeAlias = ItemWire | Literal["recorded"]  # the body as it is, and no frames
@@ -101,13 +111,13 @@ class _Stream(StreamingResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises: what the generator raises before its first item, where the wire answers that with a status."""
         self._is_hosted = "tailrace" in (scope.get("extensions") or {})
-        self._route = f"{scope.get('method', 'WebSocket')} {scope['path']}"
+        self._route = f"{scope.get('method', 'WebSocket')} {shown_path(scope['path'])}"
         if not self._is_hosted:
             del self.headers[STREAM_HEADER.decode()]
         items = self._items
         try:
             if self._wire == "triton":
-                first = await _first_of(items, receive)
+                first = await first_of(items, receive)
                 if first is None:
                     return
                 self._items = _chained(first, items)
@@ -136,7 +146,7 @@ class _Stream(StreamingResponse):
         """What its clients are told of an item that JSON cannot hold; its author reads which on the terminal."""
         kind = type(item).__name__
         sys.stderr.write(f"{self._route}: {self._name} gave a {kind} that JSON cannot hold: {error}\n")
-        return Failure("app_output", "The app sent what JSON cannot hold; its log says what.")
+        return Failure(AppOutput.code, "The app sent what JSON cannot hold; its log says what.")
 
     def _shown(self, part: StreamPart) -> bytes:
         if self._is_hosted:
@@ -163,10 +173,10 @@ def _failure(error: Exception, route: str) -> Failure:
     if words is None:
         told = failed(error, route)
         sys.stderr.write(f"{told.message}\n{told.traceback}")
-    return Failure("app_failed", words or _FAILED)
+    return Failure("app_failed", words or FAILED)
 
 
-async def _first_of(items: AsyncIterator[Any], receive: Receive) -> list[Any] | None:  # Any: as `stream`
+async def first_of(items: AsyncIterator[Any], receive: Receive) -> list[Any] | None:  # Any: as `stream`
     """The first item; no item if there is none; None if the client has left before it came.
 
     Raises: what the generator raises.

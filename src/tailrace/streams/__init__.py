@@ -1,31 +1,30 @@
 """Streams: the append-only log of each request, and the readers that follow it.
 
-The room's law: journal before log, log before wire. A log knows nothing of engines or sockets; readers pull at their
+The room's law: store before log, log before wire. A log knows nothing of engines or sockets; readers pull at their
 own pace with a cursor of their own, so that a slow one costs nobody anything; what was appended is never changed.
 """
 
 from __future__ import annotations
 
-from tailrace.streams._cipher import read_key
-from tailrace.streams.cursor import event_id, parse_cursor
-from tailrace.streams.disk import DiskJournal
-from tailrace.streams.journal import Journal, MemoryJournal
-from tailrace.streams.log import Reader, StreamLog
-from tailrace.streams.record import Claim, Record
-from tailrace.streams.store import StreamStore, is_stream_id, new_stream_id
+from tailrace.streams._rows import read_key
+from tailrace.streams.log import Claim, Reader, Record, StreamLog, event_id, is_stream_id, new_stream_id, parse_cursor
+from tailrace.streams.log_store import Lease, LogStore
+from tailrace.streams.memory_store import MemoryLogStore
+from tailrace.streams.sqlite_store import SqliteLogStore, open_sqlite
 
 __all__ = [
     "Claim",
-    "DiskJournal",
-    "Journal",
-    "MemoryJournal",
+    "Lease",
+    "LogStore",
+    "MemoryLogStore",
     "Reader",
     "Record",
+    "SqliteLogStore",
     "StreamLog",
-    "StreamStore",
     "event_id",
     "is_stream_id",
     "new_stream_id",
+    "open_sqlite",
     "parse_cursor",
     "read_key",
 ]

@@ -10,19 +10,21 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tailrace.errors import JournalDamaged, JournalFull, ModelError, StorageError
+from tailrace.errors import ModelError, StorageError
 from tailrace.streams._clock import age_s, stamp
 from tailrace.streams._files import has_lost_commits, hold_lock, open_own
+from tailrace.streams._rows import checksum, intact
 from tailrace.streams._schema import OTHERWISE, migrate
+from tailrace.streams._troubles import as_storage_error, is_damage, journal_full
+from tailrace.types import ANONYMOUS
 
-__all__ = ["Database", "FinishedRow", "TailRow"]
+__all__ = ["DAMAGED_FACT", "Database", "FinishedRow", "TailRow"]
 
 _LOCK_MS = 50
 _WAL_BYTES = 16 * 2**20  # of the write-ahead log's file that are kept when it begins anew
@@ -30,8 +32,7 @@ _SWEEP_ROWS = 4_000  # at once: a few milliseconds
 _SWEEP_STREAMS = 500
 _INSERT, _ROW = "INSERT INTO tail (row, stream, seq, events, crc) VALUES ", "(?, ?, ?, ?, ?)"
 _ROWS_AT_ONCE = 128  # older builds of SQLite take 999 values in a statement
-_SPREAD = 2_654_435_761  # numbers of streams over 32 bits (Knuth, 6.4)
-_DAMAGED_FACT = "damaged"  # when streams were lost
+DAMAGED_FACT = "damaged"  # when streams were lost
 RESERVE_BYTES = 2**20  # given back when the disk is full, so that streams can still be ended
 
 
@@ -87,7 +88,7 @@ class Database:
             self.set_aside = self._open()
             self.be_patient(True)
             if self.is_cut or self.set_aside is not None:
-                self.keep_fact(_DAMAGED_FACT, stamp().encode())
+                self.keep_damage()
             with self._writing() as connection:
                 connection.execute(
                     "DELETE FROM tail WHERE stream NOT IN (SELECT number FROM streams WHERE finished IS NULL)"
@@ -109,7 +110,7 @@ class Database:
         except OSError as error:
             raise ModelError(f"The journal {self.path} cannot be opened: {error.strerror}. {OTHERWISE}") from None
         except sqlite3.DatabaseError as error:
-            if not _is_damage(error):
+            if not is_damage(error):
                 raise ModelError(f"The journal {self.path} cannot be opened: {error}. {OTHERWISE}") from None
         except UnicodeDecodeError:
             pass  # the name of a table was damaged, and what SQLite says about it cannot be read
@@ -188,20 +189,24 @@ class Database:
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
+    def keep_damage(self) -> None:
+        """Note that streams were lost just now, nobody knows which."""
+        self.keep_fact(DAMAGED_FACT, stamp().encode())
+
     def damage_age_s(self) -> float | None:
         """Seconds since streams were lost because the file was damaged; None if that is not known to have been."""
         try:
-            kept = self.fact(_DAMAGED_FACT)
+            kept = self.fact(DAMAGED_FACT)
             return None if kept is None else age_s(kept.decode())
         except (AttributeError, UnicodeDecodeError, ValueError):  # the fact may be damaged, too
             return None
 
-    def begin(self, stream_id: str, record: bytes) -> int:
+    def begin(self, stream_id: str, record: bytes, owner: str = ANONYMOUS) -> int:
         """Keep a new stream; returns its number."""
         with self._writing() as connection:
             cursor = connection.execute(
-                "INSERT INTO streams (stream_id, record, record_crc) VALUES (?, ?, ?)",
-                (stream_id, record, _crc(record, stream_id)),
+                "INSERT INTO streams (stream_id, record, record_crc, owner) VALUES (?, ?, ?, ?)",
+                (stream_id, record, checksum(record, stream_id), owner),
             )
         assert cursor.lastrowid is not None
         return cursor.lastrowid
@@ -222,7 +227,7 @@ class Database:
     def _insert(self, rows: Sequence[TailRow], first: int) -> None:
         values: list[object] = []
         for number, (stream, seq, events) in enumerate(rows, first):
-            values += (number, stream, seq, events, _crc(events or b"", stream, seq))
+            values += (number, stream, seq, events, checksum(events or b"", stream, seq))
         self._connection.execute(_INSERT + ",".join([_ROW] * len(rows)), values)
 
     def finish(self, streams: Sequence[FinishedRow]) -> None:
@@ -232,7 +237,7 @@ class Database:
                 "UPDATE streams SET record = ?, record_crc = ?, events = ?, events_crc = ?, finished = ?"
                 " WHERE number = ?",
                 [
-                    (record, _crc(record, stream_id), events, _crc(events, number), finished, number)
+                    (record, checksum(record, stream_id), events, checksum(events, number), finished, number)
                     for number, stream_id, record, events, finished in streams
                 ],
             )
@@ -268,8 +273,12 @@ class Database:
         """Keep of these only that they were there, and that of the last `most_expired`."""
         ids = [(stream_id,) for stream_id in stream_ids]
         with self._writing() as connection:
+            connection.executemany(
+                "INSERT OR IGNORE INTO expired (stream_id, owner)"
+                " SELECT stream_id, owner FROM streams WHERE stream_id = ?",
+                ids,
+            )
             connection.executemany("DELETE FROM streams WHERE stream_id = ?", ids)
-            connection.executemany("INSERT OR IGNORE INTO expired (stream_id) VALUES (?)", ids)
             connection.execute("DELETE FROM expired WHERE row <= (SELECT max(row) FROM expired) - ?", (most_expired,))
 
     def count_recovery(self) -> None:
@@ -289,7 +298,7 @@ class Database:
             " WHERE finished IS NOT NULL ORDER BY rowid"
         )
         for stream_id, record, crc, num_bytes, finished in self._select(query):
-            yield stream_id, _intact(record, crc, stream_id), num_bytes or 0, finished
+            yield stream_id, intact(record, crc, stream_id), num_bytes or 0, finished
 
     def load(self, stream_id: str) -> tuple[bytes, bytes] | None:
         """Record and events of a finished stream; None where they are not, or not any more, what was written."""
@@ -298,7 +307,7 @@ class Database:
         if row is None:
             return None
         number, record, record_crc, events, events_crc = row
-        record, events = _intact(record, record_crc, stream_id), _intact(events, events_crc, number)
+        record, events = intact(record, record_crc, stream_id), intact(events, events_crc, number)
         return (record, events) if record is not None and events is not None else None
 
     def unfinished(self) -> list[tuple[int, str, bytes | None, int]]:
@@ -308,7 +317,7 @@ class Database:
             " WHERE finished IS NULL ORDER BY number"
         )
         return [
-            (number, stream_id, _intact(record, crc, stream_id), recoveries)
+            (number, stream_id, intact(record, crc, stream_id), recoveries)
             for number, stream_id, record, crc, recoveries in self._select(query)
         ]
 
@@ -316,25 +325,32 @@ class Database:
         """All rows of the tail, in the order of writing."""
         query = "SELECT stream, seq, events, crc FROM tail ORDER BY row"
         for stream, seq, events, crc in self._select(query):
-            yield TailRow(stream, seq, _intact(events, crc, stream, seq))
+            yield TailRow(stream, seq, intact(events, crc, stream, seq))
 
-    def expired(self) -> list[str]:
-        return [stream_id for (stream_id,) in self._select("SELECT stream_id FROM expired ORDER BY row")]
+    def expired(self) -> list[tuple[str, str]]:
+        """Ids of streams that are no longer kept, and whose they were, oldest first."""
+        return [*self._select("SELECT stream_id, owner FROM expired ORDER BY row")]
 
     def note(self, key: bytes, body: bytes) -> None:
         """Keep a record of a durable stream."""
         with self._writing() as connection:
-            connection.execute("INSERT INTO notes (key, body, crc) VALUES (?, ?, ?)", (key, body, _crc(body, key)))
+            connection.execute("INSERT INTO notes (key, body, crc) VALUES (?, ?, ?)", (key, body, checksum(body, key)))
 
     def erase(self, key: bytes) -> None:
         """Forget all records of a durable stream."""
         with self._writing() as connection:
             connection.execute("DELETE FROM notes WHERE key = ?", (key,))
 
-    def notes(self) -> Iterator[tuple[bytes, bytes | None]]:
-        """All records of durable streams in the order of writing, as None where they are not what was written."""
-        for key, body, crc in self._select("SELECT key, body, crc FROM notes ORDER BY row"):
-            yield key, _intact(body, crc, key)
+    def notes(self) -> Iterator[tuple[int, bytes, bytes | None]]:
+        """All records of durable streams with their rows, in the order of writing; None where they are not what was
+        written."""
+        for row, key, body, crc in self._select("SELECT row, key, body, crc FROM notes ORDER BY row"):
+            yield row, key, intact(body, crc, key) if isinstance(key, bytes) else None
+
+    def cut_notes(self, cuts: Mapping[bytes, int]) -> None:
+        """Forget the records of durable streams from a row on, given by key."""
+        with self._writing() as connection:
+            connection.executemany("DELETE FROM notes WHERE key = ? AND row >= ?", cuts.items())
 
     def give_room_back(self, num_pages: int) -> bool:
         """Return some unused pages to the file system; whether there are more."""
@@ -366,7 +382,7 @@ class Database:
             if error.errno in (errno.ELOOP, errno.EPERM, errno.EISDIR, errno.ENXIO):
                 raise StorageError("The file journal.reserve is not a plain file of this user's.") from error
             self.use_reserve()
-            raise JournalFull(_FULL, retry_after_s=5.0) from error
+            raise journal_full() from error
 
     def use_reserve(self) -> None:
         with suppress(OSError):
@@ -381,38 +397,3 @@ class Database:
         self._connection.close()
         self.use_reserve()
         os.close(self._lock)
-
-
-_FULL = "No room is left where this server keeps its streams."
-
-
-def _crc(body: bytes, whose: str | bytes | int, seq: int = 0) -> int:
-    """The checksum of a row, which begins with whose it is: what is right for one is wrong for any other."""
-    if isinstance(whose, int):
-        return zlib.crc32(body, whose * _SPREAD + seq & 0xFFFFFFFF)
-    return zlib.crc32(body, zlib.crc32(whose.encode() if isinstance(whose, str) else whose))
-
-
-def _intact(body: bytes, crc: int, whose: str | bytes | int, seq: int = 0) -> bytes | None:
-    """The body, if all of it is what was written. A bit that flips may turn a value into one of any kind."""
-    try:
-        return body if _crc(body, whose, seq) == crc else None
-    except (TypeError, UnicodeEncodeError):
-        return None
-
-
-def _is_damage(error: sqlite3.DatabaseError) -> bool:
-    code = getattr(error, "sqlite_errorcode", None)
-    return code is None or code & 0xFF in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-
-
-def as_storage_error(error: sqlite3.Error) -> StorageError:
-    """The same as one of ours; what SQLite says goes into the server's log only."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-    if code == sqlite3.SQLITE_FULL:
-        return JournalFull(_FULL, retry_after_s=5.0)
-    if isinstance(error, sqlite3.DatabaseError) and _is_damage(error):
-        return JournalDamaged("The journal of this server is damaged.")
-    is_locked = code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-    reason = "is locked by another program" if is_locked else "cannot be written"
-    return StorageError(f"The journal of this server {reason}.", retry_after_s=5.0)

@@ -15,6 +15,7 @@ __all__ = ["has_lost_commits", "hold_lock", "is_at", "open_own"]
 _HEADER = struct.Struct(">8I")  # magic, version, bytes of a page, checkpoints, salt 1 and 2, checksum 1 and 2
 _FRAME = struct.Struct(">4I")  # page, pages in the database if it ends a transaction, salt 1 and 2
 _FRAME_BYTES = 24  # with two checksums
+_LOCK_TRIES = 100
 _MAGIC = 0x377F0682  # or one more, where checksums are big-endian
 
 
@@ -42,11 +43,13 @@ def hold_lock(path: Path) -> int:
 
     Raises: BlockingIOError if another process holds it, and OSError as `open_own`.
     """
-    while True:
+    missing: OSError = OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
+    for _ in range(_LOCK_TRIES):
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             descriptor = open_own(path, os.O_RDWR)
-        except FileNotFoundError:
+        except FileNotFoundError as error:
+            missing = error
             continue  # the directory has just been removed with an old journal
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -56,6 +59,7 @@ def hold_lock(path: Path) -> int:
         if is_at(descriptor, path):
             return descriptor
         os.close(descriptor)  # the file has just been removed with an old journal: a lock on it keeps nobody out
+    raise missing  # nobody removes it that often: this is no place for files, such as /proc
 
 
 def is_at(descriptor: int, path: Path) -> bool:

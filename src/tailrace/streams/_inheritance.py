@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from tailrace.errors import JournalDamaged
+from tailrace.durable.records import Appended, Created, DurableRecord
+from tailrace.errors import Interrupted, JournalDamaged
 from tailrace.streams._clock import age_s
 from tailrace.streams._database import Database, TailRow
+from tailrace.streams._index import Finished
 from tailrace.streams._rows import Rows
 from tailrace.streams._tidying import MAX_EXPIRED
-from tailrace.streams.durable_records import DurableRecord
-from tailrace.streams.journal import Finished
 from tailrace.streams.log import StreamLog
 from tailrace.types import End, Event, Failure, Status, TextDelta, Usage
 
@@ -22,8 +22,8 @@ logger = logging.getLogger("tailrace.journal")
 
 _MAX_RECOVERIES = 20  # of a stream that never got on: it may be what takes the server down
 _LOST = "stream %s was damaged on disk, and is lost"
-_DAMAGED = Failure("journal_damaged", "The rest of this stream was damaged on disk.")
-_HOPELESS = Failure("interrupted", "The server stopped again and again while this stream was taken up.")
+_DAMAGED = Failure(JournalDamaged.code, "The rest of this stream was damaged on disk.")
+_HOPELESS = Failure(Interrupted.code, "The server stopped again and again while this stream was taken up.")
 
 
 class Unfinished(NamedTuple):
@@ -38,7 +38,8 @@ def finished(database: Database, rows: Rows) -> list[Finished]:
     found, lost = [], []
     for stream_id, row, num_bytes, since in database.finished():
         try:
-            found.append(Finished(stream_id, age_s(since), num_bytes, rows.read_record(stream_id, row).claim))
+            record = rows.read_record(stream_id, row)
+            found.append(Finished(stream_id, age_s(since), num_bytes, record.claim, record.owner))
         except (JournalDamaged, ValueError, AttributeError):  # the time may be anything, too
             logger.error(_LOST, stream_id)
             lost.append(stream_id)
@@ -76,16 +77,42 @@ def unfinished(database: Database, rows: Rows) -> list[Unfinished]:
 
 
 def notes(database: Database, rows: Rows) -> Iterator[tuple[bytes, DurableRecord]]:
-    """What happened to durable streams, each up to the first record that is not what was written."""
-    damaged: set[bytes] = set()
-    for key, row in database.notes():
-        if key in damaged:
+    """What happened to durable streams, each up to the first record that is not what was written, or that rests on
+    one. From there on its records are forgotten: what is appended from now on would be found behind the damage."""
+    lengths: dict[bytes, int] = {}
+    cuts: dict[bytes, int] = {}
+    for row, key, body in database.notes():
+        if key in cuts:
             continue
         try:
-            yield key, rows.read_note(key, row)
+            record = rows.read_note(key, body)
+            lengths[key] = _length(lengths, key, record)
         except JournalDamaged:
-            logger.error("a durable stream was damaged on disk, and ends where it was")
-            damaged.add(key)
+            end = "ends where it was" if key in lengths else "is lost"
+            logger.error("a durable stream was damaged on disk, and %s", end)
+            cuts[key] = row
+            continue
+        yield key, record
+    if cuts:
+        database.cut_notes(cuts)
+    if not cuts.keys() <= lengths.keys():
+        database.keep_damage()
+
+
+def _length(lengths: Mapping[bytes, int], key: bytes, record: DurableRecord) -> int:
+    """How many appends a durable stream has after a record, given how many each has before it. Raises: JournalDamaged
+    if the record needs what is not there."""
+    if isinstance(record, Created) and record.fork is not None:
+        length = record.fork.position + bool(record.fork.part)
+        if lengths.get(record.fork.source, -1) < length:
+            raise JournalDamaged("a fork of what is lost")
+    elif isinstance(record, Created):
+        length = 0
+    elif key in lengths:
+        length = lengths[key]
+    else:
+        raise JournalDamaged("a stream without its beginning")
+    return length + bool(record.pieces) if isinstance(record, Created | Appended) else length
 
 
 def _events(rows: Rows, stream_id: str, tail: Sequence[TailRow]) -> tuple[list[Event], bool]:

@@ -39,6 +39,10 @@ _MIGRATIONS = (
     CREATE TABLE notes (row INTEGER PRIMARY KEY, key BLOB NOT NULL, body BLOB NOT NULL, crc INTEGER NOT NULL);
     CREATE INDEX notes_by_key ON notes (key);
     """,
+    """
+    ALTER TABLE streams ADD COLUMN owner TEXT NOT NULL DEFAULT 'anonymous';
+    ALTER TABLE expired ADD COLUMN owner TEXT NOT NULL DEFAULT 'anonymous';
+    """,
 )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tailrace.errors import StorageError
 from tailrace.streams._clock import stamp
 from tailrace.streams._database import Database, FinishedRow
@@ -26,28 +24,18 @@ class Tidying:
         self._database = database
         self._rows = rows
         self._keeps = keeps
-        self._finished: list[StreamLog] = []
-        self._expired: list[str] = []
+        self.finished: list[StreamLog] = []  # which wait for their row
+        self.expired: list[str] = []
         self._has_room = False  # unused, in the file
-
-    def finish(self, log: StreamLog) -> None:
-        self._finished.append(log)
-
-    def find(self, stream_id: str) -> StreamLog | None:
-        """A finished stream that still waits for its row."""
-        return next((log for log in self._finished if log.stream_id == stream_id), None)
-
-    def forget(self, stream_ids: Sequence[str]) -> None:
-        self._expired += stream_ids
 
     def step(self) -> bool:
         """Some of it; whether there is more. Raises: StorageError, and nothing is lost then."""
         num_finished = num_events = 0
-        while num_finished < len(self._finished) and num_events < _EVENTS_AT_ONCE:
-            num_events += self._finished[num_finished].last_seq
+        while num_finished < len(self.finished) and num_events < _EVENTS_AT_ONCE:
+            num_events += self.finished[num_finished].last_seq
             num_finished += 1
-        finished, self._finished = self._finished[:num_finished], self._finished[num_finished:]
-        expired, self._expired = self._expired[:_STREAMS_AT_ONCE], self._expired[_STREAMS_AT_ONCE:]
+        finished, self.finished = self.finished[:num_finished], self.finished[num_finished:]
+        expired, self.expired = self.expired[:_STREAMS_AT_ONCE], self.expired[_STREAMS_AT_ONCE:]
         try:
             if finished and self._keeps:
                 self._database.finish([self._row(log) for log in finished])
@@ -58,9 +46,9 @@ class Tidying:
                 self._has_room = True
             has_dead = self._database.sweep()
         except StorageError:
-            self._finished[:0], self._expired[:0] = finished, expired
+            self.finished[:0], self.expired[:0] = finished, expired
             raise
-        if has_dead or self._finished or self._expired:
+        if has_dead or self.finished or self.expired:
             return True
         if self._has_room:
             self._has_room = self._database.give_room_back(_PAGES_AT_ONCE)

@@ -1,21 +1,105 @@
-"""One stream: its events in order, numbered from 1 by their place, and whoever follows them."""
+"""One stream: what was asked, its events in order, numbered from 1 by their place, and whoever follows them."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import secrets
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
-from tailrace.streams.record import Record
-from tailrace.types import End, Event, TextDelta
+import msgspec
 
-__all__ = ["Producer", "Reader", "StreamLog"]
+from tailrace.errors import ForeignCursor, SeqOutOfRange
+from tailrace.types import ANONYMOUS, End, Event, Prompt, Sampling, TextDelta
+
+__all__ = [
+    "Claim",
+    "Producer",
+    "Reader",
+    "Record",
+    "StreamLog",
+    "event_id",
+    "is_stream_id",
+    "new_stream_id",
+    "parse_cursor",
+]
 
 logger = logging.getLogger("tailrace.streams")
 
 _TAKE_EVENTS = 512  # so that a long replay neither blocks the loop nor piles up in front of a slow socket
+_SEQ = re.compile(r"(?:0|[1-9][0-9]{0,14})", re.ASCII)
+_EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,64})-(0|[1-9][0-9]{0,14})", re.ASCII)
+_STREAM_ID = re.compile(r"[A-Za-z0-9_-]{22}", re.ASCII)
 _EVENT_BYTES = 200  # of one event in memory, apart from its text (CPython 3.11, measured over 100,000 events)
+
+
+def new_stream_id() -> str:
+    """128 random bits, which work as the right to read the stream."""
+    return secrets.token_urlsafe(16)
+
+
+def is_stream_id(text: str) -> bool:
+    """Whether it looks like one of ours, whether there is such a stream or not."""
+    return _STREAM_ID.fullmatch(text) is not None
+
+
+def event_id(stream_id: str, seq: int) -> str:
+    """As it stands on the wire, so that a bare Last-Event-ID finds stream and position."""
+    return f"{stream_id}-{seq}"
+
+
+def parse_cursor(cursor: str, stream_id: str | None = None) -> tuple[str, int]:
+    """The stream and the last `seq` seen, out of an event id or, where the stream is known, a bare number.
+
+    Raises: SeqOutOfRange if it is neither, ForeignCursor if it belongs to another stream than `stream_id`.
+    """
+    if stream_id is not None and _SEQ.fullmatch(cursor):
+        return stream_id, int(cursor)
+    match = _EVENT_ID.fullmatch(cursor)
+    if match is None:
+        raise SeqOutOfRange("This is not an event id of this server.", param="last-event-id")
+    if stream_id is not None and match[1] != stream_id:
+        raise ForeignCursor("This event id belongs to another stream.", param="last-event-id")
+    return match[1], int(match[2])
+
+
+class Claim(msgspec.Struct, frozen=True, array_like=True):
+    """An Idempotency-Key, and what request it came with."""
+
+    key: str
+    fingerprint: bytes
+
+
+class Record(msgspec.Struct, frozen=True):
+    """A stream as it was asked for: enough to show it on any wire, and to run it again. Written before anybody hears of
+    the stream."""
+
+    stream_id: str
+    created_s: float  # since the epoch
+    model: str = ""
+    memo: bytes = b""  # what the wire that began it wants to see again
+    prompts: tuple[Prompt, ...] = ()  # as long as it runs
+    sampling: Sampling = Sampling()  # seed and max_tokens are set
+    num_prompt_tokens: int = 0
+    num_choices: int = 1
+    linger_s: float = 0.0  # how long nobody may read before it is cancelled; 0: not at all
+    exact: bool = False  # GenerateRequest.exact
+    claim: Claim | None = None
+    caller: str = ""  # GenerateRequest.caller, as long as it runs
+    owner: str = ANONYMOUS  # only they can follow, stop or delete it
+    key_id: str = ""  # of the key that it was begun with
+    wire: str = ""  # that it was begun on
+
+    @property
+    def seed(self) -> int:
+        return self.sampling.seed or 0
+
+    def finished(self) -> Record:
+        """What is still worth knowing once the stream has ended: not what was asked, nor by whom."""
+        return msgspec.structs.replace(self, prompts=(), caller="")
 
 
 class Producer(Protocol):
@@ -41,7 +125,10 @@ class Producer(Protocol):
 class StreamLog:
     """The events of one request, as far as they may be seen. Used from one event loop only."""
 
-    __slots__ = ("_ending", "_readers", "_waiting", "end", "events", "is_parked", "number", "producer", "record")
+    __slots__ = (
+        "_ending", "_readers", "_waiting", "end", "events", "expires_s", "first_s", "is_parked", "number", "producer",
+        "record",
+    )  # fmt: skip
 
     def __init__(self, record: Record, events: Sequence[Event] = (), *, number: int = 0) -> None:
         self.record = record
@@ -51,6 +138,8 @@ class StreamLog:
         self.end: End | None = last if isinstance(last, End) else None
         self.is_parked = False  # it has not ended, but nothing more comes from this process
         self.producer: Producer | None = None
+        self.first_s: float | None = None  # monotonic; when its first token came, in this process
+        self.expires_s: float | None = None  # monotonic; None while it runs, and when it is no longer kept
         self._readers = 0
         self._waiting: set[Reader] = set()  # for the next event
         self._ending: set[Reader] = set()  # for the terminal one
@@ -58,6 +147,11 @@ class StreamLog:
     @property
     def stream_id(self) -> str:
         return self.record.stream_id
+
+    @property
+    def num_waiting(self) -> int:
+        """Readers that wait for an event."""
+        return len(self._waiting) + len(self._ending)
 
     @property
     def num_readers(self) -> int:
@@ -69,6 +163,11 @@ class StreamLog:
         if self.end is not None:
             return self.end.status
         return self.producer.status if self.producer is not None else "running"
+
+    @property
+    def expires_in_s(self) -> float | None:
+        """Seconds until a finished stream is dropped at the latest; None while it runs."""
+        return None if self.expires_s is None else max(0.0, self.expires_s - time.monotonic())
 
     @property
     def last_seq(self) -> int:
@@ -83,7 +182,7 @@ class StreamLog:
     def append(self, event: Event) -> None:
         """Let an event be seen, and wake whoever waits for it. After the terminal event nothing is added any more.
 
-        Whoever produces events hands them to the store, whose journal has them before they come here.
+        Whoever produces events hands them to the log store, which keeps them before they come here.
         """
         if self.end is not None:
             return

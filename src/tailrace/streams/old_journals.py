@@ -12,6 +12,7 @@ from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tailrace.streams._database import DAMAGED_FACT
 from tailrace.streams._files import is_at
 
 __all__ = [
@@ -68,14 +69,15 @@ def remove_expired_journals(data_path: Path, *, lifetime_s: float, keep: Path) -
 
 
 def remove_unused_journal(directory: Path) -> None:
-    """Remove a journal into which no stream was ever written. One that a server holds, that cannot be read, or that has
-    another file beside it, such as a damaged predecessor, stays."""
+    """Remove a journal into which no stream was ever written. One that a server holds, that cannot be read, that lost
+    streams to damage, or that has another file beside it, such as a damaged predecessor, stays."""
     with suppress(OSError, sqlite3.Error), _held(directory):
         if any(path.name not in _FILES for path in directory.iterdir()):
             return
-        with closing(sqlite3.connect(directory / "journal.sqlite")) as connection:
-            rows = "SELECT 1 FROM streams UNION ALL SELECT 1 FROM expired UNION ALL SELECT 1 FROM notes LIMIT 1"
-            if connection.execute(rows).fetchone() is not None:
+        with _reading(directory / "journal.sqlite") as connection:
+            rows = "SELECT 1 FROM streams UNION ALL SELECT 1 FROM expired UNION ALL SELECT 1 FROM notes"
+            facts = "SELECT 1 FROM facts WHERE name = ?"
+            if connection.execute(f"{rows} UNION ALL {facts} LIMIT 1", (DAMAGED_FACT,)).fetchone() is not None:
                 return
         for name in _FILES:
             (directory / name).unlink(missing_ok=True)
@@ -120,9 +122,18 @@ def _held(directory: Path) -> Iterator[None]:
         os.close(lock)
 
 
+@contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    """A journal that is only looked at. A connection that may write would, when it is closed, move what the write-ahead
+    log has into the file. That renews the time of the last write, and the journal's own server could no longer see that
+    the end of the log was lost. Raises: sqlite3.Error if it cannot be read."""
+    with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        yield connection
+
+
 def _has_expired(path: Path, idle_s: float) -> bool:
     """Whether no stream of a journal can be asked for any more. Raises: sqlite3.Error if it cannot be read."""
-    with closing(sqlite3.connect(path)) as connection:
+    with _reading(path) as connection:
         tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")}
         if not {"facts", "notes"} <= tables or connection.execute("SELECT 1 FROM notes LIMIT 1").fetchone() is not None:
             return False

@@ -1,10 +1,12 @@
-"""What tests need: the laws that every engine keeps, an engine whose tokens are known beforehand, and a bad network."""
+"""What tests need: the laws that every engine and every log store keeps, an engine whose tokens are known beforehand,
+and a bad network."""
 
 from __future__ import annotations
 
-from tailrace.engines.scripted import CONTROL_TOKENS, ScriptedEngine, scripted_token
+from tailrace.engines.scripted.engine import CONTROL_TOKENS, ScriptedEngine, scripted_token
 from tailrace.testing.chaos import Chaos, Flow, Line
 from tailrace.testing.conformance import Law, check_engine, laws
+from tailrace.testing.log_stores import StoreLaw, check_log_store, store_laws
 
 __all__ = [
     "CONTROL_TOKENS",
@@ -13,7 +15,10 @@ __all__ = [
     "Law",
     "Line",
     "ScriptedEngine",
+    "StoreLaw",
     "check_engine",
+    "check_log_store",
     "laws",
     "scripted_token",
+    "store_laws",
 ]

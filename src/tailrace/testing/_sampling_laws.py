@@ -12,11 +12,10 @@ from dataclasses import replace
 from itertools import count, repeat
 from typing import Any, TypeAlias
 
-from tailrace.testing._law import Law
-from tailrace.testing._trial import Trial, hold
-from tailrace.types import Sampling
+from tailrace.testing._trial import EngineTrial, Law, hold
+from tailrace.types import Grammar, Sampling
 
-__all__ = ["sampling_laws"]
+__all__ = ["grammar_laws", "sampling_laws"]
 
 _MAX_TOKENS = 2  # few, since one that differs takes all behind it along
 _LONG_TOKENS = 32  # in which small models repeat themselves
@@ -24,11 +23,13 @@ _NUM_PROMPTS = 12
 _STRONG = 2.0  # the most that every engine takes as a penalty
 _NEAR = 0.1  # how far logprobs of one place may lie apart when it is computed again
 _SURE = 100.0  # a bias that outweighs every logit
+_NUM_CHARACTERS = 4  # of an answer under a grammar; a token is one of them at least
+_GRAMMAR_TOKENS = 16
 
 _Ids: TypeAlias = tuple[int, ...]
 
 
-def _asked(trial: Trial, prompts: list[_Ids], samplings: Iterable[Sampling]) -> list[int]:
+def _asked(trial: EngineTrial, prompts: list[_Ids], samplings: Iterable[Sampling]) -> list[int]:
     """The ids of the sequences that answered, as many at once as a law may run."""
     asked: list[int] = []
     for prompt, sampling in zip(prompts, samplings, strict=False):
@@ -39,11 +40,11 @@ def _asked(trial: Trial, prompts: list[_Ids], samplings: Iterable[Sampling]) -> 
     return asked
 
 
-def _given(trial: Trial, prompts: list[_Ids], sampling: Sampling) -> list[_Ids]:
+def _given(trial: EngineTrial, prompts: list[_Ids], sampling: Sampling) -> list[_Ids]:
     return [trial.ids(sequence_id) for sequence_id in _asked(trial, prompts, repeat(sampling))]
 
 
-def _seeded(trial: Trial, prompts: list[_Ids], first_seed: int, parameter: dict[str, Any]) -> list[_Ids]:
+def _seeded(trial: EngineTrial, prompts: list[_Ids], first_seed: int, parameter: dict[str, Any]) -> list[_Ids]:
     samplings = (replace(trial.sampling(_MAX_TOKENS, seed), **parameter) for seed in count(first_seed))
     return [trial.ids(sequence_id) for sequence_id in _asked(trial, prompts, samplings)]
 
@@ -53,10 +54,10 @@ def _hold_mostly_same(seen: list[_Ids], expected: list[_Ids], what: str) -> None
     hold(2 * same >= len(seen), None, f"{what}: {same} of {len(seen)} answers are the same; {seen} against {expected}")
 
 
-def _narrows(**parameter: float) -> Callable[[Trial], None]:
+def _narrows(**parameter: float) -> Callable[[EngineTrial], None]:
     """So narrow that nothing is left of temperature 1 but the likeliest token."""
 
-    def check(trial: Trial) -> None:
+    def check(trial: EngineTrial) -> None:
         prompts = trial.prompts(_NUM_PROMPTS, "narrow")
         greedy = _given(trial, prompts, trial.sampling(_MAX_TOKENS))
         _hold_mostly_same(_seeded(trial, prompts, 31, parameter), greedy, f"{parameter} against greedy")
@@ -75,8 +76,8 @@ def _repeats(prompts: list[_Ids], answers: list[_Ids]) -> int:
     return repeated
 
 
-def _penalises(name: str, *, counts_prompt: bool) -> Callable[[Trial], None]:
-    def check(trial: Trial) -> None:
+def _penalises(name: str, *, counts_prompt: bool) -> Callable[[EngineTrial], None]:
+    def check(trial: EngineTrial) -> None:
         prompts = trial.prompts(5, "repeat")
         counted: list[_Ids] = prompts if counts_prompt else [()] * len(prompts)
         free = trial.sampling(_LONG_TOKENS)
@@ -94,7 +95,7 @@ def _penalises(name: str, *, counts_prompt: bool) -> Callable[[Trial], None]:
     return check
 
 
-def _logit_bias(trial: Trial) -> None:
+def _logit_bias(trial: EngineTrial) -> None:
     prompts = trial.prompts(3, "bias")
     free = trial.sampling(_MAX_TOKENS)
     without = _given(trial, prompts, free)
@@ -106,7 +107,7 @@ def _logit_bias(trial: Trial) -> None:
     hold(not any(banned in answer for answer in spared), None, f"token {banned} with {-_SURE} is in {spared}")
 
 
-def _top_logprobs(trial: Trial) -> None:
+def _top_logprobs(trial: EngineTrial) -> None:
     asked = trial.submit(
         trial.prompts(1, "top")[0], replace(trial.sampling(_MAX_TOKENS), logprobs=True, top_logprobs=3)
     )
@@ -121,7 +122,7 @@ def _top_logprobs(trial: Trial) -> None:
             hold(dict(top).get(token_id) == logprob, asked, f"greedy took {token_id} with {logprob}, out of {top}")
 
 
-def _raw_logprobs(trial: Trial) -> None:
+def _raw_logprobs(trial: EngineTrial) -> None:
     """What temperature does to probabilities is not seen in them."""
     prompts = trial.prompts(_NUM_PROMPTS, "raw")
     greedy = replace(trial.sampling(1), logprobs=True)
@@ -132,6 +133,32 @@ def _raw_logprobs(trial: Trial) -> None:
         (one,), (other,) = trial.end(first).logprobs, trial.end(second).logprobs
         near += abs(one - other) < _NEAR or trial.ids(first) != trial.ids(second)
     hold(2 * near >= _NUM_PROMPTS, None, f"at temperature 0.01 only {near} of {_NUM_PROMPTS} logprobs are the model's")
+
+
+def _grammars(trial: EngineTrial) -> None:
+    """Answers of four characters, digits in the one and letters in the other, beside one that is free.
+
+    What ids mean is not known here, so it goes by what any vocabulary must do with them.
+    """
+    prompt = trial.prompts(1, "grammar")[0]
+    free = trial.submit(prompt, trial.sampling(_GRAMMAR_TOKENS)) if trial.width > 2 else None
+    firsts = []
+    for characters in ("0-9", "a-z"):
+        grammar = Grammar("regex", f"[{characters}]{{{_NUM_CHARACTERS}}}")
+        held = trial.submit(prompt, replace(trial.sampling(_GRAMMAR_TOKENS), grammar=grammar, ignore_eos=False))
+        if trial.width == 1:
+            trial.finish()
+        firsts.append(held)
+    trial.finish()
+    for held in firsts:
+        ids, reason = trial.ids(held), trial.end(held).finish_reason
+        seen = f"{ids} with {_NUM_CHARACTERS} characters to say, and finish_reason {reason!r}"
+        hold(reason == "stop" and len(ids) <= _NUM_CHARACTERS + 1, held, seen)  # with an end of text
+    digits, letters = (trial.ids(held)[:1] for held in firsts)
+    hold(digits != letters, firsts[1], f"a digit and a letter were both the token {digits}")
+    if free is not None and trial.engine.capabilities.exact:
+        alone = trial.alone(prompt, trial.sampling(_GRAMMAR_TOKENS))
+        hold(trial.ids(free) == alone, free, f"beside grammars it gave {trial.ids(free)}, but alone {alone}")
 
 
 _WARM = frozenset({"seed", "temperature"})
@@ -164,3 +191,5 @@ sampling_laws: tuple[Law, ...] = (
     Law("top_logprobs_are_sorted", "so many of the likeliest, in order", _top_logprobs, frozenset({"top_logprobs"})),
     Law("logprobs_are_raw", "logprobs are the model's, before temperature", _raw_logprobs, _DRAWN | {"logprobs"}),
 )
+
+grammar_laws = (Law("grammar_holds", "a grammar bounds its answer, and no other", _grammars, frozenset({"grammar"})),)

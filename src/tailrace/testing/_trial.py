@@ -1,4 +1,4 @@
-"""One engine under trial: what was asked of it, and everything that it said."""
+"""What a law of engines is, and what it has to work with: one engine, what was asked of it, and all that it said."""
 
 from __future__ import annotations
 
@@ -10,22 +10,13 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from tailrace.engines.promise import Delta, Engine, Sequence
+from tailrace.engines.promise import Capabilities, Delta, Engine, Sequence
 from tailrace.types import Sampling
 
-__all__ = ["Trial", "TrialSettings", "hold", "on_trial"]
+__all__ = ["EngineTrial", "Law", "hold", "under_law"]
 
 _PATIENCE_S = 30.0  # without a single delta, while something should run
 _sequence_ids = itertools.count(1)  # never used twice, so that an engine may be shared between laws
-
-
-@dataclass(frozen=True, slots=True)
-class TrialSettings:
-    """How to get an engine, which token ids prompts may be drawn from, and how long to look for leaks."""
-
-    make: Callable[[], Engine]
-    vocab_size: int
-    num_sequences: int
 
 
 def hold(condition: bool, sequence_id: int | None, seen: object) -> None:
@@ -38,13 +29,16 @@ def hold(condition: bool, sequence_id: int | None, seen: object) -> None:
         raise AssertionError(f"{where}: {seen}")
 
 
-class Trial:
-    """Drives an engine and keeps its deltas as they came, right or wrong: judging them is for the laws."""
+class EngineTrial:
+    """Drives an engine and keeps its deltas as they came, right or wrong: judging them is for the laws.
 
-    def __init__(self, engine: Engine, settings: TrialSettings) -> None:
+    `vocab_size` bounds the token ids that prompts are drawn from; `num_sequences` is how long to look for leaks.
+    """
+
+    def __init__(self, engine: Engine, *, vocab_size: int, num_sequences: int) -> None:
         self.engine = engine
-        self.num_sequences = settings.num_sequences
-        self.vocab_size = settings.vocab_size
+        self.vocab_size = vocab_size
+        self.num_sequences = num_sequences
         self.deltas: dict[int, list[Delta]] = {}
         self.strangers: list[Delta] = []  # deltas of sequences that nobody submitted
         self._running: set[int] = set()
@@ -121,26 +115,56 @@ class Trial:
     def end(self, sequence_id: int) -> Delta:
         return self.deltas[sequence_id][-1]
 
-    def clear_away(self) -> None:
-        """Leave the engine idle, as far as it lets itself: the next law may get the same one."""
+    def close(self) -> None:
+        """Leave the engine idle, as far as it lets itself, and close it: the next law may get the same one."""
         for sequence_id in self._running:
             self.engine.abort(sequence_id)
         for _ in range(8):
             if not self._running:
                 break
             self.step()
+        self.engine.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Law:
+    """One promise of the `Engine` protocol. Called with a way to make an engine, it passes or raises.
+
+    Raises: AssertionError that names the law and the sequence, and says what was seen; whatever the engine raises.
+    """
+
+    name: str
+    promise: str  # for people
+    check: Callable[[EngineTrial], None]
+    parameters: frozenset[str] = frozenset()  # of `Sampling`, without which the law says nothing
+    exact: bool = False  # says nothing of an engine that is not
+
+    def applies_to(self, capabilities: Capabilities) -> bool:
+        return self.parameters <= capabilities.parameters and (capabilities.exact or not self.exact)
+
+    def __call__(self, make: Callable[[], Engine], *, vocab_size: int = 256, num_sequences: int = 1000) -> None:
+        trial = EngineTrial(make(), vocab_size=vocab_size, num_sequences=num_sequences)
+        try:
+            if self.applies_to(trial.engine.capabilities):
+                with under_law(self.name, self.promise):
+                    self.check(trial)
+        except BaseException:
+            with contextlib.suppress(Exception):  # what went wrong first is what is to be told
+                trial.close()
+            raise
+        trial.close()
+
+    def __str__(self) -> str:
+        return self.name
 
 
 @contextmanager
-def on_trial(settings: TrialSettings) -> Iterator[Trial]:
-    """A trial of a new engine, which is closed at the end."""
-    trial = Trial(settings.make(), settings)
+def under_law(name: str, promise: str) -> Iterator[None]:
+    """Have whatever is raised name the law."""
     try:
-        yield trial
-    except BaseException:
-        with contextlib.suppress(Exception):  # what went wrong first is what is to be told
-            trial.clear_away()
-            trial.engine.close()
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{name} ({promise}): {error}") from None
+    except Exception as error:
+        error.add_note(f"raised under the law {name} ({promise})")
         raise
-    trial.clear_away()
-    trial.engine.close()

@@ -25,21 +25,19 @@ depends on an option (an end of text, say) is only tried as far as the engine th
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import math
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+from tailrace.child import resident_bytes
 from tailrace.engines.promise import Engine
 from tailrace.errors import SequenceFailed
-from tailrace.testing._grammar_laws import grammar_laws
-from tailrace.testing._law import Law
-from tailrace.testing._sampling_laws import sampling_laws
-from tailrace.testing._trial import Trial, hold
+from tailrace.testing._sampling_laws import grammar_laws, sampling_laws
+from tailrace.testing._trial import EngineTrial, Law, hold
 
 __all__ = ["Law", "check_engine", "laws"]
 
@@ -56,7 +54,7 @@ def check_engine(make: Callable[[], Engine], *, vocab_size: int = 256, num_seque
         law(make, vocab_size=vocab_size, num_sequences=num_sequences)
 
 
-def _idle_steps(trial: Trial) -> None:
+def _idle_steps(trial: EngineTrial) -> None:
     for moment in ("before the first sequence", "after the last one"):
         took_s = []
         for _ in range(5):
@@ -68,7 +66,7 @@ def _idle_steps(trial: Trial) -> None:
         trial.alone(trial.prompts(1)[0], trial.sampling(4))
 
 
-def _mixed_run(trial: Trial) -> None:
+def _mixed_run(trial: EngineTrial) -> None:
     """Sequences of several lengths that come one after the other, and one step more than they need."""
     for place, prompt in enumerate(trial.prompts(trial.width, "mixed")):
         trial.submit(prompt, trial.sampling(9 + 4 * place))
@@ -77,7 +75,7 @@ def _mixed_run(trial: Trial) -> None:
     trial.step()
 
 
-def _dense(trial: Trial) -> None:
+def _dense(trial: EngineTrial) -> None:
     _mixed_run(trial)
     hold(not trial.strangers, None, f"deltas of sequences that were never submitted: {trial.strangers}")
     for sequence_id, deltas in trial.deltas.items():
@@ -87,7 +85,7 @@ def _dense(trial: Trial) -> None:
             count += len(delta.token_ids)
 
 
-def _one_final(trial: Trial) -> None:
+def _one_final(trial: EngineTrial) -> None:
     _mixed_run(trial)
     for sequence_id, deltas in trial.deltas.items():
         reasons = [delta.finish_reason for delta in deltas]
@@ -95,14 +93,14 @@ def _one_final(trial: Trial) -> None:
         hold(reasons[-1] in ("stop", "length"), sequence_id, f"it ended with {deltas[-1]}")
 
 
-def _token_ids(trial: Trial) -> None:
+def _token_ids(trial: EngineTrial) -> None:
     _mixed_run(trial)
     for sequence_id in trial.deltas:
         ids = trial.ids(sequence_id)
         hold(all(isinstance(token, int) and token >= 0 for token in ids), sequence_id, f"token ids {ids}")
 
 
-def _hold_length(trial: Trial, sequence_id: int, max_tokens: int) -> None:
+def _hold_length(trial: EngineTrial, sequence_id: int, max_tokens: int) -> None:
     """Exactly `max_tokens`, or fewer and an end of text."""
     count, reason = len(trial.ids(sequence_id)), trial.end(sequence_id).finish_reason
     seen = f"{count} tokens and finish_reason {reason!r} with max_tokens={max_tokens}"
@@ -110,7 +108,7 @@ def _hold_length(trial: Trial, sequence_id: int, max_tokens: int) -> None:
     hold(reason in ("length", "stop"), sequence_id, seen)
 
 
-def _max_tokens(trial: Trial) -> None:
+def _max_tokens(trial: EngineTrial) -> None:
     prompt = trial.prompts(1, "length")[0]
     wanted = {trial.submit(prompt, trial.sampling(length)): length for length in (1, 2, 7, 33)[: trial.width]}
     trial.finish()
@@ -118,7 +116,7 @@ def _max_tokens(trial: Trial) -> None:
         _hold_length(trial, sequence_id, max_tokens)
 
 
-def _ignore_eos(trial: Trial) -> None:
+def _ignore_eos(trial: EngineTrial) -> None:
     prompt = trial.prompts(1, "end")[0]
     for first in range(1, 13, trial.width):
         lengths = range(first, min(first + trial.width, 13))
@@ -130,7 +128,7 @@ def _ignore_eos(trial: Trial) -> None:
             _hold_length(trial, sequence_id, max_tokens)
 
 
-def _hold_cancelled(trial: Trial, sequence_id: int) -> None:
+def _hold_cancelled(trial: EngineTrial, sequence_id: int) -> None:
     """One step, in which the sequence that was aborted ends."""
     stepped = [delta for delta in trial.step() if delta.sequence_id == sequence_id]
     ended = bool(stepped) and stepped[-1].finish_reason == "cancelled"
@@ -139,20 +137,20 @@ def _hold_cancelled(trial: Trial, sequence_id: int) -> None:
     hold(not again, sequence_id, f"after its last delta it gave {again}")
 
 
-def _abort(trial: Trial) -> None:
+def _abort(trial: EngineTrial) -> None:
     sequence_id = trial.start(64)
     trial.engine.abort(sequence_id)
     _hold_cancelled(trial, sequence_id)
     hold(trial.step() == [], sequence_id, "step() gave more deltas although nothing runs")
 
 
-def _abort_before_step(trial: Trial) -> None:
+def _abort_before_step(trial: EngineTrial) -> None:
     sequence_id = trial.submit(trial.prompts(1)[0], trial.sampling(64))
     trial.engine.abort(sequence_id)
     _hold_cancelled(trial, sequence_id)
 
 
-def _abort_anything(trial: Trial) -> None:
+def _abort_anything(trial: EngineTrial) -> None:
     trial.engine.abort(2**62)
     hold(trial.step() == [], None, "step() gave deltas after abort() of an unknown sequence")
     finished = trial.submit(trial.prompts(1)[0], trial.sampling(2))
@@ -168,7 +166,7 @@ def _abort_anything(trial: Trial) -> None:
     hold(not late, finished, f"abort() after its end gave {late}")
 
 
-def _abort_spares_neighbours(trial: Trial) -> None:
+def _abort_spares_neighbours(trial: EngineTrial) -> None:
     if trial.width < 2:
         return
     victim = trial.start(64)
@@ -186,7 +184,7 @@ def _hold_same(sequence_id: int, seen: tuple[int, ...], expected: tuple[int, ...
     hold(seen == expected, sequence_id, f"{where} it gave {seen}, but alone {expected}")
 
 
-def _hold_company_changes_nothing(trial: Trial, seeds: list[int | None], salt: str) -> None:
+def _hold_company_changes_nothing(trial: EngineTrial, seeds: list[int | None], salt: str) -> None:
     """The same sequences alone, all at once, and one after the other beside neighbours that come and go."""
     prompts = trial.prompts(len(seeds), salt)
     lengths = [24 - 3 * place for place in range(len(seeds))]
@@ -205,7 +203,7 @@ def _hold_company_changes_nothing(trial: Trial, seeds: list[int | None], salt: s
         _hold_same(staggered[-1 - place], trial.ids(staggered[-1 - place]), answer, "in a batch that changes")
 
 
-def _greedy(trial: Trial) -> None:
+def _greedy(trial: EngineTrial) -> None:
     _hold_company_changes_nothing(trial, [None] * trial.width, "greedy")
     if trial.width < 2:
         return
@@ -220,14 +218,14 @@ def _greedy(trial: Trial) -> None:
             _hold_same(twin, trial.ids(twin), expected, "beside a twin that is one step apart")
 
 
-def _same_seed(trial: Trial) -> None:
+def _same_seed(trial: EngineTrial) -> None:
     _hold_company_changes_nothing(trial, [11 + 7 * place for place in range(trial.width)], "seeds")
     prompt, sampling = trial.prompts(1, "again")[0], trial.sampling(16, 5)
     first, second = trial.alone(prompt, sampling), trial.alone(prompt, sampling)
     hold(first == second, None, f"the same prompt and seed gave {first} and then {second}")
 
 
-def _seeds_differ(trial: Trial) -> None:
+def _seeds_differ(trial: EngineTrial) -> None:
     for prompt in trial.prompts(3, "differ"):
         answers = {trial.alone(prompt, trial.sampling(24, seed)) for seed in (1, 2, 99_991)}
         if len(answers) > 1:
@@ -237,7 +235,7 @@ def _seeds_differ(trial: Trial) -> None:
     )
 
 
-def _logprobs(trial: Trial) -> None:
+def _logprobs(trial: EngineTrial) -> None:
     prompts = trial.prompts(2, "logprobs")
     asked = trial.submit(prompts[0], trial.sampling(8, logprobs=True))
     if trial.width < 2:
@@ -252,7 +250,7 @@ def _logprobs(trial: Trial) -> None:
     hold(not told, unasked, f"logprobs that nobody asked for: {told}")
 
 
-def _try_length(trial: Trial, num_prompt_tokens: int) -> int | None:
+def _try_length(trial: EngineTrial, num_prompt_tokens: int) -> int | None:
     """Submit a prompt of that many tokens for one token more; None if it was refused, as it should be."""
     prompt = [n % 97 % trial.vocab_size for n in range(num_prompt_tokens)]
     try:
@@ -261,7 +259,7 @@ def _try_length(trial: Trial, num_prompt_tokens: int) -> int | None:
         return None
 
 
-def _long_prompt(trial: Trial) -> None:
+def _long_prompt(trial: EngineTrial) -> None:
     prompt, sampling = trial.prompts(1, "neighbour")[0], trial.sampling(12)
     neighbour = trial.submit(prompt, sampling)
     trial.step()
@@ -274,7 +272,7 @@ def _long_prompt(trial: Trial) -> None:
         _hold_same(neighbour, trial.ids(neighbour), trial.alone(prompt, sampling), "beside a refused prompt")
 
 
-def _limit_prompt(trial: Trial) -> None:
+def _limit_prompt(trial: EngineTrial) -> None:
     capabilities = trial.engine.capabilities
     limit = min(capabilities.context_tokens, capabilities.kv_tokens)
     for length in (limit - 1, limit):
@@ -287,7 +285,7 @@ def _limit_prompt(trial: Trial) -> None:
     _hold_length(trial, after, 4)
 
 
-def _no_leak(trial: Trial) -> None:
+def _no_leak(trial: EngineTrial) -> None:
     prompts = trial.prompts(16, "leak")
     width = min(16, trial.engine.capabilities.max_sequences)
     rounds = max(2, trial.num_sequences // width)
@@ -307,18 +305,14 @@ def _no_leak(trial: Trial) -> None:
 
 
 def _resident_bytes() -> int:
-    """What this process occupies, or at its worst has occupied; 0 where the system does not tell."""
+    """What this process occupies, or at its worst has occupied."""
     gc.collect()
-    with contextlib.suppress(OSError):
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    if sys.platform == "win32":
-        return 0
-    import resource
-
+    if resident := resident_bytes(os.getpid()):
+        return resident
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _close(trial: Trial) -> None:
+def _close(trial: EngineTrial) -> None:
     trial.alone(trial.prompts(1)[0], trial.sampling(2))
     trial.engine.close()
     trial.engine.close()

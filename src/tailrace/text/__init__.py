@@ -1,8 +1,8 @@
 """Text is the server's work, once for all engines; engines see ids only.
 
 Everything here is pure: no event loop, no files, no clock but the one that chat templates ask for. `Tokenizer`,
-`ChatTemplate` and `ChatEncoder` belong to a model and are shared by threads; `Detokenizer` and `StopMatcher` belong to
-one sequence.
+`ChatTemplate` and `ChatEncoder` belong to a model and are shared by threads; `Detokenizer`, `StopMatcher` and
+`ToolCallReader` belong to one sequence.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from tailrace.text.packed import ByteTokenizer, MessageEncoder
 from tailrace.text.stops import StopMatcher
 from tailrace.text.templates import ChatTemplate, TemplateError
 from tailrace.text.tokenizer import Tokenizer
+from tailrace.text.tool_calls import ToolCallReader
 
 __all__ = [
     "ByteTokenizer",
@@ -23,4 +24,5 @@ __all__ = [
     "StopMatcher",
     "TemplateError",
     "Tokenizer",
+    "ToolCallReader",
 ]

@@ -72,28 +72,21 @@ class ChatEncoder:
 
         Raises: TemplateError from the template; RequestError for text with lone surrogates.
         """
-        parts = self._render(
-            messages,
-            tools=tools,
-            values=values,
-            add_generation_prompt=add_generation_prompt,
-            continue_final=continue_final,
-        )
+        parts = self._render(messages, tools, values, add_generation_prompt, continue_final)
         return self._tokenizer.encode_parts(parts)
 
     def offsets(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int, int]]]:
         """The prompt for these messages as text, and the ids that `encode` gives with the range of characters that each
         stands for. Raises: as `encode`."""
-        return self._tokenizer.offsets_of_parts(list(self._render(messages)))
+        return self._tokenizer.offsets_of_parts(list(self._render(messages, (), None, True, False)))
 
     def _render(
         self,
         messages: Sequence[Message],
-        *,
-        tools: Sequence[Turn] = (),
-        values: Mapping[str, TemplateValue] | None = None,
-        add_generation_prompt: bool = True,
-        continue_final: bool = False,
+        tools: Sequence[Turn],
+        values: Mapping[str, TemplateValue] | None,
+        add_generation_prompt: bool,
+        continue_final: bool,
     ) -> Iterator[str | int]:
         """The prompt as plain text and ids of control tokens, in turns."""
         turns = [turn_of(message) for message in self._plain(messages, tools)]

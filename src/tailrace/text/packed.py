@@ -14,7 +14,7 @@ that no text can produce; what stands behind the second one is the beginning of 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, cast, overload
+from typing import Any, cast
 
 import msgspec
 
@@ -24,7 +24,7 @@ from tailrace.text.templates import Turn
 from tailrace.text.tokenizer import Tokenizer, utf8_bytes
 from tailrace.types import Message, TemplateValue
 
-__all__ = ["CHAT_ID", "END_ID", "ByteTokenizer", "Chat", "MessageEncoder", "pack", "unpack"]
+__all__ = ["CHAT_ID", "END_ID", "ByteTokenizer", "MessageEncoder", "PackedChat", "pack", "unpack"]
 
 _PIECE_BYTES = 6
 _LEAST_PIECE_ID = 1 << 16  # of two bytes behind the byte of 1
@@ -55,43 +55,27 @@ def _piece(token_id: int) -> bytes:
     return token_id.to_bytes(size + 1)[1:]
 
 
-class _Pieces(Sequence[bytes]):
+class _Pieces:
     """The bytes of each id, computed: there are too many to list."""
 
-    def __len__(self) -> int:
-        return ByteTokenizer.vocab_size
-
-    @overload
-    def __getitem__(self, index: int) -> bytes: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[bytes]: ...
-    def __getitem__(self, index: int | slice) -> bytes | Sequence[bytes]:
+    def __getitem__(self, token_id: int) -> bytes:
         """Raises: RequestError for an id that is no piece of text, since it is a client's prompt that has such."""
-        assert isinstance(index, int)
-        if index in _SPECIAL_IDS:
+        if token_id in _SPECIAL_IDS:
             return b""
         try:
-            return _piece(index)
+            return _piece(token_id)
         except ValueError:
             raise RequestError(
                 "This server knows no token ids but those of its own answers; send text.", param="prompt"
             ) from None
 
 
-class _Texts(Sequence["str | None"]):
+class _Texts:
     """What each id shows on its own: None where that is half a character, "" for what is no text."""
 
-    def __len__(self) -> int:
-        return ByteTokenizer.vocab_size
-
-    @overload
-    def __getitem__(self, index: int) -> str | None: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[str | None]: ...
-    def __getitem__(self, index: int | slice) -> str | Sequence[str | None] | None:
-        assert isinstance(index, int)
+    def __getitem__(self, token_id: int) -> str | None:
         try:
-            return _piece(index).decode()
+            return _piece(token_id).decode()
         except UnicodeDecodeError:
             return None
         except ValueError:
@@ -139,7 +123,7 @@ def _is_inside(byte: int) -> bool:
     return byte & 0xC0 == 0x80
 
 
-class Chat(msgspec.Struct):
+class PackedChat(msgspec.Struct):
     """A chat as it stands in a prompt, in OpenAI's words."""
 
     messages: list[dict[str, Any]]  # Any: what OpenAI's API takes
@@ -183,7 +167,7 @@ class MessageEncoder(ChatEncoder):
             raise UnsupportedParameter("The server behind this one does not continue a message.", param="messages")
         beginning = messages[-1].content if continue_final else ""
         said = [_spoken(message) for message in (messages[:-1] if continue_final else messages)]
-        chat = Chat(said, list(tools), dict(values or {}))
+        chat = PackedChat(said, list(tools), dict(values or {}))
         try:
             written = msgspec.json.encode(chat)
         except UnicodeEncodeError:

@@ -23,12 +23,12 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from tailrace.errors import ModelError, RequestError
-from tailrace.text.nesting import is_deeper
+from tailrace.errors import ModelError, TemplateError
 from tailrace.types import Message, TemplateValue, ToolCall
 
-__all__ = ["ChatTemplate", "TemplateError", "Turn", "turn_of"]
+__all__ = ["ChatTemplate", "TemplateError", "Turn", "is_deeper", "turn_of"]
 
+_MAX_DEPTH = 64
 MAX_OUTPUT_CHARS = 1 << 20
 MAX_GROWTH = 8
 MAX_MESSAGE_CHARS = 200
@@ -50,18 +50,22 @@ def turn_of(message: Message) -> Turn:
     return turn
 
 
+def is_deeper(value: object, depth: int = _MAX_DEPTH) -> bool:
+    """Whether JSON that came from elsewhere is nested more than `depth` deep: what walks through it is recursive."""
+    if not isinstance(value, dict | list):
+        return False
+    if not depth:
+        return True
+    items = value.values() if isinstance(value, dict) else value
+    return any(is_deeper(item, depth - 1) for item in items if isinstance(item, dict | list))
+
+
 def _arguments(call: ToolCall) -> object:
     try:
         value: object = msgspec.json.decode(call.arguments)
     except (msgspec.DecodeError, RecursionError):
         return call.arguments
     return call.arguments if is_deeper(value) else value
-
-
-class TemplateError(RequestError):
-    """The model's chat template refused these messages, or failed on them."""
-
-    code = "template_error"
 
 
 class _Refused(Exception):

@@ -1,6 +1,6 @@
 """Tools as plain text, for models whose chat template has no place for them.
 
-Functions are described in the system message, calls are written as the text that `dialects.tool_calls` reads, and
+Functions are described in the system message, calls are written as the text that `tool_calls` reads, and
 results are shown in a user's turn. This is the form that most open models with tools were trained on.
 """
 

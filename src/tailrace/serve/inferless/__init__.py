@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from tailrace.serve.inferless.app import InferlessApp, load_app
-from tailrace.serve.inferless.errors import AppError, AppFailed, OutputError, StreamCancelled
-from tailrace.serve.inferless.handler import StreamOutputHandler
+from tailrace.serve.inferless.errors import AppError, InferFailed, OutputError, StreamCancelled
+from tailrace.serve.inferless.output import StreamOutputHandler
 
 __all__ = [
     "AppError",
-    "AppFailed",
+    "InferFailed",
     "InferlessApp",
     "OutputError",
     "StreamCancelled",

@@ -6,10 +6,8 @@ that is asked for a stream answers with one event. 3. Binary tensors are refused
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import logging
-import math
 import os
 import re
 from collections.abc import AsyncIterator
@@ -21,16 +19,20 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from tailrace import __version__
-from tailrace.dialects.bodies import read_json, require_json_or_curl, to_json
-from tailrace.errors import BodyTooLarge, RequestError, TailraceError, UnknownModel, UnsupportedParameter
-from tailrace.serve.inferless.errors import AppFailed, OutputError
-from tailrace.serve.inferless.fields import instance_of
+from tailrace.dialects import triton
+from tailrace.dialects.bodies import read_json, to_json
+from tailrace.dialects.triton_models import VERSION
+from tailrace.errors import BodyTooLarge, RequestError, TailraceError, UnknownModel
+from tailrace.http.answers import JsonAnswer, error_answer
+from tailrace.serve.inferless.errors import InferFailed, OutputError
 from tailrace.serve.inferless.loading import Loaded, load
-from tailrace.serve.inferless.model import Answer, Model
-from tailrace.serve.inferless.wire import VERSION, Asked, read, tensors_of, values_of
+from tailrace.serve.inferless.model import InferlessAnswer, InferlessModel
+from tailrace.serve.inferless.schema import instance_of
+from tailrace.serve.inferless.wire import InferRequest, read, tensors_of, values_of
+from tailrace.serve.stream import first_of, stream
 
 __all__ = ["InferlessApp", "load_app"]
 
@@ -40,7 +42,6 @@ _WORKSPACE = re.compile(r"_[0-9a-f]{32}$")  # what the vendor puts behind a mode
 _SSE = "text/event-stream"
 _BODY_BYTES = 64 * 2**20
 _LEFT = 499  # nobody sees it
-_BINARY = "inference-header-content-length"
 
 
 def load_app(
@@ -79,7 +80,7 @@ class InferlessApp:
         self.notes = loaded.notes
         self.is_streaming = loaded.settings.is_streaming
         self._loaded = loaded
-        self._model = Model(loaded, concurrency, queue_s)
+        self._model = InferlessModel(loaded, concurrency, queue_s)
         of_server = [("", self._show_server), ("/health/live", self._show_live), ("/health/ready", self._show_ready)]
         of_model = [("", self._show_model), ("/ready", self._show_ready)]
         verbs = [("/infer", self._infer), ("/generate", self._generate), ("/generate_stream", self._generate_stream)]
@@ -167,16 +168,12 @@ class InferlessApp:
 
     async def _generate_stream(self, request: Request) -> Any:  # Any: as `_infer`
         asked, head = await self._asked(request, stream=True)
-        items = _Events(self._ask(asked), head, is_raw=not self.is_streaming)
-        return _BeforeFirst(open_stream(items))
+        return stream(self._events(self._ask(asked), head), wire="triton")
 
-    async def _asked(self, request: Request, *, stream: bool | None = None) -> tuple[Asked, dict[str, object]]:
+    async def _asked(self, request: Request, *, stream: bool | None = None) -> tuple[InferRequest, dict[str, object]]:
         """What is asked, and what stands at the head of each answer to it. Raises: RequestError."""
         name = self._named(request)
-        if _BINARY in request.headers:
-            raise UnsupportedParameter("Binary tensors are not supported: send data in the JSON.", param=_BINARY)
-        if request.headers.get("content-type"):
-            require_json_or_curl(request.headers)
+        triton.check_headers(request.headers)
         asked = read(read_json(await _body(request)), self._loaded.inputs)
         if None not in (asked.stream, stream) and asked.stream != stream:
             raise RequestError("stream: ask generate_stream for a stream, and generate for none.", param="stream")
@@ -192,71 +189,27 @@ class InferlessApp:
             raise UnknownModel(f"The only version is {VERSION}.", param="version")
         return name
 
-    def _ask(self, asked: Asked) -> Answer:
+    def _ask(self, asked: InferRequest) -> InferlessAnswer:
         """Raises: RequestError for what the app's own model of a request does not let through."""
         form = self._loaded.request_class
         return self._model.ask(asked.inputs if form is None else instance_of(form, asked.inputs))
 
-    async def _whole(self, request: Request, asked: Asked) -> object:
-        """What a unary app gives; None if the client has left before. Raises: QueueFull, AppFailed."""
-        answer = self._ask(asked)
-        leaving = asyncio.create_task(_left(request.receive))
-        waiting = asyncio.create_task(_first(answer))
+    async def _events(self, answer: InferlessAnswer, head: dict[str, object]) -> AsyncIterator[dict[str, Any]]:
+        """An app's answer as the events of this wire."""
         try:
-            await asyncio.wait({leaving, waiting}, return_when=asyncio.FIRST_COMPLETED)
-            return waiting.result() if waiting.done() else None
+            async for values in answer:
+                yield {**head, **(values if self.is_streaming else values_of(values))}
         finally:
-            leaving.cancel()
-            waiting.cancel()
             await answer.aclose()
 
-
-def open_stream(items: AsyncIterator[dict[str, Any]]) -> ASGIApp:  # Any: what JSON holds
-    """The front gives it an id, a log, resume and cancel."""
-    from tailrace.serve.stream import stream
-
-    return stream(items, wire="triton")
-
-
-class _Events:
-    """An app's answer as the events of this wire."""
-
-    def __init__(self, answer: Answer, head: dict[str, object], *, is_raw: bool) -> None:
-        self._answer = answer
-        self._head = head
-        self._is_raw = is_raw
-
-    def __aiter__(self) -> _Events:
-        return self
-
-    async def __anext__(self) -> dict[str, Any]:  # Any: what JSON holds
-        values = await anext(self._answer)
-        return {**self._head, **(values_of(values) if self._is_raw else values)}
-
-    async def aclose(self) -> None:
-        await self._answer.aclose()
-
-
-class _BeforeFirst:
-    """Answers with a status what goes wrong before a stream has begun."""
-
-    def __init__(self, response: ASGIApp) -> None:
-        self._response = response
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        has_begun = False
-
-        async def note(message: Message) -> None:
-            nonlocal has_begun
-            has_begun = True
-            await send(message)
-
+    async def _whole(self, request: Request, asked: InferRequest) -> object:
+        """What a unary app gives; None if the client has left before. Raises: QueueFull, AppFailed."""
+        answer = self._ask(asked)
         try:
-            await self._response(scope, receive, note)
-        except TailraceError as error:
-            if has_begun:
-                raise
-            await _refusal(error)(scope, receive, send)
+            given = await first_of(answer, request.receive)
+            return given[0] if given else None
+        finally:
+            await answer.aclose()
 
 
 async def _body(request: Request) -> bytes:
@@ -269,34 +222,19 @@ async def _body(request: Request) -> bytes:
     return bytes(body)
 
 
-async def _first(answer: Answer) -> object:
-    return await anext(answer, None)
-
-
-async def _left(receive: Receive) -> None:
-    """Return when the client is gone."""
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-def _refusal(error: TailraceError) -> Response:
-    if isinstance(error, OutputError):
-        logger.error("an output cannot be sent: %s", error.message)
-    elif error.status == 500 and not isinstance(error, AppFailed):
-        logger.error("a request failed", exc_info=error)
-    headers = {} if error.retry_after_s is None else {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
-    return _json({"error": error.message}, error.status, headers)
-
-
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, TailraceError)
-    return _refusal(error)
+    if isinstance(error, OutputError):
+        logger.error("an output cannot be sent: %s", error.message)
+    elif error.status == 500 and not isinstance(error, InferFailed):
+        logger.error("a request failed", exc_info=error)
+    return error_answer(triton.WIRE, error)
 
 
 async def _refuse_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return _json({"error": f"{error.detail}."}, error.status_code, dict(error.headers or {}))
+    return JsonAnswer(to_json({"error": f"{error.detail}."}), error.status_code, error.headers)
 
 
-def _json(body: dict[str, Any], status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(to_json(body), status, headers, "application/json")
+def _json(body: dict[str, Any], status: int = 200) -> JsonAnswer:  # Any: what JSON holds
+    return JsonAnswer(to_json(body), status)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import yaml
 
+from tailrace.requirements import pip_install
 from tailrace.serve.failures import know_packages
 from tailrace.serve.inferless.errors import AppError
 
@@ -67,13 +68,14 @@ def _notes_on_deployment(deployment: Mapping[str, object]) -> list[str]:
 def _notes_on_runtime(runtime: Mapping[str, object]) -> list[str]:
     build = _mapping(runtime, "build", _RUNTIME)
     notes = []
-    for key, command in (("python_packages", "pip install"), ("system_packages", "apt-get install")):
+    for key in ("python_packages", "system_packages"):
         packages = _words(build, key)
         if key == "python_packages":
             know_packages(packages)
         if packages:
-            shown = " ".join(shlex.quote(one) for one in packages)
-            notes.append(f"{_RUNTIME}: {key} are left to you: {command} {shown}{_CONFLICTS[key]}")
+            apt = shlex.join(["apt-get", "install", *packages])
+            command = pip_install(*packages) if key == "python_packages" else apt
+            notes.append(f"{_RUNTIME}: {key} are left to you: {command}{_CONFLICTS[key]}")
     for key in ("run", "run_commands"):
         lines = _words(build, key)
         if lines:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tailrace.errors import TailraceError
+from tailrace.errors import AppOutput, TailraceError
 
-__all__ = ["AppError", "AppFailed", "OutputError", "StreamCancelled"]
+__all__ = ["AppError", "InferFailed", "OutputError", "StreamCancelled"]
 
 
 class AppError(Exception):
@@ -15,7 +15,7 @@ class StreamCancelled(BaseException):  # so that an app's `except Exception` aro
     """Raised in the app by a send when nobody will read what is sent: let it through."""
 
 
-class AppFailed(TailraceError):
+class InferFailed(TailraceError):
     """The app's code raised something. What it was stands in the log; the client learns the message, and only that."""
 
     code = "app_failed"
@@ -25,7 +25,7 @@ class AppFailed(TailraceError):
         return self.message
 
 
-class OutputError(AppFailed):
+class OutputError(InferFailed):
     """The app's code gave something that does not go over the wire; the message names the output."""
 
-    code = "app_output"
+    code = AppOutput.code

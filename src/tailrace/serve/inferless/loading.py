@@ -18,10 +18,9 @@ from pydantic import BaseModel
 from tailrace.serve.inferless import shim
 from tailrace.serve.inferless.configuration import read_configuration
 from tailrace.serve.inferless.errors import AppError
-from tailrace.serve.inferless.fields import read_fields
-from tailrace.serve.inferless.schema import Schema, read_schema
+from tailrace.serve.inferless.schema import Schema, read_fields, read_schema
 
-__all__ = ["Loaded", "Settings", "load", "positional"]
+__all__ = ["InferlessSettings", "Loaded", "load", "positional"]
 
 _CLASS = "InferlessPythonModel"
 _SETTINGS = ("IS_STREAMING_OUTPUT", "BATCH_SIZE", "BATCH_WINDOW", "IS_BATCHED_INPUT")
@@ -29,7 +28,7 @@ _WINDOW_MS = 500.0
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class InferlessSettings:
     is_streaming: bool = False
     batch_size: int | None = None
     batch_window_s: float = _WINDOW_MS / 1000
@@ -42,7 +41,7 @@ class Loaded:
     inputs: Schema
     outputs: Schema  # known of pydantic's form only
     request_class: type[BaseModel] | None
-    settings: Settings
+    settings: InferlessSettings
     notes: list[str]
 
 
@@ -158,7 +157,7 @@ def _given(*places: tuple[str, Mapping[str, object]]) -> dict[str, tuple[str, ob
     return given
 
 
-def _settings(given: Mapping[str, tuple[str, object]], notes: list[str]) -> Settings:
+def _settings(given: Mapping[str, tuple[str, object]], notes: list[str]) -> InferlessSettings:
     for name, (file, value) in given.items():
         if name.startswith("IS_") and not isinstance(value, bool):
             raise AppError(f"{file}: {name} must be True or False.")
@@ -177,7 +176,7 @@ def _settings(given: Mapping[str, tuple[str, object]], notes: list[str]) -> Sett
             f"{given['IS_BATCHED_INPUT'][0]}: IS_BATCHED_INPUT has no effect: "
             "inputs are taken with and without a leading 1 in their shape."
         )
-    return Settings(is_streaming, size, values.get("BATCH_WINDOW", _WINDOW_MS) / 1000)
+    return InferlessSettings(is_streaming, size, values.get("BATCH_WINDOW", _WINDOW_MS) / 1000)
 
 
 def _is_amount(value: object, *, whole: bool) -> bool:
@@ -186,7 +185,7 @@ def _is_amount(value: object, *, whole: bool) -> bool:
     return 0 < value < 1e9 or (whole and value == 0)  # no batches is what a size of 0 asks for
 
 
-def _instance(module: ModuleType, settings: Settings) -> Any:  # Any: the app's
+def _instance(module: ModuleType, settings: InferlessSettings) -> Any:  # Any: the app's
     found = getattr(module, _CLASS, None)
     if not isinstance(found, type):
         raise AppError(f"app.py: there is no class {_CLASS}.")

@@ -12,17 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.errors import AdmissionError, QueueFull, TailraceError
-from tailrace.serve.inferless.app_loop import AppLoop, until_done
-from tailrace.serve.inferless.errors import AppFailed, OutputError, StreamCancelled
-from tailrace.serve.inferless.events import Events
-from tailrace.serve.inferless.handler import StreamOutputHandler
+from tailrace.serve.inferless.errors import InferFailed, OutputError, StreamCancelled
+from tailrace.serve.inferless.leftovers import Marks, unwatch, watch
 from tailrace.serve.inferless.loading import Loaded, positional
-from tailrace.serve.inferless.queues import Marks
-from tailrace.serve.inferless.threads import unwatch, watch
+from tailrace.serve.inferless.output import Events, StreamOutputHandler
+from tailrace.serve.inferless.runners import AppLoop, Workers, until_done
 from tailrace.serve.inferless.wire import values_of
-from tailrace.serve.inferless.workers import Workers
 
-__all__ = ["INCOMPLETE", "Answer", "Model"]
+__all__ = ["INCOMPLETE", "InferlessAnswer", "InferlessModel"]
 
 logger = logging.getLogger("tailrace.serve")
 
@@ -33,11 +30,11 @@ _OURS = str(Path(__file__).parent)
 INCOMPLETE = {"finish": "incomplete"}  # the last event of a stream that the app has not finalised
 
 
-class Model:
+class InferlessModel:
     """Runs an instance of an app's class. At most `concurrency` calls of `infer` run at once, the others wait in order.
 
     `infer` of a streaming app sends, any other one returns its output; a batching one gets and gives lists. To whoever
-    asks they are all the same: an `Answer`, of one item or more.
+    asks they are all the same: an `InferlessAnswer`, of one item or more.
     """
 
     def __init__(self, loaded: Loaded, concurrency: int, queue_s: float | None = None) -> None:
@@ -50,11 +47,11 @@ class Model:
         self._turns = asyncio.Semaphore(concurrency)
         self._queue_s = _QUEUE_S if queue_s is None else queue_s
         self.max_pending = concurrency * (loaded.settings.batch_size or 1) + _MAX_WAITING
-        self._pending: set[Answer] = set()
+        self._pending: set[InferlessAnswer] = set()
         self._workers: Workers | None = None
         self._loop: AppLoop | None = None
         self._fault = ""  # for which there is no remedy in this process
-        self._batched: Callable[[Answer], Awaitable[object]] | None = None
+        self._batched: Callable[[InferlessAnswer], Awaitable[object]] | None = None
 
     @property
     def is_ready(self) -> bool:
@@ -92,7 +89,7 @@ class Model:
         """Have the calls that still run end, as far as they can be made to, and call `finalize`."""
         tasks = {answer.task for answer in self._pending if answer.task is not None}
         for answer in tuple(self._pending):
-            answer.leave(AppFailed("The app is shutting down."))
+            answer.leave(InferFailed("The app is shutting down."))
         late = (await asyncio.wait(tasks, timeout=_GRACE_S))[1] if tasks else set()
         try:
             finalize = getattr(self._app, "finalize", None)
@@ -105,11 +102,11 @@ class Model:
         finally:
             self._close()
 
-    def ask(self, inputs: object) -> Answer:
+    def ask(self, inputs: object) -> InferlessAnswer:
         """Inputs are as the app gets them. Nothing happens until the answer's first item is waited for."""
-        return Answer(self, inputs, is_stream=self._settings.is_streaming)
+        return InferlessAnswer(self, inputs, is_stream=self._settings.is_streaming)
 
-    def begin(self, answer: Answer) -> None:
+    def begin(self, answer: InferlessAnswer) -> None:
         """Raises: QueueFull."""
         if len(self._pending) >= self.max_pending:
             raise QueueFull("Too many requests are waiting for this app.", retry_after_s=1.0)
@@ -117,13 +114,13 @@ class Model:
         answer.task = asyncio.get_running_loop().create_task(self._answer(answer))
         answer.task.add_done_callback(lambda task: self._pending.discard(answer))
 
-    def can_cancel(self, answer: Answer) -> bool:
+    def can_cancel(self, answer: InferlessAnswer) -> bool:
         """Whether its task may be cancelled: not while a thread runs for it, whose turn would be given to the next."""
         if not answer.is_running:
             return True
         return self._is_async and not answer.handler.threads.others(alive=True)
 
-    async def _answer(self, answer: Answer) -> None:
+    async def _answer(self, answer: InferlessAnswer) -> None:
         with _ending(answer.events):
             if self._batched is not None:
                 answer.finish(await self._in_batch(self._batched, answer))
@@ -135,7 +132,9 @@ class Model:
             finally:
                 self._turns.release()
 
-    async def _in_batch(self, batched: Callable[[Answer], Awaitable[object]], answer: Answer) -> object:
+    async def _in_batch(
+        self, batched: Callable[[InferlessAnswer], Awaitable[object]], answer: InferlessAnswer
+    ) -> object:
         """What `infer` returns for one request of its batch. Raises: AdmissionError if its batch does not begin in
         time."""
         async with self._queue_timeout() as timeout:
@@ -159,7 +158,7 @@ class Model:
             error.status, error.code = 503, "queue_timeout"
             raise error from None
 
-    async def _call_alone(self, answer: Answer) -> None:
+    async def _call_alone(self, answer: InferlessAnswer) -> None:
         """`infer` for one request. What it leaves behind where it fails is cleared before the next one begins."""
         holders = (getattr(self._app, "__dict__", {}), getattr(inspect.unwrap(self._infer), "__globals__", {}))
         marks = Marks(*holders if self._concurrency == 1 else ())  # else nobody knows whose it is
@@ -171,7 +170,7 @@ class Model:
             if not answer.is_whole:
                 await self._clear(marks, answer)
 
-    async def _clear(self, marks: Marks, answer: Answer) -> None:
+    async def _clear(self, marks: Marks, answer: InferlessAnswer) -> None:
         assert self._loop is not None
         restored = marks.restore(answer.handler.threads)
         clearing = asyncio.ensure_future(self._loop.run(lambda: restored) if self._is_async else restored)
@@ -179,7 +178,7 @@ class Model:
         if not clearing.result():
             self._fault = "threads of a failed request go on, and would write into the answers of the next ones"
 
-    async def _infer_all(self, answers: list[Answer]) -> list[object]:
+    async def _infer_all(self, answers: list[InferlessAnswer]) -> list[object]:
         """A batch; those who wait for one that runs do not leave it, so that it keeps its turn."""
         results: object = await self._call(answers, [answer.inputs for answer in answers])
         if not isinstance(results, list) or len(results) != len(answers):
@@ -187,7 +186,7 @@ class Model:
             raise OutputError(f"infer got a batch of {len(answers)} and must return a list as long, not {given}.")
         return results
 
-    async def _call(self, answers: list[Answer], *args: object) -> object:
+    async def _call(self, answers: list[InferlessAnswer], *args: object) -> object:
         """One run of the app's `infer`. Raises: AppFailed, StreamCancelled."""
 
         threads = answers[0].handler.threads
@@ -203,7 +202,7 @@ class Model:
             raise
         except (Exception, SystemExit) as error:
             _report("infer failed", error)
-            raise AppFailed(f"{type(error).__name__} in infer; the app's log has more.") from None
+            raise InferFailed(f"{type(error).__name__} in infer; the app's log has more.") from None
         finally:
             for answer in answers:
                 answer.is_running, answer.lost = False, ""
@@ -221,13 +220,13 @@ class Model:
         result = await self._workers.run(call)
         return await self._loop.run(lambda: result) if inspect.isawaitable(result) else result
 
-    def _thread_died(self, answers: list[Answer], error: BaseException) -> None:
+    def _thread_died(self, answers: list[InferlessAnswer], error: BaseException) -> None:
         """What waits for the results of a thread that `infer` has started may do so for ever."""
         _report("a thread that infer has started failed", error)
         for answer in answers:
             answer.lost = type(error).__name__ if answer.is_running else ""
             answer.events.end(
-                AppFailed(f"{type(error).__name__} in a thread that infer has started; the app's log has more.")
+                InferFailed(f"{type(error).__name__} in a thread that infer has started; the app's log has more.")
             )
 
     def _close(self) -> None:
@@ -239,13 +238,13 @@ class Model:
         unwatch()
 
 
-class Answer:
+class InferlessAnswer:
     """What a request is answered with, in the order that the app gives it. To be iterated once, and closed.
 
     Before the first item come QueueFull, and AppFailed for an app that failed before it gave anything.
     """
 
-    def __init__(self, model: Model, inputs: object, *, is_stream: bool) -> None:
+    def __init__(self, model: InferlessModel, inputs: object, *, is_stream: bool) -> None:
         self._model = model
         self._is_stream = is_stream
         self.inputs = inputs
@@ -257,7 +256,7 @@ class Answer:
         self.is_whole = False  # `infer` has given all of it
         self.lost = ""  # what a thread has died of on which `infer` may wait for ever
 
-    def __aiter__(self) -> Answer:
+    def __aiter__(self) -> InferlessAnswer:
         return self
 
     async def __anext__(self) -> Any:  # Any: as the app gave it; from a streaming app as JSON has it
@@ -311,11 +310,11 @@ def _ending(events: Events) -> Iterator[None]:
     except TailraceError as error:
         events.end(error)
     except asyncio.CancelledError:
-        events.end(AppFailed("The app was stopped before its answer was complete."))
+        events.end(InferFailed("The app was stopped before its answer was complete."))
         raise
     except Exception as error:  # a defect of ours must not leave anybody waiting
         _report("an answer could not be given", error)
-        events.end(AppFailed("The server failed; the app's log has more."))
+        events.end(InferFailed("The server failed; the app's log has more."))
 
 
 def _report(what: str, error: BaseException) -> None:

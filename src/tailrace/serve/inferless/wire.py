@@ -14,13 +14,13 @@ from typing import Any
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, read_fields
+from tailrace.dialects.triton import RequestedOutput, TritonTensor
 from tailrace.errors import RequestError
 from tailrace.serve.inferless.errors import OutputError
 from tailrace.serve.inferless.schema import DATATYPES, Schema, family
 
-__all__ = ["VERSION", "Asked", "read", "tensors_of", "values_of"]
+__all__ = ["InferRequest", "read", "tensors_of", "values_of"]
 
-VERSION = "1"  # of the model; there are no others
 _MAX_ID = 256
 _MAX_RANK = 8
 _HARMLESS = ("binary_data_output",)  # parameters of the official client; answers are JSON, as it then expects
@@ -33,7 +33,7 @@ _NUMPY = {
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class InferRequest:
     """One request, checked."""
 
     inputs: dict[str, object]
@@ -42,31 +42,17 @@ class Asked:
     stream: bool | None = None  # what some clients say beside asking the path for it
 
 
-class Tensor(msgspec.Struct):
-    name: str
-    shape: list[int]
-    datatype: str
-    data: list[Any]  # Any: held against the schema later
-    optional: bool | None = None
-    parameters: JsonBody | None = None
-
-
-class WantedOutput(msgspec.Struct):
-    name: str
-    parameters: JsonBody | None = None
-
-
 class Around(msgspec.Struct, kw_only=True):
     """What stands around the inputs."""
 
-    inputs: list[Tensor] | None = None
+    inputs: list[TritonTensor] | None = None
     parameters: JsonBody | None = None
-    outputs: list[WantedOutput] | None = None
+    outputs: list[RequestedOutput] | None = None
     id: str | None = None
     stream: bool | None = None
 
 
-def read(body: JsonBody, schema: Schema) -> Asked:
+def read(body: JsonBody, schema: Schema) -> InferRequest:
     """Raises: RequestError that names the input or the field."""
     shape = {name: body[name] for name in Around.__struct_fields__ if name in body and name not in schema.inputs}
     around, _ = read_fields(shape, Around)
@@ -81,10 +67,10 @@ def read(body: JsonBody, schema: Schema) -> Asked:
         if name in schema.inputs or name not in _HARMLESS:
             given[name] = value
     wanted = tuple(output.name for output in around.outputs or ())
-    return Asked(schema.check(given), around.id, wanted, around.stream)
+    return InferRequest(schema.check(given), around.id, wanted, around.stream)
 
 
-def _value_of(tensor: Tensor, schema: Schema) -> object:
+def _value_of(tensor: TritonTensor, schema: Schema) -> object:
     """A tensor's data, flat or nested on the wire, nested as the schema has it. Raises: RequestError."""
     declared = schema.inputs.get(tensor.name)
     if declared is None:

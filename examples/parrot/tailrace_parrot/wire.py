@@ -1,0 +1,54 @@
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from tailrace import dialects
+from tailrace.dialects import Encoder, Generate, GenerateCall, Operation, ParsedRequest, StreamFacts, Wire
+from tailrace.types import Event, GenerateRequest, Sampling, TextDelta
+
+
+class Body(msgspec.Struct):
+    say: str
+    max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 64
+
+
+def parse(asked: ParsedRequest) -> GenerateCall:
+    body, ignored = dialects.read_fields(asked.body, Body)
+    request = GenerateRequest(prompts=(body.say,), sampling=Sampling(max_tokens=body.max_tokens))
+    return GenerateCall(request, Lines(), stream=True, ignored=ignored)
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    media_type = "application/x-ndjson"
+    heartbeat = b""
+    farewell = b""
+
+    def open(self, facts: StreamFacts) -> Encoder:
+        return LinesEncoder()
+
+
+class LinesEncoder:
+    def encode(self, seq: int, event: Event) -> bytes:
+        if isinstance(event, TextDelta):
+            return json.dumps({"said": event.text}).encode() + b"\n" if event.text else b""
+        if event.status != "done":
+            return dialects.encode_error(dialects.failure_of(event))[1] + b"\n"
+        return json.dumps({"tokens": event.usage.num_completion_tokens}).encode() + b"\n"
+
+    def whole(self, events: Sequence[Event]) -> bytes:
+        return b"".join(self.encode(seq, event) for seq, event in enumerate(events, 1))
+
+
+WIRE = Wire(
+    name="parrot",
+    title="Lines of JSON, as a parrot says them",
+    operations=(
+        Operation("POST", "/parrot", Generate(parse), "Say it.", body=Body, example={"say": "Hello.", "max_tokens": 8}),
+    ),
+    encode_error=dialects.encode_error,
+    prefix="/parrot",
+)

@@ -1,0 +1,88 @@
+"""The keys that a server knows, and the one way in which a request shows one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers
+from starlette.types import Scope
+
+from tailrace.access.keys import Key, split_token
+from tailrace.access.principal import Principal
+from tailrace.access.tickets import Tickets
+from tailrace.errors import Unauthenticated
+
+__all__ = ["Keyring"]
+
+# Kept where a key is not known, so that a wrong id takes as long as a wrong secret.
+_NOBODYS = Key("", "nobody", revoked_s=0.0)
+_HOW = "Send Authorization: Bearer tr_…; `tailrace keys create` makes a key."
+
+
+class Keyring:
+    """All keys, in memory: a request's key is found without asking the database.
+
+    As long as no key was ever made, nobody needs one. A server whose keys are all revoked lets nobody in.
+    """
+
+    def __init__(self) -> None:
+        self.tickets = Tickets()
+        self._keys: dict[str, Key] = {}
+        self._on_revoked: list[Callable[[str], None]] = []
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether no key was ever made, so that everybody is let in as anonymous."""
+        return not self._keys
+
+    def on_revoked(self, call: Callable[[str], None]) -> None:
+        """Have this called with the id of each key that is revoked from now on."""
+        self._on_revoked.append(call)
+
+    def update(self, keys: Iterable[Key]) -> None:
+        """Take in keys that are new or have changed."""
+        for key in keys:
+            before = self._keys.get(key.key_id)
+            self._keys[key.key_id] = key
+            if key.revoked_s is not None and before is not None and before.revoked_s is None:
+                for call in self._on_revoked:
+                    call(key.key_id)
+
+    def authenticate(self, scope: Scope, headers: Headers) -> Principal:
+        """Who sends this request.
+
+        The key is in `Authorization: Bearer`, or in `x-api-key` as Anthropic's clients send it. A GET request or a
+        WebSocket may have `?ticket=` instead.
+
+        Raises: Unauthenticated.
+        """
+        if self.is_empty:
+            return Principal()
+        token = _token_in(headers)
+        if token is None:
+            return self._holder_of_ticket(scope)
+        key_id, secret = split_token(token) or ("", "")
+        key = self._keys.get(key_id, _NOBODYS)
+        if not key.accepts(secret, time.time()):
+            raise Unauthenticated(f"This key is not valid here. {_HOW}", param="authorization")
+        return Principal(key.owner, key.key_id, key.scopes)
+
+    def _holder_of_ticket(self, scope: Scope) -> Principal:
+        may_have = scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD")
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("ticket") if may_have else None
+        if not given:
+            raise Unauthenticated(f"This server needs a key. {_HOW}", param="authorization")
+        ticket = self.tickets.read(given[0])
+        key = self._keys.get(ticket.key_id) if ticket is not None else None
+        if ticket is None or key is None or key.state(time.time()) != "active":
+            raise Unauthenticated("This ticket is not valid, or has expired. Ask for another one.", param="ticket")
+        return Principal(key.owner, key.key_id, ("read",), ticket.stream_id)
+
+
+def _token_in(headers: Headers) -> str | None:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return token.strip()
+    return headers.get("x-api-key")

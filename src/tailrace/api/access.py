@@ -1,0 +1,151 @@
+"""Keys over HTTP: `/v1/admin/keys` for whoever administers the server, `/v1/tickets` for pages."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from tailrace.access.keys import DEFAULT_SCOPES, Key, NewKey
+from tailrace.access.principal import caller_of, principal_of
+from tailrace.access.tickets import LIFETIME_S
+from tailrace.api.routes import route
+from tailrace.dialects.bodies import T, read_fields, read_json, require_plain_utf8
+from tailrace.errors import ModelError, RequestError, StorageError
+from tailrace.http.answers import JsonAnswer
+from tailrace.http.bodies import BodyBudget
+from tailrace.records.service import Records
+from tailrace.streams import is_stream_id
+
+if TYPE_CHECKING:
+    from tailrace.records.keys import KeyStore
+
+__all__ = ["AccessRoutes", "key_json"]
+
+_Result = TypeVar("_Result")
+_MAX_LIFETIME_S = 100 * 365 * 86_400.0
+
+
+class _NewKeyBody(msgspec.Struct, forbid_unknown_fields=True):
+    owner: Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
+    name: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    scopes: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=100)] = DEFAULT_SCOPES
+    expires_in_s: Annotated[float, msgspec.Meta(gt=0, le=_MAX_LIFETIME_S)] | None = None
+
+
+class _RotateBody(msgspec.Struct, forbid_unknown_fields=True):
+    grace_s: Annotated[float, msgspec.Meta(ge=0, le=_MAX_LIFETIME_S)] = 86_400.0
+
+
+class _TicketBody(msgspec.Struct, forbid_unknown_fields=True):
+    stream_id: Annotated[str, msgspec.Meta(min_length=1, max_length=100)]
+
+
+class AccessRoutes:
+    """The routes over the key store. Each demands the scope `admin`, but for tickets, which demand `read`."""
+
+    def __init__(self, records: Records, bodies: BodyBudget) -> None:
+        self._records = records
+        self._keyring = records.keyring
+        self._bodies = bodies
+
+    def table(self) -> list[Route]:
+        return [
+            route("GET", "/v1/admin/keys", self._list),
+            route("POST", "/v1/admin/keys", self._create),
+            route("GET", "/v1/admin/keys/{key_id}", self._show),
+            route("DELETE", "/v1/admin/keys/{key_id}", self._revoke),
+            route("POST", "/v1/admin/keys/{key_id}/rotate", self._rotate),
+            route("POST", "/v1/tickets", self._issue_ticket),
+        ]
+
+    async def _list(self, request: Request) -> ASGIApp:
+        self._require_admin(request)
+        owner = request.query_params.get("owner")
+        found = await self._ask(lambda keys: keys.list(owner))
+        return JsonAnswer(msgspec.json.encode({"object": "list", "data": [key_json(key) for key in found]}))
+
+    async def _create(self, request: Request) -> ASGIApp:
+        self._require_admin(request)
+        body = await self._read(request, _NewKeyBody)
+        made = await self._ask(
+            lambda keys: keys.create(body.owner, name=body.name, scopes=body.scopes, lifetime_s=body.expires_in_s)
+        )
+        return self._hand_over(made, 201)
+
+    async def _show(self, request: Request) -> ASGIApp:
+        self._require_admin(request)
+        key = await self._ask(lambda keys: keys.get(request.path_params["key_id"]))
+        return JsonAnswer(msgspec.json.encode(key_json(key)))
+
+    async def _revoke(self, request: Request) -> ASGIApp:
+        self._require_admin(request)
+        key = await self._ask(lambda keys: keys.revoke(request.path_params["key_id"]))
+        self._keyring.update([key])  # other servers see it within a second
+        return JsonAnswer(msgspec.json.encode(key_json(key)))
+
+    async def _rotate(self, request: Request) -> ASGIApp:
+        self._require_admin(request)
+        body = await self._read(request, _RotateBody)
+        made = await self._ask(lambda keys: keys.rotate(request.path_params["key_id"], grace_s=body.grace_s))
+        return self._hand_over(made, 200)
+
+    async def _issue_ticket(self, request: Request) -> ASGIApp:
+        principal = principal_of(request.scope)
+        principal.require("read")
+        body = await self._read(request, _TicketBody)
+        if not is_stream_id(body.stream_id):  # another word may be a part of other paths
+            raise RequestError("stream_id: This is not the id of a stream.", param="stream_id")
+        ticket = self._keyring.tickets.issue(principal.key_id, body.stream_id)
+        said = msgspec.json.encode({"ticket": ticket, "expires_in_s": LIFETIME_S})
+        return JsonAnswer(said, 201, {"cache-control": "no-store"})
+
+    def _require_admin(self, request: Request) -> None:
+        """Raises: Forbidden. As long as there are no keys, nobody administers over HTTP: the first one is made on the
+        command line, where whoever makes it shows that the machine is theirs."""
+        principal = principal_of(request.scope)
+        if not principal.key_id:
+            raise RequestError("There are no keys yet. Make one on the server: tailrace keys create --scope admin.")
+        principal.require("admin")
+
+    def _hand_over(self, made: NewKey, status: int) -> ASGIApp:
+        """The only answer that has the token."""
+        self._keyring.update([made.key])
+        body = msgspec.json.encode({**key_json(made.key), "token": made.token})
+        return JsonAnswer(body, status, {"cache-control": "no-store"})
+
+    async def _read(self, request: Request, kind: type[T]) -> T:
+        """Raises: RequestError in one of its kinds."""
+        require_plain_utf8(request.headers)
+        with self._bodies.reader(caller_of(request.scope)) as reader:
+            text = await reader.read(request.headers, request.receive)
+        return read_fields(read_json(text or b"{}"), kind, strict=True)[0]
+
+    async def _ask(self, call: Callable[[KeyStore], _Result]) -> _Result:
+        """Ask the database, beside the event loop. Raises: RequestError, UnknownKey, StorageError."""
+        try:
+            return await asyncio.to_thread(lambda: call(self._records.keys()))
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        except ModelError as error:
+            raise StorageError(error.message) from None
+
+
+def key_json(key: Key) -> dict[str, Any]:  # Any: of each field's type
+    """A key without anything secret."""
+    return {
+        "id": key.key_id,
+        "object": "key",
+        "owner": key.owner,
+        "name": key.name,
+        "scopes": key.scopes,
+        "created_s": key.created_s,
+        "expires_s": key.expires_s,
+        "revoked_s": key.revoked_s,
+        "old_secret_expires_s": key.old_expires_s,
+    }

@@ -1,0 +1,172 @@
+"""A socket of `/v1/ws`: many streams side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+from tailrace.access.principal import sent_by
+from tailrace.api.metrics import Metrics
+from tailrace.api.routes import facts_of
+from tailrace.dialects import websocket
+from tailrace.dialects.websocket import Close
+from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError, UnknownModel
+from tailrace.generation.models import NO_SUCH_MODEL, Models
+from tailrace.http.websocket import Over, Socket
+from tailrace.settings import Settings
+from tailrace.streams import Reader, StreamLog
+
+__all__ = ["StreamChannel"]
+
+_MAX_UNREADABLE = 10  # frames in a row
+
+
+class _Following:
+    """A stream that is followed on a socket."""
+
+    def __init__(self, log: StreamLog, after: int, frames: websocket.Frames) -> None:
+        self.log = log
+        self.frames = frames
+        self.reader = Reader(log, after)
+        self.seq = after  # of the last frame that was sent
+        self.task: asyncio.Task[None] | None = None
+
+    async def send_all(self, socket: Socket) -> None:
+        reader, frames = self.reader, self.frames
+        while not reader.is_finished:
+            await reader.wait()
+            events = reader.take()
+            for start in range(0, len(events), socket.max_frames):
+                some = events[start : start + socket.max_frames]
+                await socket.say(*[frames.event(seq, event) for seq, event in enumerate(some, self.seq + 1)])
+                self.seq += len(some)
+
+
+class StreamChannel:
+    """A socket of `/v1/ws`: commands in, the frames of many streams out. A command is done before the next is read."""
+
+    def __init__(
+        self, models: Models, settings: Settings, metrics: Metrics, socket: Socket, group: asyncio.TaskGroup
+    ) -> None:
+        self._models = models
+        self._store = models.first.generator.store
+        self._metrics = metrics
+        self._socket = socket
+        self._group = group
+        self._max_streams = settings.ws_streams
+        self._following: dict[str, _Following] = {}
+        self._num_unreadable = 0
+
+    async def obey_all(self) -> None:
+        while True:
+            await self._obey(await self._socket.text())
+
+    async def _obey(self, text: str) -> None:
+        name = None
+        try:
+            body = self._read(text)
+            name = websocket.name_of(body)
+            match websocket.parse(body):
+                case websocket.Create() as create:
+                    await self._create(create)
+                case websocket.FollowCommand() as follow:
+                    await self._follow(follow)
+                case websocket.Unfollow(wanted):
+                    await self._unfollow(wanted)
+                case websocket.Cancel() as cancel:
+                    await self._cancel(cancel)
+                case websocket.Ping(wanted):
+                    await self._socket.say(websocket.encode_pong(wanted))
+        except TailraceError as error:
+            await self._socket.say(websocket.encode_refusal(name, error))
+
+    def _read(self, text: str) -> dict[str, object]:
+        try:
+            body = websocket.read(text)
+        except RequestError:
+            self._num_unreadable += 1
+            if self._num_unreadable > _MAX_UNREADABLE:
+                raise Over(Close(1008, "Too many frames are not JSON objects.")) from None
+            raise
+        self._num_unreadable = 0
+        return body
+
+    async def _create(self, create: websocket.Create) -> None:
+        meant = self._models.find(create.request.model)
+        if meant is None and len(self._models) > 1:
+            raise UnknownModel(NO_SUCH_MODEL, param="model")
+        served = meant or self._models.first  # which will refuse it
+        with self._metrics.asking(served.model), served.asking():
+            request = sent_by(self._socket.scope, create.request, wire="websocket", model=served.model)
+            self._check_free(create.name)
+            if meant is not None:
+                await self._models.load(meant)
+            run = await served.generator.create(request)
+        following = self._frames_of(create.name, run.log, 0)
+        await self._begin(create.name, following, following.frames.created())
+
+    async def _follow(self, follow: websocket.FollowCommand) -> None:
+        self._check_free(follow.name or follow.stream_id)
+        after = follow.after
+        principal = self._socket.principal
+        principal.require("read")
+        principal.require_stream(follow.stream_id)
+        try:
+            log = await self._store.read(principal.owner, follow.stream_id, after)
+        except SeqOutOfRange as error:
+            error.param = "after"
+            raise
+        following = self._frames_of(follow.name, log, after)
+        if log.end is not None and after == log.last_seq:
+            await self._socket.say(following.frames.ended(after))
+        else:
+            await self._begin(follow.name, following, following.frames.following(after))
+
+    async def _unfollow(self, name: str) -> None:
+        following = self._find(name)
+        assert following.task is not None
+        following.task.cancel()
+        await asyncio.wait([following.task])
+        await self._socket.say(following.frames.unfollowed(following.seq))
+
+    async def _cancel(self, cancel: websocket.Cancel) -> None:
+        principal = self._socket.principal
+        principal.require("generate")
+        if cancel.stream_id is not None:
+            log = await self._store.read(principal.owner, cancel.stream_id)
+        else:
+            assert cancel.name is not None
+            log = self._find(cancel.name).log
+        if log.end is None:
+            await self._store.stop(principal.owner, log.stream_id)
+        await self._socket.say(websocket.encode_status(cancel.name, log.stream_id, log.status))
+
+    def _check_free(self, name: str | None) -> None:
+        """Raises: RequestError if the name is taken, QueueFull if one stream more is one too many."""
+        if name in self._following:
+            raise RequestError("A stream of that id is followed here already.", param="id")
+        if len(self._following) >= self._max_streams:
+            raise QueueFull(f"A socket follows at most {self._max_streams} streams.")
+
+    def _find(self, name: str) -> _Following:
+        following = self._following.get(name)
+        if following is None:
+            raise RequestError("No stream of that id is followed here.", param="id")
+        return following
+
+    def _frames_of(self, name: str | None, log: StreamLog, after: int) -> _Following:
+        return _Following(log, after, websocket.Frames(name, facts_of(self._models.of(log), log)))
+
+    async def _begin(self, name: str | None, following: _Following, greeting: bytes) -> None:
+        """Greet, and leave the rest to a task. The reader is there from now on, whatever becomes of that."""
+        name = name or following.log.stream_id
+        with contextlib.ExitStack() as until_left:
+            until_left.enter_context(following.reader)
+            self._following[name] = following
+            until_left.callback(self._following.pop, name)
+            self._socket.busy()
+            until_left.callback(self._socket.free)
+            await self._socket.say(greeting)
+            following.task = self._group.create_task(following.send_all(self._socket))
+            leave = until_left.pop_all().close
+            following.task.add_done_callback(lambda _: leave())

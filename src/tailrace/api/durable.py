@@ -1,0 +1,209 @@
+"""The Durable Streams protocol at `/v1/durable/{path}`: one route, and answers that wait for what comes.
+
+Clients make their own streams at any path; beneath `/v1/durable/streams/` are the streams of tokens, to be read only.
+What a stream holds came from elsewhere and has whatever type its maker said, so that browsers are told to run nothing
+of it.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+from urllib.parse import quote
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tailrace.access.principal import caller_of, owner_of, principal_of
+from tailrace.api.durable_live import PAGE_BYTES, LongPoll, Tail
+from tailrace.dialects.bodies import require_plain_utf8
+from tailrace.dialects.durable import (
+    ROOT,
+    TOKENS,
+    Reading,
+    key_of,
+    owned_key,
+    parse_batch,
+    parse_creation,
+    parse_reading,
+)
+from tailrace.dialects.durable_answers import (
+    DurableTokenStream,
+    body_of,
+    etag_of,
+    lifetime_headers,
+    next_cursor,
+    page_headers,
+    receipt_headers,
+    refusal,
+    sse_headers,
+)
+from tailrace.dialects.queries import read_query
+from tailrace.durable.page import Page, Readable, page_of, position_of
+from tailrace.durable.store import DurableStore
+from tailrace.durable.stream import DurableStream, is_json
+from tailrace.errors import MethodNotAllowed, TailraceError
+from tailrace.http.answers import STREAM_HEADERS
+from tailrace.http.bodies import BodyBudget
+from tailrace.settings import Settings
+from tailrace.streams import LogStore
+
+__all__ = ["DurableRoutes"]
+
+_JITTER = 180  # intervals of cursors, which is an hour
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "content-security-policy": "default-src 'none'; sandbox",
+    "cross-origin-resource-policy": "same-origin",
+}
+_UNKEPT = {"cache-control": "no-store"}
+_METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS")
+_READING = ("GET", "HEAD", "OPTIONS")
+
+
+class DurableRoutes:
+    """The door to both kinds of streams."""
+
+    def __init__(self, durable: DurableStore, tokens: LogStore, settings: Settings, bodies: BodyBudget) -> None:
+        self._durable = durable
+        self._tokens = tokens
+        self._settings = settings
+        self._bodies = bodies
+
+    def table(self) -> list[Route]:
+        if not self._settings.durable_bytes:
+            return []
+        return [Route(ROOT + "{path:path}", _Endpoint(self), methods=list(_METHODS))]
+
+    async def answer(self, request: Request) -> ASGIApp:
+        """Raises: TailraceError."""
+        path = str(request.path_params["path"])
+        principal = principal_of(request.scope)
+        principal.require("read" if request.method in _READING else "generate")
+        owner = principal.owner
+        key = owned_key(owner, key_of(path))
+        segment, _, stream_id = path.partition("/")
+        if segment == TOKENS:
+            if request.method not in _READING:
+                return _refuse_method()
+            return await self._read(request, DurableTokenStream(await self._tokens.read(owner, stream_id)))
+        match request.method:
+            case "PUT":
+                return await self._create(request, key)
+            case "POST":
+                return await self._append(request, key)
+            case "DELETE":
+                self._durable.delete(key)
+                return Response(status_code=204, headers=_HEADERS)
+            case "OPTIONS":
+                return Response(status_code=204, headers=_HEADERS | {"allow": ", ".join(_METHODS)})
+            case _:
+                return await self._read(request, self._durable.find(key))
+
+    async def _create(self, request: Request, key: bytes) -> ASGIApp:
+        _require_plain(request)
+        asked = parse_creation(request.headers)
+        if asked.source is not None:
+            asked = replace(asked, source=owned_key(owner_of(request.scope), asked.source))
+        with self._bodies.reader(caller_of(request.scope)) as reader:
+            body = await reader.read(request.headers, request.receive)
+            stream, is_new = self._durable.create(key, asked, body)
+        headers = _HEADERS | page_headers(page_of(stream, stream.tail, 0))
+        if is_new:
+            headers["location"] = f"{request.url.scheme}://{request.headers['host']}{quote(request.url.path)}"
+        return Response(status_code=201 if is_new else 200, headers=headers)
+
+    async def _append(self, request: Request, key: bytes) -> ASGIApp:
+        _require_plain(request)
+        with self._bodies.reader(caller_of(request.scope)) as reader:
+            body = await reader.read(request.headers, request.receive)
+            receipt = self._durable.append(key, parse_batch(request.headers, body))
+        is_news = receipt.outcome == "appended" and receipt.stamp is not None
+        return Response(status_code=200 if is_news else 204, headers=_HEADERS | receipt_headers(receipt))
+
+    async def _read(self, request: Request, stream: Readable) -> ASGIApp:
+        if request.method == "OPTIONS":
+            return Response(status_code=204, headers=_HEADERS | {"allow": ", ".join(_READING)})
+        if request.method == "HEAD":
+            lifetime = lifetime_headers(stream.created) if isinstance(stream, DurableStream) else {}
+            headers = page_headers(page_of(stream, stream.tail, 0))
+            del headers["stream-up-to-date"]
+            return Response(headers=_HEADERS | _UNKEPT | lifetime | headers)
+        reading = parse_reading(read_query(request.scope["query_string"]))
+        position = _position(stream, reading.offset)
+        if isinstance(stream, DurableStream):
+            stream.touch()
+        if reading.live is None:
+            return _catch_up(request, stream, position, is_now=reading.offset == "now")
+        return self._follow(stream, position, reading)
+
+    def _follow(self, stream: Readable, position: int, reading: Reading) -> ASGIApp:
+        def cursor() -> int:
+            return next_cursor(reading.cursor, time.time(), random.randint(1, _JITTER))
+
+        if reading.live == "sse":
+            headers = _HEADERS | STREAM_HEADERS | sse_headers(stream.content_type)
+            return Tail(stream, position, cursor, headers, heartbeat_s=self._settings.heartbeat_s)
+
+        def answer(page: Page) -> Response:
+            headers = _HEADERS | _UNKEPT | page_headers(page, cursor())
+            if page.pieces:
+                return Response(body_of(page), headers=headers | {"etag": etag_of(page)})
+            return Response(status_code=204, headers=headers)
+
+        return LongPoll(stream, position, answer, wait_s=self._settings.durable_poll_s)
+
+
+def _require_plain(request: Request) -> None:
+    """Raises: UnsupportedMediaType for a body that is compressed, or for JSON in another charset than UTF-8."""
+    said = {"content-encoding": request.headers.get("content-encoding", "identity")}
+    require_plain_utf8(request.headers if is_json(request.headers.get("content-type", "")) else said)
+
+
+def _position(stream: Readable, offset: str | None) -> int:
+    if offset == "now":
+        return stream.tail
+    return 0 if offset in (None, "-1") else position_of(stream, offset or "")
+
+
+def _catch_up(request: Request, stream: Readable, position: int, *, is_now: bool) -> Response:
+    page = page_of(stream, position, PAGE_BYTES)
+    headers = _HEADERS | page_headers(page)
+    if is_now:
+        return Response(body_of(page), headers=headers | _UNKEPT)
+    etag = etag_of(page)
+    headers |= {"etag": etag, "cache-control": "private, no-cache"}
+    known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
+    if etag in known or "*" in known:
+        return Response(status_code=304, headers=headers)
+    return Response(body_of(page), headers=headers)
+
+
+def _refuse_method() -> Response:
+    answer = _refuse(MethodNotAllowed("Streams of tokens are written by the model alone."))
+    answer.headers["allow"] = ", ".join(_READING)
+    return answer
+
+
+def _refuse(error: TailraceError) -> Response:
+    status, headers, body = refusal(error)
+    if status in (408, 413):
+        headers["connection"] = "close"  # the rest of the body is nothing we want to read
+    return Response(body, status, _HEADERS | _UNKEPT | headers)
+
+
+class _Endpoint:
+    """The routes as an ASGI application. Refusals are answered here: they have headers of their own."""
+
+    def __init__(self, routes: DurableRoutes) -> None:
+        self._routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            answer = await self._routes.answer(Request(scope, receive))
+            await answer(scope, receive, send)
+        except TailraceError as error:
+            await _refuse(error)(scope, receive, send)

@@ -1,0 +1,114 @@
+"""Answers that wait for a durable stream to grow: ASGI applications."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tailrace.dialects.durable_answers import sse_of
+from tailrace.dialects.wire import HEARTBEAT
+from tailrace.durable.page import Follower, Page, Readable, page_of
+from tailrace.errors import UnknownStream
+from tailrace.http.answers import left
+
+__all__ = ["PAGE_BYTES", "LongPoll", "Tail"]
+
+PAGE_BYTES = 2**20  # of one answer, or one event; an append is never cut
+_TAIL_S = 60.0  # then the client connects anew, as the protocol has it
+
+
+class _Client:
+    """Whoever is at the other end."""
+
+    is_gone = False
+
+    async def watch(self, receive: Receive, follower: Follower) -> None:
+        await left(receive)
+        self.is_gone = True
+        follower.wake()
+
+
+@asynccontextmanager
+async def _watched(receive: Receive, follower: Follower) -> AsyncIterator[_Client]:
+    """The client, whose leaving wakes the follower."""
+    client = _Client()
+    async with asyncio.TaskGroup() as group:
+        watcher = group.create_task(client.watch(receive, follower))
+        yield client
+        watcher.cancel()
+
+
+async def _wait(follower: Follower, at_most_s: float) -> None:
+    timer = asyncio.get_running_loop().call_later(max(0.0, at_most_s), follower.wake)
+    try:
+        await follower.wait()
+    finally:
+        timer.cancel()
+
+
+@dataclass(frozen=True, slots=True)
+class LongPoll:
+    """Waits for something behind a position, and answers once."""
+
+    stream: Readable
+    position: int
+    answer: Callable[[Page], Response]
+    wait_s: float
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises: UnknownStream if the stream was deleted meanwhile."""
+        with self.stream.follower(self.position) as follower:
+            async with _watched(receive, follower) as client:
+                await _wait(follower, self.wait_s)
+        if client.is_gone:
+            return
+        if self.stream.is_gone:
+            raise UnknownStream("This stream was deleted.")
+        await self.answer(page_of(self.stream, self.position, PAGE_BYTES))(scope, receive, send)
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Server-sent events from a position on, for about a minute."""
+
+    stream: Readable
+    position: int
+    cursor: Callable[[], int]
+    headers: Mapping[str, str]
+    heartbeat_s: float  # 0: none
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = [(name.encode(), value.encode("latin-1")) for name, value in self.headers.items()]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        with self.stream.follower(self.position) as follower:
+            async with _watched(receive, follower) as client:
+                await self._write(follower, client, send)
+        if not client.is_gone:
+            await send({"type": "http.response.body"})
+
+    async def _write(self, follower: Follower, client: _Client, send: Send) -> None:
+        """Page after page. Even where nothing is there yet, the client is told where it stands."""
+        end_s = time.monotonic() + _TAIL_S
+        page = self._look(follower)
+        chunk = sse_of(page, self.cursor())
+        while not client.is_gone:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            if page.is_closed or self.stream.is_halted or time.monotonic() >= end_s:
+                return
+            if page.is_up_to_date:
+                await _wait(follower, min(self.heartbeat_s or _TAIL_S, end_s - time.monotonic()))
+            else:
+                await asyncio.sleep(0)  # a send that finds room returns at once
+            page = self._look(follower)
+            chunk = sse_of(page, self.cursor()) if page.pieces or page.is_closed else HEARTBEAT
+
+    def _look(self, follower: Follower) -> Page:
+        page = page_of(self.stream, follower.cursor, PAGE_BYTES)
+        follower.cursor = page.position
+        return page

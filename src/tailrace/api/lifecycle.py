@@ -1,0 +1,138 @@
+"""From settings to a running server, and down again."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from starlette.routing import BaseRoute, Router
+from starlette.types import ASGIApp
+
+from tailrace.access.keyring import Keyring
+from tailrace.api.access import AccessRoutes
+from tailrace.api.durable import DurableRoutes
+from tailrace.api.metrics import Metrics
+from tailrace.api.routes import Routes
+from tailrace.api.sockets import Sockets
+from tailrace.durable.store import DurableStore
+from tailrace.errors import ModelError
+from tailrace.generation.models import Models
+from tailrace.generation.service import Service, start_service
+from tailrace.generation.source import Source
+from tailrace.http.access_log import AccessLog
+from tailrace.http.bodies import BodyBudget
+from tailrace.http.edge import Edge, let_origins_read
+from tailrace.http.listening import BACKLOG, Signals, Uvicorn
+from tailrace.records.service import Records, open_records
+from tailrace.settings import Settings
+
+__all__ = ["PUBLIC", "build_app", "build_routes", "serve"]
+
+_DRAIN_RETRY_S = 5.0
+# Logs hold millions of events and no circles: little to find, and much to look through.
+_GC_THRESHOLD = (20_000, 50, 100)
+
+
+# What can be read without a key: whether the server is well, and the files of the page, for which a browser sends none.
+PUBLIC = ("/", "/livez", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready", "/page/")
+
+
+def build_routes(
+    models: Models, durable: DurableStore, settings: Settings, records: Records | None = None
+) -> list[BaseRoute]:
+    """All that the server answers."""
+    metrics = Metrics(*(served.generator for served in models))
+    bodies = BodyBudget(settings)
+    routes = Routes(models, settings, metrics, bodies)
+    sockets = Sockets(models, settings, metrics)
+    streams = DurableRoutes(durable, models.first.generator.store, settings, bodies)
+    access = AccessRoutes(records, bodies).table() if records is not None else []
+    return [*access, *streams.table(), *routes.table(), *sockets.table()]
+
+
+def build_app(models: Models, durable: DurableStore, settings: Settings, records: Records | None = None) -> ASGIApp:
+    """The ASGI application over the models. Without records there are no keys, and nobody needs one."""
+    router = Router(build_routes(models, durable, settings, records), redirect_slashes=False)
+    keyring = records.keyring if records is not None else Keyring()
+    keyring.on_revoked(models.end_streams_of)
+    app = let_origins_read(Edge(router, settings, keyring, public=PUBLIC), settings)
+    return AccessLog(app, models.first.generator.store) if settings.access_log else app
+
+
+async def serve(
+    source: Source,
+    settings: Settings,
+    sock: socket.socket,
+    *,
+    data_path: Path,
+    cache_path: str = "",
+    more: Sequence[Source] = (),
+    on_ready: Callable[[Service], None] = lambda service: None,
+    on_drain: Callable[[int], None] = lambda num_streams: None,
+) -> None:
+    """Serve on a bound socket until SIGTERM or SIGINT, then drain. A second signal leaves at once, and so does the
+    first while the engine loads.
+
+    Raises: ModelError if the engine cannot load the model.
+    """
+    signals = Signals()
+    ready = asyncio.Event()
+
+    async def run() -> None:
+        async with (
+            open_records(settings) as records,
+            start_service(source, settings, data_path=data_path, cache_path=cache_path, more=more) as service,
+        ):
+            ready.set()
+            # What was made so far stays: the collector need not look at it again, nor pause a stream for it.
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*_GC_THRESHOLD)
+            try:
+                sock.listen(BACKLOG)
+            except OSError as error:  # somebody else began to, meanwhile
+                raise ModelError(f"Cannot listen on {settings.host}:{settings.port}: {error.strerror}.") from None
+            app = build_app(service.models, service.durable, settings, records)
+            server = Uvicorn(app, settings)
+            async with asyncio.TaskGroup() as serving:
+                serving.create_task(server.serve(sockets=[sock]))
+                on_ready(service)
+                await signals.leaving.wait()
+                on_drain(service.num_live)
+                await _drain(service, settings.drain_s, signals.hurrying)
+                service.durable.close()
+                server.force_exit = signals.hurrying.is_set()
+                server.should_exit = True
+
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(run())
+        await signals.leaving.wait()
+        if not ready.is_set():
+            running.cancel()
+
+
+async def _drain(service: Service, drain_s: float, hurrying: asyncio.Event) -> None:
+    """Let running streams finish. What is left waits in the journal for the next process, where somebody may come
+    back for it, and else is interrupted."""
+    generators = [served.generator for served in service.models]
+    for generator in generators:
+        generator.gate.drain(_DRAIN_RETRY_S)
+
+    async def idle() -> None:
+        for generator in generators:
+            await generator.idle()
+
+    async with asyncio.TaskGroup() as group:
+        waits = [group.create_task(idle()), group.create_task(hurrying.wait())]
+        await asyncio.wait(waits, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+    for run in [run for generator in generators for run in generator.live]:
+        if service.store.is_durable and run.log.record.linger_s:
+            run.hand_over()
+        else:
+            run.interrupt()
+    service.store.flush()

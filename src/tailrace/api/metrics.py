@@ -1,0 +1,149 @@
+"""`/metrics`: what Prometheus may know, under the names that dashboards for TGI ask for, and a few of our own.
+
+TGI has no time to first token; `tailrace_time_to_first_token_seconds` is ours. Its durations are seconds, as there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TypeVar
+
+from prometheus_client import CollectorRegistry, Gauge, Histogram, disable_created_metrics
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
+from starlette.responses import Response
+
+from tailrace.dialects.wire import failure_of
+from tailrace.errors import AdmissionError, EngineError, RequestError, TailraceError
+from tailrace.generation import Generator, Times
+from tailrace.streams import Record
+from tailrace.types import End
+
+__all__ = ["Metrics"]
+
+_Metric = TypeVar("_Metric", Gauge, Histogram)
+_STATES: tuple[tuple[str, str, Callable[[Generator], float]], ...] = (
+    ("tgi_queue_size", "Requests that wait.", lambda generator: generator.gate.num_waiting),
+    ("tgi_batch_current_size", "Requests that the engine has.", lambda generator: generator.gate.num_running),
+    ("tailrace_engine_restarts", "Engines that were lost and replaced.", lambda generator: generator.num_restarts),
+    ("tailrace_ready", "Whether requests are taken.", lambda generator: generator.is_taking),
+)
+
+_SECONDS = tuple(0.0001 * 1.5**power for power in range(1, 36))  # TGI's bounds
+_TOKENS = tuple(float(2**power) for power in range(18))
+
+
+class Metrics:
+    """Counts what each model's generator does. With several models, what is one's has its name as a label."""
+
+    def __init__(self, *generators: Generator) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has it so
+        self._registry = CollectorRegistry()
+        self._has_several = len(generators) > 1
+        # Gauges that only grow: a counter's name would get a `_total` that TGI's do not have.
+        self._count = self._gauge("tgi_request_count", "Requests that asked for a generation.")
+        self._success = self._gauge("tgi_request_success", "Generations that ended well.")
+        self._failure = self._gauge("tgi_request_failure", "Generations that did not, and why.", "err")
+        self._durations = {
+            name: self._histogram(f"tgi_request_{name}duration", text, _SECONDS)
+            for name, text in (
+                ("", "Seconds from a request to the end of its stream."),
+                ("validation_", "Seconds that a request was looked at."),
+                ("queue_", "Seconds that it waited."),
+                ("inference_", "Seconds that the engine had it."),
+                ("mean_time_per_token_", "Seconds for each token, on average over a stream."),
+            )
+        }
+        self._first = self._histogram("tailrace_time_to_first_token_seconds", "Seconds to the first token.", _SECONDS)
+        self._input = self._histogram("tgi_request_input_length", "Tokens of a prompt.", _TOKENS)
+        self._generated = self._histogram("tgi_request_generated_tokens", "Tokens of an answer.", _TOKENS)
+        self._outlived = self._gauge(
+            "tailrace_streams_outlived",
+            "Streams that outlived an engine or a server, by how they went on: replayed, or continued.",
+            "continuity",
+        )
+        self._add_states(generators)
+
+    def _add_states(self, generators: Sequence[Generator]) -> None:
+        store = generators[0].store
+        streams = Gauge("tailrace_streams", "Streams that can be read, finished ones too.", registry=self._registry)
+        streams.set_function(lambda: store.num_streams)
+        for name, text, value in _STATES:
+            gauge = self._gauge(name, text)
+            for generator in generators:
+                self._of(gauge, generator.model).set_function(partial(value, generator))
+        for generator in generators:
+            generator.observers.add(self)
+            for gauge in (self._count, self._success):
+                self._of(gauge, generator.model)  # so that it is there from the start
+            for histogram in (self._first, self._input, self._generated, *self._durations.values()):
+                self._of(histogram, generator.model)
+
+    @contextlib.contextmanager
+    def asking(self, model: str) -> Iterator[None]:
+        """Around a request for a generation, until its stream exists."""
+        self._of(self._count, model).inc()
+        try:
+            yield
+        except TailraceError as error:
+            self._of(self._failure, model, _reason(error)).inc()
+            raise
+
+    def on_admitted(self, record: Record, times: Times) -> None:
+        """Counted when it ends."""
+
+    def on_first_token(self, record: Record, times: Times) -> None:
+        """Counted when it ends."""
+
+    def on_end(self, record: Record, end: End, times: Times) -> None:
+        model = record.model
+        if end.continuity is not None:
+            self._of(self._outlived, model, end.continuity).inc()
+        if end.status != "done":
+            reason = "dropped" if end.status == "cancelled" else _reason(failure_of(end))
+            self._of(self._failure, model, reason).inc()
+            return
+        assert times.entered_s is not None
+        assert times.admitted_s is not None
+        assert times.ended_s is not None
+        self._of(self._success, model).inc()
+        inference_s = times.ended_s - times.admitted_s
+        num_tokens = end.usage.num_completion_tokens
+        for name, seconds in (
+            ("", times.ended_s - times.asked_s),
+            ("validation_", times.entered_s - times.asked_s),
+            ("queue_", times.admitted_s - times.entered_s),
+            ("inference_", inference_s),
+            ("mean_time_per_token_", inference_s / max(1, num_tokens)),
+        ):
+            self._of(self._durations[name], model).observe(seconds)
+        if times.first_s is not None:
+            self._of(self._first, model).observe(times.first_s - times.asked_s)
+        self._of(self._input, model).observe(end.usage.num_prompt_tokens)
+        self._of(self._generated, model).observe(num_tokens)
+
+    def answer(self) -> Response:
+        return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, self._labels(*labels), registry=self._registry)
+
+    def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, self._labels(), buckets=bounds, registry=self._registry)
+
+    def _labels(self, *labels: str) -> list[str]:
+        return [*labels, "model"] if self._has_several else list(labels)
+
+    def _of(self, metric: _Metric, model: str, *labels: str) -> _Metric:
+        """The part of a metric that is a model's."""
+        given = (*labels, model) if self._has_several else labels
+        return metric.labels(*given) if given else metric
+
+
+def _reason(error: TailraceError) -> str:
+    """The labels that TGI has."""
+    for kind, reason in ((RequestError, "validation"), (AdmissionError, "overloaded"), (EngineError, "generation")):
+        if isinstance(error, kind):
+            return reason
+    return "validation"

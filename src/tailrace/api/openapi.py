@@ -1,0 +1,278 @@
+"""`/openapi.json`: the HTTP routes of all wires, made from their tables of operations."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import cache
+from html import escape
+from typing import Any
+
+import msgspec
+
+from tailrace import __version__
+from tailrace.dialects import Wire, native
+from tailrace.dialects.bodies import JsonBody, to_json
+from tailrace.dialects.wire import SSE, Follow, Generate, OnStream, Operation, Show
+from tailrace.errors import RequestError
+from tailrace.http.wires import served_wires
+
+__all__ = ["document", "routes_page"]
+
+_SCHEMAS = "#/components/schemas/{name}"
+_ERROR_HEADERS = {
+    "X-Request-Id": {
+        "schema": {"type": "string"},
+        "description": "Names this request; the log has it where the server failed.",
+    }
+}
+_LINGER: JsonBody = {
+    "name": "X-Tailrace-Linger",
+    "in": "header",
+    "description": "Seconds that the stream runs on with nobody reading, instead of ending with its reader.",
+    "schema": {"type": "string", "pattern": "^[0-9]{1,5}$"},
+}
+_KEY: JsonBody = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "The same key with the same request gives the same stream again.",
+    "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
+}
+
+_ELSEWHERE = {  # what is no wire's: the name of its operation, what it is, and as what it comes
+    "/": ("welcome", "A page to chat on, for browsers; a line of text for others.", ("text/html", "text/plain")),
+    "/docs": ("docs", "All routes, as a page to read.", ("text/html",)),
+    "/metrics": ("metrics", "What Prometheus may know.", ("text/plain",)),
+    "/openapi.json": ("openapi", "This document.", ("application/json",)),
+}
+
+# Keys and tickets: method, path, the name of the operation, what it does, and an example of its body.
+_ACCESS: tuple[tuple[str, str, str, str, JsonBody], ...] = (
+    ("get", "/v1/admin/keys", "list_keys", "Lists keys.", {}),
+    ("post", "/v1/admin/keys", "create_key", "Makes a key. The answer alone has its token.", {
+        "owner": "alice", "name": "laptop", "expires_in_s": 86_400, "scopes": ["generate", "read"],
+    }),
+    ("get", "/v1/admin/keys/{key_id}", "show_key", "Shows a key.", {}),
+    ("delete", "/v1/admin/keys/{key_id}", "revoke_key", "Revokes a key, and ends what was begun with it.", {}),
+    ("post", "/v1/admin/keys/{key_id}/rotate", "rotate_key", "Gives a key a new secret.", {
+        "grace_s": 3600,
+    }),
+    ("post", "/v1/tickets", "issue_ticket", "Gives leave to follow one stream for a short while, in ?ticket=.", {
+        "stream_id": "gvwLjBV1_uZRlZgD76TSZw",
+    }),
+)  # fmt: skip
+
+
+@cache
+def document() -> bytes:
+    """The whole document, in OpenAPI 3.1."""
+    entries = [(wire, operation) for wire in served_wires() for operation in wire.operations]
+    bodies = list(dict.fromkeys(operation.body for _, operation in entries if operation.body is not None))
+    schemas, components = msgspec.json.schema_components(bodies, ref_template=_SCHEMAS)
+    by_body = dict(zip(bodies, schemas, strict=True))
+    paths: dict[str, JsonBody] = {}
+    for wire, operation in entries:
+        methods = paths.setdefault(operation.path.replace(":path}", "}"), {})
+        described = _operation(wire, operation, by_body)
+        shared = methods.get(operation.method.lower())
+        methods[operation.method.lower()] = described if shared is None else _merged(shared, described)
+    for path, (name, summary, kinds) in _ELSEWHERE.items():
+        content = {kind: {"schema": {} if "json" in kind else {"type": "string"}} for kind in kinds}
+        answer = {"description": summary, "content": content, "headers": _ERROR_HEADERS}
+        paths.setdefault(path, {})["get"] = {"summary": summary, "operationId": name, "responses": {"200": answer}}
+    for method, path, name, summary, example in _ACCESS:
+        paths.setdefault(path, {})[method] = _access_operation(path, name, summary, example)
+    return to_json(
+        {
+            "openapi": "3.1.0",
+            "info": {
+                "title": "tailrace",
+                "version": __version__,
+                "description": "Streams a local language model over every wire that its clients speak. Every answer "
+                "that is a stream has an X-Stream-Id, with which any other wire can follow it.",
+                "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+            },
+            "tags": [{"name": wire.name, "description": wire.title} for wire in served_wires()],
+            "paths": paths,
+            "components": {
+                "schemas": components,
+                "securitySchemes": {
+                    "bearer": {"type": "http", "scheme": "bearer"},
+                    "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
+                },
+            },
+            "security": [{}, {"bearer": []}, {"apiKey": []}],  # a key, where there are keys
+        }
+    )
+
+
+def _operation(wire: Wire, operation: Operation, by_body: dict[Any, JsonBody]) -> JsonBody:  # Any: msgspec classes
+    described: JsonBody = {
+        "tags": [wire.name],
+        "summary": operation.summary,
+        "operationId": _name(wire, operation),
+        "parameters": _parameters(operation),
+        "responses": _responses(wire, operation),
+    }
+    if operation.body is not None:
+        content: JsonBody = {"schema": by_body[operation.body]}
+        if operation.example is not None:
+            content["example"] = operation.example
+        described["requestBody"] = {"required": True, "content": {"application/json": content}}
+    if operation.query_in_body:
+        names = [name.rstrip("!") for name in operation.query]
+        fields = {"schema": {"type": "object", "properties": {key: {} for key in names}}, "example": operation.example}
+        kinds = ("application/json", "application/x-www-form-urlencoded")
+        described["requestBody"] = {"required": False, "content": dict.fromkeys(kinds, fields)}
+    return described
+
+
+def _access_operation(path: str, name: str, summary: str, example: JsonBody) -> JsonBody:
+    content: JsonBody = {"application/json": {"schema": {}}}
+    described: JsonBody = {
+        "summary": summary,
+        "operationId": name,
+        "parameters": [
+            {"name": found, "in": "path", "required": True, "schema": {"type": "string"}}
+            for found in re.findall(r"\{([a-z_]+)", path)
+        ],
+        "responses": {
+            status: {"description": text, "content": content, "headers": _ERROR_HEADERS}
+            for status, text in (
+                ("200", "What was asked for."),
+                ("201", "What was made."),
+                ("4XX", "A refusal, and why."),
+                ("503", "The database is away."),
+            )
+        },
+    }
+    if example:
+        content = {"schema": {"type": "object"}, "example": example}
+        described["requestBody"] = {"content": {"application/json": content}}
+    return described
+
+
+def _parameters(operation: Operation) -> list[JsonBody]:
+    parameters: list[JsonBody] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"\{([a-z_]+)", operation.path)
+    ]
+    for name in operation.query:
+        required = name.endswith("!") and not operation.query_in_body
+        parameters.append({"name": name.rstrip("!"), "in": "query", "required": required, "schema": {"type": "string"}})
+    if operation.only_with_header is not None:
+        parameters.append(
+            {"name": operation.only_with_header, "in": "header", "required": True, "schema": {"type": "string"}}
+        )
+    if isinstance(operation.act, Generate):
+        parameters += [_LINGER, _KEY]
+    return parameters
+
+
+def _responses(wire: Wire, operation: Operation) -> JsonBody:
+    def content(kinds: JsonBody, text: str) -> JsonBody:
+        return {"description": text, "content": kinds, "headers": _ERROR_HEADERS}
+
+    anything: JsonBody = {"schema": {}}
+    stream = {SSE.partition(";")[0]: anything, "text/plain": {"schema": {"type": "string"}}}
+    lines = {"application/x-ndjson": anything}
+    kinds: JsonBody
+    match operation.act:
+        case Generate():
+            kinds = {"application/json": anything, **stream, **lines}
+        case Follow():
+            kinds = stream
+        case OnStream():
+            kinds = {"application/json": anything}
+        case Show():
+            kinds = {"application/json": anything, "text/plain": {"schema": {"type": "string"}}}
+    _, error = wire.encode_error(RequestError("…"))
+    shape = {"type": "object", "required": sorted(msgspec.json.decode(error))}
+    refusal = {"application/json": {"schema": shape}}
+    responses = {"200": content(kinds, "What was asked for."), "4XX": content(refusal, "A refusal, and why.")}
+    responses["503"] = content(refusal, "Not now; Retry-After says when.")
+    responses["504"] = content(refusal, "The engine made no progress.")
+    if isinstance(operation.act, Generate):
+        responses["201"] = content({"application/json": anything}, "The stream has begun.") | {"links": _links()}
+        responses["200"]["links"] = _links()
+        responses["500"] = content(refusal, "The engine failed.")
+    if isinstance(operation.act, Follow | OnStream | Generate):
+        responses["204"] = {"description": "There is nothing more to come."}
+    return responses
+
+
+def _name(wire: Wire, operation: Operation) -> str:
+    path = operation.path if operation.path == "/" else re.sub("/$", "/slash", operation.path)
+    return re.sub("[^a-z0-9]+", "_", f"{wire.name} {operation.method} {path}".lower()).strip("_")
+
+
+def _links() -> JsonBody:
+    """What can be done with any stream, whatever wire began it."""
+    wire = native.WIRE
+    return {
+        _name(wire, operation): {
+            "operationId": _name(wire, operation),
+            "parameters": {"stream_id": "$response.header.X-Stream-Id"},
+        }
+        for operation in wire.operations
+        if "{stream_id}" in operation.path
+    }
+
+
+def _merged(one: JsonBody, other: JsonBody) -> JsonBody:
+    """Two wires on one path, told apart by the query or a header."""
+    names = {parameter["name"] for parameter in one["parameters"]}
+    added = [parameter for parameter in other["parameters"] if parameter["name"] not in names]
+    merged = one | {
+        "tags": one["tags"] + [tag for tag in other["tags"] if tag not in one["tags"]],
+        "summary": f"{one['summary']} {other['summary']}",
+        "parameters": [parameter | {"required": parameter["in"] == "path"} for parameter in one["parameters"] + added],
+    }
+    body = one.get("requestBody") or other.get("requestBody")
+    if body is not None:
+        merged["requestBody"] = body | {"required": False}
+    for status, response in other["responses"].items():
+        known = merged["responses"].setdefault(status, response)
+        if "content" in known and known != response:
+            either: JsonBody = {kind: {"schema": {}} for kind in {**known["content"], **response.get("content", {})}}
+            merged["responses"][status] = known | {"content": either}
+    return merged
+
+
+def routes_page(document: JsonBody) -> bytes:
+    """`/docs`: the document as one page of HTML, in which every text is escaped."""
+    info = document["info"]
+    parts = [
+        "<!doctype html>",
+        '<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">',
+        f"<title>{escape(info['title'])}: routes</title>",
+        '<link rel="icon" href="/page/icon.svg"><link rel="stylesheet" href="/page/docs.css"></head><body>',
+        f"<h1>{escape(info['title'])} {escape(info['version'])}</h1>",
+        f"<p>{escape(info['description'])}</p>",
+        '<p>For programs: <a href="/openapi.json">/openapi.json</a>. To chat: <a href="/">the page</a>.</p>',
+    ]
+    for tag in [*document["tags"], {"name": "", "description": "About the server"}]:
+        operations = list(_listed(document, tag["name"]))
+        if operations:
+            parts += [f"<h2>{escape(tag['description'])}</h2><dl>", *operations, "</dl>"]
+    return "\n".join([*parts, "</body></html>", ""]).encode()
+
+
+def _listed(document: JsonBody, tag: str) -> Iterator[str]:
+    """Those of one tag; with an empty one, those that have none."""
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            if tag in operation.get("tags", [""]):
+                yield f"<dt><code>{method.upper()} {escape(path)}</code></dt>"
+                yield f"<dd><p>{escape(operation['summary'])}</p>{_details(operation)}</dd>"
+
+
+def _details(operation: JsonBody) -> str:
+    query = [one["name"] for one in operation.get("parameters", []) if one["in"] == "query"]
+    told = f"<p>Query: {', '.join(f'<code>{escape(name)}</code>' for name in query)}</p>" if query else ""
+    example = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("example")
+    if example is not None:
+        shown = escape(json.dumps(example, indent=2, ensure_ascii=False), quote=False)
+        told += f"<details><summary>An example of a body</summary><pre>{shown}</pre></details>"
+    return told

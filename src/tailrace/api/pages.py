@@ -1,0 +1,118 @@
+"""The page for people: a few static files, read once and served from memory under the names they have here.
+
+They may load nothing from elsewhere and talk to nobody but this server; the headers hold the browser to that, whatever
+text a model writes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from importlib import resources
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from tailrace.api.openapi import document, routes_page
+
+__all__ = ["Pages", "wants_page"]
+
+_INDEX = "index.html"
+_MEDIA_TYPES = {
+    _INDEX: "text/html; charset=utf-8",
+    "docs.css": "text/css; charset=utf-8",
+    "chats.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "scrolling.js": "text/javascript; charset=utf-8",
+    "streams.js": "text/javascript; charset=utf-8",
+    "turns.js": "text/javascript; charset=utf-8",
+    "writer.js": "text/javascript; charset=utf-8",
+}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"  # text never becomes markup, not even by mistake
+)
+_HEADERS = {
+    "cache-control": "no-cache",  # kept, and asked about: a new version is seen at once
+    "content-security-policy": _POLICY,
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    content: bytes
+    media_type: str
+    etag: str
+
+
+class Pages:
+    """The page and its files. Raises: OSError if the installation lacks one."""
+
+    def __init__(self) -> None:
+        folder = resources.files("tailrace.api").joinpath("page")
+        self._files = {name: _read(folder.joinpath(name).read_bytes(), kind) for name, kind in _MEDIA_TYPES.items()}
+        self._docs: _File | None = None
+
+    def table(self) -> list[Route]:
+        """The routes of what the page loads; the page itself is `index`, for whoever `wants_page`."""
+        return [Route("/page/{name}", self.show_file, methods=["GET"])]
+
+    async def index(self, request: Request) -> Response:
+        return _answer(request, self._files[_INDEX], {"vary": "accept"})
+
+    async def show_docs(self, request: Request) -> Response:
+        """All routes; made when somebody asks for it first."""
+        if self._docs is None:
+            self._docs = _read(routes_page(msgspec.json.decode(document())), _MEDIA_TYPES[_INDEX])
+        return _answer(request, self._docs, {})
+
+    async def show_file(self, request: Request) -> Response:
+        file = self._files.get(request.path_params["name"])
+        if file is None:
+            raise HTTPException(404)
+        return _answer(request, file, {})
+
+
+def wants_page(request: Request) -> bool:
+    """Whether HTML is asked for by name, and no less than plain text: browsers do so, curl's `*/*` does not."""
+    html_quality = text_quality = 0.0
+    for part in ",".join(request.headers.getlist("accept")).split(","):
+        kind, _, parameters = part.partition(";")
+        match kind.strip().lower():
+            case "text/html":
+                html_quality = _quality(parameters)
+            case "text/plain":
+                text_quality = _quality(parameters)
+    return html_quality > 0 and html_quality >= text_quality
+
+
+def _quality(parameters: str) -> float:
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "q":
+            try:
+                return min(1.0, max(0.0, float(value)))
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
+def _read(content: bytes, media_type: str) -> _File:
+    return _File(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
+def _answer(request: Request, file: _File, headers: dict[str, str]) -> Response:
+    headers = {**_HEADERS, **headers, "etag": file.etag}
+    known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
+    if file.etag in known or "*" in known:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, media_type=file.media_type, headers=headers)

@@ -1,0 +1,398 @@
+"""The routes: every wire's operations, done one way.
+
+What an operation asks for is parsed by its dialect; beginning, following, cancelling and answering are here, once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import groupby
+from urllib.parse import urlsplit
+from weakref import WeakValueDictionary
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tailrace import __version__
+from tailrace.access.principal import caller_of, owner_of, principal_of, sent_by
+from tailrace.api.metrics import Metrics
+from tailrace.api.openapi import document
+from tailrace.api.pages import Pages, wants_page
+from tailrace.dialects import Encoder, ParsedRequest, StreamFacts, Wire
+from tailrace.dialects.bodies import JsonBody, printable, read_json, require_plain_utf8
+from tailrace.dialects.queries import read_query
+from tailrace.dialects.wire import (
+    CumulativeEncoder,
+    Follow,
+    Following,
+    Generate,
+    OnStream,
+    Operation,
+    Reply,
+    Show,
+    View,
+    in_the_wires_words,
+)
+from tailrace.errors import (
+    Forbidden,
+    IdempotencyConflict,
+    QueueFull,
+    RequestError,
+    UnknownModel,
+    UnknownStream,
+    UnsupportedParameter,
+)
+from tailrace.generation import Generator
+from tailrace.generation.models import NO_SUCH_MODEL, Models, Served
+from tailrace.http.answers import JsonAnswer, StreamAnswer, WholeAnswer, WithHeaders
+from tailrace.http.bodies import BodyBudget, BodyReader
+from tailrace.http.wires import is_meant, served_wires
+from tailrace.settings import Settings
+from tailrace.streams import Claim, StreamLog
+from tailrace.types import GenerateRequest
+
+__all__ = ["Routes", "facts_of"]
+
+_IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
+_LINGER = re.compile(r"[0-9]{1,5}", re.ASCII)
+_SLOW_AT_ONCE = 2  # operations beside the event loop; more wait
+_SLOW_WAITING = 32
+
+Handler = Callable[[Request], Awaitable[ASGIApp]]
+
+
+class Routes:
+    """All operations of all wires, over all models."""
+
+    def __init__(
+        self,
+        models: Models,
+        settings: Settings,
+        metrics: Metrics,
+        bodies: BodyBudget,
+    ) -> None:
+        self._models = models
+        self._store = models.first.generator.store
+        self._settings = settings
+        self._bodies = bodies
+        self._keys_in_use: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
+        self._metrics = metrics
+        self._pages = Pages()
+        self._slow = asyncio.Semaphore(_SLOW_AT_ONCE)
+        self._num_slow = 0
+
+    def table(self) -> list[Route]:
+        """A route for each method and path. Where wires share one, the query says which is meant."""
+
+        def door(entry: tuple[Wire, Operation]) -> tuple[str, str]:
+            return entry[1].path, entry[1].method
+
+        entries = sorted(((wire, operation) for wire in served_wires() for operation in wire.operations), key=door)
+        routes = [
+            route(method, path, self._handler(list(sharing))) for (path, method), sharing in groupby(entries, key=door)
+        ]
+        routes += [
+            route("GET", "/", self.welcome),
+            route("GET", "/metrics", self.show_metrics),
+            route("GET", "/openapi.json", self.show_openapi),
+            route("GET", "/docs", self._pages.show_docs),
+            *self._pages.table(),
+        ]
+        return sorted(routes, key=lambda one: ":path}" in one.path)  # those that swallow whole paths come last
+
+    async def welcome(self, request: Request) -> ASGIApp:
+        if wants_page(request):
+            return await self._pages.index(request)
+        return PlainTextResponse(
+            f"tailrace {__version__} runs {', '.join(served.model for served in self._models)}. "
+            "POST /?prompt=… streams text; /openapi.json says what else there is.\n",
+            headers={"vary": "accept"},
+        )
+
+    async def show_metrics(self, request: Request) -> ASGIApp:
+        principal_of(request.scope).require("metrics")
+        return self._metrics.answer()
+
+    async def show_openapi(self, request: Request) -> ASGIApp:
+        return JsonAnswer(document())
+
+    def _handler(self, sharing: Sequence[tuple[Wire, Operation]]) -> Handler:
+        in_turn = sorted(sharing, key=lambda entry: not entry[1].is_particular)
+        telling = {one.only_with_header for _, one in sharing if one.only_with_header is not None}
+        varying = {"vary": ", ".join(sorted(telling))} if telling else {}
+        return partial(self._answer, in_turn, varying)
+
+    async def _answer(
+        self, in_turn: Sequence[tuple[Wire, Operation]], varying: dict[str, str], request: Request
+    ) -> ASGIApp:
+        """What that operation does which is meant, of those that share the path."""
+        meant = (entry for entry in in_turn if is_meant(entry[1], request.query_params, request.headers))
+        wire, operation = next(meant, (None, None))
+        if wire is None or operation is None:
+            raise RequestError("This path needs a query.")
+        principal = principal_of(request.scope)
+        principal.require(_action_of(operation))
+        principal.require_within("wire", wire.name)
+        with self._bodies.reader(caller_of(request.scope)) as reader:
+            parsed, served = await self._parse(wire, operation, request, reader)
+            known = [name.rstrip("!") for name in operation.query]
+            headers = self._naming([printable(name) for name in parsed.query if name not in known]) | varying
+            match operation.act:
+                case Generate() as act:
+                    answer = await self._generate(wire, act, request, parsed, served)
+                case Follow(parse):
+                    answer = await self._follow(owner_of(request.scope), parse(parsed))
+                case OnStream(find, verb):
+                    answer = await self._on_stream(owner_of(request.scope), *find(parsed), verb)
+                case Show(render, is_slow):
+                    answer = self._reply(await self._show_slowly(render, parsed) if is_slow else render(parsed))
+        return WithHeaders(answer, headers) if headers else answer
+
+    async def _show_slowly(self, render: Callable[[ParsedRequest], Reply], parsed: ParsedRequest) -> Reply:
+        if self._num_slow >= _SLOW_WAITING:
+            raise QueueFull("Too many requests of this kind are waiting.", retry_after_s=1.0)
+        self._num_slow += 1
+        try:
+            async with self._slow:
+                return await asyncio.to_thread(render, parsed)
+        finally:
+            self._num_slow -= 1
+
+    async def _parse(
+        self, wire: Wire, operation: Operation, request: Request, reader: BodyReader
+    ) -> tuple[ParsedRequest, Served | None]:
+        """What was sent, and the model that is meant; None for a name that the only model does not have, which the
+        generator refuses. What names a model is about that one, and the rest about all. Raises: RequestError."""
+        query = read_query(request.scope["query_string"])
+        if operation.query_in_body:
+            query = await reader.with_fields(query, request.headers, request.receive)
+        body: JsonBody = {}
+        if operation.body is not None:
+            operation.check(request.headers)
+            require_plain_utf8(request.headers)
+            body = read_json(await reader.read(request.headers, request.receive))
+            model = body.get("model")
+            if isinstance(model, str) and _is_own_address(model, request.headers.get("host", "")):
+                body["model"] = "default"  # Hugging Face's client puts there where it sends to, if it knows no name
+        first, *others = self._models
+        parsed = ParsedRequest(first, body, query, request.path_params, request.headers, tuple(others))
+        meant = first if first.is_loaded and not others else wire.pick(parsed)
+        if meant is None and others:
+            raise UnknownModel(NO_SUCH_MODEL, param="model")
+        assert meant is None or isinstance(meant, Served)  # it is one of those that the wire was given
+        principal_of(request.scope).require_within("model", (meant or first).model)
+        return parsed if meant in (None, first) else replace(parsed, server=meant, others=()), meant
+
+    def _reply(self, reply: Reply) -> Response:
+        headers = self._naming(reply.ignored)
+        if reply.retry_after_s is not None:
+            headers["retry-after"] = f"{reply.retry_after_s:.0f}"
+        return Response(reply.body, reply.status, headers, reply.media_type)
+
+    # Streams
+
+    async def _generate(
+        self, wire: Wire, act: Generate, request: Request, parsed: ParsedRequest, meant: Served | None
+    ) -> ASGIApp:
+        owner, served = owner_of(request.scope), meant or self._models.first
+        if act.past is not None:
+            parsed = await self._with_past(owner, parsed, act.past(parsed))
+        with self._metrics.asking(served.model), served.asking():
+            if meant is not None and not meant.is_loaded and _may_generate(request):
+                await self._models.load(meant)
+            call = act.parse(parsed)
+            if isinstance(call, Reply):
+                return self._reply(call)
+            if isinstance(call, Following):
+                return await self._follow(owner, call)
+            naming = self._naming(call.ignored)
+            if request.method in ("GET", "HEAD") and _is_from_elsewhere(request):
+                raise Forbidden("Other pages may not make this server generate.", param="sec-fetch-site")
+            if request.method == "HEAD":
+                return Response(headers={"content-type": call.view.media_type})
+            wanted = sent_by(request.scope, _with_headers(call.request, request), wire=wire.name, model=served.model)
+            try:
+                if "idempotency-key" in request.headers:
+                    log = await self._recall_or_create(request, parsed, wanted, served.generator)
+                else:
+                    log = (await served.generator.create(wanted)).log
+            except UnsupportedParameter as error:
+                raise in_the_wires_words(error, wire, parsed) from None
+            facts = facts_of(served, log)
+            if not facts.prompts:  # an Idempotency-Key found it again, after its end
+                prompts = await served.generator.prompts.encode(call.request)
+                texts, ids = tuple(prompt.text for prompt in prompts), tuple(prompt.ids for prompt in prompts)
+                facts = replace(facts, prompts=texts, prompt_ids=ids)
+            encoder, headers = call.view.open(facts), {"x-stream-id": log.stream_id} | naming
+            if call.stream:
+                return self._stream(log, encoder, 0, call.view, headers)
+            if call.at_once:
+                headers["location"] = f"/v1/streams/{log.stream_id}"
+                return JsonAnswer(encoder.whole(log.events), call.status, headers)
+            return WholeAnswer(log, encoder, wire, headers)
+
+    async def _with_past(self, owner: str, parsed: ParsedRequest, stream_id: str | None) -> ParsedRequest:
+        """Raises: StreamError, StorageError; not for a stream that never was, which the dialect refuses."""
+        if stream_id is None:
+            return parsed
+        try:
+            log = await self._store.read(owner, stream_id)
+        except UnknownStream:
+            return parsed
+        return replace(parsed, past=(facts_of(self._models.of(log), log), log.events))
+
+    def _naming(self, ignored: Sequence[str]) -> dict[str, str]:
+        """The header that names fields without effect. Raises: UnsupportedParameter, where we are strict."""
+        if ignored and self._settings.strict:
+            raise UnsupportedParameter(f"{ignored[0]} has no effect here, and --strict refuses it.", param=ignored[0])
+        return {"x-tailrace-ignored": ", ".join(ignored)} if ignored else {}
+
+    async def _recall_or_create(
+        self, request: Request, parsed: ParsedRequest, wanted: GenerateRequest, generator: Generator
+    ) -> StreamLog:
+        key = request.headers["idempotency-key"]
+        if not _IDEMPOTENCY_KEY.fullmatch(key):
+            raise RequestError("An Idempotency-Key has 1 to 255 printable characters.", param="idempotency-key")
+        content = [request.url.path, dict(parsed.query), parsed.body]
+        claim = Claim(key, hashlib.sha256(msgspec.json.encode(content, order="deterministic")).digest())
+        turn = self._keys_in_use.setdefault((wanted.owner, key), asyncio.Lock())
+        async with turn:  # twins wait here for the first of them
+            log = await self._store.recall(wanted.owner, claim) or (await generator.create(wanted, claim)).log
+            if log.record.model != generator.model:
+                raise IdempotencyConflict("This Idempotency-Key is of another model's.", param="idempotency-key")
+            return log
+
+    async def _follow(self, owner: str, following: Following) -> ASGIApp:
+        log = await self._store.read(owner, following.stream_id, following.after)
+        if log.end is not None and following.after == log.last_seq:
+            return Response(status_code=204, headers={"x-stream-id": log.stream_id})  # what makes an EventSource stop
+        encoder = following.view.open(facts_of(self._models.of(log), log))
+        if following.replay:
+            assert isinstance(encoder, CumulativeEncoder)
+            encoder.skip(log.events[: following.after])
+        return self._stream(log, encoder, following.after, following.view, {"x-stream-id": log.stream_id})
+
+    async def _on_stream(self, owner: str, stream_id: str, view: View, verb: str) -> ASGIApp:
+        log = await self._store.read(owner, stream_id)
+        if verb != "show":
+            await self._store.stop(owner, stream_id)
+        body = view.open(facts_of(self._models.of(log), log)).whole(log.events)
+        if verb == "delete":
+            await self._store.delete(owner, stream_id)
+        headers = {"x-stream-id": log.stream_id}
+        return JsonAnswer(body, 200, headers) if body else Response(status_code=204, headers=headers)
+
+    def _stream(self, log: StreamLog, encoder: Encoder, after: int, view: View, headers: dict[str, str]) -> ASGIApp:
+        path = f"/v1/streams/{log.stream_id}"  # where any stream can be looked at, whatever wire began it
+        return StreamAnswer(
+            log,
+            encoder,
+            view,
+            after=after,
+            headers={**headers, "location": path + "/events", "content-location": path}.items(),
+            heartbeat_s=self._settings.heartbeat_s,
+        )
+
+
+def _action_of(operation: Operation) -> str:
+    """The scope that a key needs for it."""
+    match operation.act:
+        case Generate():
+            return "generate"
+        case OnStream(_, verb):
+            return "read" if verb == "show" else "generate"
+        case Follow() | Show():
+            return "read"
+
+
+def facts_of(served: Served, log: StreamLog) -> StreamFacts:
+    """What a dialect's encoder may know of a stream of this model."""
+    record = log.record
+    return StreamFacts(
+        stream_id=log.stream_id,
+        model=record.model,
+        created_s=int(record.created_s),
+        seed=record.seed,
+        num_prompt_tokens=record.num_prompt_tokens,
+        prompts=tuple(prompt.text for prompt in record.prompts),
+        prompt_ids=tuple(prompt.ids for prompt in record.prompts),
+        vocabulary=served.generator.prompts.tokenizer,
+        num_choices=record.num_choices,
+        status=log.status,
+        expires_in_s=log.expires_in_s,
+        memo=record.memo,
+    )
+
+
+def _is_own_address(text: str, host: str) -> bool:
+    """Whether it is a URL of this server, as the client knows it."""
+    try:
+        url = urlsplit(text)
+    except ValueError:
+        return False
+    port = {"http": ":80", "https": ":443"}.get(url.scheme)
+    if port is None:
+        return False
+    return url.netloc.rpartition("@")[2].lower().removesuffix(port) == host.lower().removesuffix(port)
+
+
+def _is_from_elsewhere(request: Request) -> bool:
+    """Whether a page of another origin had a browser ask, which sends no Origin with a GET. What tells is a header of
+    the browser's own; to plain HTTP on other hosts it sends none, and the page's address may tell instead."""
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("none", "same-origin")
+    referer = request.headers.get("referer")
+    try:
+        return referer is not None and urlsplit(referer).netloc != request.headers.get("host")
+    except ValueError:  # an address that no page has
+        return True
+
+
+def _may_generate(request: Request) -> bool:
+    """Whether a request is worth loading a model for."""
+    return request.method != "HEAD" and (request.method != "GET" or not _is_from_elsewhere(request))
+
+
+def _with_headers(wanted: GenerateRequest, request: Request) -> GenerateRequest:
+    """The request with what its client asked in headers, whatever the wire: whether another answer will do when the
+    engine is lost, and how long the stream runs on with nobody reading. With an Idempotency-Key that is as long as on
+    `/v1/streams`, since whoever sends one means to come back. Raises: RequestError."""
+    continuity = request.headers.get("x-tailrace-continuity", "any")
+    if continuity not in ("any", "exact"):
+        raise RequestError("X-Tailrace-Continuity is any or exact.", param="x-tailrace-continuity")
+    if continuity == "exact":
+        wanted = replace(wanted, exact=True)
+    given = request.headers.get("x-tailrace-linger")
+    if given is None:
+        return replace(wanted, on_disconnect="detach") if "idempotency-key" in request.headers else wanted
+    if not _LINGER.fullmatch(given) or int(given) > 86_400:
+        raise RequestError("X-Tailrace-Linger is a number of seconds, at most 86400.", param="x-tailrace-linger")
+    return replace(wanted, on_disconnect="detach", linger_s=float(given))
+
+
+class _Endpoint:
+    """A handler as an ASGI application; what it raises is the edge's to answer.
+
+    Not a function: Starlette would wrap that in two more calls, which stay on the stack for as long as a stream runs.
+    """
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        answer = await self._handler(Request(scope, receive))
+        await answer(scope, receive, send)
+
+
+def route(method: str, path: str, handler: Handler) -> Route:
+    """A route whose handler gives back the ASGI application that answers."""
+    return Route(path, _Endpoint(handler), methods=[method])

@@ -1,0 +1,201 @@
+"""What clients meet: finds the app that a request is for, and a process of it."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Iterable
+
+import msgspec
+from starlette.datastructures import Headers, QueryParams
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tailrace.access.principal import owner_of
+from tailrace.apps.metrics import AppMetrics
+from tailrace.apps.pool import HostedApp, Pool
+from tailrace.apps.relay import Relay
+from tailrace.apps.streams import AppStreams
+from tailrace.dialects import native
+from tailrace.dialects.bodies import printable
+from tailrace.errors import AppUnavailable, NotFound, QueueFull, RequestError, SeqOutOfRange, TailraceError
+from tailrace.http.answers import JsonAnswer, error_answer
+from tailrace.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from tailrace.serve.handles import CallHead
+from tailrace.serve.link import Channel, ChannelClosed, LinkLost
+from tailrace.settings import Settings
+from tailrace.streams import is_stream_id, parse_cursor
+
+__all__ = ["Front"]
+
+logger = logging.getLogger("tailrace.apps")
+
+_STREAMS = "/v1/streams/"
+_OWN = "/-/"
+PUBLIC = ("/-/healthz", "/-/livez", "/-/readyz")  # read without a key
+_TRITON = "/v2/"  # what Inferless apps are on
+_START_RETRY_S = 1.0
+
+
+class Front:
+    """The ASGI application of `tailrace run`."""
+
+    def __init__(self, settings: Settings, streams: AppStreams) -> None:
+        self.apps: list[HostedApp] = []  # also while they start, for their constructors call each other
+        self.is_open = False  # to the web
+        self._settings = settings
+        self._streams = streams
+        self._is_draining = False
+        self._metrics = AppMetrics(lambda: self.apps, streams.num_ended)
+
+    def set_apps(self, apps: Iterable[HostedApp]) -> None:
+        """Where calls and requests go from now on."""
+        self.apps = sorted(apps, key=lambda app: -len(app.route_prefix))
+
+    def drain(self) -> None:
+        self._is_draining = True
+
+    @property
+    def is_ready(self) -> bool:
+        pools = [pool for app in self.apps for pool in app.pools.values()]
+        return self.is_open and not self._is_draining and all(pool.is_ready for pool in pools)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises: TailraceError where nothing was sent yet, to be answered as a wire of ours has it."""
+        path: str = scope["path"]
+        is_http = scope["type"] == "http"
+        try:
+            answer = await self._own(scope, path) if is_http else None
+        except TailraceError as error:
+            answer = error_answer(native.WIRE, error)
+        if answer is not None:
+            await answer(scope, receive, send)
+            return
+        try:
+            await self._ask(scope, path, receive, send)
+        except TailraceError as error:
+            if not is_http or path.startswith(_TRITON):
+                raise
+            # whatever wire of ours has this path too, here it is the app's
+            await error_answer(native.WIRE, error)(scope, receive, send)
+
+    async def _ask(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
+        if not self.is_open:
+            raise AppUnavailable("The app is being started.", retry_after_s=_START_RETRY_S)
+        app = self._app_at(path)
+        if app is None:
+            raise NotFound("There is no app at this path; /-/routes says where there are.")
+        with self._metrics.asking(app.name) as outcome:
+            scope = {**scope, "root_path": scope.get("root_path", "") + app.route_prefix}
+            if scope["type"] == "websocket" and path == app.route_prefix:
+                # HTTP's clients follow the app's redirect to the slash, most of WebSocket's would not
+                scope |= {"path": path + "/", "raw_path": scope.get("raw_path", path.encode()) + b"/"}
+            relay = Relay(
+                app.ingress, app.name, self._settings, self._streams, is_resumable=app.is_resumable
+            )  # fmt: skip
+            await relay(scope, receive, outcome.watched(send))
+
+    async def _own(self, scope: Scope, path: str) -> ASGIApp | None:
+        """What is answered here: streams, and questions about the server."""
+        method: str = scope["method"]
+        owner = owner_of(scope)
+        if path.startswith(_OWN):
+            return self._tell(path.removeprefix(_OWN))
+        cursor = Headers(scope=scope).get("last-event-id", "")
+        if path.startswith(_STREAMS):
+            stream_id, _, verb = path.removeprefix(_STREAMS).partition("/")
+            if not is_stream_id(stream_id):
+                return None  # a route of the app's own
+            if verb == "events" and method in ("GET", "HEAD"):
+                query = QueryParams(scope["query_string"])
+                ignored = [printable(name) for name in query if name != "after"]
+                after = cursor or query.get("after", "")
+                return await self._streams.resume(owner, after, stream_id, ignored=ignored)
+            return await self._streams.on_stream(owner, method, stream_id, verb)
+        app = self._app_at(path)
+        if app is not None and _is_event_id(cursor):
+            return await self._streams.resume(
+                owner, cursor, app=app.name
+            )  # a request sent to resume never begins anything
+        return None
+
+    def _app_at(self, path: str) -> HostedApp | None:
+        return next((app for app in self.apps if _is_below(path, app.route_prefix)), None)
+
+    def _tell(self, what: str) -> ASGIApp:
+        match what:
+            case "livez":
+                return JsonAnswer(b'{"live":true}')
+            case "healthz":
+                return PlainTextResponse("success") if self.is_ready else PlainTextResponse("not ready", 503)
+            case "readyz":
+                shown = {"ready": self.is_ready, "apps": {app.name: _state(app) for app in self.apps}}
+                headers = None if self.is_ready else {"retry-after": "1"}
+                return JsonAnswer(msgspec.json.encode(shown), 200 if self.is_ready else 503, headers)
+            case "routes":
+                return JsonAnswer(msgspec.json.encode({app.route_prefix or "/": app.name for app in self.apps}))
+            case "metrics":
+                return self._metrics
+        return PlainTextResponse("Here are livez, readyz, healthz, routes and metrics.\n", 404)
+
+    # Calls from one deployment to another
+
+    def opened(self, channel: Channel, kind: str, head: bytes) -> None:
+        """A process of ours calls. When it closes the channel, whoever called is gone, also from the queue."""
+        channel.serve(self._call(channel, head))
+
+    async def _call(self, caller: Channel, head: bytes) -> None:
+        try:
+            pool = self._pool_of(msgspec.msgpack.decode(head, type=CallHead))
+            lease = await pool.lease()
+        except TailraceError as error:
+            caller.close(pickle.dumps(_for_callers(error)))
+            return
+        except msgspec.DecodeError:
+            caller.close()
+            return
+        callee = lease.replica.link.open("call", head)
+        try:
+            await callee.send(await caller.receive())  # the arguments
+            while True:
+                await caller.send(await callee.receive())
+        except ChannelClosed as end:
+            failure = end.failure
+            if isinstance(end, LinkLost):
+                failure = pickle.dumps(DeploymentUnavailableError("The process that was called died."))
+            caller.close(failure)
+        finally:
+            callee.close()
+            callee.when_over(lease.give_back)
+
+    def _pool_of(self, asked: CallHead) -> Pool:
+        for app in self.apps:
+            if app.name == asked.app and asked.deployment in app.pools:
+                return app.pools[asked.deployment]
+        raise RequestError(f"There is no deployment {asked.deployment} in {asked.app}.")
+
+
+def _for_callers(error: TailraceError) -> Exception:
+    if isinstance(error, QueueFull):
+        return BackPressureError(error.message, status=error.status, retry_after_s=error.retry_after_s or 1.0)
+    return DeploymentUnavailableError(error.message)
+
+
+def _is_below(path: str, prefix: str) -> bool:
+    return not prefix or path == prefix or path.startswith(prefix + "/")
+
+
+def _is_event_id(cursor: str) -> bool:
+    """Whether it is one of ours. Apps may give their events ids of another shape, and read them themselves."""
+    try:
+        stream_id, _ = parse_cursor(cursor)
+    except SeqOutOfRange:
+        return False
+    return is_stream_id(stream_id)
+
+
+def _state(app: HostedApp) -> dict[str, object]:
+    return {
+        name: {"processes": len(pool.replicas), "of": pool.options.num_replicas, "restarts": pool.num_restarts}
+        for name, pool in app.pools.items()
+    }

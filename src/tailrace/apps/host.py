@@ -1,0 +1,246 @@
+"""From what is to be run to a running front, and down again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+from starlette.types import ASGIApp
+
+from tailrace import eventloop
+from tailrace.apps.front import PUBLIC, Front
+from tailrace.apps.pool import HostedApp, Pool
+from tailrace.apps.process import BootError, ReplicaProcess
+from tailrace.apps.streams import AppStreams
+from tailrace.errors import ModelError, StorageError
+from tailrace.generation.service import open_log_store
+from tailrace.http.access_log import AccessLog
+from tailrace.http.edge import Edge, let_origins_read
+from tailrace.http.listening import BACKLOG, Signals, Uvicorn
+from tailrace.records.service import open_records
+from tailrace.serve.boot import AppTarget, Described, Failed
+from tailrace.settings import Settings
+
+__all__ = ["AppSpec", "host"]
+
+logger = logging.getLogger("tailrace.apps")
+
+
+@dataclass(frozen=True, slots=True)
+class AppSpec:
+    """An app to run, and where on the web."""
+
+    target: AppTarget
+    route_prefix: str  # "" for the root
+    where: str = ""  # it stands, where it is one of several
+    is_resumable: bool = False  # whether its streamed answers are recorded
+
+
+async def host(
+    planned: Callable[[], Sequence[AppSpec]],
+    settings: Settings,
+    sock: socket,
+    *,
+    data_path: Path,
+    on_ready: Callable[[Front, tuple[str, ...]], None],
+    on_drain: Callable[[int], None] = lambda num_requests: None,
+    on_boot_error: Callable[[BootError], None] = lambda error: None,
+    changed: Callable[[], AsyncIterator[object]] | None = None,
+) -> None:
+    """Run apps on a bound socket until SIGTERM or SIGINT, then drain. A second signal leaves at once.
+
+    `planned` is called in a thread and says which apps, each time that they are started. It may raise BootError. With
+    `changed`, each thing that that gives has them started anew; what does not start then goes to `on_boot_error`,
+    and the next change is waited for.
+
+    Raises: BootError if an app does not start, ModelError if the journal cannot be kept.
+    """
+    signals = Signals()
+    async with (
+        open_records(settings) as records,
+        open_log_store(settings, data_path) as store,
+        asyncio.TaskGroup() as feeding,
+    ):
+        streams = AppStreams(store, settings, feeding)
+        try:
+            await streams.recover()
+        except StorageError as error:
+            raise ModelError(error.message) from None
+        front = Front(settings, streams)
+        app = let_origins_read(Edge(front, settings, records.keyring, public=PUBLIC), settings)
+        app = AccessLog(app, store, is_of_apps=True) if settings.access_log else app
+        change = asyncio.Event()  # of a file; what changes while the apps start counts too
+        is_watched = changed is not None
+
+        async def once(listening: _Listening) -> bool:
+            """Whether the apps have to be started anew. Raises: BootError."""
+            try:
+                apps = await asyncio.to_thread(planned)  # may read files and try interpreters
+                async with _booted(apps, settings, front, signals.hurrying) as notes:
+                    listening.begin()
+                    on_ready(front, notes)
+                    if await _until(signals.leaving, change):
+                        streams.interrupt_all()
+                        return True
+                    await _leave(front, streams, settings, signals, on_drain)
+                    listening.end(hurried=signals.hurrying.is_set())
+                    return False
+            except BaseExceptionGroup as errors:
+                raise eventloop.first_error(errors) from None
+
+        async def run() -> None:
+            async with _Listening(app, settings, sock) as listening:
+                is_wanted = True
+                while is_wanted:
+                    try:
+                        is_wanted = await once(listening)
+                    except BootError as error:
+                        if not is_watched:
+                            raise
+                        on_boot_error(error)
+                        is_wanted = await _until(signals.leaving, change)
+
+        async with asyncio.TaskGroup() as group:
+            running = group.create_task(run())
+            leaving = group.create_task(signals.leaving.wait())
+            watching = [group.create_task(_watch(changed, change))] if changed is not None else []
+            await asyncio.wait([running, leaving], return_when=asyncio.FIRST_COMPLETED)
+            if not running.done() and not front.is_open:  # nothing runs yet
+                running.cancel()
+            for other in (leaving, *watching):
+                other.cancel()
+
+
+class _Listening:
+    """The web server, from the moment when there is something to say."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, sock: socket) -> None:
+        self._settings = settings
+        self._sock = sock
+        self._server = Uvicorn(app, settings)
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> _Listening:
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self.end(hurried=exc_info[0] is not None)
+        if self._task is not None:
+            await self._task
+
+    def begin(self) -> None:
+        """Raises: ModelError if somebody else listens there by now."""
+        if self._task is not None:
+            return
+        try:
+            self._sock.listen(BACKLOG)
+        except OSError as error:
+            where = f"{self._settings.host}:{self._settings.port}"
+            raise ModelError(f"Cannot listen on {where}: {error.strerror}.") from None
+        self._task = asyncio.get_running_loop().create_task(self._server.serve(sockets=[self._sock]))
+
+    def end(self, *, hurried: bool) -> None:
+        self._server.force_exit = self._server.force_exit or hurried
+        self._server.should_exit = True
+
+
+@asynccontextmanager
+async def _booted(
+    apps: Sequence[AppSpec], settings: Settings, front: Front, hurrying: asyncio.Event
+) -> AsyncIterator[tuple[str, ...]]:
+    """All processes of all apps up, and the front told of them. Raises: BootError."""
+    notes: list[str] = []
+    async with AsyncExitStack() as running:
+        hosted: list[HostedApp] = []
+        for spec in apps:
+            with _naming(spec.where):
+                first = await ReplicaProcess.start(
+                    front.opened, log_level=spec.target.log_level, python=spec.target.python
+                )
+                try:
+                    described = await first.describe(spec.target, within_s=settings.load_s)
+                    notes += described.notes
+                    hosted.append(_app(spec, described, settings, front, hurrying))
+                    front.set_apps(hosted)  # constructors may call what was constructed before
+                    last = next(reversed(described.parts))
+                    for name, pool in hosted[-1].pools.items():
+                        # the process that has imported the app becomes the one that the web reaches, the last
+                        await running.enter_async_context(pool.running(first if name == last else None))
+                except BaseException:
+                    await first.kill()
+                    raise
+        front.is_open = True
+        try:
+            yield tuple(dict.fromkeys(notes))
+        finally:
+            front.is_open = False
+
+
+def _app(spec: AppSpec, described: Described, settings: Settings, front: Front, hurrying: asyncio.Event) -> HostedApp:
+    """The app with a pool for each deployment, none of which has a process yet."""
+    pools = {
+        name: Pool(
+            spec.target,
+            part,
+            root_path=spec.route_prefix,
+            load_s=settings.load_s,
+            queue_s=settings.queue_s,
+            opened=front.opened,
+            hurrying=hurrying,
+        )
+        for name, part in described.parts.items()
+    }
+    return HostedApp(spec.target.app_name, spec.route_prefix, pools, spec.is_resumable)
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Has a failure say which of several apps it is. Raises: BootError."""
+    try:
+        yield
+    except (BootError, BaseExceptionGroup) as error:
+        first = eventloop.first_error(error) if isinstance(error, BaseExceptionGroup) else error
+        if not where or not isinstance(first, BootError):
+            raise
+        raise BootError(Failed(f"{where}: {first.message}", first.traceback)) from None
+
+
+async def _watch(changed: Callable[[], AsyncIterator[object]], change: asyncio.Event) -> None:
+    async for _ in changed():
+        change.set()
+
+
+async def _until(leaving: asyncio.Event, change: asyncio.Event) -> bool:
+    """Wait for the end, or for a change; whether it was a change."""
+    async with asyncio.TaskGroup() as group:
+        waits = [group.create_task(leaving.wait()), group.create_task(change.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+    change.clear()
+    return not leaving.is_set()
+
+
+async def _leave(
+    front: Front, streams: AppStreams, settings: Settings, signals: Signals, on_drain: Callable[[int], None]
+) -> None:
+    front.drain()
+    pools = [pool for app in front.apps for pool in app.pools.values()]
+    on_drain(sum(app.ingress.num_ongoing for app in front.apps))
+    drain_s = max([settings.drain_s, *(pool.options.graceful_shutdown_timeout_s for pool in pools)])
+    async with asyncio.TaskGroup() as group:
+        drained = [group.create_task(app.ingress.drained()) for app in front.apps]
+        hurried = group.create_task(signals.hurrying.wait())
+        done = asyncio.gather(*drained)
+        either: list[asyncio.Future[Any]] = [done, hurried]  # Any: their results differ
+        await asyncio.wait(either, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in (*drained, hurried):
+            wait.cancel()
+        await asyncio.gather(done, return_exceptions=True)
+    streams.interrupt_all()

@@ -1,0 +1,90 @@
+"""Other Python interpreters that apps run under, where an app needs packages that cannot be installed beside ours.
+
+Such an environment need not have tailrace installed. The app's process loads this copy of it, and nothing else from
+here, so that the versions in the two environments never mix.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import tailrace
+
+__all__ = ["NEEDED", "InterpreterError", "command_of", "find_interpreter"]
+
+NEEDED = ("anyio", "cloudpickle", "msgspec", "prometheus-client", "pyyaml", "starlette")
+_MODULES = {"prometheus-client": "prometheus_client", "pyyaml": "yaml"}  # of packages with another name
+_LEAST = (3, 11)
+_CHECK_S = 60.0
+
+# Runs a module of this copy of tailrace, whether or not that environment has one of its own.
+_RUN = """
+import importlib.util, runpy, sys
+folder, module = sys.argv[1:3]
+spec = importlib.util.spec_from_file_location("tailrace", folder + "/__init__.py", submodule_search_locations=[folder])
+sys.modules["tailrace"] = package = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(package)
+sys.argv[:3] = [module]
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+_CHECK = """
+import importlib.util, sys
+missing = [name for name in sys.argv[1:] if importlib.util.find_spec(name) is None]
+print(*sys.version_info[:2], *missing)
+"""
+
+
+class InterpreterError(Exception):
+    """An interpreter that cannot run apps. The message says what to do."""
+
+
+def find_interpreter(given: str) -> str:
+    """The executable of an interpreter, given its path, its name on the PATH, or the directory of its environment.
+
+    Raises: InterpreterError where there is none, or where its environment lacks what every app's process needs.
+    """
+    path = Path(given)
+    if path.is_dir():
+        path = path / "bin" / "python"
+    elif path.name == given and not path.exists():
+        path = Path(shutil.which(given) or given)
+    if any(blank in given for blank in " \t\n") and not path.exists():
+        raise InterpreterError(
+            f"{given!r} is no path of a Python interpreter, and a command with arguments cannot be used."
+        )
+    path = path.absolute()  # links stay: an environment's interpreter is one, and finds its packages by its own place
+    checked = _run([str(path), "-c", _CHECK, *(_MODULES.get(name, name) for name in NEEDED)])
+    major, minor, *missing = checked.split()
+    if (int(major), int(minor)) < _LEAST:
+        least = ".".join(map(str, _LEAST))
+        raise InterpreterError(f"{path} is Python {major}.{minor}; apps need {least} or later.")
+    if missing:
+        packages = [name for name in NEEDED if _MODULES.get(name, name) in missing]
+        install = f"{path} -m pip install {' '.join(packages)}"
+        raise InterpreterError(f"{path} lacks what every app's process needs. Install it there: {install}")
+    _run([*command_of(str(path), "tailrace.apps.replica")])  # only imports, without arguments
+    return str(path)
+
+
+def command_of(python: str, module: str) -> list[str]:
+    """The command that runs a module of ours under an interpreter; "" is the one that runs here."""
+    if not python:
+        return [sys.executable, "-u", "-m", module]  # -u: what was printed is not lost when it is killed
+    return [python, "-u", "-c", _RUN, str(Path(tailrace.__file__).parent), module]
+
+
+def _run(command: list[str]) -> str:
+    """What it prints. Raises: InterpreterError."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_S, check=False)
+    except OSError as error:
+        raise InterpreterError(f"{command[0]} cannot be run: {error.strerror}.") from None
+    except subprocess.TimeoutExpired:
+        raise InterpreterError(f"{command[0]} did not answer within {_CHECK_S:g} s.") from None
+    if done.returncode:
+        *_, last = done.stderr.strip().splitlines() or ["it printed nothing"]
+        raise InterpreterError(f"{command[0]} cannot run apps: {last}")
+    return done.stdout

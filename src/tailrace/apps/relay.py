@@ -1,0 +1,279 @@
+"""One request on its way through a process of user code, and back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import deque
+from collections.abc import Mapping
+
+import msgspec
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tailrace.access.principal import owner_of
+from tailrace.apps.events import is_recordable
+from tailrace.apps.pool import DRAIN_RETRY_S, Pool, ReplicaLease
+from tailrace.apps.streams import AppStreams
+from tailrace.dialects.bodies import to_json
+from tailrace.errors import (
+    AdmissionError,
+    AppFailed,
+    AppUnavailable,
+    BodyTimeout,
+    BodyTooLarge,
+    Draining,
+    TailraceError,
+)
+from tailrace.serve.failures import Refusal
+from tailrace.serve.link import Channel, ChannelClosed, LinkLost
+from tailrace.serve.stream import STREAM_HEADER, StreamOffer
+from tailrace.settings import Settings
+from tailrace.types import ANONYMOUS
+
+__all__ = ["Relay"]
+
+_RETRY_S = 1.0
+_EARLY_BYTES = 64 * 2**10
+_BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
+_LEAVE_S = 10.0  # for the app to notice that a WebSocket's client has left
+_LEAVING = ("http.disconnect", "websocket.disconnect")
+_decode = msgspec.msgpack.decode
+_encode = msgspec.msgpack.encode
+_SCOPE = (
+    "type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path", "headers",
+    "client", "server", "subprotocols",
+)  # fmt: skip
+
+
+class Relay:
+    """Carries one request's messages, once there is a place for it in a process of the pool. The place is its own until
+    the app turns the answer into a stream with a log."""
+
+    def __init__(
+        self, pool: Pool, app_name: str, settings: Settings, streams: AppStreams, *, is_resumable: bool = False
+    ) -> None:
+        self._pool = pool
+        self._is_resumable = is_resumable  # whether answers are recorded that do not ask for it
+        self._method = ""
+        self._owner = ANONYMOUS
+        self._in_body = False  # of the request
+        self._app_name = app_name
+        self._settings = settings
+        self._streams = streams
+        self._has_begun = False
+        self._is_complete = False
+        self._is_sse = False
+        self._is_websocket = False
+        self._refusal: TailraceError | None = None  # of the request's body
+        self._is_gone = False
+        self._body_s = settings.body_s  # that may still be waited for the body, besides what the app lets it wait
+        self._keeps = True  # the lease
+        self._early: deque[Message] = deque()  # what came while there was no place yet
+        self._unbegun: list[Message] = []  # what was sent to a process that has not begun yet: at most a link's window
+        self._is_unbegun = False  # the process was lost before it began
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises: TailraceError where nothing was sent yet. Later, what fails is cut off or told in the answer."""
+        self._is_websocket = scope["type"] == "websocket"
+        self._owner = owner_of(scope)
+        self._method, self._in_body = scope.get("method", ""), not self._is_websocket
+        while await self._attempt(scope, receive, send):
+            self._early.extendleft(reversed(self._unbegun))
+            self._unbegun.clear()
+            self._in_body = not self._is_websocket
+
+    async def _attempt(self, scope: Scope, receive: Receive, send: Send) -> bool:
+        """Whether it has to be tried again: the process was lost before it had begun the request. Raises: as
+        `__call__`."""
+        lease = await self._place(receive)
+        if lease is None:
+            return False
+        kind = "websocket" if self._is_websocket else "asgi"
+        channel = lease.replica.link.open(kind, _encode(_outward(scope)))
+        try:
+            uploading = asyncio.get_running_loop().create_task(self._up(receive, channel))
+            try:
+                stream = await self._down(channel, lease, send)
+            finally:
+                uploading.cancel()
+                await asyncio.gather(uploading, return_exceptions=True)
+            if stream is not None:
+                await stream(scope, receive, send)
+            return self._is_unbegun
+        finally:
+            if self._keeps:
+                channel.close()
+                channel.when_over(lease.give_back)
+
+    # From the client
+
+    async def _place(self, receive: Receive) -> ReplicaLease | None:
+        """A place in a process; None if the client has left before there was one."""
+        if self._pool.has_room:
+            return await self._pool.lease()
+        loop = asyncio.get_running_loop()
+        waiting, reading = loop.create_task(self._pool.lease()), loop.create_task(self._until_left(receive))
+        try:
+            await asyncio.wait([waiting, reading], return_when=asyncio.FIRST_COMPLETED)
+            return waiting.result() if waiting.done() else None
+        except asyncio.CancelledError:
+            if waiting.done() and waiting.exception() is None:
+                waiting.result().give_back()
+            raise
+        finally:
+            waiting.cancel()
+            reading.cancel()
+            await asyncio.gather(waiting, reading, return_exceptions=True)
+
+    async def _until_left(self, receive: Receive) -> None:
+        num_bytes = 0
+        while num_bytes < _EARLY_BYTES:
+            message = await receive()
+            self._early.append(message)
+            if message["type"] in _LEAVING:
+                return
+            num_bytes += len(message.get("body", b"")) + 1
+        await asyncio.get_running_loop().create_future()  # a longer body stays where it is until there is a place
+
+    async def _up(self, receive: Receive, channel: Channel) -> None:
+        is_http = not self._is_websocket
+        num_bytes = 0
+        try:
+            while True:
+                message = await self._next(receive)
+                if message["type"] in _LEAVING:
+                    if self._is_complete:  # the server says so to whoever asks once an answer is complete
+                        return  # and the app may have something to do in the background
+                    self._is_gone = True
+                    channel.post(_encode(dict(message)))
+                    if not is_http:
+                        await asyncio.sleep(_LEAVE_S)
+                    channel.close()
+                    return
+                num_bytes += len(message.get("body", b""))
+                if is_http and num_bytes > self._settings.body_bytes:
+                    raise BodyTooLarge(f"The body is larger than {self._settings.body_bytes} bytes.")
+                if not channel.has_begun:
+                    self._unbegun.append(message)
+                elif self._unbegun:
+                    self._unbegun.clear()
+                await channel.send(_encode(dict(message)))
+                self._in_body = self._in_body and bool(message.get("more_body"))
+        except ChannelClosed:
+            pass
+        except TailraceError as refusal:
+            self._refusal = refusal
+            channel.close()
+
+    async def _next(self, receive: Receive) -> Message:
+        if self._early:
+            return self._early.popleft()
+        if not self._in_body:
+            return await receive()
+        try:
+            began_s = time.monotonic()
+            async with asyncio.timeout(min(self._settings.body_gap_s, self._body_s)):
+                return await receive()
+        except TimeoutError:
+            raise BodyTimeout("The body of the request did not arrive in time.") from None
+        finally:
+            self._body_s -= time.monotonic() - began_s
+
+    # From the app
+
+    async def _down(self, channel: Channel, lease: ReplicaLease, send: Send) -> ASGIApp | None:
+        """Until the app has said everything; an answer that becomes a stream with a log is given back as that."""
+        self._is_unbegun = False
+        try:
+            while True:
+                message: Message = _decode(await channel.receive())
+                self._unbegun.clear()  # the app has begun
+                if message["type"] in _BEGINNINGS:
+                    message["headers"] = [(name, value) for name, value in message.get("headers") or ()]
+                if message["type"] == "http.response.start":
+                    offer = self._look(message)
+                    if offer is not None:
+                        headers = [
+                            (name.decode("latin-1").lower(), value.decode("latin-1"))
+                            for name, value in message["headers"]
+                        ]
+                        stream = await self._streams.begin(offer, self._owner, self._app_name, channel, lease, headers)
+                        self._keeps = False
+                        return stream
+                self._has_begun = True
+                self._is_complete = message["type"] in ("websocket.close", "websocket.http.response.body") or (
+                    message["type"] == "http.response.body" and not message.get("more_body")
+                )
+                await send(message)
+        except ChannelClosed as end:
+            self._is_unbegun = (
+                isinstance(end, LinkLost) and not channel.has_begun and not self._is_gone and self._refusal is None
+            )
+            if not (self._is_complete or self._is_gone or self._is_unbegun):
+                await self._fail(end, send)
+            return None
+
+    def _look(self, message: Message) -> StreamOffer | None:
+        """What the answer offers, where it is a stream with a log or is to be recorded as one."""
+        headers = {name.lower(): value for name, value in message["headers"]}
+        media_type = headers.get(b"content-type", b"").decode("latin-1")
+        self._is_sse = media_type.startswith("text/event-stream")
+        offered = headers.get(STREAM_HEADER)
+        if offered is not None:
+            message["headers"] = [pair for pair in message["headers"] if pair[0].lower() != STREAM_HEADER]
+            with contextlib.suppress(msgspec.DecodeError):  # the header may come from elsewhere, through the app
+                offer = msgspec.json.decode(offered, type=StreamOffer)
+                return offer if offer.wire != "recorded" or self._can_record(message, headers) else None
+        if self._is_resumable and is_recordable(media_type) and self._can_record(message, headers):
+            return StreamOffer("recorded")
+        return None
+
+    def _can_record(self, message: Message, headers: Mapping[bytes, bytes]) -> bool:
+        """Whether the answer is complete by itself: a good one, to a request that the app has all of. One with a length
+        is not streamed. A coded one can be read only from its beginning."""
+        is_streamed = b"content-length" not in headers
+        is_coded = headers.get(b"content-encoding", b"identity").lower() != b"identity"
+        is_good = message["status"] == 200 and self._method != "HEAD"
+        return is_good and is_streamed and not is_coded and not self._in_body
+
+    async def _fail(self, end: ChannelClosed, send: Send) -> None:
+        """Before the first byte an error, later what the answer has room for: an event, a close frame, or a cut."""
+        error = self._refusal or self._error_of(end)
+        if not self._has_begun:
+            raise error
+        if self._is_websocket:
+            code, reason = 1011, error.message
+            if isinstance(error, (AppUnavailable, Draining)):
+                code = 1012
+            elif end.failure is None:
+                code, reason = 1000, ""
+            await send({"type": "websocket.close", "code": code, "reason": reason})
+        elif self._is_sse:
+            shown = to_json({"status": "error", "error": {"code": error.code, "message": error.message}})
+            body = b"\n\nevent: error\ndata: " + shown + b"\n\n"
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
+    def _error_of(self, end: ChannelClosed) -> TailraceError:
+        if end.failure is None and self._pool.is_draining:
+            return Draining("This server is going away.", retry_after_s=DRAIN_RETRY_S)
+        if isinstance(end, LinkLost):
+            return AppUnavailable("The process of the app died.", retry_after_s=_RETRY_S)
+        if end.failure is None:
+            return AppFailed("The app gave no answer.")
+        told = _decode(end.failure, type=Refusal)
+        is_passing = told.status in (429, 503)
+        retry_after_s = told.retry_after_s or (_RETRY_S if is_passing else None)
+        kind = AdmissionError if is_passing else AppFailed
+        error: TailraceError = kind(told.message, param=told.param, retry_after_s=retry_after_s)
+        error.status, error.code = told.status, told.code
+        return error
+
+
+def _outward(scope: Scope) -> dict[str, object]:
+    """What of a scope is for the app."""
+    out: dict[str, object] = {name: scope[name] for name in _SCOPE if name in scope}
+    out["extensions"] = {"tailrace": {"request_id": scope.get("tailrace_request_id", "")}}
+    if "websocket.http.response" in (scope.get("extensions") or {}):
+        out["extensions"]["websocket.http.response"] = {}  # type: ignore[index]  # a dict, made just now
+    return out

@@ -1,0 +1,306 @@
+"""A process of user code: `python -m tailrace.apps.replica FD PARENT_PID LOG_LEVEL`.
+
+It imports an app, becomes one of its deployments, and answers what the front opens channels for: requests in ASGI's
+messages, calls of other deployments, and questions about itself. The user's code runs on this process's event loop,
+which is the main thread's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any
+from weakref import WeakSet
+
+import anyio
+import anyio.to_thread
+import msgspec
+from starlette.types import ASGIApp
+
+from tailrace import eventloop
+from tailrace.apps.asgi import Lifespan, serve_request
+from tailrace.apps.target import describe, load
+from tailrace.apps.watch import LoopWatch
+from tailrace.child import begin_child, end_family_with_me
+from tailrace.serve.boot import AppTarget, Assignment, Described
+from tailrace.serve.calling import as_async_iterator, call, task_in_thread
+from tailrace.serve.closing import Scope, closing_generators
+from tailrace.serve.context import set_max_ongoing_requests, set_request_context
+from tailrace.serve.deployment import Application, bound, nodes
+from tailrace.serve.exceptions import DeploymentUnavailableError, ServeError
+from tailrace.serve.failures import failed
+from tailrace.serve.handles import CallHead, DeploymentHandle, PendingCall, connect, open_calls, pack_failure
+from tailrace.serve.ingress import asgi_of
+from tailrace.serve.link import Channel, ChannelClosed, Link
+
+__all__ = ["main"]
+
+logger = logging.getLogger("tailrace.serve")
+
+_CANCEL_S = 1.0
+_LEAVE_S = 10.0  # for an app to notice that a WebSocket's client has left
+_left: list[object] = []  # kept until the process ends, which would otherwise tear them down once more
+_encode = msgspec.msgpack.encode
+_decode = msgspec.msgpack.decode
+
+
+class Replica:
+    """One process's worth of an app."""
+
+    def __init__(self) -> None:
+        self._gone = asyncio.Event()
+        self._target: AppTarget | None = None
+        self._app: Application | None = None
+        self._instance: Any = None  # Any: the user's, or the function itself
+        self._asgi: ASGIApp | None = None
+        self._lifespan: Lifespan | None = None
+        self._watch = LoopWatch()
+        self._own_threads = anyio.CapacityLimiter(1)  # so that a busy app can still be asked how it is
+        self._app_name = ""
+        self._doing = ""  # while it becomes a deployment, for what is told of a failure
+        self.link = Link(self._opened, self._gone.set, is_front=False)
+
+    async def run(self, sock: socket.socket) -> None:
+        """Until the front is gone, or says to stop."""
+        loop = asyncio.get_running_loop()
+        await loop.create_unix_connection(lambda: self.link, sock=sock)
+        connect(self.link, loop)
+        with closing_generators():
+            await self._gone.wait()
+
+    def _opened(self, channel: Channel, kind: str, head: bytes) -> None:
+        answer: Callable[[Channel, bytes], Awaitable[None]] = getattr(self, f"_on_{kind}")
+        calls: WeakSet[PendingCall] = WeakSet()
+        task = channel.serve(self._attend(answer, channel, head, calls))
+        if kind == "websocket":  # its next word or question tells the app, which may have something to put away
+            channel.on_close = lambda: asyncio.get_running_loop().call_later(_LEAVE_S, task.cancel)
+        else:
+            channel.on_close = partial(_cancel, task, calls)
+
+    async def _attend(
+        self,
+        answer: Callable[[Channel, bytes], Awaitable[None]],
+        channel: Channel,
+        head: bytes,
+        calls: WeakSet[PendingCall],
+    ) -> None:
+        open_calls.set(calls)
+        with contextlib.suppress(ChannelClosed):
+            await answer(channel, head)
+
+    # Becoming something
+
+    async def _on_import(self, channel: Channel, head: bytes) -> None:
+        target = self._target = _decode(head, type=AppTarget)
+        try:
+            self._app, notes = load(target)
+            described: Described | None = describe(self._app, target, notes)
+            failure = None
+        except BaseException as error:  # user code may raise anything, SystemExit too
+            described, failure = None, failed(error, f"importing {target.target}")
+        channel.post(_encode((described, failure)))
+
+    async def _on_become(self, channel: Channel, head: bytes) -> None:
+        assignment = _decode(head, type=Assignment)
+        self._doing = "constructing"
+        try:
+            await self._become(assignment)
+            failure = None
+        except BaseException as error:
+            failure = failed(error, f"{self._doing} {assignment.deployment}")
+        channel.post(_encode(failure))
+        # before the front gives up on a process whose loop does not turn, its author is to read where it stands
+        self._watch.begin(blocked_s=assignment.options.health_check_timeout_s)
+
+    async def _become(self, assignment: Assignment) -> None:
+        assert self._app is not None
+        assert self._target is not None
+        app_name = self._target.app_name
+        node = nodes(self._app)[assignment.deployment]
+        args, kwargs = bound(self._app, lambda name: DeploymentHandle(name, app_name))(node)
+        limit = assignment.options.max_ongoing_requests
+        set_max_ongoing_requests(limit)
+        anyio.to_thread.current_default_thread_limiter().total_tokens = limit
+        body = node.deployment.func_or_class
+        if inspect.isclass(body):
+            instance = body.__new__(body, *args, **kwargs) if body.__new__ is not object.__new__ else body.__new__(body)
+            construct: Any = body.__init__  # which may be asynchronous here
+            constructed = construct(instance, *args, **kwargs)
+            if inspect.isawaitable(constructed):
+                await constructed
+            self._instance = instance
+        else:
+            self._instance = body
+        if "tailrace.serve.model" in sys.modules:  # the user's code has asked for one
+            from tailrace.serve.model import models_loaded
+
+            await models_loaded()
+        if assignment.options.user_config is not None:
+            self._doing = "reconfigure of"
+            await call(self._instance.reconfigure, (assignment.options.user_config,), {})
+        self._app_name = app_name
+        self._doing = "the startup of"
+        self._asgi = await asgi_of(self._instance)
+        self._lifespan = await Lifespan.start(self._asgi)
+
+    # Being it
+
+    async def _on_asgi(self, channel: Channel, head: bytes) -> None:
+        assert self._asgi is not None
+        assert self._lifespan is not None
+        await channel.begin()
+        await _in_scope(channel, serve_request(self._asgi, channel, head, self._lifespan.state, self._app_name))
+
+    _on_websocket = _on_asgi
+
+    async def _on_call(self, channel: Channel, head: bytes) -> None:
+        asked = _decode(head, type=CallHead)
+        try:
+            args, kwargs = pickle.loads(await channel.receive())  # noqa: S301  # from another part of the same app
+            set_request_context(asked.context)
+            await _in_scope(channel, self._answer(channel, asked, args, kwargs))
+        except ChannelClosed:
+            raise
+        except asyncio.CancelledError:  # by something here: whoever called must not take it for the end
+            channel.close(pack_failure(DeploymentUnavailableError(f"{asked.method} was cancelled where it ran.")))
+            raise
+        except Exception as error:
+            channel.close(pack_failure(error))
+        except BaseException as error:  # SystemExit, of which this process is not to die
+            channel.close(pack_failure(ServeError(f"{asked.method} raised {type(error).__name__}.")))
+
+    async def _answer(
+        self, channel: Channel, asked: CallHead, args: Any, kwargs: Any
+    ) -> None:  # Any: of the method called
+        method = self._instance if asked.method == "__call__" else getattr(self._instance, asked.method, None)
+        if method is None:
+            raise AttributeError(f"{asked.deployment} has no method {asked.method}.")
+        result = await call(method, args, kwargs)
+        items = as_async_iterator(result)
+        if (items is not None) != asked.is_stream:
+            wanted = "is no generator; call it without stream=True" if asked.is_stream else "is a generator; call it "
+            raise TypeError(f"{asked.method} {wanted}{'' if asked.is_stream else 'with .options(stream=True)'}.")
+        if items is None:
+            await channel.send(_pickled(result))
+            return
+        try:
+            async for item in items:
+                await channel.send(_pickled(item))
+        finally:
+            close = getattr(items, "aclose", None)
+            if close is not None:
+                await close()
+
+    async def _on_metrics(self, channel: Channel, head: bytes) -> None:
+        if "tailrace.serve.metrics" in sys.modules or "prometheus_client" in sys.modules:
+            from tailrace.serve.metrics import exposition
+
+            channel.post(exposition())
+
+    async def _on_check(self, channel: Channel, head: bytes) -> None:
+        check = getattr(self._instance, "check_health", None)
+        try:
+            if check is not None:
+                await call(check, (), {}, limiter=self._own_threads)
+        except Exception as error:
+            channel.close(_encode(failed(error, "check_health")))
+
+    async def _on_stop(self, channel: Channel, head: bytes) -> None:
+        """The user's teardown, and then the end of this process."""
+        self._watch.end()
+        others = [task for task in self.link.tasks if task is not asyncio.current_task()]
+        for task in others:
+            task.cancel()
+        if others:  # their own cleaning up comes before the teardown of what they use
+            await asyncio.wait(others, timeout=_CANCEL_S)
+        for step in (self._stop_lifespan, self._stop_instance, stop_models):
+            try:
+                await step()
+            except Exception as error:
+                told = failed(error, "the teardown")
+                sys.stderr.write(f"{told.message}\n{told.traceback}")
+        channel.close()
+        await asyncio.sleep(0)  # for the last word to go out
+        self.link.close()
+        self._gone.set()
+
+    async def _stop_lifespan(self) -> None:
+        if self._lifespan is not None:
+            await self._lifespan.stop()
+
+    async def _stop_instance(self) -> None:
+        leave = getattr(type(self._instance), "__del__", None)
+        if leave is not None:
+            _left.append(self._instance)
+            left = leave(self._instance)
+            if inspect.isawaitable(left):
+                await left
+
+
+async def _in_scope(channel: Channel, work: Awaitable[None]) -> None:
+    """Do the work of a request. The generators that it has begun are closed if its client leaves, or if it fails."""
+    scope = Scope()
+    scope.enter()
+    try:
+        await work
+    except BaseException:
+        await scope.close()
+        raise
+    if channel.is_closed:
+        await scope.close()
+
+
+async def stop_models() -> None:
+    """End the engines that the user's code has asked for."""
+    if "tailrace.serve.model" in sys.modules:
+        from tailrace.serve.model import close_models
+
+        await close_models()
+
+
+def _cancel(task: asyncio.Task[None], calls: WeakSet[PendingCall]) -> None:
+    """End what works for somebody who has left, and the calls that it has made. A thread cannot be ended: where it is
+    one that works, its task lasts as long, and so does its place."""
+    for asked in list(calls):
+        asked.cancel()
+    thread = task_in_thread(task)
+    if thread is None:
+        task.cancel()
+    else:
+        thread.add_done_callback(lambda _: task.cancel())
+
+
+def _pickled(value: Any) -> bytes:  # Any: what a method gives
+    import cloudpickle  # type: ignore[import-untyped]
+
+    packed: bytes = cloudpickle.dumps(value)
+    return packed
+
+
+def main(argv: list[str]) -> None:
+    """Takes the descriptor of the socket, the parent's process id, and from which level on the app's log is shown."""
+    fd, parent_pid, log_level = int(argv[0]), int(argv[1]), argv[2]
+    begin_child(parent_pid)
+    end_family_with_me()  # an app may have vLLM in it, whose processes would stay with all their memory
+    logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format="%(name)s: %(message)s")
+
+    async def run() -> None:
+        await Replica().run(socket.socket(fileno=fd))
+
+    with contextlib.suppress(KeyboardInterrupt):
+        eventloop.run(run())
+
+
+if __name__ == "__main__" and sys.argv[1:]:  # without arguments, it is only tried whether all can be imported
+    main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # threads of the user's may still be busy with what nobody wants any more

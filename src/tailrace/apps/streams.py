@@ -1,0 +1,289 @@
+"""Streams that apps have made with `serve.stream`, and answers that are recorded as they are: logs of the front's, fed
+from a process of user code."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message
+
+from tailrace.apps.events import AppEncoder, BodyPieces, ItemPieces, Memo, encoder_of, path_of
+from tailrace.apps.pool import ReplicaLease
+from tailrace.errors import (
+    AppFailed,
+    AppUnavailable,
+    Interrupted,
+    LeaseLost,
+    MethodNotAllowed,
+    StorageError,
+    StreamTooLong,
+    UnknownStream,
+)
+from tailrace.http.answers import JsonAnswer, StreamAnswer
+from tailrace.serve.failures import Refusal
+from tailrace.serve.link import Channel, ChannelClosed, LinkLost
+from tailrace.serve.stream import StreamOffer, StreamPart
+from tailrace.settings import Settings
+from tailrace.streams import Lease, LogStore, Record, StreamLog, new_stream_id, parse_cursor
+from tailrace.types import End, Event, Failure, TextDelta, Usage
+
+__all__ = ["AppStreams"]
+
+logger = logging.getLogger("tailrace.apps")
+
+_LOG_BYTES = 64 * 2**20  # of one stream: a generator may never end
+_EVENT_BYTES = 200  # of an event besides its text
+_FIRST_READER_S = 5.0
+_decode = msgspec.msgpack.decode
+_NO_TOKENS = Usage(0, 0)  # an app's stream has none
+_INTERRUPTED = End(
+    "interrupted", _NO_TOKENS, Failure(Interrupted.code, "The server was stopped before the stream had ended.")
+)
+
+
+class _Feed:
+    """Takes what a process says into a log. The log's producer."""
+
+    status = "running"
+
+    def __init__(
+        self, streams: AppStreams, lease: Lease, parts: ItemPieces | BodyPieces, channel: Channel, place: ReplicaLease
+    ) -> None:
+        self.lease = lease
+        self._streams = streams
+        self._log = lease.log
+        self._channel = channel
+        self._place = place
+        self._parts = parts
+        self._num_bytes = 0
+        self._is_ended = False
+        self._linger: asyncio.TimerHandle | None = None
+
+    def cancel(self) -> None:
+        self.end(End("cancelled", _NO_TOKENS))
+
+    def unread(self) -> None:
+        if not self._is_ended:
+            self._linger = asyncio.get_running_loop().call_later(self._log.record.linger_s, self.cancel)
+
+    def read(self) -> None:
+        if self._linger is not None:
+            self._linger.cancel()
+            self._linger = None
+
+    def ended(self) -> None:
+        self._streams.store.end(self.lease)
+
+    def end(self, end: End) -> None:
+        """The terminal event, and the end of the generator. Does nothing the second time."""
+        if not self._is_ended:
+            self._channel.close()
+            self._append_end(end)
+
+    def _append_end(self, end: End) -> None:
+        self._is_ended = True
+        self.read()
+        self._streams.feeds.discard(self)
+        if self._append(end):
+            self._streams.num_ended[self._log.record.model, end.status] += 1
+
+    def _append(self, event: Event) -> bool:
+        """Whether this server still writes the stream. If another one does, the generator is stopped here, and readers
+        are sent away."""
+        try:
+            self._streams.store.append(self.lease, (event,))
+        except LeaseLost:
+            self._is_ended = True
+            self.read()
+            self._streams.feeds.discard(self)
+            self._channel.close()
+            self._log.park()
+            return False
+        return True
+
+    async def run(self) -> None:
+        """Until the process has said everything, or is gone. Then the place in it is given back."""
+        # Whoever asked has yet to begin to read, or may have left already.
+        first_s = max(self._log.record.linger_s, _FIRST_READER_S)
+        self._linger = asyncio.get_running_loop().call_later(first_s, self.cancel)
+        try:
+            await self._take_all()
+        finally:
+            self._channel.close()
+            self._channel.when_over(self._place.give_back)
+
+    async def _take_all(self) -> None:
+        failure: Failure | None = None
+        try:
+            while not self._is_ended:
+                message: Message = _decode(await self._channel.receive())
+                self._take(self._parts.feed(message.get("body", b"")))
+                if not message.get("more_body"):
+                    self._take(self._parts.end())
+                    break
+        except LinkLost:
+            failure = Failure(AppUnavailable.code, "The process of the app died.")
+        except ChannelClosed as closed:
+            failure = Failure(AppFailed.code, _told(closed.failure))
+        except Exception:  # whatever the app has sent, it is this stream's trouble and nobody else's
+            logger.exception("what an app has sent could not be read")
+            failure = Failure(AppFailed.code, "What the app sent could not be read.")
+        if failure is not None:  # an event that it cut short is left out
+            self.end(End("error", _NO_TOKENS, failure))
+        elif not self._is_ended:
+            self._append_end(End("done", _NO_TOKENS))
+            with contextlib.suppress(ChannelClosed):  # the app may still have something to do in the background
+                await self._channel.receive()
+
+    def _take(self, parts: Iterable[StreamPart]) -> None:
+        for part in parts:
+            if self._is_ended:
+                return
+            if isinstance(part, Failure):
+                self.end(End("error", _NO_TOKENS, part))
+                return
+            self._num_bytes += len(part) + _EVENT_BYTES
+            if self._num_bytes > _LOG_BYTES:
+                reason = f"The stream is longer than {_LOG_BYTES // 2**20} MiB."
+                logger.warning("%s: a stream was ended: %s", self._log.record.model, reason)
+                self.end(End("error", _NO_TOKENS, Failure(StreamTooLong.code, reason)))
+                return
+            self._append(TextDelta(part, ()))
+
+
+class AppStreams:
+    """All streams that apps have made and that can still be read."""
+
+    def __init__(self, store: LogStore, settings: Settings, group: asyncio.TaskGroup) -> None:
+        self.store = store
+        self.feeds: set[_Feed] = set()
+        self.num_ended: Counter[tuple[str, str]] = Counter()  # by app and status
+        self._settings = settings
+        self._group = group
+        store.on_write_failure(self._fail_all)
+
+    async def recover(self) -> None:
+        """Take over what an earlier process left. A generator cannot be taken up again: what had not ended is
+        interrupted. Raises: StorageError."""
+        leases = await self.store.take_over()
+        for lease in leases:
+            self.store.append(lease, (_INTERRUPTED,))
+            self.num_ended[lease.log.record.model, "interrupted"] += 1
+        self.store.flush()
+        if self.store.write_error is not None:
+            raise self.store.write_error
+        for lease in leases:
+            self.store.end(lease)
+
+    async def begin(
+        self,
+        offer: StreamOffer,
+        owner: str,
+        app: str,
+        channel: Channel,
+        place: ReplicaLease,
+        headers: Sequence[tuple[str, str]],
+    ) -> ASGIApp:
+        """A stream of what comes over a channel, and the answer that follows it, with the app's own headers (lowercase
+        names, which may repeat). Raises: StorageError."""
+        await self.store.wait_writable()
+        is_recorded = offer.wire == "recorded"
+        media_type = dict(headers).get("content-type", "text/plain")
+        parts = BodyPieces(media_type) if is_recorded else ItemPieces()
+        memo = Memo(offer.wire, media_type if is_recorded else "")
+        record = Record(
+            stream_id=new_stream_id(),
+            created_s=time.time(),
+            model=app,
+            owner=owner,
+            memo=msgspec.json.encode(memo),
+            linger_s=offer.linger_s if offer.linger_s is not None else self._settings.linger_s,
+        )
+        lease = await self.store.open(record)
+        log = lease.log
+        feed = _Feed(self, lease, parts, channel, place)
+        log.producer = feed
+        self.feeds.add(feed)
+        self._group.create_task(feed.run())
+        return self._follow(log, encoder_of(log), headers)
+
+    async def resume(
+        self,
+        owner: str,
+        cursor: str,
+        stream_id: str | None = None,
+        *,
+        app: str | None = None,
+        ignored: Sequence[str] = (),
+    ) -> ASGIApp:
+        """The events behind an event id; those of one app, where a route of that app is asked for them. `ignored` are
+        query parameters that nobody knows, which the answer names.
+
+        Raises: StreamError in one of its kinds.
+        """
+        found, after = parse_cursor(cursor, stream_id) if cursor else (stream_id or "", 0)
+        log = await self.store.read(owner, found)
+        if app is not None and log.record.model != app:
+            raise UnknownStream("There is no such stream.")
+        encoder = encoder_of(log, after)
+        naming = {"x-tailrace-ignored": ", ".join(ignored)} if ignored else {}
+        rest = log.events[encoder.after : encoder.after + 1]
+        if log.end is not None and not (rest and encoder.encode(encoder.after + 1, rest[0])):
+            return Response(status_code=204, headers={**_names(log), **naming})  # what makes an EventSource stop
+        return self._follow(log, encoder, naming.items())
+
+    async def on_stream(self, owner: str, method: str, stream_id: str, verb: str) -> ASGIApp:
+        """Tell of a stream, after cancelling or deleting it. Raises: StreamError, RequestError, StorageError."""
+        log = await self.store.read(owner, stream_id)
+        match method, verb:
+            case ("GET" | "HEAD", ""):
+                pass
+            case ("POST", "cancel"):
+                await self.store.stop(owner, stream_id)
+            case ("DELETE", ""):
+                await self.store.stop(owner, stream_id)
+                await self.store.delete(owner, stream_id)
+                return Response(status_code=204, headers=_names(log))
+            case _:
+                raise MethodNotAllowed("This method is not allowed here.")
+        return JsonAnswer(encoder_of(log).state(), 200, _names(log))
+
+    def interrupt_all(self) -> None:
+        """The server leaves, and what feeds the streams with it."""
+        for feed in list(self.feeds):
+            feed.end(_INTERRUPTED)
+        self.store.flush()
+
+    def _follow(self, log: StreamLog, encoder: AppEncoder, headers: Iterable[tuple[str, str]]) -> ASGIApp:
+        ours = {**_names(log), "location": path_of(log) + "/events", "content-location": path_of(log)}
+        kept = [(name, value) for name, value in headers if name not in ours and name != "content-type"]
+        return StreamAnswer(
+            log,
+            encoder,
+            encoder,
+            after=encoder.after,
+            headers=[*kept, *ours.items()],
+            heartbeat_s=self._settings.heartbeat_s,
+        )
+
+    def _fail_all(self, error: StorageError) -> None:
+        for feed in list(self.feeds):
+            self.store.retract(feed.lease)
+            feed.end(End("error", _NO_TOKENS, Failure(error.code, error.message)))
+
+
+def _told(failure: bytes | None) -> str:
+    if failure is None:
+        return "The app stopped in the middle of its stream."
+    return _decode(failure, type=Refusal).message
+
+
+def _names(log: StreamLog) -> dict[str, str]:
+    return {"x-stream-id": log.stream_id}

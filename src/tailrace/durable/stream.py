@@ -1,0 +1,173 @@
+"""One durable stream: appends that stay as they are, and whoever follows."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from tailrace.durable.page import offset_text
+from tailrace.durable.records import Created, Stamp
+from tailrace.errors import SeqOutOfRange
+
+__all__ = ["Chunk", "DurableReader", "DurableStream", "is_json"]
+
+
+def is_json(content_type: str) -> bool:
+    """Whether a stream of this type is one of messages."""
+    return content_type.partition(";")[0].strip().lower() == "application/json"
+
+
+class Chunk(msgspec.Struct, frozen=True, gc=False):
+    """One append. Forks hold the chunks of their source."""
+
+    pieces: tuple[bytes, ...]
+    end_bytes: int  # of the stream, up to here
+
+    def cut(self, part: int, *, json: bool) -> tuple[bytes, ...]:
+        """The first so many bytes, or messages. Raises: SeqOutOfRange if there are not as many."""
+        if part > (len(self.pieces) if json else len(self.pieces[0])):
+            raise SeqOutOfRange("The sub-offset is beyond the next append.", param="stream-fork-sub-offset")
+        return self.pieces[:part] if json else (self.pieces[0][:part],)
+
+
+class DurableStream:
+    """A stream's state. Only `DurableStore` changes it, by applying records."""
+
+    __slots__ = (
+        "_waiting",
+        "chunks",
+        "closed_by",
+        "created",
+        "is_closed",
+        "is_gone",
+        "is_halted",
+        "key",
+        "last_seq",
+        "num_bytes",
+        "num_forks",
+        "num_readers",
+        "producers",
+        "touched_s",
+    )
+
+    def __init__(self, key: bytes, created: Created, chunks: Sequence[Chunk] = ()) -> None:
+        self.key = key
+        self.created = created
+        self.chunks = list(chunks)
+        self.producers: dict[str, tuple[int, int]] = {}  # epoch, and last seq in it
+        self.last_seq: str | None = None
+        self.is_closed = created.is_closed
+        self.closed_by: Stamp | None = None
+        self.is_gone = False
+        self.is_halted = False
+        self.num_forks = 0
+        self.num_readers = 0
+        self.num_bytes = 0  # charged to the store
+        self.touched_s = time.monotonic()
+        self._waiting: set[DurableReader] = set()
+
+    @property
+    def content_type(self) -> str:
+        return self.created.content_type
+
+    @property
+    def incarnation(self) -> str:
+        return self.created.incarnation
+
+    @property
+    def tail(self) -> int:
+        return len(self.chunks)
+
+    @property
+    def end(self) -> str:
+        """The offset of the tail."""
+        return self.offset(len(self.chunks))
+
+    @property
+    def is_over(self) -> bool:
+        """Its time has passed, which a sliding one does not while somebody follows; or it was deleted, and now its
+        forks are, too."""
+        created = self.created
+        if self.is_gone:
+            return not self.num_forks
+        if created.expires_s is not None:
+            return time.time() >= created.expires_s
+        if created.ttl_s is None or self.num_readers:
+            return False
+        return time.monotonic() >= self.touched_s + created.ttl_s
+
+    def touch(self) -> None:
+        """Somebody has read or written."""
+        self.touched_s = time.monotonic()
+
+    def offset(self, position: int) -> str:
+        return offset_text(position, self.chunks[position - 1].end_bytes if position else 0)
+
+    def take(self, position: int, limit_bytes: int) -> tuple[Sequence[bytes], int]:
+        pieces: list[bytes] = []
+        begin_bytes = self.chunks[position - 1].end_bytes if position else 0
+        while position < len(self.chunks):
+            chunk = self.chunks[position]
+            pieces += chunk.pieces
+            position += 1
+            if chunk.end_bytes - begin_bytes >= limit_bytes:
+                break
+        return pieces, position
+
+    def extend(self, pieces: tuple[bytes, ...]) -> None:
+        if pieces:
+            begin_bytes = self.chunks[-1].end_bytes if self.chunks else 0
+            self.chunks.append(Chunk(pieces, begin_bytes + sum(map(len, pieces))))
+
+    def follower(self, position: int) -> DurableReader:
+        return DurableReader(self, position)
+
+    def halt(self) -> None:
+        """Send all followers away."""
+        self.is_halted = True
+        self.wake()
+
+    def wake(self) -> None:
+        """Make all followers look."""
+        for reader in list(self._waiting):
+            reader.wake()
+
+
+class DurableReader:
+    """A follower of a durable stream. A context manager: while it lasts, the stream's sliding time does not pass."""
+
+    __slots__ = ("_stream", "_wakeup", "cursor")
+
+    def __init__(self, stream: DurableStream, cursor: int) -> None:
+        self._stream = stream
+        self._wakeup: asyncio.Future[None] | None = None
+        self.cursor = cursor
+
+    def __enter__(self) -> DurableReader:
+        self._stream.num_readers += 1
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stream.num_readers -= 1
+        self._stream.touch()
+
+    async def wait(self) -> None:
+        """Cancellation: leaves the reader as it was."""
+        stream = self._stream
+        if self.cursor < stream.tail or stream.is_closed or stream.is_halted:
+            return
+        self._wakeup = asyncio.get_running_loop().create_future()
+        stream._waiting.add(self)
+        try:
+            await self._wakeup
+        finally:
+            self._wakeup = None
+            stream._waiting.discard(self)
+
+    def wake(self) -> None:
+        """Make a `wait` in progress return."""
+        if self._wakeup is not None and not self._wakeup.done():
+            self._wakeup.set_result(None)

@@ -1,0 +1,1 @@
+"""What answers have to conform to: reading grammars, and trying each one before an engine sees it."""

@@ -1,0 +1,163 @@
+"""Loads a GGUF file into llama.cpp's server, and asks it for what the engine has to know of the model."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO
+
+import msgspec
+
+from tailrace.engines.llamacpp.ids import TokenBytes
+from tailrace.engines.llamacpp.sampling import SPARE_TOKENS
+from tailrace.engines.llamacpp.wire import ask
+from tailrace.engines.protocol import EngineSpec
+from tailrace.errors import ModelError
+
+# Read when OpenMP is loaded: how long threads spin while they wait for one another (7. in llamacpp).
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+import xllamacpp
+
+__all__ = ["VERSION", "context_tokens", "has_grammars", "num_slots", "read_pieces", "room_tokens", "start_server"]
+
+VERSION: str = xllamacpp.__version__
+
+_RESERVED_TOKENS = SPARE_TOKENS + 1  # of each slot: llama.cpp ends a sequence one token before its slot is full
+_LEAST_STEP_TOKENS = 32
+_ERRORS_ONLY = 1
+
+
+class _Token(msgspec.Struct):
+    id: int
+    bytes: list[int]
+
+
+class _First(msgspec.Struct):
+    top_logprobs: list[_Token]
+
+
+class _Likeliest(msgspec.Struct):
+    completion_probabilities: list[_First]
+
+
+class _Settings(msgspec.Struct):
+    grammar: str = ""
+
+
+class _Answer(msgspec.Struct):
+    generation_settings: _Settings
+
+
+class _Defaults(msgspec.Struct):
+    n_ctx: int
+
+
+class _Props(msgspec.Struct):
+    default_generation_settings: _Defaults
+
+
+def num_slots(spec: EngineSpec) -> int:
+    """How many sequences may run. To be exact, each needs memory of its own, as long as the context."""
+    if not spec.exact:
+        return spec.max_sequences
+    return max(1, min(spec.max_sequences, spec.kv_tokens // _longest(spec)))
+
+
+def room_tokens(spec: EngineSpec) -> int:
+    """What all slots hold together, with what each may need beyond what was asked."""
+    slots = num_slots(spec)
+    asked = spec.kv_tokens if _is_shared(spec) else slots * _longest(spec)
+    return asked + slots * _RESERVED_TOKENS
+
+
+def _is_shared(spec: EngineSpec) -> bool:
+    """Whether all sequences take their memory from one place, where each looks past what is the others': slower, so
+    only if there is too little for each to have the longest."""
+    return not spec.exact and spec.max_sequences * _longest(spec) > spec.kv_tokens
+
+
+def _longest(spec: EngineSpec) -> int:
+    return min(spec.context_tokens, spec.kv_tokens)
+
+
+def start_server(spec: EngineSpec, socket_path: str) -> Any:  # Any: the library has no stubs
+    """llama.cpp's server, listening on a socket file, whose name has to end in `.sock`.
+
+    Raises: ModelError if it does not load the model.
+    """
+    params = xllamacpp.CommonParams()
+    params.model.path = spec.path
+    params.hostnames = [socket_path]
+    params.n_ctx = room_tokens(spec)
+    params.n_parallel = num_slots(spec)
+    params.kv_unified = _is_shared(spec)
+    if spec.exact:  # 6. in llamacpp
+        params.no_extra_bufts = True
+        params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_Q8_0
+    params.n_batch = params.n_ubatch = max(_LEAST_STEP_TOKENS, spec.max_step_tokens)
+    params.cache_ram_mib = 0  # 8 GiB by default
+    params.cache_idle_slots = False
+    params.endpoint_slots = False
+    params.ui = False
+    params.verbosity = _ERRORS_ONLY
+    if spec.threads:
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = spec.threads
+    with _stderr() as said:
+        try:
+            server = xllamacpp.Server(params)
+        except (RuntimeError, ValueError) as error:
+            raise ModelError(f"llama.cpp does not load {spec.path}: {_reason(said, error)}.") from error
+    ask(socket_path, "GET /lora-adapters")  # its loop answers that: let go before the loop runs, it waits for ever
+    return server
+
+
+def read_pieces(socket_path: str) -> TokenBytes:
+    """The bytes of every token, which llama.cpp tells of the likeliest ones: all of them, then (0.2 s for 49,152).
+    It warms the model up as well."""
+    answer = ask(socket_path, "POST /completion", {"prompt": [0], "n_predict": 1, "n_probs": 2**30, "top_k": 1})
+    tokens = msgspec.json.decode(answer, type=_Likeliest).completion_probabilities[0].top_logprobs
+    pieces = [b""] * (1 + max(token.id for token in tokens))
+    for token in tokens:
+        pieces[token.id] = bytes(token.bytes)
+    return TokenBytes(pieces)
+
+
+def context_tokens(spec: EngineSpec, socket_path: str) -> int:
+    """Prompt and answer together, no more than the model was made for."""
+    props = msgspec.json.decode(ask(socket_path, "GET /props"), type=_Props)
+    slot_tokens = props.default_generation_settings.n_ctx
+    return min(spec.context_tokens, spec.kv_tokens, slot_tokens - _RESERVED_TOKENS)
+
+
+def has_grammars(socket_path: str) -> bool:
+    """Whether llguidance was built in, whose words a schema is then put into. (A build without it dies of those words.)
+    It warms up as well: the first grammar takes 0.3 s."""
+    answer = ask(socket_path, "POST /completion", {"prompt": [0], "n_predict": 1, "json_schema": {"type": "integer"}})
+    return msgspec.json.decode(answer, type=_Answer).generation_settings.grammar.startswith("%llguidance")
+
+
+@contextmanager
+def _stderr() -> Iterator[BinaryIO]:
+    """What is written to it meanwhile, by C++ too: why a model was not loaded is said nowhere else."""
+    with tempfile.TemporaryFile() as said:
+        kept = os.dup(2)
+        os.dup2(said.fileno(), 2)
+        try:
+            yield said
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def _reason(said: BinaryIO, error: Exception) -> str:
+    """The first of the errors, which is the nearest to the cause, without its time and place."""
+    said.seek(0)
+    for line in said.read().decode(errors="replace").splitlines():
+        _, is_error, text = line.partition(" E ")
+        if is_error:
+            return text.partition(": ")[2].strip().rstrip(".")[:200] or text[:200]
+    return str(error).rstrip(".")[:200]

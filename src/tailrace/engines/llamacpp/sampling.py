@@ -1,0 +1,60 @@
+"""What a request asks of sampling, in the words of llama.cpp's server.
+
+Its own defaults change the answer (temperature 0.8, top_k 40, top_p 0.95, min_p 0.05), so everything is said, always.
+"""
+
+from __future__ import annotations
+
+from tailrace.engines.grammars.guidance import to_guidance
+from tailrace.types import Sampling
+
+__all__ = ["PARAMETERS", "SPARE_TOKENS", "request_body"]
+
+PARAMETERS = frozenset((
+    "grammar", "ignore_eos", "logit_bias", "max_tokens", "min_p", "repetition_penalty", "seed", "temperature",
+    "top_k", "top_p", "typical_p",
+))  # fmt: skip
+SPARE_TOKENS = 3  # a character that the last token begins is complete after so many more
+
+_MAX_SEED = 2**32 - 2  # the one above means: any
+_ENDS = 64  # more ends of a text than any vocabulary has
+
+
+def request_body(sampling: Sampling, num_prompt_tokens: int, vocab_size: int) -> dict[str, object]:
+    """All of it but the prompt. Presence and frequency penalties are left out: theirs count the prompt too."""
+    top_k = sampling.top_k
+    if sampling.typical_p < 1 and not top_k:
+        # A token that is impossible, as ends are with ignore_eos, makes the entropy no number, and then any token is
+        # typical. The least likely ones are therefore cut off first.
+        top_k = max(1, vocab_size - _ENDS)
+    is_greedy = sampling.temperature <= 0
+    num_tokens = (sampling.max_tokens or 0) + SPARE_TOKENS
+    body: dict[str, object] = {
+        "n_predict": num_tokens,
+        "seed": (sampling.seed or 0) % (_MAX_SEED + 1),
+        "ignore_eos": sampling.ignore_eos,
+        # Penalties first and temperature second, as elsewhere; theirs comes last by default.
+        "samplers": ["penalties", "top_k"]
+        if is_greedy
+        else ["penalties", "temperature", "top_k", "typ_p", "top_p", "min_p"],
+        "temperature": 1.0 if is_greedy else sampling.temperature,
+        "top_k": 1 if is_greedy else top_k,
+        "top_p": sampling.top_p,
+        "min_p": sampling.min_p,
+        "typical_p": sampling.typical_p,
+        "repeat_penalty": sampling.repetition_penalty,
+        "repeat_last_n": num_prompt_tokens + num_tokens if sampling.repetition_penalty != 1.0 else 0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "dry_multiplier": 0.0,
+        "xtc_probability": 0.0,
+        "top_n_sigma": -1.0,
+        "dynatemp_range": 0.0,
+        "mirostat": 0,
+        "n_probs": 0,
+    }
+    if sampling.logit_bias:
+        body["logit_bias"] = [[token_id, bias] for token_id, bias in sampling.logit_bias]
+    if sampling.grammar is not None:
+        body["grammar"] = to_guidance(sampling.grammar)
+    return body

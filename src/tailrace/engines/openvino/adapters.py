@@ -1,0 +1,81 @@
+"""A LoRA adapter written into an OpenVINO model: beside each of its layers a narrow branch, which is added.
+
+The library's own adapters (2026.4.1) find layers by the names that optimum-intel gives them. Where nothing matches, as
+in whatever was made from a GGUF file, they change nothing, and say so on stdout at most.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openvino as ov
+from openvino import opset13 as ops
+
+from tailrace.engines.adapters import Adapter
+
+__all__ = ["linear_layers", "write_adapted"]
+
+# In the order in which the library makes a layer's out of a GGUF file, which its numbers keep.
+_IN_A_LAYER = (
+    "self_attn.q_proj",
+    "self_attn.k_proj",
+    "self_attn.v_proj",
+    "self_attn.o_proj",
+    "mlp.gate_proj",
+    "mlp.up_proj",
+    "mlp.down_proj",
+)
+_EXPORTED = re.compile(r"__module\.(?P<layer>[\w.]+)/")
+_NUMBERED = re.compile(r"MatMul_(?P<number>\d+)")
+
+
+def write_adapted(directory: Path, adapter: Adapter, target: Path) -> None:
+    """Write the model of a directory with an adapter in it into another one, and link what else it has.
+
+    Raises: ModelError for an adapter of another model; RuntimeError, the library's.
+    """
+    model = ov.Core().read_model(directory / "openvino_model.xml")
+    layers = linear_layers(model)
+    for name, added in adapter.layers.items():
+        node = layers.get(name)
+        adapter.check(name, None if node is None else tuple(node.input_value(1).get_shape()))
+        assert node is not None
+        narrow = ops.matmul(node.input_value(0), ops.constant(added.a), False, True)
+        branch = ops.matmul(narrow, ops.constant(added.b), False, True)
+        readers = list(node.output(0).get_target_inputs())
+        together = ops.add(node.output(0), branch)
+        for reader in readers:
+            reader.replace_source_output(together.output(0))
+    model.validate_nodes_and_infer_types()
+    ov.save_model(model, target / "openvino_model.xml", compress_to_fp16=False)
+    for file in directory.iterdir():
+        if not (target / file.name).exists():
+            (target / file.name).symlink_to(file.resolve())
+
+
+def linear_layers(model: Any) -> dict[str, Any]:  # Any: the library's nodes
+    """The linear layers by Hugging Face's names."""
+    linear = [node for node in model.get_ordered_ops() if _is_linear(node)]
+    exported = {match["layer"]: node for node in linear if (match := _EXPORTED.match(node.get_friendly_name()))}
+    return exported or dict(_numbered(linear))
+
+
+def _is_linear(node: Any) -> bool:
+    if node.get_type_name() != "MatMul" or not node.get_attributes()["transpose_b"]:
+        return False
+    weight = node.input_value(1)
+    return bool(weight.get_partial_shape().is_static and len(weight.get_shape()) == 2)
+
+
+def _numbered(linear: list[Any]) -> Iterator[tuple[str, Any]]:
+    """Those of a GGUF file have no names. Where they are not seven a layer and one behind, nothing is found."""
+    numbers = {int(m["number"]): node for node in linear if (m := _NUMBERED.fullmatch(node.get_friendly_name()))}
+    in_order = [numbers[number] for number in sorted(numbers)]
+    if len(in_order) != len(linear) or len(linear) % len(_IN_A_LAYER) != 1:
+        return
+    for place, node in enumerate(in_order[:-1]):
+        index, kind = divmod(place, len(_IN_A_LAYER))
+        yield f"model.layers.{index}.{_IN_A_LAYER[kind]}", node

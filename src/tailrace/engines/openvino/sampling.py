@@ -1,0 +1,54 @@
+"""What a request asks of sampling, in the words of openvino-genai."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openvino_genai as genai
+
+from tailrace.engines.grammars.ebnf import to_ebnf
+from tailrace.types import Sampling
+
+__all__ = ["PARAMETERS", "library_config"]
+
+PARAMETERS = frozenset((
+    "frequency_penalty", "grammar", "ignore_eos", "logprobs", "max_tokens", "min_p", "presence_penalty",
+    "repetition_penalty", "seed", "temperature", "top_k", "top_p",
+))  # fmt: skip
+
+_NGRAM_TOKENS = 3  # the last ones of a text, whose earlier places say what may follow
+
+
+def library_config(
+    sampling: Sampling, eos_token_ids: tuple[int, ...], prompt_lookup_tokens: int = 0
+) -> Any:  # Any: the library's stubs do not hold up
+    """Raises: RuntimeError or TypeError, the library's, for what it will not do (TypeError: a seed beyond 64 bits);
+    GrammarError for a grammar that cannot be used."""
+    config = genai.GenerationConfig()
+    config.max_new_tokens = sampling.max_tokens
+    config.ignore_eos = sampling.ignore_eos
+    if eos_token_ids:  # else the model directory's own
+        config.stop_token_ids = set(eos_token_ids)
+        config.eos_token_id = eos_token_ids[0]
+    config.rng_seed = sampling.seed
+    if sampling.temperature > 0:
+        config.do_sample = True
+        config.temperature = sampling.temperature
+        config.top_p = sampling.top_p
+        config.min_p = sampling.min_p
+        if sampling.top_k:
+            config.top_k = sampling.top_k
+    config.repetition_penalty = sampling.repetition_penalty
+    config.presence_penalty = sampling.presence_penalty
+    config.frequency_penalty = sampling.frequency_penalty
+    if prompt_lookup_tokens:  # every request's, or a pipeline that looks up is lost in its next step
+        config.num_assistant_tokens = prompt_lookup_tokens
+        config.max_ngram_size = _NGRAM_TOKENS
+    if sampling.logprobs:
+        config.logprobs = 1
+    if sampling.grammar is not None:
+        structure = genai.StructuredOutputConfig()
+        structure.grammar = to_ebnf(sampling.grammar)
+        config.structured_output_config = structure
+    config.validate()
+    return config

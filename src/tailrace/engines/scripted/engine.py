@@ -1,0 +1,238 @@
+"""An engine that computes nothing: token *i* is a function of prompt, seed and *i*, so every fault has an oracle.
+
+Its vocabulary is the 256 bytes, a few control tokens, some words and pieces of the texts that it can recite. Prompts
+tokenise to bytes; answers are words, with a four-byte character at every eighth place when `utf8` is on, so that
+characters are split over tokens. Writing a control token into a prompt makes the engine misbehave once that sequence
+has emitted `fault_after` tokens: `<|crash|>` kills the worker, `<|stall|>` hangs it, `<|fail|>` fails the sequence,
+`<|garbage|>` raises.
+
+Options: `tokens_per_s` (of each sequence; 0 is as fast as it goes), `utf8` (0 or 1), `fault_after` (tokens),
+`eos_after` (tokens; 0 never), `text` (recite that one of `TEXTS` and end; -1 takes its number from the prompt, and
+numbers beyond the texts are the faults in the order above, for wires on which control tokens stay text), `drift` (in a
+thousand tokens; each process has its own idea of so many, so that what is run again comes out different).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+import zlib
+from functools import lru_cache
+
+from tailrace.engines.promise import Capabilities, Delta, Sequence
+from tailrace.engines.protocol import EngineSpec
+from tailrace.engines.scripted.texts import PIECES, TEXTS, cut
+from tailrace.errors import ModelError, SequenceFailed
+from tailrace.types import FinishReason
+
+__all__ = [
+    "CHAT_TEMPLATE",
+    "CONTROL_TOKENS",
+    "EOS_ID",
+    "OPTIONS",
+    "TEXTS",
+    "ScriptedEngine",
+    "recited_tokens",
+    "scripted_token",
+    "tokenizer_json",
+]
+
+CONTROL_TOKENS = (
+    "<|end|>",
+    "<|crash|>",
+    "<|stall|>",
+    "<|fail|>",
+    "<|garbage|>",
+    "<|user|>",
+    "<|assistant|>",
+    "<|system|>",
+)
+OPTIONS = ("drift", "eos_after", "fault_after", "text", "tokens_per_s", "utf8")
+EOS_ID, CRASH_ID, STALL_ID, FAIL_ID, GARBAGE_ID = range(256, 261)
+_FIRST_WORD_ID = 256 + len(CONTROL_TOKENS)
+_WORDS = [
+    "the", "river", "runs", "over", "stones", "and", "under", "old", "bridges", "while", "a", "dog", "sleeps", "in",
+    "warm", "light", "near", "water", "mills", "turn", "slow", "wheels", "send", "clear", "songs", "down", "to",
+    "green", "fields", "where", "children", "count", "boats", "fish", "birds", "clouds", "hours", "stars",
+]  # fmt: skip
+_CHARACTERS = "🌊🐕🌉🌲🐟🛶🎣🌾"
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+
+def scripted_token(prompt_ids: tuple[int, ...], seed: int, index: int, *, utf8: bool = True) -> int:
+    """Token `index` of the answer to `prompt_ids`: the oracle of every test that uses this engine."""
+    return _token(_prompt_hash(prompt_ids, seed), index, utf8)
+
+
+def _prompt_hash(prompt_ids: tuple[int, ...], seed: int) -> int:
+    return zlib.crc32(repr((prompt_ids, seed)).encode())
+
+
+def _token(key: int, index: int, utf8: bool) -> int:
+    phase = index % 8
+    if utf8 and phase >= 4:
+        return _CHARACTERS[((key ^ (index >> 3)) * 2654435761 >> 7) % len(_CHARACTERS)].encode()[phase - 4]
+    return _FIRST_WORD_ID + ((key + index * 40503) * 2654435761 >> 9) % len(_WORDS)
+
+
+@lru_cache(maxsize=len(TEXTS))
+def recited_tokens(number: int) -> tuple[int, ...]:
+    """The tokens of one of `TEXTS` and the end token: the oracle of an engine with the option `text`."""
+    words = [f" {word}".encode() for word in _WORDS]
+    ids = {bytes([byte]): byte for byte in range(256)}
+    ids |= {piece: _FIRST_WORD_ID + offset for offset, piece in enumerate((*words, *PIECES))}
+    return (*(ids[piece] for piece in cut(number, words)), EOS_ID)
+
+
+@lru_cache(maxsize=1)
+def tokenizer_json() -> str:
+    """The engine's vocabulary in the form of the `tokenizers` library."""
+    characters = _byte_characters()
+    vocabulary = {character: byte for byte, character in enumerate(characters)}
+    vocabulary |= {token: 256 + offset for offset, token in enumerate(CONTROL_TOKENS)}
+    for offset, word in enumerate(_WORDS):
+        vocabulary["Ġ" + word] = _FIRST_WORD_ID + offset
+    for offset, piece in enumerate(PIECES, _FIRST_WORD_ID + len(_WORDS)):
+        vocabulary["".join(characters[byte] for byte in piece)] = offset
+    added = [
+        {"id": 256 + offset, "content": token, "single_word": False, "lstrip": False, "rstrip": False,
+         "normalized": False, "special": True}
+        for offset, token in enumerate(CONTROL_TOKENS)
+    ]  # fmt: skip
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+    model: dict[str, object] = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+             "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False, "ignore_merges": False,
+             "vocab": vocabulary, "merges": []}  # fmt: skip
+    return json.dumps(
+        {"version": "1.0", "truncation": None, "padding": None, "added_tokens": added, "normalizer": None,
+         "pre_tokenizer": byte_level, "post_processor": None, "decoder": byte_level, "model": model}
+    )  # fmt: skip
+
+
+def _byte_characters() -> list[str]:
+    """The character that stands for each byte in a byte-level vocabulary: itself where printable, else from U+0100."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = iter(range(0x100, 0x200))
+    return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
+
+
+def _number_in(prompt_ids: tuple[int, ...]) -> int:
+    found = re.search(rb"[0-9]+", bytes(token_id for token_id in prompt_ids if token_id < 256))
+    return int(found[0]) if found else 0
+
+
+class _Run:
+    __slots__ = ("aborted", "count", "due_s", "eos_after", "fault", "key", "limit", "logprobs", "script", "sequence_id")
+
+    def __init__(self, sequence: Sequence, limit: int, eos_after: int, script: tuple[int, ...], now_s: float) -> None:
+        self.sequence_id = sequence.sequence_id
+        self.key = _prompt_hash(sequence.prompt_ids, sequence.sampling.seed or 0)
+        self.limit = limit
+        self.eos_after = eos_after
+        self.script = script
+        self.count = 0
+        self.due_s = now_s
+        self.aborted = False
+        self.logprobs = (-0.5,) if sequence.sampling.logprobs else ()
+        self.fault = next((i for i in sequence.prompt_ids if CRASH_ID <= i <= GARBAGE_ID), None)
+
+
+class ScriptedEngine:
+    """Keeps the `Engine` promise with no model at all."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        options = spec.options
+        self._interval_s = 1 / options["tokens_per_s"] if options.get("tokens_per_s") else 0.0
+        self._utf8 = bool(options.get("utf8", 1))
+        self._drift = int(options.get("drift", 0))
+        self._fault_after = int(options.get("fault_after", 3))
+        self._eos_after = int(options.get("eos_after", 0))
+        self._text = int(options["text"]) if "text" in options else None
+        if self._text is not None and not -1 <= self._text < len(TEXTS):
+            raise ModelError(f"The scripted engine knows {len(TEXTS)} texts; -1 lets the prompt say which.")
+        self._runs: dict[int, _Run] = {}
+        self.capabilities = Capabilities(
+            engine="scripted 1",
+            context_tokens=spec.context_tokens,
+            kv_tokens=spec.kv_tokens,
+            block_tokens=1,
+            max_sequences=spec.max_sequences,
+            parameters=frozenset({"seed", "max_tokens", "ignore_eos", "temperature", "logprobs"}),
+            exact=not self._drift,
+        )
+
+    def submit(self, sequence: Sequence) -> None:
+        limit = sequence.sampling.max_tokens or 1
+        if len(sequence.prompt_ids) + limit > self.capabilities.context_tokens:
+            raise SequenceFailed("the prompt is too long for this engine")
+        number = self._text if self._text != -1 else _number_in(sequence.prompt_ids)
+        script = () if number is None else recited_tokens(number if number < len(TEXTS) else 0)
+        eos_after = 0 if sequence.sampling.ignore_eos else len(script) or self._eos_after
+        if eos_after:
+            limit = min(limit, eos_after)
+        run = _Run(sequence, limit, eos_after, script, time.monotonic())
+        if number is not None and number >= len(TEXTS):
+            run.fault = CRASH_ID + (number - len(TEXTS)) % 4
+        self._runs[sequence.sequence_id] = run
+
+    def abort(self, sequence_id: int) -> None:
+        if sequence_id in self._runs:
+            self._runs[sequence_id].aborted = True
+
+    def step(self) -> list[Delta]:
+        if not self._runs:
+            return []
+        if self._interval_s:
+            self._wait()
+        now_s = time.monotonic()
+        deltas = []
+        for run in list(self._runs.values()):
+            if run.aborted:
+                deltas.append(Delta(run.sequence_id, run.count, (), (), "cancelled"))
+            elif run.fault is not None and run.count >= self._fault_after:
+                deltas.append(self._misbehave(run))
+            elif run.due_s <= now_s:
+                deltas.append(self._next(run))
+        for delta in deltas:
+            if delta.finish_reason is not None:
+                del self._runs[delta.sequence_id]
+        return deltas
+
+    def close(self) -> None:
+        self._runs.clear()
+
+    def _next(self, run: _Run) -> Delta:
+        index = run.count
+        run.count = index + 1
+        run.due_s += self._interval_s
+        if run.count == run.eos_after:
+            return Delta(run.sequence_id, index, (EOS_ID,), run.logprobs, "stop")
+        script = run.script
+        token_id = script[index % len(script)] if script else _token(self._key(run, index), index, self._utf8)
+        finish_reason: FinishReason | None = "length" if run.count == run.limit else None
+        return Delta(run.sequence_id, index, (token_id,), run.logprobs, finish_reason)
+
+    def _key(self, run: _Run, index: int) -> int:
+        drifts = self._drift and zlib.crc32(b"%d %d %d" % (run.key, index, os.getpid())) % 1000 < self._drift
+        return run.key + os.getpid() if drifts else run.key
+
+    def _wait(self) -> None:
+        """Sleep until a sequence is due, but never so long that an abort would wait for it."""
+        due_s = min(run.due_s for run in self._runs.values())
+        time.sleep(min(0.02, max(0.0, due_s - time.monotonic())))
+
+    def _misbehave(self, run: _Run) -> Delta:
+        if run.fault == CRASH_ID:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if run.fault == STALL_ID:
+            time.sleep(3600)
+        if run.fault == GARBAGE_ID:
+            raise RuntimeError("the script says so")
+        return Delta(run.sequence_id, run.count, (), (), "error", "the script says so")

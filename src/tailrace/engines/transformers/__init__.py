@@ -1,0 +1,1 @@
+"""Hugging Face transformers: any causal model. `engine` keeps the promise; the others are its parts."""

@@ -1,0 +1,1 @@
+"""vLLM, for GPUs. `engine` keeps the promise."""

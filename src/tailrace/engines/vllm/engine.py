@@ -1,0 +1,237 @@
+"""vLLM: the engine for GPUs, and for CPUs where its CPU build is installed.
+
+What the library needs us to know (0.32):
+
+1. It computes in processes of its own, which our worker starts, and which notice nothing when that is killed
+   (`starts_processes` in kinds is why they end with it all the same). An asyncio loop takes what comes from there. It
+   runs inside `step`, until there is something to tell.
+2. It checks a request when the first output is awaited. Here that is in `submit`, so that what it refuses is refused.
+3. Its outputs merge when nobody takes them: an item may hold several tokens. They are counted, never the items.
+4. Where memory runs out it computes a sequence anew, whose tokens may then be others. Admission keeps it from that.
+5. On a GPU its memory is as large as the device lets it be, whatever `kv_tokens` says; on a CPU it is `kv_tokens`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing is sent anywhere
+
+import vllm
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.exceptions import VLLMClientError
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_memory_node_info
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from tailrace.engines.adapters import Adapter, read_adapter
+from tailrace.engines.inner_loop import InnerLoop
+from tailrace.engines.promise import Capabilities, Delta, Sequence
+from tailrace.engines.protocol import EngineSpec
+from tailrace.engines.scratch import scratch_directory
+from tailrace.engines.vllm.adapters import RANKS, write_adapter
+from tailrace.errors import ModelError, SequenceFailed
+from tailrace.reasons import in_one_line
+from tailrace.types import FinishReason, Grammar, Sampling, TopLogprobs
+
+__all__ = ["PARAMETERS", "VllmEngine"]
+
+PARAMETERS = frozenset((
+    "frequency_penalty", "grammar", "ignore_eos", "logit_bias", "logprobs", "max_tokens", "min_p", "presence_penalty",
+    "repetition_penalty", "seed", "temperature", "top_k", "top_logprobs", "top_p",
+))  # fmt: skip
+_BLOCK_TOKENS = 128  # what the CPU build has; a multiple of what GPUs take
+_CPU_SHARE = 0.6  # of what is free may be taken; how much is taken is said in blocks
+_STEP_S = 0.05  # so long at most does what comes from the server wait
+_CLOSE_S = 1.0  # for sequences that have ended to put away what they hold
+_FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "repetition": "stop", "abort": "cancelled"}
+
+
+class _Run:
+    """One sequence: what came since the last step."""
+
+    def __init__(self, sequence: Sequence) -> None:
+        self.sequence_id = sequence.sequence_id
+        self.sampling = sequence.sampling
+        self.count = 0
+        self.ids: list[int] = []
+        self.logprobs: list[float] = []
+        self.top: list[TopLogprobs] = []
+        self.finish: FinishReason | None = None
+        self.failure = ""
+        self.is_aborted = False
+        self.task: asyncio.Task[None]
+
+    def hear(self, output: Any) -> None:  # Any: the library's CompletionOutput
+        self.ids += output.token_ids
+        if self.sampling.logprobs and output.logprobs is not None:
+            for token_id, likely in zip(output.token_ids, output.logprobs, strict=False):
+                self.logprobs.append(likely[token_id].logprob)
+                if self.sampling.top_logprobs:
+                    best = sorted(likely.items(), key=lambda item: item[1].rank)[: self.sampling.top_logprobs]
+                    self.top.append(tuple((top_id, entry.logprob) for top_id, entry in best))
+        if output.finish_reason is not None:
+            self.finish = _FINISH.get(output.finish_reason, "error")
+            if self.finish == "error":
+                self.failure = "the engine failed at it"
+
+    def take(self) -> Delta | None:
+        start = self.count
+        if self.is_aborted:
+            return Delta(self.sequence_id, start, (), (), "cancelled")
+        if self.failure:
+            return Delta(self.sequence_id, start, (), (), "error", self.failure)
+        if not self.ids and self.finish is None:
+            return None
+        delta = Delta(self.sequence_id, start, tuple(self.ids), tuple(self.logprobs), self.finish, "", tuple(self.top))
+        self.count += len(self.ids)
+        self.ids.clear()
+        self.logprobs.clear()
+        self.top.clear()
+        return delta
+
+
+class VllmEngine:
+    """Keeps the `Engine` promise with a directory of a Hugging Face model."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        adapter = read_adapter(spec.adapter, spec.adapter_scale) if spec.adapter else None
+        with scratch_directory("tailrace-vllm-") as folder:
+            self._lora = None if adapter is None else write_adapter(adapter, Path(spec.path), folder)
+            try:
+                self._engine = AsyncLLM.from_engine_args(
+                    _arguments(spec, adapter), usage_context=UsageContext.OPENAI_API_SERVER
+                )
+            except Exception as error:  # the library raises whatever its models and platforms do
+                raise ModelError(
+                    f"vLLM cannot load {os.path.basename(spec.path.rstrip('/'))}: {in_one_line(error)}."
+                ) from error
+            self._loop: InnerLoop[_Run] = InnerLoop()
+            self._eos_token_ids = list(spec.eos_token_ids)
+            if self._lora is not None:
+                self._loop.complete(self._engine.add_lora(self._lora))
+        cache = self._engine.vllm_config.cache_config
+        self.capabilities = Capabilities(
+            engine=f"vllm {vllm.__version__}",
+            context_tokens=self._engine.vllm_config.model_config.max_model_len,
+            kv_tokens=(cache.num_gpu_blocks or 0) * cache.block_size,
+            block_tokens=cache.block_size,
+            max_sequences=spec.max_sequences,
+            parameters=PARAMETERS,
+            exact=False,
+        )
+        self._warm_up()
+
+    def submit(self, sequence: Sequence) -> None:
+        self.capabilities.check_length(sequence)
+        try:
+            params = _params(sequence.sampling, self._eos_token_ids)
+        except (VLLMClientError, ValueError, TypeError) as error:
+            raise SequenceFailed(f"the engine refused it: {in_one_line(error)}") from error
+        run = _Run(sequence)
+        self._loop.begin(sequence.sequence_id, run, self._follow(run, sequence, params))
+
+    def abort(self, sequence_id: int) -> None:
+        self._loop.abort(sequence_id)
+
+    def step(self) -> list[Delta]:
+        if self._loop.runs and not self._loop.has_aborted:
+            self._loop.run(_STEP_S)
+            if self._engine.errored:
+                raise self._engine.dead_error
+        deltas = self._loop.take()
+        self._loop.see_off(_CLOSE_S)
+        return deltas
+
+    def close(self) -> None:
+        if self._loop.is_closed:
+            return
+        self._loop.see_off_all(_CLOSE_S)
+        self._engine.shutdown()
+        self._loop.close()
+
+    async def _follow(self, run: _Run, sequence: Sequence, params: SamplingParams) -> None:
+        prompt = {"prompt_token_ids": list(sequence.prompt_ids)}
+        try:
+            outputs = self._engine.generate(prompt, params, str(sequence.sequence_id), lora_request=self._lora)
+            async with contextlib.aclosing(outputs):  # which aborts it, where it is not over
+                async for output in outputs:
+                    run.hear(output.outputs[0])
+                    self._loop.tell()
+        except Exception as error:  # of this sequence; an engine that is lost says so itself
+            run.failure = f"the engine refused it: {in_one_line(error)}"
+        self._loop.tell()
+
+    def _warm_up(self) -> None:
+        """Once with a grammar, whose library takes a moment to load, and so that it is known to work."""
+        for grammar in (None, Grammar("regex", "[ab]")):
+            self.submit(Sequence(0, (1, 2, 3), Sampling(temperature=0.0, seed=0, max_tokens=2, grammar=grammar)))
+            while self._loop.runs:
+                for delta in self.step():
+                    if delta.finish_reason == "error":
+                        raise ModelError(f"vLLM does not run this model: {delta.failure}.")
+
+
+def _arguments(spec: EngineSpec, adapter: Adapter | None) -> AsyncEngineArgs:
+    is_cpu = current_platform.is_cpu()
+    more: dict[str, Any] = {}
+    if is_cpu:
+        memory = get_memory_node_info(get_allowed_cpu_list()[0].numa_node)  # which may be less than the machine has
+        more = {
+            "block_size": _BLOCK_TOKENS,
+            "num_gpu_blocks_override": -(-spec.kv_tokens // _BLOCK_TOKENS),
+            "gpu_memory_utilization": _CPU_SHARE * memory.available_memory / memory.total_memory,
+        }
+        if spec.threads:
+            os.environ["OMP_NUM_THREADS"] = str(spec.threads)
+    if adapter is not None:
+        more["enable_lora"] = True
+        more["max_lora_rank"] = next(rank for rank in RANKS if rank >= adapter.rank)
+    return AsyncEngineArgs(
+        model=spec.path,
+        dtype=spec.dtype or "auto",
+        max_model_len=spec.context_tokens,
+        max_num_seqs=spec.max_sequences,
+        tensor_parallel_size=spec.gpus,
+        max_num_batched_tokens=max(spec.max_step_tokens, spec.max_sequences) if spec.max_step_tokens else None,
+        enable_prefix_caching=spec.prefix_cache,
+        generation_config="vllm",  # what a request does not say is ours to fill in
+        trust_remote_code=False,
+        load_format="safetensors",
+        disable_log_stats=True,
+        **more,
+    )
+
+
+def _params(sampling: Sampling, eos_token_ids: list[int]) -> SamplingParams:
+    """Raises: VLLMClientError, ValueError or TypeError, the library's, for what it will not do."""
+    grammar = None
+    if sampling.grammar is not None:
+        kind = "json" if sampling.grammar.kind == "json_schema" else "regex"
+        grammar = StructuredOutputsParams(**{kind: sampling.grammar.source})
+    return SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+        repetition_penalty=sampling.repetition_penalty,
+        presence_penalty=sampling.presence_penalty,
+        frequency_penalty=sampling.frequency_penalty,
+        seed=(sampling.seed or 0) % 2**63,
+        max_tokens=sampling.max_tokens,
+        ignore_eos=sampling.ignore_eos,
+        stop_token_ids=[] if sampling.ignore_eos else eos_token_ids,
+        logprobs=max(sampling.top_logprobs, 1) if sampling.logprobs else None,
+        logit_bias=dict(sampling.logit_bias) or None,
+        structured_outputs=grammar,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )

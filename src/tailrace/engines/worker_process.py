@@ -1,0 +1,180 @@
+"""The server's end of one worker: its process, the socket to it, and the sequences that it runs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Protocol, cast
+
+import msgspec
+
+from tailrace.engines.promise import Capabilities, Delta
+from tailrace.engines.protocol import (
+    PROTOCOL_VERSION,
+    EngineSpec,
+    Fatal,
+    Frame,
+    Ready,
+    Start,
+    ToWorker,
+    decode_from_worker,
+    encode,
+)
+from tailrace.errors import EngineError, EngineLost
+from tailrace.frames import FrameBuffer
+
+__all__ = ["Receiver", "WorkerProcess"]
+
+# How far the engine may run ahead of the server. The kernel counts its own bookkeeping as well, so that a frame of one
+# token takes about a kilobyte of this: some sixty steps at one stream.
+_AHEAD_BYTES = 64 * 1024
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_CLOSED = "closed its socket"
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # also what the kernel sends when memory is short
+_EXIT_S = 5.0  # between a worker's socket and the rest of it; a loop that is late for a second must not blame a request
+
+
+class Receiver(Protocol):
+    """Takes what the engine adds to one sequence. Both are called on the event loop and must not raise or wait."""
+
+    def push(self, delta: Delta) -> None:
+        """One step's addition. The one with a finish_reason is the last call."""
+
+    def lost(self, error: EngineError) -> None:
+        """The worker died with this sequence unfinished. The last call."""
+
+
+class WorkerProcess(asyncio.Protocol):
+    """One worker process and the socket to it."""
+
+    def __init__(self, epoch: int) -> None:
+        loop = asyncio.get_running_loop()
+        self.epoch = epoch
+        self.ready: asyncio.Future[Capabilities] = loop.create_future()
+        self.gone: asyncio.Future[str] = loop.create_future()  # why
+        self.receivers: dict[int, Receiver] = {}
+        self.last_frame_s = self.last_token_s = time.monotonic()
+        self.has_given = False  # a token, ever
+        self.wants_restart = False  # it said so: no crash
+        self.process: asyncio.subprocess.Process
+        self._transport: asyncio.Transport | None = None
+        self._buffer = FrameBuffer()
+
+    @classmethod
+    async def start(cls, spec: EngineSpec, epoch: int) -> WorkerProcess:
+        """A process that begins to load its model. Raises: EngineLost."""
+        worker = cls(epoch)
+        with contextlib.ExitStack() as on_failure:
+            try:
+                ours, theirs = socket.socketpair()
+                on_failure.callback(ours.close)
+                with theirs:
+                    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _AHEAD_BYTES)
+                    worker.process = await asyncio.create_subprocess_exec(
+                        sys.executable, "-m", "tailrace.engines.worker", str(theirs.fileno()), str(os.getpid()),
+                        stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
+                        env=_worker_environment(),
+                        start_new_session=True,  # Ctrl-C on the terminal is for the server alone
+                    )  # fmt: skip
+                try:
+                    await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=ours)
+                except BaseException:
+                    await worker.stop()
+                    raise
+            except OSError as error:
+                raise EngineLost(f"The engine worker could not be started: {error}.") from None
+            on_failure.pop_all()
+        worker.send(Start(PROTOCOL_VERSION, epoch, spec))
+        return worker
+
+    async def stop(self) -> None:
+        """Kill the process, and wait for it."""
+        if self._transport is not None:
+            self._transport.abort()
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        await self.process.wait()
+
+    def send(self, message: ToWorker) -> None:
+        """To a worker that is gone, nothing: its receivers will hear of that."""
+        assert self._transport is not None
+        if not self.gone.done():  # uvloop raises if its transport is closed
+            self._transport.write(encode(message))
+
+    async def why(self) -> tuple[str, bool]:
+        """Why it is gone, in its own words or those of its exit status, and whether it went by itself."""
+        reason = self.gone.result()
+        if reason != _CLOSED:
+            return reason, not self.wants_restart
+        with contextlib.suppress(TimeoutError):
+            status = await asyncio.wait_for(self.process.wait(), _EXIT_S)
+            if status < 0:
+                return f"killed by {_signal_name(-status)}", -status not in _FROM_OUTSIDE
+            return f"exit status {status}", True
+        return reason, True
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._leave(_CLOSED)
+
+    def data_received(self, data: bytes) -> None:
+        self.last_frame_s = time.monotonic()
+        if self.gone.done():
+            return
+        try:
+            for body in self._buffer.feed(data):
+                self._take(body)
+        except (msgspec.DecodeError, ValueError) as error:
+            self._leave(f"talked garbage ({error})")
+
+    def _take(self, body: bytes) -> None:
+        message = decode_from_worker(body)
+        if isinstance(message, Frame):
+            if message.epoch == self.epoch:
+                self._dispatch(message.deltas)
+        elif isinstance(message, Ready):
+            if message.version != PROTOCOL_VERSION or message.epoch != self.epoch:
+                self._leave("is of another version")
+            elif not self.ready.done():
+                self.ready.set_result(message.capabilities)
+        elif isinstance(message, Fatal):
+            self.wants_restart = not message.is_crash
+            self._leave(message.message)
+
+    def _dispatch(self, deltas: list[Delta]) -> None:
+        if deltas:
+            self.last_token_s = self.last_frame_s
+            self.has_given = True
+        receivers = self.receivers
+        for delta in deltas:
+            receiver = receivers.get(delta.sequence_id)
+            if receiver is None:
+                continue
+            if delta.finish_reason is not None:
+                del receivers[delta.sequence_id]
+            receiver.push(delta)
+
+    def _leave(self, reason: str) -> None:
+        if not self.gone.done():
+            self.gone.set_result(reason)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # a real-time signal has none
+        return f"signal {number}"
+
+
+def _worker_environment() -> dict[str, str]:
+    """The server's environment without what looks like a secret: the engine has no use for any."""
+    return {name: value for name, value in os.environ.items() if not _SECRET.search(name)}

@@ -1,0 +1,74 @@
+"""Who wants to know how requests go: metrics, a request record, a trace."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tailrace.streams import Record
+from tailrace.types import End, Spent
+
+__all__ = ["Observer", "Observers", "Times"]
+
+logger = logging.getLogger("tailrace.generation")
+
+
+@dataclass(slots=True)
+class Times:
+    """When a request came to each of its stations, on the monotonic clock; None for what it has not come to."""
+
+    asked_s: float
+    entered_s: float | None = None  # the queue
+    admitted_s: float | None = None
+    first_s: float | None = None  # the first token
+    ended_s: float | None = None
+
+    def spent(self) -> Spent | None:
+        """Where the time went, once there was a token and an end."""
+        if self.admitted_s is None or self.first_s is None or self.ended_s is None:
+            return None
+        return Spent(self.ended_s - self.asked_s, self.first_s - self.admitted_s, self.ended_s - self.first_s)
+
+
+class Observer(Protocol):
+    """Told of each stream, on the event loop: it must not block. The record has the prompts in each call.
+
+    A stream that ends early may be told of by `on_end` alone.
+    """
+
+    def on_admitted(self, record: Record, times: Times) -> None:
+        """It has a place on the engine."""
+
+    def on_first_token(self, record: Record, times: Times) -> None:
+        """The engine has given the first token of any of its answers."""
+
+    def on_end(self, record: Record, end: End, times: Times) -> None:
+        """Its terminal event is kept. Called once."""
+
+
+class Observers:
+    """Tells all observers. One that raises is logged, and the others are told all the same."""
+
+    def __init__(self) -> None:
+        self._observers: list[Observer] = []
+
+    def add(self, observer: Observer) -> None:
+        self._observers.append(observer)
+
+    def on_admitted(self, record: Record, times: Times) -> None:
+        self._tell(lambda observer: observer.on_admitted(record, times))
+
+    def on_first_token(self, record: Record, times: Times) -> None:
+        self._tell(lambda observer: observer.on_first_token(record, times))
+
+    def on_end(self, record: Record, end: End, times: Times) -> None:
+        self._tell(lambda observer: observer.on_end(record, end, times))
+
+    def _tell(self, call: Callable[[Observer], None]) -> None:
+        for observer in self._observers:
+            try:
+                call(observer)
+            except Exception:  # a defect of an observer must not end a stream
+                logger.exception("an observer of streams has failed")

@@ -1,0 +1,123 @@
+"""From what a request says to token ids: check the text, apply the chat template, tokenise, count, refuse."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from itertools import chain
+
+from tailrace.errors import ContextLengthExceeded, RequestError, UnsupportedParameter
+from tailrace.text import ChatEncoder, Tokenizer
+from tailrace.types import GenerateRequest, Message, Prompt
+
+__all__ = ["PromptEncoder"]
+
+_INLINE_CHARACTERS = 8_192  # tokenised on the event loop; longer prompts go to a thread. About 2 ms.
+_MESSAGE_CHARACTERS = 32  # what the template makes of a message, however short
+
+
+class PromptEncoder:
+    """Encodes the prompts of one model. `chat` is None where the model has no chat template."""
+
+    def __init__(self, *, tokenizer: Tokenizer, chat: ChatEncoder | None, context_tokens: int, add_bos: bool) -> None:
+        self.tokenizer = tokenizer
+        self.chat = chat
+        self.context_tokens = context_tokens
+        self._add_bos = add_bos
+
+    def check(self, request: GenerateRequest) -> None:
+        """Refuse what cannot be encoded, as far as that can be seen without encoding it. Raises: RequestError."""
+        if request.messages and self.chat is None:
+            raise UnsupportedParameter("This model has no chat template; send a prompt instead.", param="messages")
+        for name in request.template_values:
+            if self.chat is None or not self.chat.knows(name):
+                raise UnsupportedParameter(
+                    "This model's chat template asks for no value of that name.", param="chat_template_kwargs"
+                )
+        texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
+        if any("\0" in text for text in (*texts, *request.sampling.stop, *_texts_of(request.messages))):
+            raise RequestError("Text must not contain NUL characters.", param="prompt")
+
+    async def encode(self, request: GenerateRequest) -> tuple[Prompt, ...]:
+        """The prompts' texts as the client knows them, and their ids. A long prompt is encoded in a thread.
+
+        Raises: ContextLengthExceeded, RequestError.
+        """
+        texts = self._texts(request)
+        for text in texts:
+            at_least = self.tokenizer.at_least_tokens(text)
+            if at_least > self.context_tokens and request.truncate is None:
+                raise ContextLengthExceeded(at_least, self.context_tokens, at_least=True)
+        num_characters = sum(map(len, texts)) + _MESSAGE_CHARACTERS * (len(request.messages) + len(texts))
+        if num_characters <= _INLINE_CHARACTERS and not request.tools:
+            prompts = self._encode(request, texts)
+        else:
+            prompts = await asyncio.to_thread(self._encode, request, texts)
+        if not all(prompt.ids for prompt in prompts):
+            raise RequestError("The prompt is empty.", param="prompt")
+        return prompts
+
+    def count(self, request: GenerateRequest) -> int:
+        """How many tokens all prompts have together, however many the model takes. May take a while.
+
+        Raises: RequestError.
+        """
+        return sum(len(prompt.ids) for prompt in self._encode(request, self._texts(request)))
+
+    def tokenize(self, text: str) -> list[tuple[int, int, int]]:
+        """The ids of a prompt, each with the range of characters that it stands for. May take a while."""
+        return self.tokenizer.offsets(text, bos=self._add_bos)
+
+    def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:
+        """The text that the template makes of a conversation, and its ids as in `tokenize`.
+
+        Raises: UnsupportedParameter without a template.
+        """
+        if self.chat is None:
+            raise UnsupportedParameter("This model has no chat template.", param="messages")
+        return self.chat.offsets(messages)
+
+    def _encode(self, request: GenerateRequest, texts: Iterable[str]) -> tuple[Prompt, ...]:
+        if request.messages:
+            assert self.chat is not None
+            encoded = [
+                self.chat.encode(
+                    request.messages,
+                    tools=request.tools,
+                    values=request.template_values,
+                    continue_final=request.continue_final,
+                )
+            ]
+        else:
+            encoded = [self._ids(prompt) for prompt in request.prompts]
+        cut = slice(-request.truncate if request.truncate is not None else None, None)
+        return tuple(Prompt(text, tuple(ids[cut])) for text, ids in zip(texts, encoded, strict=True))
+
+    def _ids(self, prompt: str | tuple[int, ...]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.tokenizer.encode(prompt, special=True, bos=self._add_bos)
+        return list(prompt)
+
+    def _texts(self, request: GenerateRequest) -> list[str]:
+        """What a request says, in one string for each prompt. Raises: ContextLengthExceeded, RequestError."""
+        if request.messages:
+            return ["".join(_texts_of(request.messages))]
+        return [self._text_of(prompt, request.truncate) for prompt in request.prompts]
+
+    def _text_of(self, prompt: str | tuple[int, ...], truncate: int | None) -> str:
+        if isinstance(prompt, str):
+            return prompt
+        if truncate is not None:
+            prompt = prompt[-truncate:]
+        if len(prompt) > self.context_tokens:
+            raise ContextLengthExceeded(len(prompt), self.context_tokens)
+        if not all(0 <= token_id < self.tokenizer.vocab_size for token_id in prompt):
+            raise RequestError("The prompt names a token that the model does not have.", param="prompt")
+        return b"".join(self.tokenizer.pieces[token_id] for token_id in prompt).decode("utf-8", "replace")
+
+
+def _texts_of(messages: Iterable[Message]) -> Iterator[str]:
+    """All that somebody wrote in these messages: their texts, and the calls of tools."""
+    for message in messages:
+        calls = ((call.name, call.arguments) for call in message.tool_calls)
+        yield from (message.content, *chain.from_iterable(calls))

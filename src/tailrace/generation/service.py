@@ -1,0 +1,210 @@
+"""From settings to models that can be asked: the store of their streams, their engines, tokenizers and gates."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tailrace.admission import Gate
+from tailrace.durable.store import DurableStore
+from tailrace.engines import OF_SOME, EngineSpec, all_kinds
+from tailrace.errors import EngineLost, ModelError, StorageError
+from tailrace.generation.generator import Generator, Limits
+from tailrace.generation.models import Models, Served
+from tailrace.generation.prompts import PromptEncoder
+from tailrace.generation.source import Source
+from tailrace.models import ModelCard
+from tailrace.models.upstream import Address, upstream_key
+from tailrace.settings import Settings, settings_table
+from tailrace.streams import LogStore, MemoryLogStore, SqliteLogStore, open_sqlite, read_key
+from tailrace.streams.old_journals import lifetime_s
+from tailrace.text import ByteTokenizer, ChatEncoder, ChatTemplate, MessageEncoder, Tokenizer
+
+__all__ = ["Service", "engine_spec", "open_log_store", "start_service"]
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """Everything behind HTTP: what an application needs that brings its own sockets, or none."""
+
+    models: Models
+    store: LogStore
+    durable: DurableStore
+    num_recovered: int  # streams that an earlier process left, and that go on
+
+    @property
+    def generator(self) -> Generator:
+        """The first model's."""
+        return self.models.first.generator
+
+    @property
+    def num_live(self) -> int:
+        """Streams without their end."""
+        return sum(len(served.generator.live) for served in self.models)
+
+
+@contextlib.asynccontextmanager
+async def start_service(
+    source: Source, settings: Settings, *, data_path: Path, cache_path: str = "", more: Sequence[Source] = ()
+) -> AsyncIterator[Service]:
+    """The engine of the first model, loaded, and its streams in `data_path`. `more` are further models, which are
+    loaded when they are asked for. Leaving it kills the engines.
+
+    Raises: ModelError if an engine cannot load its model, or the journal cannot be kept.
+    """
+    sources = [source, *more]
+    served = [_served(one, settings, cache_path=cache_path) for one in sources]
+    async with open_log_store(settings, data_path) as store, asyncio.TaskGroup() as group:
+        served[0].start(group)
+        models: Models | None = None
+        try:
+            durable = _durable(store, settings)
+            # The engine loads in its process while this one reads the vocabularies.
+            for one, model in zip(sources, served, strict=True):
+                model.generator = await _generator(one, model, store)
+            models = Models(served, settings, group)
+            num_recovered = await _first_start(models, settings)
+            yield Service(models, store, durable, num_recovered)
+        finally:
+            if models is not None:
+                await models.close()
+            await served[0].stop()
+
+
+def _durable(store: MemoryLogStore | SqliteLogStore, settings: Settings) -> DurableStore:
+    """The durable streams that an earlier process left. Raises: ModelError."""
+    try:
+        return store.durable_streams(settings.durable_bytes)
+    except StorageError as error:
+        raise ModelError(error.message) from None
+
+
+def _served(source: Source, settings: Settings, *, cache_path: str) -> Served:
+    """Raises: ModelError if its settings do not suit it, or one another."""
+    try:
+        own = settings.of_model(source.own)
+        spec = engine_spec(source, own, cache_path=cache_path)
+    except (ValueError, ModelError) as error:
+        if not source.own:
+            raise
+        raise ModelError(f"{source.card.name}: {error}") from None
+    return Served(source.card.name, spec, own, weight_bytes=source.weight_bytes)
+
+
+async def _generator(source: Source, served: Served, store: LogStore) -> Generator:
+    tokenizer, chat = await asyncio.to_thread(_text, source.card)
+    settings = served.settings
+    generator = Generator(
+        model=source.card.name,
+        prompts=PromptEncoder(
+            tokenizer=tokenizer,
+            chat=chat,
+            context_tokens=served.supervisor.spec.context_tokens,
+            add_bos=source.card.add_bos,
+        ),
+        supervisor=served.supervisor,
+        gate=Gate(max_requests=settings.max_concurrent_requests),
+        store=store,
+        limits=Limits(
+            default_max_tokens=settings.default_max_tokens,
+            queue_s=settings.queue_s,
+            linger_s=settings.linger_s,
+            recover_s=settings.recover_s,
+        ),
+    )
+    generator.rest()
+    return generator
+
+
+async def _first_start(models: Models, settings: Settings) -> int:
+    """Wait for what has to be loaded before requests are taken, and take up what an earlier process left; returns how
+    many streams go on. Raises: ModelError."""
+    try:
+        await models.first.started()
+        models.begun(models.first)
+        num_recovered = await models.recover()
+        if settings.load == "all":
+            for served in models:
+                await models.load(served, within_s=2 * served.settings.load_s)  # which ends it first
+            if settings.memory_bytes and not all(served.is_loaded for served in models):
+                raise ModelError("--memory-bytes has no room for all models at once, and --load all asks for that.")
+    except EngineLost as error:
+        raise ModelError(_load_failure(error.message)) from None
+    except StorageError as error:
+        raise ModelError(error.message) from None
+    return num_recovered
+
+
+@contextlib.asynccontextmanager
+async def open_log_store(settings: Settings, path: Path) -> AsyncIterator[MemoryLogStore | SqliteLogStore]:
+    """Where the settings say that streams are kept. Raises: ModelError if they cannot be kept there."""
+    if settings.journal == "memory":
+        with contextlib.closing(
+            MemoryLogStore(retention_s=settings.retention_s, budget_bytes=settings.retention_bytes)
+        ) as store:
+            yield store
+        return
+    async with open_sqlite(
+        path,
+        retention_s=settings.retention_s,
+        budget_bytes=settings.retention_bytes,
+        key=read_key(Path(settings.journal_key_file)) if settings.journal_key_file else None,
+        keep_finished=settings.keep_finished,
+        lifetime_s=lifetime_s(linger_s=settings.linger_s, retention_s=settings.retention_s),
+        sync_s=settings.journal_sync_s,
+    ) as on_disk:
+        yield on_disk
+
+
+def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> EngineSpec:
+    """What the worker is told to load. Raises: ModelError if more is asked of the model than it was made for, or of the
+    engine than it has."""
+    if settings.context_tokens > source.card.context_tokens:
+        raise ModelError(
+            f"--context-tokens is at most {source.card.context_tokens}, what {source.card.name} was made for."
+        )
+    plain = {row.name: row.default for row in settings_table()}
+    kind = all_kinds()[source.engine]
+    kind.check(name for name in sorted(OF_SOME) if getattr(settings, name) != plain[name])
+    return EngineSpec(
+        engine=source.engine,
+        path=source.address or str(source.card.path),
+        context_tokens=settings.context_tokens or source.card.context_tokens,
+        kv_tokens=settings.kv_tokens,
+        max_sequences=settings.max_sequences,
+        max_step_tokens=settings.max_step_tokens or kind.step_tokens,
+        threads=settings.threads,
+        eos_token_ids=source.card.eos_token_ids,
+        cache_path=cache_path,
+        exact=kind.exact if settings.exact is None else settings.exact,
+        prefix_cache=settings.prefix_cache,
+        device=settings.device,
+        dtype="" if settings.dtype == "auto" else settings.dtype,
+        kv_precision="" if settings.kv_precision == "auto" else settings.kv_precision,
+        gpus=settings.gpus,
+        prompt_lookup_tokens=settings.prompt_lookup_tokens,
+        grammar_memory_bytes=settings.grammar_memory_bytes,
+        adapter=settings.adapter,
+        adapter_scale=settings.adapter_scale,
+        secret=upstream_key(Address.parse(source.address).url) if source.address else "",
+        options=source.options,
+    )
+
+
+def _text(card: ModelCard) -> tuple[Tokenizer, ChatEncoder | None]:
+    if card.format == "upstream":
+        return ByteTokenizer(), MessageEncoder(continues=card.architecture != "openai")
+    tokenizer = Tokenizer.from_json(card.tokenizer_json)
+    if card.chat_template is None:
+        return tokenizer, None
+    template = ChatTemplate(card.chat_template, bos_token=card.bos_token, eos_token=card.eos_token)
+    return tokenizer, ChatEncoder(tokenizer, template)
+
+
+def _load_failure(reason: str) -> str:
+    if "alloc" in reason.lower() or "SIGKILL" in reason or "memory" in reason.lower():
+        return f"{reason} If memory is short, try a smaller --kv-tokens or a smaller model."
+    return reason

@@ -1,0 +1,168 @@
+"""`--access-log`: one line for each request when it is over. Never a query, a header's value, a prompt or an answer.
+
+The line goes to the logger `tailrace.access`. Its fields are also in the record's attribute `fields`, for a formatter
+that writes JSON. A stream's id lets its holder read the stream, so whoever may read the log may read the streams.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import UTC, datetime
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tailrace.access.principal import owner_of
+from tailrace.errors import TailraceError
+from tailrace.http.wires import wire_of
+from tailrace.spelling import shown_path
+from tailrace.streams import LogStore, StreamLog
+from tailrace.types import TextDelta
+
+__all__ = ["AccessLog"]
+
+logger = logging.getLogger("tailrace.access")
+
+_GONE = ("http.disconnect", "websocket.disconnect")
+
+
+class AccessLog:
+    """ASGI middleware around everything else. `store` has the streams that answers show. With
+    `is_of_apps`, as in `tailrace run`, a line names neither wire nor tokens: a user's app has none."""
+
+    def __init__(self, app: ASGIApp, store: LogStore, *, is_of_apps: bool = False) -> None:
+        self._app = app
+        self._store = store
+        self._is_of_apps = is_of_apps
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        request = _Request(scope)
+
+        async def receive_and_note() -> Message:
+            message = await receive()
+            if message["type"] in _GONE and not request.is_complete:
+                request.client_left = True
+            return message
+
+        async def send_and_note(message: Message) -> None:
+            request.note(message)
+            await send(message)
+
+        try:
+            await self._app(scope, receive_and_note, send_and_note)
+        except ConnectionError:
+            request.client_left = True
+            raise
+        finally:
+            await self._write(request)
+
+    async def _write(self, request: _Request) -> None:
+        fields = request.fields(await self._log(request), is_of_app=self._is_of_apps)
+        shown = " ".join(f"{name}={value}" for name, value in fields.items() if name not in _IN_FRONT)
+        front = " ".join(str(fields[name]) for name in _IN_FRONT)
+        logger.info("%s %s", front, shown, extra={"fields": fields})
+
+    async def _log(self, request: _Request) -> StreamLog | None:
+        if not request.stream_id:
+            return None
+        try:
+            return await self._store.read(owner_of(request.scope), request.stream_id)
+        except TailraceError:
+            return None  # it was deleted
+
+
+_IN_FRONT = ("time", "client", "method", "path", "status")
+
+
+class _Request:
+    """What is known of one request."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.is_complete = False
+        self.client_left = False
+        self.stream_id = ""
+        self.scope = scope
+        self._path = str(scope["path"])  # the router may change the scope's
+        self._begun = datetime.now(UTC)
+        self._begun_s = time.monotonic()
+        self._first_s: float | None = None
+        self._status = 0
+        self._close_code: int | None = None
+
+    def note(self, message: Message) -> None:
+        """Take in one message of the answer."""
+        match message["type"]:
+            case "http.response.body" | "websocket.http.response.body":
+                if self._first_s is None and message.get("body"):
+                    self._first_s = time.monotonic()
+                self.is_complete = not message.get("more_body", False)
+            case "http.response.start" | "websocket.http.response.start":
+                self._status = message["status"]
+                for name, value in message["headers"]:
+                    if name == b"x-stream-id":
+                        self.stream_id = value.decode("latin-1")
+            case "websocket.accept":
+                self._status = 101
+            case "websocket.close":
+                self.is_complete = True
+                self._close_code = message.get("code", 1000)
+
+    def fields(self, log: StreamLog | None, *, is_of_app: bool) -> dict[str, str | int | float]:
+        """What the line says, in its order. What is not known is left out."""
+        fields: dict[str, str | int | float] = {
+            "time": self._begun.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "client": _address(self.scope),
+            "method": self.scope.get("method", "WEBSOCKET"),
+            "path": shown_path(self._path),
+            "status": self._status,
+        }
+        if not is_of_app and self.scope["type"] == "http":
+            fields["wire"] = wire_of({**self.scope, "path": self._path}).name
+        if self.stream_id:
+            fields["stream"] = self.stream_id
+        if log is not None and not is_of_app:
+            fields["tokens"] = _num_tokens(log)
+        first_s = self._first_s if is_of_app else self._first_token_s(log)
+        if first_s is not None and first_s >= self._begun_s:
+            fields["first_ms"] = round(1e3 * (first_s - self._begun_s), 1)
+        fields["total_ms"] = round(1e3 * (time.monotonic() - self._begun_s), 1)
+        if self._close_code is not None:
+            fields["close"] = self._close_code
+        if "tailrace_request_id" in self.scope:
+            fields["request"] = self.scope["tailrace_request_id"]
+        fields["end"] = self._end(log)
+        return fields
+
+    def _first_token_s(self, log: StreamLog | None) -> float | None:
+        return log.first_s if log is not None else None
+
+    def _end(self, log: StreamLog | None) -> str:
+        """How it ended: the stream's end where one was shown to its end; refused or failed by status; client_left; or
+        cut, where the server broke the answer off."""
+        if self.scope["type"] == "websocket" and self._status == 101:
+            return "done" if self._close_code is not None else "client_left"
+        if not self.is_complete:
+            return "client_left" if self.client_left else "cut"
+        if self._status >= 400:
+            return "refused" if self._status < 500 else "failed"
+        if log is None or log.end is None:
+            return "done"
+        failure = log.end.failure
+        return log.end.status if failure is None else f"{log.end.status}:{failure.code}"
+
+
+def _address(scope: Scope) -> str:
+    client = scope.get("client")
+    if not client:
+        return "-"
+    host, port = client
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _num_tokens(log: StreamLog) -> int:
+    if log.end is not None:
+        return log.end.usage.num_completion_tokens
+    return sum(len(event.token_ids) for event in log.events if type(event) is TextDelta)

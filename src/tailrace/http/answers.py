@@ -1,0 +1,219 @@
+"""Answers: refusals in the shape of their dialect, answers in one piece, and the writer of streams."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Iterable, Mapping
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tailrace.dialects import Encoder, Wire
+from tailrace.dialects.wire import CumulativeEncoder, Presentation
+from tailrace.errors import Draining, TailraceError
+from tailrace.streams import Reader, StreamLog
+
+__all__ = [
+    "STREAM_HEADERS",
+    "JsonAnswer",
+    "StreamAnswer",
+    "WholeAnswer",
+    "WithHeaders",
+    "error_answer",
+    "left",
+]
+
+STREAM_HEADERS = {
+    "cache-control": "no-cache, no-transform",  # no proxy may hold it back to compress it
+    "x-accel-buffering": "no",  # nor to fill a buffer
+    "x-content-type-options": "nosniff",
+}
+
+
+_WRITE_BYTES = 64 * 2**10  # about as much of a stream is encoded and waits for a slow socket
+
+
+class JsonAnswer(Response):
+    media_type = "application/json"
+
+
+def error_answer(wire: Wire, error: TailraceError) -> Response:
+    """A refusal before the first byte."""
+    status, body = wire.encode_error(error)
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["retry-after"] = str(math.ceil(error.retry_after_s))
+    if status in (408, 413):
+        headers["connection"] = "close"  # the rest of the body is nothing we want to read
+    return JsonAnswer(body, status, headers)
+
+
+class WithHeaders:
+    """An answer, with these headers more."""
+
+    def __init__(self, answer: ASGIApp, headers: Mapping[str, str]) -> None:
+        self._answer = answer
+        self._headers = Headers(headers).raw
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_more(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *self._headers]}
+            await send(message)
+
+        await self._answer(scope, receive, send_more)
+
+
+async def left(receive: Receive) -> None:
+    """Until the client has left: servers do not tell a writer, they tell who asks."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class StreamAnswer:
+    """Writes a log to one client: an ASGI application.
+
+    All that is ready goes out in one write, up to a bound. A reader that is behind by more is spared what the newest
+    event of a wire repeats anyway. When the client leaves, only its reader ends; what that means for the
+    stream is the producer's business. A stream that cannot be shown to its end is cut off without the chunk that would
+    make it look complete.
+    """
+
+    __slots__ = ("_after", "_encoder", "_farewell", "_headers", "_heartbeat", "_heartbeat_s", "_is_gone", "_log")
+
+    def __init__(
+        self,
+        log: StreamLog,
+        encoder: Encoder,
+        view: Presentation,
+        *,
+        after: int,
+        headers: Iterable[tuple[str, str]],
+        heartbeat_s: float,
+    ) -> None:
+        self._log = log
+        self._encoder = encoder
+        self._after = after
+        self._heartbeat = view.heartbeat
+        self._farewell = view.farewell
+        self._heartbeat_s = heartbeat_s if view.heartbeat else 0.0
+        given = [(name.lower(), value) for name, value in headers]
+        usual = {**STREAM_HEADERS, "content-type": view.media_type}
+        for name, _ in given:
+            usual.pop(name, None)
+        self._headers = [
+            (name.encode("latin-1"), value.encode("latin-1"))
+            for name, value in (*usual.items(), *given)
+            if name != "content-length"
+        ]
+        self._is_gone = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        if scope["method"] == "HEAD":
+            await send({"type": "http.response.body"})
+            return
+        with Reader(self._log, self._after) as reader:
+            async with asyncio.TaskGroup() as group:
+                watcher = group.create_task(self._watch(receive, reader))
+                await self._write(reader, send)
+                watcher.cancel()
+
+    async def _write(self, reader: Reader, send: Send) -> None:
+        while not self._is_gone:
+            if reader.cursor < self._log.last_seq:
+                chunk, is_whole = self._encode(reader)
+                if chunk:
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                if not is_whole:
+                    return
+                if len(chunk) >= _WRITE_BYTES:
+                    self._catch_up(reader)
+                if reader.cursor < self._log.last_seq:
+                    await asyncio.sleep(0)  # a send that finds room returns at once, and there may be none to send
+            elif reader.is_finished:
+                if self._log.end is not None:
+                    await send({"type": "http.response.body"})
+                elif self._farewell:
+                    await send({"type": "http.response.body", "body": self._farewell})
+                return
+            else:
+                await self._wait(reader, send)
+
+    def _encode(self, reader: Reader) -> tuple[bytes, bool]:
+        """The bytes of the next events, as many as one write takes, and the reader moved behind them. Not whole where
+        the wire has no place for an error: an answer without its end has to say it, after what came before."""
+        chunks: list[bytes] = []
+        num_bytes, seq = 0, reader.cursor
+        try:
+            for event in reader.take():
+                seq += 1
+                chunk = self._encoder.encode(seq, event)
+                chunks.append(chunk)
+                num_bytes += len(chunk)
+                if num_bytes >= _WRITE_BYTES:
+                    break
+        except TailraceError:
+            return b"".join(chunks), False
+        reader.cursor = seq
+        return b"".join(chunks), True
+
+    def _catch_up(self, reader: Reader) -> None:
+        """Leave out the events that the newest one makes needless."""
+        if isinstance(self._encoder, CumulativeEncoder):
+            events = self._log.events[reader.cursor :]
+            num_stale = self._encoder.num_stale(events)
+            self._encoder.skip(events[:num_stale])
+            reader.cursor += num_stale
+
+    async def _wait(self, reader: Reader, send: Send) -> None:
+        if not self._heartbeat_s:
+            await reader.wait()
+            return
+        timer = asyncio.get_running_loop().call_later(self._heartbeat_s, reader.wake)
+        try:
+            await reader.wait()
+        finally:
+            timer.cancel()
+        if not self._is_gone and reader.cursor == self._log.last_seq and not reader.is_finished:
+            await send({"type": "http.response.body", "body": self._heartbeat, "more_body": True})
+
+    async def _watch(self, receive: Receive, reader: Reader) -> None:
+        await left(receive)
+        self._is_gone = True
+        reader.wake()
+
+
+class WholeAnswer:
+    """Waits for the end of a log and answers in one piece: an ASGI application."""
+
+    def __init__(self, log: StreamLog, encoder: Encoder, wire: Wire, headers: Mapping[str, str]) -> None:
+        self._log = log
+        self._encoder = encoder
+        self._wire = wire
+        self._headers = dict(headers)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with Reader(self._log, at_end_only=True) as reader:
+            async with asyncio.TaskGroup() as group:
+                watcher = group.create_task(self._watch(receive, reader))
+                await reader.wait()
+                watcher.cancel()
+        if self._log.end is None and not self._log.is_parked:
+            return  # the client has left
+        try:
+            if self._log.end is None:
+                raise Draining("The answer cannot be completed just now; read its stream later.", retry_after_s=5.0)
+            response: Response = JsonAnswer(self._encoder.whole(self._log.events), headers=self._headers)
+        except TailraceError as error:
+            response = error_answer(self._wire, error)
+            response.headers.update(self._headers)
+        with contextlib.suppress(ConnectionError):
+            await response(scope, receive, send)
+
+    async def _watch(self, receive: Receive, reader: Reader) -> None:
+        await left(receive)
+        reader.wake()

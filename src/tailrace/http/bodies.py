@@ -1,0 +1,146 @@
+"""The bodies of requests, read within limits of size, time and memory.
+
+All bodies whose requests have not begun to be answered share one budget. As long as half of it is free, a body may be
+as large as the settings allow. Then the limit for each body shrinks with what is free, so that a few large bodies
+cannot keep small ones out. The bodies of one caller share a quarter of the budget in the same way, so that one caller
+cannot keep others out. A caller on loopback has all of it, since it may be a proxy for many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from types import TracebackType
+
+from starlette.datastructures import Headers
+from starlette.types import Receive
+
+from tailrace.access.principal import is_loopback
+from tailrace.dialects.queries import read_fields_of_body
+from tailrace.errors import AdmissionError, BodyTimeout, BodyTooLarge, RequestError
+from tailrace.settings import Settings
+
+__all__ = ["BodyBudget", "BodyReader"]
+
+_RETRY_S = 1.0
+_DISCARD_BYTES = 32 * 2**20  # of a body that is refused, so that its sender gets to read why
+_DISCARD_S = 0.5
+
+
+class BodyBudget:
+    """The memory that all pending bodies of a server may take together."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._limit_bytes = max(settings.pending_body_bytes, settings.body_bytes)
+        self._share_bytes = max(self._limit_bytes // 4, settings.body_bytes)  # of one caller
+        self._num_bytes = 0
+        self._by_caller: Counter[str] = Counter()  # bytes
+
+    def reader(self, caller: str) -> BodyReader:
+        """For one request. Use it as a context manager, for as long as what was read is kept."""
+        return BodyReader(self, self._settings, caller)
+
+    def take(self, caller: str, num_bytes: int, own_bytes: int) -> None:
+        """Add to a body that has `own_bytes` already. Raises: AdmissionError if it would be too large just now."""
+        wanted_bytes = own_bytes + num_bytes
+        fits = self._fits(wanted_bytes, self._num_bytes - own_bytes, self._limit_bytes)
+        if fits and not is_loopback(caller):
+            fits = self._fits(wanted_bytes, self._by_caller[caller] - own_bytes, self._share_bytes)
+        if not fits:
+            raise AdmissionError("Too many request bodies are being read.", retry_after_s=_RETRY_S)
+        self._num_bytes += num_bytes
+        self._by_caller[caller] += num_bytes
+
+    def _fits(self, wanted_bytes: int, other_bytes: int, limit_bytes: int) -> bool:
+        """Whether a body may be as large as this beside others that share a limit with it."""
+        free_bytes = limit_bytes - other_bytes
+        is_crowded = wanted_bytes * limit_bytes > 2 * self._settings.body_bytes * free_bytes
+        return not is_crowded and wanted_bytes <= free_bytes
+
+    def give_back(self, caller: str, num_bytes: int) -> None:
+        self._num_bytes -= num_bytes
+        self._by_caller[caller] -= num_bytes
+        if not self._by_caller[caller]:
+            del self._by_caller[caller]
+
+
+class BodyReader:
+    """Reads one request's body. Its place in the budget is free again when the context is left."""
+
+    __slots__ = ("_budget", "_caller", "_num_bytes", "_settings")
+
+    def __init__(self, budget: BodyBudget, settings: Settings, caller: str) -> None:
+        self._budget = budget
+        self._caller = caller
+        self._settings = settings
+        self._num_bytes = 0
+
+    def __enter__(self) -> BodyReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._budget.give_back(self._caller, self._num_bytes)
+        self._num_bytes = 0
+
+    async def with_fields(self, query: dict[str, str], headers: Headers, receive: Receive) -> dict[str, str]:
+        """The fields of the address, and those of the body. Raises: RequestError, and as `read`."""
+        fields = read_fields_of_body(headers.get("content-type", ""), await self.read(headers, receive))
+        if fields.keys() & query.keys():
+            raise RequestError("A field is given twice.")
+        return query | fields
+
+    async def read(self, headers: Headers, receive: Receive) -> bytes:
+        """The whole body.
+
+        Raises: BodyTooLarge; BodyTimeout; AdmissionError if the budget is used up; ConnectionError if the client left.
+        """
+        declared = headers.get("content-length", "")
+        if declared.isdigit() and int(declared[:20]) > self._settings.body_bytes:
+            await _discard(receive)
+            raise self._too_large()
+        chunks: list[bytes] = []
+        deadline_s = time.monotonic() + self._settings.body_s
+        while True:
+            try:
+                async with asyncio.timeout(min(self._settings.body_gap_s, deadline_s - time.monotonic())):
+                    message = await receive()
+            except TimeoutError:
+                raise BodyTimeout("The body of the request did not arrive in time.") from None
+            if message["type"] == "http.disconnect":
+                raise ConnectionResetError
+            chunk = message.get("body", b"")
+            if self._num_bytes + len(chunk) > self._settings.body_bytes:
+                await _discard(receive)
+                raise self._too_large()
+            try:
+                self._budget.take(self._caller, len(chunk), self._num_bytes)
+            except AdmissionError:
+                chunks.clear()
+                self.__exit__(None, None, None)
+                await _discard(receive)
+                raise
+            self._num_bytes += len(chunk)
+            chunks.append(chunk)
+            if not message.get("more_body"):
+                return b"".join(chunks)
+
+    def _too_large(self) -> BodyTooLarge:
+        return BodyTooLarge(f"The body is larger than {self._settings.body_bytes} bytes.")
+
+
+async def _discard(receive: Receive) -> None:
+    """Take in some more, so that a client that writes before it reads does not see a reset connection."""
+    num_bytes = 0
+    try:
+        async with asyncio.timeout(_DISCARD_S):
+            while num_bytes < _DISCARD_BYTES:
+                message = await receive()
+                num_bytes += len(message.get("body", b""))
+                if message["type"] == "http.disconnect" or not message.get("more_body"):
+                    return
+    except TimeoutError:
+        return

@@ -1,0 +1,219 @@
+"""The first and the last thing a request meets.
+
+First: is it addressed to us, from a page that may, and whose is it? Last: what nobody else has answered becomes a
+refusal, in the shape of the path's dialect.
+
+A server on loopback is reachable from every page in the user's browser, by its address or by a name that an attacker
+points at it. So the Host must be one of ours, and an Origin, where a browser sends one, too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import re
+import secrets
+import socket
+from collections.abc import Collection
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tailrace.access.keyring import Keyring
+from tailrace.access.principal import PRINCIPAL, Principal, principal_of
+from tailrace.access.visits import Visits
+from tailrace.dialects import Wire, native
+from tailrace.dialects.durable_answers import EXPOSED_HEADERS
+from tailrace.errors import Forbidden, MethodNotAllowed, NotFound, TailraceError, Unauthenticated
+from tailrace.http.answers import error_answer
+from tailrace.http.wires import wire_of
+from tailrace.settings import Settings
+
+__all__ = ["Edge", "let_origins_read", "listens_on_loopback"]
+
+logger = logging.getLogger("tailrace.server")
+
+_HOST = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^][/@?#:\\\s]+)(?::[0-9]{0,5})?")
+_BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}", re.ASCII)
+
+
+class Edge:
+    """ASGI middleware around everything else.
+
+    Where a keyring has keys, each request needs one, whatever its path. `public` are the exceptions: paths that may be
+    read with GET or HEAD, and with a `/` at the end all paths below.
+    """
+
+    def __init__(
+        self, app: ASGIApp, settings: Settings, keyring: Keyring | None = None, *, public: Collection[str] = ()
+    ) -> None:
+        self._app = app
+        self._keyring = keyring or Keyring()
+        self._public = frozenset(path for path in public if not path.endswith("/") or path == "/")
+        self._public_below = tuple(path for path in public if path.endswith("/") and path != "/")
+        self._visits = Visits()
+        self._keyring.on_revoked(self._visits.end)
+        self._any_host, self._hosts = _names(settings.allowed_hosts)
+        self._any_origin, self._origins = _names(settings.allowed_origins)
+        self._hosts |= {"localhost", settings.host.lower(), socket.gethostname().lower()}
+        self._is_loopback = listens_on_loopback(settings.host)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_urlsafe(12)
+        has_begun = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal has_begun
+            if message["type"] in _BEGINNINGS:
+                has_begun = True
+                MutableHeaders(raw=message["headers"])["x-request-id"] = request_id
+            await send(message)
+
+        scope["app"] = self  # makes the router raise what it cannot route
+        scope["tailrace_request_id"] = request_id
+        try:
+            self._check(headers)
+            principal = scope[PRINCIPAL] = self._principal(scope, headers)
+            with self._visits.of(principal.key_id):
+                await self._app(scope, receive, send_with_id)
+        except ConnectionError:
+            return  # the client has left
+        except asyncio.CancelledError:
+            if not self._visits.was_ended():
+                raise
+            if scope["type"] == "websocket" and has_begun:
+                await send({"type": "websocket.close", "code": 1008, "reason": "The key was revoked."})
+            elif not has_begun:
+                await self._refuse(Unauthenticated("The key was revoked."), scope, receive, send_with_id)
+        except Exception as error:
+            if has_begun:
+                logger.exception("request %s failed after its headers", request_id)
+                if scope["type"] == "websocket":
+                    await send({"type": "websocket.close", "code": 1011, "reason": "The server failed."})
+                return  # without its end, the answer is cut off visibly
+            await self._refuse(error, scope, receive, send_with_id)
+
+    def _principal(self, scope: Scope, headers: Headers) -> Principal:
+        """Who sends the request. Raises: Unauthenticated, Forbidden."""
+        if PRINCIPAL in scope:  # an application around this one has found it out
+            return principal_of(scope)
+        path = scope["path"]  # never a URL that is put together from headers
+        if scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and self._is_public(path):
+            return Principal()
+        principal = self._keyring.authenticate(scope, headers)
+        if principal.stream_id is not None and scope["type"] == "http":
+            ids = [part.removeprefix("resp_") for part in path.split("/")]
+            principal.require_stream(principal.stream_id if principal.stream_id in ids else "")
+        return principal
+
+    def _is_public(self, path: str) -> bool:
+        return path in self._public or path.startswith(self._public_below)
+
+    async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        request_id = scope["tailrace_request_id"]
+        if scope["type"] == "websocket":
+            # Answers before the upgrade are HTTP: Starlette's know how, where the server lets them.
+            if "websocket.http.response" not in scope.get("extensions", {}):
+                await send({"type": "websocket.close", "code": 1008})
+                return
+            answer = self._refusal(error, native.WIRE, request_id)
+        else:
+            answer = self._refusal(error, wire_of(scope), request_id)
+        if isinstance(error, Unauthenticated):
+            answer.headers["www-authenticate"] = "Bearer"
+        await answer(scope, receive, send)
+
+    def _refusal(self, error: Exception, wire: Wire, request_id: str) -> Response:
+        if isinstance(error, HTTPException):
+            missing = error.status_code == 404
+            text = "There is nothing at this path; /openapi.json says what there is."
+            refusal = NotFound(text) if missing else MethodNotAllowed("This method is not allowed here.")
+            answer = error_answer(wire, refusal)
+            answer.headers.update(error.headers or {})
+            return answer
+        if isinstance(error, TailraceError):
+            return error_answer(wire, error)
+        logger.error("request %s failed", request_id, exc_info=error)
+        return error_answer(wire, TailraceError("The server failed; its log says how."))
+
+    def _check(self, headers: Headers) -> None:
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+            raise Forbidden(
+                "This server is not known under that name. Start it with --allowed-hosts to add one.", param="host"
+            )
+        origin = headers.get("origin")
+        if origin is None or self._any_origin or origin.lower() in self._origins:
+            return
+        if origin.lower().partition("://")[2] != hosts[0].lower():
+            raise Forbidden(
+                "Pages of that origin may not call this server. Start it with --allowed-origins to let them.",
+                param="origin",
+            )
+
+    def _is_ours(self, host: str) -> bool:
+        """Names must be known, against rebinding; addresses cannot be rebound."""
+        if not _HOST.fullmatch(host):
+            return False
+        if self._any_host:
+            return True
+        try:
+            name = (urlsplit("//" + host).hostname or "").lower()
+        except ValueError:
+            return False
+        if name in self._hosts or name.endswith(".localhost"):
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or not self._is_loopback
+
+
+def let_origins_read(app: ASGIApp, settings: Settings) -> ASGIApp:
+    """Answer browsers' preflights for the origins that are allowed, and let their pages read answers, refusals too."""
+    origins = _listed(settings.allowed_origins)
+    if not origins:
+        return app
+    return CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["GET", "HEAD", "PUT", "POST", "DELETE"],
+        allow_headers=["*"],  # the clients of others send their own; an origin that is let in may say what it likes
+        expose_headers=[
+            "location",
+            "retry-after",
+            "x-request-id",
+            "x-stream-id",
+            "x-tailrace-ignored",
+            *EXPOSED_HEADERS,
+        ],
+    )
+
+
+def _listed(names: str) -> list[str]:
+    return [name.strip() for name in names.split(",") if name.strip()]
+
+
+def _names(names: str) -> tuple[bool, set[str]]:
+    found = set(_listed(names.lower()))
+    return "*" in found, found
+
+
+def listens_on_loopback(host: str) -> bool:
+    """Whether a server that listens there is reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

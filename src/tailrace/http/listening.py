@@ -1,0 +1,98 @@
+"""Sockets and signals: what every server of ours stands on, whatever it serves."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import signal
+import socket
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from tailrace.http.connections import Connections
+from tailrace.http.protocol import HttpProtocol
+from tailrace.http.tls import Tls
+from tailrace.http.websocket_protocol import WebSocketProtocol
+from tailrace.settings import Settings
+
+__all__ = ["BACKLOG", "Signals", "Uvicorn", "bind"]
+
+BACKLOG = 2048
+_CLOSE_S = 2.0  # for answers that are complete to reach their clients
+
+
+def bind(settings: Settings) -> socket.socket:
+    """The socket, bound before anything slow is begun. It listens when there is something to say.
+
+    Raises: OSError if the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind((settings.host, settings.port))
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+class Uvicorn(uvicorn.Server):
+    """uvicorn, with signals left to us: ours drain. Raises: ModelError for a certificate that cannot be used."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self._tls = Tls(settings) if settings.tls_cert else None
+        super().__init__(_config(app, settings, self._tls))
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        async with asyncio.TaskGroup() as group:
+            following = group.create_task(self._tls.follow_files()) if self._tls is not None else None
+            await super().serve(sockets)
+            if following is not None:
+                following.cancel()
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]  # a generator of None, typed so in uvicorn
+        yield
+
+
+class Signals:
+    """SIGINT and SIGTERM, once the event loop runs: the first means to leave, the second to hurry."""
+
+    def __init__(self) -> None:
+        self.leaving = asyncio.Event()
+        self.hurrying = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        # Not the loop's own handlers: when it lets go of those, a signal kills for a moment.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._tell)
+
+    def _tell(self, *_: object) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed: we are leaving
+            self._loop.call_soon_threadsafe(self._arrived)
+
+    def _arrived(self) -> None:
+        if self.leaving.is_set():
+            self.hurrying.set()
+        self.leaving.set()
+
+
+def _config(app: ASGIApp, settings: Settings, tls: Tls | None) -> uvicorn.Config:
+    """How HTTP and WebSockets are spoken."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        # uvicorn only calls it
+        http=functools.partial(HttpProtocol, settings=settings, connections=Connections(settings)),  # type: ignore[arg-type]
+        ws=functools.partial(WebSocketProtocol, message_s=settings.ws_message_s),  # type: ignore[arg-type]  # as above
+        ws_max_size=settings.ws_message_bytes,
+        ws_ping_interval=settings.ws_ping_s,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=int(_CLOSE_S),
+        ssl_context_factory=None if tls is None else lambda config, default: tls.context,
+    )

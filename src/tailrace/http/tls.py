@@ -1,0 +1,91 @@
+"""The server's certificate, and what becomes of it when its files change."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import ssl
+
+from tailrace.errors import ModelError
+from tailrace.settings import Settings
+
+__all__ = ["Tls"]
+
+logger = logging.getLogger("tailrace.server")
+
+_LOOK_EVERY_S = 1.0
+
+
+class Tls:
+    """The context for new connections. It takes a new certificate when its files change, or on SIGHUP; connections that
+    are open keep theirs.
+
+    Raises: ModelError for files that cannot be used.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._certificate = settings.tls_cert
+        self._key = settings.tls_key or settings.tls_cert
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.context.set_alpn_protocols(["http/1.1"])
+        self._seen = self._stamp()
+        try:
+            self._load(self.context)
+            if settings.tls_client_ca:
+                self.context.load_verify_locations(settings.tls_client_ca)
+                self.context.verify_mode = ssl.CERT_REQUIRED
+        except (OSError, ssl.SSLError) as error:
+            raise ModelError(f"The certificate cannot be used: {_reason(error)}.") from None
+
+    async def follow_files(self) -> None:
+        """Read the certificate again whenever its files change, until cancelled."""
+        hung_up = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(hung_up.set))
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(hung_up.wait(), _LOOK_EVERY_S)
+            stamp = self._stamp()
+            if hung_up.is_set() or stamp != self._seen:
+                hung_up.clear()
+                self._seen = stamp
+                self._reload()
+
+    def _reload(self) -> None:
+        try:
+            # Tried on a context of its own: one that fails half way would have a certificate without its key.
+            self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
+            self._load(self.context)
+        except (OSError, ssl.SSLError) as error:
+            logger.warning("the new certificate cannot be used, the one before stays: %s", _reason(error))
+        else:
+            logger.info("the certificate was read again")
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        # A key with a password would have OpenSSL ask for it on the terminal.
+        context.load_cert_chain(self._certificate, self._key, password=_refuse_password)
+
+    def _stamp(self) -> tuple[tuple[int, int], ...]:
+        stamps = []
+        for path in (self._certificate, self._key):
+            try:
+                status = os.stat(path)
+            except OSError:  # a file that is replaced is missing for a moment
+                stamps.append((0, 0))
+            else:
+                stamps.append((status.st_mtime_ns, status.st_ino))
+        return tuple(stamps)
+
+
+def _refuse_password() -> str:
+    raise OSError("its key has a password; decrypt it first")
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, ssl.SSLError):
+        return f"{error.reason or error}".lower().replace("_", " ")
+    return error.strerror or str(error)

@@ -1,0 +1,389 @@
+"""The WebSocket protocol under uvicorn: the `websockets` library's sans-I/O core in a shell of our own.
+
+Why our own shell. uvicorn 0.54 has three. `websockets` is deprecated. `websockets-sansio` fails case 7.1.5 of the
+Autobahn suite, logs tracebacks for bad input of clients, keeps empty fragments without a bound, owes pongs without a
+bound to a client that does not read, and waits for ever to say goodbye to one. `wsproto` has no failing case, but
+shares the last two, and its core takes 4.6 microseconds a frame where `websockets` takes 1.8. What is left to do here
+is little: the core reads frames and keeps the state, uvicorn parses the handshake, its interface is four calls.
+
+What it promises to the application, beyond ASGI:
+
+- `send` returns when the transport has room, so that a client that does not read costs its socket's buffers and
+  nothing more. When several tasks send on one socket, they take turns, a frame each.
+- `send` raises ConnectionResetError once the client has left or has been failed, whatever the reason.
+- Reading goes on only while the application takes what was read. Keep a `receive` waiting, or leaving is not noticed.
+- A message is there within `message_s` of its first byte, or the client is failed with 1008.
+- No extension is offered: frames of a few bytes do not get smaller.
+
+A client that has answered neither of two pings is failed with 1011. One that does not finish a closing handshake is
+cut off after ten seconds; one that takes no frames, by `connections.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from http import HTTPStatus
+from typing import Any, cast
+from urllib.parse import unquote
+
+from starlette.types import Message
+from uvicorn.config import Config
+from uvicorn.protocols.utils import get_local_addr, get_remote_addr, is_ssl
+from uvicorn.server import ServerState
+from websockets.datastructures import Headers
+from websockets.frames import CloseCode, Frame, Opcode
+from websockets.http11 import Request, Response
+from websockets.protocol import State
+
+from tailrace.dialects import native
+from tailrace.errors import RequestError
+from tailrace.http.connections import Slot
+from tailrace.http.flow import SEND_MANY, Core, Deadline, MessageAssembler, WriteTurns, frames_of
+
+__all__ = ["WebSocketProtocol"]
+
+logger = logging.getLogger("tailrace.server.websocket")
+
+_CLOSE_S = 10.0  # for a client to finish the closing handshake and take what is on its way
+_SHUTDOWN_S = 1.0  # the same, when the server goes away
+_MAX_UNANSWERED = 2  # pings
+_SLICE_BYTES = 4096
+_NOTHING = memoryview(b"")
+_OPEN = State.OPEN
+
+
+class WebSocketProtocol(asyncio.Protocol):
+    """One connection, from the end of its handshake's request on. Its settings are uvicorn's `ws_max_size` and
+    `ws_ping_interval`, and `message_s`, in which a whole message arrives."""
+
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], *, message_s: float
+    ) -> None:
+        self._config = config
+        self._server_state = server_state
+        self._app_state = app_state
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._predecessor: asyncio.BaseProtocol | None = None
+        self._unread = _NOTHING  # received, but not yet looked at
+        self._core = Core(max_size=config.ws_max_size, logger=logger)
+        self._inbox: asyncio.Queue[Message] = asyncio.Queue()  # bounded by reading no further while anything is in it
+        late = partial(self._fail, CloseCode.POLICY_VIOLATION, "A message did not arrive in time.")
+        self._deadline = Deadline(message_s, late)
+        self._assembler = MessageAssembler()
+        self._accepting: Response | None = None  # the answer to a good handshake, until the application has decided
+        self._refusing: Response | None = None  # the answer that the application gives instead
+        self._is_ended = False  # the application gets no more frames
+        self._is_reading = True
+        self._is_finishing = False
+        self._turns = WriteTurns()
+        self._pong: bytes | None = None  # the last that is owed
+        self._timer: asyncio.TimerHandle | None = None  # for the next ping, or for the end
+        self._was_heard = False
+        self._num_unanswered = 0
+
+    # What the transport says
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses
+        self._server_state.connections.add(self)  # type: ignore[arg-type]  # a set of uvicorn's own shells
+        before = self._transport.get_protocol()
+        self._slot: Slot | None = getattr(before, "slot", None)  # goes on from HTTP
+        cycle = getattr(before, "cycle", None)  # of uvicorn's HTTP shells: the latest request
+        if cycle is not None and not cycle.response_complete:
+            self._predecessor = before
+
+    def data_received(self, data: bytes) -> None:
+        if self._predecessor is not None:  # an upgrade behind a request whose answer is not complete
+            self._transport.abort()
+            return
+        self._was_heard = True
+        self._unread = memoryview(bytes(self._unread) + data)  # mostly nothing and data
+        self._look()
+
+    def _look(self) -> None:
+        """Read what has been received, a slice at a time: a frame takes up to 20 microseconds and no more than six
+        bytes, and others want to have their turn on the loop, too."""
+        if self._core.state is State.CLOSED:
+            return
+        data, self._unread = self._unread[:_SLICE_BYTES], self._unread[_SLICE_BYTES:]
+        if self._unread:
+            self._loop.call_soon(self._look)
+        else:
+            self._unread = _NOTHING  # and not the empty end of something large
+        core = self._core
+        core.receive_data(bytes(data))
+        for event in core.events_received():
+            if isinstance(event, Request):
+                self._open(event)
+            elif isinstance(event, Frame):
+                self._take(event)
+        if core.parser_exc is not None:
+            close = core.close_sent
+            self._end(close.code if close else CloseCode.ABNORMAL_CLOSURE, close.reason if close else "")
+        if self._turns.is_full and core.state is State.OPEN:
+            # Only pongs are answered to what arrives, and the last one will do (RFC 6455, 5.5.3).
+            self._pong = b"".join(core.data_to_send()[-1:]) or self._pong
+        else:
+            self._flush()
+        self._read_on()
+
+    def eof_received(self) -> None:
+        self._end(CloseCode.ABNORMAL_CLOSURE)
+        self._cut_after(_CLOSE_S)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server_state.connections.discard(self)
+        if isinstance(self._predecessor, asyncio.Protocol):
+            self._predecessor.connection_lost(exc)
+        elif self._slot is not None:
+            self._slot.leave()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._core.state = State.CLOSED
+        self._end(CloseCode.ABNORMAL_CLOSURE)
+
+    def pause_writing(self) -> None:
+        self._turns.is_full = True
+        if self._slot is not None:
+            self._slot.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._turns.is_full = False
+        if self._slot is not None:
+            self._slot.resume_writing()
+        if self._pong is not None and self._core.state is State.OPEN:
+            self._transport.write(self._pong)
+        self._pong = None
+        self._turns.next()
+
+    # What uvicorn says
+
+    def shutdown(self) -> None:
+        """The server goes away; running streams have had their time."""
+        if self._core.state is State.OPEN:
+            self._close(CloseCode.SERVICE_RESTART, "The server is shutting down.", within_s=_SHUTDOWN_S)
+        elif self._accepting is not None and not self._is_ended:
+            self._refuse_with(503, "The server is shutting down.")
+
+    # The handshake
+
+    def _open(self, request: Request) -> None:
+        response = self._core.accept(request)
+        if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
+            # The core's own message would repeat what was sent.
+            if request.headers.get_all("sec-websocket-version") not in ([], ["13"]):
+                headers = Headers({"sec-websocket-version": "13", "upgrade": "websocket"})
+                self._refuse_with(426, "Version 13 of WebSocket is spoken here.", headers)
+            else:
+                self._refuse_with(response.status_code, "This is not a valid WebSocket handshake.")
+            return
+        self._accepting = response
+        self._inbox.put_nowait({"type": "websocket.connect"})
+        # Its parent is uvicorn's server, as it is for requests.
+        task = self._loop.create_task(self._run(self._scope(request)))
+        self._server_state.tasks.add(task)
+        task.add_done_callback(self._server_state.tasks.discard)
+
+    def _scope(self, request: Request) -> dict[str, Any]:  # Any: as in ASGI
+        raw_path, _, query = request.path.partition("?")
+        return {
+            "type": "websocket",
+            "asgi": {"version": self._config.asgi_version, "spec_version": "2.4"},
+            "http_version": "1.1",
+            "scheme": "wss" if is_ssl(self._transport) else "ws",
+            "server": get_local_addr(self._transport),
+            "client": get_remote_addr(self._transport),
+            "root_path": self._config.root_path,
+            "path": self._config.root_path + unquote(raw_path),
+            "raw_path": raw_path.encode("ascii", "surrogateescape"),
+            "query_string": query.encode("ascii", "surrogateescape"),
+            "headers": [(name.lower().encode(), text.encode("latin-1")) for name, text in request.headers.raw_items()],
+            "subprotocols": [],
+            "state": self._app_state.copy(),
+            "extensions": {"websocket.http.response": {}, SEND_MANY: {}},
+        }
+
+    def _refuse(self, status: int, headers: Headers, body: bytes) -> None:
+        """Answer the handshake with HTTP, and nothing else on this connection."""
+        self._accepting = None
+        headers.setdefault("content-length", str(len(body)))
+        headers.setdefault("connection", "close")
+        self._core.send_response(Response(status, HTTPStatus(status).phrase, headers, body))
+        self._end(CloseCode.ABNORMAL_CLOSURE)
+        self._flush()
+
+    def _refuse_with(self, status: int, message: str, headers: Headers | None = None) -> None:
+        """The same, where it is not the application that refuses."""
+        error = RequestError(message)
+        error.status = status
+        headers = headers or Headers()
+        headers["content-type"] = "application/json"
+        self._refuse(status, headers, native.encode_error(error)[1])
+
+    # What the application says
+
+    async def _run(self, scope: dict[str, Any]) -> None:
+        code = CloseCode.NORMAL_CLOSURE
+        try:
+            await self._config.loaded_app(scope, self.receive, self.send)
+        except ConnectionError:
+            pass  # the client has left
+        except Exception:
+            logger.exception("a WebSocket's application failed")
+            code = CloseCode.INTERNAL_ERROR
+        if self._accepting is not None and not self._is_ended:
+            self._refuse_with(500, "The server failed; its log says how.")
+        elif self._core.state is State.OPEN:
+            self._close(code)
+
+    async def receive(self) -> Message:
+        message = await self._inbox.get()
+        self._read_on()
+        return message
+
+    async def send(self, message: Message) -> None:
+        """Raises: ConnectionResetError if nobody is there to take it."""
+        kind = message["type"]
+        if kind in (SEND_MANY, "websocket.send"):
+            turns = self._turns
+            if (turns.is_full or turns) and not self._is_ended:
+                await turns.wait()
+            if self._is_ended or self._core.state is not _OPEN:
+                raise ConnectionResetError("The WebSocket is closed.")
+            self._transport.write(frames_of(message))
+            if turns:
+                turns.next()
+        elif kind == "websocket.close" and self._accepting is None:
+            if self._core.state is State.OPEN:
+                self._close(message.get("code", CloseCode.NORMAL_CLOSURE), message.get("reason") or "")
+        else:
+            self._decide(kind, message)
+
+    def _decide(self, kind: str, message: Message) -> None:
+        """The application's answer to the handshake."""
+        if self._is_ended or (self._accepting is None and self._refusing is None):
+            raise ConnectionResetError("The WebSocket is closed.")
+        pairs = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in message.get("headers", [])]
+        headers = Headers(pairs)
+        if kind == "websocket.accept":
+            assert self._accepting is not None
+            self._accepting.headers.update(headers)
+            self._core.send_response(self._accepting)
+            self._accepting = None
+            self._flush()
+            self._schedule_ping()
+        elif kind == "websocket.close":
+            self._refuse(403, Headers(), b"")
+        elif kind == "websocket.http.response.start":
+            self._refusing = Response(message["status"], "", headers, b"")
+        elif kind == "websocket.http.response.body":
+            assert self._refusing is not None
+            self._refusing.body = (self._refusing.body or b"") + message.get("body", b"")
+            if not message.get("more_body"):
+                refusing, self._refusing = self._refusing, None
+                self._refuse(refusing.status_code, refusing.headers, bytes(refusing.body or b""))
+        else:
+            raise RuntimeError(f"{kind} is not what a WebSocket can send.")
+
+    # Frames
+
+    def _take(self, frame: Frame) -> None:
+        if self._core.current_size is None:
+            self._deadline.stop()  # what comes next has its own time
+        if frame.opcode is Opcode.CLOSE:
+            close = self._core.close_rcvd
+            assert close is not None
+            self._end(close.code, close.reason)
+        elif frame.opcode in (Opcode.TEXT, Opcode.BINARY, Opcode.CONT) and not self._is_ended:
+            try:
+                message = self._assembler.add(frame)
+            except UnicodeDecodeError:
+                self._fail(CloseCode.INVALID_DATA, "This is not UTF-8.")
+            else:
+                if message is not None:
+                    self._inbox.put_nowait(message)
+
+    def _read_on(self) -> None:
+        """Read while the application keeps up; what arrives after the end is only thrown away."""
+        should_read = (self._is_ended or self._inbox.empty()) and not self._unread
+        if should_read != self._is_reading and not self._transport.is_closing():
+            self._is_reading = should_read
+            if should_read:
+                self._transport.resume_reading()
+            else:
+                self._transport.pause_reading()
+        if self._is_reading and self._core.is_amid_message and not self._is_ended:
+            self._deadline.start()
+        else:
+            self._deadline.stop()
+
+    def _fail(self, code: CloseCode, reason: str) -> None:
+        """Close the connection over what the client has done."""
+        if self._core.state is State.OPEN:
+            self._core.fail(code, reason)
+        self._end(code)
+        self._flush()
+
+    def _flush(self) -> None:
+        frames = b"".join(self._core.data_to_send())
+        if frames and not self._is_finishing and not self._transport.is_closing():
+            self._transport.write(frames)
+        if self._core.eof_sent:
+            self._finish()
+
+    # Pings, and the end
+
+    def _schedule_ping(self) -> None:
+        if self._config.ws_ping_interval:
+            self._timer = self._loop.call_later(self._config.ws_ping_interval, self._ping)
+
+    def _ping(self) -> None:
+        if self._core.state is not State.OPEN:
+            return
+        # Where we do not read because the application has no time, the client's silence says nothing.
+        is_excused = not self._is_reading and not self._turns.is_full
+        self._num_unanswered = 0 if self._was_heard or is_excused else self._num_unanswered + 1
+        self._was_heard = False
+        if self._num_unanswered >= _MAX_UNANSWERED:
+            self._core.fail(CloseCode.INTERNAL_ERROR, "Pings were not answered.")
+            self._end(CloseCode.ABNORMAL_CLOSURE)
+        else:
+            self._core.send_ping(b"")
+            self._schedule_ping()
+        self._flush()
+
+    def _close(self, code: int, reason: str = "", *, within_s: float = _CLOSE_S) -> None:
+        """Begin the closing handshake."""
+        self._core.send_close(code, reason)
+        self._end(code, reason)
+        self._flush()
+        self._cut_after(within_s)
+
+    def _end(self, code: int, reason: str = "") -> None:
+        """Nothing more is for the application, but that it is over."""
+        if self._is_ended:
+            return
+        self._is_ended = True
+        self._inbox.put_nowait({"type": "websocket.disconnect", "code": int(code), "reason": reason})
+        self._turns.open()
+        self._read_on()
+
+    def _finish(self) -> None:
+        """All is said: close our half, and throw away what still comes, since closing over it would reset the
+        connection and lose the client our last frame."""
+        if self._is_finishing or self._transport.is_closing():
+            return
+        self._is_finishing = True
+        self._cut_after(_CLOSE_S)
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def _cut_after(self, delay_s: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(delay_s, self._transport.abort)

@@ -1,0 +1,115 @@
+"""The wires that are served, those that come with tailrace and those of other packages; and which one is meant."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from itertools import zip_longest
+
+import msgspec
+from starlette.datastructures import Headers, QueryParams
+from starlette.types import Scope
+
+from tailrace.dialects import WIRES, WIRES_GROUP, Wire
+from tailrace.dialects.durable import ROOT
+from tailrace.dialects.wire import NO_PREFIX, Operation
+from tailrace.errors import RequestError
+from tailrace.plugins import load_plugins
+
+__all__ = ["OWN_PATHS", "is_meant", "overlap", "served_wires", "wire_of"]
+
+# Of the server itself, beside those of its wires.
+OWN_PATHS = (
+    "/",
+    "/metrics",
+    "/openapi.json",
+    "/docs",
+    "/page/{name}",
+    "/v1/ws",
+    "/v1/tickets",
+    "/v1/admin/keys",
+    "/v1/admin/keys/{key_id}",
+    "/v1/admin/keys/{key_id}/rotate",
+    ROOT + "{path:path}",
+)
+
+_Sharing = list[tuple[Wire, Operation | None]]  # None: all that a wire has there
+
+_PARAMETER = re.compile(r"\{[a-z_]+(:path)?\}")
+_LITERAL = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@/-]*")
+
+
+@cache
+def served_wires() -> tuple[Wire, ...]:
+    """All wires, those of other packages behind ours. One that clashes with another wire, or cannot be shown in the
+    OpenAPI document, is left out with a line in the log."""
+    found = load_plugins(WIRES_GROUP, Wire, taken={wire.name for wire in WIRES}, refuses=_misfit).found
+    return (*WIRES, *found.values())
+
+
+def wire_of(scope: Scope) -> Wire:
+    """Whose error shape a request gets; also for one that has no route."""
+    query, headers = QueryParams(scope["query_string"]), Headers(scope=scope)
+    by_path, by_prefix = _by_path()
+    begin_so = [sharing for prefix, sharing in by_prefix if scope["path"].startswith(prefix)]
+    for sharing in (by_path.get(scope["path"], []), *begin_so):
+        for wire, operation in sharing:
+            if operation is None or is_meant(operation, query, headers):
+                return wire
+    return WIRES[0]
+
+
+def is_meant(operation: Operation, query: Mapping[str, str], headers: Mapping[str, str]) -> bool:
+    """Whether a request with this query and these headers (in lower case) is for the operation, where wires share a
+    path."""
+    name, equals, value = (operation.only_with or "").partition("=")
+    if name and not (query.get(name) == value if equals else name in query):
+        return False
+    return operation.only_with_header is None or operation.only_with_header in headers
+
+
+@cache
+def _by_path() -> tuple[dict[str, _Sharing], list[tuple[str, _Sharing]]]:
+    """Wires by the paths that they have, and by what their paths begin with, the longest first."""
+    by_path: dict[str, _Sharing] = {}
+    by_prefix: dict[str, _Sharing] = {wire.prefix: [(wire, None)] for wire in served_wires()}
+    for wire in served_wires():
+        for operation in wire.operations:
+            head, brace, _ = operation.path.partition("{")
+            (by_prefix if brace else by_path).setdefault(head, []).append((wire, operation))
+    for sharing in (*by_path.values(), *by_prefix.values()):
+        sharing.sort(key=lambda entry: entry[1] is None or not entry[1].is_particular)
+    return by_path, sorted(by_prefix.items(), key=lambda entry: -len(entry[0]))
+
+
+def _misfit(wire: Wire, others: Mapping[str, Wire]) -> str:
+    """Why a wire cannot be served beside ours and those of other packages; "" if it can. Raises: what the wire does."""
+    served = (*WIRES, *others.values())
+    taken = (*OWN_PATHS, *_paths(served))
+    for path in _paths([wire]):
+        if not path.startswith("/") or not _LITERAL.fullmatch(_PARAMETER.sub("", path)):
+            return f"{path!r} is not a path"
+        if other := next((other for other in taken if overlap(path, other)), None):
+            return f"its path {path} is taken by {other}"
+    others_begin = (*taken, *(other.prefix for other in served))
+    if wire.prefix != NO_PREFIX and any(path.startswith(wire.prefix) for path in others_begin):
+        return f"its prefix {wire.prefix!r} is that of other paths"
+    msgspec.json.schema_components([one.body for one in wire.operations if one.body is not None])
+    status, body = wire.encode_error(RequestError("…"))
+    is_sound = status == RequestError.status and isinstance(msgspec.json.decode(body), dict)
+    return "" if is_sound else "encode_error does not give the error's status and a JSON object"
+
+
+def _paths(wires: Iterable[Wire]) -> list[str]:
+    return [operation.path for wire in wires for operation in wire.operations]
+
+
+def overlap(one: str, other: str) -> bool:
+    """Whether some request could be meant for both of two paths."""
+    for left, right in zip_longest(one.split("/"), other.split("/"), fillvalue=""):
+        if ":path}" in left or ":path}" in right:
+            return True
+        if "{" not in left and "{" not in right and left != right:
+            return False
+    return one.count("/") == other.count("/")

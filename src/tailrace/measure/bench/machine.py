@@ -1,0 +1,88 @@
+"""The machine: what it is made of, and what it could do at most, as `roofline` measures it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from tailrace.engines.certificate import processor
+
+__all__ = ["Machine", "look_at_machine", "num_cores"]
+
+_INTERESTING = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "amx_int8", "asimd", "sve")
+
+
+class Machine(msgspec.Struct, frozen=True):
+    """A machine, and its speeds where they were measured."""
+
+    processor: str
+    cores: int  # that this process may use
+    features: tuple[str, ...]  # of the processor that engines have kernels for
+    memory_bytes: int
+    available_bytes: int
+    gpus: tuple[str, ...]
+    read_bytes_per_s: float = 0.0  # 0: not measured
+    flops_per_s: float = 0.0  # float32
+    engine_ops_per_s: float = 0.0  # of the engine's own kernels, in its own precision; 0: not measured
+
+
+def look_at_machine(wish: object | None = None) -> Machine:
+    """With a `roofline.Wish`, measures for some seconds on all cores, in a process whose memory goes with it."""
+    machine = _seen()
+    if wish is None:
+        return machine
+    # An argument and not standard input: a process that is stopped while it writes there leaves half of it to be read.
+    command = [sys.executable, "-m", "tailrace.measure.bench.roofline", msgspec.json.encode(wish).decode()]
+    answer = subprocess.run(command, stdout=subprocess.PIPE, check=True, start_new_session=True).stdout
+    read, flops, ops = msgspec.json.decode(answer, type=tuple[float, float, float])
+    return msgspec.structs.replace(machine, read_bytes_per_s=read, flops_per_s=flops, engine_ops_per_s=ops)
+
+
+def _seen() -> Machine:
+    memory = _numbers("/proc/meminfo")
+    whole = memory.get("MemTotal", 0) * 1024
+    return Machine(
+        processor=processor(),
+        cores=num_cores(),
+        features=tuple(flag for flag in _INTERESTING if flag in _flags()),
+        memory_bytes=whole,
+        available_bytes=memory.get("MemAvailable", 0) * 1024,
+        gpus=_gpus(),
+    )
+
+
+def num_cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _numbers(path: str) -> dict[str, int]:
+    """Lines of `name: number …`; nothing where there is no such file."""
+    try:
+        lines = Path(path).read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in lines)
+    return {name: int(value.split()[0]) for name, _, value in pairs if value.strip()}
+
+
+def _flags() -> set[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split()) for line in lines if line.startswith(("flags", "Features"))), set())
+
+
+def _gpus() -> tuple[str, ...]:
+    """As NVIDIA's driver names them."""
+    try:
+        files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+        lines = [line for file in files for line in file.read_text().splitlines()]
+    except OSError:
+        return ()
+    return tuple(line.partition(":")[2].strip() for line in lines if line.startswith("Model"))

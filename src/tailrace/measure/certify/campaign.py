@@ -1,0 +1,137 @@
+"""Kills a worker again and again, and compares what was delivered with what its successor says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+
+from tailrace.engines import EngineSpec
+from tailrace.engines.certificate import Finding
+from tailrace.measure.certify.lives import Lives, SequenceTranscript, again, from_there
+from tailrace.measure.certify.prompts import Asker
+from tailrace.measure.certify.situations import Situation, situations
+
+__all__ = ["Tally", "certify"]
+
+_WIDTH = 16  # sequences that a kill takes at once, or as many as the engine runs
+_REFILL_EVERY = 4  # kills of a situation
+
+
+@dataclass(slots=True)
+class Tally:
+    """One row while it is counted."""
+
+    situation: Situation
+    wanted: int
+    kills: int = 0
+    runs: int = 0
+    differences: int = 0
+    refill_runs: int = 0
+    refill_differences: int = 0
+
+    @property
+    def is_open(self) -> bool:
+        """Kills that came too late to cut anything off are tried again, but not for ever."""
+        return self.runs < self.wanted and self.kills < 4 * self.wanted + 8
+
+    def finding(self) -> Finding:
+        return Finding(self.situation.name, self.runs, self.differences, self.refill_runs, self.refill_differences)
+
+
+async def certify(
+    spec: EngineSpec,
+    asker: Asker,
+    *,
+    runs: int,
+    seed: int,
+    max_tokens: int,
+    on_progress: Callable[[str, int], None] = lambda name, num_runs: None,
+) -> tuple[str, list[Finding]]:
+    """What the engine calls itself, and a finding for each situation that it can be in; `runs` replays in all.
+
+    Raises: ModelError if the engine does not load, or fails a sequence.
+    """
+    draw = Random(seed)
+    async with Lives.begin(spec) as lives:
+        rows = situations(lives.capabilities, max_tokens)
+        shares = sum(row.share for row in rows)
+        tallies = [Tally(row, max(1, round(runs * row.share / shares))) for row in rows]
+        while open_tallies := [tally for tally in tallies if tally.is_open]:
+            for tally in open_tallies:  # in turns, so that a slow minute or a hot hour falls on all of them
+                before = tally.runs
+                await _Trial(lives, asker, draw, tally).run()
+                on_progress(tally.situation.name, tally.runs - before)
+        return lives.capabilities.engine, [tally.finding() for tally in tallies]
+
+
+class _Trial:
+    """One kill: a company of sequences, of which those that it cuts off run again."""
+
+    def __init__(self, lives: Lives, asker: Asker, draw: Random, tally: Tally) -> None:
+        self._lives = lives
+        self._asker = asker
+        self._draw = draw
+        self._tally = tally
+        self._situation = tally.situation
+
+    async def run(self) -> None:
+        answers = await self._answers()
+        await self._start(answers)
+        chosen = self._draw.choice(answers)
+        await chosen.reach(self._draw.randint(1, (chosen.sampling.max_tokens or 2) - 1))
+        cut_off = [answer for answer in answers if answer.ids and not answer.is_over]
+        await self._lives.kill()
+        self._draw.shuffle(cut_off)
+        cut_off = cut_off[: self._tally.wanted - self._tally.runs]
+        replays = [again(answer) for answer in cut_off]
+        await self._finish(replays)
+        pairs = list(zip(cut_off, replays, strict=True))
+        self._tally.runs += len(pairs)
+        self._tally.differences += sum(new.ids[: len(old.ids)] != old.ids for old, new in pairs)
+        if self._tally.kills % _REFILL_EVERY == 0:
+            await self._refill([(old, new) for old, new in pairs if new.ids[: len(old.ids)] == old.ids])
+        self._tally.kills += 1
+
+    async def _refill(self, pairs: list[tuple[SequenceTranscript, SequenceTranscript]]) -> None:
+        """A grammar would begin anew behind what was said: nobody would go on like that."""
+        pairs = [pair for pair in pairs if pair[0].sampling.grammar is None]
+        others = [from_there(old) for old, _ in pairs]
+        await self._finish(others)
+        self._tally.refill_runs += len(pairs)
+        self._tally.refill_differences += sum(
+            other.ids != new.ids[len(old.ids) :] for other, (old, new) in zip(others, pairs, strict=True)
+        )
+
+    async def _finish(self, answers: list[SequenceTranscript]) -> None:
+        await self._start(answers)
+        for answer in answers:
+            await answer.reach(answer.sampling.max_tokens or 0)
+
+    async def _start(self, answers: list[SequenceTranscript]) -> None:
+        strangers = [self._answer(ids, place) for place, ids in enumerate(self._questions(len(answers)))]
+        await self._lives.run(answers, self._situation.company, self._draw, strangers)
+
+    async def _answers(self) -> list[SequenceTranscript]:
+        company, capabilities = self._situation.company, self._lives.capabilities
+        width = 1 if company == "alone" else min(_WIDTH, capabilities.max_sequences // 2)
+        prompts = self._situation.prompts(self._asker, self._draw, width)
+        answers = [self._answer(ids, place) for place, ids in enumerate(prompts)]
+        if not self._situation.has_first_turn:
+            return answers
+        await self._finish(answers)
+        follow_up = self._questions(width)
+        return [
+            SequenceTranscript((*first.prompt_ids, *first.ids, *ids), replace(first.sampling, seed=self._seed()))
+            for first, ids in zip(answers, follow_up, strict=True)
+        ]
+
+    def _questions(self, count: int) -> list[tuple[int, ...]]:
+        return [self._asker.ids(self._asker.question(self._draw)) for _ in range(count)]
+
+    def _answer(self, ids: tuple[int, ...], place: int) -> SequenceTranscript:
+        samplings = self._situation.samplings
+        return SequenceTranscript(ids, replace(samplings[place % len(samplings)], seed=self._seed()))
+
+    def _seed(self) -> int:
+        return self._draw.randrange(2**32)

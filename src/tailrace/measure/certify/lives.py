@@ -1,0 +1,135 @@
+"""A worker's life, as often as it takes: starts one, runs sequences on it, kills it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from itertools import count
+from random import Random
+
+from tailrace.engines import EngineSpec, Supervisor
+from tailrace.engines.promise import Capabilities, Delta, Sequence
+from tailrace.errors import EngineError, ModelError
+from tailrace.measure.certify.situations import Company
+from tailrace.types import Sampling
+
+__all__ = ["Lives", "SequenceTranscript"]
+
+
+class SequenceTranscript:
+    """What one sequence has said. A `Receiver`."""
+
+    def __init__(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> None:
+        self.prompt_ids = prompt_ids
+        self.sampling = sampling
+        self.ids: list[int] = []
+        self.failure = ""
+        self.is_over = False
+        self.moved = asyncio.Event()
+
+    def push(self, delta: Delta) -> None:
+        self.ids += delta.token_ids
+        self.failure = delta.failure
+        self.is_over = delta.finish_reason is not None
+        self.moved.set()
+
+    def lost(self, error: EngineError) -> None:
+        self.moved.set()
+
+    async def reach(self, num_tokens: int) -> None:
+        """Wait until it has said so much, or all that it will. Raises: ModelError if the engine failed it."""
+        while len(self.ids) < num_tokens and not self.is_over:
+            self.moved.clear()
+            await self.moved.wait()
+        if self.failure:
+            raise ModelError(f"The engine failed a sequence: {self.failure}.")
+
+
+class Lives:
+    """One worker at a time, started anew after every kill."""
+
+    def __init__(self, spec: EngineSpec) -> None:
+        self._ready = asyncio.Event()
+        self._supervisor = Supervisor(spec, on_change=self._on_change)
+        self._life: asyncio.Task[None] | None = None
+        self._sequence_ids = count(1)
+
+    @classmethod
+    @asynccontextmanager
+    async def begin(cls, spec: EngineSpec) -> AsyncIterator[Lives]:
+        """Raises: ModelError if the engine does not load the model."""
+        lives = cls(spec)
+        try:
+            await lives._start()
+            yield lives
+        finally:
+            await lives._end()
+
+    @property
+    def capabilities(self) -> Capabilities:
+        assert self._supervisor.capabilities is not None
+        return self._supervisor.capabilities
+
+    def submit(self, answer: SequenceTranscript) -> int:
+        sequence_id = next(self._sequence_ids)
+        self._supervisor.submit(Sequence(sequence_id, answer.prompt_ids, answer.sampling), answer)
+        return sequence_id
+
+    async def kill(self) -> None:
+        """SIGKILL, in the middle of whatever it does, and the next one."""
+        assert self._supervisor.pid is not None
+        assert self._life is not None
+        os.kill(self._supervisor.pid, signal.SIGKILL)
+        await self._life
+        await self._start()
+
+    async def run(
+        self, answers: Iterable[SequenceTranscript], company: Company, draw: Random, strangers: list[SequenceTranscript]
+    ) -> None:
+        """Bring sequences in as the company has it; returns when all are on their way.
+
+        Changing company is made of `strangers`, of whom every second one is aborted soon.
+        """
+        for answer in answers:
+            self.submit(answer)
+            if company == "changing":
+                await answer.reach(draw.randint(0, 3))
+                if strangers and draw.random() < 0.5:
+                    stranger = strangers.pop()
+                    sequence_id = self.submit(stranger)
+                    if draw.random() < 0.5:
+                        await stranger.reach(draw.randint(0, 2))
+                        self._supervisor.abort(sequence_id)
+
+    async def _start(self) -> None:
+        self._ready.clear()
+        self._life = asyncio.create_task(self._supervisor.run(once=True))
+        ready = asyncio.create_task(self._ready.wait())
+        await asyncio.wait([ready, self._life], return_when=asyncio.FIRST_COMPLETED)
+        ready.cancel()
+        if not self._supervisor.is_ready:
+            raise ModelError(self._supervisor.last_reason)
+
+    async def _end(self) -> None:
+        if self._life is not None:
+            self._life.cancel()
+            await asyncio.wait([self._life])
+
+    def _on_change(self) -> None:
+        if self._supervisor.is_ready:
+            self._ready.set()
+
+
+def again(answer: SequenceTranscript) -> SequenceTranscript:
+    """The same once more, from the beginning."""
+    return SequenceTranscript(answer.prompt_ids, answer.sampling)
+
+
+def from_there(answer: SequenceTranscript) -> SequenceTranscript:
+    """What would go on behind all that was said."""
+    left = (answer.sampling.max_tokens or 0) - len(answer.ids)
+    return SequenceTranscript((*answer.prompt_ids, *answer.ids), replace(answer.sampling, max_tokens=left))

@@ -1,0 +1,92 @@
+"""The situations in which a worker dies: who runs, how they came, and with what sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Literal, TypeAlias
+
+from tailrace.engines.promise import Capabilities
+from tailrace.measure.certify.prompts import Asker
+from tailrace.types import Grammar, Sampling
+
+__all__ = ["Company", "Situation", "situations"]
+
+Company: TypeAlias = Literal["alone", "batch", "changing"]
+Prompt: TypeAlias = tuple[int, ...]
+
+_SCHEMA = (
+    '{"type":"object","properties":{"words":{"type":"array","items":{"type":"string","minLength":3},"minItems":12}},'
+    '"required":["words"],"additionalProperties":false}'
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """A row of the table. `company` "changing" means neighbours that come and are aborted all the while."""
+
+    name: str
+    company: Company
+    samplings: tuple[Sampling, ...]  # in turns; seeds are drawn for each sequence
+    prompts: Callable[[Asker, Random, int], list[Prompt]]
+    needs: frozenset[str] = frozenset()  # among the engine's parameters
+    has_first_turn: bool = False  # the prompt goes on behind an answer to it
+    share: int = 4  # of the runs
+
+
+def situations(capabilities: Capabilities, max_tokens: int) -> list[Situation]:
+    """Those that an engine can be in. Answers go on to `max_tokens` where it can make them."""
+    greedy = Sampling(temperature=0.0, max_tokens=max_tokens, ignore_eos="ignore_eos" in capabilities.parameters)
+    seeded = replace(greedy, temperature=0.8)
+    both = (greedy, seeded)
+    logprobs = tuple(replace(each, logprobs=True) for each in both)
+    repetition = tuple(replace(each, repetition_penalty=1.2) for each in both)
+    others = tuple(replace(each, presence_penalty=0.5, frequency_penalty=0.5) for each in both)
+    grammars = tuple(
+        replace(each, grammar=grammar, ignore_eos=False)
+        for each in both
+        for grammar in (Grammar("regex", "([a-z]{2,8} ){40}"), Grammar("json_schema", _SCHEMA))
+    )
+    rows = [
+        Situation("alone, greedy", "alone", (greedy,), _questions, share=1),
+        Situation("alone, seeded", "alone", (seeded,), _questions, share=1),
+        Situation("in a batch, greedy", "batch", (greedy,), _questions),
+        Situation("in a batch, seeded", "batch", (seeded,), _questions),
+        Situation("neighbours come and go, greedy", "changing", (greedy,), _questions),
+        Situation("neighbours come and go, seeded", "changing", (seeded,), _questions),
+        Situation("shared prefix", "changing", both, _shared_prefix),
+        Situation("same prompt, several seeds", "changing", (seeded,), _twins),
+        Situation("prompts of several steps", "changing", both, _long),
+        Situation("follow-up turn", "changing", both, _questions, has_first_turn=True),
+        Situation("logprobs", "batch", logprobs, _questions, frozenset({"logprobs"})),
+        Situation(
+            "presence and frequency penalty", "batch", others, _questions,
+            frozenset({"presence_penalty", "frequency_penalty"}),
+        ),
+        Situation("repetition penalty", "batch", repetition, _questions, frozenset({"repetition_penalty"})),
+        Situation(
+            "repetition penalty, follow-up turn", "changing", repetition, _questions, frozenset({"repetition_penalty"}),
+            has_first_turn=True,
+        ),
+        Situation("grammar", "batch", grammars, _questions, frozenset({"grammar"})),
+    ]  # fmt: skip
+    return [row for row in rows if row.needs <= capabilities.parameters]
+
+
+def _questions(asker: Asker, draw: Random, count: int) -> list[Prompt]:
+    return [asker.ids(asker.question(draw)) for _ in range(count)]
+
+
+def _shared_prefix(asker: Asker, draw: Random, count: int) -> list[Prompt]:
+    system = asker.text(draw, 6)
+    return [asker.ids(asker.question(draw), system=system) for _ in range(count)]
+
+
+def _twins(asker: Asker, draw: Random, count: int) -> list[Prompt]:
+    return [asker.ids(asker.question(draw))] * count
+
+
+def _long(asker: Asker, draw: Random, count: int) -> list[Prompt]:
+    """Some of several hundred tokens, between short ones."""
+    return [asker.ids(asker.text(draw, draw.randint(20, 40) if place % 4 == 0 else 1)) for place in range(count)]

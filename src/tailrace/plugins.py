@@ -1,0 +1,94 @@
+"""What other installed packages add to tailrace: they name it under an entry point, and it is looked for there.
+
+One that cannot be loaded, or that does not fit, is left out with a line in the log; the rest goes on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Container, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+from tailrace.reasons import in_one_line
+
+__all__ = ["Plugins", "load_plugins"]
+
+logger = logging.getLogger("tailrace.plugins")
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Plugins(Generic[T]):
+    """What was found, and what was left out with the reason; both by name."""
+
+    found: Mapping[str, T]
+    left_out: Mapping[str, str]
+
+
+def load_plugins(
+    group: str,
+    shape: type[T],
+    *,
+    taken: Container[str],
+    refuses: Callable[[T, Mapping[str, T]], str],
+    only: str | None = None,
+) -> Plugins[T]:
+    """Load the entry points of a group, or only those of one name, in the order of their names. Each gives an object of
+    the class `shape` whose attribute `name` is the entry point's.
+
+    `taken` are names that no plugin may have. `refuses` says why an object is left out beside those that were loaded
+    before it, or "". Nothing that a plugin raises while it is loaded is passed on, but for KeyboardInterrupt.
+    """
+    found: dict[str, T] = {}
+    left_out: dict[str, str] = {}
+    for point in sorted(entry_points(group=group), key=lambda one: (one.name, _package(one))):
+        if only is not None and point.name != only:
+            continue
+        try:
+            if point.name in taken:
+                raise _LeftOut("tailrace has one of that name")
+            if point.name in found:
+                raise _LeftOut("another package has one of that name")
+            loaded = _load(point, shape)
+            _check(loaded, point, refuses, found)
+            found[point.name] = loaded
+        except _LeftOut as why:
+            left_out.setdefault(point.name, str(why))
+            logger.warning("%s: %s of the package %s is left out: %s.", group, point.name, _package(point), why)
+    return Plugins(found, left_out)
+
+
+class _LeftOut(Exception):
+    """The message says why, without a full stop."""
+
+
+def _load(point: EntryPoint, shape: type[T]) -> T:
+    """What an entry point names. Raises: _LeftOut."""
+    try:
+        loaded = point.load()
+    except (Exception, SystemExit) as error:  # other people's code may raise anything
+        logger.debug("%s could not be loaded", point.value, exc_info=error)
+        raise _LeftOut(f"{point.value} could not be loaded ({in_one_line(error)})") from None
+    if not isinstance(loaded, shape):
+        raise _LeftOut(f"{point.value} is not a {shape.__name__}")
+    if getattr(loaded, "name", None) != point.name:
+        raise _LeftOut(f"{point.value} has another name than its entry point")
+    return loaded
+
+
+def _check(loaded: T, point: EntryPoint, refuses: Callable[[T, Mapping[str, T]], str], others: Mapping[str, T]) -> None:
+    """Raises: _LeftOut."""
+    try:
+        reason = refuses(loaded, others)
+    except Exception as error:  # what is in the object may be of any type
+        logger.debug("%s could not be checked", point.value, exc_info=error)
+        reason = f"{point.value} does not fit ({in_one_line(error)})"
+    if reason:
+        raise _LeftOut(reason)
+
+
+def _package(point: EntryPoint) -> str:
+    return point.dist.name if point.dist is not None else "?"

@@ -1,0 +1,114 @@
+"""Keys in the database."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, delete, insert, select, update
+
+from tailrace.access.keys import DEFAULT_SCOPES, Key, NewKey, new_key, rotated
+from tailrace.errors import UnknownKey
+from tailrace.records.database import RecordDatabase
+from tailrace.records.tables import key_changes, keys
+
+__all__ = ["KeyStore"]
+
+
+class KeyStore:
+    """Makes, shows and changes keys. Calls block; each is one transaction. Raises: StorageError."""
+
+    def __init__(self, database: RecordDatabase) -> None:
+        self._database = database
+
+    def create(
+        self,
+        owner: str,
+        *,
+        name: str = "",
+        scopes: tuple[str, ...] = DEFAULT_SCOPES,
+        lifetime_s: float | None = None,
+    ) -> NewKey:
+        """Raises: ValueError for an owner or a scope that cannot be."""
+        now_s = time.time()
+        expires_s = now_s + lifetime_s if lifetime_s is not None else None
+        made = new_key(owner, now_s=now_s, name=name, scopes=scopes, expires_s=expires_s)
+        with self._database.begin() as connection:
+            connection.execute(insert(keys).values(**_row(made.key), version=_next_version(connection)))
+        return made
+
+    def list(self, owner: str | None = None) -> Sequence[Key]:
+        """The newest first."""
+        query = select(keys).order_by(keys.c.created_s.desc(), keys.c.key_id)
+        return self._found(query if owner is None else query.where(keys.c.owner == owner))
+
+    def get(self, key_id: str) -> Key:
+        """Raises: UnknownKey."""
+        found = self._found(select(keys).where(keys.c.key_id == key_id))
+        if not found:
+            raise UnknownKey("There is no key with this id.")
+        return found[0]
+
+    def revoke(self, key_id: str) -> Key:
+        """It is of no use from now on. Revoking twice changes nothing. Raises: UnknownKey."""
+        with self._database.begin() as connection:
+            version = _next_version(connection)  # first: it is what other writers wait for
+            key = _locked(connection, key_id)
+            if key.revoked_s is None:
+                key = msgspec.structs.replace(key, revoked_s=time.time())
+                _save(connection, key, version)
+        return key
+
+    def rotate(self, key_id: str, *, grace_s: float) -> NewKey:
+        """A new secret; the old one works for `grace_s` more. Raises: UnknownKey; ValueError for a revoked key."""
+        with self._database.begin() as connection:
+            version = _next_version(connection)
+            key = _locked(connection, key_id)
+            if key.revoked_s is not None:
+                raise ValueError("A revoked key is not rotated. Create a new one.")
+            made = rotated(key, now_s=time.time(), grace_s=grace_s)
+            _save(connection, made.key, version)
+        return made
+
+    def changed_since(self, version: int) -> tuple[Sequence[Key], int]:
+        """The keys that were changed after a version, and the newest version."""
+        with self._database.begin() as connection:
+            rows = connection.execute(select(keys).where(keys.c.version > version)).all()
+        return [_key(row) for row in rows], max((row.version for row in rows), default=version)
+
+    def forget(self, owner: str) -> int:
+        """Delete an owner's keys; returns how many. Servers that run let them in until they are started again, so
+        revoke them first."""
+        with self._database.begin() as connection:
+            return connection.execute(delete(keys).where(keys.c.owner == owner)).rowcount
+
+    def _found(self, query: Any) -> Sequence[Key]:  # Any: a select of whole rows
+        with self._database.begin() as connection:
+            return [_key(row) for row in connection.execute(query)]
+
+
+def _next_version(connection: Connection) -> int:
+    connection.execute(update(key_changes).values(version=key_changes.c.version + 1))
+    return int(connection.execute(select(key_changes.c.version)).scalar_one())
+
+
+def _locked(connection: Connection, key_id: str) -> Key:
+    row = connection.execute(select(keys).where(keys.c.key_id == key_id)).one_or_none()
+    if row is None:
+        raise UnknownKey("There is no key with this id.")
+    return _key(row)
+
+
+def _save(connection: Connection, key: Key, version: int) -> None:
+    connection.execute(update(keys).where(keys.c.key_id == key.key_id).values(**_row(key), version=version))
+
+
+def _row(key: Key) -> dict[str, Any]:  # Any: of each column's type
+    return {**msgspec.structs.asdict(key), "scopes": " ".join(key.scopes)}
+
+
+def _key(row: Any) -> Key:  # Any: a row of `keys`
+    values = {name: getattr(row, name) for name in Key.__struct_fields__}
+    return Key(**{**values, "scopes": tuple(row.scopes.split())})

@@ -1,0 +1,66 @@
+"""The tables. A change here takes a migration in `migrations/versions`; a test holds the two against each other."""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
+
+__all__ = ["METADATA", "key_changes", "keys", "requests"]
+
+METADATA = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+keys = Table(
+    "keys",
+    METADATA,
+    Column("key_id", String(12), primary_key=True),
+    Column("owner", String(200), nullable=False, index=True),
+    Column("name", String(200), nullable=False),
+    Column("scopes", Text, nullable=False),  # with spaces between
+    Column("secret_hash", LargeBinary(32), nullable=False),
+    Column("created_s", Float(53), nullable=False),  # all times: seconds since the epoch
+    Column("expires_s", Float(53)),
+    Column("revoked_s", Float(53)),
+    Column("old_secret_hash", LargeBinary(32), nullable=False),
+    Column("old_expires_s", Float(53)),
+    Column("version", BigInteger, nullable=False, index=True),  # of the last change
+)
+
+# One row, which each change of a key locks and raises. So versions come into sight in their order, and a server that
+# asks for those above the last one that it saw misses none.
+key_changes = Table(
+    "key_changes",
+    METADATA,
+    Column("id", Integer, primary_key=True, autoincrement=False),
+    Column("version", BigInteger, nullable=False),
+)
+
+requests = Table(
+    "requests",
+    METADATA,
+    Column("request_id", String(64), primary_key=True),  # the stream's id, where it came to one
+    Column("created_s", Float(53), nullable=False),
+    Column("owner", String(200), nullable=False),
+    Column("key_id", String(12), nullable=False),  # "" where no keys are in use
+    Column("model", String(200), nullable=False),
+    Column("wire", String(40), nullable=False),
+    Column("parameters", Text, nullable=False),  # JSON
+    Column("num_prompt_tokens", BigInteger, nullable=False),
+    Column("num_completion_tokens", BigInteger, nullable=False),
+    Column("num_choices", Integer, nullable=False),
+    Column("queue_s", Float(53)),  # from the request to its place on the engine
+    Column("first_token_s", Float(53)),  # from the request to the first token
+    Column("total_s", Float(53), nullable=False),
+    Column("status", String(20), nullable=False),  # done, cancelled, interrupted, error or refused
+    Column("finish", String(40), nullable=False),  # stop, length …; the code of the error
+    Column("replays", Integer, nullable=False),  # how often an engine or server was lost under it
+    Column("prompt", Text),  # with --record-text only
+    Column("answer", Text),
+    Index(None, "owner", "created_s"),
+    Index(None, "key_id", "created_s"),
+    Index(None, "created_s"),
+)

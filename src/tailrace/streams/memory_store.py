@@ -1,0 +1,63 @@
+"""Streams in memory: what is appended can be read at once, and is gone with the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tailrace.durable.store import DurableStore
+from tailrace.errors import LeaseLost, StorageError
+from tailrace.streams._index import LocalLogStore, StreamIndex
+from tailrace.streams.log import Record, StreamLog
+from tailrace.streams.log_store import Lease
+from tailrace.types import Event
+
+__all__ = ["MemoryLogStore"]
+
+
+class MemoryLogStore(LocalLogStore):
+    """Keeps the `LogStore` promise until the process ends. `close` it then."""
+
+    is_durable = False
+    write_error: StorageError | None = None
+
+    def __init__(self, *, retention_s: float = 900.0, budget_bytes: int = 256 * 2**20) -> None:
+        super().__init__(StreamIndex(retention_s=retention_s, budget_bytes=budget_bytes), epoch=1)
+
+    async def wait_writable(self) -> None:
+        pass
+
+    def on_write_failure(self, fail_all: Callable[[StorageError], None]) -> None:
+        pass  # memory takes everything
+
+    async def open(self, record: Record) -> Lease:
+        log = StreamLog(record)
+        self.index.admit(log)
+        return Lease(log, self.epoch)
+
+    def append(self, lease: Lease, events: Sequence[Event]) -> None:
+        if lease.epoch != self._valid_epoch:
+            raise LeaseLost("Another server writes this stream now.")
+        log = lease.log
+        for event in events:
+            log.append(event)
+
+    def flush(self) -> None:
+        pass
+
+    def retract(self, lease: Lease) -> None:
+        pass
+
+    async def stop(self, owner: str, stream_id: str) -> StreamLog:
+        log = self.index.get(stream_id, owner)
+        self._stop(log)
+        return log
+
+    async def delete(self, owner: str, stream_id: str) -> None:
+        self.index.delete(self.index.get(stream_id, owner))
+
+    async def take_over(self) -> list[Lease]:
+        return []
+
+    def durable_streams(self, budget_bytes: int) -> DurableStore:
+        """The streams that clients make, of which nothing is kept either."""
+        return DurableStore(budget_bytes=budget_bytes)

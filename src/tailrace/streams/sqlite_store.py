@@ -1,0 +1,141 @@
+"""Streams in a file on this machine: the journal, which the next server finds."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from tailrace.durable.damage import damaged_until_s
+from tailrace.durable.store import DurableStore
+from tailrace.errors import LeaseLost, StorageError
+from tailrace.streams._index import LocalLogStore, StreamIndex
+from tailrace.streams.disk import DiskJournal
+from tailrace.streams.log import Record, StreamLog
+from tailrace.streams.log_store import Lease
+from tailrace.types import Event
+
+__all__ = ["SqliteLogStore", "open_sqlite"]
+
+
+class SqliteLogStore(LocalLogStore):
+    """Keeps the `LogStore` promise in a journal. `open_sqlite` makes one.
+
+    The journal's directory is locked, so that one server has it at a time: its streams are this server's.
+    """
+
+    is_durable = True
+
+    def __init__(self, journal: DiskJournal, *, retention_s: float, budget_bytes: int) -> None:
+        index = StreamIndex(
+            retention_s=retention_s,
+            budget_bytes=budget_bytes,
+            archive=journal,
+            is_complete=journal.keeps_finished,
+        )
+        super().__init__(index, journal.epoch)
+        index.damaged_until_s = damaged_until_s(journal.damage_age_s(), retention_s)
+        self._journal = journal
+        self._has_taken_over = False
+
+    @property
+    def write_error(self) -> StorageError | None:
+        return self._journal.write_error
+
+    async def wait_writable(self) -> None:
+        await self._journal.wait_writable()
+
+    def on_write_failure(self, fail_all: Callable[[StorageError], None]) -> None:
+        self._journal.on_write_failure.append(fail_all)
+
+    async def open(self, record: Record) -> Lease:
+        log = self._journal.begin(record)
+        self.index.admit(log)
+        return Lease(log, self.epoch)
+
+    def append(self, lease: Lease, events: Sequence[Event]) -> None:
+        if lease.epoch != self._valid_epoch:
+            raise LeaseLost("Another server writes this stream now.")
+        for event in events:
+            self._journal.append(lease.log, event)
+
+    def flush(self) -> None:
+        self._journal.flush()
+
+    def retract(self, lease: Lease) -> None:
+        self._journal.retract(lease.log)
+
+    def end(self, lease: Lease) -> None:
+        self._journal.finish(lease.log)
+        self.index.finish(lease.log)
+
+    async def stop(self, owner: str, stream_id: str) -> StreamLog:
+        log = self.index.get(stream_id, owner)
+        self._stop(log)
+        self._journal.flush()
+        if log.end is None and self._journal.write_error is not None:
+            raise self._journal.write_error.with_traceback(None)
+        return log
+
+    async def delete(self, owner: str, stream_id: str) -> None:
+        log = self.index.get(stream_id, owner)
+        if self.index.is_finished(stream_id):
+            self._journal.delete(stream_id)
+            self.index.delete(log)
+
+    async def take_over(self) -> list[Lease]:
+        if self._has_taken_over:
+            return []
+        finished = self._journal.finished()
+        logs = self._journal.unfinished()
+        self.index.restore(finished, self._journal.expired())
+        self._has_taken_over = True
+        leases = []
+        for log in logs:
+            lease = Lease(log, self.epoch)
+            self.index.admit(log)
+            if log.end is not None:  # the earlier process only had not come to put it away
+                self.end(lease)
+            else:
+                leases.append(lease)
+        return leases
+
+    def durable_streams(self, budget_bytes: int) -> DurableStore:
+        """The streams that clients make, as the journal has them. Raises: StorageError."""
+        durable = DurableStore(budget_bytes=budget_bytes, journal=self._journal.note)
+        durable.restore(self._journal.notes())
+        until_s = damaged_until_s(self._journal.damage_age_s(), self.index.retention_s)  # reading may have found damage
+        durable.damaged_until_s = self.index.damaged_until_s = until_s
+        return durable
+
+    def close(self) -> None:
+        super().close()
+        self._journal.close()
+
+
+@asynccontextmanager
+async def open_sqlite(
+    directory: Path,
+    *,
+    retention_s: float = 900.0,
+    budget_bytes: int = 256 * 2**20,
+    key: bytes | None = None,
+    keep_finished: bool = True,
+    lifetime_s: float | None = None,
+    sync_s: float = 0.1,
+) -> AsyncIterator[SqliteLogStore]:
+    """A store in a directory of its own, which is synced to the disk every `sync_s` and tidied up meanwhile. The other
+    settings are those of `DiskJournal` and `StreamIndex`.
+
+    Raises: ModelError if the directory cannot be used.
+    """
+    journal = DiskJournal(directory, key=key, keep_finished=keep_finished, lifetime_s=lifetime_s, sync_s=sync_s)
+    store = SqliteLogStore(journal, retention_s=retention_s, budget_bytes=budget_bytes)
+    try:
+        async with asyncio.TaskGroup() as group:
+            keeping_up = group.create_task(journal.keep_up())
+            yield store
+            keeping_up.cancel()
+    finally:
+        store.close()

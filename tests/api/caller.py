@@ -1,0 +1,159 @@
+"""A WebSocket client in the server's own process and on its event loop, without a socket in between."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from types import TracebackType
+from typing import Any
+
+from starlette.routing import Router
+from starlette.types import ASGIApp, Message
+from tests.generation.world import World
+from tests.streams.virtual_time import run as run_scenario
+
+from tailrace.api.metrics import Metrics
+from tailrace.api.sockets import Sockets
+from tailrace.generation.models import Models, Served
+from tailrace.http.edge import Edge
+from tailrace.http.flow import SEND_MANY
+from tailrace.settings import Settings
+
+__all__ = ["Caller", "app_of", "models_of", "scenario"]
+
+_MOMENT_S = 0.001  # of virtual time: it passes when everybody else waits
+
+
+class Caller:
+    """Opens a socket of an application. What it is sent lies in `frames`; it does not read while `is_reading` is false,
+    and its server has then no room for a single frame more."""
+
+    def __init__(
+        self, app: ASGIApp, path: str = "/v1/ws", headers: Mapping[str, str] | None = None, *, takes_many: bool = True
+    ) -> None:
+        self._app = app
+        fields = {"host": "localhost", **(headers or {})}
+        self.scope: dict[str, Any] = {
+            "type": "websocket",
+            "path": path,
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(name.encode(), text.encode()) for name, text in fields.items()],
+            "extensions": {"websocket.http.response": {}, **({SEND_MANY: {}} if takes_many else {})},
+        }
+        self._to_server: asyncio.Queue[Message] = asyncio.Queue()
+        self._room = asyncio.Event()
+        self._room.set()
+        self._is_gone = False
+        self.frames: list[str] = []
+        self._close: tuple[int, str] | None = None
+        self.task: asyncio.Task[None]
+        self.answer: dict[bytes, bytes] = {}  # the headers with which the server accepted or refused
+        self.status: int | None = None  # 101 if it accepted
+        self.body = b""
+
+    async def __aenter__(self) -> Caller:
+        self._to_server.put_nowait({"type": "websocket.connect"})
+        self.task = asyncio.create_task(self._talk())
+        await self.moment()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.leave()
+        await asyncio.wait_for(self.task, 30)
+
+    async def _talk(self) -> None:
+        await self._app(self.scope, self._to_server.get, self._take)
+
+    async def _take(self, message: Message) -> None:
+        kind = message["type"]
+        if kind in ("websocket.send", SEND_MANY):
+            await self._room.wait()
+            if self._is_gone or self._close is not None:
+                raise ConnectionResetError
+            texts = [frame.decode() for frame in message["frames"]] if kind == SEND_MANY else [message["text"]]
+            self.frames += texts
+        elif kind == "websocket.close":
+            self._close = (message["code"], message.get("reason", ""))
+        elif kind == "websocket.http.response.body":
+            self.body += message["body"]
+        else:
+            self.answer = dict(message["headers"])
+            self.status = message.get("status", 101)
+
+    def is_open(self) -> bool:
+        return self._close is None
+
+    @property
+    def closing(self) -> tuple[int, str]:
+        """Code and reason with which the server has closed the socket."""
+        assert self._close is not None
+        return self._close
+
+    @property
+    def is_reading(self) -> bool:
+        return self._room.is_set()
+
+    @is_reading.setter
+    def is_reading(self, value: bool) -> None:
+        if value:
+            self._room.set()
+        else:
+            self._room.clear()
+
+    def say(self, content: object) -> None:
+        """Send a text frame: text as it is, anything else as JSON."""
+        text = content if isinstance(content, str) else json.dumps(content)
+        self._to_server.put_nowait({"type": "websocket.receive", "text": text})
+
+    def say_bytes(self, content: bytes) -> None:
+        self._to_server.put_nowait({"type": "websocket.receive", "bytes": content})
+
+    def leave(self) -> None:
+        self._is_gone = True
+        self._room.set()
+        self._to_server.put_nowait({"type": "websocket.disconnect", "code": 1005})
+
+    async def moment(self) -> None:
+        """Let the server do all that it can do now."""
+        await asyncio.sleep(_MOMENT_S)
+
+    async def ask(self, content: object) -> None:
+        self.say(content)
+        await self.moment()
+
+    def read(self) -> list[str]:
+        """The frames since the last time."""
+        frames, self.frames = self.frames, []
+        return frames
+
+    def read_json(self) -> list[dict[str, Any]]:  # Any: of JSON
+        return [json.loads(frame) for frame in self.read()]
+
+
+def models_of(world: World) -> Models:
+    """A world's model as the only one of a server."""
+    served = Served("scripted", world.engine.spec, Settings())
+    served.generator, served.is_loaded = world.generator, True
+    return Models([served], Settings(), asyncio.TaskGroup())
+
+
+def app_of(world: World, **settings: Any) -> ASGIApp:  # Any: of any of the settings' types
+    given = Settings(**settings)
+    return Edge(Router(Sockets(models_of(world), given, Metrics(world.generator)).table()), given)
+
+
+def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """The test, on virtual time."""
+
+    def run() -> None:
+        async def main() -> None:
+            await test()
+
+        run_scenario(main())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run

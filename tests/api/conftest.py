@@ -1,0 +1,20 @@
+"""The server that all bad input is thrown at."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pytest
+from tests.api.process import Server
+from tests.api.refusals import CANARY
+from tests.api.witness import PACED, nobody_held_up
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Server]:
+    """A stream runs on it all the while, which nothing may hold up or change."""
+    with contextlib.closing(Server(PACED, "--default-max-tokens", "1")) as server:
+        with nobody_held_up(server.wait_ready()):
+            yield server
+        assert CANARY not in server.log

@@ -1,0 +1,165 @@
+"""A real `tailrace serve` process on a free port of 127.0.0.1, and all that it said."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from tests.http.wire import Wire
+
+__all__ = ["TAILRACE", "Server", "environment"]
+
+TAILRACE = str(Path(sys.executable).parent / "tailrace")
+
+
+_records = tempfile.TemporaryDirectory(prefix="tailrace-records-")
+
+
+def environment() -> dict[str, str]:
+    """This process's environment without settings of tailrace, apart from where its models are. Keys in this user's own
+    database are not the tests'."""
+    kept = {name: value for name, value in os.environ.items() if not re.match("TAILRACE_(?!HOME$)", name)}
+    return (
+        kept if "TAILRACE_HOME" in kept else kept | {"TAILRACE_DATABASE": f"sqlite:///{_records.name}/records.sqlite"}
+    )
+
+
+class Server:
+    """Starts the server in a process group of its own. It takes requests when `wait_ready` has returned."""
+
+    command: tuple[str, ...] = (TAILRACE,)
+    verb = "serve"
+    patience_s = 15.0
+    listening = r"Listening on http://127\.0\.0\.1:([0-9]+)"
+
+    def __init__(self, source: str, *flags: str, directory: Path | None = None) -> None:
+        self.process = subprocess.Popen(
+            [*self.command, self.verb, source, "--port", "0", "--drain-s", "0.2", *flags],
+            cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            text=True, env=environment(), start_new_session=True,
+        )  # fmt: skip
+        self.port = 0
+        self._lines: list[str] = []
+        self._said = threading.Condition()
+        self._is_silent = False
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        self._client: httpx.Client | None = None
+
+    def _listen(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            with self._said:
+                self._lines.append(line)
+                self._said.notify_all()
+        with self._said:
+            self._is_silent = True
+            self._said.notify_all()
+
+    @property
+    def log(self) -> str:
+        """What it wrote to stderr so far."""
+        return "".join(self._lines)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def wait_line(self, pattern: str, *, timeout_s: float = 20.0) -> re.Match[str]:
+        """The first line with that pattern. Raises: AssertionError if the server ends or takes too long."""
+        found: list[re.Match[str]] = []
+
+        def is_there() -> bool:
+            found.extend(filter(None, (re.search(pattern, line) for line in self._lines)))
+            return bool(found) or self._is_silent
+
+        with self._said:
+            self._said.wait_for(is_there, timeout_s)
+        assert found, f"no line with {pattern!r} in:\n{self.log}"
+        return found[0]
+
+    def wait_ready(self, *, timeout_s: float = 60.0) -> Server:
+        self.port = int(self.wait_line(self.listening, timeout_s=timeout_s)[1])
+        return self
+
+    def send_signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, *, timeout_s: float = 20.0) -> int:
+        """The exit status, once the process has ended and all its output is here."""
+        status = self.process.wait(timeout_s)
+        self._listener.join(timeout_s)
+        return status
+
+    def worker(self) -> psutil.Process:
+        """The process that holds the engine."""
+        children = psutil.Process(self.process.pid).children()
+        (worker,) = [child for child in children if "tailrace.engines.worker" in child.cmdline()]
+        return worker
+
+    def wire(self, *, receive_bytes: int = 0) -> Wire:
+        """A connection, byte by byte."""
+        return Wire(self.port, receive_bytes=receive_bytes)
+
+    @property
+    def http(self) -> httpx.Client:
+        if self._client is None:
+            self._client = httpx.Client(base_url=self.url, timeout=60.0, trust_env=False)
+        return self._client
+
+    def post(self, path: str, body: object, **headers: str) -> httpx.Response:
+        """POST JSON; underscores in the names of headers stand for hyphens."""
+        return self.http.post(path, json=body, headers={name.replace("_", "-"): text for name, text in headers.items()})
+
+    def create(self, body: dict[str, Any], **headers: str) -> str:  # Any: bodies are what JSON can be
+        """A stream of /v1/streams; returns its id."""
+        answer = self.post("/v1/streams", body, **headers)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    def state(self, stream_id: str) -> dict[str, Any]:
+        answer = self.http.get(f"/v1/streams/{stream_id}")
+        assert answer.status_code == 200, answer.text
+        return dict(answer.json())
+
+    def wait_state(self, stream_id: str, *statuses: str, timeout_s: float = 10.0) -> dict[str, Any]:
+        """Asks for a stream's state until its status is one of these."""
+        deadline_s = time.monotonic() + timeout_s
+        while (state := self.state(stream_id))["status"] not in statuses:
+            assert time.monotonic() < deadline_s, state
+            time.sleep(0.01)  # there is nothing to wait on: it is this question that is under test
+        return state
+
+    def close(self) -> None:
+        """End the process if it still runs; streams that run on hold it up for `patience_s` at most.
+
+        Raises: AssertionError if there is a traceback in its log.
+        """
+        if self._client is not None:
+            self._client.close()
+        if self.process.poll() is None:
+            self.process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(self.patience_s)
+        if self.process.poll() is None:
+            self.process.terminate()  # the second one ends the drain
+            try:
+                self.process.wait(15)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                raise
+        self.wait()
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        assert "Traceback" not in self.log, self.log

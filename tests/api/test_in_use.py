@@ -1,0 +1,91 @@
+"""A model is in use from the moment at which a request is read, so that it is not unloaded before there is a stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import httpx
+import pytest
+from starlette.routing import Router
+from starlette.types import ASGIApp
+from tests.api.caller import Caller, models_of
+from tests.generation.world import World
+from tests.streams.virtual_time import run as run_scenario
+
+from tailrace.api.metrics import Metrics
+from tailrace.api.routes import Routes
+from tailrace.api.sockets import Sockets
+from tailrace.generation.models import Served
+from tailrace.http.bodies import BodyBudget
+from tailrace.http.edge import Edge
+from tailrace.settings import Settings
+from tailrace.streams import MemoryLogStore
+from tailrace.streams.log import Record
+from tailrace.streams.log_store import Lease
+
+
+class _SlowStore(MemoryLogStore):
+    """A home of streams that takes its time to keep a new one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_open = asyncio.Event()
+
+    async def open(self, record: Record) -> Lease:
+        await self.may_open.wait()
+        return await super().open(record)
+
+
+def use_of(served: Served) -> tuple[int, bool, bool]:
+    """Requests that are being made, whether streams run, and whether it may be unloaded."""
+    return served.num_asking, served.generator.is_busy, served.is_idle
+
+
+async def by_http(app: ASGIApp, until: Callable[[], Awaitable[None]]) -> None:
+    transport = httpx.ASGITransport(app=app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        asked = asyncio.create_task(client.post("/v1/streams", json={"prompt": "Hi", "max_tokens": 3}))
+        await until()
+        assert (await asked).status_code == 201
+
+
+async def by_channel(app: ASGIApp, until: Callable[[], Awaitable[None]]) -> None:
+    async with Caller(app) as caller:
+        await caller.ask({"type": "create", "id": "a", "prompt": "Hi", "max_tokens": 3})
+        await until()
+
+
+async def by_chatbot(app: ASGIApp, until: Callable[[], Awaitable[None]]) -> None:
+    async with Caller(app, "/") as caller:
+        await caller.ask("Hi")
+        await until()
+
+
+@pytest.mark.parametrize("ask", [by_http, by_channel, by_chatbot])
+def test_a_model_is_in_use_while_a_request_is_made(
+    ask: Callable[[ASGIApp, Callable[[], Awaitable[None]]], Awaitable[None]],
+) -> None:
+    async def scenario() -> None:
+        store, settings = _SlowStore(), Settings()
+        world = World(store=store)
+        models = models_of(world)
+        metrics = Metrics(world.generator)
+        routes = Routes(models, settings, metrics, BodyBudget(settings))
+        app = Edge(Router([*routes.table(), *Sockets(models, settings, metrics).table()]), settings)
+        served = models.first
+        assert use_of(served) == (0, False, True)
+
+        async def until_made() -> None:
+            await asyncio.sleep(1)
+            assert use_of(served) == (1, False, False)
+            store.may_open.set()
+            await asyncio.sleep(1)
+            assert use_of(served) == (0, True, False)
+
+        await ask(app, until_made)
+        for _ in range(3):
+            world.engine.step()
+        assert use_of(served) == (0, False, True)
+
+    run_scenario(scenario())

@@ -1,0 +1,303 @@
+"""Keys at a server: who gets in, what a key may do, and what ends with it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.routing import Route, WebSocketRoute
+from starlette.types import Message
+
+from tailrace.api.lifecycle import PUBLIC, build_app, build_routes
+from tailrace.generation.service import Service, start_service
+from tailrace.generation.source import find_source
+from tailrace.models import NoProgress
+from tailrace.records.service import Records
+from tailrace.settings import Settings
+
+_PROMPT = {"prompt": "Mine.", "seed": 1}
+_CHAT = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
+
+
+class _House:
+    """A server in this process, its keys and its clients."""
+
+    def __init__(self, service: Service, database: str) -> None:
+        self.records = Records(Settings(database=database))
+        self.service = service
+        self.settings = Settings()
+        self.app = build_app(service.models, service.durable, self.settings, self.records)
+
+    def key(self, owner: str = "me", **given: Any) -> str:  # Any: of KeyStore.create
+        made = self.records.keys().create(owner, **given)
+        self.records.keyring.update([made.key])
+        return made.token
+
+    def revoke(self, token: str) -> None:
+        self.records.keyring.update([self.records.keys().revoke(token.split("_")[1])])
+
+    def client(self, token: str | None = None, **headers: str) -> httpx.AsyncClient:
+        sent = headers if token is None else {"authorization": f"Bearer {token}", **headers}
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost", headers=sent)
+
+    async def open_socket(self, path: str, query: str = "", token: str | None = None) -> _Socket:
+        socket = _Socket(self, path, query, token)
+        await socket.begin()
+        return socket
+
+
+class _Socket:
+    """A WebSocket, opened as far as the server lets it be."""
+
+    def __init__(self, house: _House, path: str, query: str, token: str | None) -> None:
+        headers = [(b"host", b"localhost")]
+        if token is not None:
+            headers.append((b"authorization", f"Bearer {token}".encode()))
+        self._scope = {
+            "type": "websocket", "path": path, "raw_path": path.encode(), "query_string": query.encode(),
+            "headers": headers, "scheme": "ws", "client": ("127.0.0.1", 1), "server": ("localhost", 80),
+            "subprotocols": [], "root_path": "", "extensions": {"websocket.http.response": {}},
+        }  # fmt: skip
+        self._app = house.app
+        self.said = asyncio.Queue[Message]()
+        self.to_say = asyncio.Queue[Message]()
+        self._task: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        self.to_say.put_nowait({"type": "websocket.connect"})
+        self._task = asyncio.create_task(self._app(self._scope, self.to_say.get, self.said.put))  # type: ignore[arg-type]
+
+    def say(self, text: str) -> None:
+        self.to_say.put_nowait({"type": "websocket.receive", "text": text})
+
+    async def wait(self, kind: str) -> Message:
+        async with asyncio.timeout(30):
+            while (message := await self.said.get())["type"] != kind:
+                pass
+        return message
+
+    async def close(self) -> None:
+        assert self._task is not None
+        self.to_say.put_nowait({"type": "websocket.disconnect", "code": 1000})
+        await asyncio.wait([self._task], timeout=30)
+        assert self._task.done()
+
+
+@contextlib.asynccontextmanager
+async def _serving(directory: Path) -> AsyncIterator[_House]:
+    source = await asyncio.to_thread(find_source, "scripted:tokens_per_s=200", NoProgress())
+    settings = Settings(kv_tokens=4_000_000, load_s=60.0)
+    async with start_service(source, settings, data_path=directory) as service:
+        house = _House(service, f"sqlite:///{directory / 'records.sqlite'}")
+        yield house
+        for run in list(service.generator.live):
+            run.cancel()
+    house.records.close()
+
+
+async def test_without_keys_nobody_needs_one(tmp_path: Path) -> None:
+    async with _serving(tmp_path) as house:
+        async with house.client() as client:
+            assert (await client.post("/v1/chat/completions", json=_CHAT)).status_code == 200
+            assert (await client.get("/v1/admin/keys")).status_code == 400
+        async with house.client("tr_whatever") as client:  # clients must send one, and send anything
+            assert (await client.get("/v1/models")).status_code == 200
+
+
+def _paths(house: _House) -> list[tuple[str, str]]:
+    """Each method and path of each route, and WebSockets."""
+    found = []
+    for one in build_routes(house.service.models, house.service.durable, house.settings, house.records):
+        path = re.sub(r"\{[^}]*\}", "x", one.path)  # type: ignore[attr-defined]
+        if isinstance(one, WebSocketRoute):
+            found.append(("WEBSOCKET", path))
+        else:
+            assert isinstance(one, Route)
+            found += [(method, path) for method in sorted(one.methods or ())]
+    return found
+
+
+async def test_every_route_needs_a_key(tmp_path: Path) -> None:
+    async with _serving(tmp_path) as house:
+        house.revoke(house.key())  # a server whose keys are all revoked lets nobody in
+        paths = _paths(house)
+        assert len(paths) > 80
+        is_public = {(method, path) for path in PUBLIC for method in ("GET", "HEAD")} | {
+            (method, "/page/x") for method in ("GET", "HEAD")
+        }
+        async with house.client() as nobody, house.client("tr_aaaaaaaaaaaa_" + "a" * 43) as stranger:
+            for method, path in [*paths, ("GET", "/nowhere"), ("POST", "/v1/nowhere"), ("PATCH", "/")]:
+                if method == "WEBSOCKET":
+                    socket = await house.open_socket(path)
+                    assert (await socket.wait("websocket.http.response.start"))["status"] == 401, path
+                    continue
+                for client in (nobody, stranger):
+                    answer = await client.request(method, path)
+                    if (method, path) in is_public:
+                        assert answer.status_code != 401, path
+                    else:
+                        assert answer.status_code == 401, (method, path)
+                        assert answer.headers["www-authenticate"] == "Bearer"
+                        assert "aaaa" not in answer.text
+
+
+@pytest.mark.parametrize("header", ["authorization", "x-api-key"])
+async def test_a_key_is_shown_in_either_header(tmp_path: Path, header: str) -> None:
+    async with _serving(tmp_path) as house:
+        token = house.key()
+        shown = f"bearer {token}" if header == "authorization" else token
+        async with house.client(**{header: shown}) as client:
+            assert (await client.post("/v1/messages", json={**_CHAT, "model": "default"})).status_code == 200
+
+
+async def test_a_path_in_a_header_changes_nothing(tmp_path: Path) -> None:
+    async with _serving(tmp_path) as house:
+        house.key()
+        for headers in ({"host": "localhost/livez"}, {"x-forwarded-prefix": "/livez"}, {"x-original-url": "/livez"}):
+            async with house.client(None, **headers) as client:
+                assert (await client.get("/v1/models")).status_code in (401, 403)
+        async with house.client() as client:
+            for path in ("/livez/../v1/models", "/page/../v1/models", "//v1/models", "/page/%2e%2e/v1/models"):
+                assert (await client.get(path)).status_code in (401, 404), path
+
+
+@pytest.mark.parametrize(
+    ("scopes", "allowed", "refused"),
+    [
+        (("read",), ["GET /v1/models", "GET /openapi.json"], ["POST /v1/chat/completions", "GET /metrics"]),
+        (("generate",), ["POST /v1/chat/completions"], ["GET /v1/models", "GET /v1/admin/keys"]),
+        (("metrics",), ["GET /metrics"], ["GET /v1/models", "POST /v1/chat/completions"]),
+        (("admin",), ["GET /v1/admin/keys"], ["POST /v1/chat/completions", "GET /metrics"]),
+        (("generate", "wire:openai"), ["POST /v1/chat/completions"], ["POST /api/chat", "POST /v1/streams"]),
+        (("generate", "model:other"), [], ["POST /v1/chat/completions", "POST /api/chat"]),
+        (("generate", "model:scripted"), ["POST /v1/chat/completions", "POST /api/chat"], []),
+    ],
+)
+async def test_what_a_key_may_do(
+    tmp_path: Path, scopes: tuple[str, ...], allowed: list[str], refused: list[str]
+) -> None:
+    async with _serving(tmp_path) as house, house.client(house.key(scopes=scopes)) as client:
+        for entry in allowed + refused:
+            method, path = entry.split()
+            body = {**_CHAT, "model": "scripted", "stream": False} if method == "POST" else None
+            if path == "/v1/streams":
+                body = {"prompt": "Hi.", "max_tokens": 3}
+            answer = await client.request(method, path, json=body)
+            assert answer.status_code == (200 if entry in allowed else 403), (entry, answer.text)
+
+
+async def test_owners_see_their_own_streams_alone(tmp_path: Path) -> None:
+    async with (
+        _serving(tmp_path) as house,
+        house.client(house.key("a")) as one,
+        house.client(house.key("a")) as same,
+        house.client(house.key("b")) as other,
+    ):
+        begun = (await one.post("/v1/streams", json={**_PROMPT, "max_tokens": 3})).json()["id"]
+        assert (await same.get(f"/v1/streams/{begun}")).status_code == 200
+        assert (await other.get(f"/v1/streams/{begun}")).status_code == 404
+
+
+async def test_a_revoked_keys_streams_end(tmp_path: Path) -> None:
+    """In the way in which their wires end; what does not is cut off."""
+    async with _serving(tmp_path) as house:
+        token, other = house.key(), house.key()
+        async with house.client(token) as client, house.client(other) as same_owner:
+            kept = (await same_owner.post("/v1/streams", json={**_PROMPT, "max_tokens": 60_000})).json()["id"]
+            long = {**_CHAT, "max_tokens": 60_000}
+            waiting = [
+                asyncio.create_task(client.post(path, json=body))
+                for path, body in (
+                    ("/v1/chat/completions", {**long, "stream": True}),
+                    ("/v1/chat/completions", long),
+                    ("/v1/messages", {**long, "stream": True, "model": "default"}),
+                    ("/api/chat", {**long, "model": "default"}),
+                    ("/generate_stream", {"inputs": "Hi.", "parameters": {"max_new_tokens": 60_000}}),
+                )
+            ]
+            socket = await house.open_socket("/v1/ws", token=token)
+            await socket.wait("websocket.accept")
+            following = asyncio.create_task(client.get(f"/v1/streams/{kept}/events"))
+            async with asyncio.timeout(30):
+                while len(house.service.generator.live) < 6:
+                    await asyncio.sleep(0.01)
+            house.revoke(token)
+            async with asyncio.timeout(30):
+                answers = await asyncio.gather(*waiting)
+                closed = await socket.wait("websocket.close")
+                cut = await asyncio.gather(following, return_exceptions=True)
+            assert closed["code"] == 1008
+            assert all("revoked" in answer.text for answer in answers)
+            assert answers[1].status_code == 401
+            assert isinstance(cut[0], BaseException) or b"event: done" not in cut[0].content
+            assert (await client.get("/v1/models")).status_code == 401
+            assert (await same_owner.get(f"/v1/streams/{kept}")).json()["status"] == "running"
+
+
+async def test_tickets(tmp_path: Path) -> None:
+    async with _serving(tmp_path) as house:
+        token = house.key()
+        async with house.client(token) as mine, house.client() as browser:
+            begun = [(await mine.post("/v1/streams", json={**_PROMPT, "max_tokens": 3})).json()["id"] for _ in "ab"]
+            issued = await mine.post("/v1/tickets", json={"stream_id": begun[0]})
+            assert issued.status_code == 201
+            ticket = issued.json()["ticket"]
+            assert (await browser.get(f"/v1/streams/{begun[0]}/events?ticket={ticket}")).status_code == 200
+            for word in ("v1", "", "events", begun[0] + "/"):  # else it would open other paths
+                assert (await mine.post("/v1/tickets", json={"stream_id": word})).status_code == 400
+            for method, path in (
+                ("GET", f"/v1/streams/{begun[1]}/events"), ("GET", "/v1/models"), ("GET", "/v1/admin/keys"),
+                ("DELETE", f"/v1/streams/{begun[0]}"), ("POST", "/v1/streams"), ("POST", "/v1/tickets"),
+            ):  # fmt: skip
+                answer = await browser.request(method, f"{path}?ticket={ticket}")
+                assert answer.status_code in (401, 403), (method, path)
+            socket = await house.open_socket("/v1/ws", f"ticket={ticket}")
+            await socket.wait("websocket.accept")
+            socket.say(f'{{"type":"follow","stream_id":"{begun[0]}"}}')
+            assert "following" in str((await socket.wait("websocket.send"))["text"])
+            socket.say(f'{{"type":"follow","stream_id":"{begun[1]}","id":"b"}}')
+            socket.say('{"type":"create","id":"c","prompt":"Hi."}')
+            refused = ""
+            while refused.count("forbidden") < 2:
+                refused += str((await socket.wait("websocket.send"))["text"])
+            await socket.close()
+            assert (await browser.get(f"/v1/streams/{begun[0]}/events?ticket={ticket[:-2]}xx")).status_code == 401
+            house.revoke(token)
+            assert (await browser.get(f"/v1/streams/{begun[0]}/events?ticket={ticket}")).status_code == 401
+
+
+async def test_keys_are_administered_over_http(tmp_path: Path) -> None:
+    async with _serving(tmp_path) as house, house.client(house.key("root", scopes=("admin",))) as admin:
+        made = await admin.post("/v1/admin/keys", json={"owner": "alice", "scopes": ["read"], "expires_in_s": 60})
+        assert made.status_code == 201
+        assert made.headers["cache-control"] == "no-store"
+        key_id, token = made.json()["id"], made.json()["token"]
+        async with house.client(token) as client:
+            assert (await client.get("/v1/models")).status_code == 200
+            turned = (await admin.post(f"/v1/admin/keys/{key_id}/rotate", json={"grace_s": 0})).json()["token"]
+            assert (await client.get("/v1/models")).status_code == 401
+        async with house.client(turned) as client:
+            assert (await client.get("/v1/models")).status_code == 200
+            assert (await admin.delete(f"/v1/admin/keys/{key_id}")).json()["revoked_s"]
+            assert (await client.get("/v1/models")).status_code == 401
+        listed = await admin.get("/v1/admin/keys?owner=alice")
+        assert [key["id"] for key in listed.json()["data"]] == [key_id]
+        assert token not in listed.text
+        for method, path, body, status in (
+            ("GET", "/v1/admin/keys/abcdefghjkmn", None, 404),
+            ("DELETE", "/v1/admin/keys/abcdefghjkmn", None, 404),
+            ("POST", f"/v1/admin/keys/{key_id}/rotate", {}, 400),
+            ("POST", "/v1/admin/keys", {}, 400),
+            ("POST", "/v1/admin/keys", {"owner": "anonymous"}, 400),
+            ("POST", "/v1/admin/keys", {"owner": "a", "scopes": ["everything"]}, 400),
+            ("POST", "/v1/admin/keys", {"owner": "a", "expires_in_s": -1}, 400),
+            ("POST", "/v1/admin/keys", {"owner": "a", "scope": ["read"]}, 400),
+        ):
+            answer = await admin.request(method, path, json=body)
+            assert answer.status_code == status, (path, body, answer.text)

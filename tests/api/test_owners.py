@@ -1,0 +1,256 @@
+"""Two owners at one server: neither can tell a stream of the other's from one that never was."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.types import ASGIApp, Receive, Scope, Send
+from tests.api.caller import Caller, app_of, scenario
+from tests.generation.world import World, greedy
+from tests.http.wire import as_json
+
+from tailrace.access.principal import PRINCIPAL, Principal, owner_of
+from tailrace.api.lifecycle import build_app
+from tailrace.dialects.wire import Follow, OnStream, Operation, Wire
+from tailrace.generation.service import Service, start_service
+from tailrace.generation.source import find_source
+from tailrace.http.wires import served_wires
+from tailrace.models import NoProgress
+from tailrace.settings import Settings
+from tailrace.streams import new_stream_id
+from tailrace.types import ANONYMOUS, GenerateRequest
+
+_PROMPT = {"prompt": "Mine.", "seed": 1}
+
+
+class OwnerEdge:
+    """Takes a header at its word. There are no keys yet."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        for name, value in scope["headers"]:
+            if name == b"x-owner":
+                scope[PRINCIPAL] = Principal(value.decode())
+        await self._app(scope, receive, send)
+
+
+class _House:
+    """A server in this process, and its clients."""
+
+    def __init__(self, service: Service) -> None:
+        self.app = OwnerEdge(build_app(service.models, service.durable, Settings()))
+        self.service = service
+        transport = httpx.ASGITransport(self.app)
+        self.mine, self.yours, self.nobodys = (
+            httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers)
+            for headers in ({"x-owner": "me"}, {"x-owner": "you"}, {})
+        )
+
+    @property
+    def others(self) -> tuple[httpx.AsyncClient, ...]:
+        return self.yours, self.nobodys
+
+    async def begin(self, count: int = 60_000, **headers: str) -> str:
+        """A stream of mine; as a rule one that never ends."""
+        answer = await self.mine.post("/v1/streams", json={**_PROMPT, "max_tokens": count}, headers=headers)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    async def finished(self) -> str:
+        stream_id = await self.begin(3)
+        assert (await self.mine.get(f"/v1/streams/{stream_id}/events")).status_code == 200
+        return stream_id
+
+    async def state(self, stream_id: str) -> str:
+        return str((await self.mine.get(f"/v1/streams/{stream_id}")).json()["status"])
+
+
+@contextlib.asynccontextmanager
+async def _serving(directory: Path) -> AsyncIterator[_House]:
+    source = await asyncio.to_thread(find_source, "scripted:tokens_per_s=200", NoProgress())
+    settings = Settings(kv_tokens=4_000_000, load_s=60.0)
+    async with start_service(source, settings, data_path=directory) as service:
+        yield _House(service)
+        for run in list(service.generator.live):
+            run.cancel()
+
+
+def _on_streams() -> list[tuple[Wire, Operation]]:
+    """All operations that follow, show, stop or delete a stream, of every wire."""
+    return [
+        (wire, operation)
+        for wire in served_wires()
+        for operation in wire.operations
+        if isinstance(operation.act, Follow | OnStream)
+    ]
+
+
+async def _ask(client: httpx.AsyncClient, operation: Operation, stream_id: str) -> tuple[int, bytes]:
+    path = operation.path.format(stream_id=stream_id, response_id=f"resp_{stream_id}")
+    query = dict([operation.only_with.split("=")]) if operation.only_with else {}
+    query |= {"stream_id": stream_id} if "stream_id!" in operation.query else {}
+    query |= {"stream": "true"} if "stream!" in operation.query else {}
+    answer = await client.request(operation.method, path, params=query)
+    return answer.status_code, answer.content
+
+
+def _named(entry: tuple[Wire, Operation]) -> str:
+    return f"{entry[0].name} {entry[1].method} {entry[1].path}"
+
+
+async def test_another_owners_streams_are_not_there_on_any_wire(tmp_path: Path) -> None:
+    async with _serving(tmp_path) as house:
+        deleted = await house.finished()
+        assert (await house.mine.delete(f"/v1/streams/{deleted}")).status_code == 204
+        streams = (await house.begin(), await house.finished(), deleted)
+        for (entry, client), stream_id in itertools.product(itertools.product(_on_streams(), house.others), streams):
+            never = await _ask(client, entry[1], new_stream_id())
+            assert never[0] == 404, _named(entry)
+            assert await _ask(client, entry[1], stream_id) == never, _named(entry)
+        assert [await house.state(stream_id) for stream_id in streams[:2]] == ["running", "done"]
+        assert (await house.mine.get(f"/v1/streams/{deleted}")).status_code == 410
+
+
+async def test_ones_own_streams_are_there_on_every_wire(tmp_path: Path) -> None:
+    """Else the test before this one would pass for paths that are never there."""
+    async with _serving(tmp_path) as house:
+        for entry in _on_streams():
+            stream_id = await house.finished()
+            status, _ = await _ask(house.mine, entry[1], stream_id)
+            assert status in (200, 204), _named(entry)
+    assert len(_on_streams()) >= 9
+
+
+async def test_an_event_id_alone_finds_nothing_of_another_owners(tmp_path: Path) -> None:
+    async with _serving(tmp_path) as house:
+        stream_id = await house.finished()
+
+        async def resume(client: httpx.AsyncClient, found: str) -> httpx.Response:
+            headers = {"last-event-id": f"{found}-1", "accept": "text/event-stream"}
+            return await client.post("/v1/streams", json=_PROMPT, headers=headers)
+
+        for client in house.others:
+            answer, never = await resume(client, stream_id), await resume(client, new_stream_id())
+            assert (answer.status_code, answer.content) == (404, never.content)
+        assert (await resume(house.mine, stream_id)).status_code == 200
+
+
+async def test_streams_of_tokens_are_their_owners_as_durable_streams_too(tmp_path: Path) -> None:
+    async with _serving(tmp_path) as house:
+        stream_id = await house.begin()
+        for client, live in itertools.product(house.others, ("", "?live=sse&offset=-1", "?live=long-poll&offset=now")):
+            never = await client.get(f"/v1/durable/streams/{new_stream_id()}{live}")
+            answer = await client.get(f"/v1/durable/streams/{stream_id}{live}")
+            assert (answer.status_code, answer.content) == (never.status_code, never.content)
+            assert never.status_code == 404
+            assert (await client.head(f"/v1/durable/streams/{stream_id}")).status_code == 404
+        assert (await house.mine.get(f"/v1/durable/streams/{stream_id}")).status_code == 200
+
+
+async def test_durable_streams_have_owners(tmp_path: Path) -> None:
+    text = {"content-type": "text/plain"}
+    async with _serving(tmp_path) as house:
+        assert (await house.mine.put("/v1/durable/a", content=b"mine", headers=text)).status_code == 201
+        for client in house.others:
+            assert (await client.get("/v1/durable/a")).status_code == 404
+            assert (await client.head("/v1/durable/a")).status_code == 404
+            assert (await client.post("/v1/durable/a", content=b"!", headers=text)).status_code == 404
+            assert (await client.delete("/v1/durable/a")).status_code == 404
+            forking = {"stream-forked-from": "/v1/durable/a"}
+            assert (await client.put("/v1/durable/fork", headers=forking)).status_code == 404
+        assert (await house.yours.put("/v1/durable/a", content=b"yours", headers=text)).status_code == 201
+        assert (await house.mine.put("/v1/durable/fork", headers={"stream-forked-from": "a"})).status_code == 201
+    async with _serving(tmp_path) as house:
+        assert (await house.mine.get("/v1/durable/a")).content == b"mine"
+        assert (await house.mine.get("/v1/durable/fork")).content == b"mine"
+        assert (await house.yours.get("/v1/durable/a")).content == b"yours"
+        assert (await house.nobodys.get("/v1/durable/a")).status_code == 404
+
+
+async def test_two_owners_use_the_same_idempotency_key(tmp_path: Path) -> None:
+    async with _serving(tmp_path) as house:
+        body, key = {**_PROMPT, "max_tokens": 3}, {"idempotency-key": "one"}
+        clients = (house.mine, house.yours, house.nobodys)
+        ids = [(await one.post("/v1/streams", json=body, headers=key)).json()["id"] for one in clients]
+        assert len(set(ids)) == 3
+        assert [(await one.post("/v1/streams", json=body, headers=key)).json()["id"] for one in clients] == ids
+        other = await house.yours.post("/v1/streams", json={**body, "seed": 2}, headers=key)
+        assert other.status_code == 409
+    async with _serving(tmp_path) as house:
+        clients = (house.mine, house.yours, house.nobodys)
+        assert [(await one.post("/v1/streams", json=body, headers=key)).json()["id"] for one in clients] == ids
+
+
+async def test_nobody_goes_on_from_another_owners_response(tmp_path: Path) -> None:
+    async with _serving(tmp_path) as house:
+        first = (await house.mine.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 3})).json()["id"]
+        further = {"input": "And?", "max_output_tokens": 3, "previous_response_id": first}
+        assert (await house.mine.post("/v1/responses", json=further)).status_code == 200
+        never = {**further, "previous_response_id": f"resp_{new_stream_id()}"}
+        for client in house.others:
+            refused = await client.post("/v1/responses", json=further)
+            assert refused.status_code == 404
+            assert refused.content == (await client.post("/v1/responses", json=never)).content
+
+
+@scenario
+async def test_a_socket_is_its_owners() -> None:
+    world = World()
+    app = OwnerEdge(app_of(world))
+    request = GenerateRequest(prompts=("Mine.",), on_disconnect="detach", linger_s=1e6, sampling=greedy(9), owner="me")
+    running, finished = await world.generator.create(request), await world.generator.create(request)
+    finished.cancel()
+    for headers in ({"x-owner": "you"}, {}):
+        async with Caller(app, headers=headers) as socket:
+            for command, run in itertools.product(("follow", "cancel"), (running, finished)):
+                await socket.ask({"type": command, "stream_id": run.log.stream_id})
+                await socket.ask({"type": command, "stream_id": new_stream_id()})
+                refused, never = socket.read_json()
+                assert refused["error"]["code"] == "unknown_stream"
+                assert refused["error"] == never["error"]
+    assert running.log.end is None
+    async with Caller(app, headers={"x-owner": "me"}) as socket:
+        await socket.ask({"type": "create", "id": "a", "prompt": "Hi", "max_tokens": 3})
+        (created,) = socket.read_json()
+        assert (await world.store.read("me", created["stream_id"])).record.owner == "me"
+        await socket.ask({"type": "cancel", "stream_id": running.log.stream_id})
+    assert running.log.end is not None
+
+
+@scenario
+async def test_what_a_chatbot_says_is_the_owners_of_its_socket() -> None:
+    world = World()
+    async with Caller(OwnerEdge(app_of(world)), "/", headers={"x-owner": "me"}) as socket:
+        await socket.ask("Hello!")
+        assert [run.log.record.owner for run in world.generator.live] == ["me"]
+
+
+async def test_owners_keep_their_streams_over_a_restart(tmp_path: Path) -> None:
+    async with _serving(tmp_path) as house:
+        finished, deleted = await house.finished(), await house.finished()
+        await house.mine.delete(f"/v1/streams/{deleted}")
+    async with _serving(tmp_path) as house:
+        for stream_id, status in ((finished, 200), (deleted, 410)):
+            assert (await house.mine.get(f"/v1/streams/{stream_id}")).status_code == status
+            for client in house.others:
+                answer = await client.get(f"/v1/streams/{stream_id}")
+                assert (answer.status_code, as_json(answer.text)["error"]["code"]) == (404, "unknown_stream")
+
+
+def test_who_nobody_put_in_is_anonymous() -> None:
+    assert owner_of({"type": "http"}) == ANONYMOUS
+    assert owner_of({"type": "http", PRINCIPAL: Principal("me")}) == "me"
+
+
+@pytest.mark.parametrize("name", ["", "a\0b"])
+def test_a_name_is_one_that_can_stand_in_a_key(name: str) -> None:
+    with pytest.raises(ValueError, match="owner"):
+        Principal(name)

@@ -1,0 +1,99 @@
+"""The page's files as they are served: only these, with headers that hold the browser to them."""
+
+from __future__ import annotations
+
+import re
+from importlib import resources
+
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.routing import Route
+
+from tailrace.api.pages import Pages, wants_page
+
+_MAX_BYTES = 45_000  # of all files: no library, no font, no build
+
+FILES = sorted(path.name for path in resources.files("tailrace.api").joinpath("page").iterdir())
+
+
+@pytest.fixture
+async def client() -> httpx.AsyncClient:
+    pages = Pages()
+    app = Starlette(routes=[Route("/", pages.index), *pages.table()])
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here")
+
+
+def _address(name: str) -> str:
+    return "/" if name == "index.html" else f"/page/{name}"
+
+
+@pytest.mark.parametrize("name", FILES)
+async def test_every_file_is_served_with_its_type_and_policy(client: httpx.AsyncClient, name: str) -> None:
+    answer = await client.get(_address(name))
+    assert answer.status_code == 200
+    kind = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+    assert answer.headers["content-type"].partition(";")[0] == kind[name.rpartition(".")[2]]
+    policy = dict(part.strip().split(" ", 1) for part in answer.headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == "'none'"
+    assert {policy[part] for part in ("script-src", "style-src", "connect-src")} == {"'self'"}
+    assert {policy[part] for part in ("base-uri", "form-action", "frame-ancestors")} == {"'none'"}
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["referrer-policy"] == "no-referrer"
+    assert answer.headers["cache-control"] == "no-cache"
+
+
+@pytest.mark.parametrize("name", FILES)
+async def test_what_is_known_is_not_sent_again(client: httpx.AsyncClient, name: str) -> None:
+    first = await client.get(_address(name))
+    for known in (first.headers["etag"], f'"other", W/{first.headers["etag"]}', "*"):
+        again = await client.get(_address(name), headers={"if-none-match": known})
+        assert (again.status_code, again.content) == (304, b"")
+        assert again.headers["etag"] == first.headers["etag"]
+        assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
+    assert (await client.get(_address(name), headers={"if-none-match": '"other"'})).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["", "none.js", "..%2Fpages.py", "%2e%2e", "page.js%00", "PAGE.JS", "../pages.py"])
+async def test_nothing_else_is(client: httpx.AsyncClient, name: str) -> None:
+    assert (await client.get(f"/page/{name}")).status_code == 404
+
+
+async def test_the_page_loads_nothing_that_is_not_there_and_nothing_from_elsewhere(client: httpx.AsyncClient) -> None:
+    total_bytes = 0
+    for name in FILES:
+        text = (await client.get(_address(name))).text
+        total_bytes += len(text.encode())
+        assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text)
+        for address in re.findall(r'(?:src|href|from) ?=?"(/[^"]+)"', text):
+            assert (await client.get(address)).status_code == 200, address
+        assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|style=", text)
+    assert total_bytes < _MAX_BYTES
+
+
+async def test_the_index_depends_on_what_is_asked_for(client: httpx.AsyncClient) -> None:
+    assert (await client.get("/")).headers["vary"] == "accept"
+
+
+@pytest.mark.parametrize(
+    ("accept", "wanted"),
+    [
+        ("text/html,application/xhtml+xml,application/xml;q=0.9,image/avif,*/*;q=0.8", True),
+        ("text/html", True),
+        ("Text/HTML ; q=0.5", True),
+        ("text/plain;q=0.4, text/html;q=0.5", True),
+        ("*/*", False),
+        ("", False),
+        ("text/*", False),
+        ("text/plain", False),
+        ("text/plain, text/html;q=0.5", False),
+        ("text/html;q=0", False),
+        ("text/html;q=much", False),
+        ("application/json", False),
+        ("text/event-stream", False),
+    ],
+)
+def test_browsers_want_the_page_and_curl_does_not(accept: str, wanted: bool) -> None:
+    headers = [(b"accept", part.encode()) for part in accept.split(", ")] if accept else []
+    assert wants_page(Request({"type": "http", "headers": headers})) is wanted

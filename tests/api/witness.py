@@ -1,0 +1,84 @@
+"""A stream that nothing may hold up, whatever else its server is asked."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from tests.api.oracle import Answer
+from tests.api.process import Server
+from tests.http.wire import as_json, sse_data
+
+__all__ = ["PACED", "Followed", "nobody_held_up"]
+
+PACED = "scripted:tokens_per_s=200"
+# Events; ten seconds of them. Catches what hangs: a machine with four times as much to do as it can has left a stream
+# two seconds behind. How even a stream is, is a matter for bench.
+_MOST_BEHIND = 2_000
+_ANSWER = Answer("Never mind them.", 50_000, seed=9)
+
+
+@contextlib.contextmanager
+def nobody_held_up(server: Server) -> Iterator[Followed]:
+    """Follows a stream of a server that runs `PACED`, and an equal one of a second server that is asked nothing else.
+
+    Both engines keep to one clock, so what slows the whole machine down slows both streams down. What holds up the
+    first alone leaves it behind the other. Raises: AssertionError if it was ever more than `_MOST_BEHIND` events behind
+    when the block ends, or said something else than the oracle.
+    """
+    with contextlib.closing(Server(PACED)) as quiet:
+        seen, other = Followed(server), Followed(quiet.wait_ready())
+        seen.wait_begun()
+        other.wait_begun()
+        ahead, most_behind = seen.num_events - other.num_events, 0
+
+        def compare() -> None:
+            nonlocal most_behind
+            most_behind = max(most_behind, other.num_events + ahead - seen.num_events)
+
+        other.after_each = compare
+        try:
+            yield seen
+        finally:
+            other.stop()
+            seen.stop()
+    seen.check()
+    assert most_behind <= _MOST_BEHIND
+
+
+class Followed:
+    """One stream, begun here, and a thread that reads it."""
+
+    def __init__(self, server: Server) -> None:
+        self.num_events = 0
+        self.after_each: Callable[[], None] = lambda: None
+        self._server = server
+        self._stream_id = server.create({"prompt": _ANSWER.prompt, "max_tokens": _ANSWER.count, "seed": _ANSWER.seed})
+        self._body = bytearray()
+        self._begun = threading.Event()
+        self._thread = threading.Thread(target=self._follow)
+        self._thread.start()
+
+    def wait_begun(self) -> None:
+        assert self._begun.wait(10)
+
+    def stop(self) -> None:
+        self._server.post(f"/v1/streams/{self._stream_id}/cancel", {})
+        self._thread.join(10)
+
+    def check(self) -> None:
+        *deltas, end = sse_data(bytes(self._body))
+        assert as_json(end)["status"] == "cancelled"
+        assert len(deltas) > 10
+        assert bytes(self._body).startswith(b"".join(_ANSWER.native(self._stream_id)[: len(deltas)]))
+
+    def _follow(self) -> None:
+        with self._server.wire() as wire:
+            wire.send("GET", f"/v1/streams/{self._stream_id}/events")
+            wire.head()
+            while piece := wire.chunk():
+                self._body += piece
+                self.num_events += piece.count(b"\n\n")
+                self._begun.set()
+                self.after_each()

@@ -1,0 +1,26 @@
+"""Apps that run for a whole module of tests."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.apps.process import AppServer
+from tests.checkpoints import smollm2_dir, tiny_gpt2_dir
+
+__all__ = ["run", "smollm2_dir", "tiny_gpt2_dir"]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Callable[..., AppServer]]:
+    """Starts apps of the test's own: `run("bot:app", "--reload")`, in its temporary directory."""
+    with contextlib.ExitStack() as running:
+
+        def start(target: str, *flags: str, directory: Path = tmp_path) -> AppServer:
+            server = AppServer(target, *flags, directory=directory)
+            running.callback(server.close)
+            return server
+
+        yield start

@@ -1,0 +1,93 @@
+"""The front of an app in this process: what answers for the app is at the other end of a real link."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import httpx
+import msgspec
+from starlette.types import ASGIApp, Message
+
+from tailrace import serve
+from tailrace.apps.front import Front
+from tailrace.apps.pool import HostedApp, Pool
+from tailrace.apps.streams import AppStreams
+from tailrace.serve.link import Channel, Link
+from tailrace.settings import Settings
+from tailrace.streams import MemoryLogStore
+
+__all__ = ["OneApp", "client_of", "one_app"]
+
+
+class _Place:
+    """A place in a process."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.replica = self
+        self.has_room = True
+
+    async def lease(self) -> _Place:
+        return self
+
+    def give_back(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class OneApp:
+    front: Front
+    streams: AppStreams
+    store: MemoryLogStore
+
+
+@contextlib.asynccontextmanager
+async def one_app(items: Callable[[], AsyncIterator[Any]]) -> AsyncIterator[OneApp]:  # Any: as `serve.stream` takes
+    """An app whose every answer is a `serve.stream` of these items. When it is left, no answer runs any more."""
+    loop = asyncio.get_running_loop()
+    answers = set()
+
+    def opened(channel: Channel, kind: str, head: bytes) -> None:
+        task = loop.create_task(_answer(channel, items))
+
+        def stop() -> None:
+            task.cancel()
+
+        channel.when_over(stop)
+        answers.add(task)
+
+    app = Link(opened, lambda: None, is_front=False)
+    ours = Link(lambda channel, kind, head: None, lambda: None, is_front=True)
+    for link, sock in zip((app, ours), socket.socketpair(), strict=True):
+        await loop.create_unix_connection(lambda link=link: link, sock=sock)  # type: ignore[misc]  # of the loop
+    with contextlib.closing(MemoryLogStore()) as store:
+        async with asyncio.TaskGroup() as feeding:
+            streams = AppStreams(store, Settings(), feeding)
+            front = Front(Settings(), streams)
+            front.set_apps([HostedApp("app", "", {"App": cast(Pool, _Place(ours))})])
+            front.is_open = True
+            yield OneApp(front, streams, store)
+    await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), 10)
+    for link in (app, ours):
+        link.abort()
+
+
+async def _answer(channel: Channel, items: Callable[[], AsyncIterator[Any]]) -> None:
+    async def send(message: Message) -> None:
+        await channel.send(msgspec.msgpack.encode(message))
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    scope = {"type": "http", "method": "GET", "path": "/", "extensions": {"tailrace": {}}}
+    await serve.stream(items())(scope, receive, send)
+    channel.close()
+
+
+def client_of(app: ASGIApp, **headers: str) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)

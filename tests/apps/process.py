@@ -1,0 +1,41 @@
+"""A real `tailrace run` process, and the apps that the tests of this folder give it."""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+from pathlib import Path
+
+from tests.api.process import Server
+
+__all__ = ["AppServer", "Forgiving", "write"]
+
+
+class AppServer(Server):
+    """As `Server`, for an app in a directory."""
+
+    verb = "run"
+    patience_s = 3.0  # an app drains for 20 s, and what its tests leave running need not end
+    listening = r"runs at http://127\.0\.0\.1:([0-9]+)"
+
+    def __init__(self, target: str, *flags: str, directory: Path) -> None:
+        super().__init__(target, *flags, directory=directory)
+
+    def wait_ready(self, *, timeout_s: float = 90.0) -> AppServer:
+        super().wait_ready(timeout_s=timeout_s)
+        return self
+
+
+class Forgiving(AppServer):
+    """One whose app raises on purpose: tracebacks in its log are no failure."""
+
+    def close(self) -> None:
+        with contextlib.suppress(AssertionError):
+            super().close()
+
+
+def write(directory: Path, name: str, source: str) -> Path:
+    """A module of the test's own."""
+    path = directory / name
+    path.write_text(textwrap.dedent(source), "utf-8")
+    return path

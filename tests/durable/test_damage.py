@@ -1,0 +1,125 @@
+"""Durable streams over a journal of which a row is not what was written."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from tailrace.durable.asked import Creation, ProducerBatch
+from tailrace.durable.damage import damaged_until_s
+from tailrace.durable.store import DurableStore
+from tailrace.errors import JournalDamaged, StreamError, UnknownStream
+from tailrace.streams.disk import DiskJournal
+
+TEXT = Creation("text/plain")
+# The records in their order: whose each is.
+RECORDS = (b"source", b"source", b"source", b"fork", b"fork", b"other", b"other")
+WHOLE = {b"source": b"one two three", b"fork": b"one two 4", b"other": b"five six"}
+
+
+def append(store: DurableStore, key: bytes, body: bytes) -> None:
+    store.append(key, ProducerBatch(body, "text/plain"))
+
+
+@contextmanager
+def opened(directory: Path) -> Iterator[DurableStore]:
+    """The streams as a server finds them."""
+    with closing(DiskJournal(directory)) as journal:
+        store = DurableStore(budget_bytes=10**6, journal=journal.note)
+        store.restore(journal.notes())
+        store.damaged_until_s = damaged_until_s(journal.damage_age_s(), 900.0)
+        yield store
+
+
+def content(store: DurableStore, key: bytes) -> bytes | None:
+    """What a stream holds, None where it is said to be lost."""
+    try:
+        stream = store.find(key)
+    except JournalDamaged:
+        return None
+    return b"".join(stream.take(0, 10**9)[0])
+
+
+def write(directory: Path) -> None:
+    with opened(directory) as store:
+        store.create(b"source", TEXT, b"one ")
+        append(store, b"source", b"two ")
+        append(store, b"source", b"three")
+        offset = store.find(b"source").offset(2)
+        store.create(b"fork", Creation(source=b"source", fork_offset=offset), b"")
+        append(store, b"fork", b"4")
+        store.create(b"other", TEXT, b"five ")
+        append(store, b"other", b"six")
+
+
+def damage(directory: Path, column: str, row: int) -> None:
+    with closing(sqlite3.connect(directory / "journal.sqlite", isolation_level=None)) as connection:
+        ((number, value),) = connection.execute(
+            f"SELECT row, {column} FROM notes ORDER BY row LIMIT 1 OFFSET ?",
+            (row,),
+        )
+        other = value + 1 if isinstance(value, int) else value[:-1] + bytes([value[-1] ^ 1])
+        connection.execute(f"UPDATE notes SET {column} = ? WHERE row = ?", (other, number))
+
+
+@pytest.mark.parametrize("row", range(len(RECORDS)))
+@pytest.mark.parametrize("column", ["body", "crc"])
+def test_a_stream_is_what_was_written_up_to_the_damage(tmp_path: Path, column: str, row: int) -> None:
+    write(tmp_path)
+    damage(tmp_path, column, row)
+    hit = RECORDS[row]
+    is_first = RECORDS.index(hit) == row
+    with opened(tmp_path) as store:
+        found = {key: content(store, key) for key in WHOLE}
+        for key, whole in WHOLE.items():
+            part = found[key]
+            assert whole.startswith(part or b"")
+            rests_on_it = (key, hit, row) in ((b"fork", b"source", 0), (b"fork", b"source", 1))
+            assert (part is None) == ((is_first and key == hit) or rests_on_it)
+            if key != hit and not rests_on_it:
+                assert part == whole
+        assert found[hit] != WHOLE[hit]
+        for key, part in found.items():
+            if part is None:
+                assert store.create(key, TEXT, b"anew")[1]
+            else:
+                append(store, key, b" and on")
+    with opened(tmp_path) as store:
+        for key, part in found.items():
+            assert content(store, key) == (b"anew" if part is None else part + b" and on")
+
+
+@pytest.mark.parametrize("row", range(len(RECORDS)))
+def test_a_record_that_is_nobodys_disturbs_no_other_stream(tmp_path: Path, row: int) -> None:
+    write(tmp_path)
+    damage(tmp_path, "key", row)
+    for _ in range(2):
+        with opened(tmp_path) as store:
+            for key in WHOLE.keys() - {RECORDS[row]} - ({b"fork"} if RECORDS[row] == b"source" else set()):
+                assert content(store, key) == WHOLE[key]
+
+
+def test_a_stream_that_is_not_there_may_be_lost_for_as_long_as_others_are_kept(tmp_path: Path) -> None:
+    write(tmp_path)
+    damage(tmp_path, "body", 0)
+    with opened(tmp_path) as store:
+        for key in (b"source", b"never"):
+            for refused in (store.find, store.delete, lambda key: append(store, key, b"x")):
+                with pytest.raises(JournalDamaged):
+                    refused(key)
+        with pytest.raises(JournalDamaged):
+            store.create(b"new", Creation(source=b"source"), b"")
+        store.damaged_until_s = time.monotonic()
+        with pytest.raises(UnknownStream):
+            store.find(b"source")
+
+
+def test_without_damage_it_is_unknown(tmp_path: Path) -> None:
+    write(tmp_path)
+    with opened(tmp_path) as store, pytest.raises(StreamError):
+        store.find(b"never")

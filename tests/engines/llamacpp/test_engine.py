@@ -1,0 +1,300 @@
+"""The laws on llama.cpp with the default model, and what is its own: ids that its stream leaves out, memory that runs
+full, and files that are no models."""
+
+from __future__ import annotations
+
+import random
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared
+
+from tailrace.engines import EngineSpec, load_engine
+from tailrace.engines.promise import Delta, Engine, Sequence
+from tailrace.errors import ModelError, SequenceFailed
+from tailrace.models import ModelCard
+from tailrace.testing import Law, laws
+from tailrace.text import Tokenizer
+from tailrace.types import Sampling
+
+pytest.importorskip("tailrace.engines.llamacpp.engine")  # which says how its threads wait, before they are loaded
+
+from tailrace.engines.llamacpp.engine import LlamaCppEngine
+from tailrace.engines.llamacpp.ids import TokenBytes, is_open
+from tailrace.engines.llamacpp.model import read_pieces
+from tailrace.engines.llamacpp.wire import ask
+
+pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first
+
+_VOCAB_SIZE = 40_000
+
+
+@pytest.fixture(scope="module")
+def spec(card: ModelCard) -> EngineSpec:
+    """Small enough that a prompt of the limit is quick, and a step so small that it takes three."""
+    return EngineSpec(
+        engine="llamacpp",
+        path=str(card.path),
+        context_tokens=384,
+        kv_tokens=4096,
+        max_sequences=16,
+        max_step_tokens=128,
+        eos_token_ids=card.eos_token_ids,
+    )
+
+
+@pytest.fixture(scope="module")
+def engine(spec: EngineSpec) -> Iterator[Shared]:
+    loaded = load_engine(spec)
+    yield Shared(loaded)
+    loaded.close()
+
+
+@pytest.fixture(scope="module")
+def small_engine(spec: EngineSpec) -> Iterator[Shared]:
+    """Its memory is soon full."""
+    loaded = load_engine(msgspec.structs.replace(spec, context_tokens=128, kv_tokens=512, max_sequences=8))
+    yield Shared(loaded)
+    loaded.close()
+
+
+@pytest.fixture(scope="module")
+def exact_engine(spec: EngineSpec) -> Iterator[LlamaCppEngine]:
+    loaded = load_engine(msgspec.structs.replace(spec, exact=True, max_sequences=3))
+    assert isinstance(loaded, LlamaCppEngine)
+    yield loaded
+    loaded.close()
+
+
+@pytest.mark.parametrize("law", SHARED_LAWS, ids=str)
+def test_engine_keeps(law: Law, engine: Shared) -> None:
+    if not law.applies_to(engine.capabilities):
+        pytest.skip("not among its capabilities")
+    law(engine, vocab_size=_VOCAB_SIZE, num_sequences=64)
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("law", [law for law in laws if law.exact], ids=str)
+def test_exact_engine_keeps(law: Law, exact_engine: LlamaCppEngine) -> None:
+    law(Shared(exact_engine), vocab_size=_VOCAB_SIZE)
+
+
+def test_closing(spec: EngineSpec) -> None:
+    """Twice, and in the middle of a sequence; the socket is nobody else's, and nothing is left of it."""
+    law = next(law for law in laws if law.name == ON_ITS_OWN)
+    folders = []
+
+    def make() -> Engine:
+        engine = load_engine(msgspec.structs.replace(spec, max_sequences=2))
+        assert isinstance(engine, LlamaCppEngine)
+        folders.append(Path(engine._socket_path).parent)
+        assert stat.S_IMODE(folders[0].stat().st_mode) == 0o700
+        engine.submit(_asked(2**40, (1, 2, 3), 64))
+        engine.step()
+        return engine
+
+    law(make, vocab_size=_VOCAB_SIZE)
+    assert not folders[0].exists()
+
+
+@pytest.mark.deep
+def test_a_thousand_sequences_leave_nothing(engine: Shared) -> None:
+    next(law for law in laws if law.name == "nothing_leaks")(engine, vocab_size=_VOCAB_SIZE)
+
+
+def _asked(sequence_id: int, prompt_ids: tuple[int, ...], max_tokens: int, **sampling: object) -> Sequence:
+    greedy = Sampling(temperature=0.0, seed=0, max_tokens=max_tokens, ignore_eos=True)
+    return Sequence(sequence_id, prompt_ids, replace(greedy, **sampling))  # type: ignore[arg-type]
+
+
+def _finish(engine: Engine, *sequence_ids: int) -> dict[int, tuple[tuple[int, ...], Delta]]:
+    """The ids of each answer, and its last delta."""
+    said: dict[int, tuple[int, ...]] = dict.fromkeys(sequence_ids, ())
+    ends: dict[int, Delta] = {}
+    while len(ends) < len(said):
+        for delta in engine.step():
+            said[delta.sequence_id] += delta.token_ids
+            if delta.finish_reason is not None:
+                ends[delta.sequence_id] = delta
+    return {sequence_id: (said[sequence_id], ends[sequence_id]) for sequence_id in said}
+
+
+def _answer(engine: Engine, prompt_ids: tuple[int, ...], max_tokens: int, **sampling: object) -> tuple[int, ...]:
+    engine.submit(_asked(1, prompt_ids, max_tokens, **sampling))
+    ids, end = _finish(engine, 1)[1]
+    assert end.finish_reason in ("stop", "length"), end
+    return ids
+
+
+# The ids that the stream leaves out.
+
+
+def _streamed(pieces: list[bytes], ids: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
+    """What llama.cpp sends for these tokens: a text and the tokens that it covers, whenever no character is open."""
+    chunks, text, begin, covered = [], b"", 0, 0
+    for place, token_id in enumerate(ids, 1):
+        text += pieces[token_id]
+        if not is_open(text):
+            chunks.append((text[begin:].decode(errors="replace"), ids[covered:place]))
+            begin, covered = len(text), place
+    return chunks
+
+
+_BYTES = [bytes([byte]) for byte in range(256)]
+
+
+@pytest.mark.parametrize("text", ["né", "日本", "🎉🚀", "👩‍👧 ॐ", "∮ E⋅da ∀x"])
+def test_lost_ids_of_single_bytes(text: str) -> None:
+    pieces = TokenBytes(_BYTES)
+    for shown, ids in _streamed(_BYTES, tuple(text.encode())):
+        assert pieces.recover(shown, len(ids), ids[-1]) == ids
+
+
+def test_lost_ids_go_by_their_number() -> None:
+    table = [*_BYTES, b"\xf0\x9f", b"\x8e\x89", b" \xf0", b"\x9f\x8e"]
+    pieces = TokenBytes(table)
+    for ids in ((256, 257), (256, 0x8E, 0x89), (0xF0, 0x9F, 0x8E, 0x89), (258, 259, 0x89)):
+        shown = b"".join(table[token_id] for token_id in ids).decode()
+        assert pieces.recover(shown, len(ids), ids[-1]) == ids
+
+
+def test_lost_ids_of_what_is_no_text_show_the_same() -> None:
+    pieces = TokenBytes(_BYTES)
+    draw = random.Random(7)
+    for _ in range(100):
+        ids = tuple(draw.choices(range(256), k=12))
+        for shown, covered in _streamed(_BYTES, ids):
+            found = pieces.recover(shown, len(covered), covered[-1])
+            assert len(found) == len(covered)
+            if len(covered) == 2:
+                assert bytes(found).decode(errors="replace") == shown
+
+
+@pytest.mark.deep
+def test_lost_ids_are_those_that_an_unstreamed_answer_tells(
+    exact_engine: LlamaCppEngine, chat: Callable[[str], tuple[int, ...]]
+) -> None:
+    prompt = chat("Repeat exactly: 你好世界 🎉🚀 日本語 👩‍👩‍👧 ॐ")
+    pieces = read_pieces(exact_engine._socket_path)
+    for temperature, seed in ((0.0, 0), (0.8, 1), (0.8, 2)):
+        asked = _asked(1, prompt, 48, temperature=temperature, seed=seed)
+        exact_engine.submit(asked)
+        body = msgspec.json.decode(exact_engine._runs[1].body) | {"stream": False}
+        streamed = _finish(exact_engine, 1)[1][0]
+        unstreamed = msgspec.json.decode(ask(exact_engine._socket_path, "POST /completion", body))
+        assert tuple(unstreamed["tokens"][:48]) == streamed
+        assert any(is_open(pieces[token_id]) for token_id in streamed), "or nothing was lost, and nothing shown"
+
+
+# Memory.
+
+
+@pytest.mark.deep
+def test_earlier_prompts_make_room(small_engine: Shared) -> None:
+    """All slots remember a prompt, and those that come need all of the memory."""
+    draw = random.Random(3)
+    for first in range(100, 124, 8):
+        ids = range(first, first + 8)
+        for sequence_id in ids:
+            small_engine.submit(_asked(sequence_id, tuple(draw.choices(range(100, 40_000), k=60)), 4))
+        assert {end.finish_reason for _, end in _finish(small_engine, *ids).values()} == {"length"}
+
+
+@pytest.mark.deep
+def test_memory_of_aborted_ones_is_waited_for(small_engine: Shared) -> None:
+    """Nobody may be given what llama.cpp has not let go of yet: running out ends every sequence."""
+    draw = random.Random(4)
+    prompts = [tuple(draw.choices(range(100, 40_000), k=108)) for _ in range(7)]
+    for sequence_id in range(4):
+        small_engine.submit(_asked(sequence_id, prompts[sequence_id], 20))
+    small_engine.step()
+    for sequence_id in (1, 2, 3):
+        small_engine.abort(sequence_id)
+        small_engine.submit(_asked(sequence_id + 3, prompts[sequence_id + 3], 20))
+    ends = {sequence_id: end.finish_reason for sequence_id, (_, end) in _finish(small_engine, *range(7)).items()}
+    assert ends == {**dict.fromkeys((0, 4, 5, 6), "length"), **dict.fromkeys((1, 2, 3), "cancelled")}
+
+
+def test_memory_of_ones_own_is_as_long_as_the_context(spec: EngineSpec) -> None:
+    """Where there is enough for each to have the longest, nobody waits, and nobody is cut short."""
+    loaded = load_engine(msgspec.structs.replace(spec, context_tokens=128, kv_tokens=512, max_sequences=4))
+    draw = random.Random(6)
+    for sequence_id in range(4):
+        loaded.submit(_asked(sequence_id, tuple(draw.choices(range(100, 40_000), k=100)), 28))
+    answers = _finish(loaded, *range(4))
+    loaded.close()
+    assert [(len(ids), end.finish_reason) for ids, end in answers.values()] == [(28, "length")] * 4
+
+
+# What a request may ask.
+
+
+def test_end_of_text_ends_it_unless_it_is_ignored(
+    engine: Shared, card: ModelCard, chat: Callable[[str], tuple[int, ...]]
+) -> None:
+    prompt = chat("Answer with one word: is water wet?")
+    answer = _answer(engine, prompt, 120, ignore_eos=False)
+    assert answer[-1] in card.eos_token_ids
+    assert len(answer) < 120
+    assert len(_answer(engine, prompt, 120)) == 120
+
+
+def test_end_that_only_we_know_of(spec: EngineSpec, engine: Shared) -> None:
+    third = _answer(engine, (5, 6, 7), 8)[2]
+    other = load_engine(msgspec.structs.replace(spec, max_sequences=1, eos_token_ids=(third,)))
+    other.submit(_asked(1, (5, 6, 7), 8, ignore_eos=False))
+    ids, end = _finish(other, 1)[1]
+    other.close()
+    assert (ids[-1], end.finish_reason) == (third, "stop")
+    assert len(ids) <= 3
+
+
+def test_logit_bias(engine: Shared) -> None:
+    assert _answer(engine, (5, 6, 7), 4, logit_bias=((1234, 1000.0),)) == (1234,) * 4
+
+
+def test_repetition_penalty_counts_prompt_and_answer(engine: Shared) -> None:
+    prompt = tuple(_answer(engine, (504, 905), 32))
+    answer = _answer(engine, prompt, 32, repetition_penalty=50.0)
+    assert len(set(answer)) == 32
+    assert not set(answer) & set(prompt)
+
+
+@pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 1e-6}], ids=str)
+def test_narrow_sampling_is_greedy(engine: Shared, narrow: dict[str, float]) -> None:
+    greedy = _answer(engine, (5, 6, 7), 1)
+    for seed in range(4):
+        assert _answer(engine, (5, 6, 7), 1, **({"temperature": 1.0, "seed": seed} | narrow)) == greedy
+
+
+def test_refusal_of_llama_fails_one_sequence(engine: Shared) -> None:
+    engine.submit(_asked(2, (5, 6, 7), 8))
+    engine.submit(_asked(3, (5, 6, 10**6), 8))
+    said = _finish(engine, 2, 3)
+    assert said[3][1].finish_reason == "error"
+    assert "invalid tokens" in said[3][1].failure
+    assert len(said[2][0]) == 8
+    with pytest.raises(SequenceFailed):
+        engine.submit(_asked(4, (5,) * 400, 1))
+
+
+def test_files_that_are_no_models(card: ModelCard, tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    for content in (b"GGUF" + bytes(100), b"GGUF\3\0\0\0" + b"\xa5" * 4000, card.path.read_bytes()[:3_000_000]):
+        path.write_bytes(content)
+        with pytest.raises(ModelError, match=r"does not load .*: \S"):
+            load_engine(EngineSpec(engine="llamacpp", path=str(path)))
+
+
+def test_typical_p_leaves_one_token_to_the_seeds(exact_engine: LlamaCppEngine, card: ModelCard) -> None:
+    engine = Shared(exact_engine)  # so that the nearest to the entropy is the same one each time
+    prompt = tuple(Tokenizer.from_json(card.tokenizer_json).encode("A river is", special=False))
+
+    def answers(typical_p: float) -> set[tuple[int, ...]]:
+        return {_answer(engine, prompt, 3, temperature=1.0, typical_p=typical_p, seed=seed) for seed in (1, 2, 3)}
+
+    assert (len(answers(1e-4)), len(answers(1.0))) == (1, 3)

@@ -1,0 +1,253 @@
+"""The laws on the real engine with the default model, and what is its own: exactness to the bit, refusals."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared
+from tokenizers import Tokenizer
+
+from tailrace.engines import EngineSpec, load_engine
+from tailrace.engines.promise import Delta, Engine, Sequence
+from tailrace.errors import ModelError, SequenceFailed
+from tailrace.models import ModelCard
+from tailrace.testing import Law, laws
+from tailrace.testing._sampling_laws import sampling_laws
+from tailrace.types import Grammar, Sampling
+
+pytestmark = pytest.mark.timeout(300)  # of which nearly all is for a machine that has to fetch the model first
+
+_VOCAB_SIZE = 40_000
+
+
+@pytest.fixture(scope="module")
+def spec(openvino_spec: EngineSpec) -> EngineSpec:
+    return openvino_spec
+
+
+@pytest.fixture(scope="module")
+def exact(spec: EngineSpec) -> Iterator[Shared]:
+    engine = load_engine(msgspec.structs.replace(spec, exact=True, prefix_cache=False))
+    yield Shared(engine)
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def fast(spec: EngineSpec) -> Iterator[Shared]:
+    engine = load_engine(spec)
+    yield Shared(engine)
+    engine.close()
+
+
+def _check(law: Law, engine: Shared) -> None:
+    if not law.applies_to(engine.capabilities):
+        pytest.skip("an engine that is not exact does not promise it")
+    law(engine, vocab_size=_VOCAB_SIZE, num_sequences=64)
+
+
+@pytest.mark.parametrize("law", SHARED_LAWS, ids=str)
+def test_exact_engine_keeps(law: Law, exact: Shared) -> None:
+    _check(law, exact)
+
+
+# What parameters do to an answer does not depend on exactness: here those laws are deep.
+_FAST_LAWS = [
+    pytest.param(law, marks=pytest.mark.deep if law in sampling_laws else (), id=str(law)) for law in SHARED_LAWS
+]
+
+
+@pytest.mark.parametrize("law", _FAST_LAWS)
+def test_fast_engine_keeps(law: Law, fast: Shared) -> None:
+    _check(law, fast)
+
+
+def test_closing(spec: EngineSpec, capfd: pytest.CaptureFixture[str]) -> None:
+    """Twice, and in the middle of a sequence: the library says on stderr what it finds unfinished."""
+    law = next(law for law in laws if law.name == ON_ITS_OWN)
+
+    def make() -> Engine:
+        engine = load_engine(msgspec.structs.replace(spec, exact=True, prefix_cache=False))
+        engine.submit(_greedy(1, (1, 2, 3), 64))
+        engine.step()
+        return engine
+
+    law(make, vocab_size=_VOCAB_SIZE)
+    assert "leaked" not in capfd.readouterr().err
+
+
+@pytest.mark.deep
+def test_a_thousand_sequences_leave_nothing(exact: Shared) -> None:
+    next(law for law in laws if law.name == "nothing_leaks")(exact, vocab_size=_VOCAB_SIZE)
+
+
+def _greedy(sequence_id: int, prompt_ids: tuple[int, ...], max_tokens: int) -> Sequence:
+    sampling = Sampling(temperature=0.0, seed=0, max_tokens=max_tokens, ignore_eos=True, logprobs=True)
+    return Sequence(sequence_id, prompt_ids, sampling)
+
+
+class Steps:
+    """Steps the exact engine and keeps every bit of what it says. Ids from 1000, below those of the laws."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.said: dict[int, list[Delta]] = {}
+
+    def start(self, prompt_ids: tuple[int, ...], max_tokens: int) -> int:
+        sequence_id = 2**32 + id(self) % 2**30 * 2**10 + len(self.said)
+        self.said[sequence_id] = []
+        self.engine.submit(_greedy(sequence_id, prompt_ids, max_tokens))
+        return sequence_id
+
+    def step(self, count: int = 1) -> None:
+        for _ in range(count):
+            for delta in self.engine.step():
+                self.said[delta.sequence_id].append(delta)
+
+    def finish(self) -> None:
+        while not all(deltas and deltas[-1].finish_reason for deltas in self.said.values()):
+            self.step()
+
+    def bits(self, sequence_id: int) -> list[tuple[int, float]]:
+        deltas = self.said[sequence_id]
+        return [pair for delta in deltas for pair in zip(delta.token_ids, delta.logprobs, strict=True)]
+
+
+def _alone(engine: Engine, prompt_ids: tuple[int, ...], max_tokens: int) -> list[tuple[int, float]]:
+    steps = Steps(engine)
+    sequence_id = steps.start(prompt_ids, max_tokens)
+    steps.finish()
+    return steps.bits(sequence_id)
+
+
+_QUESTIONS = [
+    "What is a river?",
+    "Tell me about bread.",
+    "Who was Ada Lovelace?",
+    "Why is the sky blue?",
+    "Count to ten.",
+]
+
+
+def test_company_changes_no_bit(exact: Shared, chat: Callable[[str], tuple[int, ...]]) -> None:
+    prompts = [chat(question) for question in _QUESTIONS]
+    alone = [_alone(exact, prompt, 24) for prompt in prompts]
+    steps = Steps(exact)
+    staggered = []
+    for prompt in prompts:
+        staggered.append(steps.start(prompt, 24))
+        steps.step(3)
+    steps.finish()
+    assert [steps.bits(sequence_id) for sequence_id in staggered] == alone
+
+
+@pytest.mark.deep
+def test_neighbour_that_is_aborted_changes_no_bit(exact: Shared, chat: Callable[[str], tuple[int, ...]]) -> None:
+    """A step with one that was aborted is a step alone, and wants a companion."""
+    prompts = [chat(question) for question in _QUESTIONS]
+    alone = [_alone(exact, prompt, 24) for prompt in prompts]
+    for prompt, expected in zip(prompts, alone, strict=True):
+        steps = Steps(exact)
+        kept = steps.start(prompt, 24)
+        for _ in range(3):
+            victim = steps.start(prompts[0][::-1], 64)
+            steps.step(4)
+            exact.abort(victim)
+            steps.step(2)
+        steps.finish()
+        assert steps.bits(kept) == expected
+
+
+@pytest.mark.parametrize("num_neighbours", [1, 4, 9])
+def test_prompt_in_pieces_changes_no_bit(exact: Shared, num_neighbours: int) -> None:
+    """The cuts of a prompt that takes several steps depend on how many run beside it. A last piece of one token would
+    be another matter: the library computes that one like an answer's tokens."""
+    if not exact.capabilities.exact:
+        pytest.skip("the engine does not promise it on this processor")
+    prompt = tuple(range(1000, 1300))
+    expected = _alone(exact, prompt, 8)
+    steps = Steps(exact)
+    for number in range(num_neighbours):
+        steps.start((2000 + number, 3, 5, 7), 32)
+    steps.step(2)
+    pieces = steps.start(prompt, 8)
+    steps.finish()
+    assert steps.bits(pieces) == expected
+
+
+def test_companion_that_is_replaced_changes_no_bit(exact: Shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = _alone(exact, (5, 6, 7, 8), 40)
+    _alone(exact, (9, 10), 1)
+    monkeypatch.setattr("tailrace.engines.openvino.engine.COMPANION_TOKENS", 7)
+    assert exact.step() == [], "and the companion with the usual length is gone"
+    assert _alone(exact, (5, 6, 7, 8), 40) == expected
+
+
+def test_end_of_text_ends_it_unless_it_is_ignored(exact: Shared, chat: Callable[[str], tuple[int, ...]]) -> None:
+    prompt = chat("Answer with one word: is water wet?")
+    ends = []
+    for number, ignore_eos in enumerate((False, True)):
+        sampling = Sampling(temperature=0.0, seed=0, max_tokens=120, ignore_eos=ignore_eos)
+        exact.submit(Sequence(number + 1, prompt, sampling))
+        said: list[Delta] = []
+        while not said or said[-1].finish_reason is None:
+            said += exact.step()
+        ends.append((said[-1].finish_reason, sum(len(delta.token_ids) for delta in said) == 120))
+    assert ends == [("stop", False), ("length", True)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"top_p": 2.0}, {"min_p": 1.5}, {"repetition_penalty": 0.0}, {"frequency_penalty": 9.0}, {"seed": 2**64}],
+    ids=str,
+)
+def test_sampling_that_the_library_refuses_fails_one_sequence(exact: Shared, wrong: dict[str, Any]) -> None:
+    steps = Steps(exact)
+    neighbour = steps.start((5, 6, 7), 4)
+    sampling = replace(Sampling(seed=1, max_tokens=4), **wrong)
+    with pytest.raises(SequenceFailed):
+        exact.submit(Sequence(1, (5, 6, 7), sampling))
+    steps.finish()
+    assert len(steps.bits(neighbour)) == 4
+
+
+def _obeyed(engine: Engine, grammar: Grammar, card: ModelCard, prompt: tuple[int, ...] = (1, 2, 3)) -> str:
+    said: list[Delta] = []
+    engine.submit(Sequence(1, prompt, Sampling(temperature=0.0, seed=3, max_tokens=60, grammar=grammar)))
+    while not said or said[-1].finish_reason is None:
+        said += engine.step()
+    assert said[-1].finish_reason == "stop"
+    return Tokenizer.from_str(card.tokenizer_json).decode([each for delta in said for each in delta.token_ids])
+
+
+def test_grammar_is_obeyed(fast: Shared, card: ModelCard, chat: Callable[[str], tuple[int, ...]]) -> None:
+    schema = '{"type":"object","properties":{"wet":{"type":"boolean"}},"required":["wet"],"additionalProperties":false}'
+    assert "grammar" in fast.capabilities.parameters
+    assert re.fullmatch("[a-c]{5}", _obeyed(fast, Grammar("regex", "[a-c]{5}"), card))
+    answer = _obeyed(fast, Grammar("json_schema", schema), card, chat("Is water wet? Answer in JSON."))
+    assert list(json.loads(answer)) == ["wet"]
+
+
+@pytest.mark.deep
+def test_grammar_is_obeyed_by_what_is_prepared_now_and_later(spec: EngineSpec, card: ModelCard, tmp_path: Path) -> None:
+    for _ in range(2):
+        engine = load_engine(msgspec.structs.replace(spec, cache_path=str(tmp_path)))
+        assert re.fullmatch("[a-c]{5}", _obeyed(engine, Grammar("regex", "[a-c]{5}"), card))
+        engine.close()
+    (prepared,) = tmp_path.iterdir()
+    (prepared / "openvino_tokenizer.xml").unlink()
+    engine = load_engine(msgspec.structs.replace(spec, path=str(prepared)))
+    assert "grammar" not in engine.capabilities.parameters
+    engine.close()
+
+
+def test_file_that_is_no_model(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(100))
+    with pytest.raises(ModelError):
+        load_engine(EngineSpec(engine="openvino", path=str(tmp_path / "model.gguf")))

@@ -1,0 +1,87 @@
+"""Sequences whose grammar has to be compiled begin one after the other; the others at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from tailrace.engines.openvino import turns as openvino_turns
+from tailrace.engines.openvino.turns import Turns
+from tailrace.engines.promise import Sequence
+from tailrace.types import Grammar, Sampling
+
+
+def _sequence(number: int, regex: str = "") -> Sequence:
+    return Sequence(number, (1, 2), Sampling(seed=0, max_tokens=2, grammar=Grammar("regex", regex) if regex else None))
+
+
+def _ids(taken: list[Sequence]) -> list[int]:
+    return [sequence.sequence_id for sequence in taken]
+
+
+@pytest.fixture
+def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
+    monkeypatch.setattr(openvino_turns, "PAUSES", 1e9)  # a pause has no end here
+    return Turns()
+
+
+def test_what_has_no_grammar_begins_at_once(turns: Turns) -> None:
+    for number in range(3):
+        turns.add(_sequence(number))
+    assert _ids(turns.take(is_alone=False)) == [0, 1, 2]
+    assert turns.take(is_alone=False) == []
+
+
+def test_one_grammar_is_compiled_at_a_time(turns: Turns) -> None:
+    for number in range(3):
+        turns.add(_sequence(number, f"a{number}"))
+    turns.add(_sequence(3))
+    assert _ids(turns.take(is_alone=False)) == [3, 0]
+    assert turns.take(is_alone=True) == []  # the first has not said anything yet
+    turns.spoke(3, 0.1)
+    assert turns.take(is_alone=True) == []
+    turns.spoke(0, 0.1)
+    assert turns.take(is_alone=False) == []  # the others have a pause
+    assert _ids(turns.take(is_alone=True)) == [1]  # for which nobody is there
+
+
+def test_a_pause_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino_turns, "PAUSES", 0.0)
+    turns = Turns()
+    turns.add(_sequence(0, "a"))
+    turns.add(_sequence(1, "b"))
+    assert _ids(turns.take(is_alone=False)) == [0]
+    turns.spoke(0, 0.1)
+    assert _ids(turns.take(is_alone=False)) == [1]
+
+
+def test_a_grammar_that_is_known_does_not_wait(turns: Turns) -> None:
+    for number in range(3):
+        turns.add(_sequence(number, "a"))
+    assert _ids(turns.take(is_alone=False)) == [0]
+    turns.spoke(0, 0.1)
+    assert _ids(turns.take(is_alone=False)) == [1, 2]
+    turns.add(_sequence(3, "a"))
+    assert _ids(turns.take(is_alone=False)) == [3]
+
+
+def test_who_leaves_holds_nobody_up(turns: Turns) -> None:
+    for number in range(4):
+        turns.add(_sequence(number, f"a{number}"))
+    turns.drop(1)
+    assert _ids(turns.take(is_alone=False)) == [0]
+    turns.drop(0)
+    assert _ids(turns.take(is_alone=False)) == [2]
+    turns.drop(2)
+    turns.drop(3)
+    turns.drop(7)
+    assert turns.take(is_alone=True) == []
+
+
+def test_what_is_known_is_forgotten_at_some_time(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino_turns, "MOST_KNOWN", 1)
+    for number, regex in enumerate(("a", "b", "a")):
+        turns.add(_sequence(number, regex))
+        assert _ids(turns.take(is_alone=True)) == [number]
+        turns.spoke(number, 0.1)
+    turns.add(_sequence(3, "b"))
+    assert turns.take(is_alone=False) == []

@@ -1,0 +1,255 @@
+"""The laws on transformers, with a small random GPT-2 and with the default model, and what is its own: the sampling."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any  # of the library
+
+import msgspec
+import pytest
+from tests.engines.shared import ON_ITS_OWN, SHARED_LAWS, Shared
+from tokenizers import Tokenizer
+
+from tailrace.engines import EngineSpec, load_engine
+from tailrace.engines.promise import Delta, Engine, Sequence
+from tailrace.errors import ModelError, SequenceFailed
+from tailrace.models import read_card
+from tailrace.testing import Law, laws
+from tailrace.types import Sampling
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from tailrace.engines.transformers.sampling import Row, choose_all  # noqa: E402  # behind importorskip
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def spec(tiny_gpt2_dir: Path) -> EngineSpec:
+    return EngineSpec(
+        "transformers", str(tiny_gpt2_dir), context_tokens=128, kv_tokens=4096, max_sequences=16, max_step_tokens=64
+    )
+
+
+@pytest.fixture(scope="module", params=["paged", "alone"])
+def shared(request: pytest.FixtureRequest, spec: EngineSpec) -> Iterator[Shared]:
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "alone":
+            patch.setattr("tailrace.engines.transformers.engine.Paged", _no_pages)
+        engine = load_engine(spec)
+    assert engine.capabilities.exact is (request.param == "alone")
+    yield Shared(engine)
+    engine.close()
+
+
+def _no_pages(*_: object, **__: object) -> None:
+    raise ValueError("no pages here")
+
+
+@pytest.mark.parametrize("law", SHARED_LAWS, ids=str)
+def test_engine_keeps(law: Law, shared: Shared) -> None:
+    if not law.applies_to(shared.capabilities):
+        pytest.skip("an engine that is not exact does not promise it")
+    law(shared, vocab_size=300, num_sequences=64)
+
+
+def test_closing(spec: EngineSpec) -> None:
+    def make() -> Engine:
+        engine = load_engine(spec)
+        engine.submit(_ask(1, (1, 2, 3), max_tokens=64))
+        engine.step()
+        return engine
+
+    next(law for law in laws if law.name == ON_ITS_OWN)(make, vocab_size=300)
+
+
+def _ask(sequence_id: int, prompt_ids: tuple[int, ...], **sampling: object) -> Sequence:
+    wanted = replace(Sampling(temperature=0.0, seed=1, max_tokens=16, ignore_eos=True), **sampling)  # type: ignore[arg-type]
+    return Sequence(sequence_id, prompt_ids, wanted)
+
+
+def _run(engine: Engine | Shared, *sequences: Sequence) -> dict[int, list[Delta]]:
+    deltas: dict[int, list[Delta]] = {sequence.sequence_id: [] for sequence in sequences}
+    for sequence in sequences:
+        engine.submit(sequence)
+    live = len(deltas)
+    while live:
+        for delta in engine.step():
+            deltas[delta.sequence_id].append(delta)
+            live -= delta.finish_reason is not None
+    return deltas
+
+
+def _ids(deltas: list[Delta]) -> list[int]:
+    return [token_id for delta in deltas for token_id in delta.token_ids]
+
+
+def test_it_says_what_generate_says(shared: Shared, tiny_gpt2_dir: Path) -> None:
+    """The library's own way of generating is the oracle for greedy answers."""
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_gpt2_dir)
+    prompts = [(5, 6, 7), (8,) * 40, (9, 10)]
+    found = _run(shared, *(_ask(9000 + place, prompt) for place, prompt in enumerate(prompts)))
+    for prompt, deltas in zip(prompts, found.values(), strict=True):
+        ids = torch.tensor([prompt])
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=16, eos_token_id=-1)
+        assert _ids(deltas) == expected[0, len(prompt) :].tolist()
+
+
+@pytest.mark.timeout(300)  # a minute and more of which may go into making the directory
+def test_the_default_model(smollm2_dir: Path) -> None:
+    """The same oracle. Both are asked at once; the prompts are of different lengths."""
+    from transformers import AutoModelForCausalLM
+
+    card = read_card(smollm2_dir, "smollm2")
+    tokenizer = Tokenizer.from_str(card.tokenizer_json)
+    prompts = [tuple(tokenizer.encode(text).ids) for text in ("Once upon a time", "The capital of France is")]
+    spec = EngineSpec(
+        "transformers", str(smollm2_dir), context_tokens=128, kv_tokens=512, max_sequences=2, dtype="float32"
+    )
+    engine = load_engine(spec)
+    found = _run(engine, *(_ask(place, prompt, max_tokens=12) for place, prompt in enumerate(prompts)))
+    engine.close()
+    model: Any = AutoModelForCausalLM.from_pretrained(smollm2_dir, dtype=torch.float32)
+    for prompt, deltas in zip(prompts, found.values(), strict=True):
+        ids = torch.tensor([prompt])
+        more = {"max_new_tokens": 12, "eos_token_id": -1, "do_sample": False}
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), **more)
+        assert _ids(deltas) == expected[0, len(prompt) :].tolist()
+    assert "Paris" in tokenizer.decode(_ids(found[1]))
+
+
+def test_the_end_of_a_text(spec: EngineSpec) -> None:
+    engine = load_engine(spec)
+    third = _ids(_run(engine, _ask(1, (5, 6, 7)))[1])[2]
+    engine.close()
+    engine = load_engine(msgspec.structs.replace(spec, eos_token_ids=(third,)))
+    deltas = _run(engine, _ask(1, (5, 6, 7), ignore_eos=False))[1]
+    assert (_ids(deltas)[-1], deltas[-1].finish_reason) == (third, "stop")
+    engine.close()
+
+
+def test_ids_beyond_the_vocabulary_are_refused(shared: Shared) -> None:
+    with pytest.raises(SequenceFailed):
+        shared.submit(_ask(9100, (1, 10**6)))
+
+
+def test_logprobs_and_top_logprobs(shared: Shared) -> None:
+    deltas = _run(shared, _ask(9200, (5, 6, 7), logprobs=True, top_logprobs=3, max_tokens=4))[9200]
+    for delta in deltas:
+        ((top, *_),) = (delta.top_logprobs[0],)
+        assert top == (delta.token_ids[0], delta.logprobs[0])
+        values = [value for _, value in delta.top_logprobs[0]]
+        assert values == sorted(values, reverse=True)
+        assert all(value < 0 for value in values)
+
+
+def _row(seed: int = 1, **sampling: object) -> Row:
+    wanted = replace(Sampling(seed=seed, max_tokens=1000, ignore_eos=True), **sampling)  # type: ignore[arg-type]
+    return Row(Sequence(1, (0, 1), wanted), frozenset(), 8)
+
+
+LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -2.0, -3.0, -30.0])
+
+
+@pytest.mark.parametrize(
+    ("sampling", "expected"),
+    [
+        ({}, range(7)),
+        ({"top_k": 2}, {0, 1}),
+        ({"top_k": 100}, range(7)),
+        ({"top_p": 0.5}, {0}),
+        ({"top_p": 0.8}, {0, 1, 2}),
+        ({"min_p": 0.3}, {0, 1}),
+        ({"min_p": 0.1, "top_p": 0.9}, {0, 1, 2}),
+        ({"top_k": 3, "top_p": 0.85}, {0, 1}),
+        ({"typical_p": 0.3}, {0, 1}),
+        ({"temperature": 0.0}, {0}),
+        ({"temperature": 0.0, "logit_bias": ((3, 5.0),)}, {3}),
+        ({"temperature": 0.0, "repetition_penalty": 5.0}, {2}),  # 0 and 1 are the prompt's
+    ],
+)
+@pytest.mark.parametrize("likeliest", [2, 1024])
+def test_what_may_be_chosen(
+    sampling: dict[str, object], expected: set[int], likeliest: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailrace.engines.transformers.sampling.LIKELIEST", likeliest)
+    chosen = set()
+    for seed in range(2500):
+        row = _row(seed, **sampling)
+        chosen.add(row.choose(LOGITS))
+    assert chosen == set(expected)
+
+
+def test_tokens_come_as_often_as_their_probabilities_say() -> None:
+    counts = Counter(_row(seed, temperature=1.0).choose(LOGITS) for seed in range(4000))
+    for token_id, probability in enumerate(torch.softmax(LOGITS, -1).tolist()):
+        spread = 5 * math.sqrt(max(probability * (1 - probability) * 4000, 1))
+        assert abs(counts[token_id] - 4000 * probability) < spread
+
+
+def test_penalties_are_over_the_answer() -> None:
+    row = _row(temperature=0.0, presence_penalty=1.5, frequency_penalty=0.0)
+    assert [row.choose(LOGITS) for _ in range(4)] == [0, 1, 0, 0]  # 2-1.5 < 1; then all of 0 and 1 are once there
+    row = _row(temperature=0.0, frequency_penalty=0.6)
+    assert [row.choose(LOGITS) for _ in range(4)] == [0, 0, 1, 0]
+
+
+def test_rows_of_a_step_do_not_know_each_other() -> None:
+    plain, drawn, alone = _row(temperature=0.0), _row(7, top_p=0.9), _row(7, top_p=0.9)
+    together = choose_all([plain, drawn], torch.stack([LOGITS, LOGITS]))
+    assert together == [0, choose_all([alone], LOGITS[None])[0]]
+
+
+def test_a_gpt2_of_before_tokenizer_json(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
+    """DialoGPT's repository has its vocabulary in two files, and its weights beside them."""
+    path = tmp_path / "old"
+    shutil.copytree(tiny_gpt2_dir, path)
+    tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))
+    model = json.loads((path / "tokenizer.json").read_text())["model"]
+    (path / "tokenizer.json").unlink()
+    (path / "vocab.json").write_text(json.dumps(model["vocab"]))
+    (path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(" ".join(pair) for pair in model["merges"]))
+    card = read_card(path, "old")
+    assert (card.format, card.architecture, card.context_tokens, card.eos_token) == (
+        "huggingface", "gpt2", 128, "<|endoftext|>",
+    )  # fmt: skip
+    text = "Dogs swim. Über den Wölken 🐶<|endoftext|>"
+    assert Tokenizer.from_str(card.tokenizer_json).encode(text).ids == tokenizer.encode(text).ids
+
+
+def test_what_is_no_model(spec: EngineSpec, tiny_gpt2_dir: Path, tmp_path: Path) -> None:
+    def refused() -> str:
+        with pytest.raises(ModelError) as caught:
+            load_engine(msgspec.structs.replace(spec, path=str(path)))
+        assert "\n" not in caught.value.message
+        return caught.value.message
+
+    path = tmp_path / "broken"
+    shutil.copytree(tiny_gpt2_dir, path)
+    weights = path / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[: len(whole) // 2])
+    assert "broken" in refused()
+    weights.write_bytes((2**60).to_bytes(8, "little") + whole[8:])  # a head that lies about its length
+    assert "broken" in refused()
+    weights.write_bytes(whole)
+    (path / "config.json").write_text(json.dumps({"model_type": "nonsense", "max_position_embeddings": 8}))
+    assert "nonsense" in refused()
+    (path / "config.json").write_text(
+        json.dumps({"auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}})
+    )
+    (path / "own.py").write_text("raise SystemExit('ran')")
+    assert "code of its own" in refused()
+    weights.unlink()
+    (path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
+    with pytest.raises(ModelError, match="pickled"):
+        read_card(path, "x")

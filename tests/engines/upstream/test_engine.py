@@ -1,0 +1,493 @@
+"""Another server as the engine: what it is asked, what is made of its answers, and what of its nonsense."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import threading
+import time
+import zlib
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from typing import Any
+
+import pytest
+from tests.engines.fake_upstream import (
+    SSE,
+    Answer,
+    Asked,
+    FakeUpstream,
+    chat_chunk,
+    done,
+    head,
+    said,
+    text_chunk,
+)
+
+from tailrace.engines import EngineSpec
+from tailrace.engines.promise import Delta, Sequence
+from tailrace.engines.upstream.engine import UpstreamEngine
+from tailrace.engines.upstream.wires import PARAMETERS, ask
+from tailrace.errors import ModelError, SequenceFailed
+from tailrace.models.upstream import Address, UpstreamKind
+from tailrace.testing import Law, laws
+from tailrace.testing._sampling_laws import sampling_laws
+from tailrace.text import MessageEncoder
+from tailrace.text.packed import END_ID, pack, unpack
+from tailrace.types import Grammar, Message, Sampling
+
+_TIMEOUT_S = 10.0
+_QUICK = {"retry_s": 1.0, "first_s": 5.0, "idle_s": 0.3}
+
+
+@contextmanager
+def engine_at(
+    port: int, *, kind: UpstreamKind = "openai", key: str = "", context_tokens: int = 1000, **patience: float
+) -> Iterator[UpstreamEngine]:
+    url = f"http://127.0.0.1:{port}" + ("" if kind == "tgi" else "/v1")
+    spec = EngineSpec(
+        "upstream",
+        path=str(Address(kind, url, "m")),
+        context_tokens=context_tokens,
+        max_sequences=16,
+        secret=key,
+        options=_QUICK | patience,
+    )
+    with closing(UpstreamEngine(spec)) as engine:
+        yield engine
+
+
+# Any: fields of Sampling
+def asking(sequence_id: int = 1, prompt: str = "hello", **sampling: Any) -> Sequence:
+    chosen = {"seed": 7, "max_tokens": 20} | sampling
+    return Sequence(sequence_id, pack(prompt.encode()), Sampling(**chosen))
+
+
+def run(engine: UpstreamEngine, *sequences: Sequence) -> dict[int, list[Delta]]:
+    """All deltas of sequences that start together."""
+    for sequence in sequences:
+        engine.submit(sequence)
+    heard: dict[int, list[Delta]] = {sequence.sequence_id: [] for sequence in sequences}
+    deadline_s = time.monotonic() + _TIMEOUT_S
+    while any(not deltas or deltas[-1].finish_reason is None for deltas in heard.values()):
+        assert time.monotonic() < deadline_s, heard
+        for delta in engine.step():
+            heard[delta.sequence_id].append(delta)
+    return heard
+
+
+def text_of(deltas: list[Delta]) -> str:
+    ids = [token_id for delta in deltas for token_id in delta.token_ids if token_id != END_ID]
+    return unpack(ids).decode()
+
+
+# The laws
+
+
+def _letters(asked: Asked) -> bytes:
+    """So many tokens of six bytes as are wanted, which depend on prompt and seed."""
+    key = zlib.crc32(f"{asked.body['prompt']!r} {asked.body['seed']}".encode())
+    words = [f" {(key + 7919 * index) % 99_991:05}" for index in range(asked.body["max_tokens"])]
+    *chunks, last = (text_chunk(word) for word in words)
+    asked.sock.sendall(SSE)
+    for chunk in chunks:
+        asked.sock.sendall(chunk)
+        time.sleep(0.003)
+    return last.replace(b"null", b'"length"') + done((3, len(words)))
+
+
+# The server that stands behind it here draws from nothing: what a sampling parameter does is not to be seen.
+@pytest.mark.parametrize("law", [law for law in laws if law not in sampling_laws], ids=str)
+def test_engine_keeps(law: Law) -> None:
+    with FakeUpstream(_letters) as upstream, engine_at(upstream.port, context_tokens=128) as engine:
+        if not law.applies_to(engine.capabilities):
+            pytest.skip("not among its capabilities")
+        law(lambda: engine, num_sequences=200)
+
+
+# What is asked
+
+
+def _body(kind: UpstreamKind, **sampling: Any) -> tuple[str, dict[str, object]]:
+    asked = ask(Address(kind, "http://there/v1", "m"), asking(prompt="Öl", **sampling))
+    return asked.url, json.loads(asked.body)
+
+
+def test_what_openai_knows_is_sent_and_no_more() -> None:
+    url, body = _body("openai", temperature=0.5, presence_penalty=1.0, seed=2**64 - 1, stop=("x",), n=3)
+    assert url == "http://there/v1/completions"
+    assert body == {
+        "model": "m",
+        "prompt": "Öl",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "temperature": 0.5,
+        "top_p": 1.0,
+        "max_tokens": 20,
+        "seed": 2**31 - 1,
+        "presence_penalty": 1.0,
+    }
+
+
+def test_neutral_values_are_sent_where_a_server_has_others() -> None:
+    assert (
+        _body("vllm", ignore_eos=True)[1].items() >= {"top_k": 0, "repetition_penalty": 1.0, "ignore_eos": True}.items()
+    )
+    assert _body("llamacpp")[1].items() >= {"top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0}.items()
+
+
+def test_tgi_is_asked_in_its_own_words() -> None:
+    url, body = _body("tgi", temperature=0.0, top_k=5, top_p=1.0)
+    assert url == "http://there/v1/generate_stream"
+    assert body == {
+        "inputs": "Öl",
+        "parameters": {"details": True, "do_sample": False, "max_new_tokens": 20, "seed": 7, "top_k": 5},
+    }
+
+
+def _chat(kind: UpstreamKind, beginning: str = "", **sampling: Any) -> dict[str, object]:
+    messages = (Message("user", "Hi"), *((Message("assistant", beginning),) if beginning else ()))
+    tools = ({"type": "function", "function": {"name": "look"}},)
+    ids = MessageEncoder(continues=True).encode(messages, tools=tools, continue_final=bool(beginning))
+    asked = ask(Address(kind, "http://there/v1", "m"), Sequence(1, tuple(ids), asking(**sampling).sampling))
+    assert asked.url == "http://there/v1" + ("/v1" if kind == "tgi" else "") + "/chat/completions"
+    return dict(json.loads(asked.body))
+
+
+def test_chats_go_as_messages() -> None:
+    body = _chat("openai")
+    assert body["messages"] == [{"role": "user", "content": "Hi"}]
+    assert body["tools"] == [{"type": "function", "function": {"name": "look"}}]
+    assert "prompt" not in body
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llamacpp", "tailrace", "tgi"])
+def test_values_for_the_template_go_along(kind: UpstreamKind) -> None:
+    encoded = MessageEncoder(continues=True).encode([Message("user", "Hi")], values={"enable_thinking": False})
+    sequence = Sequence(1, tuple(encoded), Sampling(seed=1, max_tokens=2))
+    address = Address(kind, "http://h", "m")
+    if kind == "tgi":
+        with pytest.raises(SequenceFailed, match="takes no chat_template_kwargs"):
+            ask(address, sequence)
+    else:
+        assert json.loads(ask(address, sequence).body)["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "llamacpp", "tailrace", "tgi"])
+def test_an_answer_that_was_begun_is_continued(kind: UpstreamKind) -> None:
+    body = _chat(kind, "Hel")
+    assert body["messages"] == [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hel"}]
+    assert ("continue_final_message" in body) is (kind == "vllm")
+
+
+def test_what_a_server_cannot_be_asked_is_refused() -> None:
+    with pytest.raises(SequenceFailed, match="does not continue"):
+        _chat("openai", "Hel")
+    with pytest.raises(SequenceFailed, match="no top_k"):
+        _chat("tgi", top_k=3)
+    with pytest.raises(SequenceFailed, match="no regular expressions"):
+        _body("vllm", grammar=Grammar("regex", "a+"))
+    assert "top_k" not in PARAMETERS["openai"]
+
+
+def test_a_schema_goes_where_the_server_looks_for_it() -> None:
+    schema = Grammar("json_schema", '{"type":"object"}')
+    assert _body("llamacpp", grammar=schema)[1]["json_schema"] == {"type": "object"}
+    assert _body("tailrace", grammar=schema)[1]["guided_json"] == {"type": "object"}
+    assert _body("tailrace", grammar=Grammar("regex", "a+"))[1]["guided_regex"] == "a+"
+    forced = _chat("vllm", grammar=schema)
+    assert forced["tool_choice"] == "none"
+    assert forced["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": {"type": "object"}},
+    }
+
+
+# What is heard
+
+
+def test_text_and_usage_come_through() -> None:
+    with FakeUpstream(said("Hel", "lo 🌊", usage=(11, 5))) as upstream, engine_at(upstream.port) as engine:
+        deltas = run(engine, asking())[1]
+    assert text_of(deltas) == "Hello 🌊"
+    assert deltas[-1].finish_reason == "stop"
+    assert deltas[-1].token_ids, "an end comes with a token"
+    assert deltas[-1].usage == (11, 5)
+
+
+def test_where_no_usage_is_told_chunks_are_counted() -> None:
+    with FakeUpstream(said("a", "b", "c", usage=None)) as upstream, engine_at(upstream.port) as engine:
+        assert run(engine, asking())[1][-1].usage == (1, 3)
+
+
+def test_the_counts_may_be_missing_behind_the_end() -> None:
+    answer = SSE + text_chunk("a", "length")
+    with FakeUpstream(answer) as upstream, engine_at(upstream.port) as engine:
+        last = run(engine, asking())[1][-1]
+    assert (last.finish_reason, text_of([last])) == ("length", "a")
+
+
+@pytest.mark.parametrize("usage", [(10**23, 1), (-1, 1)])
+def test_counts_that_cannot_be_are_none(usage: tuple[int, int]) -> None:
+    with FakeUpstream(said("a", usage=usage)) as upstream, engine_at(upstream.port) as engine:
+        last = run(engine, asking())[1][-1]
+    assert (last.finish_reason, last.usage) == ("stop", (1, 1))
+
+
+def test_an_answer_ends_though_its_server_goes_on() -> None:
+    def chatter(asked: Asked) -> bytes:
+        asked.sock.sendall(SSE + text_chunk("a", "stop"))
+        with suppress(OSError):
+            for _ in range(100):
+                asked.sock.sendall(b'data: {"choices": []}\n\n')
+                time.sleep(0.1)
+        return b""
+
+    with FakeUpstream(chatter) as upstream, engine_at(upstream.port) as engine:
+        assert run(engine, asking())[1][-1].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("sign", [b": ping\n\n", b'data: {"choices": []}\n\n'], ids=["comment", "event"])
+def test_who_shows_signs_of_life_is_waited_for(sign: bytes) -> None:
+    def hesitate(asked: Asked) -> bytes:
+        asked.sock.sendall(SSE)
+        for _ in range(8):
+            asked.sock.sendall(sign)
+            time.sleep(0.1)
+        return text_chunk("a", "stop") + done()
+
+    with FakeUpstream(hesitate) as upstream, engine_at(upstream.port, first_s=0.5, idle_s=0.5) as engine:
+        assert run(engine, asking())[1][-1].finish_reason == "stop"
+
+
+def test_tool_calls_become_text() -> None:
+    calls = [
+        {"index": 0, "id": "1", "function": {"name": "look", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"at": "a'}},
+        {"index": 0, "function": {"arguments": ' dog"}'}},
+        {"index": 1, "function": {"name": "go", "arguments": "{}"}},
+    ]
+    answer = SSE + chat_chunk({"role": "assistant", "content": None})
+    answer += b"".join(chat_chunk({"tool_calls": [call]}) for call in calls) + chat_chunk({}, "tool_calls") + done()
+    with FakeUpstream(answer) as upstream, engine_at(upstream.port) as engine:
+        deltas = run(engine, asking())[1]
+    assert text_of(deltas) == (
+        '<tool_call>\n{"name": "look", "arguments": {"at": "a dog"}}\n</tool_call>'
+        '<tool_call>\n{"name": "go", "arguments": {}}\n</tool_call>'
+    )
+    assert deltas[-1].finish_reason == "stop"
+
+
+_OPEN_CALL: dict[str, object] = {"id": "1", "function": {"name": "now"}}
+_ODD_CALLS: dict[str, tuple[list[dict[str, object]], list[str]]] = {
+    "no arguments": ([_OPEN_CALL], ['{"name": "now", "arguments": {}}']),
+    "no index": (
+        [{"function": {"name": "now", "arguments": '{"at"'}}, {"function": {"arguments": ": 1}"}}],
+        ['{"name": "now", "arguments": {"at": 1}}'],
+    ),
+    "one index for all": (
+        [_OPEN_CALL | {"index": 0}, {"index": 0, "id": "2", "function": {"name": "go", "arguments": "{}"}}],
+        ['{"name": "now", "arguments": {}}', '{"name": "go", "arguments": {}}'],
+    ),
+    "index null": ([_OPEN_CALL | {"index": None}], ['{"name": "now", "arguments": {}}']),
+}
+
+
+@pytest.mark.parametrize("case", _ODD_CALLS)
+def test_tool_calls_as_some_servers_write_them(case: str) -> None:
+    calls, expected = _ODD_CALLS[case]
+    answer = SSE + b"".join(chat_chunk({"tool_calls": [call]}) for call in calls)
+    with (
+        FakeUpstream(answer + chat_chunk({}, "tool_calls") + done()) as upstream,
+        engine_at(upstream.port) as engine,
+    ):
+        said = text_of(run(engine, asking())[1])
+    assert said == "".join(f"<tool_call>\n{call}\n</tool_call>" for call in expected)
+
+
+def test_content_may_come_in_parts() -> None:
+    answer = SSE + chat_chunk({"content": [{"type": "text", "text": "Hel"}, {"type": "text", "text": "lo"}]})
+    with FakeUpstream(answer + chat_chunk({}, "stop") + done()) as upstream, engine_at(upstream.port) as engine:
+        assert text_of(run(engine, asking())[1]) == "Hello"
+
+
+def test_tgi_events() -> None:
+    def event(**fields: object) -> bytes:
+        return b"data:" + json.dumps({"generated_text": None, "details": None} | fields).encode() + b"\n\n"
+
+    ending = {"finish_reason": "eos_token", "generated_tokens": 2, "seed": None, "input_length": 9}
+    answer = SSE + event(token={"id": 1, "text": "Hi", "logprob": -1.0, "special": False}) + b":\n\n"
+    answer += event(token={"id": 2, "text": "</s>", "logprob": -1.0, "special": True}, details=ending)
+    with FakeUpstream(answer) as upstream, engine_at(upstream.port, kind="tgi") as engine:
+        deltas = run(engine, asking())[1]
+    assert (text_of(deltas), deltas[-1].finish_reason, deltas[-1].usage) == ("Hi", "stop", (9, 2))
+
+
+# What goes wrong
+
+_JSON_ERROR = b'{"error": {"message": "no\\n\\tsuch <thing>\\u0007", "code": 400}}'
+_NONSENSE: dict[str, tuple[bytes, str]] = {
+    "html": (head(kind="text/html") + b"<html>secret page</html>", "sends text/html instead of a stream"),
+    "json": (head(kind="application/json") + b"{}", "sends application/json instead"),
+    "no kind": (head(kind="") + b"{}", "sends something instead"),
+    "no json": (SSE + b"data: <html>\n\n", "cannot be read"),
+    "wrong types": (SSE + b'data: {"choices": 7}\n\n', "cannot be read"),
+    "no utf-8": (SSE + b'data: {"choices": [{"text": "\xff"}]}\n\n', "cannot be read"),
+    "a line without end": (SSE + b"data: " + b"x" * (2 << 20), "a line without end"),
+    "gzip": (head("200 OK", "text/event-stream", "content-encoding: gzip") + gzip.compress(said("a")), "compresses"),
+    "redirect": (head("307 Temporary Redirect", "text/plain", "location: http://elsewhere/"), "redirects are not"),
+    "refused": (head("400 Bad Request", "application/json") + _JSON_ERROR, "status 400 and says: no such <thing>."),
+    "refused in html": (head("404 Not Found", "text/html") + b"<p>secret page</p>", "status 404 and names no reason"),
+    "in band": (SSE + text_chunk("a") + b"data: " + _JSON_ERROR + b"\n\n", "says: no such <thing>"),
+    "content filter": (SSE + text_chunk("a", "content_filter") + done(), "content filter"),
+    "unknown end": (SSE + text_chunk("a", "whim") + done(), "a reason that is not known"),
+}
+
+
+@pytest.mark.parametrize("case", _NONSENSE)
+def test_nonsense_ends_one_sequence(case: str) -> None:
+    answer, reason = _NONSENSE[case]
+
+    def either(asked: Asked) -> bytes:
+        return answer if asked.body["prompt"] == "bad" else said("fine")
+
+    with FakeUpstream(either) as upstream, engine_at(upstream.port) as engine:
+        heard = run(engine, asking(1, "bad"), asking(2))
+        last = heard[1][-1]
+        assert last.finish_reason == "error"
+        assert not last.is_lost, "the same would come again"
+        assert last.is_refused is (case == "refused")
+        assert f"127.0.0.1:{upstream.port} " in last.failure
+        assert reason.rstrip(".") in last.failure
+        assert "secret" not in last.failure
+        assert last.failure.isprintable()
+        assert text_of(heard[2]) == "fine"
+        assert text_of(run(engine, asking(3))[3]) == "fine"
+
+
+def _fall_silent(asked: Asked) -> bytes:
+    asked.sock.sendall(SSE + text_chunk("ab"))
+    return b"" if asked.is_left() else b"?"
+
+
+_CUTS: dict[str, Answer | bytes] = {
+    "no end": SSE + text_chunk("ab"),
+    "half an event": SSE + text_chunk("ab") + b'data: {"choices": [{"te',
+    "done without an end": SSE + text_chunk("ab") + b"data: [DONE]\n\n",
+    "given up": SSE + text_chunk("ab") + text_chunk("", "abort") + done(),
+    "in band": SSE + text_chunk("ab") + b'data: {"error": {"message": "engine died", "code": 500}}\n\ndata: [DONE]\n\n',
+    "chunks cut off": head("200 OK", "text/event-stream", "transfer-encoding: chunked")
+    + b"%x\r\n%b\r\n" % (len(text_chunk("ab")), text_chunk("ab")),
+    "silence": _fall_silent,
+}
+
+
+@pytest.mark.parametrize("case", _CUTS)
+def test_a_cut_is_told_behind_what_was_said(case: str) -> None:
+    with FakeUpstream(_CUTS[case]) as upstream, engine_at(upstream.port) as engine:
+        deltas = run(engine, asking())[1]
+    assert text_of(deltas) == "ab"
+    assert (deltas[-1].finish_reason, deltas[-1].is_lost) == ("error", True)
+    assert len(upstream.asked) == 1, "who compares is to ask again"
+
+
+def _unavailable(*headers: str) -> bytes:
+    return head("503 Service Unavailable", "application/json", *headers) + b'{"error": "loading"}'
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        _unavailable(),
+        _unavailable("retry-after: 0"),
+        _unavailable("retry-after: Thu, 01 Jan 1970 00:00:00 GMT"),
+        head("429 Too Many Requests", "text/plain"),
+        SSE,
+        SSE + b'data: {"error": {"message": "overloaded", "code": 429}}\n\n',
+        b"",
+    ],
+    ids=["503", "retry-after", "retry-after a date", "429", "nothing", "in band", "closed"],
+)
+def test_what_may_pass_is_tried_again(first: bytes) -> None:
+    with FakeUpstream(first, said("here")) as upstream, engine_at(upstream.port) as engine:
+        assert text_of(run(engine, asking())[1]) == "here"
+        assert len(upstream.asked) == 2
+
+
+def test_retries_end() -> None:
+    with FakeUpstream(_unavailable()) as upstream, engine_at(upstream.port) as engine:
+        (last,) = run(engine, asking())[1]
+    assert last.is_lost
+    assert last.failure == f"127.0.0.1:{upstream.port} answers with status 503 and says: loading"
+    assert len(upstream.asked) > 1
+
+
+def test_a_wait_that_is_too_long_is_not_begun() -> None:
+    with FakeUpstream(_unavailable("retry-after: 3600")) as upstream, engine_at(upstream.port) as engine:
+        assert run(engine, asking())[1][-1].is_lost
+        assert len(upstream.asked) == 1
+
+
+def test_a_server_that_is_not_there() -> None:
+    with engine_at(1) as engine:
+        (last,) = run(engine, asking())[1]
+    assert (last.failure, last.is_lost) == ("127.0.0.1:1 cannot be reached", True)
+
+
+def test_a_server_that_does_not_begin() -> None:
+    with (
+        FakeUpstream(lambda asked: b"" if asked.is_left() else b"?") as upstream,
+        engine_at(upstream.port, first_s=0.3, retry_s=0.1) as engine,
+    ):
+        assert "has not begun" in run(engine, asking())[1][-1].failure
+
+
+def test_abort_closes_the_connection() -> None:
+    left = threading.Event()
+
+    def hold(asked: Asked) -> bytes:
+        asked.sock.sendall(SSE + text_chunk("a"))
+        if asked.is_left():
+            left.set()
+        return b""
+
+    with FakeUpstream(hold) as upstream, engine_at(upstream.port, idle_s=30.0) as engine:
+        engine.submit(asking())
+        while not engine.step():
+            pass
+        engine.abort(1)
+        (last,) = engine.step()
+        assert last.finish_reason == "cancelled"
+        assert left.wait(_TIMEOUT_S)
+
+
+def test_the_key_is_shown_to_the_server_only() -> None:
+    with FakeUpstream(head("401 Unauthorized", "text/plain")) as upstream:
+        with engine_at(upstream.port, key="sk-1") as engine:
+            failure = run(engine, asking())[1][-1].failure
+        assert upstream.asked[0].headers["authorization"] == "Bearer sk-1"
+        assert "sk-1" not in failure
+        with pytest.raises(ModelError, match="characters") as refusal, engine_at(upstream.port, key="sk-ö"):
+            pass
+        assert "sk-" not in refusal.value.message
+
+
+def test_many_at_once() -> None:
+    num_seen = itertools.count()
+
+    def echo(asked: Asked) -> bytes:
+        next(num_seen)
+        return said(*asked.body["prompt"])
+
+    with FakeUpstream(echo) as upstream, engine_at(upstream.port) as engine:
+        heard = run(engine, *(asking(n, f"number {n}") for n in range(40)))
+    assert {n: text_of(deltas) for n, deltas in heard.items()} == {n: f"number {n}" for n in range(40)}
+    assert next(num_seen) == 40
+
+
+def test_an_address_survives_being_written() -> None:
+    address = Address("vllm", "https://there:8000/a/v1", "org/model:7b#x")
+    assert Address.parse(str(address)) == address
+    with pytest.raises(ModelError):
+        Address.parse("ftp:x#y")

@@ -1,0 +1,31 @@
+"""What an engine is told where the user says nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tailrace.generation.service import engine_spec
+from tailrace.generation.source import Source, find_source
+from tailrace.models import NoProgress
+from tailrace.settings import Settings
+
+
+@pytest.fixture
+def source() -> Source:
+    return find_source("scripted", NoProgress())
+
+
+@pytest.mark.parametrize(("engine", "step_tokens"), [("openvino", 256), ("llamacpp", 512), ("vllm", 0)])
+def test_steps_are_as_long_as_suits_the_engine(source: Source, engine: str, step_tokens: int) -> None:
+    of_this = replace(source, engine=engine)
+    assert engine_spec(of_this, Settings(), cache_path="").max_step_tokens == step_tokens
+    assert engine_spec(of_this, Settings(max_step_tokens=7), cache_path="").max_step_tokens == 7
+
+
+@pytest.mark.parametrize(("engine", "exact"), [("openvino", True), ("llamacpp", False)])
+def test_exactness_is_on_where_it_costs_little(source: Source, engine: str, exact: bool) -> None:
+    of_this = replace(source, engine=engine)
+    assert engine_spec(of_this, Settings(), cache_path="").exact is exact
+    assert engine_spec(of_this, Settings(exact=not exact), cache_path="").exact is not exact

@@ -1,0 +1,72 @@
+"""The Autobahn test suite, the field's conformance tests for WebSockets. It wants a Python 2.7, and is fetched once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+from tests.lacking import lack
+
+__all__ = ["Outcome", "Suite"]
+
+_VERSION = "25.10.1"
+_RUN = "import sys; from autobahntestsuite.wstest import run; sys.exit(run())"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a case went, and how its closing did, in the suite's words."""
+
+    case: str
+    behavior: str
+    closing: str
+
+
+class Suite:
+    """The suite, installed. Skips the test where it cannot be."""
+
+    def __init__(self) -> None:
+        self._python = _python()
+        self._path = Path(platformdirs.user_cache_dir("tailrace-tests")) / f"autobahn-{_VERSION}"
+        if not (self._path / "complete").exists():
+            self._install()
+
+    def _install(self) -> None:
+        install = [self._python, "-m", "pip", "install", "--quiet", "--target", str(self._path)]
+        done = subprocess.run(
+            [*install, f"autobahntestsuite=={_VERSION}"], capture_output=True, text=True, check=False
+        )  # fmt: skip
+        if done.returncode:
+            lack("autobahntestsuite", done.stderr.strip()[-300:])
+        (self._path / "zope" / "__init__.py").touch()  # a namespace package, which --target leaves without one
+        (self._path / "complete").touch()
+
+    def run(self, url: str, cases: list[str], folder: Path) -> list[Outcome]:
+        """Play the client in these cases, against an echo server."""
+        spec = folder / "spec.json"
+        servers = [{"agent": "tailrace", "url": url}]
+        spec.write_text(
+            json.dumps({"outdir": str(folder), "servers": servers, "cases": cases, "exclude-cases": []})
+        )  # fmt: skip
+        subprocess.run(
+            [self._python, "-c", _RUN, "-m", "fuzzingclient", "-s", str(spec)],
+            env={**os.environ, "PYTHONPATH": str(self._path)}, cwd=folder, capture_output=True, check=True,
+        )  # fmt: skip
+        found = json.loads((folder / "index.json").read_text())["tailrace"]
+        return [Outcome(case, one["behavior"], one["behaviorClose"]) for case, one in found.items()]
+
+
+def _python() -> str:
+    candidates = [shutil.which("python2.7"), *sorted(Path.home().glob(".pyenv/versions/2.7*/bin/python2.7"))]
+
+    def runs(candidate: str) -> bool:
+        """What pyenv puts on the PATH is there for every version, and does not always lead to one."""
+        return subprocess.run([candidate, "-c", "import sys"], capture_output=True, check=False).returncode == 0
+
+    found = next(filter(runs, map(str, filter(None, candidates))), None)
+    return found or lack("Python 2.7", "the Autobahn test suite needs it")

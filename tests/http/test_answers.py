@@ -1,0 +1,204 @@
+"""The writer of streams: how much it writes at once, and what it leaves out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+
+import pytest
+from starlette.routing import Router
+from starlette.types import Message, Scope
+from tests.api.caller import models_of, scenario
+from tests.dialects.sse import parse
+from tests.dialects.transcripts import VIEWS, facts
+from tests.generation.world import World, greedy, text_of
+from tests.waiting import turn
+
+from tailrace.api.metrics import Metrics
+from tailrace.api.routes import Routes
+from tailrace.dialects import Encoder, View
+from tailrace.dialects.responses_events import ResponsesView
+from tailrace.http.answers import StreamAnswer
+from tailrace.http.bodies import BodyBudget
+from tailrace.settings import Settings
+from tailrace.streams import Record, StreamLog
+from tailrace.types import End, Event, TextDelta, Usage
+
+_WRITE_BYTES = 64 * 2**10
+_WORD = " river"
+
+
+def long_log(num_words: int, *, ended: bool = True) -> StreamLog:
+    log = StreamLog(Record("s", 0.0))
+    grow(log, num_words)
+    if ended:
+        log.append(TextDelta("", (256,), finish_reason="stop"))
+        log.append(End("done", Usage(4, num_words + 1)))
+    return log
+
+
+def grow(log: StreamLog, num_words: int) -> None:
+    for _ in range(num_words):
+        log.append(TextDelta(_WORD, (265,)))
+
+
+async def written(log: StreamLog, view: View, on_write: Callable[[], Awaitable[None]] | None = None) -> list[bytes]:
+    """What is written of a log, write by write. The socket takes each at once, but for what `on_write` waits for."""
+    writes: list[bytes] = []
+
+    async def send(message: Message) -> None:
+        if message.get("body"):
+            writes.append(message["body"])
+            if on_write is not None:
+                await on_write()
+
+    scope: Scope = {"type": "http", "method": "GET"}
+    answer = StreamAnswer(log, view.open(facts()), view, after=0, headers={}, heartbeat_s=15.0)
+    await answer(scope, _never, send)
+    return writes
+
+
+async def _never() -> Message:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def texts(stream: bytes) -> list[str]:
+    *before, done = [message.text for message in parse(stream)]
+    assert done == "[DONE]"
+    return [json.loads(text)["text"] for text in before]
+
+
+@scenario
+async def test_a_write_is_bounded_by_its_bytes() -> None:
+    for name in ("native", "chat"):
+        log = long_log(2_000)
+        writes = await written(log, VIEWS[name])
+        encoder = VIEWS[name].open(facts())
+        assert b"".join(writes) == b"".join(encoder.encode(seq, event) for seq, event in enumerate(log.events, 1))
+        assert max(map(len, writes)) < _WRITE_BYTES + 1_000
+
+
+@scenario
+async def test_one_who_is_far_behind_goes_on_from_the_newest_text() -> None:
+    num_words = 5_000
+    for name in ("cumulative", "cumulative_followed"):
+        writes = await written(long_log(num_words), VIEWS[name])
+        seen = texts(b"".join(writes))
+        assert seen[-1] == _WORD * num_words
+        assert seen == sorted(set(seen), key=len)
+        frame_bytes = num_words * len(_WORD) + 1_000
+        assert max(map(len, writes)) < _WRITE_BYTES + frame_bytes
+        assert sum(map(len, writes)) < 2 * (_WRITE_BYTES + frame_bytes)  # 75 MB, if each were shown
+
+
+@scenario
+async def test_one_who_is_a_little_behind_sees_every_text() -> None:
+    seen = texts(b"".join(await written(long_log(100), VIEWS["cumulative"])))
+    assert seen == [_WORD * number for number in range(1, 101)]
+
+
+@scenario
+async def test_what_came_while_a_socket_was_slow_is_one_event() -> None:
+    log = long_log(12_000, ended=False)  # whose text is longer than a write
+    num_writes = 0
+
+    async def wait() -> None:
+        nonlocal num_writes
+        num_writes += 1
+        if num_writes < 5:
+            grow(log, 100)
+        elif num_writes == 5:
+            log.append(End("done", Usage(4, 12_400)))
+
+    _, *writes, end = await written(log, VIEWS["cumulative"], wait)
+    shown = [json.loads(message.text)["text"] for write in writes for message in parse(write)]
+    assert [len(text) // len(_WORD) for text in shown] == [12_100, 12_200, 12_300, 12_400]
+    assert end == b"data: [DONE]\n\n"
+
+
+@scenario
+async def test_others_get_their_turn_while_nothing_is_sent() -> None:
+    log = long_log(5_000)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await turn()
+
+    async with asyncio.TaskGroup() as group:
+        counting = group.create_task(count())
+        assert await written(log, ResponsesView(starting_after=10**6)) == []
+        counting.cancel()
+    assert turns >= log.last_seq // 512
+
+
+@scenario
+async def test_others_get_their_turn_while_a_socket_takes_everything() -> None:
+    turns: list[int] = []
+
+    async def note() -> None:
+        turns.append(num_turns)
+
+    num_turns = 0
+
+    async def count() -> None:
+        nonlocal num_turns
+        while True:
+            num_turns += 1
+            await turn()
+
+    async with asyncio.TaskGroup() as group:
+        counting = group.create_task(count())
+        await written(long_log(5_000), VIEWS["native"], note)
+        counting.cancel()
+    assert turns == sorted(set(turns))
+
+
+def test_resuming_renders_only_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what came before, whose texts so far take bytes in the square of the stream's length."""
+    rendered: list[bytes] = []
+    encoders = type(VIEWS["cumulative"].open(facts()))
+    encode = encoders.encode
+
+    def counting(self: Encoder, seq: int, event: Event) -> bytes:
+        rendered.append(encode(self, seq, event))
+        return rendered[-1]
+
+    monkeypatch.setattr(encoders, "encode", counting)
+
+    @scenario
+    async def resume() -> None:
+        world = World()
+        run = await world.create("Hi", greedy(300))
+        world.finish(run)
+        body = await followed(world, run.log, run.log.last_seq - 3)
+        assert texts(body)[-1] == text_of(run.log)
+        assert len(rendered) == 3
+        assert b"".join(rendered) == body
+
+    resume()
+
+
+async def followed(world: World, log: StreamLog, after: int) -> bytes:
+    """GET /generate-stream, from behind an event on."""
+    body = b""
+
+    async def send(message: Message) -> None:
+        nonlocal body
+        body += message.get("body", b"")
+
+    routes = Routes(models_of(world), Settings(), Metrics(world.generator), BodyBudget(Settings()))
+    scope: Scope = {
+        "type": "http",
+        "method": "GET",
+        "path": "/generate-stream",
+        "root_path": "",
+        "query_string": f"stream_id={log.stream_id}".encode(),
+        "headers": [(b"last-event-id", f"{log.stream_id}-{after}".encode())],
+    }
+    await Router(routes.table())(scope, _never, send)
+    return body

@@ -1,0 +1,212 @@
+"""Readers that are slow, deaf or gone, and connections too many: each costs nobody anything, and can come again.
+
+Limits are set low here. What is waited for is that a connection ends at all; how soon, only the tests' own time limits
+say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import psutil
+import pytest
+from tests.api.oracle import Answer
+from tests.api.process import Server
+from tests.http.frames import TEXT, FrameWire, frame
+from tests.http.leaver import LIMITS, SMALL_BYTES, Leaver, refused, wait_connections
+from tests.http.wire import Wire, sse_ids
+
+LONG = Answer("Long.", 40_000, seed=1)  # some megabytes: more than the kernel takes for a client that does not read
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="what the kernel is asked for is Linux's")
+
+
+def read_long(client: Leaver, stream_id: str, after: str = "") -> None:
+    client.send("GET", f"/v1/streams/{stream_id}/events", None, {"last-event-id": after})
+    assert client.head() == 200
+
+
+def whole(seen: bytes) -> tuple[bytes, str]:
+    """The whole events among these bytes, and the id of the last. A reset takes what was not read yet along."""
+    seen = seen[: seen.rfind(b"\n\n") + 2]
+    return seen, (sse_ids(seen) or [""])[-1]
+
+
+@pytest.fixture(scope="module")
+def edge() -> Iterator[Server]:
+    with contextlib.closing(Server("scripted", *LIMITS)) as server:
+        yield server.wait_ready()
+
+
+@pytest.fixture(scope="module")
+def long_id(edge: Server) -> str:
+    """A stream that is complete."""
+    stream_id = edge.create({"prompt": "Long.", "max_tokens": LONG.count, "seed": LONG.seed})
+    edge.wait_state(stream_id, "done", timeout_s=30)
+    return stream_id
+
+
+# Readers
+
+
+@pytest.mark.parametrize("taken_bytes", [0, 1, 100, 30_000], ids=lambda count: f"{count}-bytes-a-second")
+def test_a_reader_that_takes_too_little_is_cut_off_and_can_resume(edge: Server, long_id: str, taken_bytes: int) -> None:
+    with Leaver(edge, receive_bytes=SMALL_BYTES) as client:
+        read_long(client, long_id)
+        gone = threading.Event()
+        thread = threading.Thread(target=client.dribble, args=(taken_bytes, gone))
+        thread.start()
+        client.wait_gone()
+        gone.set()
+        thread.join()
+        seen, is_complete = client.rest()
+    assert not is_complete
+    seen, last_id = whole(seen)
+    with Leaver(edge) as client:
+        read_long(client, long_id, last_id)
+        assert seen + client.body() == b"".join(LONG.native(long_id))
+
+
+def test_a_reader_that_is_slow_but_takes_its_pieces_gets_everything(edge: Server, long_id: str) -> None:
+    with Leaver(edge, receive_bytes=SMALL_BYTES) as client:
+        read_long(client, long_id)
+        pieces = []
+        while piece := client.chunk():
+            pieces.append(piece)
+            time.sleep(0.05)  # the client's own pace: in all, longer than a piece may take
+    assert b"".join(pieces) == b"".join(LONG.native(long_id))
+
+
+def test_an_answer_in_one_piece_that_nobody_takes(edge: Server) -> None:
+    """Larger than a piece, and behind it the connection would be closed anyway."""
+    with Leaver(edge, receive_bytes=SMALL_BYTES) as client:
+        body = {"prompt": "Long.", "max_tokens": LONG.count, "seed": LONG.seed}
+        client.send("POST", "/v1/completions", body, {"connection": "close"})
+        assert client.head() == 200
+        client.wait_gone()
+
+
+def leave_by_fin(client: Leaver) -> None:
+    client.close()
+
+
+def leave_by_reset(client: Leaver) -> None:
+    client.reset()
+
+
+def leave_by_half(client: Leaver) -> None:
+    """The server takes it for leaving, and closes the other half."""
+    client.close_half()
+    assert not client.rest()[1]
+
+
+def leave_by_cable(client: Leaver) -> None:
+    client.vanish()
+
+
+@linux
+@pytest.mark.parametrize("leave", [leave_by_fin, leave_by_reset, leave_by_half, leave_by_cable])
+def test_a_reader_leaves_and_its_stream_runs_on(serve: Callable[..., Server], leave: Callable[[Leaver], None]) -> None:
+    server = serve("scripted:tokens_per_s=100", *LIMITS)
+    answer = Answer("Long.", 6_000, seed=2)  # for a minute
+    stream_id = server.create({"prompt": "Long.", "max_tokens": answer.count, "seed": answer.seed})
+    with Leaver(server) as client:
+        read_long(client, stream_id)
+        seen = client.event()
+        leave(client)
+        client.wait_gone()
+    assert server.state(stream_id)["status"] == "running"
+    with Leaver(server) as client:
+        read_long(client, stream_id, sse_ids(seen)[0])
+        for expected in answer.native(stream_id)[1:100]:
+            assert client.event() == expected
+
+
+@linux
+@pytest.mark.deep
+def test_a_silent_reader_whose_cable_is_pulled(serve: Callable[..., Server]) -> None:
+    """Nothing is said, so nothing is missed: the kernel has to ask."""
+    server = serve("scripted:tokens_per_s=0.001", "--heartbeat-s", "1000", *LIMITS)
+    stream_id = server.create({"prompt": "Long.", "max_tokens": 300})
+    with Leaver(server) as client:
+        read_long(client, stream_id)
+        client.vanish()
+        client.wait_gone()
+
+
+def test_a_websocket_that_does_not_read_is_cut_off(serve: Callable[..., Server]) -> None:
+    server = serve("scripted", "--ws-ping-s", "0", *LIMITS)
+    stream_id = server.create({"prompt": "Long.", "max_tokens": LONG.count, "seed": LONG.seed})
+    with FrameWire(server.port, receive_bytes=SMALL_BYTES) as wire:
+        wire.open("/v1/ws")
+        wire.send_bytes(frame(TEXT, json.dumps({"type": "follow", "stream_id": stream_id}).encode()))
+        wait_connections(server, 1)  # its own, and not that of `server.http`
+    assert server.wait_state(stream_id, "done")["usage"]["completion_tokens"] == LONG.count
+
+
+# Places
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--max-connections", "4", "--client-connections", "4"), ("--client-connections", "4")],
+    ids=["all", "one"],
+)
+def test_a_connection_too_many(serve: Callable[..., Server], flags: tuple[str, ...]) -> None:
+    server = serve("scripted", *flags)
+    with contextlib.ExitStack() as stack:
+        upgraded = stack.enter_context(FrameWire(server.port))
+        upgraded.open("/v1/ws")
+        others = [stack.enter_context(Leaver(server)) for _ in range(3)]
+        for one in others:
+            assert one.request("GET", "/v1/models")[0] == 200
+        for _ in range(3):
+            with Leaver(server) as client:
+                client.send("GET", "/v1/models")
+                assert refused(client) == 503
+                assert int(client.headers["retry-after"]) >= 1
+        leaving: tuple[Wire, ...] = (upgraded, others[0])
+        for leaver in leaving:
+            leaver.close()
+            wait_connections(server, 3)
+            again = stack.enter_context(Leaver(server))
+            assert again.request("GET", "/v1/models")[0] == 200
+        for one in others[1:]:
+            assert one.request("GET", "/v1/models")[0] == 200
+
+
+@linux
+@pytest.mark.parametrize("limit", [64, None], ids=["places", "descriptors"])
+def test_a_process_without_descriptors_waits_for_better_times(serve: Callable[..., Server], limit: int | None) -> None:
+    """Places run out, or, where nearly all that there are is in use, descriptors do before them."""
+    server = serve("scripted:tokens_per_s=100", "--journal", "memory")  # one on disk needs a descriptor to be synced
+    stream_id = server.create({"prompt": "Long.", "max_tokens": 500, "seed": 2})
+    server.http.close()
+    with Leaver(server) as reader:
+        read_long(reader, stream_id)
+        process = psutil.Process(server.process.pid)
+        _, most = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
+        limit = limit or process.num_fds() + 6
+        resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (limit, most))
+        clients = [Leaver(server) for _ in range(150)]
+        statuses = set()
+        for client in clients:
+            with contextlib.suppress(ConnectionError, EOFError):
+                client.send("GET", "/v1/models")
+                statuses.add(client.head())
+        assert statuses <= {200, 503}
+        assert reader.body() == b"".join(Answer("Long.", 500, seed=2).native(stream_id))
+        before_s = process.cpu_times().user + process.cpu_times().system
+        time.sleep(1)  # in which a loop that spins does nothing else
+        assert process.cpu_times().user + process.cpu_times().system - before_s < 0.5
+        for client in clients:
+            client.close()
+    wait_connections(server, 0)
+    with Leaver(server) as client:
+        assert client.request("GET", "/v1/models")[0] == 200

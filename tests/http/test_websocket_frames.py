@@ -1,0 +1,205 @@
+"""Handshakes, frames and silence on a real socket, also such as no library would send."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import psutil
+import pytest
+from tests.api.process import Server
+from tests.clients.talking import close_of, dial, hear, say
+from tests.http.frames import (
+    BINARY,
+    CLOSE,
+    CONTINUATION,
+    PING,
+    PONG,
+    TEXT,
+    FrameWire,
+    frame,
+    handshake,
+)
+from tests.http.wire import as_json
+from websockets.exceptions import InvalidStatus
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Server]:
+    """A server with narrow limits."""
+    limits = ("--ws-message-bytes", "1000", "--ws-ping-s", "0.1", "--ws-idle-s", "0.7", "--ws-sockets", "3")
+    with closing(Server("scripted:tokens_per_s=200", *limits)) as server:
+        yield server.wait_ready()
+
+
+# Frames
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/ws"])
+def test_bad_frames_close_the_socket_with_their_code(small: Server, path: str) -> None:
+    cases: list[tuple[bytes, int]] = [
+        (frame(BINARY, b"Hi"), 1003),
+        (frame(TEXT, b"\xff"), 1007),
+        (frame(TEXT, "é".encode()[:1], is_last=False) + frame(CONTINUATION, b"e"), 1007),
+        (frame(TEXT, b"x" * 1001), 1009),
+        (frame(TEXT, b"x" * 600, is_last=False) + frame(CONTINUATION, b"x" * 600), 1009),
+        (frame(TEXT, b"Hi", is_masked=False), 1002),
+        (frame(TEXT | 0x40, b"Hi"), 1002),
+        (frame(0x3, b"Hi"), 1002),
+        (frame(CONTINUATION, b"Hi"), 1002),
+        (frame(PING, b"x" * 126), 1002),
+    ]
+    for content, code in cases:
+        with FrameWire(small.port) as wire:
+            wire.open(path)
+            wire.send_bytes(content)
+            assert wire.closing()[0] == code
+            wire.send_bytes(frame(CLOSE))
+            with pytest.raises(EOFError):
+                wire.frame()
+
+
+def test_a_message_may_come_in_pieces(server: Server) -> None:
+    pieces = json.dumps({"type": "ping", "id": "🌊 é"}, ensure_ascii=False).encode()
+    with dial(server) as socket:
+        socket.send((pieces[i : i + 1] for i in range(len(pieces))), text=True)
+        assert hear(socket) == {"type": "pong", "id": "🌊 é"}
+        socket.ping().wait(5)
+
+
+@pytest.mark.deep
+def test_pieces_without_end_take_no_memory(server: Server) -> None:
+    memory = psutil.Process(server.process.pid).memory_info
+    with FrameWire(server.port) as wire:
+        wire.open("/v1/ws")
+        wire.send_bytes(frame(TEXT, b'{"type":"ping",', is_last=False))
+        before_bytes = memory().rss
+        for _ in range(20):
+            wire.send_bytes(frame(CONTINUATION, is_last=False) * 10_000)
+        wire.send_bytes(frame(CONTINUATION, b'"id":"a"}'))
+        assert wire.frame() == (TEXT, b'{"type":"pong","id":"a"}')
+        assert memory().rss - before_bytes < 5 * 2**20
+
+
+@pytest.mark.deep
+def test_pings_of_one_who_does_not_read_take_no_memory(server: Server) -> None:
+    memory = psutil.Process(server.process.pid).memory_info
+    with FrameWire(server.port, receive_bytes=4096) as wire:
+        wire.open("/v1/ws")
+        before_bytes = memory().rss
+        for number in range(200):
+            wire.send_bytes(frame(PING, bytes([number]) * 125) * 400)
+        wire.send_bytes(frame(TEXT, b'{"type":"ping"}'))
+        seen = []
+        while (found := wire.frame())[0] != TEXT:
+            seen.append(found)
+        assert all(opcode == PONG for opcode, _ in seen)
+        assert len(seen) < 80_000  # 10 MB, of which some were left out
+        assert memory().rss - before_bytes < 10 * 2**20
+
+
+def test_no_extension_is_negotiated(server: Server) -> None:
+    with dial(server, compression="deflate") as socket:
+        assert socket.response is not None
+        assert "sec-websocket-extensions" not in socket.response.headers
+        assert socket.response.headers["x-request-id"]
+
+
+# Time
+
+
+def test_one_who_answers_pings_stays_and_one_who_does_not_is_cut_off(small: Server) -> None:
+    with dial(small) as socket, FrameWire(small.port) as deaf:
+        deaf.open("/v1/ws")
+        say(socket, type="create", id="a", prompt="On and on.", max_tokens=5000)
+        assert hear(socket)["type"] == "created"
+        for _ in range(100):  # half a second
+            assert hear(socket)["type"] == "delta"
+        assert deaf.closing() == (1011, "Pings were not answered.")
+
+
+@pytest.mark.parametrize("path", ["/", "/v1/ws"])
+def test_silence_ends_a_socket(small: Server, path: str) -> None:
+    with dial(small, path) as socket:
+        assert close_of(socket) == (1001, "Nothing was said for too long.")
+
+
+# The handshake
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("GET", "/v1/ws", {"connection": "keep-alive", "upgrade": ""}, 426),
+        ("GET", "/v1/ws", {"sec-websocket-version": "8"}, 426),
+        ("GET", "/v1/ws", {"sec-websocket-version": ""}, 400),
+        ("GET", "/v1/ws", {"sec-websocket-key": ""}, 400),
+        ("GET", "/v1/ws", {"sec-websocket-key": "kanarie7f3a"}, 400),
+        ("POST", "/v1/ws", {}, 405),
+        ("GET", "/v1/ws?\xff", {}, 101),
+        ("GET", "/\xff\xfe/%ff", {}, 404),
+        ("GET", "/nowhere", {}, 404),
+        ("GET", "/v1/ws", {"origin": "http://evil.test"}, 403),
+        ("GET", "/v1/ws", {"origin": "null"}, 403),
+        ("GET", "/", {"origin": "http://localhost.evil.test"}, 403),
+        ("GET", "/v1/ws", {"host": "evil.test"}, 403),
+        ("GET", "/v1/ws", {"x-large": "x" * 20_000}, 431),
+    ],
+)
+def test_what_a_handshake_gets(server: Server, method: str, path: str, headers: dict[str, str], status: int) -> None:
+    with server.wire() as wire:
+        wire.send(method, path, None, handshake() | headers)
+        found = wire.head()
+        if status == 101:
+            assert found in (101, 400)  # a parser may be strict about bytes beyond ASCII
+            return
+        body = wire.body()
+        assert found in (status, 400) if "\xff" in path else found == status
+        assert b"kanarie7f3a" not in body
+        if found != 431 and "\xff" not in path:
+            assert as_json(body)["error"]["message"]
+        if status == 426:
+            assert wire.headers["upgrade"] == "websocket"
+    assert server.http.get("/health").status_code == 200
+
+
+def test_sockets_are_counted(small: Server) -> None:
+    with ExitStack() as stack:
+        for _ in range(3):
+            stack.enter_context(dial(small))
+        with pytest.raises(InvalidStatus) as refused:
+            dial(small)
+        assert refused.value.response.status_code == 429
+        assert refused.value.response.headers["retry-after"] == "5"
+    with dial(small) as socket:
+        say(socket, type="ping")
+        assert hear(socket) == {"type": "pong"}
+
+
+def test_an_upgrade_behind_an_answer_that_runs_is_cut_off_and_so_is_the_answer(paced: Server) -> None:
+    body = {"prompt": "Long.", "max_tokens": 5000, "stream": True}
+    with paced.wire() as wire:
+        wire.send("POST", "/v1/completions", body)
+        assert wire.head() == 200
+        stream_id = wire.headers["x-stream-id"]
+        wire.chunk()
+        wire.send("GET", "/v1/ws", None, handshake())
+        _, is_complete = wire.rest()
+        assert not is_complete
+    assert paced.wait_state(stream_id, "cancelled")
+
+
+def test_a_hundred_sockets_come_and_go(server: Server) -> None:
+    def one(number: int) -> None:
+        with dial(server) as socket:
+            say(socket, type="ping", id=str(number))
+            assert hear(socket) == {"type": "pong", "id": str(number)}
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(100)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert not any(thread.is_alive() for thread in threads)

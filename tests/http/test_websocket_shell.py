@@ -1,0 +1,475 @@
+"""The shell around the WebSocket core, with a transport that does what it is told and a clock that jumps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.types import Message, Receive, Scope, Send
+from tests.http.frames import BINARY, CLOSE, CONTINUATION, PING, TEXT, frame, handshake
+from tests.streams.virtual_time import run as run_scenario
+from tests.waiting import turn
+from uvicorn.server import ServerState
+
+from tailrace.http.websocket_protocol import WebSocketProtocol
+
+
+class _Transport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.written = b""
+        self.is_reading_ = True
+        self.has_said_all = False
+        self.is_aborted = False
+
+    def write(self, data: Any) -> None:
+        assert not self.has_said_all
+        self.written += data
+
+    def write_eof(self) -> None:
+        self.has_said_all = True
+
+    def can_write_eof(self) -> bool:
+        return True
+
+    def pause_reading(self) -> None:
+        assert self.is_reading_
+        self.is_reading_ = False
+
+    def resume_reading(self) -> None:
+        assert not self.is_reading_
+        self.is_reading_ = True
+
+    def is_closing(self) -> bool:
+        return self.is_aborted
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def get_protocol(self) -> asyncio.BaseProtocol:
+        return asyncio.Protocol()
+
+    def take(self) -> bytes:
+        written, self.written = self.written, b""
+        return written
+
+
+class _Line:
+    """A connection with its application, which does what the test says through `receive` and `send`."""
+
+    receive: Receive
+    send: Send
+
+    def __init__(
+        self, app: Callable[[Scope, Receive, Send], Awaitable[None]] | None = None, *, ping_s: float = 0.0
+    ) -> None:  # fmt: skip
+        config = uvicorn.Config(
+            app or self._app, interface="asgi3", log_config=None, ws_max_size=100_000, ws_ping_interval=ping_s
+        )
+        config.load()
+        self.state = ServerState()
+        self.shell = WebSocketProtocol(config, self.state, {}, message_s=30.0)
+        self.transport = _Transport()
+        self.shell.connection_made(self.transport)
+        self.over = asyncio.Event()
+        self.has_app = asyncio.Event()
+
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.receive, self.send = receive, send
+        self.has_app.set()
+        await self.over.wait()
+
+    def ask(self) -> None:
+        lines = [f"{name}: {text}" for name, text in {"host": "localhost", **handshake()}.items()]
+        self.shell.data_received("\r\n".join(["GET /v1/ws HTTP/1.1", *lines, "", ""]).encode())
+
+    async def open(self) -> _Line:
+        self.ask()
+        await self.has_app.wait()
+        assert await self.receive() == {"type": "websocket.connect"}
+        await self.send({"type": "websocket.accept", "headers": [(b"x-request-id", b"5")]})
+        head = self.transport.take()
+        assert head.startswith(b"HTTP/1.1 101 ")
+        assert b"x-request-id: 5\r\n" in head
+        return self
+
+    def hear(self, content: bytes) -> None:
+        self.shell.data_received(content)
+
+    async def say(self, text: str) -> None:
+        await self.send({"type": "websocket.send", "text": text})
+
+
+def _server_frame(opcode: int, payload: bytes = b"") -> bytes:
+    return frame(opcode, payload, is_masked=False)
+
+
+def _closing(code: int, reason: str) -> bytes:
+    return _server_frame(CLOSE, code.to_bytes(2, "big") + reason.encode())
+
+
+def virtual(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    def run() -> None:
+        async def main() -> None:
+            await test()
+
+        run_scenario(main())
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+# Reading
+
+
+@virtual
+async def test_reading_goes_on_as_the_application_takes_what_was_read() -> None:
+    line = await _Line().open()
+    line.hear(frame(TEXT, b"One") + frame(BINARY, b"Two"))
+    assert not line.transport.is_reading_
+    assert await line.receive() == {"type": "websocket.receive", "text": "One"}
+    assert not line.transport.is_reading_
+    assert await line.receive() == {"type": "websocket.receive", "bytes": b"Two"}
+    assert line.transport.is_reading_
+
+
+@virtual
+async def test_much_is_read_in_slices_with_turns_for_others() -> None:
+    line = await _Line().open()
+    num_turns = 0
+    line.hear(frame(TEXT, is_last=False) + frame(CONTINUATION, is_last=False) * 40_000 + frame(CONTINUATION, b"Hi"))
+    receiving = asyncio.ensure_future(line.receive())
+    while not receiving.done():
+        assert num_turns == 0 or not line.transport.is_reading_
+        num_turns += 1
+        await turn()
+    assert receiving.result() == {"type": "websocket.receive", "text": "Hi"}
+    assert num_turns > 50
+    assert line.transport.is_reading_
+
+
+@virtual
+async def test_pieces_are_put_together_between_characters() -> None:
+    line = await _Line().open()
+    for byte in "🌊é".encode():
+        line.hear(frame(TEXT if byte == 0xF0 else CONTINUATION, bytes([byte]), is_last=byte == 0xA9))
+    assert await line.receive() == {"type": "websocket.receive", "text": "🌊é"}
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (frame(TEXT, b"\xff"), 1007),
+        (frame(TEXT, b"x" * 100_001), 1009),
+        (frame(TEXT | 0x40, b"x"), 1002),
+        (frame(TEXT, b"x", is_masked=False), 1002),
+    ],
+    ids=["not UTF-8", "too large", "reserved bit", "no mask"],
+)
+def test_what_is_wrong_ends_it_with_its_code(content: bytes, code: int, caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        line = await _Line().open()
+        line.hear(content + frame(TEXT, b"Too late."))
+        await asyncio.sleep(0.001)
+        message = await line.receive()
+        assert (message["type"], message["code"]) == ("websocket.disconnect", code)
+        assert line.transport.written[2:4] == code.to_bytes(2, "big")
+        assert line.transport.has_said_all
+        with pytest.raises(ConnectionResetError):
+            await line.say("Hello?")
+        await asyncio.sleep(10.1)
+        assert line.transport.is_aborted
+
+    run_scenario(main())
+    assert not caplog.records
+
+
+@virtual
+async def test_what_was_said_before_the_close_is_heard() -> None:
+    line = await _Line().open()
+    line.hear(frame(TEXT, b"Stop") + frame(CLOSE, b"\x03\xe8Bye"))
+    assert await line.receive() == {"type": "websocket.receive", "text": "Stop"}
+    assert await line.receive() == {"type": "websocket.disconnect", "code": 1000, "reason": "Bye"}
+    assert line.transport.take() == _closing(1000, "Bye")
+    assert line.transport.has_said_all
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        frame(TEXT, b"x" * 100),
+        frame(BINARY, b"x" * 70_000),
+        frame(TEXT, b"x", is_last=False) * 1 + frame(CONTINUATION, b"x", is_last=False) * 40,
+        frame(TEXT, b"x", is_last=False) + (frame(PING) + frame(CONTINUATION, is_last=False)) * 20,
+        frame(PING, b"x" * 60),
+        frame(BINARY, is_last=False) + frame(CONTINUATION, is_last=False) * 40,
+    ],
+    ids=["a frame", "a large frame", "fragments", "fragments and pings", "a ping", "empty fragments"],
+)
+def test_a_message_that_comes_byte_by_byte_is_late(content: bytes) -> None:
+    @virtual
+    async def scenario() -> None:
+        line = await _Line().open()
+        receiving = asyncio.ensure_future(line.receive())
+        num_bytes = 0
+        while not receiving.done():
+            line.hear(content[num_bytes : num_bytes + 1])
+            num_bytes += 1
+            await asyncio.sleep(1)
+        assert num_bytes in (30, 31)
+        assert receiving.result() == {"type": "websocket.disconnect", "code": 1008, "reason": ""}
+        assert line.transport.take().endswith(_closing(1008, "A message did not arrive in time."))
+
+    scenario()
+
+
+@virtual
+async def test_each_message_has_its_own_time() -> None:
+    """Also where reads never end with one."""
+    line = await _Line().open()
+    content = frame(TEXT, b"Hi") * 100
+    line.hear(content[:3])
+    for start in range(3, 600, 8):
+        line.hear(content[start : start + 8])
+        assert await line.receive() == {"type": "websocket.receive", "text": "Hi"}
+        await asyncio.sleep(20)
+
+
+@virtual
+async def test_a_message_has_time_while_the_application_has_none() -> None:
+    line = await _Line().open()
+    line.hear(frame(TEXT, b"One") + frame(TEXT, b"Two")[:4])
+    await asyncio.sleep(100)
+    assert await line.receive() == {"type": "websocket.receive", "text": "One"}
+    await asyncio.sleep(20)
+    line.hear(frame(TEXT, b"Two")[4:])
+    assert await line.receive() == {"type": "websocket.receive", "text": "Two"}
+    await asyncio.sleep(100)
+    await line.say("Still here.")
+
+
+# Writing
+
+
+@virtual
+async def test_who_sends_waits_for_room_and_takes_turns() -> None:
+    line = await _Line().open()
+    line.shell.pause_writing()
+    tasks = [asyncio.create_task(line.say(text)) for text in ("a", "b")]
+    await asyncio.sleep(1)
+    assert line.transport.take() == b""
+    line.shell.resume_writing()
+    line.shell.pause_writing()  # room for one
+    await asyncio.sleep(1)
+    assert line.transport.take() == _server_frame(TEXT, b"a")
+    line.shell.resume_writing()
+    await asyncio.gather(*tasks)
+    assert line.transport.take() == _server_frame(TEXT, b"b")
+
+
+@virtual
+async def test_many_frames_are_one_write() -> None:
+    line = await _Line().open()
+    texts = [b"a" * size for size in (0, 1, 125, 126, 65_535, 65_536)]
+    await line.send({"type": "tailrace.websocket.send", "frames": texts})
+    assert line.transport.take() == b"".join(_server_frame(TEXT, text) for text in texts)
+    await line.send({"type": "websocket.send", "bytes": b"\xff"})
+    assert line.transport.take() == _server_frame(BINARY, b"\xff")
+
+
+@virtual
+async def test_who_waits_hears_that_the_client_has_left() -> None:
+    line = await _Line().open()
+    line.shell.pause_writing()
+    tasks = [asyncio.create_task(line.say(text)) for text in ("a", "b")]
+    await asyncio.sleep(1)
+    line.shell.connection_lost(ConnectionResetError())
+    for task in tasks:
+        with pytest.raises(ConnectionResetError):
+            await task
+    assert (await line.receive())["code"] == 1006
+    assert not line.state.connections
+
+
+@virtual
+async def test_nobody_waits_for_room_on_a_connection_that_is_half_closed() -> None:
+    line = await _Line().open()
+    line.shell.pause_writing()
+    waiting = asyncio.create_task(line.say("a"))
+    await asyncio.sleep(1)
+    line.shell.eof_received()
+    for saying in (waiting, line.say("b")):
+        with pytest.raises(ConnectionResetError):
+            await saying
+    assert line.transport.take() == b""
+    await asyncio.sleep(10.1)
+    assert line.transport.is_aborted
+
+
+@virtual
+async def test_only_the_last_pong_is_owed() -> None:
+    line = await _Line().open()
+    line.hear(frame(PING, b"1"))
+    assert line.transport.take() == b"\x8a\x011"
+    line.shell.pause_writing()
+    for number in b"23456789":
+        line.hear(frame(PING, bytes([number])))
+    assert line.transport.written == b""
+    line.shell.resume_writing()
+    assert line.transport.take() == b"\x8a\x019"
+    line.shell.pause_writing()
+    line.hear(frame(PING, b"10"))
+    await line.send({"type": "websocket.close"})
+    line.shell.resume_writing()
+    assert line.transport.take() == _closing(1000, "")  # and no pong behind it
+
+
+# Time
+
+
+@virtual
+async def test_silence_is_answered_with_pings_and_then_with_the_end() -> None:
+    line = await _Line(ping_s=20.0).open()
+    await asyncio.sleep(20.1)
+    assert line.transport.take() == _server_frame(PING)
+    line.hear(frame(0xA))
+    await asyncio.sleep(40)
+    assert line.transport.take() == _server_frame(PING) * 2
+    await asyncio.sleep(20)
+    assert line.transport.take() == _closing(1011, "Pings were not answered.")
+    await asyncio.sleep(10)
+    assert line.transport.is_aborted
+
+
+@virtual
+async def test_a_client_that_is_not_read_is_excused() -> None:
+    line = await _Line(ping_s=20.0).open()
+    line.hear(frame(TEXT, b"Hi"))
+    await asyncio.sleep(500)
+    assert set(line.transport.take()[::2]) == {_server_frame(PING)[0]}
+    assert (await line.receive())["type"] == "websocket.receive"
+    line.hear(frame(0xA))
+    await asyncio.sleep(19)
+    assert not line.transport.has_said_all
+
+
+@virtual
+async def test_who_does_not_answer_a_close_is_cut_off() -> None:
+    line = await _Line().open()
+    await line.send({"type": "websocket.close", "code": 1001, "reason": "Enough."})
+    assert line.transport.take() == _closing(1001, "Enough.")
+    assert not line.transport.has_said_all
+    await asyncio.sleep(10.1)
+    assert line.transport.is_aborted
+
+
+@virtual
+async def test_who_answers_a_close_is_done() -> None:
+    line = await _Line().open()
+    await line.send({"type": "websocket.close", "code": 1001, "reason": "Enough."})
+    line.hear(frame(TEXT, b"Oh?") + frame(CLOSE, b"\x03\xe9"))
+    assert line.transport.has_said_all
+    assert (await line.receive())["code"] == 1001
+    line.shell.connection_lost(None)
+
+
+# The server, and the application
+
+
+@virtual
+async def test_a_server_that_goes_away_says_so() -> None:
+    line = await _Line().open()
+    line.shell.shutdown()
+    assert line.transport.take() == _closing(1012, "The server is shutting down.")
+    assert (await line.receive())["code"] == 1012
+    await asyncio.sleep(1.1)
+    assert line.transport.is_aborted
+    early = _Line()
+    early.ask()
+    early.shell.shutdown()
+    assert early.transport.take().startswith(b"HTTP/1.1 503 ")
+    assert early.transport.has_said_all
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_application_that_fails_is_logged_and_told(when: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if when == "after":
+            await send({"type": "websocket.accept"})
+        raise ValueError("a defect")
+
+    async def main() -> None:
+        line = _Line(app)
+        line.ask()
+        await asyncio.sleep(0.001)
+        written = line.transport.take()
+        if when == "before":
+            assert written.startswith(b"HTTP/1.1 500 ")
+        else:
+            assert written.endswith(_closing(1011, ""))
+        assert not line.state.tasks
+
+    run_scenario(main())
+    assert "a defect" in caplog.text
+
+
+@pytest.mark.parametrize("does_accept", [True, False])
+def test_an_application_that_just_returns(does_accept: bool) -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        if does_accept:
+            await send({"type": "websocket.accept"})
+
+    async def main() -> None:
+        line = _Line(app)
+        line.ask()
+        await asyncio.sleep(0.001)
+        written = line.transport.take()
+        assert written.endswith(_closing(1000, "")) if does_accept else written.startswith(b"HTTP/1.1 500 ")
+
+    run_scenario(main())
+
+
+@virtual
+async def test_an_application_may_answer_with_http() -> None:
+    line = _Line()
+    line.ask()
+    await line.has_app.wait()
+    start: Message = {"type": "websocket.http.response.start", "status": 403, "headers": [(b"content-type", b"a/b")]}
+    await line.send(start)
+    await line.send({"type": "websocket.http.response.body", "body": b"No", "more_body": True})
+    assert line.transport.written == b""
+    await line.send({"type": "websocket.http.response.body", "body": b"."})
+    head, _, body = line.transport.take().partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 403 Forbidden\r\n")
+    assert b"content-type: a/b" in head
+    assert b"content-length: 3" in head
+    assert body == b"No."
+    assert line.transport.has_said_all
+    with pytest.raises(ConnectionResetError):
+        await line.send({"type": "websocket.accept"})
+
+
+@pytest.mark.parametrize("leaving", ["junk", "lost", "eof"])
+def test_one_who_leaves_before_the_answer_gets_none(leaving: str) -> None:
+    async def main() -> None:
+        line = _Line()
+        line.ask()
+        await line.has_app.wait()
+        if leaving == "junk":
+            line.hear(b"\xff\xff\xff\xff")
+        elif leaving == "lost":
+            line.shell.connection_lost(None)
+        else:
+            line.shell.eof_received()
+        assert await line.receive() == {"type": "websocket.connect"}
+        assert (await line.receive())["type"] == "websocket.disconnect"
+        with pytest.raises(ConnectionResetError):
+            await line.send({"type": "websocket.accept"})
+        line.over.set()
+        await asyncio.sleep(0.001)
+        assert line.transport.written == b""
+
+    run_scenario(main())

@@ -1,0 +1,25 @@
+"""Each test runs on each kind of database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.records.databases import KINDS, own_database
+
+from tailrace.records.database import RecordDatabase
+
+
+@pytest.fixture(params=KINDS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    with own_database(request.param, tmp_path) as made:
+        yield made
+
+
+@pytest.fixture
+def database(url: str) -> Iterator[RecordDatabase]:
+    opened = RecordDatabase(url)
+    opened.prepare()
+    yield opened
+    opened.close()

@@ -1,0 +1,87 @@
+"""The tables and their migrations, on each kind of database."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import inspect, text
+
+import tailrace.records
+from tailrace.errors import ModelError
+from tailrace.records.database import HEAD, RecordDatabase
+from tailrace.records.tables import METADATA
+
+
+def test_the_migrations_make_the_tables(database: RecordDatabase) -> None:
+    with database.engine.connect() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
+
+
+def test_the_newest_migration_is_known_by_name() -> None:
+    assert tailrace.records.__file__ is not None
+    scripts = ScriptDirectory(str(Path(tailrace.records.__file__).parent / "migrations"))
+    assert scripts.get_current_head() == HEAD
+
+
+def test_down_and_up_again(database: RecordDatabase) -> None:
+    database.migrate("base")
+    with database.engine.connect() as connection:
+        assert set(inspect(connection).get_table_names()) <= {"alembic_version"}
+    database.prepare()
+    with database.engine.connect() as connection:
+        assert set(METADATA.tables) <= set(inspect(connection).get_table_names())
+
+
+def test_two_servers_prepare_at_once(url: str) -> None:
+    def prepare(_: int) -> None:
+        with closing(RecordDatabase(url)) as database:
+            database.prepare()
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(prepare, range(4)))
+    with closing(RecordDatabase(url)) as database, database.begin() as connection:
+        assert connection.execute(text("SELECT count(*) FROM key_changes")).scalar() == 1
+
+
+def test_a_database_of_a_later_version_is_left_alone(database: RecordDatabase) -> None:
+    with database.begin() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(ModelError, match="newer version"):
+        database.prepare()
+    with database.begin() as connection:
+        assert connection.execute(text("SELECT version_num FROM alembic_version")).scalar() == "9999"
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("not a url", "takes a URL"),
+        ("mysql://root@localhost/test", "takes a URL"),
+        ("postgresql+psycopg://me:hunter2@127.0.0.1:1/x", "cannot be used"),
+        ("postgresql+nodriver://me:hunter2@127.0.0.1/x", "not installed"),
+        ("sqlite:////proc/none/records.sqlite", "cannot be opened"),
+    ],
+)
+def test_what_cannot_be_used_is_refused_without_its_password(url: str, said: str) -> None:
+    with pytest.raises(ModelError, match=said) as refused:
+        RecordDatabase(url).prepare()
+    assert "hunter2" not in str(refused.value)
+
+
+def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+    (tmp_path / "x.sqlite").write_bytes(b"not a database, and longer than a header would be" * 40)
+    with pytest.raises(ModelError, match="cannot be used"):
+        RecordDatabase(f"sqlite:///{tmp_path / 'x.sqlite'}").prepare()
+    assert (tmp_path / "x.sqlite").read_bytes().startswith(b"not a database")
+
+
+def test_nobody_else_reads_the_file(tmp_path: Path) -> None:
+    with closing(RecordDatabase(f"sqlite:///{tmp_path / 'x.sqlite'}")) as database:
+        database.prepare()
+    assert (tmp_path / "x.sqlite").stat().st_mode & 0o077 == 0

@@ -1,0 +1,151 @@
+"""Keys in the database, and a keyring that follows them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from starlette.datastructures import Headers
+
+from tailrace.access.keyring import Keyring
+from tailrace.access.principal import Principal
+from tailrace.errors import ModelError, Unauthenticated, UnknownKey
+from tailrace.records.database import RecordDatabase
+from tailrace.records.keys import KeyStore
+from tailrace.records.service import open_database, open_records
+from tailrace.records.tables import keys
+from tailrace.settings import Settings
+
+
+@pytest.fixture
+def store(database: RecordDatabase) -> KeyStore:
+    return KeyStore(database)
+
+
+def _show(keyring: Keyring, token: str) -> Principal:
+    scope = {"type": "http", "method": "POST", "path": "/", "query_string": b""}
+    return keyring.authenticate(scope, Headers({"authorization": f"Bearer {token}"}))
+
+
+def _keyring(store: KeyStore) -> Keyring:
+    keyring = Keyring()
+    keyring.update(store.changed_since(0)[0])
+    return keyring
+
+
+def test_a_key_is_kept_without_its_secret(store: KeyStore, database: RecordDatabase) -> None:
+    made = store.create("alice", name="laptop", scopes=("read", "wire:openai"))
+    assert store.get(made.key.key_id) == made.key
+    assert _show(_keyring(store), made.token) == Principal("alice", made.key.key_id, ("read", "wire:openai"))
+    secret = made.token.rpartition("_")[2].encode()
+    with database.begin() as connection:
+        row = connection.execute(keys.select()).one()
+    assert all(secret not in str(value).encode() for value in row)
+
+
+def test_revoked(store: KeyStore) -> None:
+    one, other = store.create("alice"), store.create("bob")
+    revoked = store.revoke(one.key.key_id)
+    assert revoked.state(time.time()) == "revoked"
+    assert store.revoke(one.key.key_id) == revoked
+    keyring = _keyring(store)
+    assert _show(keyring, other.token).owner == "bob"
+    with pytest.raises(Unauthenticated):
+        _show(keyring, one.token)
+    with pytest.raises(ValueError, match="revoked"):
+        store.rotate(one.key.key_id, grace_s=0)
+
+
+def test_rotated(store: KeyStore) -> None:
+    made = store.create("alice")
+    turned = store.rotate(made.key.key_id, grace_s=60)
+    keyring = _keyring(store)
+    assert _show(keyring, made.token) == _show(keyring, turned.token)
+    last = store.rotate(made.key.key_id, grace_s=0)
+    keyring = _keyring(store)
+    assert _show(keyring, last.token).key_id == made.key.key_id
+    for token in (made.token, turned.token):
+        with pytest.raises(Unauthenticated):
+            _show(keyring, token)
+
+
+def test_expired(store: KeyStore) -> None:
+    made = store.create("alice", lifetime_s=-1)
+    assert made.key.state(time.time()) == "expired"
+    with pytest.raises(Unauthenticated):
+        _show(_keyring(store), made.token)
+
+
+def test_unknown(store: KeyStore) -> None:
+    for call in (store.get, store.revoke, lambda key_id: store.rotate(key_id, grace_s=1)):
+        with pytest.raises(UnknownKey):
+            call("abcdefghjkmn")
+
+
+@pytest.mark.parametrize("owner", ["", "anonymous", "a b", "x\0y", "a" * 201, "a\n"])
+def test_owners_that_cannot_be(store: KeyStore, owner: str) -> None:
+    with pytest.raises(ValueError, match="owner"):
+        store.create(owner)
+    assert store.list() == []
+
+
+@pytest.mark.parametrize("scopes", [("root",), (), ("wire:openai",), ("read", "wire:"), ("read", "model:a b")])
+def test_scopes_that_cannot_be(store: KeyStore, scopes: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="scope"):
+        store.create("alice", scopes=scopes)
+
+
+def test_listed(store: KeyStore) -> None:
+    made = [store.create(owner).key for owner in ("alice", "bob", "alice")]
+    assert {key.key_id for key in store.list()} == {key.key_id for key in made}
+    assert {key.owner for key in store.list("alice")} == {"alice"}
+    assert store.forget("alice") == 2
+    assert [key.owner for key in store.list()] == ["bob"]
+
+
+def test_each_change_is_seen_whoever_makes_it(store: KeyStore) -> None:
+    """Versions come into sight in their order, also where many change keys at once."""
+    seen, known = 0, set[str]()
+    with ThreadPoolExecutor(6) as threads:
+        making = [threads.submit(store.create, f"owner{number}") for number in range(40)]
+        while not all(one.done() for one in making):
+            changed, seen = store.changed_since(seen)
+            known |= {key.key_id for key in changed}
+    changed, seen = store.changed_since(seen)
+    known |= {key.key_id for key in changed}
+    assert known == {one.result().key.key_id for one in making}
+    assert seen == 40
+
+
+async def test_a_keyring_follows(url: str) -> None:
+    async with open_records(Settings(database=url)) as records:
+        revoked = asyncio.Queue[str]()
+        records.keyring.on_revoked(revoked.put_nowait)
+        # Somebody else, as `tailrace keys` is.
+        database = await asyncio.to_thread(open_database, Settings(database=url))
+        store = KeyStore(database)
+        made = await asyncio.to_thread(store.create, "alice")
+        async with asyncio.timeout(30):
+            while records.keyring.is_empty:
+                await asyncio.sleep(0.01)
+            assert _show(records.keyring, made.token).owner == "alice"
+            await asyncio.to_thread(store.revoke, made.key.key_id)
+            assert await revoked.get() == made.key.key_id
+        database.close()
+        assert not records.keyring.is_empty
+
+
+async def test_a_server_without_keys_makes_no_database(tmp_path: Path) -> None:
+    async with open_records(Settings(database=f"sqlite:///{tmp_path / 'records.sqlite'}")) as records:
+        await records.read_keys()
+    assert not list(tmp_path.iterdir())
+
+
+async def test_a_server_whose_keys_cannot_be_read_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "records.sqlite").write_bytes(b"not a database, and longer than a header would be" * 40)
+    with pytest.raises(ModelError, match="cannot be used"):
+        async with open_records(Settings(database=f"sqlite:///{tmp_path / 'records.sqlite'}")):
+            pass

@@ -1,0 +1,65 @@
+"""docs/api.md lists what is public, all of it, and nothing that is not there."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "api.md").read_text("utf-8")
+_SECTION = re.compile(r"^## `([\w.]+)`\n(.*?)(?=^## |\Z)", re.DOTALL | re.MULTILINE)
+WHOLE = {module: re.findall(r"^\| `(\w+)` \| \S", text, re.MULTILINE) for module, text in _SECTION.findall(PAGE)}
+PARTS = {
+    module: re.findall(r"`(\w+)`", names)
+    for module, names in re.findall(r"^\| `(tailrace\.\w+)` \| (`.*) \|$", PAGE, re.MULTILINE)
+}
+
+
+def test_the_page_has_its_sections() -> None:
+    assert list(WHOLE) == [
+        "tailrace", "tailrace.serve", "tailrace.serve.exceptions", "tailrace.serve.huggingface", "tailrace.testing",
+    ]  # fmt: skip
+    assert list(PARTS) == ["tailrace.engines", "tailrace.dialects", "tailrace.types", "tailrace.errors"]
+
+
+@pytest.mark.parametrize("module", WHOLE)
+def test_every_public_name_is_listed(module: str) -> None:
+    public = import_module(module).__all__
+    assert sorted(WHOLE[module]) == sorted(public)
+    assert all(hasattr(import_module(module), name) for name in public)
+
+
+@pytest.mark.parametrize("module", PARTS)
+def test_what_plugins_may_import_is_there(module: str) -> None:
+    assert set(PARTS[module]) <= set(import_module(module).__all__)
+
+
+def _imported(source: str) -> Iterator[tuple[str, str]]:
+    """Module and name of all that is imported from tailrace."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "tailrace":
+            yield from ((node.module or "", one.name) for one in node.names)
+
+
+def _sources() -> dict[str, str]:
+    """The examples, and the Python that stands in the docs and the README."""
+    found = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "examples").rglob("*.py")}
+    for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
+        for number, block in enumerate(
+            re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+        ):
+            found[f"{page.relative_to(ROOT)} {number}"] = block
+    return found
+
+
+def test_examples_and_docs_import_public_names_only() -> None:
+    listed = {(module, name) for module, names in {**WHOLE, **PARTS}.items() for name in names}
+    modules = {tuple(module.rpartition(".")[::2]) for module in {**WHOLE, **PARTS}}
+    used = {pair for source in _sources().values() for pair in _imported(source)}
+    assert ("tailrace.testing", "check_engine") in used
+    assert used - listed - modules == set()

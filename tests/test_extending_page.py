@@ -1,0 +1,281 @@
+"""docs/extending.md: its package is what stands in examples/, keeps the laws, and is served; what does not fit is left
+out."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+from tests.api.process import TAILRACE, Server, environment
+
+from tailrace.engines import OF_SOME, EngineSpec
+from tailrace.testing import Law, check_engine, laws
+
+ROOT = Path(__file__).parent.parent
+PAGE = (ROOT / "docs" / "extending.md").read_text("utf-8")
+EXAMPLE = ROOT / "examples" / "parrot"
+FILES: dict[str, str] = dict(
+    re.findall(r"^`([\w/]+\.(?:py|toml))`:\n\n```(?:python|toml)\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+)
+SCRIPTS: list[str] = re.findall(r"(?<!`:\n\n)^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+
+
+def install(site: Path, package: str, files: Mapping[str, str], points: Mapping[str, Mapping[str, str]]) -> None:
+    """Put a package where Python looks, with its entry points, as pip would."""
+    for name, text in files.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        (site / name).write_text(text)
+    facts = site / f"{package.replace('-', '_')}-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    lines = [
+        line
+        for group, named in points.items()
+        for line in (f"[{group}]", *(f"{name} = {value}" for name, value in named.items()))
+    ]
+    (facts / "entry_points.txt").write_text("\n".join([*lines, ""]))
+
+
+def install_parrot(site: Path) -> None:
+    project = tomllib.loads(FILES["pyproject.toml"])["project"]
+    modules = {name: text for name, text in FILES.items() if name.endswith(".py")}
+    install(site, project["name"], modules, project["entry-points"])
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of packages, for the processes that a test starts."""
+    directory = tmp_path / "site"
+    directory.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(directory))
+    return directory
+
+
+@pytest.fixture
+def parrot(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The package of the page, for this process as well."""
+    install_parrot(site)
+    monkeypatch.syspath_prepend(str(site))
+    yield site
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tailrace_parrot"]:
+        del sys.modules[name]
+
+
+def test_the_page_shows_what_stands_in_the_examples() -> None:
+    kept = {
+        str(path.relative_to(EXAMPLE)): path.read_text()
+        for path in EXAMPLE.rglob("*")
+        if path.suffix in (".py", ".toml")
+    }
+    assert kept == FILES
+
+
+def test_the_page_names_every_setting_that_not_all_engines_have() -> None:
+    assert {f"--{name.replace('_', '-')}" for name in OF_SOME} <= set(re.findall(r"`(--[a-z-]+)`", PAGE))
+
+
+def test_the_script_of_the_page(parrot: Path) -> None:
+    (script,) = SCRIPTS
+    ran = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False, env=environment()
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("law", laws, ids=str)
+def test_the_engine_keeps_every_law_also_with_an_end_of_text(law: Law, parrot: Path) -> None:
+    from tailrace_parrot.engine import ParrotEngine
+
+    law(lambda: ParrotEngine(EngineSpec("parrot", context_tokens=256, eos_token_ids=(3,))), num_sequences=100)
+
+
+def test_the_laws_find_an_engine_that_breaks_one(parrot: Path) -> None:
+    from tailrace_parrot.engine import ParrotEngine
+
+    class Deaf(ParrotEngine):
+        def abort(self, sequence_id: int) -> None:
+            pass
+
+    with pytest.raises(AssertionError, match="abort_takes_one_step"):
+        check_engine(lambda: Deaf(EngineSpec("parrot", context_tokens=256)), num_sequences=10)
+
+
+def test_it_is_served(parrot: Path) -> None:
+    with contextlib.closing(Server("scripted", "--engine", "parrot", "--journal", "memory")) as server:
+        server.wait_ready()
+        answer = server.post("/parrot", {"say": "Hi, you.", "max_tokens": 20})
+        assert answer.headers["content-type"] == "application/x-ndjson"
+        said = re.findall(r'\{"said": "(.*)"\}', answer.text)
+        assert "".join(said) == "Hi, you."
+        assert answer.text.endswith('{"tokens": 9}\n')
+        followed = server.http.get(f"/v1/streams/{answer.headers['x-stream-id']}/events", headers={"accept": "*/*"})
+        assert '"status":"done"' in followed.text
+        refused = server.post("/parrot", {"say": "Hi", "max_tokens": 0})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+        assert server.http.get("/parrot/nothing").json()["error"]["code"] == "not_found"
+        assert "/parrot" in server.http.get("/openapi.json").json()["paths"]
+        again = server.post("/v1/completions", {"model": "default", "prompt": "ab", "max_tokens": 5})
+        assert again.json()["choices"][0]["text"] == "ab"
+        refused = server.post("/v1/completions", {"model": "default", "prompt": "ab", "logit_bias": {"5": 1}})
+        assert refused.json()["error"]["param"] == "logit_bias"
+
+
+def test_auto_takes_no_engine_of_another_package(parrot: Path) -> None:
+    with contextlib.closing(Server("scripted", "--journal", "memory")) as server:
+        server.wait_ready()
+        assert "into scripted" in server.log
+
+
+def test_a_setting_that_means_nothing_to_it_is_refused(parrot: Path) -> None:
+    assert "--threads means nothing to the engine parrot" in _said("--engine", "parrot", "--threads", "2")
+
+
+def test_doctor_shows_it(parrot: Path) -> None:
+    ran = subprocess.run(
+        [TAILRACE, "doctor", "scripted", "--quick"], capture_output=True, text=True, timeout=60, check=True,
+        env=environment(),
+    )  # fmt: skip
+    assert re.search(r"^  parrot +1\.0 +runs scripted$", ran.stdout, re.M), ran.stdout
+
+
+_ODD = """
+from tailrace.dialects import WIRES, Generate, Operation, Wire, encode_error
+from tailrace.engines import Kind
+
+kind = dict(text="", formats=("gguf",), cls="odd:Engine")
+openvino = Kind("openvino", **kind)
+another = Kind("else", **kind)
+formats = Kind("formats", **{**kind, "formats": ("onnx",)})
+settings = Kind("settings", settings=("speed",), **kind)
+no_class = Kind("no_class", **{**kind, "cls": "odd"})
+not_one = object()
+no_formats = Kind("no_formats", **{**kind, "formats": 3})
+
+
+def wire(name, path="/odd", **more):
+    return Wire(name, "", (Operation("POST", path, Generate(print), ""),), **{"encode_error": encode_error, **more})
+
+
+native = wire("native")
+ours = wire("ours", "/v1/streams/{x}/events")
+metrics = wire("metrics", "/metrics")
+swallows = wire("swallows", "/{rest:path}")
+any_name = wire("any_name", "/{name}")
+relative = wire("relative", "odd")
+broad = wire("broad", prefix="/v1")
+says_nothing = wire("says_nothing", encode_error=lambda error: (400, b"no"))
+wrong_status = wire("wrong_status", encode_error=lambda error: (200, b"{}"))
+fits = wire("fits", "/fits")
+twice = wire("twice", "/fits")
+"""
+_LEFT_OUT = {
+    "tailrace.engines": {
+        "openvino": "tailrace has one of that name",
+        "differs": "odd:another has another name than its entry point",
+        "formats": "it names formats that there are not: onnx",
+        "settings": "it names settings that there are not: speed",
+        "no_class": "'odd' is not module:class",
+        "no_formats": "odd:no_formats does not fit (TypeError",
+        "not_one": "odd:not_one is not a Kind",
+        "missing": "odd:missing could not be loaded (AttributeError: module 'odd' has no attribute 'missing')",
+        "raises": "raises could not be loaded (ValueError: no such luck)",
+        "leaves": "leaves could not be loaded (SystemExit: 3)",
+    },
+    "tailrace.wires": {
+        "native": "tailrace has one of that name",
+        "ours": "its path /v1/streams/{x}/events is taken by /v1/streams/{stream_id}/events",
+        "metrics": "its path /metrics is taken by /metrics",
+        "swallows": "its path /{rest:path} is taken by /",
+        "any_name": "its path /{name} is taken by /",
+        "relative": "'odd' is not a path",
+        "broad": "its prefix '/v1' is that of other paths",
+        "says_nothing": "odd:says_nothing does not fit (",
+        "wrong_status": "encode_error does not give the error's status and a JSON object",
+        "twice": "its path /fits is taken by /fits",
+    },
+}
+_ELSEWHERE = {"differs": "odd:another", "raises": "raises", "leaves": "leaves"}
+
+
+def test_what_does_not_fit_is_left_out_with_a_line(site: Path) -> None:
+    points = {
+        group: {name: _ELSEWHERE.get(name, f"odd:{name}") for name in reasons} for group, reasons in _LEFT_OUT.items()
+    }
+    points["tailrace.wires"]["fits"] = "odd:fits"
+    modules = {
+        "odd.py": _ODD,
+        "raises.py": "raise ValueError('no such luck')",
+        "leaves.py": "import sys; sys.exit(3)",
+    }
+    install(site, "odd", modules, points)
+    with contextlib.closing(Server("scripted", "--journal", "memory")) as server:
+        server.wait_ready()
+        for group, reasons in _LEFT_OUT.items():
+            for name, reason in reasons.items():
+                server.wait_line(f"^tailrace: {group}: {name} of the package odd is left out: {re.escape(reason)}")
+        assert "Traceback" not in server.log
+        paths = server.http.get("/openapi.json").json()["paths"]
+        assert "/fits" in paths
+        assert not {"/odd", "/{rest}", "/{name}"} & set(paths)
+        assert server.http.get("/v1/models").json()["data"][0]["id"] == "scripted"
+        assert server.http.get("/metrics").status_code == 200
+
+
+def _said(*flags: str) -> str:
+    """What a server says that cannot start with these flags."""
+    ran = subprocess.run(
+        [TAILRACE, "serve", "scripted", "--port", "0", *flags],
+        capture_output=True, text=True, timeout=30, check=False, env=environment(),
+    )  # fmt: skip
+    assert ran.returncode in (1, 2)
+    assert "Traceback" not in ran.stderr
+    return ran.stderr
+
+
+def test_two_packages_with_one_name(site: Path) -> None:
+    for package in ("first", "second"):
+        source = _ODD.replace('Kind("else"', f'Kind("same", packages=("{package}_library",)')
+        install(site, package, {f"{package}.py": source}, {"tailrace.engines": {"same": f"{package}:another"}})
+    said = _said("--engine", "same")
+    assert "same of the package second is left out: another package has one of that name" in said
+
+
+def test_an_engine_that_was_left_out_is_asked_for(site: Path) -> None:
+    install(site, "raises", {"raises.py": "raise ValueError('no')"}, {"tailrace.engines": {"raises": "raises:x"}})
+    said = _said("--engine", "raises")
+    assert "raises of the package raises is left out: raises:x could not be loaded (ValueError: no)" in said
+    assert "'raises' is not one of 'auto', 'openvino'" in said
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("raise ImportError('no library')", "ImportError: no library"),
+        ("class Engine:\n    def __init__(self, spec): raise RuntimeError('no memory')", "RuntimeError: no memory"),
+        ("", "has no attribute 'Engine'"),
+    ],
+)
+def test_an_engine_that_cannot_load_its_model(source: str, reason: str, site: Path) -> None:
+    kind = 'from tailrace.engines import Kind\nKIND = Kind("bad", "", formats=("scripted",), cls="bad_engine:Engine")'
+    install(site, "bad", {"bad.py": kind, "bad_engine.py": source}, {"tailrace.engines": {"bad": "bad:KIND"}})
+    assert reason in _said("--engine", "bad")
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(300)
+def test_pip_installs_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "target"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(EXAMPLE)],
+        check=True, timeout=240,
+    )  # fmt: skip
+    monkeypatch.setenv("PYTHONPATH", str(target))
+    with contextlib.closing(Server("scripted", "--engine", "parrot", "--journal", "memory")) as server:
+        server.wait_ready()
+        assert '"said"' in server.post("/parrot", {"say": "Hi"}).text

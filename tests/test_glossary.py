@@ -1,0 +1,57 @@
+"""The words of docs/glossary.md are the words of the code."""
+
+from __future__ import annotations
+
+import ast
+import tokenize
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "glossary.md"
+
+# Names that once stood for things of the glossary, and what is said now.
+_REPLACED = {
+    "fell": "on_engine_lost",
+    "strand": "suspend",
+    "is_stranded": "is_suspended",
+    "lose": "fail_unpersisted",
+    "cut_at": "_retried_at",
+    "go_on": "continue_from",
+    "renew": "rename",
+    "num_heard": "num_generated",
+    "strikes": "num_losses",
+    "on_trouble": "on_write_failure",
+    "at_hand": "cached",
+    "Told": "StderrProgress",
+}
+
+
+def _sources() -> Iterator[Path]:
+    return (ROOT / "src" / "tailrace").rglob("*.py")
+
+
+def test_replaced_names_do_not_come_back() -> None:
+    found = []
+    for path in _sources():
+        with path.open("rb") as source:
+            names = {token.string for token in tokenize.tokenize(source.readline) if token.type == tokenize.NAME}
+        found += [f"{path.relative_to(ROOT)}: {name}, now {_REPLACED[name]}" for name in names & set(_REPLACED)]
+    assert not found, "\n".join(found)
+
+
+def test_a_public_class_has_its_name_to_itself() -> None:
+    places: dict[str, list[str]] = defaultdict(list)
+    for path in _sources():
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(str(path.relative_to(ROOT)))
+    assert not {name: paths for name, paths in places.items() if len(paths) > 1}
+
+
+def test_terms_are_in_the_order_of_a_table_and_explained_once() -> None:
+    rows = [line.split("|")[1:3] for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| ")]
+    terms = [term.strip() for row, _ in rows[1:] for term in row.split(",")]
+    assert len(terms) == len(set(terms))
+    assert all(text.strip() for _, text in rows)

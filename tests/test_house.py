@@ -1,0 +1,133 @@
+"""How tests are written: they know nothing that is private to tailrace, wait for what they are about, and are short."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+TESTS = sorted(
+    path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "bots"
+)  # those are apps of others
+_PRIVATE = re.compile(r"_[A-Za-z]\w*")
+_PUBLIC = {"_asdict", "_exit", "_fields", "_replace"}  # of the standard library
+_OF_RAY = {
+    "_get_batch_wait_timeout_s", "_get_curr_iteration_start_times", "_get_handling_task_stack",
+    "_get_max_batch_size", "_is_batching_task_alive",
+}  # fmt: skip  # what Ray Serve's users call all the same
+_PATCHES = ("delattr", "getattr", "hasattr", "patch", "patch.object", "setattr")
+
+# They look inside. None may be added; whoever changes one of these makes it ask what is public.
+_LOOK_INSIDE = {
+    "apps/test_leaving.py",
+    "dialects/test_openai.py",
+    "engines/llamacpp/test_engine.py",
+    "engines/openvino/test_engine.py",
+    "engines/upstream/test_engine.py",
+    "models/test_fetch.py",
+    "models/test_tokenizer.py",
+    "serve/inferless/test_app.py",
+    "serve/inferless/test_model.py",
+    "serve/inferless/test_streams.py",
+    "streams/test_database.py",
+    "streams/test_index.py",
+    "streams/test_old_journals.py",
+    "testing/test_conformance.py",
+    "testing/test_log_stores.py",
+    "testing/test_sampling_laws.py",
+    "text/test_tool_calls.py",
+}
+
+
+def _is_private(name: str) -> bool:
+    return _PRIVATE.fullmatch(name) is not None and name not in _PUBLIC | _OF_RAY
+
+
+def _defined(tree: ast.AST) -> set[str]:
+    """Names that a file gives to what is its own: functions, classes, variables, attributes of `self`."""
+    names = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(ast.Name("self"), attr=name, ctx=ast.Store()):
+                names.add(name)
+    return names
+
+
+def private_names(source: str) -> Iterator[str]:
+    """What stands in a source, and in the programs in its strings, that is private and not its own."""
+    tree = ast.parse(source)
+    own = _defined(tree)
+    for node in ast.walk(tree):
+        match node:
+            case ast.ImportFrom(module=str(module), names=aliases) if module.partition(".")[0] == "tailrace":
+                for alias in aliases:
+                    if any(map(_is_private, (*module.split("."), alias.name))):
+                        yield f"{module}.{alias.name}"
+            case ast.Attribute(attr=name) if _is_private(name) and name not in own:
+                yield ast.unparse(node)
+            case ast.Call(func=function, args=arguments) if ast.unparse(function).endswith(_PATCHES):
+                for argument in arguments:
+                    if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
+                        yield from (name for name in argument.value.split(".") if _is_private(name))
+            case ast.Constant(value=str(text)) if "\n" in text and "tailrace" in text:
+                try:
+                    yield from private_names(dedent(text))
+                except SyntaxError:
+                    continue  # it is no program
+
+
+def _named(path: Path) -> str:
+    return str(path.relative_to(ROOT / "tests"))
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("from tailrace.streams import _index", ["tailrace.streams._index"]),
+        ("from tailrace.streams._index import Index", ["tailrace.streams._index.Index"]),
+        ("store._streams", ["store._streams"]),
+        ("patch.setattr(module, '_LIMIT', 3)", ["_LIMIT"]),
+        ("patch.setattr('tailrace.module._LIMIT', 3)", ["_LIMIT"]),
+        ("APP = '''\nimport tailrace\ntailrace._nothing\n'''", ["tailrace._nothing"]),
+        ("class Own:\n    def _of_mine(self):\n        return self._of_mine", []),
+        ("event._asdict(), batch._get_max_batch_size()", []),
+    ],
+)
+def test_private_names_are_found(source: str, found: list[str]) -> None:
+    assert list(private_names(source)) == found
+
+
+def test_tests_know_no_private_names() -> None:
+    sources = "\n".join(path.read_text("utf-8") for path in (ROOT / "src" / "tailrace").rglob("*.py"))
+    ours = set(re.findall(r"\b_[A-Za-z]\w*", sources))
+    modules = {path.stem for path in (ROOT / "src" / "tailrace").rglob("_*.py")}
+    found = {}
+    for path in TESTS:
+        names = {
+            name for name in private_names(path.read_text("utf-8")) if not (ours | modules).isdisjoint(name.split("."))
+        }
+        if names and _named(path) not in _LOOK_INSIDE:
+            found[_named(path)] = sorted(names)
+    assert not found
+
+
+def test_no_turn_of_the_loop_stands_for_what_is_waited_for() -> None:
+    """`tests/waiting.py` has what to wait for."""
+    turns = {"asyncio.sleep(0)", "asyncio.sleep(0.0)", "time.sleep(0)", "sleep(0)"}
+    found = set()
+    for path in TESTS:
+        calls = (node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.Call))
+        if any(ast.unparse(call) in turns for call in calls):
+            found.add(_named(path))
+    assert found == {"waiting.py"}
+
+
+def test_no_file_is_long() -> None:
+    assert not [_named(path) for path in TESTS if path.read_text("utf-8").count("\n") > 600]

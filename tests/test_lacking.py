@@ -1,0 +1,42 @@
+"""What a run says of tests that were skipped."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.lacking import reason, told
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_what_is_lacking_is_told_with_its_tests() -> None:
+    skips = [
+        ("tests/a.py::test_one[x]", f"Skipped: {reason('nginx')}"),
+        ("tests/a.py::test_two", f"Skipped: {reason('nginx', 'it is a proxy')}"),
+        ("tests/b.py::test_one", f"Skipped: {reason('nginx')}"),
+        ("tests/b.py::test_two", "Skipped: could not import 'torch': No module named 'torch'"),
+        ("tests/b.py::test_three", "Skipped: not among its capabilities"),
+    ]
+    line = "Not on this machine, so skipped: nginx (3 tests of tests/a.py, tests/b.py); torch (1 test of tests/b.py)."
+    assert told(skips) == line
+    assert told(skips[4:]) == ""
+
+
+def test_it_is_the_last_that_a_run_says(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "from tests.conftest import pytest_terminal_summary\nfrom tests.lacking import lack\n"
+        "def test_a(): lack('a Babbage engine', 'it is slow')\n"
+    )
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "--rootdir", str(tmp_path), str(tmp_path)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+    )
+    *_, line, _ = done.stdout.strip().splitlines()
+    assert line == "Not on this machine, so skipped: a Babbage engine (1 test of test_it.py).", done.stdout

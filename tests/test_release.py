@@ -1,0 +1,54 @@
+"""Raising the version. Building and installing is `make release` itself, which a deep test runs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from scripts.release import CHANGELOG, SOURCE, check, raised
+
+from tailrace import __version__
+
+ROOT = Path(__file__).parent.parent
+BEFORE = "# Changelog\n\n## Unreleased\n\n### Added\n\n- A thing.\n"
+
+
+def test_the_version_is_raised() -> None:
+    source, changelog = raised('x\n__version__ = "0.1.9"\ny\n', BEFORE, "0.1.10", "2026-01-02")
+    assert source == 'x\n__version__ = "0.1.10"\ny\n'
+    assert changelog == "# Changelog\n\n## Unreleased\n\n## 0.1.10, 2026-01-02\n\n### Added\n\n- A thing.\n"
+
+
+@pytest.mark.parametrize(
+    ("version", "changelog", "reason"),
+    [
+        ("0.1", BEFORE, "three numbers"),
+        ("v0.2.0", BEFORE, "three numbers"),
+        ("0.2.0\n", BEFORE, "three numbers"),
+        ("0.1.9", BEFORE, "not above 0.1.9"),
+        ("0.0.10", BEFORE, "not above 0.1.9"),
+        ("0.2.0", "# Changelog\n", "nothing under Unreleased"),
+        ("0.2.0", "# Changelog\n\n## Unreleased\n\n## 0.1.9, 2026-01-01\n\n- A thing.\n", "nothing under Unreleased"),
+    ],
+)
+def test_what_cannot_be_released(version: str, changelog: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        raised('__version__ = "0.1.9"\n', changelog, version, "2026-01-02")
+
+
+def test_the_files_of_this_version_can_be_raised() -> None:
+    source, changelog = raised(SOURCE.read_text(), CHANGELOG.read_text(), "9999.0.0", "2026-01-02")
+    assert '__version__ = "9999.0.0"' in source
+    assert "## 9999.0.0, 2026-01-02\n\n### Added\n" in changelog
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(600)
+def test_a_wheel_works_in_an_environment_of_its_own(tmp_path: Path) -> None:
+    assert "dynamic" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    subprocess.run([sys.executable, "-m", "build", "--wheel", "--outdir", str(tmp_path), str(ROOT)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert check(wheel, __version__, "scripted")
