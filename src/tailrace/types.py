@@ -15,6 +15,7 @@ import msgspec
 
 __all__ = [
     "ANONYMOUS",
+    "Asked",
     "Continuity",
     "End",
     "Event",
@@ -127,6 +128,16 @@ class GenerateRequest:
     owner: str = ANONYMOUS
     key_id: str = ""  # of the key that the request came with
     wire: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """That somebody asked for a generation, which may be refused yet."""
+
+    model: str
+    wire: str
+    owner: str = ANONYMOUS
+    key_id: str = ""
 
 
 class Prompt(NamedTuple):

@@ -13,7 +13,6 @@ from starlette.types import ASGIApp, Message
 from tests.generation.world import World
 from tests.streams.virtual_time import run as run_scenario
 
-from tailrace.api.metrics import Metrics
 from tailrace.api.sockets import Sockets
 from tailrace.generation.models import Models, Served
 from tailrace.http.edge import Edge
@@ -143,7 +142,7 @@ def models_of(world: World) -> Models:
 
 def app_of(world: World, **settings: Any) -> ASGIApp:  # Any: of any of the settings' types
     given = Settings(**settings)
-    return Edge(Router(Sockets(models_of(world), given, Metrics(world.generator)).table()), given)
+    return Edge(Router(Sockets(models_of(world), given).table()), given)
 
 
 def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:

@@ -72,7 +72,7 @@ def test_a_model_is_in_use_while_a_request_is_made(
         models = models_of(world)
         metrics = Metrics(world.generator)
         routes = Routes(models, settings, metrics, BodyBudget(settings))
-        app = Edge(Router([*routes.table(), *Sockets(models, settings, metrics).table()]), settings)
+        app = Edge(Router([*routes.table(), *Sockets(models, settings).table()]), settings)
         served = models.first
         assert use_of(served) == (0, False, True)
 

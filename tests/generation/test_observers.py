@@ -5,16 +5,28 @@ from __future__ import annotations
 import pytest
 from tests.generation.world import World, greedy
 
-from tailrace.errors import EngineLost
+from tailrace.errors import EngineLost, TailraceError, UnknownModel
 from tailrace.generation import Times
-from tailrace.streams import Record
-from tailrace.types import End
+from tailrace.generation.models import Served
+from tailrace.settings import Settings
+from tailrace.streams import Record, StreamLog
+from tailrace.types import Asked, End
 
 
 class _Notes:
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
         self.ends: list[End] = []
+        self.losses: list[int] = []
+
+    def on_asked(self, asked: Asked) -> None:
+        self.calls.append(("asked", asked.model))
+
+    def on_refused(self, asked: Asked, error: TailraceError) -> None:
+        self.calls.append(("refused", error.code))
+
+    def on_begun(self, record: Record) -> None:
+        self.calls.append(("begun", record.prompts[0].text))
 
     def on_admitted(self, record: Record, times: Times) -> None:
         assert times.admitted_s is not None
@@ -25,20 +37,31 @@ class _Notes:
         assert times.first_s is not None
         self.calls.append(("first token", record.prompts[0].text))
 
-    def on_end(self, record: Record, end: End, times: Times) -> None:
+    def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
         assert times.ended_s is not None
+        assert log.end is not None
         self.calls.append(("end", record.prompts[0].text))
-        self.ends.append(end)
+        self.ends.append(log.end)
+        self.losses.append(times.num_losses)
 
 
 class _Broken:
+    def on_asked(self, asked: Asked) -> None:
+        raise RuntimeError("asked")
+
+    def on_refused(self, asked: Asked, error: TailraceError) -> None:
+        raise RuntimeError("refused")
+
+    def on_begun(self, record: Record) -> None:
+        raise RuntimeError("begun")
+
     def on_admitted(self, record: Record, times: Times) -> None:
         raise RuntimeError("admitted")
 
     def on_first_token(self, record: Record, times: Times) -> None:
         raise RuntimeError("first token")
 
-    def on_end(self, record: Record, end: End, times: Times) -> None:
+    def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
         raise RuntimeError("end")
 
 
@@ -48,18 +71,18 @@ async def test_an_observer_sees_each_station_once() -> None:
     world.generator.observers.add(notes)
     run = await world.create("Hi", greedy(5, n=2))
     world.finish(run)
-    assert notes.calls == [("admitted", "Hi"), ("first token", "Hi"), ("end", "Hi")]
+    assert notes.calls == [("begun", "Hi"), ("admitted", "Hi"), ("first token", "Hi"), ("end", "Hi")]
     assert notes.ends == [run.log.end]
 
 
-async def test_a_stream_that_is_cancelled_in_the_queue_has_an_end_only() -> None:
+async def test_a_stream_that_is_cancelled_in_the_queue_is_never_admitted() -> None:
     world = World(max_sequences=1)
     notes = _Notes()
     first = await world.create("Hi", greedy(5))
     world.generator.observers.add(notes)
     second = await world.create("Ho", greedy(5))
     second.cancel()
-    assert notes.calls == [("end", "Ho")]
+    assert notes.calls == [("begun", "Ho"), ("end", "Ho")]
     assert notes.ends[0].status == "cancelled"
     world.finish(first)
 
@@ -73,8 +96,9 @@ async def test_a_replay_is_no_second_first_token() -> None:
     world.engine.lose(EngineLost("gone"))
     world.engine.come_back()
     world.finish(run)
-    assert notes.calls == [("admitted", "Hi"), ("first token", "Hi"), ("end", "Hi")]
+    assert notes.calls == [("begun", "Hi"), ("admitted", "Hi"), ("first token", "Hi"), ("end", "Hi")]
     assert notes.ends[0].continuity == "replayed"
+    assert notes.losses == [1]
 
 
 async def test_an_observer_that_raises_is_logged_and_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
@@ -84,8 +108,21 @@ async def test_an_observer_that_raises_is_logged_and_disturbs_nobody(caplog: pyt
     world.generator.observers.add(notes)
     run = await world.create("Hi", greedy(5))
     world.finish(run)
-    assert [name for name, _ in notes.calls] == ["admitted", "first token", "end"]
+    assert [name for name, _ in notes.calls] == ["begun", "admitted", "first token", "end"]
     assert run.log.end is not None
     assert run.log.end.status == "done"
-    assert caplog.text.count("an observer of streams has failed") == 3
+    assert caplog.text.count("an observer of streams has failed") == 4
     world.check_idle()
+
+
+async def test_a_request_that_comes_to_no_stream_is_refused() -> None:
+    world = World()
+    notes = _Notes()
+    world.generator.observers.add(notes)
+    served = Served("scripted", world.engine.spec, Settings())
+    served.generator = world.generator
+    asked = Asked("scripted", "native", "alice", "abcdefghjkmn")
+    with pytest.raises(UnknownModel), served.asking(asked):
+        raise UnknownModel("There is no such model here.")
+    assert served.num_asking == 0
+    assert notes.calls == [("asked", "scripted"), ("refused", "model_not_found")]

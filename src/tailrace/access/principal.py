@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from starlette.types import Scope
 
 from tailrace.errors import Forbidden
-from tailrace.types import ANONYMOUS, GenerateRequest
+from tailrace.types import ANONYMOUS, Asked, GenerateRequest
 
 __all__ = [
-    "PRINCIPAL", "Principal", "caller_of", "is_loopback", "network_of", "owner_of", "principal_of", "sent_by",
+    "PRINCIPAL", "Principal", "asked_by", "caller_of", "is_loopback", "network_of", "owner_of", "principal_of",
+    "sent_by",
 ]  # fmt: skip
 
 PRINCIPAL = "tailrace_principal"  # the key under which a scope has it
@@ -90,6 +91,12 @@ def caller_of(scope: Scope) -> str:
         return f"key {key_id}"
     client = scope.get("client")
     return network_of(client[0]) if client else ""
+
+
+def asked_by(scope: Scope, *, wire: str, model: str) -> Asked:
+    """Who asks for a generation, before anything was looked at."""
+    principal = principal_of(scope)
+    return Asked(model, wire, principal.owner, principal.key_id)
 
 
 def sent_by(scope: Scope, request: GenerateRequest, *, wire: str, model: str) -> GenerateRequest:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from tailrace.access.principal import sent_by
-from tailrace.api.metrics import Metrics
+from tailrace.access.principal import asked_by, sent_by
 from tailrace.api.routes import facts_of
 from tailrace.dialects import websocket
 from tailrace.dialects.websocket import Close
@@ -45,12 +44,9 @@ class _Following:
 class StreamChannel:
     """A socket of `/v1/ws`: commands in, the frames of many streams out. A command is done before the next is read."""
 
-    def __init__(
-        self, models: Models, settings: Settings, metrics: Metrics, socket: Socket, group: asyncio.TaskGroup
-    ) -> None:
+    def __init__(self, models: Models, settings: Settings, socket: Socket, group: asyncio.TaskGroup) -> None:
         self._models = models
         self._store = models.first.generator.store
-        self._metrics = metrics
         self._socket = socket
         self._group = group
         self._max_streams = settings.ws_streams
@@ -96,7 +92,7 @@ class StreamChannel:
         if meant is None and len(self._models) > 1:
             raise UnknownModel(NO_SUCH_MODEL, param="model")
         served = meant or self._models.first  # which will refuse it
-        with self._metrics.asking(served.model), served.asking():
+        with served.asking(asked_by(self._socket.scope, wire="websocket", model=served.model)):
             request = sent_by(self._socket.scope, create.request, wire="websocket", model=served.model)
             self._check_free(create.name)
             if meant is not None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from tailrace.access.principal import sent_by
-from tailrace.api.metrics import Metrics
+from tailrace.access.principal import asked_by, sent_by
 from tailrace.dialects import chatbot
 from tailrace.dialects.websocket import Close
 from tailrace.dialects.wire import failure_of
@@ -24,10 +23,9 @@ __all__ = ["ChatSocket"]
 class ChatSocket:
     """A chatbot's conversation: prompts in, answers out, one after the other."""
 
-    def __init__(self, models: Models, settings: Settings, metrics: Metrics, socket: Socket) -> None:
+    def __init__(self, models: Models, settings: Settings, socket: Socket) -> None:
         generator = models.first.generator
         self._models = models
-        self._metrics = metrics
         self._socket = socket
         self._queue_s = settings.queue_s
         self._max_characters = settings.ws_message_bytes
@@ -66,7 +64,7 @@ class ChatSocket:
     async def _answer(self, prompt: str) -> None:
         """Raises: TailraceError if the answer cannot begin, or is not complete."""
         served = self._models.first
-        with self._metrics.asking(served.model), served.asking():
+        with served.asking(asked_by(self._socket.scope, wire="chatbot", model=served.model)):
             await self._models.load(served)
             run = await self._begin(prompt)
         with Reader(run.log) as reader:

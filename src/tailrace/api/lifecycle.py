@@ -47,7 +47,7 @@ def build_routes(
     metrics = Metrics(*(served.generator for served in models))
     bodies = BodyBudget(settings)
     routes = Routes(models, settings, metrics, bodies)
-    sockets = Sockets(models, settings, metrics)
+    sockets = Sockets(models, settings)
     streams = DurableRoutes(durable, models.first.generator.store, settings, bodies)
     access = AccessRoutes(records, bodies).table() if records is not None else []
     return [*access, *streams.table(), *routes.table(), *sockets.table()]

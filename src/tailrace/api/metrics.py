@@ -5,8 +5,7 @@ TGI has no time to first token; `tailrace_time_to_first_token_seconds` is ours. 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -17,8 +16,8 @@ from starlette.responses import Response
 from tailrace.dialects.wire import failure_of
 from tailrace.errors import AdmissionError, EngineError, RequestError, TailraceError
 from tailrace.generation import Generator, Times
-from tailrace.streams import Record
-from tailrace.types import End
+from tailrace.streams import Record, StreamLog
+from tailrace.types import Asked
 
 __all__ = ["Metrics"]
 
@@ -80,15 +79,14 @@ class Metrics:
             for histogram in (self._first, self._input, self._generated, *self._durations.values()):
                 self._of(histogram, generator.model)
 
-    @contextlib.contextmanager
-    def asking(self, model: str) -> Iterator[None]:
-        """Around a request for a generation, until its stream exists."""
-        self._of(self._count, model).inc()
-        try:
-            yield
-        except TailraceError as error:
-            self._of(self._failure, model, _reason(error)).inc()
-            raise
+    def on_asked(self, asked: Asked) -> None:
+        self._of(self._count, asked.model).inc()
+
+    def on_refused(self, asked: Asked, error: TailraceError) -> None:
+        self._of(self._failure, asked.model, _reason(error)).inc()
+
+    def on_begun(self, record: Record) -> None:
+        """Counted when it ends."""
 
     def on_admitted(self, record: Record, times: Times) -> None:
         """Counted when it ends."""
@@ -96,8 +94,9 @@ class Metrics:
     def on_first_token(self, record: Record, times: Times) -> None:
         """Counted when it ends."""
 
-    def on_end(self, record: Record, end: End, times: Times) -> None:
-        model = record.model
+    def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
+        model, end = record.model, log.end
+        assert end is not None
         if end.continuity is not None:
             self._of(self._outlived, model, end.continuity).inc()
         if end.status != "done":

@@ -22,7 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace import __version__
-from tailrace.access.principal import caller_of, owner_of, principal_of, sent_by
+from tailrace.access.principal import asked_by, caller_of, owner_of, principal_of, sent_by
 from tailrace.api.metrics import Metrics
 from tailrace.api.openapi import document
 from tailrace.api.pages import Pages, wants_page
@@ -205,7 +205,7 @@ class Routes:
         owner, served = owner_of(request.scope), meant or self._models.first
         if act.past is not None:
             parsed = await self._with_past(owner, parsed, act.past(parsed))
-        with self._metrics.asking(served.model), served.asking():
+        with served.asking(asked_by(request.scope, wire=wire.name, model=served.model)):
             if meant is not None and not meant.is_loaded and _may_generate(request):
                 await self._models.load(meant)
             call = act.parse(parsed)

@@ -18,7 +18,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace.api.channel import StreamChannel
 from tailrace.api.chat_socket import ChatSocket
-from tailrace.api.metrics import Metrics
 from tailrace.dialects import native
 from tailrace.errors import Draining, QueueFull, UpgradeRequired
 from tailrace.generation.models import Models
@@ -33,9 +32,8 @@ _RETRY_S = 5.0  # for a client whose socket is refused
 class Sockets:
     """Both wires, over all models; a chatbot talks to the first."""
 
-    def __init__(self, models: Models, settings: Settings, metrics: Metrics) -> None:
+    def __init__(self, models: Models, settings: Settings) -> None:
         self._models = models
-        self._metrics = metrics
         self._settings = settings
         self._num_open = 0
 
@@ -67,14 +65,14 @@ class Sockets:
             self._num_open -= 1
 
     async def _chat(self, socket: Socket) -> None:
-        chat = ChatSocket(self._models, self._settings, self._metrics, socket)
+        chat = ChatSocket(self._models, self._settings, socket)
         async with asyncio.TaskGroup() as group:
             group.create_task(chat.answer_all())
             await chat.listen()
 
     async def _follow(self, socket: Socket) -> None:
         async with asyncio.TaskGroup() as group:
-            await StreamChannel(self._models, self._settings, self._metrics, socket, group).obey_all()
+            await StreamChannel(self._models, self._settings, socket, group).obey_all()
 
 
 class _Endpoint:

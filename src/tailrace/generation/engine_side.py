@@ -227,6 +227,7 @@ class EngineSide(ABC):
     def _suspend(self) -> None:
         if not self.is_suspended:
             self.is_suspended = self.was_suspended = True
+            self.times.num_losses += 1
             self.rescuer.on_suspended(self)
 
     def _leave_engine(self, choice: Choice) -> None:

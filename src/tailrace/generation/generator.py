@@ -170,6 +170,7 @@ class Generator:
                 with self.gate.coming():  # the place in the queue that was checked is kept for it
                     lease = await self.store.open(record)
                 run = self._run_of(lease, asked_s)
+                self.observers.on_begun(record)
                 run.enter(num_tokens, queue_s=self.limits.queue_s, is_slowed=is_slowed)
                 return run
 

@@ -24,7 +24,7 @@ from tailrace.generation import Generator
 from tailrace.models.places import data_path
 from tailrace.settings import Settings
 from tailrace.streams import StreamLog
-from tailrace.types import GenerateRequest, Message, means_any_model
+from tailrace.types import Asked, GenerateRequest, Message, means_any_model
 
 __all__ = ["NO_SUCH_MODEL", "Models", "Served"]
 
@@ -132,11 +132,15 @@ class Served:
         return self.is_loaded or self.loading is not None
 
     @contextlib.contextmanager
-    def asking(self) -> Iterator[None]:
+    def asking(self, asked: Asked) -> Iterator[None]:
         """Around a request, until it is a stream: the model stays meanwhile."""
         self.num_asking += 1
+        self.generator.observers.on_asked(asked)
         try:
             yield
+        except TailraceError as error:
+            self.generator.observers.on_refused(asked, error)
+            raise
         finally:
             self.num_asking -= 1
 

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from tailrace.streams import Record
-from tailrace.types import End, Spent
+from tailrace.errors import TailraceError
+from tailrace.streams import Record, StreamLog
+from tailrace.types import Asked, Spent
 
 __all__ = ["Observer", "Observers", "Times"]
 
@@ -24,6 +25,7 @@ class Times:
     admitted_s: float | None = None
     first_s: float | None = None  # the first token
     ended_s: float | None = None
+    num_losses: int = 0  # engines that were lost under it
 
     def spent(self) -> Spent | None:
         """Where the time went, once there was a token and an end."""
@@ -33,10 +35,20 @@ class Times:
 
 
 class Observer(Protocol):
-    """Told of each stream, on the event loop: it must not block. The record has the prompts in each call.
+    """Told of each request, on the event loop: it must not block. The record has the prompts in each call.
 
-    A stream that ends early may be told of by `on_end` alone.
+    A request comes to `on_asked`, then to `on_refused` or `on_begun`. An Idempotency-Key that finds its stream again
+    comes to neither. A stream of an earlier process, and one that ends early, may be told of by `on_end` alone.
     """
+
+    def on_asked(self, asked: Asked) -> None:
+        """Somebody asks for a generation."""
+
+    def on_refused(self, asked: Asked, error: TailraceError) -> None:
+        """It came to no stream."""
+
+    def on_begun(self, record: Record) -> None:
+        """Its stream is kept, and has a place in the queue next."""
 
     def on_admitted(self, record: Record, times: Times) -> None:
         """It has a place on the engine."""
@@ -44,8 +56,8 @@ class Observer(Protocol):
     def on_first_token(self, record: Record, times: Times) -> None:
         """The engine has given the first token of any of its answers."""
 
-    def on_end(self, record: Record, end: End, times: Times) -> None:
-        """Its terminal event is kept. Called once."""
+    def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
+        """Its terminal event is kept, as `log.end`. Called once."""
 
 
 class Observers:
@@ -57,14 +69,23 @@ class Observers:
     def add(self, observer: Observer) -> None:
         self._observers.append(observer)
 
+    def on_asked(self, asked: Asked) -> None:
+        self._tell(lambda observer: observer.on_asked(asked))
+
+    def on_refused(self, asked: Asked, error: TailraceError) -> None:
+        self._tell(lambda observer: observer.on_refused(asked, error))
+
+    def on_begun(self, record: Record) -> None:
+        self._tell(lambda observer: observer.on_begun(record))
+
     def on_admitted(self, record: Record, times: Times) -> None:
         self._tell(lambda observer: observer.on_admitted(record, times))
 
     def on_first_token(self, record: Record, times: Times) -> None:
         self._tell(lambda observer: observer.on_first_token(record, times))
 
-    def on_end(self, record: Record, end: End, times: Times) -> None:
-        self._tell(lambda observer: observer.on_end(record, end, times))
+    def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
+        self._tell(lambda observer: observer.on_end(record, log, times))
 
     def _tell(self, call: Callable[[Observer], None]) -> None:
         for observer in self._observers:

@@ -86,7 +86,7 @@ class Run(EngineSide):
         """The terminal event can be read."""
         assert self.log.end is not None
         self.log.producer = None  # readers need nothing of it any more, and may come for a long time
-        self.observers.on_end(self.record, self.log.end, self.times)
+        self.observers.on_end(self.record, self.log, self.times)
         self.store.end(self.lease)
         self.on_end(self)
 
