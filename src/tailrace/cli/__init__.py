@@ -23,6 +23,7 @@ class _Verbs(click.Group):
     _summaries = {  # noqa: RUF012 - never changed
         "bench": "Measure what the server adds to the engine.",
         "certify": "Measure how exactly the engine repeats itself after a crash.",
+        "chat": "Chat with a model, here or in a pipe.",
         "doctor": "Look at this machine, its engines, and how fast a model could be.",
         "keys": "Make, show and end the keys of a server.",
         "new": "Make a folder with an app that works.",
@@ -90,5 +91,6 @@ def main() -> None:
     \b
     tailrace serve            fetch a small model, serve it on http://127.0.0.1:8000
     tailrace serve ./my.gguf  serve a model of yours
+    tailrace chat             chat with it
     tailrace run mine:app     serve code of yours
     """

@@ -1,0 +1,285 @@
+"""Chats with a server: with tailrace over its own wire, where a cut connection resumes, and with any other over
+OpenAI's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import secrets
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+from httpx_sse import EventSource, ServerSentEvent, SSEError
+
+from tailrace.terminal.text import printable_text
+
+__all__ = ["AnswerFailed", "Client", "NoServer", "ServerRefused", "Turn", "connect"]
+
+Turn = dict[str, str]
+"""A message of a chat: `role` and `content`."""
+
+_CONNECT_S = 5.0
+_FACTS_S = 10.0
+_SILENCE_S = 60.0  # of tailrace, which says something every --heartbeat-s
+_FOREIGN_SILENCE_S = 600.0  # of others, which may read a long prompt without a word
+_RESUME_WITHIN_S = 60.0  # as long as a stream runs on with nobody reading
+_BACK_OFF_S = (0.2, 2.0)  # first, and longest
+_CANCEL_S = 3.0
+_PASSING = frozenset({429, 502, 503, 504})  # statuses after which a stream is asked for again
+_TERMINAL = frozenset({"done", "cancelled", "error", "interrupted"})
+_ERROR_LENGTH = 500
+
+Json = dict[str, Any]  # Any: what JSON can be
+
+
+class AnswerFailed(Exception):
+    """An answer did not come, or not to its end. The text is for people."""
+
+
+class NoServer(AnswerFailed):
+    """Nobody listens there."""
+
+
+class ServerRefused(AnswerFailed):
+    """The server answers, and says no."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(slots=True)
+class Client:
+    """A server, and how to speak with it."""
+
+    http: httpx.AsyncClient
+    root: str  # what tailrace's routes are below, with no slash at its end
+    base: str  # what OpenAI's routes are below
+    is_tailrace: bool
+    models: list[str]
+    on_wait: Callable[[str], None] = field(default=lambda reason: None)  # told why there is a pause
+
+    def answer(self, model: str, messages: list[Turn], sampling: Mapping[str, float]) -> AsyncGenerator[str, None]:
+        """The pieces of an answer, as they come.
+
+        Cancellation: the server is told to stop. Raises: AnswerFailed.
+        """
+        body = {"model": model, "messages": messages, **sampling}
+        return self._resumable_answer(body) if self.is_tailrace else self._foreign_answer(body)
+
+    async def _resumable_answer(self, body: Json) -> AsyncGenerator[str, None]:
+        """The answer goes on behind the last event seen, whatever happens to the connection. The key makes the first
+        request repeatable, too."""
+        key, stream_id, last_id = secrets.token_urlsafe(16), "", ""
+        patience = _Patience()
+        try:
+            while True:
+                try:
+                    async with self._request(body, key, stream_id, last_id) as response:
+                        stream_id = response.headers.get("x-stream-id", stream_id)
+                        if response.status_code == 204:
+                            return
+                        async for event in _events(response):
+                            patience.begin_anew()
+                            if event.event in _TERMINAL:
+                                _check_end(event)
+                                return
+                            last_id = event.id
+                            yield str(_json(event.data).get("text", ""))
+                    reason = "the server has closed the connection"
+                except httpx.TransportError:
+                    reason = "the connection was lost"
+                except ServerRefused as error:
+                    if not stream_id or error.status not in _PASSING:
+                        raise
+                    reason = str(error)
+                self.on_wait(reason)
+                await patience.wait(reason)
+        except (asyncio.CancelledError, GeneratorExit):
+            if stream_id:
+                await asyncio.shield(self._stop(stream_id))
+            raise
+
+    def _request(
+        self, body: Json, key: str, stream_id: str, last_id: str
+    ) -> contextlib.AbstractAsyncContextManager[httpx.Response]:
+        timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
+        if stream_id:
+            headers = {"last-event-id": last_id} if last_id else {}
+            return self._stream("GET", f"{self.root}/v1/streams/{stream_id}/events", headers=headers, timeout=timeout)
+        headers = {"accept": "text/event-stream", "idempotency-key": key}
+        return self._stream("POST", f"{self.root}/v1/streams", json=body, headers=headers, timeout=timeout)
+
+    async def _stop(self, stream_id: str) -> None:
+        with contextlib.suppress(httpx.HTTPError):
+            await self.http.post(f"{self.root}/v1/streams/{stream_id}/cancel", timeout=_CANCEL_S)
+
+    async def _foreign_answer(self, body: Json) -> AsyncGenerator[str, None]:
+        timeout = httpx.Timeout(_FOREIGN_SILENCE_S, connect=_CONNECT_S)
+        request = {**body, "stream": True}
+        has_ended = False
+        try:
+            async with self._stream("POST", f"{self.base}/chat/completions", json=request, timeout=timeout) as response:
+                if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                    yield _content_of(_json((await response.aread()).decode("utf-8", "replace")), "message")
+                    return
+                async for event in _events(response):
+                    if event.data.strip() == "[DONE]":
+                        return
+                    chunk = _json(event.data)
+                    if "error" in chunk:
+                        raise AnswerFailed(_error_in(chunk) or "the server failed in the middle of its answer")
+                    has_ended = has_ended or _has_ended(chunk)
+                    if piece := _content_of(chunk, "delta"):
+                        yield piece
+        except httpx.ConnectError:
+            raise NoServer(f"there is no server at {self.root}") from None
+        except httpx.ReadTimeout:
+            raise AnswerFailed("the server has been silent for too long") from None
+        except httpx.TransportError:
+            if not has_ended:
+                raise AnswerFailed("the connection was lost, and this server cannot resume an answer") from None
+        else:
+            if not has_ended:
+                raise AnswerFailed("the server has broken off its answer")
+
+    @contextlib.asynccontextmanager
+    async def _stream(self, method: str, url: str, **request: Any) -> AsyncIterator[httpx.Response]:
+        # Any: as httpx takes it
+        async with self.http.stream(method, url, **request) as response:
+            if response.status_code >= 300:
+                raise _refusal(response.status_code, await response.aread())
+            yield response
+
+
+class _Patience:
+    """How long to try again, and how often."""
+
+    def __init__(self) -> None:
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        self._until_s = 0.0
+        self._pause_s = _BACK_OFF_S[0]
+
+    async def wait(self, reason: str) -> None:
+        """Raises: AnswerFailed when it was tried for long enough."""
+        now_s = time.monotonic()
+        self._until_s = self._until_s or now_s + _RESUME_WITHIN_S
+        if now_s + self._pause_s > self._until_s:
+            raise AnswerFailed(f"{reason}, and the answer could not be resumed within {_RESUME_WITHIN_S:g} s")
+        await asyncio.sleep(self._pause_s)
+        self._pause_s = min(2 * self._pause_s, _BACK_OFF_S[1])
+
+
+@contextlib.asynccontextmanager
+async def connect(url: str, key: str = "") -> AsyncIterator[Client]:
+    """Ask a server what it is and which models it has.
+
+    Raises: ValueError for an address or a key that cannot be one; NoServer, AnswerFailed.
+    """
+    root = _checked(url)
+    base = root if root.endswith("/v1") else f"{root}/v1"
+    if not key.isascii() or not key.isprintable():
+        raise ValueError("A key has only printable ASCII characters.")
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    async with httpx.AsyncClient(headers=headers, trust_env=not _is_on_this_machine(root)) as http:
+        try:
+            response = await http.get(f"{base}/models", timeout=httpx.Timeout(_FACTS_S, connect=_CONNECT_S))
+        except httpx.ConnectError:
+            raise NoServer(f"there is no server at {root}") from None
+        except httpx.HTTPError:
+            raise AnswerFailed(f"the server at {root} does not answer as HTTP servers do") from None
+        if response.status_code in (404, 405, 501):  # one that has a single model, and no list of them
+            yield Client(http, root.removesuffix("/v1"), base, False, [])
+            return
+        if response.status_code >= 300:
+            raise _refusal(response.status_code, response.content)
+        listed = _json(response.text).get("data")
+        models = [model for model in listed if isinstance(model, dict)] if isinstance(listed, list) else []
+        is_tailrace = any(model.get("owned_by") == "tailrace" for model in models)
+        names = [str(model["id"]) for model in models if "id" in model]
+        yield Client(http, root.removesuffix("/v1"), base, is_tailrace, names)
+
+
+def _checked(url: str) -> str:
+    """Raises: ValueError."""
+    url = url if "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(url)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one or parts.query or parts.fragment or not url.isprintable():
+        raise ValueError("An address is http://host:port or https://host/v1.")
+    if "@" in parts.netloc:
+        raise ValueError("A key does not belong into an address; --key and TAILRACE_KEY take it.")
+    return url.rstrip("/")
+
+
+def _is_on_this_machine(root: str) -> bool:
+    host = urlsplit(root).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+async def _events(response: httpx.Response) -> AsyncIterator[ServerSentEvent]:
+    """Raises: AnswerFailed for what is no stream of events."""
+    try:
+        async for event in EventSource(response).aiter_sse():
+            yield event
+    except SSEError:
+        raise AnswerFailed("the server has sent no stream of events") from None
+
+
+def _json(text: str) -> Json:
+    """Raises: AnswerFailed."""
+    try:
+        found = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise AnswerFailed("the server has sent what cannot be read")
+    return found
+
+
+def _check_end(event: ServerSentEvent) -> None:
+    """Raises: AnswerFailed unless the answer came to its end."""
+    if event.event != "done":
+        raise AnswerFailed(_error_in(_json(event.data)) or f"the answer was {event.event}")
+
+
+def _content_of(chunk: Json, part: str) -> str:
+    choices = chunk.get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get(part) if isinstance(choice, dict) else None
+    content = message.get("content") if isinstance(message, dict) else None
+    return content if isinstance(content, str) else ""
+
+
+def _has_ended(chunk: Json) -> bool:
+    choices = chunk.get("choices")
+    return isinstance(choices, list) and any(isinstance(one, dict) and one.get("finish_reason") for one in choices)
+
+
+def _error_in(body: Json) -> str:
+    """What a server says that is wrong, in the forms that are common; nothing where it says nothing."""
+    error = body.get("error", body)
+    said = error.get("message", error.get("detail", "")) if isinstance(error, dict) else error
+    return printable_text(said)[:_ERROR_LENGTH] if isinstance(said, str) else ""
+
+
+def _refusal(status: int, body: bytes) -> ServerRefused:
+    try:
+        said = _error_in(_json(body[: 2**16].decode("utf-8", "replace")))
+    except AnswerFailed:
+        said = ""
+    return ServerRefused(said or f"the server answers with status {status}", status)

@@ -1,0 +1,136 @@
+"""Shows an answer while it comes: as it is where nobody looks, as Markdown on a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TextIO
+
+from tailrace.terminal.text import printable_text
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+__all__ = ["MarkdownScreen", "PlainScreen", "Screen"]
+
+
+class Screen(Protocol):
+    """Where one answer is shown."""
+
+    def show(self, piece: str) -> None:
+        """The next piece of the answer."""
+
+    def close(self) -> None:
+        """No more comes. What was shown stays, and the cursor is in a new line."""
+
+
+class PlainScreen:
+    """The text as it comes, without control characters."""
+
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
+        self._is_in_line = False
+
+    def show(self, piece: str) -> None:
+        if text := printable_text(piece):
+            self._out.write(text)
+            self._out.flush()
+            self._is_in_line = not text.endswith("\n")
+
+    def close(self) -> None:
+        if self._is_in_line:
+            self._out.write("\n")
+        self._out.flush()
+
+
+class MarkdownScreen:
+    """Markdown, rendered while it comes. A block that is complete is printed for good; the last one is drawn anew as it
+    grows, as much of it as the terminal has lines for."""
+
+    def __init__(self, console: Console) -> None:
+        from rich.live import Live
+
+        self._console = console
+        self._parser = _parser()
+        self._text = ""  # of the block that still grows
+        self._has_printed = False
+        self._live = Live(
+            console=console, transient=True, refresh_per_second=12, vertical_overflow="visible",
+            redirect_stdout=False, redirect_stderr=False,
+        )  # fmt: skip
+        self._live.start()
+
+    def show(self, piece: str) -> None:
+        self._text += printable_text(piece)
+        if "\n" in piece:
+            self._print_complete_blocks()
+        self._live.update(_LastLines(self._rendered(self._text), has_line_above=self._has_printed))
+
+    def close(self) -> None:
+        self._live.update("")
+        self._live.stop()
+        self._print(self._text)
+
+    def _print_complete_blocks(self) -> None:
+        """All blocks but the last: what comes next can only change that one."""
+        tops = [token.map[0] for token in self._parser.parse(self._text) if token.level == 0 and token.map]
+        if len(tops) > 1 and tops[-1] > 0:
+            lines = self._text.splitlines(keepends=True)
+            self._text = "".join(lines[tops[-1] :])
+            self._print("".join(lines[: tops[-1]]))
+
+    def _print(self, text: str) -> None:
+        if text.strip():
+            if self._has_printed:
+                self._console.print()
+            self._console.print(self._rendered(text))
+            self._has_printed = True
+
+    def _rendered(self, text: str) -> RenderableType:
+        from rich.markdown import Markdown
+
+        # Links stand beside their text: a terminal's own would hide where they lead.
+        shown = Markdown("", code_theme="ansi_dark", hyperlinks=False)
+        shown.parsed = self._parser.parse(text)
+        for token in shown.parsed:
+            for child in token.children or ():
+                if child.type == "softbreak":
+                    child.type = "hardbreak"  # models mean their line ends
+        return _Printable(shown)
+
+
+def _parser() -> MarkdownIt:
+    from markdown_it import MarkdownIt
+
+    # HTML is shown as the text that it is; it would be left out otherwise.
+    return MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
+
+
+class _Printable:
+    """Takes out control characters that come up in rendering, such as those that an address has in percents."""
+
+    def __init__(self, inner: RenderableType) -> None:
+        self._inner = inner
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        for segment in console.render(self._inner, options):
+            yield segment if segment.control else Segment(printable_text(segment.text), segment.style)
+
+
+class _LastLines:
+    """As much of the end of something as the terminal has room for."""
+
+    def __init__(self, inner: RenderableType, *, has_line_above: bool) -> None:
+        self._inner = inner
+        self._has_line_above = has_line_above
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.segment import Segment
+
+        lines = console.render_lines(self._inner, options, pad=False)
+        if self._has_line_above:
+            lines = [[], *lines]
+        for line in lines[-max(1, console.height - 1) :]:
+            yield from line
+            yield Segment.line()

@@ -1,0 +1,192 @@
+"""A conversation at a terminal: lines are read, answers are shown, Ctrl-C stops an answer and not the program."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import termios
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailrace.terminal.client import AnswerFailed, Client, Turn
+from tailrace.terminal.screen import MarkdownScreen, PlainScreen, Screen
+from tailrace.terminal.text import printable_text
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+
+__all__ = ["Chat", "converse", "new_screen"]
+
+_HELP = """\
+/model [NAME]    show the models, or go on with another one
+/system [TEXT]   show or set what the model is told first; "" takes it away
+/new             begin a new conversation
+/help            show this
+/exit            leave, as Ctrl-D does
+
+Ctrl-C stops an answer. Alt-Enter begins a new line."""
+_COMMANDS = ["/exit", "/help", "/model", "/new", "/system"]
+
+
+@dataclass(slots=True)
+class Chat:
+    """A conversation with a model of a server."""
+
+    client: Client
+    model: str
+    say: Callable[[str], None]  # to the person
+    say_error: Callable[[str], None]
+    system: str = ""
+    sampling: Mapping[str, float] = field(default_factory=dict)
+    turns: list[Turn] = field(default_factory=list)
+
+    async def ask(self, question: str, screen: Screen) -> bool:
+        """Show the answer to one more message. One that is stopped stays part of the conversation; one that failed
+        before its first word takes its question with it. Returns whether it came to its end.
+
+        Raises: AnswerFailed.
+        """
+        asked: Turn = {"role": "user", "content": question}
+        system: list[Turn] = [{"role": "system", "content": self.system}] if self.system else []
+        pieces: list[str] = []
+
+        async def show() -> None:
+            messages = [*system, *self.turns, asked]
+            async with contextlib.aclosing(self.client.answer(self.model, messages, self.sampling)) as answer:
+                async for piece in answer:
+                    pieces.append(piece)
+                    screen.show(piece)
+
+        try:
+            with contextlib.closing(screen):
+                return await _until_interrupted(asyncio.ensure_future(show()))
+        finally:
+            if text := "".join(pieces):
+                self.turns += [asked, {"role": "assistant", "content": text}]
+
+
+async def _until_interrupted(task: asyncio.Future[None]) -> bool:
+    """Wait for a task, which SIGINT cancels; returns whether it came to its end."""
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, task.cancel)
+    try:
+        await task
+    except asyncio.CancelledError:
+        current = asyncio.current_task()
+        if current is not None and current.cancelling():
+            raise
+        return False
+    finally:
+        loop.remove_signal_handler(signal.SIGINT)
+    return True
+
+
+def new_screen(*, is_plain: bool) -> Screen:
+    """Markdown where stdout is a terminal that can show it, unless plain text is wanted."""
+    if is_plain or not sys.stdout.isatty() or os.environ.get("TERM", "") in ("", "dumb"):
+        return PlainScreen(sys.stdout)
+    from rich.console import Console
+
+    return MarkdownScreen(Console(highlight=False))
+
+
+async def converse(chat: Chat, *, history: Path, is_plain: bool) -> None:
+    """Read what the person types, until they leave."""
+    prompt = _prompt(chat, history)
+    chat.say(f"{printable_text(chat.model)} at {chat.client.root}. /help says what else there is; Ctrl-D leaves.")
+    while True:
+        try:
+            line = (await prompt.prompt_async(">>> ")).strip()
+        except KeyboardInterrupt:
+            chat.say("Ctrl-D or /exit leaves.")
+            continue
+        except EOFError:
+            return
+        if line.startswith("/"):
+            if _obey(chat, line) == "exit":
+                return
+        elif line:
+            try:
+                with _silent_keys():
+                    if not await chat.ask(line, new_screen(is_plain=is_plain)):
+                        chat.say("Stopped.")
+            except AnswerFailed as error:
+                chat.say_error(f"{error}.".replace("..", "."))
+
+
+def _obey(chat: Chat, line: str) -> str:
+    """Do what a command says. Returns its name."""
+    name, _, rest = line.partition(" ")
+    rest = rest.strip()
+    match name:
+        case "/model" if rest:
+            if chat.client.models and rest not in chat.client.models:
+                chat.say_error(f"this server has no such model. {_models(chat)}")
+            else:
+                chat.model = rest
+                chat.say(f"Answers come from {rest} now.")
+        case "/model":
+            chat.say(f"{_models(chat)} Answers come from {printable_text(chat.model)}.")
+        case "/system" if rest:
+            chat.system = "" if rest in ('""', "''") else rest
+            chat.say("The system message is set." if chat.system else "There is no system message now.")
+        case "/system":
+            chat.say(chat.system or "There is no system message.")
+        case "/new":
+            chat.turns.clear()
+            chat.say("A new conversation.")
+        case "/help":
+            chat.say(_HELP)
+        case "/exit" | "/quit" | "/bye":
+            return "exit"
+        case _:
+            chat.say_error("there is no such command. /help lists them.")
+    return name
+
+
+def _models(chat: Chat) -> str:
+    return f"Its models are {', '.join(map(printable_text, chat.client.models)) or 'not known'}."
+
+
+def _prompt(chat: Chat, history: Path) -> PromptSession[str]:
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import NestedCompleter
+    from prompt_toolkit.history import FileHistory
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    keys = KeyBindings()
+
+    def begin_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    keys.add("escape", "enter")(begin_line)
+    history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    os.close(os.open(history, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))  # what was asked is nobody else's
+    commands = dict.fromkeys(_COMMANDS) | {"/model": dict.fromkeys(chat.client.models)}
+    return PromptSession(
+        history=FileHistory(str(history)),
+        completer=NestedCompleter.from_nested_dict(commands),
+        complete_while_typing=False,
+        key_bindings=keys,
+    )
+
+
+@contextlib.contextmanager
+def _silent_keys() -> Iterator[None]:
+    """Have a terminal not show what is typed while an answer is drawn. It is there for the next line."""
+    try:
+        before = termios.tcgetattr(sys.stdin)
+    except (termios.error, ValueError):
+        yield
+        return
+    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)

@@ -1,0 +1,234 @@
+"""`tailrace chat`, beside real servers: in pipes, at a terminal, over connections that are cut."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.api.oracle import Answer, chat_ids
+from tests.api.process import TAILRACE, Server, environment
+from tests.terminal.foreign import ForeignServer
+from tests.terminal.pty_process import terminal
+from tests.waiting import until
+
+from tailrace.engines.scripted.texts import TEXTS
+from tailrace.terminal.text import printable_text
+from tailrace.testing import Chaos, Flow, Line
+
+_COUNT = 40
+
+
+def _command(url: str, *arguments: str) -> list[str]:
+    return [TAILRACE, "chat", "--url", url, *arguments]
+
+
+def _run(url: str, *arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(
+        _command(url, *arguments), input=stdin.encode(), env=environment() | variables, capture_output=True, timeout=50,
+        check=False,
+    )  # fmt: skip
+
+
+def _expected(prompt: str, count: int = _COUNT, seed: int = 7) -> bytes:
+    text = printable_text(Answer(chat_ids(prompt), count, seed).text)
+    return (text if text.endswith("\n") else text + "\n").encode()
+
+
+def _asked(*more: str, count: int = _COUNT) -> list[str]:
+    return ["--seed", "7", "--max-tokens", str(count), *more]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    running = Server("scripted:tokens_per_s=200").wait_ready()
+    yield running
+    running.close()
+
+
+def test_in_a_pipe(server: Server) -> None:
+    for arguments, stdin, prompt in (
+        (["-"], "Hi.", "Hi."),
+        ([], "Hi.\n", "Hi.\n"),
+        (["scripted", "Say", "it."], "", "Say it."),
+        (["scripted", "Look:", "-"], "a\nb", "Look:\n\na\nb"),
+    ):
+        ran = _run(server.url, *_asked(*arguments), stdin=stdin)
+        assert (ran.returncode, ran.stderr) == (0, b"")
+        assert ran.stdout == _expected(prompt)
+
+
+def test_what_cannot_be_asked(server: Server) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        free = f"http://127.0.0.1:{nobody.getsockname()[1]}"
+        for url, arguments, status, said in (
+            (server.url, ["-"], 2, "The prompt is empty."),
+            (server.url, ["another", "Hi."], 2, "This server has no such model. It has scripted."),
+            (server.url, ["Why do rivers bend?", "Hi."], 2, "A prompt comes behind the model"),
+            (free, ["scripted", "Hi."], 1, "`tailrace serve` starts one"),
+            ("ftp://x", ["scripted", "Hi."], 2, "An address is http://host:port"),
+            ("http://me@x", ["scripted", "Hi."], 2, "A key does not belong into an address"),
+            (server.url, ["scripted", "x" * 70_000], 1, "tokens"),
+        ):
+            ran = _run(url, *arguments)
+            assert ran.returncode == status, ran.stderr
+            assert ran.stdout == b""
+            assert ran.stderr.splitlines()[-1].startswith(b"tailrace: ")
+            assert said in ran.stderr.decode()
+
+
+def test_a_key(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'records.sqlite'}"
+    made = subprocess.run(
+        [TAILRACE, "keys", "create", "alice", "--database", database],
+        env=environment(), capture_output=True, text=True, check=True, timeout=50,
+    )  # fmt: skip
+    locked = Server("scripted", "--database", database).wait_ready()
+    ran = _run(locked.url, *_asked("-"), stdin="Hi.", TAILRACE_KEY=made.stdout.strip())
+    assert ran.stdout == _expected("Hi.")
+    ran = _run(locked.url, "-", stdin="Hi.")
+    assert ran.returncode == 1
+    assert b"--key or TAILRACE_KEY takes a key." in ran.stderr
+    locked.close()
+
+
+def test_a_cut_connection_resumes_where_it_was(server: Server) -> None:
+    cuts = [Line(to_client=Flow(end_after_bytes=2000, end="reset")), Line(to_client=Flow(end_after_bytes=1500))]
+    with Chaos(server.port, cuts) as chaos:
+        ran = _run(chaos.url, *_asked("-"), stdin="Hi.")
+        num_connections = chaos.num_connections
+    assert ran.returncode == 0
+    assert ran.stdout == _expected("Hi.")
+    assert b"trying to go on" in ran.stderr
+    assert num_connections >= 3
+
+
+def test_an_answer_outlives_its_server(tmp_path: Path) -> None:
+    count = 300
+    first = Server("scripted:tokens_per_s=100", "--data-dir", str(tmp_path)).wait_ready()
+    with Chaos(first.port) as chaos:
+        asking = subprocess.Popen(
+            _command(chaos.url, *_asked("scripted", "Hi.", count=count)),
+            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+        )  # fmt: skip
+        assert asking.stdout is not None
+        begun = asking.stdout.read(20)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        second = Server("scripted:tokens_per_s=100", "--data-dir", str(tmp_path)).wait_ready()
+        chaos.server_port = second.port
+        rest, said = asking.communicate(timeout=50)
+    assert asking.returncode == 0, said
+    assert begun + rest == _expected("Hi.", count)
+    assert b"trying to go on" in said
+    first.close()
+    second.close()
+
+
+def test_ctrl_c_in_a_pipe_stops_the_answer(server: Server) -> None:
+    asking = subprocess.Popen(
+        _command(server.url, *_asked("scripted", "Hi.", count=60_000)),
+        env=environment(), stdout=subprocess.PIPE, bufsize=0,
+    )  # fmt: skip
+    assert asking.stdout is not None
+    asking.stdout.read(20)
+    asking.send_signal(signal.SIGINT)
+    asking.communicate(timeout=50)
+    assert asking.returncode == 130
+    until(lambda: "\ntgi_batch_current_size 0.0\n" in server.http.get("/metrics").text)
+
+
+def test_who_reads_no_further(server: Server) -> None:
+    asking = subprocess.Popen(
+        _command(server.url, *_asked("scripted", "Hi.", count=60_000)),
+        env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+    )  # fmt: skip
+    assert asking.stdout is not None
+    assert asking.stderr is not None
+    asking.stdout.read(20)
+    asking.stdout.close()
+    assert asking.wait(50) == 141
+    assert asking.stderr.read() == b""
+    asking.stderr.close()
+
+
+def test_control_characters_are_not_written() -> None:
+    number = list(TEXTS).index("control characters")
+    running = Server(f"scripted:text={number}").wait_ready()
+    text = _run(running.url, "-", stdin="Hi.").stdout.decode()
+    assert text == printable_text(TEXTS["control characters"]) + "\n"
+    assert not [character for character in text if not character.isprintable() and character not in "\n\t\ufffd"]
+    with terminal("chat", "--url", running.url, "scripted", "Hi.") as shown:
+        assert shown.wait() == 0
+        assert "\a" not in shown.raw
+        assert "\N{SYMBOL FOR BELL}" in shown.text
+    running.close()
+
+
+def test_a_conversation_at_a_terminal(server: Server, tmp_path: Path) -> None:
+    with terminal("chat", "--url", server.url, "--max-tokens", "60000", TAILRACE_HOME=str(tmp_path)) as shown:
+        shown.wait_for(">>>")
+        shown.type("/model\r")
+        shown.wait_for("Answers come from scripted.")
+        shown.type("/model other\r")
+        shown.wait_for("this server has no such model. Its models are scripted.")
+        shown.type("/system Be brief.\r")
+        shown.wait_for("The system message is set.")
+        shown.type("/system\r")
+        shown.wait_for("\nBe brief.")
+        shown.type("Tell me a story.\r")
+        until(lambda: len(shown.text.partition("Tell me a story.")[2]) > 200)
+        shown.type("\x03")
+        shown.wait_for("Stopped.")
+        shown.type("/nothing\r")
+        shown.wait_for("there is no such command")
+        shown.type("\x03")
+        shown.wait_for("Ctrl-D or /exit leaves.")
+        shown.type("\x04")
+        assert shown.wait() == 0
+    history = tmp_path / "data" / "chat_history"
+    assert "+Tell me a story." in history.read_text()
+    assert history.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_server_of_others() -> None:
+    with ForeignServer() as foreign:
+        ran = _run(f"{foreign.url}/v1", "-", "--system", "Be brief.", stdin="Hi.", TAILRACE_KEY="sesame")
+        assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"You said: Hi.\n", b"")
+        asked = foreign.requests[-1]
+        assert asked["model"] == "some-model"
+        assert asked["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
+        assert "temperature" not in asked
+        assert foreign.keys == {"Bearer sesame"}
+        for prompt, printed, said in (
+            ("break off", b"You said", b"has broken off its answer"),
+            ("fail", b"You said", b"out of memory"),
+            ("refuse", b"", b"no such thing"),
+            ("in one piece", b"You said: in one piece", b""),
+        ):
+            ran = _run(foreign.url, "-", stdin=prompt)
+            assert ran.stdout.strip() == printed
+            assert said in ran.stderr
+            assert ran.returncode == (1 if said else 0)
+
+
+def test_a_conversation_remembers() -> None:
+    with ForeignServer() as foreign, terminal("chat", "--url", foreign.url) as shown:
+        shown.wait_for(">>>")
+        shown.type("One.\r")
+        shown.wait_for("You said: One.")
+        shown.wait_for(">>>", count=2)
+        shown.type("Two.\r")
+        shown.wait_for("You said: Two.")
+        assert [turn["content"] for turn in foreign.requests[-1]["messages"]] == ["One.", "You said: One.", "Two."]
+        shown.type("/new\r")
+        shown.wait_for("A new conversation.")
+        shown.type("Three.\r")
+        shown.wait_for("You said: Three.")
+        assert len(foreign.requests[-1]["messages"]) == 1
+        shown.type("/exit\r")
+        assert shown.wait() == 0

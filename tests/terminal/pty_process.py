@@ -1,0 +1,89 @@
+"""A `tailrace` command at a terminal of its own, to type into and to read from."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import struct
+import subprocess
+import termios
+import threading
+from collections.abc import Iterator
+
+from tests.api.process import TAILRACE, environment
+from tests.waiting import until
+
+__all__ = ["Terminal", "terminal"]
+
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b[=>78]")
+
+
+class Terminal:
+    """80 columns and 24 lines. `raw` is all that the command wrote, `text` the same without escape sequences."""
+
+    def __init__(self, arguments: tuple[str, ...], variables: dict[str, str]) -> None:
+        self._master, slave = os.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        # This terminal answers no questions about its cursor.
+        of_terminal = {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "COLUMNS": "80", "LINES": "24"}
+        self.process = subprocess.Popen(
+            [TAILRACE, *arguments], env=environment() | of_terminal | variables,
+            preexec_fn=lambda: os.login_tty(slave),  # the controlling terminal, from which Ctrl-C comes
+        )  # fmt: skip
+        os.close(slave)
+        self._bytes = b""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):  # which Linux has for the end
+            while piece := os.read(self._master, 65536):
+                self._bytes += piece
+
+    @property
+    def raw(self) -> str:
+        return self._bytes.decode("utf-8", "replace")
+
+    @property
+    def text(self) -> str:
+        return _ESCAPES.sub("", self.raw)
+
+    def type(self, keys: str) -> None:
+        os.write(self._master, keys.encode())
+
+    def wait_for(self, text: str, *, count: int = 1) -> None:
+        """Wait until it was written so often."""
+        try:
+            until(lambda: self.text.count(text) >= count or self.process.poll() is not None)
+        except AssertionError:
+            raise AssertionError(f"no {text!r} in:\n{self.text}") from None
+        self_text = self.text if self.process.poll() is None else self._rest()
+        assert self_text.count(text) >= count, f"no {text!r} in:\n{self_text}"
+
+    def wait(self) -> int:
+        """The exit status, when all that it wrote is here."""
+        status = self.process.wait(45)
+        self._rest()
+        return status
+
+    def _rest(self) -> str:
+        self._reader.join(10)
+        return self.text
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(20)
+        self._reader.join(10)
+        os.close(self._master)
+
+
+@contextlib.contextmanager
+def terminal(*arguments: str, **variables: str) -> Iterator[Terminal]:
+    running = Terminal(arguments, variables)
+    try:
+        yield running
+    finally:
+        running.close()
