@@ -22,8 +22,15 @@ settings.load_profile("tailrace")
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """The last that is said, so that nobody takes what was skipped for what passed."""
+    """The last that is said, so that nobody takes what was skipped, or failed at first, for what passed."""
     yield
+    failed = {report.nodeid for report in terminalreporter.stats.get("rerun", ())}
+    passed = [report.nodeid for report in terminalreporter.stats.get("passed", ()) if report.when == "call"]
+    if late := [name for name in passed if name in failed]:
+        terminalreporter.section("PASSED ONLY AT THE SECOND TRY", red=True, bold=True)
+        terminalreporter.write_line("Each is a defect of the test or of the product: CONTRIBUTING.md.", red=True)
+        for name in late:
+            terminalreporter.write_line(name, red=True)
     skipped = terminalreporter.stats.get("skipped", ())
     if line := told((report.nodeid, report.longrepr[-1]) for report in skipped):  # path, line and reason
         terminalreporter.write_line(line, yellow=True, bold=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sized
 
 __all__ = ["LONG_S", "idle", "turn", "until", "wait_until"]
 
-LONG_S = 45.0  # less than a test may take, so that it fails here and says what did not come
+LONG_S = 120.0  # less than a test may take, so that it fails here and says what did not come
 
 
 def until(condition: Callable[[], bool], *, timeout_s: float = LONG_S) -> None:

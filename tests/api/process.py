@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import psutil
 from tests.http.wire import Wire
+from tests.waiting import LONG_S
 
 __all__ = ["TAILRACE", "Server", "environment"]
 
@@ -76,7 +77,7 @@ class Server:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def wait_line(self, pattern: str, *, timeout_s: float = 20.0) -> re.Match[str]:
+    def wait_line(self, pattern: str, *, timeout_s: float = LONG_S) -> re.Match[str]:
         """The first line with that pattern. Raises: AssertionError if the server ends or takes too long."""
         found: list[re.Match[str]] = []
 
@@ -89,14 +90,14 @@ class Server:
         assert found, f"no line with {pattern!r} in:\n{self.log}"
         return found[0]
 
-    def wait_ready(self, *, timeout_s: float = 60.0) -> Server:
+    def wait_ready(self, *, timeout_s: float = LONG_S) -> Server:
         self.port = int(self.wait_line(self.listening, timeout_s=timeout_s)[1])
         return self
 
     def send_signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait(self, *, timeout_s: float = 20.0) -> int:
+    def wait(self, *, timeout_s: float = LONG_S) -> int:
         """The exit status, once the process has ended and all its output is here."""
         status = self.process.wait(timeout_s)
         self._listener.join(timeout_s)
@@ -115,7 +116,7 @@ class Server:
     @property
     def http(self) -> httpx.Client:
         if self._client is None:
-            self._client = httpx.Client(base_url=self.url, timeout=60.0, trust_env=False)
+            self._client = httpx.Client(base_url=self.url, timeout=LONG_S, trust_env=False)
         return self._client
 
     def post(self, path: str, body: object, **headers: str) -> httpx.Response:
@@ -133,7 +134,7 @@ class Server:
         assert answer.status_code == 200, answer.text
         return dict(answer.json())
 
-    def wait_state(self, stream_id: str, *statuses: str, timeout_s: float = 10.0) -> dict[str, Any]:
+    def wait_state(self, stream_id: str, *statuses: str, timeout_s: float = LONG_S) -> dict[str, Any]:
         """Asks for a stream's state until its status is one of these."""
         deadline_s = time.monotonic() + timeout_s
         while (state := self.state(stream_id))["status"] not in statuses:

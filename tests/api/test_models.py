@@ -19,8 +19,10 @@ from tests.api.oracle import Answer
 from tests.api.process import TAILRACE, Server, environment
 from tests.gone import wait_gone
 from tests.lacking import lack
+from tests.waiting import until
 from websockets.sync.client import connect
 
+from tailrace.engines.scripted.engine import CONTROL_TOKENS
 from tailrace.errors import ModelError
 from tailrace.models import NoProgress, resolve
 
@@ -246,16 +248,17 @@ def test_one_that_nobody_uses_is_unloaded_and_comes_back(serve: Serve) -> None:
         assert socket.recv(10)
 
 
+_STALLED = Answer((256 + CONTROL_TOKENS.index("<|stall|>"),), 3, seed=1)
+
+
 def test_one_that_tries_a_request_is_not_unloaded(serve: Serve) -> None:
     """Its client has left, so that nothing else shows that the engine is in use."""
-    server = serve("scripted", "--idle-unload-s", "0.2", "--stall-s", "0.5")
+    server = serve("scripted", "--idle-unload-s", "0.2", "--stall-s", "1")
     killer = {"prompt": "<|stall|>", "max_tokens": 5, "seed": 1}
     stream_id = server.create(killer)
+    until(lambda: server.state(stream_id)["text"] == _STALLED.text)  # behind which the engine stalls
     server.http.delete(f"/v1/streams/{stream_id}")
-    deadline_s = time.monotonic() + 20
-    while server.log.count("Starting another engine.") < 2:  # for the stall, and for the trial
-        assert time.monotonic() < deadline_s, server.log
-        time.sleep(0.02)
+    until(lambda: server.log.count("Starting another engine.") == 2)  # for the stall, and for the trial
     assert server.post("/v1/completions", killer).json()["error"]["code"] == "poison_request"
     assert num_answered(server) > 0
 

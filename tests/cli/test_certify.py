@@ -9,8 +9,8 @@ import sys
 from pathlib import Path
 
 import msgspec
-import pytest
 from click.testing import CliRunner
+from tests.waiting import LONG_S
 
 from tailrace.cli import main
 from tailrace.cli.certify import certify
@@ -24,12 +24,11 @@ def _certify(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env=os.environ | {"TAILRACE_HOME": str(home)},
         capture_output=True,
         text=True,
-        timeout=55,
+        timeout=LONG_S,
         check=True,
     )
 
 
-@pytest.mark.timeout(60)
 def test_the_scripted_engine_is_exact_and_its_certificate_is_kept(tmp_path: Path) -> None:
     done = _certify(tmp_path, "scripted", "--runs", "20", "--json", str(tmp_path / "found.json"))
     spec = EngineSpec(engine="scripted")
@@ -44,7 +43,6 @@ def test_the_scripted_engine_is_exact_and_its_certificate_is_kept(tmp_path: Path
     assert "killed" not in done.stderr
 
 
-@pytest.mark.timeout(60)
 def test_one_that_drifts_is_not_exact_and_it_is_said_how_often(tmp_path: Path) -> None:
     done = _certify(tmp_path, "scripted:drift=300,tokens_per_s=400", "--runs", "11")
     assert re.fullmatch(r"not exact: [1-9][0-9]* of 11 \(replays differ\)", done.stdout.splitlines()[-1])

@@ -17,8 +17,6 @@ from tailrace.types import Grammar
 
 CANARY = "kanarienvogel"  # whatever a client made up; no message may say it again
 
-pytestmark = pytest.mark.timeout(20)  # catches what hangs
-
 
 def refusal(read: Callable[[], object]) -> TailraceError:
     with pytest.raises(TailraceError) as refused:

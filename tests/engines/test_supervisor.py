@@ -24,8 +24,6 @@ from tailrace.engines import EngineSpec, Supervisor
 from tailrace.engines.promise import Delta, Sequence
 from tailrace.errors import EngineError, EngineLost, EngineStalled
 
-pytestmark = pytest.mark.timeout(20)
-
 
 class Listener:
     """A receiver that keeps what it hears."""

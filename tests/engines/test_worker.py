@@ -34,8 +34,6 @@ from tailrace.engines.protocol import (
 )
 from tailrace.frames import FrameBuffer
 
-pytestmark = pytest.mark.timeout(20)
-
 _AHEAD_BYTES = 32 * 1024
 
 

@@ -16,7 +16,7 @@ from tests.api.process import Server
 from tests.faults.laws import Kept, Resources, Seen, check, read_journal, status_of
 from tests.gone import wait_gone
 from tests.http.wire import Wire
-from tests.waiting import until
+from tests.waiting import LONG_S, until
 
 from tailrace.dialects.native import NativeView
 from tailrace.dialects.wire import HEARTBEAT
@@ -119,7 +119,7 @@ class House:
             found[:] = psutil.Process(self.server.process.pid).children()
             return bool(found)
 
-        until(is_there, timeout_s=60.0)  # one that is killed again and again is started ever later
+        until(is_there)  # one that is killed again and again is started ever later
         with contextlib.suppress(psutil.NoSuchProcess):  # it may be going at this moment
             found[0].send_signal(number)
             self.engines_killed += 1
@@ -216,12 +216,12 @@ class Follower:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def wait_events(self, num_events: int, *, timeout_s: float = 30.0) -> None:
+    def wait_events(self, num_events: int, *, timeout_s: float = LONG_S) -> None:
         with self._said:
             self._said.wait_for(lambda: len(self.events) >= num_events or self._has_ended, timeout_s)
         assert len(self.events) >= num_events, self._state()
 
-    def wait(self, *, timeout_s: float = 40.0, may_miss: bool = False) -> None:
+    def wait(self, *, timeout_s: float = LONG_S, may_miss: bool = False) -> None:
         """Until its end, or, where it `may_miss` that, until the stream is no more."""
         with self._said:
             self._said.wait_for(lambda: self._has_ended, timeout_s)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from tests.api.process import environment
+from tests.waiting import LONG_S
 
 from tailrace import serve
 from tailrace.serve.exceptions import RayServeException
@@ -38,7 +39,7 @@ class Adder:
     async def hang(self):
         open("hanging", "w").close()
         try:
-            await asyncio.sleep(50)
+            await asyncio.sleep(500)
         finally:
             open("left", "w").close()
 
@@ -68,7 +69,7 @@ if __name__ == "__main__":
     base = f"http://127.0.0.1:{port}"
     serve.start(http_options={"port": port}, detached=True)
     handle = serve.run(Adder.bind(10))
-    found["result"] = handle.remote(1).result(timeout_s=30)
+    found["result"] = handle.remote(1).result(timeout_s=100)
     found["stream"] = list(handle.options(stream=True).count.remote(3))
 
     async def on_a_loop_of_its_own():
@@ -81,7 +82,7 @@ if __name__ == "__main__":
         pass
     response.cancel()
     try:
-        response.result(timeout_s=30)
+        response.result(timeout_s=100)
     except RequestCancelledError:
         found["cancelled"] = True
     while not os.path.exists("left"):
@@ -90,8 +91,8 @@ if __name__ == "__main__":
     second = serve.run(Web.bind(Adder.bind(5)), name="second", route_prefix="/web")
     found["web"] = get(base + "/web/x")
     found["routes"] = get(base + "/-/routes")
-    found["first"] = serve.get_app_handle("default").remote(1).result(timeout_s=30)
-    found["inner"] = serve.get_deployment_handle("Adder", "second").remote(1).result(timeout_s=30)
+    found["first"] = serve.get_app_handle("default").remote(1).result(timeout_s=100)
+    found["inner"] = serve.get_deployment_handle("Adder", "second").remote(1).result(timeout_s=100)
 
     for what, app in (("lock", Adder.bind(threading.Lock())), ("broken", Broken.bind())):
         try:
@@ -132,7 +133,7 @@ def _script(directory: Path, source: str) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_script_runs_and_calls_apps(tmp_path: Path) -> None:
     with _script(tmp_path, _SCRIPT) as script:
-        said, complaints = script.communicate(timeout=50)
+        said, complaints = script.communicate(timeout=LONG_S)
     assert said, complaints
     found: dict[str, Any] = json.loads(said)
     assert found.pop("lock").startswith("The app cannot be taken into a process of its own: ")
@@ -178,7 +179,7 @@ def test_ctrl_c_ends_a_script_that_blocks(tmp_path: Path) -> None:
         assert script.stderr is not None
         assert "default runs at http://127.0.0.1:" in script.stderr.readline()
         os.killpg(script.pid, signal.SIGINT)  # all of the terminal's foreground get it
-        said, complaints = script.communicate(timeout=30)
+        said, complaints = script.communicate(timeout=LONG_S)
     assert (script.returncode, said, complaints) == (0, "DeploymentHandle('Bot')\n", "")
     assert (tmp_path / "torn-down").read_text() == "once"
 

@@ -18,7 +18,7 @@ import psutil
 import pytest
 from tests.engines.test_grammars import REGEXES, SCHEMAS
 from tests.gone import is_alive
-from tests.waiting import idle, wait_until
+from tests.waiting import idle, until, wait_until
 from tokenizers import Tokenizer
 
 from tailrace.dialects.grammars import grammar_of_schema
@@ -114,9 +114,16 @@ async def _refusal(check: GrammarCheck, grammar: Grammar) -> str:
 
 
 def _process() -> psutil.Process:
-    """The one in which grammars are compiled, lately begun."""
-    children = (child for child in psutil.Process().children() if is_alive(child))
-    return max((child for child in children if trial.__name__ in child.cmdline()), key=psutil.Process.create_time)
+    """The one in which grammars are compiled, lately begun. One that has just begun has no command line at first."""
+    found: list[psutil.Process] = []
+
+    def is_there() -> bool:
+        children = (child for child in psutil.Process().children() if is_alive(child))
+        found[:] = (child for child in children if trial.__name__ in child.cmdline())
+        return bool(found)
+
+    until(is_there)
+    return max(found, key=psutil.Process.create_time)
 
 
 def _is_asked(process: psutil.Process) -> bool:

@@ -13,8 +13,6 @@ from tests.serve.inferless.apps import Make, Reader, apps, events_of, served
 from tests.serve.inferless.test_streams import ASK, END, PATH, SEND, app_of
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.timeout(30)
-
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Make]:

@@ -36,7 +36,9 @@ def look_at_machine(wish: object | None = None) -> Machine:
     if wish is None:
         return machine
     # An argument and not standard input: a process that is stopped while it writes there leaves half of it to be read.
-    command = [sys.executable, "-m", "tailrace.measure.bench.roofline", msgspec.json.encode(wish).decode()]
+    command = [
+        sys.executable, "-m", "tailrace.measure.bench.roofline", str(os.getpid()), msgspec.json.encode(wish).decode(),
+    ]  # fmt: skip
     answer = subprocess.run(command, stdout=subprocess.PIPE, check=True, start_new_session=True).stdout
     read, flops, ops = msgspec.json.decode(answer, type=tuple[float, float, float])
     return msgspec.structs.replace(machine, read_bytes_per_s=read, flops_per_s=flops, engine_ops_per_s=ops)

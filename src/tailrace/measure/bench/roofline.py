@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import msgspec
 import numpy as np
 
+from tailrace.child import begin_child
 from tailrace.engines import EngineSpec
 from tailrace.measure.bench.machine import num_cores
 
@@ -48,9 +49,11 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    """Takes a Wish in JSON as its only argument. Writes bytes read, float32 operations, and operations of the engine's
-    own kernels (0 if they were not measured), each per second, as a JSON array."""
-    wish = msgspec.json.decode(sys.argv[1], type=Wish)
+    """Takes as arguments its parent's process id, with which it ends, and a Wish in JSON. Writes bytes read, float32
+    operations, and operations of the engine's own kernels (0 if they were not measured), each per second, as a JSON
+    array."""
+    begin_child(int(sys.argv[1]))
+    wish = msgspec.json.decode(sys.argv[2], type=Wish)
     cores = num_cores()
     read_bytes = min(_READ_BYTES, max(wish.weight_bytes, _LEAST_READ_BYTES)) if wish.weight_bytes else _READ_BYTES
     pieces = [np.ones(read_bytes // 8 // cores) for _ in range(cores)]
