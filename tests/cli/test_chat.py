@@ -8,9 +8,11 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.api.oracle import Answer, chat_ids
 from tests.api.process import TAILRACE, Server, environment
+from tests.gone import wait_gone
 from tests.terminal.foreign import ForeignServer
 from tests.terminal.pty_process import terminal
 from tests.waiting import until
@@ -23,7 +25,7 @@ _COUNT = 40
 
 
 def _command(url: str, *arguments: str) -> list[str]:
-    return [TAILRACE, "chat", "--url", url, *arguments]
+    return [TAILRACE, "chat", *(["--url", url] if url else []), *arguments]
 
 
 def _run(url: str, *arguments: str, stdin: str = "", **variables: str) -> subprocess.CompletedProcess[bytes]:
@@ -193,6 +195,41 @@ def test_a_conversation_at_a_terminal(server: Server, tmp_path: Path) -> None:
     history = tmp_path / "data" / "chat_history"
     assert "+Tell me a story." in history.read_text()
     assert history.stat().st_mode & 0o777 == 0o600
+
+
+def test_where_no_server_runs_it_starts_one_of_its_own(server: Server) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        free = {"TAILRACE_PORT": str(nobody.getsockname()[1])}
+        ran = _run("", *_asked("scripted:eos_after=0", "-"), stdin="Hi.", **free)
+        assert ran.stdout == _expected("Hi."), ran.stderr
+        assert b"Loading scripted" in ran.stderr
+        ran = _run("", "nothing", "Hi.", **free)
+        assert (ran.returncode, ran.stdout) == (1, b"")
+        assert b"No model is called `nothing`" in ran.stderr
+        assert b"the server for this chat did not start" in ran.stderr
+        ran = _run("", "Why do rivers bend?", "-", stdin="Hi.", **free)
+        assert ran.returncode == 2
+        assert b"A prompt comes behind the model" in ran.stderr
+    ran = _run("", *_asked("-"), stdin="Hi.", TAILRACE_PORT=str(server.port))
+    assert (ran.stdout, ran.stderr) == (_expected("Hi."), b"")
+
+
+def test_its_own_server_ends_with_it() -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        asking = subprocess.Popen(
+            [TAILRACE, "chat", "scripted:tokens_per_s=20", "Hi.", "--max-tokens", "60000"], bufsize=0,
+            env=environment() | {"TAILRACE_PORT": str(nobody.getsockname()[1])}, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        assert asking.stdout is not None
+        asking.stdout.read(5)
+        family = psutil.Process(asking.pid).children(recursive=True)
+        assert len(family) >= 2
+        asking.kill()
+        asking.communicate(timeout=50)
+        wait_gone(family)
 
 
 def test_a_server_of_others() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 from tailrace.access.principal import asked_by, sent_by
-from tailrace.api.routes import facts_of
+from tailrace.api.facts import facts_of
 from tailrace.dialects import websocket
 from tailrace.dialects.websocket import Close
 from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError, UnknownModel

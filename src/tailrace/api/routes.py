@@ -23,10 +23,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace import __version__
 from tailrace.access.principal import asked_by, caller_of, owner_of, principal_of, sent_by
+from tailrace.api.facts import facts_of, running_streams
 from tailrace.api.metrics import Metrics
 from tailrace.api.openapi import document
 from tailrace.api.pages import Pages, wants_page
-from tailrace.dialects import Encoder, ParsedRequest, StreamFacts, Wire
+from tailrace.dialects import Encoder, ParsedRequest, Wire
 from tailrace.dialects.bodies import JsonBody, printable, read_json, require_plain_utf8
 from tailrace.dialects.queries import read_query
 from tailrace.dialects.wire import (
@@ -59,7 +60,7 @@ from tailrace.settings import Settings
 from tailrace.streams import Claim, StreamLog
 from tailrace.types import GenerateRequest
 
-__all__ = ["Routes", "facts_of"]
+__all__ = ["Routes", "route"]
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 _LINGER = re.compile(r"[0-9]{1,5}", re.ASCII)
@@ -183,7 +184,8 @@ class Routes:
             if isinstance(model, str) and _is_own_address(model, request.headers.get("host", "")):
                 body["model"] = "default"  # Hugging Face's client puts there where it sends to, if it knows no name
         first, *others = self._models
-        parsed = ParsedRequest(first, body, query, request.path_params, request.headers, tuple(others))
+        running = partial(running_streams, self._models, owner_of(request.scope))
+        parsed = ParsedRequest(first, body, query, request.path_params, request.headers, tuple(others), running=running)
         meant = first if first.is_loaded and not others else wire.pick(parsed)
         if meant is None and others:
             raise UnknownModel(NO_SUCH_MODEL, param="model")
@@ -311,25 +313,6 @@ def _action_of(operation: Operation) -> str:
             return "read" if verb == "show" else "generate"
         case Follow() | Show():
             return "read"
-
-
-def facts_of(served: Served, log: StreamLog) -> StreamFacts:
-    """What a dialect's encoder may know of a stream of this model."""
-    record = log.record
-    return StreamFacts(
-        stream_id=log.stream_id,
-        model=record.model,
-        created_s=int(record.created_s),
-        seed=record.seed,
-        num_prompt_tokens=record.num_prompt_tokens,
-        prompts=tuple(prompt.text for prompt in record.prompts),
-        prompt_ids=tuple(prompt.ids for prompt in record.prompts),
-        vocabulary=served.generator.prompts.tokenizer,
-        num_choices=record.num_choices,
-        status=log.status,
-        expires_in_s=log.expires_in_s,
-        memo=record.memo,
-    )
 
 
 def _is_own_address(text: str, host: str) -> bool:

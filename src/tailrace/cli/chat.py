@@ -6,40 +6,23 @@ import asyncio
 import contextlib
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tailrace.cli.console import say, say_error
+from tailrace.cli.console import INTERRUPTED, say, say_error
+from tailrace.cli.servers import default_url, server_failures, server_options
 
 if TYPE_CHECKING:
     from tailrace.terminal.client import Client
 
-__all__ = ["DEFAULT_URL", "chat", "server_options"]
+__all__ = ["chat"]
 
-DEFAULT_URL = "http://127.0.0.1:8000"
-_INTERRUPTED = 130
+_DEFAULT_MODEL = "smollm2"
 _PIPE_CLOSED = 141  # as a program that SIGPIPE has ended
 _TEMPERATURE = 0.6  # at 1, the default of the API, small models ramble
-
-Command = Callable[..., None]
-
-
-def server_options(command: Command) -> Command:
-    """A decorator that adds --url and --key."""
-    for option in (
-        click.option(
-            "--key", envvar="TAILRACE_KEY", show_envvar=True, default="", metavar="KEY",
-            help="The key for that server. In the environment other users of this machine do not see it.",
-        ),
-        click.option(
-            "--url", envvar="TAILRACE_URL", show_envvar=True, default=DEFAULT_URL, show_default=True,
-            help="A server that runs.",
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
 
 
 @click.command()
@@ -62,13 +45,16 @@ def chat(
     max_tokens: int | None,
     seed: int | None,
     plain: bool,
-    url: str,
+    url: str | None,
     key: str,
 ) -> None:
-    """Chat with MODEL, one of those that a server has; without it, with its first one.
+    """Chat with MODEL; without it, with the first one that the server has.
 
-    With a PROMPT there is one answer, on stdout. `-` is what comes on stdin. Any OpenAI-compatible server will do. When
-    the connection to tailrace is cut, the answer goes on where it was.
+    It asks the server that runs on this machine, or at --url, which may be any that is OpenAI-compatible. Where none
+    runs on this machine, or MODEL is not one of its own, a server for this chat alone is started with MODEL, as
+    `tailrace serve MODEL` would. When the connection to tailrace is cut, the answer goes on where it was.
+
+    With a PROMPT there is one answer, on stdout. `-` is what comes on stdin.
 
     Ctrl-C stops an answer; in a conversation, /help says what else there is.
 
@@ -77,7 +63,7 @@ def chat(
     tailrace chat smollm2 "Why do rivers bend?"
     git diff | tailrace chat - > review.txt
     git diff | tailrace chat smollm2 "What is wrong here?" -
-    tailrace chat --url https://api.example.com/v1 --key KEY some-model
+    tailrace chat --url https://api.example.com/v1 some-model
     """
     words = [model, *prompt] if model == "-" else list(prompt)
     if not words and not sys.stdin.isatty():
@@ -102,45 +88,74 @@ def _question(words: list[str]) -> str:
 
 
 async def _chat(
-    model: str, question: str, system: str, sampling: dict[str, Any], *, plain: bool, url: str, key: str
+    model: str, question: str, system: str, sampling: dict[str, Any], *, plain: bool, url: str | None, key: str
 ) -> int:  # Any: numbers
     from tailrace.models.places import data_path
-    from tailrace.terminal.client import AnswerFailed, NoServer, ServerRefused, connect
     from tailrace.terminal.session import Chat, converse, new_screen
 
-    try:
-        async with connect(url, key) as client:
-            client.on_wait = lambda reason: say_error(f"{reason}; trying to go on …")
-            if client.is_tailrace:
-                sampling.setdefault("temperature", _TEMPERATURE)
-            chat = Chat(client, _choose(client, model), say, say_error, system, sampling)
-            if not question:
-                await converse(chat, history=data_path() / "chat_history", is_plain=plain)
-                return 0
-            return 0 if await chat.ask(question, new_screen(is_plain=plain)) else _INTERRUPTED
-    except BrokenPipeError:
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would complain at its end
-        return _PIPE_CLOSED
-    except NoServer as error:
-        raise click.ClickException(f"{error}. `tailrace serve` starts one; --url takes another address.") from None
-    except ServerRefused as error:
-        hint = " --key or TAILRACE_KEY takes a key." if error.status == 401 else ""
-        raise click.ClickException(f"{str(error).rstrip('.')}.{hint}") from None
-    except AnswerFailed as error:
-        raise click.ClickException(f"{str(error).rstrip('.')}.") from None
-    except ValueError as error:
-        raise click.UsageError(str(error)) from None
+    with server_failures():
+        try:
+            async with _server(model, url, key) as (client, name):
+                client.on_wait = lambda reason: say_error(f"{reason}; trying to go on …")
+                if client.is_tailrace:
+                    sampling.setdefault("temperature", _TEMPERATURE)
+                chat = Chat(client, name, say, say_error, system, sampling)
+                if not question:
+                    await converse(chat, history=data_path() / "chat_history", is_plain=plain)
+                    return 0
+                return 0 if await chat.ask(question, new_screen(is_plain=plain)) else INTERRUPTED
+        except BrokenPipeError:
+            with contextlib.suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would complain at its end
+            return _PIPE_CLOSED
 
 
-def _choose(client: Client, model: str) -> str:
-    """Raises: click.UsageError for a model that the server does not have."""
+@contextlib.asynccontextmanager
+async def _server(model: str, url: str | None, key: str) -> AsyncIterator[tuple[Client, str]]:
+    """The server that is named, or the one on this machine if it has the model, or one of our own; and what the model
+    is called there.
+
+    Raises: AnswerFailed, ValueError; click.UsageError for a model that the server does not have.
+    """
+    from tailrace.terminal.client import NoServer, connect
+    from tailrace.terminal.own_server import own_server
+
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            client = await stack.enter_async_context(connect(url or default_url(), key))
+        except NoServer:
+            if url:
+                raise
+        else:
+            name = _name_of(model, client)
+            if name and (name in client.models or not client.models):
+                yield client, name
+                return
+            if url:
+                raise click.UsageError(_no_model(client, model))
+        if _is_prompt(model):
+            raise click.UsageError(f'A prompt comes behind the model: tailrace chat {_DEFAULT_MODEL} "…"')
+        own_url = stack.enter_context(own_server(model or _DEFAULT_MODEL, say))
+        client = await stack.enter_async_context(connect(own_url))
+        yield client, client.models[0]
+
+
+def _is_prompt(model: str) -> bool:
+    return " " in model and not Path(model).expanduser().exists()
+
+
+def _name_of(model: str, client: Client) -> str:
+    """What the server calls the model. One of the hub has other words in front when a server is started with it."""
+    if not model:
+        return next(iter(client.models), "")
+    of_hub = model.removeprefix("hf:").partition(":")[0]
+    return of_hub if model.startswith("hf:") and of_hub in client.models else model
+
+
+def _no_model(client: Client, model: str) -> str:
     from tailrace.terminal.text import printable_text
 
-    if not model and not client.models:
-        raise click.UsageError("This server does not say which models it has. Name one.")
-    if model and client.models and model not in client.models:
-        names = printable_text(", ".join(client.models))
-        hint = f' A prompt comes behind the model: tailrace chat {client.models[0]} "…"' if " " in model else ""
-        raise click.UsageError(f"This server has no such model. It has {names}.{hint}")
-    return model or client.models[0]
+    if not model:
+        return "This server does not say which models it has. Name one."
+    hint = ' A prompt comes behind the model: tailrace chat MODEL "…"' if " " in model else ""
+    return f"This server has no such model. It has {printable_text(', '.join(client.models))}.{hint}"

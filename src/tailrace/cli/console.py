@@ -10,9 +10,10 @@ from typing import TextIO
 
 import click
 
-__all__ = ["PREFIX", "say", "say_error", "show_log"]
+__all__ = ["INTERRUPTED", "PREFIX", "print_json", "say", "say_error", "show_log"]
 
 PREFIX = "tailrace: "
+INTERRUPTED = 130  # exit status after Ctrl-C
 _NEVER = logging.CRITICAL + 1
 
 
@@ -38,6 +39,12 @@ def show_log(level: str = "warning", *, as_json: bool = False, with_requests: bo
     logging.getLogger("tailrace").setLevel(number)
     logging.getLogger("tailrace.access").setLevel(logging.INFO if with_requests else _NEVER)
     logging.getLogger("uvicorn").setLevel(logging.DEBUG if number == logging.DEBUG else logging.CRITICAL)
+
+
+def print_json(value: object) -> None:
+    import msgspec
+
+    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
 
 class _Stderr(logging.StreamHandler[TextIO]):

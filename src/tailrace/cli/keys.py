@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tailrace.cli.console import say
+from tailrace.cli.console import print_json, say
 from tailrace.cli.options import setting_options
 from tailrace.settings import Settings
 
@@ -97,7 +96,7 @@ def list_(owner: str | None, as_json: bool, **values: Any) -> None:  # Any: as a
     with _store(values) as store:
         found = store.list(owner)
     if as_json:
-        _print_json([_json_of(key) for key in found])
+        print_json([_json_of(key) for key in found])
         return
     if not found:
         say("There are no keys." if owner is None else "This owner has no keys.")
@@ -174,7 +173,7 @@ def _id_in(text: str) -> str:
 
 def _show_new(made: NewKey, as_json: bool) -> None:
     if as_json:
-        _print_json({**_json_of(made.key), "token": made.token})
+        print_json({**_json_of(made.key), "token": made.token})
         return
     say(f"Key {made.key.key_id} of {made.key.owner} ({' '.join(made.key.scopes)}). It is shown this once:")
     click.echo(made.token)
@@ -182,7 +181,7 @@ def _show_new(made: NewKey, as_json: bool) -> None:
 
 def _show(key: Key, as_json: bool) -> None:
     if as_json:
-        _print_json(_json_of(key))
+        print_json(_json_of(key))
         return
     for name, value in _json_of(key).items():
         click.echo(f"{name:<22}{' '.join(value) if isinstance(value, tuple) else value if value is not None else '-'}")
@@ -204,9 +203,3 @@ def _json_of(key: Key) -> dict[str, Any]:  # Any: of each field's type
 
 def _date(seconds: float | None) -> str | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _print_json(value: object) -> None:
-    import msgspec
-
-    sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")

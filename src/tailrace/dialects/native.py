@@ -118,6 +118,11 @@ def show_ready(request: ParsedRequest) -> Reply:
     return readiness(server, {"ready": server.is_ready, "state": server.state, "replay": replay})
 
 
+def list_running(request: ParsedRequest) -> Reply:
+    states = [_state(facts, num_events) for facts, num_events in request.running()]
+    return Reply(to_json({"object": "list", "data": states}))
+
+
 def find(request: ParsedRequest) -> tuple[str, View]:
     return request.path["stream_id"], NativeView()
 
@@ -166,19 +171,8 @@ class NativeEncoder:
     def whole(self, events: Sequence[Event]) -> bytes:
         """The stream's state, and its text so far."""
         facts = self._facts
-        path = f"/v1/streams/{facts.stream_id}"
         texts = ["".join(delta.text for delta in deltas) for deltas in deltas_by_choice(events, facts.num_choices)]
-        state: JsonBody = {
-            "id": facts.stream_id,
-            "status": facts.status,
-            "model": facts.model,
-            "created": facts.created_s,
-            "last_event_id": event_id(facts.stream_id, len(events)),
-            "events_url": path + "/events",
-            "cancel_url": path + "/cancel",
-            "expires_in_s": facts.expires_in_s,
-            "text": texts[0],
-        }
+        state = _state(facts, len(events)) | {"expires_in_s": facts.expires_in_s, "text": texts[0]}
         if len(texts) > 1:
             state["choices"] = texts
         if events and isinstance(events[-1], End):
@@ -189,6 +183,20 @@ class NativeEncoder:
 class _NothingEncoder(NativeEncoder):
     def whole(self, events: Sequence[Event]) -> bytes:
         return b""
+
+
+def _state(facts: StreamFacts, num_events: int) -> JsonBody:
+    """What there is to say of a stream besides its text."""
+    path = f"/v1/streams/{facts.stream_id}"
+    return {
+        "id": facts.stream_id,
+        "status": facts.status,
+        "model": facts.model,
+        "created": facts.created_s,
+        "last_event_id": event_id(facts.stream_id, num_events),
+        "events_url": path + "/events",
+        "cancel_url": path + "/cancel",
+    }
 
 
 def event_json(event: Event) -> str:
@@ -250,6 +258,7 @@ WIRE = Wire(
             body=NativeBody,
             example={"messages": [{"role": "user", "content": "Tell me a story about dogs."}], "max_tokens": 64},
         ),
+        Operation("GET", "/v1/streams", Show(list_running), "The caller's streams that run, the oldest first."),
         Operation(
             "GET",
             _STREAM + "/events",

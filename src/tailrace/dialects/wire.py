@@ -210,6 +210,8 @@ class ParsedRequest:
     headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
     others: tuple[ServerFacts, ...] = ()  # of the further models, where `server` is the first's
     past: tuple[StreamFacts, Sequence[Event]] | None = None  # the stream that `Generate.past` names, if it is kept
+    # The caller's streams that have not ended, the oldest first, and how many events each has.
+    running: Callable[[], Sequence[tuple[StreamFacts, int]]] = field(default=tuple)
 
     @property
     def every(self) -> tuple[ServerFacts, ...]:

@@ -71,12 +71,31 @@ class Client:
         Cancellation: the server is told to stop. Raises: AnswerFailed.
         """
         body = {"model": model, "messages": messages, **sampling}
-        return self._resumable_answer(body) if self.is_tailrace else self._foreign_answer(body)
+        return self._resumable(body) if self.is_tailrace else self._foreign_answer(body)
 
-    async def _resumable_answer(self, body: Json) -> AsyncGenerator[str, None]:
-        """The answer goes on behind the last event seen, whatever happens to the connection. The key makes the first
-        request repeatable, too."""
-        key, stream_id, last_id = secrets.token_urlsafe(16), "", ""
+    def follow(self, stream_id: str, choice: int = 0) -> AsyncGenerator[str, None]:
+        """The pieces of a stream of tailrace's, from its beginning to its end. Raises: AnswerFailed."""
+        return self._resumable(None, stream_id, choice)
+
+    def require_tailrace(self) -> None:
+        """Raises: AnswerFailed."""
+        if not self.is_tailrace:
+            raise AnswerFailed(f"the server at {self.root} is not tailrace")
+
+    async def get(self, path: str) -> Json:
+        """What tailrace says at a path. Raises: AnswerFailed."""
+        try:
+            response = await self.http.get(self.root + path, timeout=_FACTS_S)
+        except httpx.HTTPError:
+            raise AnswerFailed("the connection was lost") from None
+        if response.status_code >= 300:
+            raise _refusal(response.status_code, response.content)
+        return _json(response.text)
+
+    async def _resumable(self, body: Json | None, stream_id: str = "", choice: int = 0) -> AsyncGenerator[str, None]:
+        """Begin a stream, or follow one. It goes on behind the last event seen, whatever happens to the connection. The
+        key makes the first request repeatable, too."""
+        key, last_id = secrets.token_urlsafe(16), ""
         patience = _Patience()
         try:
             while True:
@@ -91,7 +110,9 @@ class Client:
                                 _check_end(event)
                                 return
                             last_id = event.id
-                            yield str(_json(event.data).get("text", ""))
+                            fields = _json(event.data)
+                            if fields.get("choice", 0) == choice:
+                                yield str(fields.get("text", ""))
                     reason = "the server has closed the connection"
                 except httpx.TransportError:
                     reason = "the connection was lost"
@@ -102,12 +123,12 @@ class Client:
                 self.on_wait(reason)
                 await patience.wait(reason)
         except (asyncio.CancelledError, GeneratorExit):
-            if stream_id:
+            if body is not None and stream_id:
                 await asyncio.shield(self._stop(stream_id))
             raise
 
     def _request(
-        self, body: Json, key: str, stream_id: str, last_id: str
+        self, body: Json | None, key: str, stream_id: str, last_id: str
     ) -> contextlib.AbstractAsyncContextManager[httpx.Response]:
         timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
         if stream_id:

@@ -20,7 +20,7 @@ from tailrace.terminal.text import printable_text
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
 
-__all__ = ["Chat", "converse", "new_screen"]
+__all__ = ["Chat", "converse", "new_screen", "until_interrupted"]
 
 _HELP = """\
 /model [NAME]    show the models, or go on with another one
@@ -64,13 +64,13 @@ class Chat:
 
         try:
             with contextlib.closing(screen):
-                return await _until_interrupted(asyncio.ensure_future(show()))
+                return await until_interrupted(asyncio.ensure_future(show()))
         finally:
             if text := "".join(pieces):
                 self.turns += [asked, {"role": "assistant", "content": text}]
 
 
-async def _until_interrupted(task: asyncio.Future[None]) -> bool:
+async def until_interrupted(task: asyncio.Future[None]) -> bool:
     """Wait for a task, which SIGINT cancels; returns whether it came to its end."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, task.cancel)

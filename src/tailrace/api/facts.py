@@ -1,0 +1,40 @@
+"""What the wires may know of streams."""
+
+from __future__ import annotations
+
+from tailrace.dialects import StreamFacts
+from tailrace.generation.models import Models, Served
+from tailrace.streams import StreamLog
+
+__all__ = ["facts_of", "running_streams"]
+
+
+def facts_of(served: Served, log: StreamLog) -> StreamFacts:
+    """What a dialect's encoder may know of a stream of this model."""
+    record = log.record
+    return StreamFacts(
+        stream_id=log.stream_id,
+        model=record.model,
+        created_s=int(record.created_s),
+        seed=record.seed,
+        num_prompt_tokens=record.num_prompt_tokens,
+        prompts=tuple(prompt.text for prompt in record.prompts),
+        prompt_ids=tuple(prompt.ids for prompt in record.prompts),
+        vocabulary=served.generator.prompts.tokenizer,
+        num_choices=record.num_choices,
+        status=log.status,
+        expires_in_s=log.expires_in_s,
+        memo=record.memo,
+    )
+
+
+def running_streams(models: Models, owner: str) -> list[tuple[StreamFacts, int]]:
+    """An owner's streams that have not ended, the oldest first, and how many events each has."""
+    logs = [
+        (served, run.log)
+        for served in models
+        for run in served.generator.live
+        if run.log.record.owner == owner and run.log.end is None
+    ]
+    logs.sort(key=lambda entry: entry[1].record.created_s)
+    return [(facts_of(served, log), log.last_seq) for served, log in logs]

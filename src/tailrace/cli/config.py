@@ -1,0 +1,57 @@
+"""`tailrace config`: the settings in force, and where each comes from."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from tailrace.cli.console import print_json
+from tailrace.cli.options import setting_options
+from tailrace.settings import Settings, settings_table
+
+__all__ = ["config"]
+
+_SOURCES = {ParameterSource.COMMANDLINE: "flag", ParameterSource.ENVIRONMENT: "environment"}
+_PASSWORD = re.compile(r"(?<=://)([^/@:]*:)[^/@]*(?=@)|(password=)[^&]*", re.IGNORECASE)
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--changed", is_flag=True, help="Only those that are not the default.")
+@setting_options(*(row.name for row in settings_table()))
+@click.pass_context
+def config(ctx: click.Context, /, as_json: bool, changed: bool, **values: Any) -> None:
+    # Any: click hands over what the table describes
+    """Show which settings `tailrace serve` would have here, and where each comes from: a flag, the environment, or the
+    default.
+
+    It takes the flags of `tailrace serve`. Passwords in the address of a database are not shown.
+    """
+    try:
+        Settings(**values)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    rows = [
+        {"name": row.name, "value": _shown(values[row.name]), "source": source, "variable": row.variable}
+        for row in settings_table()
+        if (source := _source(ctx, row.name)) != "default" or not changed
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    width = max((len(str(row["name"])) for row in rows), default=0)
+    for row in rows:
+        value = str(row["value"]).lower() if isinstance(row["value"], bool) else row["value"]
+        click.echo(f"{row['name']:<{width}}  {'-' if value in (None, '') else value}  ({row['source']})")
+
+
+def _source(ctx: click.Context, name: str) -> str:
+    source = ctx.get_parameter_source(name)
+    return _SOURCES.get(source, "default") if source is not None else "default"
+
+
+def _shown(value: object) -> object:
+    return _PASSWORD.sub(r"\1\2***", value) if isinstance(value, str) else value

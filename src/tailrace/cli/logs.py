@@ -1,0 +1,58 @@
+"""`tailrace logs`: the text of a stream."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+
+import click
+
+from tailrace.cli.console import INTERRUPTED, say_error
+from tailrace.cli.servers import default_url, server_failures, server_options
+
+__all__ = ["logs"]
+
+
+@click.command()
+@click.argument("stream_id")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the stream ends. Ctrl-C ends this, and not the stream.")
+@click.option("--choice", type=click.IntRange(1), default=1, show_default=True, help="Which of several answers.")
+@server_options
+def logs(stream_id: str, follow: bool, choice: int, url: str | None, key: str) -> None:
+    """Show what a stream has said so far. `tailrace ps` lists the streams that run.
+
+    A server keeps the text of a stream for a while after its end (--retention-s of `tailrace serve`). Its own log goes
+    to stderr, and is not kept.
+    """
+    with server_failures():
+        raise SystemExit(asyncio.run(_show(stream_id, url or default_url(), key, follow=follow, choice=choice - 1)))
+
+
+async def _show(stream_id: str, url: str, key: str, *, follow: bool, choice: int) -> int:
+    """Returns the exit status. Raises: AnswerFailed."""
+    from urllib.parse import quote
+
+    from tailrace.terminal.client import connect
+    from tailrace.terminal.screen import PlainScreen
+    from tailrace.terminal.session import until_interrupted
+
+    stream_id = quote(stream_id, safe="")
+    async with connect(url, key) as client:
+        client.require_tailrace()
+        client.on_wait = lambda reason: say_error(f"{reason}; trying to go on …")
+        state = await client.get(f"/v1/streams/{stream_id}")
+        texts = state.get("choices", [state["text"]])
+        if choice >= len(texts):
+            raise click.UsageError(f"This stream has {len(texts)} answers.")
+        with contextlib.closing(PlainScreen(sys.stdout)) as screen:
+            if not follow:
+                screen.show(texts[choice])
+                return 0
+
+            async def show() -> None:
+                async with contextlib.aclosing(client.follow(stream_id, choice)) as pieces:
+                    async for piece in pieces:
+                        screen.show(piece)
+
+            return 0 if await until_interrupted(asyncio.ensure_future(show())) else INTERRUPTED

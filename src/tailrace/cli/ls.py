@@ -1,0 +1,41 @@
+"""`tailrace ls`: the models on this machine."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import click
+
+from tailrace.cli.console import print_json, say
+
+__all__ = ["ls", "size_text"]
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def ls(as_json: bool) -> None:
+    """List the models that were fetched, and their size with what engines have made of them.
+
+    Models of the Hugging Face hub are in its own cache, which other programs use as well.
+    """
+    from tailrace.models.on_disk import stored_models
+
+    models = stored_models()
+    if as_json:
+        print_json([{"name": one.name, "bytes": one.num_bytes, "changed_s": one.changed_s} for one in models])
+        return
+    if not models:
+        say("There are no models on this machine. `tailrace pull` fetches one.")
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("model", "size", "changed", box=None)
+    for model in models:
+        changed = datetime.fromtimestamp(model.changed_s).astimezone().strftime("%Y-%m-%d %H:%M")
+        table.add_row(model.name, size_text(model.num_bytes), changed)
+    Console().print(table, markup=False)
+
+
+def size_text(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"

@@ -1,0 +1,62 @@
+"""`tailrace ps`: what a server does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import click
+
+from tailrace.cli.console import print_json, say
+from tailrace.cli.servers import default_url, server_failures, server_options
+
+__all__ = ["ps"]
+
+
+@click.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@server_options
+def ps(as_json: bool, url: str | None, key: str) -> None:
+    """Show the models of a server and the streams that run there.
+
+    Where the server has keys, these are the streams of the key's owner.
+    """
+    with server_failures():
+        models, streams = asyncio.run(_look(url or default_url(), key))
+    if as_json:
+        print_json({"models": models, "streams": streams})
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("model", "state", box=None)
+    for model in models:
+        table.add_row(model["name"], model["state"])
+    Console().print(table, markup=False)
+    if not streams:
+        say("No stream runs.")
+        return
+    table = Table("stream", "model", "state", "events", "age", box=None)
+    for stream in streams:
+        num_events = str(stream["last_event_id"]).rpartition("-")[2]
+        age = f"{max(0, time.time() - stream['created']):.0f} s"
+        table.add_row(stream["id"], stream["model"], stream["status"], num_events, age)
+    Console().print()
+    Console().print(table, markup=False)
+
+
+async def _look(url: str, key: str) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:  # Any: what JSON can be
+    """The models and the streams. Raises: AnswerFailed."""
+    from tailrace.terminal.client import connect
+
+    async with connect(url, key) as client:
+        client.require_tailrace()
+        found = await client.get("/api/ps")
+        loaded = {str(model["name"]).removesuffix(":latest") for model in found["models"]}
+        streams = await client.get("/v1/streams")
+        models = [
+            {"name": name, "state": "loaded" if name.removesuffix(":latest") in loaded else "not loaded"}
+            for name in client.models
+        ]
+        return models, streams["data"]

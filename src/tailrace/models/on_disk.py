@@ -1,0 +1,106 @@
+"""Which models are on this machine: those of the catalogue, and those in the Hugging Face hub's own cache."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from tailrace.models.catalogue import CATALOGUE, HubSource, parse_source
+from tailrace.models.fetch import locate
+from tailrace.models.places import prepared_path
+
+__all__ = ["StoredModel", "find_stored", "stored_models"]
+
+_WEIGHTS = ("*.gguf", "*.safetensors", "openvino_model.bin")
+_DIGEST = re.compile(r"-[0-9a-f]{16}")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredModel:
+    """A model that was fetched."""
+
+    name: str  # as `tailrace serve` takes it
+    num_bytes: int  # with the forms that engines have prepared of it
+    changed_s: float  # since the epoch
+    paths: tuple[Path, ...]
+    revisions: tuple[str, ...] = ()  # in the hub's cache, which other programs use as well
+
+    @property
+    def is_shared(self) -> bool:
+        return bool(self.revisions)
+
+    def remove(self) -> None:
+        """Delete it. A server that has it loaded goes on. Raises: OSError."""
+        if self.revisions:
+            from huggingface_hub import constants, scan_cache_dir
+
+            scan_cache_dir(constants.HF_HUB_CACHE).delete_revisions(*self.revisions).execute()
+        for path in self.paths:
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def stored_models() -> list[StoredModel]:
+    """All of them, by name."""
+    return sorted([*_of_catalogue(), *_of_hub()], key=lambda model: model.name)
+
+
+def find_stored(name: str) -> StoredModel | None:
+    """The model of that name, which may be written as for `tailrace pull`."""
+    by_name = {model.name: model for model in stored_models()}
+    source = parse_source(name) if name.lower().startswith("hf:") else None
+    if isinstance(source, HubSource):
+        return by_name.get(f"hf:{source.repo}")
+    return by_name.get(name) or by_name.get(name.lower()) or by_name.get(f"hf:{name}")
+
+
+def _of_catalogue() -> list[StoredModel]:
+    found = []
+    for entry in CATALOGUE.values():
+        if (path := locate(entry)) is not None:
+            paths = (path, *_prepared(path.stem))
+            found.append(StoredModel(entry.name, sum(map(_size, paths)), path.stat().st_mtime, paths))
+    return found
+
+
+def _of_hub() -> list[StoredModel]:
+    from huggingface_hub import CacheNotFound, constants, scan_cache_dir
+
+    try:
+        repositories = scan_cache_dir(constants.HF_HUB_CACHE).repos
+    except CacheNotFound:
+        return []
+    found = []
+    for repository in repositories:
+        files = {file.file_name for revision in repository.revisions for file in revision.files}
+        if repository.repo_type != "model" or not any(fnmatch(file, kind) for file in files for kind in _WEIGHTS):
+            continue
+        prepared = tuple(path for file in files if file.endswith(".gguf") for path in _prepared(Path(file).stem))
+        found.append(
+            StoredModel(
+                f"hf:{repository.repo_id}",
+                repository.size_on_disk + sum(map(_size, prepared)),
+                repository.last_modified,
+                prepared,
+                tuple(revision.commit_hash for revision in repository.revisions),
+            )
+        )
+    return found
+
+
+def _prepared(stem: str) -> tuple[Path, ...]:
+    """What engines have made of a file of this name. They make it again where it is missing."""
+    directory = Path(prepared_path())
+    paths = directory.iterdir() if directory.is_dir() else ()
+    return tuple(path for path in paths if _DIGEST.fullmatch(path.name.removeprefix(stem)))
+
+
+def _size(path: Path) -> int:
+    if path.is_dir():
+        return sum(each.stat().st_size for each in path.rglob("*") if each.is_file())
+    return path.stat().st_size

@@ -1,0 +1,55 @@
+"""A server for one chat, where none runs: a child process on a loopback port, which keeps nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import IO
+
+from tailrace.child import begin_child
+from tailrace.terminal.client import AnswerFailed
+
+__all__ = ["own_server"]
+
+_LISTENING = "Listening on "
+
+
+@contextlib.contextmanager
+def own_server(model: str, say: Callable[[str], None]) -> Iterator[str]:
+    """The URL of a server that has this model. What it says while it starts is passed on. It ends with the context, and
+    with this process.
+
+    Raises: AnswerFailed if it does not start; why not has been said.
+    """
+    with tempfile.TemporaryDirectory(prefix="tailrace-chat-") as directory:
+        command = [
+            sys.executable, "-m", "tailrace", "serve", model, "--host", "127.0.0.1", "--port", "0",
+            "--journal", "memory", "--database", f"sqlite:///{directory}/records.sqlite", "--drain-s", "0",
+        ]  # fmt: skip
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            start_new_session=True, preexec_fn=partial(begin_child, os.getpid()),  # Ctrl-C is for this process alone
+        )  # fmt: skip
+        assert process.stderr is not None
+        try:
+            yield _url(process.stderr, say)
+        finally:
+            process.kill()  # it has nothing to keep
+            process.wait()
+
+
+def _url(stderr: IO[str], say: Callable[[str], None]) -> str:
+    """Raises: AnswerFailed."""
+    for line in stderr:
+        if line.startswith(_LISTENING):
+            # What it says later would stand in the middle of an answer.
+            threading.Thread(target=stderr.read, daemon=True).start()
+            return line.removeprefix(_LISTENING).strip()
+        say(line.rstrip("\n"))
+    raise AnswerFailed("the server for this chat did not start")
