@@ -58,6 +58,7 @@ CODES = {
     "TemplateError": "template_error",
     "RequestRefused": "request_refused",
     "QueueTimeout": "queue_timeout",
+    "QuotaExceeded": "rate_limit_exceeded",
     "StreamTooLong": "stream_too_long",
     "Interrupted": "interrupted",
     "Cancelled": "cancelled",

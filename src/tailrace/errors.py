@@ -24,6 +24,7 @@
       AdmissionError                429
         QueueFull                   429  try again after `retry_after_s`
         QueueTimeout                429  it was not begun in time
+        QuotaExceeded               429  the key or its owner has used what it may
         Draining                    503  this server is going away
       StreamError                   404
         UnknownStream               404
@@ -90,6 +91,7 @@ __all__ = [
     "PoisonRequest",
     "QueueFull",
     "QueueTimeout",
+    "QuotaExceeded",
     "RequestError",
     "RequestRefused",
     "SeqOutOfRange",
@@ -278,6 +280,12 @@ class QueueTimeout(AdmissionError):
     """The request waited for its turn longer than `--queue-s`."""
 
     code = "queue_timeout"
+
+
+class QuotaExceeded(AdmissionError):
+    """The key, or its owner, has used what it may; `retry_after_s` says when there is more."""
+
+    code = "rate_limit_exceeded"
 
 
 class Draining(AdmissionError):

@@ -128,6 +128,7 @@ class GenerateRequest:
     owner: str = ANONYMOUS
     key_id: str = ""  # of the key that the request came with
     wire: str = ""
+    most_answer_tokens: int | None = None  # that its key may have; None: as many as the model can
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,106 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
-from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 from starlette.routing import Route, WebSocketRoute
-from starlette.types import Message
+from tests.api.keyed import House, serving_with_keys
 
-from tailrace.api.lifecycle import PUBLIC, build_app, build_routes
-from tailrace.generation.service import Service, start_service
-from tailrace.generation.source import find_source
-from tailrace.models import NoProgress
-from tailrace.records.service import Records
-from tailrace.settings import Settings
+from tailrace.api.lifecycle import PUBLIC, build_routes
 
 _PROMPT = {"prompt": "Mine.", "seed": 1}
 _CHAT = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
 
 
-class _House:
-    """A server in this process, its keys and its clients."""
-
-    def __init__(self, service: Service, database: str) -> None:
-        self.records = Records(Settings(database=database))
-        self.service = service
-        self.settings = Settings()
-        self.app = build_app(service.models, service.durable, self.settings, self.records)
-
-    def key(self, owner: str = "me", **given: Any) -> str:  # Any: of KeyStore.create
-        made = self.records.keys().create(owner, **given)
-        self.records.keyring.update([made.key])
-        return made.token
-
-    def revoke(self, token: str) -> None:
-        self.records.keyring.update([self.records.keys().revoke(token.split("_")[1])])
-
-    def client(self, token: str | None = None, **headers: str) -> httpx.AsyncClient:
-        sent = headers if token is None else {"authorization": f"Bearer {token}", **headers}
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost", headers=sent)
-
-    async def open_socket(self, path: str, query: str = "", token: str | None = None) -> _Socket:
-        socket = _Socket(self, path, query, token)
-        await socket.begin()
-        return socket
-
-
-class _Socket:
-    """A WebSocket, opened as far as the server lets it be."""
-
-    def __init__(self, house: _House, path: str, query: str, token: str | None) -> None:
-        headers = [(b"host", b"localhost")]
-        if token is not None:
-            headers.append((b"authorization", f"Bearer {token}".encode()))
-        self._scope = {
-            "type": "websocket", "path": path, "raw_path": path.encode(), "query_string": query.encode(),
-            "headers": headers, "scheme": "ws", "client": ("127.0.0.1", 1), "server": ("localhost", 80),
-            "subprotocols": [], "root_path": "", "extensions": {"websocket.http.response": {}},
-        }  # fmt: skip
-        self._app = house.app
-        self.said = asyncio.Queue[Message]()
-        self.to_say = asyncio.Queue[Message]()
-        self._task: asyncio.Task[None] | None = None
-
-    async def begin(self) -> None:
-        self.to_say.put_nowait({"type": "websocket.connect"})
-        self._task = asyncio.create_task(self._app(self._scope, self.to_say.get, self.said.put))  # type: ignore[arg-type]
-
-    def say(self, text: str) -> None:
-        self.to_say.put_nowait({"type": "websocket.receive", "text": text})
-
-    async def wait(self, kind: str) -> Message:
-        async with asyncio.timeout(30):
-            while (message := await self.said.get())["type"] != kind:
-                pass
-        return message
-
-    async def close(self) -> None:
-        assert self._task is not None
-        self.to_say.put_nowait({"type": "websocket.disconnect", "code": 1000})
-        await asyncio.wait([self._task], timeout=30)
-        assert self._task.done()
-
-
-@contextlib.asynccontextmanager
-async def _serving(directory: Path) -> AsyncIterator[_House]:
-    source = await asyncio.to_thread(find_source, "scripted:tokens_per_s=200", NoProgress())
-    settings = Settings(kv_tokens=4_000_000, load_s=60.0)
-    async with start_service(source, settings, data_path=directory) as service:
-        house = _House(service, f"sqlite:///{directory / 'records.sqlite'}")
-        yield house
-        for run in list(service.generator.live):
-            run.cancel()
-    house.records.close()
-
-
 async def test_without_keys_nobody_needs_one(tmp_path: Path) -> None:
-    async with _serving(tmp_path) as house:
+    async with serving_with_keys(tmp_path) as house:
         async with house.client() as client:
             assert (await client.post("/v1/chat/completions", json=_CHAT)).status_code == 200
             assert (await client.get("/v1/admin/keys")).status_code == 400
@@ -110,7 +25,7 @@ async def test_without_keys_nobody_needs_one(tmp_path: Path) -> None:
             assert (await client.get("/v1/models")).status_code == 200
 
 
-def _paths(house: _House) -> list[tuple[str, str]]:
+def _paths(house: House) -> list[tuple[str, str]]:
     """Each method and path of each route, and WebSockets."""
     found = []
     for one in build_routes(house.service.models, house.service.durable, house.settings, house.records):
@@ -124,7 +39,7 @@ def _paths(house: _House) -> list[tuple[str, str]]:
 
 
 async def test_every_route_needs_a_key(tmp_path: Path) -> None:
-    async with _serving(tmp_path) as house:
+    async with serving_with_keys(tmp_path) as house:
         house.revoke(house.key())  # a server whose keys are all revoked lets nobody in
         paths = _paths(house)
         assert len(paths) > 80
@@ -149,7 +64,7 @@ async def test_every_route_needs_a_key(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("header", ["authorization", "x-api-key"])
 async def test_a_key_is_shown_in_either_header(tmp_path: Path, header: str) -> None:
-    async with _serving(tmp_path) as house:
+    async with serving_with_keys(tmp_path) as house:
         token = house.key()
         shown = f"bearer {token}" if header == "authorization" else token
         async with house.client(**{header: shown}) as client:
@@ -157,7 +72,7 @@ async def test_a_key_is_shown_in_either_header(tmp_path: Path, header: str) -> N
 
 
 async def test_a_path_in_a_header_changes_nothing(tmp_path: Path) -> None:
-    async with _serving(tmp_path) as house:
+    async with serving_with_keys(tmp_path) as house:
         house.key()
         for headers in ({"host": "localhost/livez"}, {"x-forwarded-prefix": "/livez"}, {"x-original-url": "/livez"}):
             async with house.client(None, **headers) as client:
@@ -182,7 +97,7 @@ async def test_a_path_in_a_header_changes_nothing(tmp_path: Path) -> None:
 async def test_what_a_key_may_do(
     tmp_path: Path, scopes: tuple[str, ...], allowed: list[str], refused: list[str]
 ) -> None:
-    async with _serving(tmp_path) as house, house.client(house.key(scopes=scopes)) as client:
+    async with serving_with_keys(tmp_path) as house, house.client(house.key(scopes=scopes)) as client:
         for entry in allowed + refused:
             method, path = entry.split()
             body = {**_CHAT, "model": "scripted", "stream": False} if method == "POST" else None
@@ -194,7 +109,7 @@ async def test_what_a_key_may_do(
 
 async def test_owners_see_their_own_streams_alone(tmp_path: Path) -> None:
     async with (
-        _serving(tmp_path) as house,
+        serving_with_keys(tmp_path) as house,
         house.client(house.key("a")) as one,
         house.client(house.key("a")) as same,
         house.client(house.key("b")) as other,
@@ -206,7 +121,7 @@ async def test_owners_see_their_own_streams_alone(tmp_path: Path) -> None:
 
 async def test_a_revoked_keys_streams_end(tmp_path: Path) -> None:
     """In the way in which their wires end; what does not is cut off."""
-    async with _serving(tmp_path) as house:
+    async with serving_with_keys(tmp_path) as house:
         token, other = house.key(), house.key()
         async with house.client(token) as client, house.client(other) as same_owner:
             kept = (await same_owner.post("/v1/streams", json={**_PROMPT, "max_tokens": 60_000})).json()["id"]
@@ -241,7 +156,7 @@ async def test_a_revoked_keys_streams_end(tmp_path: Path) -> None:
 
 
 async def test_tickets(tmp_path: Path) -> None:
-    async with _serving(tmp_path) as house:
+    async with serving_with_keys(tmp_path) as house:
         token = house.key()
         async with house.client(token) as mine, house.client() as browser:
             begun = [(await mine.post("/v1/streams", json={**_PROMPT, "max_tokens": 3})).json()["id"] for _ in "ab"]
@@ -273,7 +188,7 @@ async def test_tickets(tmp_path: Path) -> None:
 
 
 async def test_keys_are_administered_over_http(tmp_path: Path) -> None:
-    async with _serving(tmp_path) as house, house.client(house.key("root", scopes=("admin",))) as admin:
+    async with serving_with_keys(tmp_path) as house, house.client(house.key("root", scopes=("admin",))) as admin:
         made = await admin.post("/v1/admin/keys", json={"owner": "alice", "scopes": ["read"], "expires_in_s": 60})
         assert made.status_code == 201
         assert made.headers["cache-control"] == "no-store"

@@ -32,7 +32,7 @@ def _show(keyring: Keyring, token: str) -> Principal:
 
 def _keyring(store: KeyStore) -> Keyring:
     keyring = Keyring()
-    keyring.update(store.changed_since(0)[0])
+    keyring.update(store.changed_since(0).keys)
     return keyring
 
 
@@ -112,12 +112,12 @@ def test_each_change_is_seen_whoever_makes_it(store: KeyStore) -> None:
     with ThreadPoolExecutor(6) as threads:
         making = [threads.submit(store.create, f"owner{number}") for number in range(40)]
         while not all(one.done() for one in making):
-            changed, seen = store.changed_since(seen)
-            known |= {key.key_id for key in changed}
-    changed, seen = store.changed_since(seen)
-    known |= {key.key_id for key in changed}
+            changes = store.changed_since(seen)
+            known, seen = known | {key.key_id for key in changes.keys}, changes.version
+    changes = store.changed_since(seen)
+    known |= {key.key_id for key in changes.keys}
     assert known == {one.result().key.key_id for one in making}
-    assert seen == 40
+    assert changes.version == 40
 
 
 async def test_a_keyring_follows(url: str) -> None:

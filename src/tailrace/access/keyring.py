@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
@@ -11,6 +11,8 @@ from starlette.types import Scope
 
 from tailrace.access.keys import Key, split_token
 from tailrace.access.principal import Principal
+from tailrace.access.quota import Quota
+from tailrace.access.quotas import Quotas
 from tailrace.access.tickets import Tickets
 from tailrace.errors import Unauthenticated
 
@@ -29,6 +31,7 @@ class Keyring:
 
     def __init__(self) -> None:
         self.tickets = Tickets()
+        self.quotas = Quotas()
         self._keys: dict[str, Key] = {}
         self._on_revoked: list[Callable[[str], None]] = []
 
@@ -41,11 +44,14 @@ class Keyring:
         """Have this called with the id of each key that is revoked from now on."""
         self._on_revoked.append(call)
 
-    def update(self, keys: Iterable[Key]) -> None:
-        """Take in keys that are new or have changed."""
+    def update(self, keys: Iterable[Key], owners: Mapping[str, Quota] | None = None) -> None:
+        """Take in keys and quotas of owners that are new or have changed."""
+        for owner, quota in (owners or {}).items():
+            self.quotas.limit(("owner", owner), quota)
         for key in keys:
             before = self._keys.get(key.key_id)
             self._keys[key.key_id] = key
+            self.quotas.limit(("key", key.key_id), key.quota)
             if key.revoked_s is not None and before is not None and before.revoked_s is None:
                 for call in self._on_revoked:
                     call(key.key_id)
@@ -67,7 +73,8 @@ class Keyring:
         key = self._keys.get(key_id, _NOBODYS)
         if not key.accepts(secret, time.time()):
             raise Unauthenticated(f"This key is not valid here. {_HOW}", param="authorization")
-        return Principal(key.owner, key.key_id, key.scopes)
+        longest = self.quotas.answer_tokens(key.key_id, key.owner)
+        return Principal(key.owner, key.key_id, key.scopes, most_answer_tokens=longest)
 
     def _holder_of_ticket(self, scope: Scope) -> Principal:
         may_have = scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD")

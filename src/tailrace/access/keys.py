@@ -9,6 +9,7 @@ import secrets
 
 import msgspec
 
+from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.types import ANONYMOUS
 
 __all__ = [
@@ -49,6 +50,7 @@ class Key(msgspec.Struct, frozen=True):
     revoked_s: float | None = None
     old_secret_hash: bytes = b""
     old_expires_s: float | None = None  # when the secret before the last rotation stops working
+    quota: Quota = NO_LIMITS
 
     def state(self, now_s: float) -> str:
         """active, expired or revoked."""
@@ -84,10 +86,11 @@ def new_key(
     name: str = "",
     scopes: tuple[str, ...] = DEFAULT_SCOPES,
     expires_s: float | None = None,
+    quota: Quota = NO_LIMITS,
 ) -> NewKey:
     """Make a key. Raises: ValueError for an owner or a scope that cannot be."""
     key_id = "".join(secrets.choice(_ID_ALPHABET) for _ in range(12))
-    key = Key(key_id, check_owner(owner), name, check_scopes(scopes), created_s=now_s, expires_s=expires_s)
+    key = Key(key_id, check_owner(owner), name, check_scopes(scopes), created_s=now_s, expires_s=expires_s, quota=quota)
     return _with_secret(key)
 
 

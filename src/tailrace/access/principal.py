@@ -23,7 +23,8 @@ class Principal:
     """Whose streams a request may begin, follow, stop and delete, and what else it may do.
 
     `scopes` are those of its key; None is everything, where no keys are in use. A ticket's principal has `stream_id`,
-    the only stream that it may follow.
+    the only stream that it may follow. `most_answer_tokens` is
+    how long an answer may be that it asks for; None leaves that to the model.
 
     Raises: ValueError for an empty name, or one with a NUL character.
     """
@@ -32,6 +33,7 @@ class Principal:
     key_id: str = ""
     scopes: tuple[str, ...] | None = None
     stream_id: str | None = None
+    most_answer_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not self.owner or "\0" in self.owner:
@@ -108,4 +110,11 @@ def sent_by(scope: Scope, request: GenerateRequest, *, wire: str, model: str) ->
     principal.require("generate")
     principal.require_within("wire", wire)
     principal.require_within("model", model)
-    return replace(request, caller=caller_of(scope), owner=principal.owner, key_id=principal.key_id, wire=wire)
+    return replace(
+        request,
+        caller=caller_of(scope),
+        owner=principal.owner,
+        key_id=principal.key_id,
+        wire=wire,
+        most_answer_tokens=principal.most_answer_tokens,
+    )

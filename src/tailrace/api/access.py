@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from tailrace.access.keys import DEFAULT_SCOPES, Key, NewKey
 from tailrace.access.principal import caller_of, principal_of
+from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.access.tickets import LIFETIME_S
 from tailrace.api.routes import route
 from tailrace.dialects.bodies import T, read_fields, read_json, require_plain_utf8
@@ -36,6 +37,7 @@ class _NewKeyBody(msgspec.Struct, forbid_unknown_fields=True):
     name: Annotated[str, msgspec.Meta(max_length=200)] = ""
     scopes: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=100)] = DEFAULT_SCOPES
     expires_in_s: Annotated[float, msgspec.Meta(gt=0, le=_MAX_LIFETIME_S)] | None = None
+    quota: Quota = NO_LIMITS
 
 
 class _RotateBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -61,6 +63,9 @@ class AccessRoutes:
             route("GET", "/v1/admin/keys/{key_id}", self._show),
             route("DELETE", "/v1/admin/keys/{key_id}", self._revoke),
             route("POST", "/v1/admin/keys/{key_id}/rotate", self._rotate),
+            route("PUT", "/v1/admin/keys/{key_id}/quota", self._limit),
+            route("GET", "/v1/admin/owners/{owner}/quota", self._show_owner),
+            route("PUT", "/v1/admin/owners/{owner}/quota", self._limit_owner),
             route("POST", "/v1/tickets", self._issue_ticket),
         ]
 
@@ -74,7 +79,9 @@ class AccessRoutes:
         self._require_admin(request)
         body = await self._read(request, _NewKeyBody)
         made = await self._ask(
-            lambda keys: keys.create(body.owner, name=body.name, scopes=body.scopes, lifetime_s=body.expires_in_s)
+            lambda keys: keys.create(
+                body.owner, name=body.name, scopes=body.scopes, lifetime_s=body.expires_in_s, quota=body.quota
+            )
         )
         return self._hand_over(made, 201)
 
@@ -94,6 +101,25 @@ class AccessRoutes:
         body = await self._read(request, _RotateBody)
         made = await self._ask(lambda keys: keys.rotate(request.path_params["key_id"], grace_s=body.grace_s))
         return self._hand_over(made, 200)
+
+    async def _limit(self, request: Request) -> ASGIApp:
+        self._require_admin(request)
+        quota = await self._read(request, Quota)
+        key = await self._ask(lambda keys: keys.limit(request.path_params["key_id"], quota))
+        self._keyring.update([key])
+        return JsonAnswer(msgspec.json.encode(key_json(key)))
+
+    async def _show_owner(self, request: Request) -> ASGIApp:
+        self._require_admin(request)
+        owner = request.path_params["owner"]
+        return _owner_answer(owner, await self._ask(lambda keys: keys.quota_of(owner)))
+
+    async def _limit_owner(self, request: Request) -> ASGIApp:
+        self._require_admin(request)
+        owner, quota = request.path_params["owner"], await self._read(request, Quota)
+        await self._ask(lambda keys: keys.limit_owner(owner, quota))
+        self._keyring.update([], {owner: quota})
+        return _owner_answer(owner, quota)
 
     async def _issue_ticket(self, request: Request) -> ASGIApp:
         principal = principal_of(request.scope)
@@ -148,4 +174,9 @@ def key_json(key: Key) -> dict[str, Any]:  # Any: of each field's type
         "expires_s": key.expires_s,
         "revoked_s": key.revoked_s,
         "old_secret_expires_s": key.old_expires_s,
+        "quota": key.quota,
     }
+
+
+def _owner_answer(owner: str, quota: Quota) -> ASGIApp:
+    return JsonAnswer(msgspec.json.encode({"object": "owner", "owner": owner, "quota": quota}))

@@ -17,6 +17,7 @@ from tailrace.api.durable import DurableRoutes
 from tailrace.api.metrics import Metrics
 from tailrace.api.routes import Routes
 from tailrace.api.sockets import Sockets
+from tailrace.api.usage import UsageRoutes
 from tailrace.durable.store import DurableStore
 from tailrace.errors import ModelError
 from tailrace.generation.models import Models
@@ -49,8 +50,8 @@ def build_routes(
     routes = Routes(models, settings, metrics, bodies)
     sockets = Sockets(models, settings)
     streams = DurableRoutes(durable, models.first.generator.store, settings, bodies)
-    access = AccessRoutes(records, bodies).table() if records is not None else []
-    return [*access, *streams.table(), *routes.table(), *sockets.table()]
+    own = [*AccessRoutes(records, bodies).table(), *UsageRoutes(records).table()] if records is not None else []
+    return [*own, *streams.table(), *routes.table(), *sockets.table()]
 
 
 def build_app(models: Models, durable: DurableStore, settings: Settings, records: Records | None = None) -> ASGIApp:
@@ -85,6 +86,7 @@ async def serve(
         async with (
             open_records(settings) as records,
             start_service(source, settings, data_path=data_path, cache_path=cache_path, more=more) as service,
+            records.recording(service, data_path),
         ):
             ready.set()
             # What was made so far stays: the collector need not look at it again, nor pause a stream for it.

@@ -47,8 +47,8 @@ _ELSEWHERE = {  # what is no wire's: the name of its operation, what it is, and 
     "/openapi.json": ("openapi", "This document.", ("application/json",)),
 }
 
-# Keys and tickets: method, path, the name of the operation, what it does, and an example of its body.
-_ACCESS: tuple[tuple[str, str, str, str, JsonBody], ...] = (
+# What is no wire's and takes keys: method, path, the name of the operation, what it does, and an example of its body.
+_OWN: tuple[tuple[str, str, str, str, JsonBody], ...] = (
     ("get", "/v1/admin/keys", "list_keys", "Lists keys.", {}),
     ("post", "/v1/admin/keys", "create_key", "Makes a key. The answer alone has its token.", {
         "owner": "alice", "name": "laptop", "expires_in_s": 86_400, "scopes": ["generate", "read"],
@@ -58,6 +58,15 @@ _ACCESS: tuple[tuple[str, str, str, str, JsonBody], ...] = (
     ("post", "/v1/admin/keys/{key_id}/rotate", "rotate_key", "Gives a key a new secret.", {
         "grace_s": 3600,
     }),
+    ("put", "/v1/admin/keys/{key_id}/quota", "limit_key", "Sets what a key may use. What is not named has no limit.", {
+        "tokens_per_minute": 20_000, "streams_at_once": 4,
+    }),
+    ("get", "/v1/admin/owners/{owner}/quota", "show_owner", "Shows what an owner may use.", {}),
+    ("put", "/v1/admin/owners/{owner}/quota", "limit_owner", "Sets what an owner may use, all keys together.", {
+        "tokens_per_month": 5_000_000,
+    }),
+    ("get", "/v1/usage", "usage", "Sums of requests and tokens: ?by=owner,day&since=2026-11-01&until=…&owner=…&key=…"
+     "&format=csv.", {}),
     ("post", "/v1/tickets", "issue_ticket", "Gives leave to follow one stream for a short while, in ?ticket=.", {
         "stream_id": "gvwLjBV1_uZRlZgD76TSZw",
     }),
@@ -81,7 +90,7 @@ def document() -> bytes:
         content = {kind: {"schema": {} if "json" in kind else {"type": "string"}} for kind in kinds}
         answer = {"description": summary, "content": content, "headers": _ERROR_HEADERS}
         paths.setdefault(path, {})["get"] = {"summary": summary, "operationId": name, "responses": {"200": answer}}
-    for method, path, name, summary, example in _ACCESS:
+    for method, path, name, summary, example in _OWN:
         paths.setdefault(path, {})[method] = _access_operation(path, name, summary, example)
     return to_json(
         {

@@ -36,6 +36,7 @@ class _Verbs(click.Group):
         "rm": "Delete models that were fetched.",
         "run": "Serve what you have written: an app, a folder, a YAML file.",
         "serve": "Serve a model over HTTP.",
+        "usage": "Show how many requests and tokens were used, and by whom.",
     }
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from tailrace.cli.console import print_json, say
 from tailrace.cli.options import setting_options
+from tailrace.cli.quotas import quota_options, quota_with, said_of_quota
+from tailrace.cli.times import Duration, date_of
 from tailrace.settings import Settings
 
 if TYPE_CHECKING:
@@ -20,24 +20,6 @@ if TYPE_CHECKING:
     from tailrace.records.keys import KeyStore
 
 __all__ = ["keys"]
-
-_DAY_S = 86_400.0
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": _DAY_S, "w": 7 * _DAY_S, "y": 365 * _DAY_S}
-_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhdwy])")
-
-
-class _Duration(click.ParamType[float]):
-    """A number with a unit, in seconds."""
-
-    name = "duration"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:  # Any: click's
-        if isinstance(value, float):
-            return value
-        found = _DURATION.fullmatch(value)
-        if found is None or not 0 <= float(found[1]) * _UNITS_S[found[2]] <= 100 * _UNITS_S["y"]:
-            self.fail(f"{value!r} is not a duration such as 90d, 12h, 30m or 0s.", param, ctx)
-        return float(found[1]) * _UNITS_S[found[2]]
 
 
 @click.group()
@@ -50,6 +32,9 @@ def keys() -> None:
     \b
     tailrace keys create alice
     tailrace keys create ci --scope generate --scope model:smollm2 --expires 30d
+    tailrace keys create bob --tokens-per-minute 20000 --streams-at-once 4
+    tailrace keys limit KEY_ID --tokens-per-month 5000000
+    tailrace keys limit --owner bob --requests-per-minute 60
     tailrace keys list
     tailrace keys rotate KEY_ID --grace 1d
     tailrace keys revoke KEY_ID
@@ -69,21 +54,25 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
     "given again; without it generate and read.",
 )  # fmt: skip
 @click.option(
-    "--expires", type=_Duration(), help="How long the key works, such as 90d. Without it, until it is revoked."
+    "--expires", type=Duration(), help="How long the key works, such as 90d. Without it, until it is revoked."
 )
+@quota_options
 @_as_json
 @_where
 def create(
     owner: str, name: str, scopes: Sequence[str], expires: float | None, as_json: bool, **values: Any
-) -> None:  # Any: click hands over what the table describes
+) -> None:  # Any: click hands over what the tables describe
     """Make a key for OWNER, and print it. It is shown once: only its hash is kept.
 
     All keys of an owner see the same streams. Another owner's are not there for them.
     """
     from tailrace.access.keys import DEFAULT_SCOPES
 
+    quota, values = _split(values)
     with _store(values) as store:
-        made = store.create(owner, name=name, scopes=tuple(scopes) or DEFAULT_SCOPES, lifetime_s=expires)
+        made = store.create(
+            owner, name=name, scopes=tuple(scopes) or DEFAULT_SCOPES, lifetime_s=expires, quota=quota_with(quota)
+        )
     _show_new(made, as_json)
 
 
@@ -108,7 +97,7 @@ def list_(owner: str | None, as_json: bool, **values: Any) -> None:  # Any: as a
     now_s = time.time()
     for key in found:
         table.add_row(
-            key.key_id, key.owner, key.name, " ".join(key.scopes), _date(key.created_s), _date(key.expires_s),
+            key.key_id, key.owner, key.name, " ".join(key.scopes), date_of(key.created_s), date_of(key.expires_s),
             key.state(now_s),
         )  # fmt: skip
     Console().print(table)
@@ -125,6 +114,33 @@ def show(key_id: str, as_json: bool, **values: Any) -> None:  # Any: as above
 
 
 @keys.command()
+@click.argument("key_id", required=False)
+@click.option("--owner", help="Limit all keys of this owner together.")
+@quota_options
+@_as_json
+@_where
+def limit(key_id: str | None, owner: str | None, as_json: bool, **values: Any) -> None:  # Any: as above
+    """Change what a key, or an owner with all keys together, may use. What is not named stays as it is.
+
+    Tokens are those of prompts and answers. A request reserves its prompt and its longest answer (max_tokens) when it
+    begins, and pays what it took when it has ended.
+    """
+    if (key_id is None) == (owner is None):
+        raise click.UsageError("Give a key's id or --owner, one of them.")
+    quota, values = _split(values)
+    with _store(values) as store:
+        if owner is not None:
+            changed = store.limit_owner(owner, quota_with(quota, store.quota_of(owner)))
+            if as_json:
+                print_json({"owner": owner, "quota": changed})
+            else:
+                say(f"Owner {owner}: {said_of_quota(changed)}.")
+        else:
+            key = store.get(_id_in(key_id or ""))
+            _show(store.limit(key.key_id, quota_with(quota, key.quota)), as_json)
+
+
+@keys.command()
 @click.argument("key_id")
 @_as_json
 @_where
@@ -137,7 +153,7 @@ def revoke(key_id: str, as_json: bool, **values: Any) -> None:  # Any: as above
 @keys.command()
 @click.argument("key_id")
 @click.option(
-    "--grace", type=_Duration(), default="1d", show_default=True, help="How long the secret before works as well."
+    "--grace", type=Duration(), default="1d", show_default=True, help="How long the secret before works as well."
 )
 @_as_json
 @_where
@@ -163,6 +179,14 @@ def _store(values: dict[str, Any]) -> Iterator[KeyStore]:  # Any: of each settin
         raise click.UsageError(str(error)) from None
 
 
+def _split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:  # Any: of each option's type
+    """The limits, and the settings."""
+    from tailrace.access.quota import Quota
+
+    limits = {name: values.pop(name) for name in Quota.__struct_fields__}
+    return limits, values
+
+
 def _id_in(text: str) -> str:
     """A key's id; whoever gives the whole key means its id."""
     from tailrace.access.keys import split_token
@@ -183,7 +207,7 @@ def _show(key: Key, as_json: bool) -> None:
     if as_json:
         print_json(_json_of(key))
         return
-    for name, value in _json_of(key).items():
+    for name, value in {**_json_of(key), "quota": said_of_quota(key.quota)}.items():
         click.echo(f"{name:<22}{' '.join(value) if isinstance(value, tuple) else value if value is not None else '-'}")
 
 
@@ -193,13 +217,10 @@ def _json_of(key: Key) -> dict[str, Any]:  # Any: of each field's type
         "owner": key.owner,
         "name": key.name,
         "scopes": key.scopes,
-        "created": _date(key.created_s),
-        "expires": _date(key.expires_s),
-        "revoked": _date(key.revoked_s),
-        "old_secret_expires": _date(key.old_expires_s),
+        "created": date_of(key.created_s),
+        "expires": date_of(key.expires_s),
+        "revoked": date_of(key.revoked_s),
+        "old_secret_expires": date_of(key.old_expires_s),
         "state": key.state(time.time()),
+        "quota": key.quota,
     }
-
-
-def _date(seconds: float | None) -> str | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tailrace.dialects.answers import logprobs_json
 from tailrace.dialects.bodies import JsonBody, quote, time_of, to_json
 from tailrace.dialects.wire import Encoder, StreamFacts, deltas_by_choice, failure_of, finished_end
-from tailrace.errors import AdmissionError, TailraceError
+from tailrace.errors import AdmissionError, QuotaExceeded, TailraceError
 from tailrace.text.tool_calls import WholeCall, WholeCallReader
 from tailrace.types import End, Event, TextDelta
 
@@ -122,5 +122,6 @@ def _shown(view: OllamaView, text: str, calls: Sequence[WholeCall], *, index: in
 
 
 def encode_error(error: TailraceError) -> tuple[int, bytes]:
-    """`{"error"}`, as on its own routes and in the last line of a stream; too many requests are a 503 here."""
-    return 503 if isinstance(error, AdmissionError) else error.status, to_json({"error": error.message})
+    """`{"error"}`, as on its own routes and in the last line of a stream; a server that is busy is a 503 here."""
+    is_busy = isinstance(error, AdmissionError) and not isinstance(error, QuotaExceeded)
+    return 503 if is_busy else error.status, to_json({"error": error.message})

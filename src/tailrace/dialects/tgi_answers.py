@@ -18,7 +18,14 @@ from tailrace.dialects.wire import (
     failure_of,
     finished_end,
 )
-from tailrace.errors import AdmissionError, ContextLengthExceeded, EngineError, RequestError, TailraceError
+from tailrace.errors import (
+    AdmissionError,
+    ContextLengthExceeded,
+    EngineError,
+    QuotaExceeded,
+    RequestError,
+    TailraceError,
+)
 from tailrace.types import End, Event, TextDelta, TopLogprobs
 
 __all__ = ["TGIEncoder", "TGIView", "encode_error", "encode_tokens"]
@@ -186,6 +193,8 @@ def _finish_reason(last: TextDelta) -> str:
 
 def encode_error(error: TailraceError) -> tuple[int, bytes]:
     """`{"error", "error_type"}`; it is `error_type` that TGI's clients turn into exceptions."""
+    if isinstance(error, QuotaExceeded):
+        return 429, to_json({"error": error.message, "error_type": "overloaded"})
     if isinstance(error, AdmissionError):
         # Never 503: a client of this wire (huggingface.js) repeats that at once and for ever.
         return 429, to_json({"error": "Model is overloaded", "error_type": "overloaded"})

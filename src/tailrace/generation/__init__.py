@@ -8,8 +8,8 @@ text again, then events in a log. One that is answered in a single piece takes t
 from __future__ import annotations
 
 from tailrace.generation.generator import Generator, Limits
-from tailrace.generation.observers import Observer, Times
+from tailrace.generation.observers import Meter, Observer, Times
 from tailrace.generation.prompts import PromptEncoder
 from tailrace.generation.run import Run
 
-__all__ = ["Generator", "Limits", "Observer", "PromptEncoder", "Run", "Times"]
+__all__ = ["Generator", "Limits", "Meter", "Observer", "PromptEncoder", "Run", "Times"]

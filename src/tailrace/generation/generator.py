@@ -7,7 +7,7 @@ import contextlib
 import itertools
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from tailrace.admission import Gate
@@ -24,7 +24,7 @@ from tailrace.errors import (
 )
 from tailrace.generation.blame import Blame
 from tailrace.generation.choice import SEEDS, Choice
-from tailrace.generation.observers import Observers, Times
+from tailrace.generation.observers import Meter, Observers, Times
 from tailrace.generation.prompts import PromptEncoder
 from tailrace.generation.recovery import Recovery
 from tailrace.generation.run import Run
@@ -70,6 +70,7 @@ class Generator:
         self.limits = limits
         self.live: set[Run] = set()  # without their terminal event
         self.observers = Observers()
+        self.meter: Meter | None = None  # None: nobody has to ask
         self.is_asleep = False  # the engine is not wanted now, and is loaded when it is
         self.used_s = time.monotonic()  # when a stream began or ended last
         self._supervisor = supervisor
@@ -138,7 +139,7 @@ class Generator:
             prompts = await self.prompts.encode(request)
         longest = max(len(prompt.ids) for prompt in prompts)
         num_choices = len(prompts) * request.sampling.n
-        sampling = self._complete(request.sampling, longest, num_choices)
+        sampling = self._complete(request.sampling, longest, num_choices, request.most_answer_tokens)
         assert sampling.max_tokens is not None
         linger_s = self.limits.linger_s if request.linger_s is None else request.linger_s
         record = Record(
@@ -161,11 +162,17 @@ class Generator:
         self._blame.check(record)
         is_slowed = self._blame.is_slowed(request.caller)
         self.used_s = time.monotonic()
+        with self._reserved(record):
+            return await self._open(record, longest, asked_s, is_slowed=is_slowed)
+
+    async def _open(self, record: Record, longest: int, asked_s: float, *, is_slowed: bool) -> Run:
+        """Keep a stream, and give it a place in the queue. Raises: as `create`."""
+        assert record.sampling.max_tokens is not None
         while True:
             if self.store.write_error is not None:
                 with self.gate.coming():
                     await self.store.wait_writable()
-            num_tokens = self.gate.check(longest, sampling.max_tokens, num_choices, is_slowed=is_slowed)
+            num_tokens = self.gate.check(longest, record.sampling.max_tokens, record.num_choices, is_slowed=is_slowed)
             with contextlib.suppress(StorageError):  # a write error that has begun just now may be over soon
                 with self.gate.coming():  # the place in the queue that was checked is kept for it
                     lease = await self.store.open(record)
@@ -173,6 +180,22 @@ class Generator:
                 self.observers.on_begun(record)
                 run.enter(num_tokens, queue_s=self.limits.queue_s, is_slowed=is_slowed)
                 return run
+
+    @contextlib.contextmanager
+    def _reserved(self, record: Record) -> Iterator[None]:
+        """Around the opening of a stream: what it may use is reserved, and given back if it is not opened.
+
+        Raises: AdmissionError, RequestError, StorageError.
+        """
+        if self.meter is None:
+            yield
+            return
+        self.meter.reserve(record)
+        try:
+            yield
+        except BaseException:
+            self.meter.release(record)
+            raise
 
     def recover(self, leases: Iterable[Lease]) -> int:
         """Take up streams that an earlier process left in the store; returns how many go on.
@@ -300,8 +323,10 @@ class Generator:
         self._check(request)
         return self.prompts.count(request)
 
-    def _complete(self, sampling: Sampling, num_prompt_tokens: int, num_choices: int) -> Sampling:
-        """Fill in what the client left open. Raises: ContextLengthExceeded."""
+    def _complete(
+        self, sampling: Sampling, num_prompt_tokens: int, num_choices: int, most_answer_tokens: int | None
+    ) -> Sampling:
+        """Fill in what the client left open. An answer is as long as its key may. Raises: ContextLengthExceeded."""
         room = self.limit_tokens(num_choices) - num_prompt_tokens
         max_tokens = sampling.max_tokens
         if max_tokens is None:
@@ -309,6 +334,8 @@ class Generator:
         if max_tokens > room:
             asked = sampling.max_tokens or 0
             raise ContextLengthExceeded(num_prompt_tokens, self.limit_tokens(num_choices), max_tokens=asked)
+        if most_answer_tokens is not None:
+            max_tokens = min(max_tokens, most_answer_tokens)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(32)
         return replace(sampling, max_tokens=max_tokens, seed=seed)
 

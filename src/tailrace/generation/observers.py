@@ -11,7 +11,7 @@ from tailrace.errors import TailraceError
 from tailrace.streams import Record, StreamLog
 from tailrace.types import Asked, Spent
 
-__all__ = ["Observer", "Observers", "Times"]
+__all__ = ["Meter", "Observer", "Observers", "Times"]
 
 logger = logging.getLogger("tailrace.generation")
 
@@ -58,6 +58,16 @@ class Observer(Protocol):
 
     def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
         """Its terminal event is kept, as `log.end`. Called once."""
+
+
+class Meter(Protocol):
+    """Whoever may refuse a stream for what its owner has used. Observers hear of its end."""
+
+    def reserve(self, record: Record) -> None:
+        """Before it is kept. Raises: AdmissionError, RequestError, StorageError."""
+
+    def release(self, record: Record) -> None:
+        """It was not kept after all."""
 
 
 class Observers:

@@ -26,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tailrace.access.keyring import Keyring
 from tailrace.access.principal import PRINCIPAL, Principal, principal_of
+from tailrace.access.quotas import LIMIT_HEADERS
 from tailrace.access.visits import Visits
 from tailrace.dialects import Wire, native
 from tailrace.dialects.durable_answers import EXPOSED_HEADERS
@@ -77,6 +78,7 @@ class Edge:
             nonlocal has_begun
             if message["type"] in _BEGINNINGS:
                 has_begun = True
+                message["headers"].extend(self._limits(scope))
                 MutableHeaders(raw=message["headers"])["x-request-id"] = request_id
             await send(message)
 
@@ -116,6 +118,13 @@ class Edge:
             ids = [part.removeprefix("resp_") for part in path.split("/")]
             principal.require_stream(principal.stream_id if principal.stream_id in ids else "")
         return principal
+
+    def _limits(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """Headers that say what the key has left of its limits, if it has any."""
+        principal = principal_of(scope)
+        if not principal.key_id:
+            return []
+        return [(name.encode(), value.encode()) for name, value in self._keyring.quotas.headers(principal)]
 
     def _is_public(self, path: str) -> bool:
         return path in self._public or path.startswith(self._public_below)
@@ -197,6 +206,7 @@ def let_origins_read(app: ASGIApp, settings: Settings) -> ASGIApp:
             "x-request-id",
             "x-stream-id",
             "x-tailrace-ignored",
+            *LIMIT_HEADERS,
             *EXPOSED_HEADERS,
         ],
     )

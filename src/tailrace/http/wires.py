@@ -31,6 +31,9 @@ OWN_PATHS = (
     "/v1/admin/keys",
     "/v1/admin/keys/{key_id}",
     "/v1/admin/keys/{key_id}/rotate",
+    "/v1/admin/keys/{key_id}/quota",
+    "/v1/admin/owners/{owner}/quota",
+    "/v1/usage",
     ROOT + "{path:path}",
 )
 

@@ -18,7 +18,7 @@ __all__ = ["HEAD", "RecordDatabase"]
 
 logger = logging.getLogger("tailrace.records")
 
-HEAD = "0001"  # the newest migration
+HEAD = "0002"  # the newest migration
 _BUSY_S = 15.0
 _CONNECT_S = 5
 _WHAT_IT_TAKES = "--database takes a URL such as sqlite:///records.sqlite or postgresql+psycopg://user@host/name."
@@ -136,4 +136,5 @@ def _sqlite(url: URL) -> Engine:
 
 
 def _postgresql(url: URL) -> Engine:
-    return create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": _CONNECT_S})
+    limits = {"connect_timeout": _CONNECT_S, "tcp_user_timeout": 1000 * _CONNECT_S}  # the latter in ms
+    return create_engine(url, pool_pre_ping=True, connect_args=limits)

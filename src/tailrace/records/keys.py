@@ -9,12 +9,21 @@ from typing import Any
 import msgspec
 from sqlalchemy import Connection, delete, insert, select, update
 
-from tailrace.access.keys import DEFAULT_SCOPES, Key, NewKey, new_key, rotated
+from tailrace.access.keys import DEFAULT_SCOPES, Key, NewKey, check_owner, new_key, rotated
+from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.errors import UnknownKey
 from tailrace.records.database import RecordDatabase
-from tailrace.records.tables import key_changes, keys
+from tailrace.records.tables import key_changes, keys, owners
 
-__all__ = ["KeyStore"]
+__all__ = ["Changes", "KeyStore"]
+
+
+class Changes(msgspec.Struct, frozen=True):
+    """What has changed since a version."""
+
+    keys: Sequence[Key]
+    owners: dict[str, Quota]
+    version: int  # the newest
 
 
 class KeyStore:
@@ -30,11 +39,12 @@ class KeyStore:
         name: str = "",
         scopes: tuple[str, ...] = DEFAULT_SCOPES,
         lifetime_s: float | None = None,
+        quota: Quota = NO_LIMITS,
     ) -> NewKey:
         """Raises: ValueError for an owner or a scope that cannot be."""
         now_s = time.time()
         expires_s = now_s + lifetime_s if lifetime_s is not None else None
-        made = new_key(owner, now_s=now_s, name=name, scopes=scopes, expires_s=expires_s)
+        made = new_key(owner, now_s=now_s, name=name, scopes=scopes, expires_s=expires_s, quota=quota)
         with self._database.begin() as connection:
             connection.execute(insert(keys).values(**_row(made.key), version=_next_version(connection)))
         return made
@@ -72,11 +82,36 @@ class KeyStore:
             _save(connection, made.key, version)
         return made
 
-    def changed_since(self, version: int) -> tuple[Sequence[Key], int]:
-        """The keys that were changed after a version, and the newest version."""
+    def limit(self, key_id: str, quota: Quota) -> Key:
+        """Set a key's quota. Raises: UnknownKey."""
+        with self._database.begin() as connection:
+            version = _next_version(connection)
+            key = msgspec.structs.replace(_locked(connection, key_id), quota=quota)
+            _save(connection, key, version)
+        return key
+
+    def limit_owner(self, owner: str, quota: Quota) -> Quota:
+        """Set an owner's quota, which all their keys share. Raises: ValueError for an owner that cannot be."""
+        check_owner(owner)
+        with self._database.begin() as connection:
+            values = {"quota": _text(quota), "version": _next_version(connection)}
+            if not connection.execute(update(owners).where(owners.c.owner == owner).values(**values)).rowcount:
+                connection.execute(insert(owners).values(owner=owner, **values))
+        return quota
+
+    def quota_of(self, owner: str) -> Quota:
+        """An owner's quota; no limits, where none were set."""
+        with self._database.begin() as connection:
+            text = connection.execute(select(owners.c.quota).where(owners.c.owner == owner)).scalar()
+        return _quota(text or "{}")
+
+    def changed_since(self, version: int) -> Changes:
+        """The keys and the owners' quotas that were changed after a version."""
         with self._database.begin() as connection:
             rows = connection.execute(select(keys).where(keys.c.version > version)).all()
-        return [_key(row) for row in rows], max((row.version for row in rows), default=version)
+            limited = connection.execute(select(owners).where(owners.c.version > version)).all()
+        newest = max((row.version for row in (*rows, *limited)), default=version)
+        return Changes([_key(row) for row in rows], {row.owner: _quota(row.quota) for row in limited}, newest)
 
     def forget(self, owner: str) -> int:
         """Delete an owner's keys; returns how many. Servers that run let them in until they are started again, so
@@ -106,9 +141,17 @@ def _save(connection: Connection, key: Key, version: int) -> None:
 
 
 def _row(key: Key) -> dict[str, Any]:  # Any: of each column's type
-    return {**msgspec.structs.asdict(key), "scopes": " ".join(key.scopes)}
+    return {**msgspec.structs.asdict(key), "scopes": " ".join(key.scopes), "quota": _text(key.quota)}
 
 
 def _key(row: Any) -> Key:  # Any: a row of `keys`
     values = {name: getattr(row, name) for name in Key.__struct_fields__}
-    return Key(**{**values, "scopes": tuple(row.scopes.split())})
+    return Key(**{**values, "scopes": tuple(row.scopes.split()), "quota": _quota(row.quota)})
+
+
+def _text(quota: Quota) -> str:
+    return msgspec.json.encode(quota).decode()
+
+
+def _quota(text: str) -> Quota:
+    return msgspec.json.decode(text, type=Quota)

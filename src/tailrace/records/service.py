@@ -6,24 +6,33 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import threading
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.access.keyring import Keyring
 from tailrace.errors import ModelError, StorageError
+from tailrace.generation.service import Service
 from tailrace.models.places import data_path
 from tailrace.settings import Settings
 
 if TYPE_CHECKING:
     from tailrace.records.database import RecordDatabase
     from tailrace.records.keys import KeyStore
+    from tailrace.records.request_log import RequestLog
+    from tailrace.records.requests import RequestStore
 
 __all__ = ["Records", "open_database", "open_records"]
 
 logger = logging.getLogger("tailrace.records")
 
+_DRAIN_S = 0.5
+_TIDY_S = 3600.0
+_DAY_S = 86_400.0
+_SPOOL = "records"  # in a server's data directory
 _POLL_S = 0.4  # a revoked key's streams end within a second
 _SQLITE = "sqlite:///"
 
@@ -48,7 +57,10 @@ def open_database(settings: Settings) -> RecordDatabase:
 
 
 class Records:
-    """The keyring of a server, and the store that its keys come from."""
+    """The database of a server: its keyring follows it, and requests are recorded in it.
+
+    Where nobody made a database, requests are not recorded: it is made by the first key, or by --database.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.keyring = Keyring()
@@ -56,22 +68,37 @@ class Records:
         self._opening = threading.Lock()
         self._database: RecordDatabase | None = None
         self._version = 0  # of the newest change that the keyring has
+        self._recorded: tuple[Service, Path] | None = None  # whose requests are recorded, and where they wait for it
+        self._log: RequestLog | None = None
+        self._beginning = asyncio.Lock()
+        self._tidied_s = -math.inf
 
     def keys(self) -> KeyStore:
         """Blocks, the first time for long. Raises: ModelError."""
         from tailrace.records.keys import KeyStore
 
+        return KeyStore(self._opened())
+
+    def requests(self) -> RequestStore:
+        """Blocks, the first time for long. Raises: ModelError."""
+        from tailrace.records.requests import RequestStore
+
+        return RequestStore(self._opened())
+
+    def _opened(self) -> RecordDatabase:
         with self._opening:
             if self._database is None:
                 self._database = open_database(self._settings)
-            return KeyStore(self._database)
+            return self._database
 
     async def read_keys(self) -> None:
         """Take in what has changed since the last time. Raises: ModelError, StorageError."""
         if self._database is None and self._is_absent():
             return
-        changed, self._version = await asyncio.to_thread(lambda: self.keys().changed_since(self._version))
-        self.keyring.update(changed)
+        changes = await asyncio.to_thread(lambda: self.keys().changed_since(self._version))
+        await self._record()  # first: what is asked for with a new key is recorded, and counts
+        self.keyring.update(changes.keys, changes.owners)
+        self._version = changes.version
 
     async def follow_keys(self) -> None:
         """Keep the keyring as the database is, until cancelled. While the database is away, keys stay as they were."""
@@ -88,6 +115,60 @@ class Records:
                 if is_away:
                     logger.warning("the database is back")
                 is_away = False
+
+    @contextlib.asynccontextmanager
+    async def recording(self, service: Service, data_path: Path) -> AsyncIterator[None]:
+        """Record the requests of a server as soon as there is a database. Rows wait for it in `data_path`.
+
+        Raises: StorageError, ModelError if what an earlier server left cannot be taken over.
+        """
+        self._recorded = service, data_path
+        if self._database is not None:
+            await self._record()
+        stopping = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._drain(stopping))
+            try:
+                yield
+            finally:
+                stopping.set()
+
+    async def _record(self) -> None:
+        """Begin to record, if it has not begun. Raises: StorageError, ModelError."""
+        async with self._beginning:
+            if self._recorded is None or self._log is not None:
+                return
+            from tailrace.records.request_log import RequestLog
+            from tailrace.records.spool import Spool
+
+            service, data_path = self._recorded
+            log = RequestLog(Spool(data_path / _SPOOL), self.keyring.quotas, with_text=self._settings.record_text)
+            live = [run.record for served in service.models for run in served.generator.live]
+            await log.take_over(service.store, self.requests, live)
+            for served in service.models:
+                served.generator.observers.add(log)
+                served.generator.meter = log
+            self._log = log
+
+    async def _drain(self, stopping: asyncio.Event) -> None:
+        """Bring rows into the database as they come, and the last ones when the server stops."""
+        while not stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), _DRAIN_S)
+            if self._log is not None:
+                await self._log.drain(self.requests)
+                await self._delete_old()
+        if self._log is not None:
+            self._log.close()
+
+    async def _delete_old(self) -> None:
+        """Delete rows that are older than they should be, now and then."""
+        if not self._settings.record_days or time.monotonic() - self._tidied_s < _TIDY_S:
+            return
+        self._tidied_s = time.monotonic()
+        with contextlib.suppress(StorageError, ModelError):  # next time, then
+            before_s = time.time() - self._settings.record_days * _DAY_S
+            await asyncio.to_thread(lambda: self.requests().delete_before(before_s))
 
     def close(self) -> None:
         if self._database is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
 
-__all__ = ["METADATA", "key_changes", "keys", "requests"]
+__all__ = ["METADATA", "key_changes", "keys", "owners", "requests", "usage_hours"]
 
 METADATA = MetaData(
     naming_convention={
@@ -28,6 +28,16 @@ keys = Table(
     Column("old_secret_hash", LargeBinary(32), nullable=False),
     Column("old_expires_s", Float(53)),
     Column("version", BigInteger, nullable=False, index=True),  # of the last change
+    Column("quota", Text, nullable=False, server_default="{}"),  # JSON
+)
+
+# Those that have limits of their own.
+owners = Table(
+    "owners",
+    METADATA,
+    Column("owner", String(200), primary_key=True),
+    Column("quota", Text, nullable=False),  # JSON
+    Column("version", BigInteger, nullable=False, index=True),
 )
 
 # One row, which each change of a key locks and raises. So versions come into sight in their order, and a server that
@@ -55,12 +65,30 @@ requests = Table(
     Column("queue_s", Float(53)),  # from the request to its place on the engine
     Column("first_token_s", Float(53)),  # from the request to the first token
     Column("total_s", Float(53), nullable=False),
-    Column("status", String(20), nullable=False),  # done, cancelled, interrupted, error or refused
+    Column("status", String(20), nullable=False),  # records.rows.RequestRow says which
     Column("finish", String(40), nullable=False),  # stop, length …; the code of the error
+    Column("num_requests", Integer, nullable=False, server_default="1"),  # that the row stands for
     Column("replays", Integer, nullable=False),  # how often an engine or server was lost under it
     Column("prompt", Text),  # with --record-text only
     Column("answer", Text),
     Index(None, "owner", "created_s"),
     Index(None, "key_id", "created_s"),
     Index(None, "created_s"),
+)
+
+# Sums of the rows of one hour. They stay when rows are deleted for their age, and answer what was used without reading
+# a million rows.
+usage_hours = Table(
+    "usage_hours",
+    METADATA,
+    Column("hour", BigInteger, primary_key=True, autoincrement=False),  # its beginning, seconds since the epoch
+    Column("owner", String(200), primary_key=True),
+    Column("key_id", String(12), primary_key=True),
+    Column("model", String(200), primary_key=True),
+    Column("wire", String(40), primary_key=True),
+    Column("num_requests", BigInteger, nullable=False),  # that were let in
+    Column("num_refused", BigInteger, nullable=False),
+    Column("num_prompt_tokens", BigInteger, nullable=False),
+    Column("num_completion_tokens", BigInteger, nullable=False),
+    Column("total_s", Float(53), nullable=False),
 )

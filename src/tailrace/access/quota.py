@@ -1,0 +1,48 @@
+"""What a key or an owner may use at most."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+
+__all__ = ["NO_LIMITS", "RATES", "Quota", "Rate"]
+
+_Limit = Annotated[int, msgspec.Meta(ge=1, le=10**15)] | None
+
+
+class Rate(msgspec.Struct, frozen=True):
+    """A number of something in a period, as `requests_per_minute`."""
+
+    unit: str  # requests or tokens
+    period: str  # minute or month
+
+    @property
+    def field(self) -> str:
+        return f"{self.unit}_per_{self.period}"
+
+
+RATES = tuple(Rate(unit, period) for period in ("minute", "month") for unit in ("requests", "tokens"))
+
+
+class Quota(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """Limits; None is no limit. Minutes and months are those of the clock, in UTC. Tokens are those of prompts and
+    answers together, counted in the minute and the month in which their request came."""
+
+    requests_per_minute: _Limit = None
+    tokens_per_minute: _Limit = None
+    requests_per_month: _Limit = None
+    tokens_per_month: _Limit = None
+    streams_at_once: _Limit = None  # running and waiting
+    answer_tokens: _Limit = None  # of each answer
+
+    def rates(self) -> Iterator[tuple[Rate, int]]:
+        """The limited rates, each with its limit."""
+        for rate in RATES:
+            limit = getattr(self, rate.field)
+            if limit is not None:
+                yield rate, limit
+
+
+NO_LIMITS = Quota()

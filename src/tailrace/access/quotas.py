@@ -1,0 +1,277 @@
+"""What keys and owners have used, and whether they may use more.
+
+A request reserves the most that it can take before it begins, and pays what it took when it has ended. So what is spent
+never exceeds a limit, whatever ends the stream.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from tailrace.access.principal import Principal
+from tailrace.access.quota import NO_LIMITS, Quota, Rate
+from tailrace.errors import QuotaExceeded, RequestError
+from tailrace.streams import Record
+from tailrace.types import End
+
+__all__ = ["LIMIT_HEADERS", "Account", "Quotas", "Spending", "month_start", "most_tokens"]
+
+_MINUTE_S = 60.0
+_WAIT_FOR_A_STREAM_S = 1.0
+
+LIMIT_HEADERS = (
+    "ratelimit",
+    "ratelimit-policy",
+    *(f"x-ratelimit-{fact}-{unit}" for fact in ("limit", "remaining", "reset") for unit in ("requests", "tokens")),
+)
+
+Account = tuple[str, str]  # "key" or "owner", and its name
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """What an account has spent in a period so far."""
+
+    account: Account
+    period: str  # minute or month
+    num_requests: int
+    num_tokens: int
+
+
+@dataclass(slots=True)
+class _Window:
+    """One minute or one month of an account. Tokens are those spent and those reserved."""
+
+    start_s: float = 0.0
+    end_s: float = 0.0
+    requests: int = 0
+    tokens: int = 0
+
+    def used(self, unit: str) -> int:
+        return self.requests if unit == "requests" else self.tokens
+
+
+@dataclass(slots=True)
+class _Usage:
+    """Of one account."""
+
+    quota: Quota = NO_LIMITS
+    windows: dict[str, _Window] = field(default_factory=lambda: {"minute": _Window(), "month": _Window()})
+    num_streams: int = 0
+
+    def at(self, now_s: float) -> dict[str, _Window]:
+        """The windows of this moment. A clock that was set back stays in the window that it was in."""
+        for period, window in self.windows.items():
+            if now_s >= window.end_s:
+                self.windows[period] = _Window(*_bounds(period, now_s))
+        return self.windows
+
+
+@dataclass(frozen=True, slots=True)
+class _Reservation:
+    num_tokens: int
+    accounts: tuple[_Usage, ...]
+    windows: tuple[_Window, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """One limit of an account, and where it stands."""
+
+    name: str
+    limit: int
+    remaining: int
+    rate: Rate | None = None  # None: streams at once
+    window_s: float = 0.0
+    reset_s: float = 0.0
+
+
+class Quotas:
+    """Counts each key and each owner, also those without limits: one may be set at any time. Who has no key is not
+    counted. Each server counts what it has let in itself, on top of what was recorded when it started."""
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._usage: dict[Account, _Usage] = {}
+        self._reserved: dict[str, _Reservation] = {}  # by stream
+
+    def limit(self, account: Account, quota: Quota) -> None:
+        """Set an account's limits. What it has used counts."""
+        if quota != NO_LIMITS or account in self._usage:
+            self._of(account).quota = quota
+
+    def spent_before(self, spendings: Sequence[Spending]) -> None:
+        """Add what is recorded of the current minute and month."""
+        now_s = self._clock()
+        for one in spendings:
+            window = self._of(one.account).at(now_s)[one.period]
+            window.requests += one.num_requests
+            window.tokens += one.num_tokens
+
+    def answer_tokens(self, key_id: str, owner: str) -> int | None:
+        """How long an answer may be."""
+        limits = [usage.quota.answer_tokens for usage in self._accounts(key_id, owner)]
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    # What the generator asks for (generation.Meter)
+
+    def reserve(self, record: Record) -> None:
+        """Take the most that a request may use out of what its key and its owner have left.
+
+        Raises: QuotaExceeded if there is not as much left now; RequestError if there never is.
+        """
+        if not record.key_id:
+            return
+        num_tokens, now_s = most_tokens(record), self._clock()
+        waits_s: dict[str, float] = {}
+        for name, usage in zip(("key", "owner"), self._accounts(record.key_id, record.owner), strict=True):
+            for policy in _policies(name, usage, now_s):
+                wanted = num_tokens if policy.rate is not None and policy.rate.unit == "tokens" else 1
+                if wanted > policy.limit:
+                    raise RequestError(
+                        f"This request may take {num_tokens} tokens, prompt and answer, and its {name} has "
+                        f"{policy.limit} a {policy.rate.period if policy.rate else ''}. Ask for fewer with max_tokens.",
+                        param="max_tokens",
+                    )
+                if wanted > policy.remaining:
+                    waits_s[_said(name, policy)] = policy.reset_s
+        if waits_s:
+            reason, wait_s = max(waits_s.items(), key=lambda item: item[1])
+            raise QuotaExceeded(reason, retry_after_s=wait_s)
+        self._take(record, num_tokens, now_s)
+
+    def resume(self, record: Record) -> None:
+        """Reserve for a stream that an earlier process began, whatever is left."""
+        if record.key_id and record.stream_id not in self._reserved:
+            self._take(record, most_tokens(record), record.created_s)
+
+    def release(self, record: Record) -> None:
+        """It has not begun after all."""
+        reservation = self._give_back(record, 0)
+        for window in reservation.windows if reservation is not None else ():
+            window.requests -= 1
+
+    # What it is told of streams (generation.Observer)
+
+    def on_end(self, record: Record, end: End) -> None:
+        """It pays what it took."""
+        self._give_back(record, end.usage.num_prompt_tokens + end.usage.num_completion_tokens)
+
+    # What is told to clients
+
+    def headers(self, principal: Principal) -> list[tuple[str, str]]:
+        """Where the limits of a key and its owner stand: draft-ietf-httpapi-ratelimit-headers-10, and OpenAI's."""
+        if not principal.key_id:
+            return []
+        now_s = self._clock()
+        policies = [
+            policy
+            for name, usage in zip(("key", "owner"), self._accounts(principal.key_id, principal.owner), strict=True)
+            for policy in _policies(name, usage, now_s)
+        ]
+        if not policies:
+            return []
+        return [
+            ("ratelimit-policy", ", ".join(map(_policy_item, policies))),
+            ("ratelimit", ", ".join(map(_state_item, policies))),
+            *_openai_headers(policies),
+        ]
+
+    def _take(self, record: Record, num_tokens: int, now_s: float) -> None:
+        accounts = self._accounts(record.key_id, record.owner)
+        windows = tuple(window for usage in accounts for window in usage.at(now_s).values())
+        for window in windows:
+            window.requests += 1
+            window.tokens += num_tokens
+        for usage in accounts:
+            usage.num_streams += 1
+        self._reserved[record.stream_id] = _Reservation(num_tokens, accounts, windows)
+
+    def _give_back(self, record: Record, num_spent: int) -> _Reservation | None:
+        reservation = self._reserved.pop(record.stream_id, None)
+        if reservation is None:
+            return None
+        for window in reservation.windows:
+            window.tokens -= reservation.num_tokens - num_spent
+        for usage in reservation.accounts:
+            usage.num_streams -= 1
+        return reservation
+
+    def _accounts(self, key_id: str, owner: str) -> tuple[_Usage, _Usage]:
+        return self._of(("key", key_id)), self._of(("owner", owner))
+
+    def _of(self, account: Account) -> _Usage:
+        usage = self._usage.get(account)
+        if usage is None:
+            usage = self._usage[account] = _Usage()
+        return usage
+
+
+def most_tokens(record: Record) -> int:
+    """The most tokens that a stream can take, prompts and answers."""
+    return record.num_prompt_tokens + record.num_choices * (record.sampling.max_tokens or 0)
+
+
+def month_start(now_s: float) -> float:
+    """When the month began, in UTC."""
+    return _bounds("month", now_s)[0]
+
+
+def _bounds(period: str, now_s: float) -> tuple[float, float]:
+    if period == "minute":
+        start_s = now_s // _MINUTE_S * _MINUTE_S
+        return start_s, start_s + _MINUTE_S
+    now = datetime.fromtimestamp(now_s, UTC)
+    start = datetime(now.year, now.month, 1, tzinfo=UTC)
+    end = datetime(now.year + now.month // 12, now.month % 12 + 1, 1, tzinfo=UTC)
+    return start.timestamp(), end.timestamp()
+
+
+def _policies(name: str, usage: _Usage, now_s: float) -> Iterator[_Policy]:
+    windows = usage.at(now_s)
+    for rate, limit in usage.quota.rates():
+        window = windows[rate.period]
+        yield _Policy(
+            f"{name}-{rate.unit}-{rate.period}",
+            limit,
+            max(0, limit - window.used(rate.unit)),
+            rate,
+            window.end_s - window.start_s,
+            max(0.0, window.end_s - now_s),
+        )
+    if usage.quota.streams_at_once is not None:
+        most = usage.quota.streams_at_once
+        yield _Policy(f"{name}-streams", most, max(0, most - usage.num_streams), reset_s=_WAIT_FOR_A_STREAM_S)
+
+
+def _said(name: str, policy: _Policy) -> str:
+    if policy.rate is None:
+        return f"The {name} has {policy.limit} streams at once, and they are in use."
+    return f"The {name} has {policy.limit} {policy.rate.unit} a {policy.rate.period}, and not enough of them are left."
+
+
+def _policy_item(policy: _Policy) -> str:
+    if policy.rate is None:
+        return f'"{policy.name}";q={policy.limit};qu="concurrent-requests"'
+    unit = "" if policy.rate.unit == "requests" else ';qu="tokens"'
+    return f'"{policy.name}";q={policy.limit};w={policy.window_s:.0f}{unit}'
+
+
+def _state_item(policy: _Policy) -> str:
+    reset = f";t={math.ceil(policy.reset_s)}" if policy.rate is not None else ""
+    return f'"{policy.name}";r={policy.remaining}{reset}'
+
+
+def _openai_headers(policies: Sequence[_Policy]) -> Iterator[tuple[str, str]]:
+    """x-ratelimit-*, of the limit of each unit that is nearest."""
+    for unit in ("requests", "tokens"):
+        found = [policy for policy in policies if policy.rate is not None and policy.rate.unit == unit]
+        if found:
+            nearest = min(found, key=lambda policy: policy.remaining)
+            yield f"x-ratelimit-limit-{unit}", str(nearest.limit)
+            yield f"x-ratelimit-remaining-{unit}", str(nearest.remaining)
+            yield f"x-ratelimit-reset-{unit}", f"{math.ceil(nearest.reset_s)}s"

@@ -1,0 +1,116 @@
+"""`/v1/usage`: how much was asked of the server, and by whom."""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from tailrace.access.principal import principal_of
+from tailrace.access.quotas import month_start
+from tailrace.api.routes import route
+from tailrace.errors import ModelError, RequestError, StorageError
+from tailrace.http.answers import JsonAnswer
+from tailrace.records.service import Records
+
+if TYPE_CHECKING:
+    from tailrace.records.requests import RequestStore
+
+__all__ = ["UsageRoutes"]
+
+_Result = TypeVar("_Result")
+_PARAMETERS = ("by", "owner", "key", "since", "until", "format")
+
+
+class UsageRoutes:
+    """A key with `read` sees what its owner used, one with `admin` what anybody did."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def table(self) -> list[Route]:
+        return [route("GET", "/v1/usage", self._show)]
+
+    async def _show(self, request: Request) -> ASGIApp:
+        """Sums of the requests of whole hours, by what `by` names. Raises: RequestError, Forbidden, StorageError."""
+        principal, query = principal_of(request.scope), request.query_params
+        unknown = next((name for name in query if name not in (*_PARAMETERS, "ticket")), None)
+        if unknown is not None:
+            raise RequestError(f"This takes {', '.join(_PARAMETERS)}.", param="query")
+        is_admin = principal.scopes is None or "admin" in principal.scopes
+        if not is_admin:
+            principal.require("read")
+        owner = query.get("owner") if is_admin else principal.owner
+        if not is_admin and query.get("owner", owner) != owner:
+            raise RequestError("A key without the scope admin sees the usage of its own owner.", param="owner")
+        since_s = _moment("since", query.get("since"))
+        until_s = _moment("until", query.get("until"))
+        form = query.get("format", "json")
+        if form not in ("json", "csv"):
+            raise RequestError("format is json or csv.", param="format")
+        by = _groups(query.get("by", "owner"))
+        found = await self._ask(
+            lambda store: store.usage(
+                by=by,
+                owner=owner,
+                key_id=query.get("key"),
+                since_s=month_start(time.time()) if since_s is None else since_s,
+                until_s=until_s,
+            )
+        )
+        rows = [msgspec.to_builtins(one) for one in found]
+        if form == "csv":
+            return Response(_csv(rows), media_type="text/csv; charset=utf-8")
+        return JsonAnswer(msgspec.json.encode({"object": "list", "data": rows}))
+
+    async def _ask(self, call: Callable[[RequestStore], _Result]) -> _Result:
+        """Ask the database, beside the event loop. Raises: StorageError."""
+        try:
+            return await asyncio.to_thread(lambda: call(self._records.requests()))
+        except ModelError as error:
+            raise StorageError(error.message) from None
+
+
+def _groups(text: str) -> list[str]:
+    """Raises: RequestError."""
+    from tailrace.records.requests import GROUPS
+
+    names = ["key_id" if name == "key" else name for name in text.split(",") if name]
+    if any(name not in GROUPS for name in names) or len(set(names)) != len(names):
+        raise RequestError("by is some of owner, key, model, wire, day and hour, with commas between.", param="by")
+    if {"day", "hour"} <= set(names):
+        raise RequestError("by has day or hour, not both.", param="by")
+    return names
+
+
+def _moment(name: str, text: str | None) -> float | None:
+    """Seconds since the epoch, or ISO 8601. Raises: RequestError."""
+    if not text:
+        return None
+    try:
+        if text.isascii() and text.isdigit():
+            return float(datetime.fromtimestamp(int(text), UTC).timestamp())
+        moment = datetime.fromisoformat(text.replace(" ", "+"))  # a + that was not encoded
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError, OSError):
+        raise RequestError(f"{name} is a date such as 2026-11-01, or seconds since the epoch.", param=name) from None
+
+
+def _csv(rows: list[dict[str, Any]]) -> str:  # Any: text and numbers
+    if not rows:
+        return ""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(rows[0]))
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,61 @@
+"""Options for the limits of keys and owners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from tailrace.access.quota import NO_LIMITS, Quota
+
+__all__ = ["quota_options", "quota_with", "said_of_quota"]
+
+Command = Callable[..., None]
+
+_HELP = {
+    "requests_per_minute": "Requests that may begin in a minute of the clock.",
+    "tokens_per_minute": "Tokens of prompts and answers in a minute of the clock.",
+    "requests_per_month": "Requests that may begin in a month (UTC).",
+    "tokens_per_month": "Tokens of prompts and answers in a month (UTC).",
+    "streams_at_once": "Streams that run or wait at the same time.",
+    "answer_tokens": "Tokens of the longest answer.",
+}
+_MOST = 10**15
+
+
+class _Limit(click.ParamType[int | str]):
+    """A number from 1, or none."""
+
+    name = "number|none"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int | str:
+        # Any: click's
+        if value == "none":
+            return "none"
+        if not str(value).isascii() or not str(value).isdigit() or not 1 <= int(value) <= _MOST:
+            self.fail("give a number from 1, or none.", param, ctx)
+        return int(value)
+
+
+def quota_options(command: Command) -> Command:
+    """A decorator that adds an option for each limit."""
+    for name in reversed(Quota.__struct_fields__):
+        flag = f"--{name.replace('_', '-')}"
+        command = click.option(flag, name, type=_Limit(), help=f"{_HELP[name]} `none` is no limit.")(command)
+    return command
+
+
+def quota_with(given: Mapping[str, int | str | None], before: Quota = NO_LIMITS) -> Quota:
+    """The quota with what was given in place of what was there. Other names are passed over."""
+    values = {name: getattr(before, name) for name in Quota.__struct_fields__}
+    for name in values:
+        if given.get(name) is not None:
+            values[name] = None if given[name] == "none" else given[name]
+    return Quota(**values)
+
+
+def said_of_quota(quota: Quota) -> str:
+    """The limits in one line."""
+    limits = ((name, getattr(quota, name)) for name in Quota.__struct_fields__)
+    return ", ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in limits if limit is not None) or "no limits"

@@ -1,0 +1,177 @@
+"""One row for each request: written to a file when its stream begins and ends, brought into the database later."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from tailrace.access.quotas import Quotas
+from tailrace.errors import ModelError, StorageError, TailraceError, UnknownStream
+from tailrace.generation import Times
+from tailrace.records.requests import RequestStore
+from tailrace.records.rows import RUNNING, RequestRow, row_of_refusal, row_of_start, row_with_end
+from tailrace.records.spool import Spool
+from tailrace.streams import LogStore, Record, StreamLog
+from tailrace.types import Asked
+
+__all__ = ["RequestLog"]
+
+logger = logging.getLogger("tailrace.records")
+
+_RETRY_S = 2.0  # while the database is away
+_MAX_BYTES = 256 * 2**20  # that may wait for the database
+_TIDY_BYTES = 2**20  # of rows that are in the database, before the file is begun anew
+_READ_BYTES = 2**20  # at once
+
+
+class RequestLog:
+    """Told of all requests (generation.Observer, generation.Meter). Nothing in front of a token waits for the database.
+
+    While more than 256 MiB wait for the database, or the disk takes no rows, no stream begins: else it would not be
+    recorded, and quotas could be exceeded.
+    """
+
+    def __init__(self, spool: Spool, quotas: Quotas, *, with_text: bool) -> None:
+        self._spool = spool
+        self._quotas = quotas
+        self._with_text = with_text
+        self._running: dict[str, RequestRow] = {}
+        self._refused: dict[Asked, dict[str, RequestRow]] = {}  # by code: refusals since the last drain
+        self._unwritten: list[RequestRow] = []  # that the disk did not take
+        self._drained = 0  # of the spool's bytes
+        self._is_away = False
+
+    async def take_over(self, store: LogStore, requests: Callable[[], RequestStore], live: Sequence[Record]) -> None:
+        """Settle what earlier servers left, with the streams that go on here; and count what was spent before.
+
+        Raises: StorageError.
+        """
+        complete = []
+        lives = {record.stream_id for record in live}
+        for row in self._spool.take_over():
+            if row.status != RUNNING:
+                complete.append(row)
+            elif row.request_id not in lives:
+                complete.append(await self._settled(row, store))
+        for record in live:
+            row = row_of_start(record, with_text=self._with_text)
+            self._running[record.stream_id] = msgspec.structs.replace(row, replays=1)
+        await asyncio.to_thread(lambda: requests().add(complete))
+        self._spool.drop(self._spool.size, self._running.values())
+        self._quotas.spent_before(await asyncio.to_thread(lambda: requests().spent(time.time())))
+        for record in live:
+            self._quotas.resume(record)
+
+    async def _settled(self, row: RequestRow, store: LogStore) -> RequestRow:
+        try:
+            log = await store.read(row.owner, row.request_id)
+        except TailraceError as error:
+            if not isinstance(error, UnknownStream):
+                logger.warning("the end of stream %s is not known: %s", row.request_id, error)
+            return row.lost()
+        return row_with_end(row, log, with_text=self._with_text) if log.end is not None else row.lost()
+
+    async def drain(self, requests: Callable[[], RequestStore]) -> None:
+        """Bring all that has ended into the database, if it can be reached."""
+        try:
+            self._write_what_waits()
+            size = self._spool.size  # a torn line at the end is made whole before it grows
+            while self._drained < size and (num_bytes := await asyncio.to_thread(self._copy, requests)):
+                self._drained += num_bytes
+            if self._drained and (self._drained >= _TIDY_BYTES or not self._running):
+                self._spool.drop(self._drained, self._running.values())
+                self._drained = 0
+        except (StorageError, ModelError) as error:
+            if not self._is_away:
+                logger.warning("request records wait on the disk: %s", error)
+            self._is_away = True
+        else:
+            if self._is_away:
+                logger.warning("request records are in the database again")
+            self._is_away = False
+
+    def close(self) -> None:
+        self._spool.close()
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """What is not in the database yet."""
+        return self._spool.size - self._drained
+
+    # generation.Meter
+
+    def reserve(self, record: Record) -> None:
+        """Raises: StorageError while requests cannot be recorded; QuotaExceeded, RequestError as `Quotas.reserve`."""
+        if self._unwritten or self.num_waiting_bytes > _MAX_BYTES:
+            raise StorageError("Requests cannot be recorded just now.", retry_after_s=_RETRY_S)
+        self._quotas.reserve(record)
+
+    def release(self, record: Record) -> None:
+        self._quotas.release(record)
+
+    # generation.Observer
+
+    def on_asked(self, asked: Asked) -> None:
+        """What comes of it is recorded."""
+
+    def on_refused(self, asked: Asked, error: TailraceError) -> None:
+        """The first of its kind is written at once, and how many came behind it when the next rows are drained."""
+        of_kind = self._refused.setdefault(asked, {})
+        before = of_kind.get(error.code)
+        if before is None:
+            self._write(row_of_refusal(asked, error, _new_id()))
+            of_kind[error.code] = msgspec.structs.replace(row_of_refusal(asked, error, _new_id()), num_requests=0)
+        else:
+            of_kind[error.code] = msgspec.structs.replace(before, num_requests=before.num_requests + 1)
+
+    def on_begun(self, record: Record) -> None:
+        row = self._running[record.stream_id] = row_of_start(record, with_text=self._with_text)
+        self._write(row)
+
+    def on_admitted(self, record: Record, times: Times) -> None:
+        """Told with the end."""
+
+    def on_first_token(self, record: Record, times: Times) -> None:
+        """Told with the end."""
+
+    def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
+        assert log.end is not None
+        row = self._running.pop(record.stream_id, None) or row_of_start(record, with_text=self._with_text)
+        ended = row_with_end(row, log, times, with_text=self._with_text)
+        self._write(msgspec.structs.replace(ended, replays=ended.replays + row.replays))
+        self._quotas.on_end(record, log.end)
+
+    def _write(self, row: RequestRow) -> None:
+        try:
+            self._spool.append(row)
+        except StorageError as error:
+            if not self._unwritten:
+                logger.error("%s New streams are refused until then.", error)
+            self._unwritten.append(row)
+
+    def _write_what_waits(self) -> None:
+        """Raises: StorageError."""
+        refused, self._refused = self._refused, {}
+        rows = [row for of_kind in refused.values() for row in of_kind.values() if row.num_requests]
+        waiting, self._unwritten = self._unwritten + rows, []
+        try:
+            if waiting:
+                self._spool.append_all(waiting)
+        except StorageError:
+            self._unwritten = waiting
+            raise
+
+    def _copy(self, requests: Callable[[], RequestStore]) -> int:
+        """Bring the next part of the spool into the database; returns its bytes. Blocks."""
+        rows, num_bytes = self._spool.read(self._drained, _READ_BYTES)
+        requests().add([row for row in rows if row.status != RUNNING])
+        return num_bytes
+
+
+def _new_id() -> str:
+    return f"refused_{secrets.token_hex(12)}"

@@ -1,0 +1,196 @@
+"""Request records in the database: rows, and sums of them by the hour."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, delete, func, select
+from sqlalchemy.dialects import postgresql, sqlite
+
+from tailrace.access.quotas import Spending, month_start
+from tailrace.records.database import RecordDatabase
+from tailrace.records.rows import REFUSED, RequestRow
+from tailrace.records.tables import requests, usage_hours
+
+__all__ = ["GROUPS", "RequestStore", "UsageSum"]
+
+_HOUR_S = 3600
+_MINUTE_S = 60
+_BATCH = 200  # rows in one transaction: a moment, also for the event loop beside it
+_PAGE = 1000
+# What sums can be made by.
+GROUPS = ("owner", "key_id", "model", "wire", "day", "hour")
+_COUNTS = ("num_requests", "num_refused", "num_prompt_tokens", "num_completion_tokens", "total_s")
+_KEY = ("hour", "owner", "key_id", "model", "wire")
+
+
+class UsageSum(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A sum of requests. What was not asked to be told apart is None; `start_s` is since the epoch."""
+
+    num_requests: int  # that were let in
+    num_refused: int
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    total_s: float  # from the requests to their ends, together
+    owner: str | None = None
+    key_id: str | None = None
+    model: str | None = None
+    wire: str | None = None
+    start_s: int | None = None  # of the day or the hour, in UTC
+
+
+class RequestStore:
+    """Adds rows and sums them up. Calls block. Raises: StorageError."""
+
+    def __init__(self, database: RecordDatabase) -> None:
+        self._database = database
+
+    def add(self, rows: Sequence[RequestRow]) -> None:
+        """Rows of requests that are there already change nothing."""
+        for start in range(0, len(rows), _BATCH):
+            with self._database.begin() as connection:
+                self._add(connection, rows[start : start + _BATCH])
+
+    def usage(
+        self,
+        *,
+        by: Sequence[str] = (),
+        owner: str | None = None,
+        key_id: str | None = None,
+        since_s: float = 0.0,
+        until_s: float | None = None,
+    ) -> list[UsageSum]:
+        """Sums of the hours that begin in [since, until), one for each combination of `by`, which are of `GROUPS`."""
+        columns = {name: _group(name) for name in by}
+        sums = [func.sum(usage_hours.c[name]).label(name) for name in _COUNTS]
+        query = select(*(column.label(name) for name, column in columns.items()), *sums)
+        query = query.where(usage_hours.c.hour >= since_s // _HOUR_S * _HOUR_S)
+        if until_s is not None:
+            query = query.where(usage_hours.c.hour < until_s)
+        if owner is not None:
+            query = query.where(usage_hours.c.owner == owner)
+        if key_id is not None:
+            query = query.where(usage_hours.c.key_id == key_id)
+        if columns:
+            query = query.group_by(*columns.values()).order_by(*columns.values())
+        with self._database.begin() as connection:
+            found = connection.execute(query).mappings().all()
+        return [_usage(row) for row in found if row["num_requests"] is not None]
+
+    def rows(
+        self, *, owner: str | None = None, key_id: str | None = None, since_s: float = 0.0, until_s: float | None = None
+    ) -> Iterator[RequestRow]:
+        """The rows of requests that came in [since, until), the oldest first, read in pages."""
+        after: tuple[float, str] = (since_s, "")
+        while True:
+            place = (requests.c.created_s > after[0]) | (
+                (requests.c.created_s == after[0]) & (requests.c.request_id > after[1])
+            )
+            query = select(requests).where(place).order_by(requests.c.created_s, requests.c.request_id).limit(_PAGE)
+            for column, wanted in ((requests.c.owner, owner), (requests.c.key_id, key_id)):
+                if wanted is not None:
+                    query = query.where(column == wanted)
+            if until_s is not None:
+                query = query.where(requests.c.created_s < until_s)
+            with self._database.begin() as connection:
+                found = connection.execute(query).mappings().all()
+            for row in found:
+                yield RequestRow(**row)
+            if len(found) < _PAGE:
+                return
+            after = (found[-1]["created_s"], found[-1]["request_id"])
+
+    def spent(self, now_s: float) -> list[Spending]:
+        """What each key and each owner has spent in the current month and the current minute."""
+        spendings: list[Spending] = []
+        with self._database.begin() as connection:
+            for kind, name in (("key", "key_id"), ("owner", "owner")):
+                spendings += _spent(connection, kind, name, "month", month_start(now_s))
+                spendings += _spent(connection, kind, name, "minute", now_s // _MINUTE_S * _MINUTE_S)
+        return spendings
+
+    def delete_before(self, created_s: float) -> int:
+        """Delete the rows of requests that came before; returns how many. What was used stays in the sums."""
+        with self._database.begin() as connection:
+            return connection.execute(delete(requests).where(requests.c.created_s < created_s)).rowcount
+
+    def forget(self, owner: str) -> int:
+        """Delete all that is recorded of an owner; returns the number of rows."""
+        with self._database.begin() as connection:
+            connection.execute(delete(usage_hours).where(usage_hours.c.owner == owner))
+            return connection.execute(delete(requests).where(requests.c.owner == owner)).rowcount
+
+    def _add(self, connection: Connection, rows: Sequence[RequestRow]) -> None:
+        insert = _insert_of(connection)
+        values = [{name: getattr(row, name) for name in RequestRow.__struct_fields__} for row in rows]
+        added = connection.execute(
+            insert(requests).on_conflict_do_nothing().returning(requests.c.request_id), values
+        ).scalars()
+        new = set(added)
+        sums: dict[tuple[Any, ...], list[float]] = {}  # Any: text and one number
+        for row in rows:
+            if row.request_id not in new:
+                continue
+            new.discard(row.request_id)
+            hour = int(row.created_s // _HOUR_S * _HOUR_S)
+            sum_ = sums.setdefault((hour, row.owner, row.key_id, row.model, row.wire), [0] * len(_COUNTS))
+            is_refused = row.status == REFUSED
+            for number, value in enumerate(
+                (
+                    0 if is_refused else row.num_requests,
+                    row.num_requests if is_refused else 0,
+                    row.num_prompt_tokens,
+                    row.num_completion_tokens,
+                    row.total_s,
+                )
+            ):
+                sum_[number] += value
+        if sums:
+            statement = insert(usage_hours)
+            table = usage_hours.c
+            statement = statement.on_conflict_do_update(
+                index_elements=_KEY, set_={name: table[name] + statement.excluded[name] for name in _COUNTS}
+            )
+            connection.execute(
+                statement,
+                [dict(zip((*_KEY, *_COUNTS), (*key, *counts), strict=True)) for key, counts in sorted(sums.items())],
+            )
+
+
+def _insert_of(connection: Connection) -> Any:  # Any: the two have no common type with what is needed here
+    return postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
+
+
+def _group(name: str) -> Any:  # Any: a column or an expression
+    if name == "day":
+        return usage_hours.c.hour - usage_hours.c.hour % 86_400
+    return usage_hours.c[name]
+
+
+def _usage(row: Any) -> UsageSum:  # Any: a mapping of the columns that were asked for
+    named = {name: row[name] for name in ("owner", "key_id", "model", "wire") if name in row}
+    start_s = next((int(row[name]) for name in ("day", "hour") if name in row), None)
+    num_requests, num_refused, num_prompt_tokens, num_completion_tokens = (int(row[name]) for name in _COUNTS[:-1])
+    return UsageSum(
+        num_requests,
+        num_refused,
+        num_prompt_tokens,
+        num_completion_tokens,
+        float(row["total_s"]),
+        start_s=start_s,
+        **named,
+    )
+
+
+def _spent(connection: Connection, kind: str, name: str, period: str, since_s: float) -> Iterator[Spending]:
+    """From the sums for a month, and from the rows for a minute."""
+    table, start = (usage_hours, usage_hours.c.hour) if period == "month" else (requests, requests.c.created_s)
+    num_requests = func.sum(table.c.num_requests)
+    tokens = func.sum(table.c.num_prompt_tokens + table.c.num_completion_tokens)
+    query = select(table.c[name], num_requests, tokens).where(start >= since_s, table.c.key_id != "")
+    if period == "minute":
+        query = query.where(table.c.status != REFUSED)
+    for account, count, num_tokens in connection.execute(query.group_by(table.c[name])):
+        yield Spending((kind, account), period, int(count), int(num_tokens))

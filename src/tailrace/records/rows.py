@@ -1,0 +1,118 @@
+"""One request as it is kept: the row of the table `requests`."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+
+from tailrace.access.quotas import most_tokens
+from tailrace.errors import TailraceError
+from tailrace.generation import Times
+from tailrace.streams import Record, StreamLog
+from tailrace.types import Asked, Sampling, TextDelta
+
+__all__ = ["REFUSED", "RUNNING", "RequestRow", "row_of_refusal", "row_of_start", "row_with_end"]
+
+RUNNING = "running"  # of a row that is not complete: never in the database
+REFUSED = "refused"
+_LOST = "lost"
+_PLAIN = Sampling()
+
+
+class RequestRow(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Times are seconds; `created_s` is since the epoch. `status` is done, cancelled, interrupted, error, refused, or
+    lost: its server died with it, and the tokens are the most that it can have had."""
+
+    request_id: str  # the stream's, where it came to one
+    created_s: float
+    owner: str
+    key_id: str
+    model: str
+    wire: str
+    status: str
+    finish: str = ""  # stop, length …; the code of the error
+    num_requests: int = 1  # refusals of one kind within a second share a row
+    parameters: str = "{}"  # JSON: numbers and names, never text of the client's
+    num_prompt_tokens: int = 0
+    num_completion_tokens: int = 0
+    num_choices: int = 1
+    queue_s: float | None = None  # from the request to its place on the engine
+    first_token_s: float | None = None  # from the request to the first token
+    total_s: float = 0.0
+    replays: int = 0  # how often an engine or a server was lost under it
+    prompt: str | None = None  # with --record-text only
+    answer: str | None = None
+
+    def lost(self) -> RequestRow:
+        """This one, of which nothing more will be known."""
+        assert self.status == RUNNING
+        return msgspec.structs.replace(self, status=_LOST, finish=_LOST)
+
+
+def row_of_start(record: Record, *, with_text: bool = False) -> RequestRow:
+    """A stream that has begun, with the most tokens that it can take."""
+    return RequestRow(
+        request_id=record.stream_id,
+        created_s=record.created_s,
+        owner=record.owner,
+        key_id=record.key_id,
+        model=record.model,
+        wire=record.wire,
+        status=RUNNING,
+        parameters=_parameters(record.sampling),
+        num_prompt_tokens=record.num_prompt_tokens,
+        num_completion_tokens=most_tokens(record) - record.num_prompt_tokens,
+        num_choices=record.num_choices,
+        prompt="\n".join(prompt.text for prompt in record.prompts) if with_text else None,
+    )
+
+
+def row_with_end(row: RequestRow, log: StreamLog, times: Times | None = None, *, with_text: bool = False) -> RequestRow:
+    """The row of a stream that has ended. Without its times it ended in an earlier process."""
+    end = log.end
+    assert end is not None
+    reasons = [event.finish_reason for event in log.events if type(event) is TextDelta and event.finish_reason]
+    known = {} if times is None else _times(times)
+    if times is None and end.spent is not None:
+        known["total_s"] = end.spent.total_s
+    return msgspec.structs.replace(
+        row,
+        status=end.status,
+        finish=end.failure.code if end.failure is not None else reasons[0] if reasons else end.status,
+        num_prompt_tokens=end.usage.num_prompt_tokens,
+        num_completion_tokens=end.usage.num_completion_tokens,
+        replays=max(times.num_losses if times is not None else 0, int(end.continuity is not None)),
+        answer="\n".join(log.text(choice) for choice in range(row.num_choices)) if with_text else None,
+        **known,
+    )
+
+
+def row_of_refusal(asked: Asked, error: TailraceError, request_id: str) -> RequestRow:
+    return RequestRow(
+        request_id, time.time(), asked.owner, asked.key_id, asked.model, asked.wire, REFUSED, error.code, num_choices=0
+    )
+
+
+def _times(times: Times) -> dict[str, float | None]:
+    def since(moment_s: float | None) -> float | None:
+        return None if moment_s is None else moment_s - times.asked_s
+
+    return {
+        "queue_s": since(times.admitted_s),
+        "first_token_s": since(times.first_s),
+        "total_s": since(times.ended_s) or 0.0,
+    }
+
+
+def _parameters(sampling: Sampling) -> str:
+    """What was asked for and is not the default. Of texts only that they were there."""
+    given: dict[str, object] = {}
+    for name in Sampling.__slots__:
+        value = getattr(sampling, name)
+        if value == getattr(_PLAIN, name):
+            continue
+        if name == "grammar":
+            value = sampling.grammar.kind if sampling.grammar is not None else None
+        given[name] = len(value) if isinstance(value, tuple) else value
+    return msgspec.json.encode(given).decode()

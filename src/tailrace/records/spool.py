@@ -1,0 +1,164 @@
+"""Rows on their way into the database, in a file, so that a database that is slow or away holds nobody up."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from tailrace.errors import StorageError
+from tailrace.records.rows import RequestRow
+
+__all__ = ["Spool"]
+
+logger = logging.getLogger("tailrace.records")
+
+_MAX_FILES = 100  # servers over one data directory
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(RequestRow).decode
+
+
+class Spool:
+    """A file of rows, one JSON object a line, which one server has to itself. A row of the same request replaces the
+    one before. What is appended outlives the process.
+
+    The file is made by the first row. Raises: StorageError if the disk does not take something.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._path: Path | None = None
+        self._file = -1
+        self._is_torn = False  # the last line is not whole
+        self.size = 0  # bytes
+
+    def take_over(self) -> list[RequestRow]:
+        """The rows that earlier servers left, whose files become this one's: the newest row of each request."""
+        rows: dict[str, RequestRow] = {}
+        for path in sorted(self._directory.glob("requests*.jsonl")):
+            with _trying():
+                file = _open_locked(path)
+                if file < 0:
+                    continue  # of a server that runs
+                try:
+                    rows |= {row.request_id: row for row in _parse(path.read_bytes())}
+                    if self._path is None:
+                        self._path, self._file, file = path, file, -1
+                        self.size = path.stat().st_size
+                        self._is_torn = self.size > 0
+                    else:
+                        self.append_all(rows.values())
+                        path.unlink()
+                finally:
+                    if file >= 0:
+                        os.close(file)
+        return list(rows.values())
+
+    def append(self, row: RequestRow) -> None:
+        self.append_all([row])
+
+    def append_all(self, rows: Iterable[RequestRow]) -> None:
+        text = b"".join(_encode(row) + b"\n" for row in rows)
+        with _trying():
+            if self._file < 0:
+                self._create()
+            self._write(text)
+
+    def read(self, start: int, most_bytes: int) -> tuple[list[RequestRow], int]:
+        """The rows behind a place in the file, as many as are whole in so many bytes or at least one; and the bytes
+        that they take. May be called from another thread."""
+        with _trying():
+            text = os.pread(self._file, most_bytes, start)
+            while b"\n" not in text and (more := os.pread(self._file, most_bytes, start + len(text))):
+                text += more
+        text = text[: text.rfind(b"\n") + 1]
+        return list(_parse(text)), len(text)
+
+    def drop(self, before: int, keep: Iterable[RequestRow]) -> None:
+        """Forget the file up to a size, but for these rows."""
+        if self._file < 0:
+            return
+        assert self._path is not None
+        with _trying():
+            text = b"".join(_encode(row) + b"\n" for row in keep)
+            text += os.pread(self._file, self.size - before, before)
+            if not text:
+                os.ftruncate(self._file, 0)
+                self.size = 0
+                return
+            new_path = self._path.with_suffix(".new")
+            new_path.unlink(missing_ok=True)
+            new = _open_locked(new_path)
+            try:
+                while text:
+                    text = text[os.write(new, text) :]
+                os.rename(new_path, self._path)
+            except OSError:
+                os.close(new)
+                raise
+            os.close(self._file)
+            self._file, self.size = new, os.fstat(new).st_size
+
+    def close(self) -> None:
+        """A file without rows goes."""
+        if self._file < 0:
+            return
+        assert self._path is not None
+        if self.size == 0:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+                self._directory.rmdir()
+        os.close(self._file)
+        self._file = -1
+
+    def _create(self) -> None:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for number in range(_MAX_FILES):
+            path = self._directory / f"requests{f'-{number}' if number else ''}.jsonl"
+            self._file = _open_locked(path)
+            if self._file >= 0:
+                self._path, self.size = path, os.fstat(self._file).st_size
+                return
+        raise StorageError(f"Too many servers keep their records in {self._directory}.")
+
+    def _write(self, text: bytes) -> None:
+        if self._is_torn:
+            text = b"\n" + text
+        while text:
+            num_written = os.write(self._file, text)
+            self.size += num_written
+            text = text[num_written:]
+            self._is_torn = bool(text)
+
+
+def _parse(text: bytes) -> Iterator[RequestRow]:
+    for line in text.split(b"\n"):
+        if line:
+            try:
+                yield _decode(line)
+            except msgspec.DecodeError:
+                logger.warning("a line of the request records is damaged, and left out")
+
+
+def _open_locked(path: Path) -> int:
+    """The descriptor of a file that this process has to itself; -1 if another one has it. Raises: OSError."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        return -1
+    return file
+
+
+@contextlib.contextmanager
+def _trying() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageError(f"Requests cannot be recorded: {error.strerror}.") from None

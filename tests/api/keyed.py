@@ -1,0 +1,99 @@
+"""A server with keys in this process: its keys, its clients, and WebSockets opened as far as it lets them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+from starlette.types import Message
+
+from tailrace.api.lifecycle import build_app
+from tailrace.generation.service import Service, start_service
+from tailrace.generation.source import find_source
+from tailrace.models import NoProgress
+from tailrace.records.service import Records
+from tailrace.settings import Settings
+
+__all__ = ["House", "OpenSocket", "serving_with_keys"]
+
+
+class House:
+    """A server in this process, its keys and its clients."""
+
+    def __init__(self, service: Service, database: str) -> None:
+        self.records = Records(Settings(database=database))
+        self.records.keys()  # makes the database
+        self.service = service
+        self.settings = Settings()
+        self.app = build_app(service.models, service.durable, self.settings, self.records)
+
+    def key(self, owner: str = "me", **given: Any) -> str:  # Any: of KeyStore.create
+        made = self.records.keys().create(owner, **given)
+        self.records.keyring.update([made.key])
+        return made.token
+
+    def revoke(self, token: str) -> None:
+        self.records.keyring.update([self.records.keys().revoke(token.split("_")[1])])
+
+    def client(self, token: str | None = None, **headers: str) -> httpx.AsyncClient:
+        sent = headers if token is None else {"authorization": f"Bearer {token}", **headers}
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost", headers=sent)
+
+    async def open_socket(self, path: str, query: str = "", token: str | None = None) -> OpenSocket:
+        socket = OpenSocket(self, path, query, token)
+        await socket.begin()
+        return socket
+
+
+class OpenSocket:
+    """A WebSocket, opened as far as the server lets it be."""
+
+    def __init__(self, house: House, path: str, query: str, token: str | None) -> None:
+        headers = [(b"host", b"localhost")]
+        if token is not None:
+            headers.append((b"authorization", f"Bearer {token}".encode()))
+        self._scope = {
+            "type": "websocket", "path": path, "raw_path": path.encode(), "query_string": query.encode(),
+            "headers": headers, "scheme": "ws", "client": ("127.0.0.1", 1), "server": ("localhost", 80),
+            "subprotocols": [], "root_path": "", "extensions": {"websocket.http.response": {}},
+        }  # fmt: skip
+        self._app = house.app
+        self.said = asyncio.Queue[Message]()
+        self.to_say = asyncio.Queue[Message]()
+        self._task: asyncio.Task[None] | None = None
+
+    async def begin(self) -> None:
+        self.to_say.put_nowait({"type": "websocket.connect"})
+        self._task = asyncio.create_task(self._app(self._scope, self.to_say.get, self.said.put))  # type: ignore[arg-type]
+
+    def say(self, text: str) -> None:
+        self.to_say.put_nowait({"type": "websocket.receive", "text": text})
+
+    async def wait(self, kind: str) -> Message:
+        async with asyncio.timeout(30):
+            while (message := await self.said.get())["type"] != kind:
+                pass
+        return message
+
+    async def close(self) -> None:
+        assert self._task is not None
+        self.to_say.put_nowait({"type": "websocket.disconnect", "code": 1000})
+        await asyncio.wait([self._task], timeout=30)
+        assert self._task.done()
+
+
+@contextlib.asynccontextmanager
+async def serving_with_keys(directory: Path) -> AsyncIterator[House]:
+    source = await asyncio.to_thread(find_source, "scripted:tokens_per_s=200", NoProgress())
+    settings = Settings(kv_tokens=4_000_000, load_s=60.0)
+    async with start_service(source, settings, data_path=directory) as service:
+        house = House(service, f"sqlite:///{directory / 'records.sqlite'}")
+        async with house.records.recording(service, directory):
+            yield house
+            for run in list(service.generator.live):
+                run.cancel()
+    house.records.close()

@@ -1,0 +1,211 @@
+"""Each request has its row, whatever happens to the database, the engine and the server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.generation.world import World, greedy
+
+from tailrace.access.quota import Quota
+from tailrace.access.quotas import Quotas
+from tailrace.errors import EngineLost, QuotaExceeded, StorageError, UnknownModel
+from tailrace.generation.observers import Observers
+from tailrace.records.database import RecordDatabase
+from tailrace.records.request_log import RequestLog
+from tailrace.records.requests import RequestStore
+from tailrace.records.rows import RequestRow
+from tailrace.records.spool import Spool
+from tailrace.types import Asked, GenerateRequest, Sampling
+
+_KEY = "abcdefghjkmn"
+_ASKED = Asked("scripted", "openai", "alice", _KEY)
+
+
+class _House:
+    """A generator whose requests are recorded, by one server after the other."""
+
+    def __init__(self, directory: Path) -> None:
+        self.database = RecordDatabase(f"sqlite:///{directory / 'records.sqlite'}")
+        self.database.prepare()
+        self.is_away = False
+        self.world = World(kv_tokens=100_000)
+        self._directory = directory / "spool"
+        self.with_text = False
+
+    def store(self) -> RequestStore:
+        if self.is_away:
+            raise StorageError("The database cannot be reached just now.")
+        return RequestStore(self.database)
+
+    async def start(self, quota: Quota | None = None) -> RequestLog:
+        quotas = Quotas()
+        quotas.limit(("key", _KEY), quota or Quota())
+        log = RequestLog(Spool(self._directory), quotas, with_text=self.with_text)
+        await log.take_over(self.world.store, self.store, [run.record for run in self.world.generator.live])
+        self.world.generator.observers.add(log)
+        self.world.generator.meter = log
+        return log
+
+    def rows(self) -> list[RequestRow]:
+        return list(RequestStore(self.database).rows())
+
+    def request(self, sampling: Sampling) -> GenerateRequest:
+        return GenerateRequest(prompts=("Hi",), sampling=sampling, owner="alice", key_id=_KEY, wire="openai")
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[_House]:
+    made = _House(tmp_path)
+    with closing(made.database):
+        yield made
+
+
+async def test_a_stream_has_one_row_with_all_that_is_known(house: _House) -> None:
+    log = await house.start()
+    run = await house.world.generator.create(house.request(greedy(5, stop=("never",), n=2)))
+    house.world.finish(run)
+    await log.drain(house.store)
+    (row,) = house.rows()
+    assert (row.request_id, row.owner, row.key_id, row.wire) == (run.log.stream_id, "alice", _KEY, "openai")
+    assert (row.num_prompt_tokens, row.num_completion_tokens, row.num_choices) == (2, 10, 2)
+    assert (row.status, row.finish, row.replays) == ("done", "length", 0)
+    assert row.queue_s is not None
+    assert row.first_token_s is not None
+    assert row.queue_s <= row.first_token_s <= row.total_s
+    assert '"stop":1' in row.parameters  # of texts only how many
+    assert "never" not in row.parameters
+    assert row.prompt is row.answer is None
+    assert log.num_waiting_bytes == 0
+
+
+async def test_text_is_kept_only_where_it_is_asked_for(house: _House) -> None:
+    house.with_text = True
+    log = await house.start()
+    run = await house.world.generator.create(house.request(greedy(5)))
+    house.world.finish(run)
+    await log.drain(house.store)
+    (row,) = house.rows()
+    assert (row.prompt, row.answer) == ("Hi", run.log.text())
+
+
+async def test_while_the_database_is_away_rows_wait_and_none_is_lost(house: _House) -> None:
+    log = await house.start()
+    house.is_away = True
+    ids = set()
+    for _ in range(50):
+        run = await house.world.generator.create(house.request(greedy(3)))
+        house.world.finish(run)
+        ids.add(run.log.stream_id)
+        await log.drain(house.store)
+    assert house.rows() == []
+    house.is_away = False
+    await log.drain(house.store)
+    assert {row.request_id for row in house.rows()} == ids
+    assert log.num_waiting_bytes == 0
+
+
+async def test_the_next_server_takes_over_what_waits(house: _House) -> None:
+    """A stream that still runs has its row at its end, also one that began when nobody recorded it."""
+    log = await house.start()
+    house.is_away = True
+    ended = await house.world.generator.create(house.request(greedy(3)))
+    house.world.finish(ended)
+    running = await house.world.generator.create(house.request(greedy(30)))
+    house.world.engine.step(4)
+    log.close()  # as if killed: nothing was drained
+    house.world.generator.observers = running.observers = Observers()
+    house.world.generator.meter = None
+    unseen = await house.world.generator.create(house.request(greedy(4)))
+    house.is_away = False
+    log = await house.start()
+    for run in (running, unseen):
+        house.world.finish(run)
+    await log.drain(house.store)
+    rows = {row.request_id: row for row in house.rows()}
+    assert {name: row.num_completion_tokens for name, row in rows.items()} == {
+        ended.log.stream_id: 3, running.log.stream_id: 30, unseen.log.stream_id: 4,
+    }  # fmt: skip
+    assert {row.status for row in rows.values()} == {"done"}
+
+
+async def test_an_end_behind_the_last_row_is_found_in_the_log(house: _House) -> None:
+    log = await house.start()
+    run = await house.world.generator.create(house.request(greedy(7)))
+    log.close()  # as if killed between the end of the stream and its row
+    run.observers = Observers()
+    house.world.finish(run)
+    await house.start()
+    (row,) = house.rows()
+    assert (row.request_id, row.status, row.num_completion_tokens) == (run.log.stream_id, "done", 7)
+
+
+async def test_a_stream_whose_server_died_with_it_has_paid_all_that_it_may_have_had(house: _House) -> None:
+    log = await house.start(Quota(tokens_per_month=100))
+    run = await house.world.generator.create(house.request(greedy(60)))
+    log.close()
+    house.world = World(kv_tokens=100_000)  # its streams were in memory
+    log = await house.start(Quota(tokens_per_month=100))
+    (row,) = house.rows()
+    assert (row.request_id, row.status) == (run.log.stream_id, "lost")
+    assert row.num_prompt_tokens + row.num_completion_tokens == 62
+    with pytest.raises(QuotaExceeded):
+        await house.world.generator.create(house.request(greedy(60)))
+    await house.world.generator.create(house.request(greedy(36)))
+
+
+async def test_replayed_tokens_are_not_paid_twice(house: _House) -> None:
+    log = await house.start(Quota(tokens_per_minute=1000))
+    run = await house.world.generator.create(house.request(greedy(9)))
+    for _ in range(2):
+        house.world.engine.step(3)
+        house.world.engine.lose(EngineLost("gone"))
+        house.world.engine.come_back()
+    house.world.finish(run)
+    await log.drain(house.store)
+    (row,) = house.rows()
+    assert (row.num_completion_tokens, row.replays) == (9, 2)
+    await house.world.generator.create(house.request(greedy(1000 - 11 - 2)))
+
+
+async def test_what_is_not_reserved_is_refused_and_nothing_begins(house: _House) -> None:
+    await house.start(Quota(streams_at_once=1))
+    first = await house.world.generator.create(house.request(greedy(5)))
+    with pytest.raises(QuotaExceeded):
+        await house.world.generator.create(house.request(greedy(5)))
+    assert house.world.generator.live == {first}
+    house.world.finish(first)
+    await house.world.generator.create(house.request(greedy(5)))
+
+
+async def test_refusals_are_recorded_and_a_flood_of_them_is_short(house: _House) -> None:
+    log = await house.start()
+    for _ in range(1000):
+        log.on_refused(_ASKED, UnknownModel("There is no such model here."))
+    log.on_refused(_ASKED, QuotaExceeded("no"))
+    await log.drain(house.store)
+    rows = house.rows()
+    assert len(rows) == 3
+    assert sum(row.num_requests for row in rows if row.finish == "model_not_found") == 1000
+    (usage,) = RequestStore(house.database).usage()
+    assert (usage.num_requests, usage.num_refused) == (0, 1001)
+
+
+async def test_while_rows_cannot_be_kept_nothing_begins(house: _House, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = await house.start()
+    first = await house.world.generator.create(house.request(greedy(5)))
+
+    def refuse(spool: Spool, rows: object) -> None:
+        raise StorageError("Requests cannot be recorded: No space left on device.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Spool, "append_all", refuse)
+        house.world.finish(first)  # its own client notices nothing
+        with pytest.raises(StorageError):
+            await house.world.generator.create(house.request(greedy(5)))
+        await log.drain(house.store)
+    await log.drain(house.store)
+    assert [row.request_id for row in house.rows()] == [first.log.stream_id]
+    await house.world.generator.create(house.request(greedy(5)))
