@@ -255,6 +255,7 @@ APIS = [
         {*ChatParams.__annotations__, *_VLLM, *openai.WIRE.refused, "stream"} | fields_of(openai.OpenAIChatBody),
         _SAMPLING
         | {
+            "conversation": "conv_known",
             "logprobs": True,
             "messages": [_OTHER_USER],
             "tool_choice": "required",
@@ -280,6 +281,7 @@ APIS = [
         _SAMPLING
         | {
             "background": True,
+            "conversation": "conv_known",
             "include": ["message.output_text.logprobs"],
             "input": [_OTHER_USER],
             "instructions": "Be kind.",

@@ -22,6 +22,8 @@ CODES = {
     "ContextLengthExceeded": "context_length_exceeded",
     "UnknownModel": "model_not_found",
     "UnknownKey": "unknown_key",
+    "UnknownConversation": "conversation_not_found",
+    "ConversationLocked": "conversation_locked",
     "Unauthenticated": "invalid_api_key",
     "KeyRevoked": "key_revoked",
     "Forbidden": "forbidden",

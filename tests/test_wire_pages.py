@@ -1,4 +1,4 @@
-"""The pages of the wires: each command and each program on them runs as it is printed, but for the port."""
+"""The pages of the wires, and what they share: each command and program runs as it is printed, but for the port."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BLOCK = re.compile(r"^```(console|python)\n(.*?)^```", re.DOTALL | re.MULTILINE
 def _blocks() -> list[tuple[str, str, str]]:
     return [
         (page.name, kind, text)
-        for page in sorted(PAGES.glob("*.md"))
+        for page in [*sorted(PAGES.glob("*.md")), ROOT / "docs" / "conversations.md"]
         for kind, text in _BLOCK.findall(page.read_text())
     ]
 

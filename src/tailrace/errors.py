@@ -17,6 +17,8 @@
         RequestRefused              400  the engine does
         UnknownModel                404
         UnknownKey                  404
+        UnknownConversation         404
+        ConversationLocked          409  an answer is being written there
         Unauthenticated             401  no key, or one that is not valid
         KeyRevoked                  401  the key that began the stream
         Forbidden                   403  a Host or Origin that is not ours, or a key without the scope
@@ -72,6 +74,7 @@ __all__ = [
     "BodyTooLarge",
     "Cancelled",
     "ContextLengthExceeded",
+    "ConversationLocked",
     "Diverged",
     "Draining",
     "EngineError",
@@ -108,6 +111,7 @@ __all__ = [
     "TailraceError",
     "TemplateError",
     "Unauthenticated",
+    "UnknownConversation",
     "UnknownKey",
     "UnknownModel",
     "UnknownStream",
@@ -235,6 +239,20 @@ class UnknownKey(RequestError):
 
     status = 404
     code = "unknown_key"
+
+
+class UnknownConversation(RequestError):
+    """There is no such conversation, or no such item in it."""
+
+    status = 404
+    code = "conversation_not_found"
+
+
+class ConversationLocked(RequestError):
+    """An answer is being written where the request would go on."""
+
+    status = 409
+    code = "conversation_locked"
 
 
 class Unauthenticated(RequestError):

@@ -123,6 +123,7 @@ class GenerateRequest:
     on_disconnect: Literal["cancel", "detach"] = "cancel"
     linger_s: float | None = None  # None: the server's default
     memo: bytes = b""  # what the wire wants to see again with the stream, JSON
+    turn: bytes = b""  # what a conversation keeps of it: a `Turn`, encoded
     exact: bool = False  # rather end than go on with another token than would have come
     caller: str = ""
     owner: str = ANONYMOUS

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 
+from tailrace.conversations.items import Branch, Item
 from tailrace.dialects import GenerateCall, ParsedRequest, StreamFacts, View, openai, plain, responses, tgi
 from tailrace.dialects.bodies import JsonBody
+from tailrace.dialects.conversations import place_of
 from tailrace.dialects.native import parse as parse_native
 from tailrace.dialects.wire import Following, Reply
 from tailrace.engines.scripted.engine import tokenizer_json
@@ -78,8 +80,12 @@ def asked(
     path: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
     server: FakeServer | None = None,
+    items: tuple[Item, ...] = (),
 ) -> ParsedRequest:
+    """A conversation that the body names has these items."""
     what = ParsedRequest(server or FakeServer(), body or {}, query or {}, path or {}, headers or {})
+    if (place := place_of(what)) is not None:
+        what = replace(what, branch=Branch(conversation_id=place.id, items=items))
     stream_id = responses.past(what)
     if stream_id is None:
         return what

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tailrace.dialects.chatbot import Conversation, close_for
+from tailrace.dialects.chatbot import ChatbotConversation, close_for
 from tailrace.dialects.wire import failure_of
 from tailrace.errors import (
     ContextLengthExceeded,
@@ -18,9 +18,9 @@ from tailrace.errors import (
 from tailrace.types import End, Failure, Message, Usage
 
 
-def _spoken() -> Conversation:
+def _spoken() -> ChatbotConversation:
     """Three turns of 10, 20 and 30 tokens."""
-    conversation = Conversation(has_template=True)
+    conversation = ChatbotConversation(has_template=True)
     total = 0
     for number, num_tokens in enumerate((10, 20, 30), 1):
         total += num_tokens
@@ -29,7 +29,7 @@ def _spoken() -> Conversation:
 
 
 def test_turns_go_through_the_template() -> None:
-    conversation = Conversation(has_template=True, repetition_penalty=1.1)
+    conversation = ChatbotConversation(has_template=True, repetition_penalty=1.1)
     assert conversation.ask("Hi", max_tokens=9).messages == (Message("user", "Hi"),)
     conversation.add("Hi", "Hello.", Usage(5, 2))
     asked = conversation.ask("And?", max_tokens=9)
@@ -39,7 +39,7 @@ def test_turns_go_through_the_template() -> None:
 
 
 def test_without_a_template_texts_are_joined() -> None:
-    conversation = Conversation(has_template=False)
+    conversation = ChatbotConversation(has_template=False)
     conversation.add("Space the final", " frontier.", Usage(5, 2))
     asked = conversation.ask(" These are", max_tokens=None)
     assert asked.prompts == ("Space the final frontier. These are",)
@@ -56,7 +56,7 @@ def test_the_oldest_turns_go_until_enough_is_gone(num_tokens: int, num_left: int
 
 
 def test_there_may_be_nothing_to_forget() -> None:
-    assert not Conversation(has_template=True).shorten(1)
+    assert not ChatbotConversation(has_template=True).shorten(1)
 
 
 @pytest.mark.parametrize(

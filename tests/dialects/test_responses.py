@@ -219,7 +219,7 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "http:
     ("body", "param", "kind"),
     [
         *(({name: value}, name, UnsupportedParameter) for name, value in
-          {"conversation": "c", "max_tool_calls": 1, "max_tokens": 5, "max_completion_tokens": 5, "n": 2,
+          {"max_tool_calls": 1, "max_tokens": 5, "max_completion_tokens": 5, "n": 2,
            "prompt": {"id": "p"}, "truncation": "auto",
            "context_management": [{"type": "compaction"}]}.items()),
         *(({"input": value}, "input", RequestError) for value in

@@ -32,7 +32,7 @@ class ChatSocket:
         self._waiting: deque[str] = deque()  # bounded by `listen`, which closes the socket over one too many
         self._arrival = asyncio.Event()
         self._max_tokens = min(generator.limits.default_max_tokens, max(1, generator.limit_tokens() // 2))
-        self._conversation = chatbot.Conversation(
+        self._conversation = chatbot.ChatbotConversation(
             has_template=generator.prompts.chat is not None,
             repetition_penalty=1.1 if "repetition_penalty" in generator.parameters else 1.0,
         )

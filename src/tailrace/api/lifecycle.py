@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from tailrace.access.keyring import Keyring
 from tailrace.api.access import AccessRoutes
+from tailrace.api.conversations import ConversationRoutes
 from tailrace.api.durable import DurableRoutes
 from tailrace.api.metrics import Metrics
 from tailrace.api.routes import Routes
@@ -47,18 +48,29 @@ def build_routes(
     """All that the server answers."""
     metrics = Metrics(*(served.generator for served in models))
     bodies = BodyBudget(settings)
-    routes = Routes(models, settings, metrics, bodies)
+    conversations = records.conversations if records is not None else None
+    routes = Routes(models, settings, metrics, bodies, conversations)
     sockets = Sockets(models, settings)
     streams = DurableRoutes(durable, models.first.generator.store, settings, bodies)
-    own = [*AccessRoutes(records, bodies).table(), *UsageRoutes(records).table()] if records is not None else []
+    own: list[BaseRoute] = []
+    if records is not None:
+        talks = ConversationRoutes(records.conversations, bodies, is_strict=settings.strict)
+        own = [*AccessRoutes(records, bodies).table(), *UsageRoutes(records).table(), *talks.table()]
     return [*own, *streams.table(), *routes.table(), *sockets.table()]
 
 
 def build_app(models: Models, durable: DurableStore, settings: Settings, records: Records | None = None) -> ASGIApp:
-    """The ASGI application over the models. Without records there are no keys, and nobody needs one."""
+    """The ASGI application over the models. Without records there are no keys, and nobody needs one;
+    nor are conversations kept."""
     router = Router(build_routes(models, durable, settings, records), redirect_slashes=False)
     keyring = records.keyring if records is not None else Keyring()
     keyring.on_revoked(models.end_streams_of)
+    if records is not None:
+        generators = [served.generator for served in models]
+        for generator in generators:
+            generator.observers.add(records.conversations)
+        running = [run.record for generator in generators for run in generator.live]
+        records.conversations.attend(models.first.generator.store, running, has_past=not records.is_absent())
     app = let_origins_read(Edge(router, settings, keyring, public=PUBLIC), settings)
     return AccessLog(app, models.first.generator.store) if settings.access_log else app
 
@@ -105,6 +117,7 @@ async def serve(
                 await signals.leaving.wait()
                 on_drain(service.num_live)
                 await _drain(service, settings.drain_s, signals.hurrying)
+                await records.conversations.finish()
                 service.durable.close()
                 server.force_exit = signals.hurrying.is_set()
                 server.should_exit = True

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from html import escape
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -47,29 +47,64 @@ _ELSEWHERE = {  # what is no wire's: the name of its operation, what it is, and 
     "/openapi.json": ("openapi", "This document.", ("application/json",)),
 }
 
-# What is no wire's and takes keys: method, path, the name of the operation, what it does, and an example of its body.
-_OWN: tuple[tuple[str, str, str, str, JsonBody], ...] = (
-    ("get", "/v1/admin/keys", "list_keys", "Lists keys.", {}),
-    ("post", "/v1/admin/keys", "create_key", "Makes a key. The answer alone has its token.", {
+
+class _OfRecords(NamedTuple):
+    """A route over the database."""
+
+    method: str
+    path: str
+    name: str
+    summary: str
+    example: JsonBody | None = None  # of its body
+    query: tuple[str, ...] = ()
+
+
+_TALK = "/v1/conversations/{conversation_id}"
+_MESSAGE = {"type": "message", "role": "user", "content": "Tell me a story about dogs."}
+_RECORDS = (
+    _OfRecords("get", "/v1/admin/keys", "list_keys", "Lists keys.", query=("owner",)),
+    _OfRecords("post", "/v1/admin/keys", "create_key", "Makes a key. The answer alone has its token.", {
         "owner": "alice", "name": "laptop", "expires_in_s": 86_400, "scopes": ["generate", "read"],
     }),
-    ("get", "/v1/admin/keys/{key_id}", "show_key", "Shows a key.", {}),
-    ("delete", "/v1/admin/keys/{key_id}", "revoke_key", "Revokes a key, and ends what was begun with it.", {}),
-    ("post", "/v1/admin/keys/{key_id}/rotate", "rotate_key", "Gives a key a new secret.", {
-        "grace_s": 3600,
+    _OfRecords("get", "/v1/admin/keys/{key_id}", "show_key", "Shows a key."),
+    _OfRecords("delete", "/v1/admin/keys/{key_id}", "revoke_key", "Revokes a key, and ends what was begun with it."),
+    _OfRecords("post", "/v1/admin/keys/{key_id}/rotate", "rotate_key", "Gives a key a new secret.", {"grace_s": 3600}),
+    _OfRecords(
+        "post", "/v1/tickets", "issue_ticket", "Gives leave to follow one stream for a short while, in ?ticket=.",
+        {"stream_id": "gvwLjBV1_uZRlZgD76TSZw"},
+    ),
+    _OfRecords(
+        "get", "/v1/conversations", "list_conversations", "Lists conversations, the last changed first.",
+        query=("limit", "after", "search"),
+    ),
+    _OfRecords("post", "/v1/conversations", "create_conversation", "Begins a conversation.", {
+        "title": "Dogs", "items": [_MESSAGE], "metadata": {"topic": "dogs"},
     }),
-    ("put", "/v1/admin/keys/{key_id}/quota", "limit_key", "Sets what a key may use. What is not named has no limit.", {
+    _OfRecords("put", "/v1/admin/keys/{key_id}/quota", "limit_key",
+               "Sets what a key may use. What is not named has no limit.", {
         "tokens_per_minute": 20_000, "streams_at_once": 4,
     }),
-    ("get", "/v1/admin/owners/{owner}/quota", "show_owner", "Shows what an owner may use.", {}),
-    ("put", "/v1/admin/owners/{owner}/quota", "limit_owner", "Sets what an owner may use, all keys together.", {
+    _OfRecords("get", "/v1/admin/owners/{owner}/quota", "show_owner", "Shows what an owner may use."),
+    _OfRecords("put", "/v1/admin/owners/{owner}/quota", "limit_owner", "Sets what an owner may use.", {
         "tokens_per_month": 5_000_000,
     }),
-    ("get", "/v1/usage", "usage", "Sums of requests and tokens: ?by=owner,day&since=2026-11-01&until=…&owner=…&key=…"
-     "&format=csv.", {}),
-    ("post", "/v1/tickets", "issue_ticket", "Gives leave to follow one stream for a short while, in ?ticket=.", {
-        "stream_id": "gvwLjBV1_uZRlZgD76TSZw",
+    _OfRecords("get", "/v1/usage", "usage", "Sums of requests and tokens.", query=(
+        "by", "since", "until", "owner", "key", "format",
+    )),
+    _OfRecords("get", _TALK, "show_conversation", "Shows a conversation without its items."),
+    _OfRecords("post", _TALK, "change_conversation", "Changes title, metadata or the current branch.", {
+        "title": "Dogs and cats",
     }),
+    _OfRecords("delete", _TALK, "delete_conversation", "Forgets a conversation and its items."),
+    _OfRecords("get", _TALK + "/tree", "show_tree", "The items of all branches."),
+    _OfRecords("get", _TALK + "/items", "list_items", "The items of the current branch, the last first.", query=(
+        "limit", "after", "order",
+    )),
+    _OfRecords("post", _TALK + "/items", "add_items", "Adds items; behind another parent_id they are a new branch.", {
+        "items": [_MESSAGE],
+    }),
+    _OfRecords("get", _TALK + "/items/{item_id}", "show_item", "Shows an item."),
+    _OfRecords("delete", _TALK + "/items/{item_id}", "delete_item", "Deletes an item; what followed it moves up."),
 )  # fmt: skip
 
 
@@ -90,8 +125,8 @@ def document() -> bytes:
         content = {kind: {"schema": {} if "json" in kind else {"type": "string"}} for kind in kinds}
         answer = {"description": summary, "content": content, "headers": _ERROR_HEADERS}
         paths.setdefault(path, {})["get"] = {"summary": summary, "operationId": name, "responses": {"200": answer}}
-    for method, path, name, summary, example in _OWN:
-        paths.setdefault(path, {})[method] = _access_operation(path, name, summary, example)
+    for row in _RECORDS:
+        paths.setdefault(row.path, {})[row.method] = _operation_of_records(row)
     return to_json(
         {
             "openapi": "3.1.0",
@@ -137,15 +172,13 @@ def _operation(wire: Wire, operation: Operation, by_body: dict[Any, JsonBody]) -
     return described
 
 
-def _access_operation(path: str, name: str, summary: str, example: JsonBody) -> JsonBody:
+def _operation_of_records(row: _OfRecords) -> JsonBody:
     content: JsonBody = {"application/json": {"schema": {}}}
     described: JsonBody = {
-        "summary": summary,
-        "operationId": name,
-        "parameters": [
-            {"name": found, "in": "path", "required": True, "schema": {"type": "string"}}
-            for found in re.findall(r"\{([a-z_]+)", path)
-        ],
+        "summary": row.summary,
+        "operationId": row.name,
+        "parameters": [_parameter(name, "path") for name in re.findall(r"\{([a-z_]+)", row.path)]
+        + [_parameter(name, "query") for name in row.query],
         "responses": {
             status: {"description": text, "content": content, "headers": _ERROR_HEADERS}
             for status, text in (
@@ -156,17 +189,18 @@ def _access_operation(path: str, name: str, summary: str, example: JsonBody) -> 
             )
         },
     }
-    if example:
-        content = {"schema": {"type": "object"}, "example": example}
+    if row.example is not None:
+        content = {"schema": {"type": "object"}, "example": row.example}
         described["requestBody"] = {"content": {"application/json": content}}
     return described
 
 
+def _parameter(name: str, place: str) -> JsonBody:
+    return {"name": name, "in": place, "required": place == "path", "schema": {"type": "string"}}
+
+
 def _parameters(operation: Operation) -> list[JsonBody]:
-    parameters: list[JsonBody] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-        for name in re.findall(r"\{([a-z_]+)", operation.path)
-    ]
+    parameters = [_parameter(name, "path") for name in re.findall(r"\{([a-z_]+)", operation.path)]
     for name in operation.query:
         required = name.endswith("!") and not operation.query_in_body
         parameters.append({"name": name.rstrip("!"), "in": "query", "required": required, "schema": {"type": "string"}})

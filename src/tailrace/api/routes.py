@@ -12,7 +12,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import groupby
-from urllib.parse import urlsplit
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -23,6 +22,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace import __version__
 from tailrace.access.principal import asked_by, caller_of, owner_of, principal_of, sent_by
+from tailrace.api.asking import is_from_elsewhere, is_own_address, may_generate, with_headers
 from tailrace.api.facts import facts_of, running_streams
 from tailrace.api.metrics import Metrics
 from tailrace.api.openapi import document
@@ -56,6 +56,7 @@ from tailrace.generation.models import NO_SUCH_MODEL, Models, Served
 from tailrace.http.answers import JsonAnswer, StreamAnswer, WholeAnswer, WithHeaders
 from tailrace.http.bodies import BodyBudget, BodyReader
 from tailrace.http.wires import is_meant, served_wires
+from tailrace.records.keeper import ConversationKeeper
 from tailrace.settings import Settings
 from tailrace.streams import Claim, StreamLog
 from tailrace.types import GenerateRequest
@@ -63,7 +64,6 @@ from tailrace.types import GenerateRequest
 __all__ = ["Routes", "route"]
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
-_LINGER = re.compile(r"[0-9]{1,5}", re.ASCII)
 _SLOW_AT_ONCE = 2  # operations beside the event loop; more wait
 _SLOW_WAITING = 32
 
@@ -79,8 +79,10 @@ class Routes:
         settings: Settings,
         metrics: Metrics,
         bodies: BodyBudget,
+        conversations: ConversationKeeper | None = None,
     ) -> None:
         self._models = models
+        self._conversations = conversations
         self._store = models.first.generator.store
         self._settings = settings
         self._bodies = bodies
@@ -181,7 +183,7 @@ class Routes:
             require_plain_utf8(request.headers)
             body = read_json(await reader.read(request.headers, request.receive))
             model = body.get("model")
-            if isinstance(model, str) and _is_own_address(model, request.headers.get("host", "")):
+            if isinstance(model, str) and is_own_address(model, request.headers.get("host", "")):
                 body["model"] = "default"  # Hugging Face's client puts there where it sends to, if it knows no name
         first, *others = self._models
         running = partial(running_streams, self._models, owner_of(request.scope))
@@ -207,8 +209,12 @@ class Routes:
         owner, served = owner_of(request.scope), meant or self._models.first
         if act.past is not None:
             parsed = await self._with_past(owner, parsed, act.past(parsed))
+        if act.conversation is not None and (place := act.conversation(parsed)) is not None:
+            if self._conversations is None:
+                raise UnsupportedParameter("This server keeps no conversations.", param="conversation")
+            parsed = replace(parsed, branch=await self._conversations.branch(owner, place))
         with served.asking(asked_by(request.scope, wire=wire.name, model=served.model)):
-            if meant is not None and not meant.is_loaded and _may_generate(request):
+            if meant is not None and not meant.is_loaded and may_generate(request):
                 await self._models.load(meant)
             call = act.parse(parsed)
             if isinstance(call, Reply):
@@ -216,16 +222,16 @@ class Routes:
             if isinstance(call, Following):
                 return await self._follow(owner, call)
             naming = self._naming(call.ignored)
-            if request.method in ("GET", "HEAD") and _is_from_elsewhere(request):
+            if request.method in ("GET", "HEAD") and is_from_elsewhere(request):
                 raise Forbidden("Other pages may not make this server generate.", param="sec-fetch-site")
             if request.method == "HEAD":
                 return Response(headers={"content-type": call.view.media_type})
-            wanted = sent_by(request.scope, _with_headers(call.request, request), wire=wire.name, model=served.model)
+            wanted = sent_by(request.scope, with_headers(call.request, request), wire=wire.name, model=served.model)
             try:
                 if "idempotency-key" in request.headers:
                     log = await self._recall_or_create(request, parsed, wanted, served.generator)
                 else:
-                    log = (await served.generator.create(wanted)).log
+                    log = await self._create(parsed, wanted, served.generator)
             except UnsupportedParameter as error:
                 raise in_the_wires_words(error, wire, parsed) from None
             facts = facts_of(served, log)
@@ -267,10 +273,18 @@ class Routes:
         claim = Claim(key, hashlib.sha256(msgspec.json.encode(content, order="deterministic")).digest())
         turn = self._keys_in_use.setdefault((wanted.owner, key), asyncio.Lock())
         async with turn:  # twins wait here for the first of them
-            log = await self._store.recall(wanted.owner, claim) or (await generator.create(wanted, claim)).log
+            log = await self._store.recall(wanted.owner, claim)
+            log = log or await self._create(parsed, wanted, generator, claim)
             if log.record.model != generator.model:
                 raise IdempotencyConflict("This Idempotency-Key is of another model's.", param="idempotency-key")
             return log
+
+    async def _create(
+        self, parsed: ParsedRequest, wanted: GenerateRequest, generator: Generator, claim: Claim | None = None
+    ) -> StreamLog:
+        if parsed.branch is not None:
+            parsed.branch.require_free()
+        return (await generator.create(wanted, claim)).log
 
     async def _follow(self, owner: str, following: Following) -> ASGIApp:
         log = await self._store.read(owner, following.stream_id, following.after)
@@ -313,53 +327,6 @@ def _action_of(operation: Operation) -> str:
             return "read" if verb == "show" else "generate"
         case Follow() | Show():
             return "read"
-
-
-def _is_own_address(text: str, host: str) -> bool:
-    """Whether it is a URL of this server, as the client knows it."""
-    try:
-        url = urlsplit(text)
-    except ValueError:
-        return False
-    port = {"http": ":80", "https": ":443"}.get(url.scheme)
-    if port is None:
-        return False
-    return url.netloc.rpartition("@")[2].lower().removesuffix(port) == host.lower().removesuffix(port)
-
-
-def _is_from_elsewhere(request: Request) -> bool:
-    """Whether a page of another origin had a browser ask, which sends no Origin with a GET. What tells is a header of
-    the browser's own; to plain HTTP on other hosts it sends none, and the page's address may tell instead."""
-    site = request.headers.get("sec-fetch-site")
-    if site is not None:
-        return site not in ("none", "same-origin")
-    referer = request.headers.get("referer")
-    try:
-        return referer is not None and urlsplit(referer).netloc != request.headers.get("host")
-    except ValueError:  # an address that no page has
-        return True
-
-
-def _may_generate(request: Request) -> bool:
-    """Whether a request is worth loading a model for."""
-    return request.method != "HEAD" and (request.method != "GET" or not _is_from_elsewhere(request))
-
-
-def _with_headers(wanted: GenerateRequest, request: Request) -> GenerateRequest:
-    """The request with what its client asked in headers, whatever the wire: whether another answer will do when the
-    engine is lost, and how long the stream runs on with nobody reading. With an Idempotency-Key that is as long as on
-    `/v1/streams`, since whoever sends one means to come back. Raises: RequestError."""
-    continuity = request.headers.get("x-tailrace-continuity", "any")
-    if continuity not in ("any", "exact"):
-        raise RequestError("X-Tailrace-Continuity is any or exact.", param="x-tailrace-continuity")
-    if continuity == "exact":
-        wanted = replace(wanted, exact=True)
-    given = request.headers.get("x-tailrace-linger")
-    if given is None:
-        return replace(wanted, on_disconnect="detach") if "idempotency-key" in request.headers else wanted
-    if not _LINGER.fullmatch(given) or int(given) > 86_400:
-        raise RequestError("X-Tailrace-Linger is a number of seconds, at most 86400.", param="x-tailrace-linger")
-    return replace(wanted, on_disconnect="detach", linger_s=float(given))
 
 
 class _Endpoint:

@@ -35,7 +35,7 @@ from tailrace.dialects.websocket import Close
 from tailrace.errors import AdmissionError, ContextLengthExceeded, Draining, EngineError, RequestError, TailraceError
 from tailrace.types import GenerateRequest, Message, Sampling, Usage
 
-__all__ = ["FINISHED", "MAX_WAITING", "Conversation", "close_for"]
+__all__ = ["FINISHED", "MAX_WAITING", "ChatbotConversation", "close_for"]
 
 FINISHED = "<<Response Finished>>"
 MAX_WAITING = 16  # prompts
@@ -47,7 +47,7 @@ class _Turn(NamedTuple):
     num_tokens: int
 
 
-class Conversation:
+class ChatbotConversation:
     """What was said on one socket, as far as it fits the model."""
 
     def __init__(self, *, has_template: bool, repetition_penalty: float = 1.0) -> None:

@@ -104,18 +104,21 @@ def sampling_of(fields: SamplingFields) -> Sampling:
     return Sampling(**given, stop=stops(fields.stop))
 
 
-def read_messages(messages: Sequence[ChatMessage]) -> tuple[Message, ...]:
-    """Messages with their text parts joined. Raises: RequestError if they are none, or ask for no answer."""
-    if not messages:
+def read_messages(messages: Sequence[ChatMessage], before: tuple[Message, ...] = ()) -> tuple[Message, ...]:
+    """Messages with their text parts joined, behind those that came `before`. Raises: RequestError if they are none, or
+    ask for no answer."""
+    if not messages and not before:
         raise RequestError("messages is empty.", param="messages")
-    if len(messages) > MAX_MESSAGES:  # `Messages` has this bound; on a wire with other turns, one may become several
+    if (
+        len(before) + len(messages) > MAX_MESSAGES
+    ):  # `Messages` has this bound; on a wire with other turns, one may become several
         raise RequestError(f"messages has more than {MAX_MESSAGES} entries.", param="messages")
     for message in messages:
         if message.content is None and message.role != "assistant":
             raise RequestError("A message has no content.", param="messages")
         if message.tool_calls and message.role != "assistant":
             raise RequestError("Only an assistant's message has tool_calls.", param="messages")
-    read = tuple(_message(message) for message in messages)
+    read = before + tuple(_message(message) for message in messages)
     require_question(read)
     return read
 

@@ -18,8 +18,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from tailrace.conversations.items import messages_of
 from tailrace.dialects.answers import no_embeddings
 from tailrace.dialects.bodies import JsonBody, read_known, to_json
+from tailrace.dialects.conversations import ConversationField, chat_in, open_branch, place_of
 from tailrace.dialects.fields import Messages, SamplingFields, Tokens, read_messages, sampling_of
 from tailrace.dialects.grammars import read_response_format
 from tailrace.dialects.native import encode_error
@@ -38,7 +40,7 @@ from tailrace.dialects.wire import (
     pick_named,
 )
 from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
-from tailrace.types import GenerateRequest, Grammar, Sampling, TemplateValue
+from tailrace.types import GenerateRequest, Grammar, Message, Sampling, TemplateValue
 
 __all__ = [
     "WIRE",
@@ -112,6 +114,7 @@ class OpenAIChatBody(_Body, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, TemplateValue] | None = None
+    conversation: ConversationField = None
 
 
 class CompletionBody(_Body, kw_only=True):
@@ -130,7 +133,11 @@ def parse_chat(request: ParsedRequest) -> GenerateCall:
         raise RequestError("Tool error: Grammar and tools are mutually exclusive", param="response_format")
     if fields.top_logprobs and not fields.logprobs:
         raise RequestError("top_logprobs goes with logprobs.", param="top_logprobs")
-    messages = read_messages(fields.messages)
+    branch, before = request.branch, tuple[Message, ...]()
+    if branch is not None:
+        branch = open_branch(branch, is_asked=bool(fields.messages))
+        before = messages_of(branch.items)
+    messages = read_messages(fields.messages, before)
     generate = GenerateRequest(
         model=fields.model,
         messages=messages,
@@ -153,6 +160,8 @@ def parse_chat(request: ParsedRequest) -> GenerateCall:
         forced_tool=tools.forced is not None,
         single_call=is_single,
     )
+    if branch is not None:
+        generate = chat_in(branch, generate, len(before), view)
     return GenerateCall(generate, view, bool(fields.stream), ignored + tools.ignored)
 
 
@@ -285,7 +294,12 @@ WIRE = Wire(
     title="OpenAI: chat and text completions",
     operations=(
         Operation(
-            "POST", "/v1/chat/completions", Generate(parse_chat), "Answer a chat.", body=OpenAIChatBody, example=_CHAT
+            "POST",
+            "/v1/chat/completions",
+            Generate(parse_chat, conversation=place_of),
+            "Answer a chat.",
+            body=OpenAIChatBody,
+            example=_CHAT,
         ),
         Operation(
             "POST",

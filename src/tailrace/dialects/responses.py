@@ -17,12 +17,15 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from tailrace.conversations.items import messages_of
+from tailrace.dialects.answers import ToolsView
 from tailrace.dialects.bodies import JsonBody, read_known
+from tailrace.dialects.conversations import ConversationField, keeping, open_branch, place_of
 from tailrace.dialects.fields import MAX_MESSAGES, SamplingFields, require_question, sampling_of
 from tailrace.dialects.grammars import read_response_format
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.responses_events import ResponsesView, spoken
-from tailrace.dialects.responses_items import messages_of, read_items
+from tailrace.dialects.responses_items import items_from, read_items
 from tailrace.dialects.tools import (
     ChosenFunction,
     ChosenTool,
@@ -54,7 +57,6 @@ _LOGPROBS = "message.output_text.logprobs"  # all that an answer here can includ
 _BACKGROUND_S = 3600.0  # how long an answer in the background may wait for somebody to look at it
 _REFUSED: dict[str, tuple[object, ...]] = {
     "context_management": ([],),
-    "conversation": (),
     "image": (),
     "max_tool_calls": (),
     "max_completion_tokens": (),
@@ -90,6 +92,7 @@ class ResponsesBody(SamplingFields, kw_only=True):
     background: bool | None = None
     store: bool | None = None
     previous_response_id: str | None = None
+    conversation: ConversationField = None
     metadata: dict[str, str] | None = None
     include: list[str] | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
@@ -114,8 +117,13 @@ def parse(request: ParsedRequest) -> GenerateCall:
     grammar = read_response_format(_format(fields), "text.format")
     if tools.shown and grammar is not None:
         raise RequestError("text.format and tools exclude each other.", param="text.format")
-    items, ignored_in_items = read_items(fields.input)
-    said = _before(request, fields.previous_response_id) + messages_of(items)
+    if fields.conversation is not None and fields.previous_response_id is not None:
+        raise RequestError("conversation and previous_response_id exclude each other.", param="conversation")
+    branch = request.branch and open_branch(request.branch, is_asked=bool(fields.input))
+    given_items, ignored_in_items = read_items(fields.input, may_be_empty=branch is not None)
+    items = items_from(given_items)
+    earlier = branch.items if branch is not None else ()
+    said = _before(request, fields.previous_response_id) + messages_of((*earlier, *items))
     if len(said) > MAX_MESSAGES:
         raise RequestError(f"The conversation has more than {MAX_MESSAGES} messages.", param="previous_response_id")
     instructions = (Message("system", fields.instructions),) if fields.instructions else ()
@@ -138,6 +146,9 @@ def parse(request: ParsedRequest) -> GenerateCall:
         linger_s=_BACKGROUND_S if in_background else None,
         memo=_memo(fields, said, tools, wants_logprobs),
     )
+    if branch is not None:
+        calls = ToolsView(bool(tools.shown), tools.forced is not None, fields.parallel_tool_calls is False)
+        generate = keeping(generate, branch, items, calls, calls_by_item=True)
     view = ResponsesView(must_finish=not in_background)
     all_ignored = ignored + ignored_in_items + tools.ignored
     return GenerateCall(generate, view, bool(fields.stream), all_ignored, at_once=in_background)
@@ -176,6 +187,8 @@ def _memo(fields: ResponsesBody, said: tuple[Message, ...], tools: ToolChoice, l
     names = ("background", "instructions", "max_output_tokens", "metadata", "parallel_tool_calls",
              "previous_response_id", "temperature", "top_p", "top_logprobs", "tool_choice", "user")  # fmt: skip
     echo = {name: msgspec.to_builtins(value) for name in names if (value := getattr(fields, name)) is not None}
+    if fields.conversation is not None:
+        echo["conversation"] = {"id": getattr(fields.conversation, "id", fields.conversation)}
     echo["store"] = fields.store is not False
     echo["tools"] = msgspec.to_builtins(fields.tools or [])
     if fields.text is not None and fields.text.format is not None:
@@ -223,7 +236,7 @@ WIRE = Wire(
         Operation(
             "POST",
             "/v1/responses",
-            Generate(parse, past),
+            Generate(parse, past, place_of),
             "Answer an input; at once, with the state so far, where `background` is true.",
             body=ResponsesBody,
             example={"input": "Tell me a story about dogs.", "max_output_tokens": 64, "stream": True},

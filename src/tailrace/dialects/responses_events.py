@@ -202,7 +202,8 @@ class ResponsesEncoder:
     def _response(self, status: str, end: End | None) -> JsonBody:
         echo = self._echo
         failed = end is not None and end.status in ("error", "interrupted")
-        return {
+        of_conversation = {"conversation": echo["conversation"]} if "conversation" in echo else {}
+        return of_conversation | {
             "id": self._id,
             "object": "response",
             "created_at": self._facts.created_s,

@@ -1,18 +1,17 @@
-"""The items of a response's `input`: messages, calls of tools and their results."""
+"""Items as OpenAI writes them, in a response's `input` and in conversations: messages, calls of tools, results."""
 
 from __future__ import annotations
 
-from itertools import groupby
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
+from tailrace.conversations.items import Item
 from tailrace.dialects.bodies import JsonBody, read_fields
 from tailrace.dialects.fields import MAX_MESSAGES, TextPart
 from tailrace.errors import RequestError
-from tailrace.types import Message, ToolCall
 
-__all__ = ["messages_of", "read_items"]
+__all__ = ["item_json", "items_from", "read_items"]
 
 
 class InputText(TextPart, tag="input_text"):
@@ -47,48 +46,65 @@ class FunctionOutputItem(_Item, tag="function_call_output", kw_only=True):
     output: str | list[InputText]
 
 
-Item = InputMessage | FunctionCallItem | FunctionOutputItem
+InputItem: TypeAlias = InputMessage | FunctionCallItem | FunctionOutputItem
 
 
 class _Items(msgspec.Struct):
-    input: list[Item]
+    input: list[InputItem]
 
 
-def read_items(given: str | list[JsonBody]) -> tuple[list[Item], tuple[str, ...]]:
+def read_items(
+    given: str | list[JsonBody], *, name: str = "input", may_be_empty: bool = False
+) -> tuple[list[InputItem], tuple[str, ...]]:
     """The items, and the names of the fields in them that nobody knows."""
     if isinstance(given, str):
         return [InputMessage(role="user", content=given)], ()
-    if not given:
-        raise RequestError("input is empty.", param="input")
+    if not given and not may_be_empty:
+        raise RequestError(f"{name} is empty.", param=name)
     if len(given) > MAX_MESSAGES:
-        raise RequestError(f"input has more than {MAX_MESSAGES} entries.", param="input")
+        raise RequestError(f"{name} has more than {MAX_MESSAGES} entries.", param=name)
     typed = [item if "type" in item else {**item, "type": "message"} for item in given]
     try:
         found, ignored = read_fields({"input": typed}, _Items)
     except RequestError as error:
-        which = (error.param or "input").partition(".")[0]
+        which = (error.param or "input").partition(".")[0].replace("input", name, 1)
         raise RequestError(
-            f"{which} is not a message of text, a function_call or a function_call_output.", param="input"
+            f"{which} is not a message of text, a function_call or a function_call_output.", param=name
         ) from None
-    return found.input, ignored
+    return found.input, tuple(one.replace("input", name, 1) for one in ignored)
 
 
-def messages_of(items: list[Item]) -> tuple[Message, ...]:
-    messages: list[Message] = []
-    for are_calls, group in groupby(items, lambda item: isinstance(item, FunctionCallItem)):
-        if are_calls:  # of one turn, with what was said before them
-            calls = tuple(
-                ToolCall(one.call_id, one.name, one.arguments) for one in group if isinstance(one, FunctionCallItem)
-            )
-            said = messages.pop().content if messages and messages[-1].role == "assistant" else ""
-            messages.append(Message("assistant", said, calls))
-            continue
-        for one in group:
-            if isinstance(one, FunctionOutputItem):
-                messages.append(Message("tool", _text(one.output), tool_call_id=one.call_id))
-            elif isinstance(one, InputMessage):
-                messages.append(Message("system" if one.role == "developer" else one.role, _text(one.content)))
-    return tuple(messages)
+def items_from(given: list[InputItem]) -> tuple[Item, ...]:
+    """As a conversation keeps them."""
+    return tuple(_item(one) for one in given)
+
+
+def _item(one: InputItem) -> Item:
+    match one:
+        case FunctionCallItem():
+            return Item(kind="function_call", text=one.arguments, call_id=one.call_id, name=one.name)
+        case FunctionOutputItem():
+            return Item(kind="function_call_output", text=_text(one.output), call_id=one.call_id)
+        case InputMessage():
+            return Item(role=one.role, text=_text(one.content))
+
+
+def item_json(item: Item) -> JsonBody:
+    """An item of a conversation, with what OpenAI's do not have: `parent_id`, `created_at`, and the stream of an
+    answer."""
+    shown: JsonBody = {"id": item.item_id, "type": item.kind, "status": item.status}
+    match item.kind:
+        case "function_call":
+            shown |= {"call_id": item.call_id, "name": item.name, "arguments": item.text}
+        case "function_call_output":
+            shown |= {"call_id": item.call_id, "output": item.text}
+        case _:
+            part: JsonBody = {"type": "input_text", "text": item.text}
+            if item.role == "assistant":
+                part = {"type": "output_text", "text": item.text, "annotations": [], "logprobs": []}
+            shown |= {"role": item.role, "content": [part]}
+    shown |= {"parent_id": item.parent_id, "created_at": int(item.created_s)}
+    return shown | ({"stream_id": item.stream_id} if item.stream_id else {})
 
 
 def _text(content: str | list[InputText] | list[InputText | OutputText]) -> str:

@@ -17,6 +17,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import msgspec
 
+from tailrace.conversations.items import Branch, Place
 from tailrace.dialects.bodies import JsonBody, require_json
 from tailrace.errors import (
     KINDS,
@@ -212,6 +213,7 @@ class ParsedRequest:
     past: tuple[StreamFacts, Sequence[Event]] | None = None  # the stream that `Generate.past` names, if it is kept
     # The caller's streams that have not ended, the oldest first, and how many events each has.
     running: Callable[[], Sequence[tuple[StreamFacts, int]]] = field(default=tuple)
+    branch: Branch | None = None  # of the conversation that `Generate.conversation` names
 
     @property
     def every(self) -> tuple[ServerFacts, ...]:
@@ -253,10 +255,11 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """`past` names the stream whose conversation goes on, if the request has one."""
+    """`past` names the stream that the request goes on from, if it has one, and `conversation` the item of one."""
 
     parse: Callable[[ParsedRequest], GenerateCall | Following | Reply]  # a reply where nothing has to be generated
     past: Callable[[ParsedRequest], str | None] | None = None
+    conversation: Callable[[ParsedRequest], Place | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,7 @@ class Generator:
             created_s=time.time(),
             model=self.model,
             memo=request.memo,
+            turn=request.turn,
             prompts=prompts,
             sampling=sampling,
             num_prompt_tokens=sum(len(prompt.ids) for prompt in prompts),

@@ -34,6 +34,11 @@ OWN_PATHS = (
     "/v1/admin/keys/{key_id}/quota",
     "/v1/admin/owners/{owner}/quota",
     "/v1/usage",
+    "/v1/conversations",
+    "/v1/conversations/{conversation_id}",
+    "/v1/conversations/{conversation_id}/items",
+    "/v1/conversations/{conversation_id}/items/{item_id}",
+    "/v1/conversations/{conversation_id}/tree",
     ROOT + "{path:path}",
 )
 

@@ -17,9 +17,11 @@ from tailrace.access.keyring import Keyring
 from tailrace.errors import ModelError, StorageError
 from tailrace.generation.service import Service
 from tailrace.models.places import data_path
+from tailrace.records.keeper import ConversationKeeper
 from tailrace.settings import Settings
 
 if TYPE_CHECKING:
+    from tailrace.records.conversations import ConversationStore
     from tailrace.records.database import RecordDatabase
     from tailrace.records.keys import KeyStore
     from tailrace.records.request_log import RequestLog
@@ -57,13 +59,16 @@ def open_database(settings: Settings) -> RecordDatabase:
 
 
 class Records:
-    """The database of a server: its keyring follows it, and requests are recorded in it.
+    """The database of a server: its keyring follows it, and requests are recorded in it. Conversations are kept
+    there.
 
-    Where nobody made a database, requests are not recorded: it is made by the first key, or by --database.
+    Where nobody made a database, requests are not recorded: it is made by the first key, the first
+    conversation, or by --database.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.keyring = Keyring()
+        self.conversations = ConversationKeeper(self._conversations)
         self._settings = settings
         self._opening = threading.Lock()
         self._database: RecordDatabase | None = None
@@ -85,6 +90,12 @@ class Records:
 
         return RequestStore(self._opened())
 
+    def _conversations(self) -> ConversationStore:
+        """Blocks, the first time for long. Raises: ModelError."""
+        from tailrace.records.conversations import ConversationStore
+
+        return ConversationStore(self._opened())
+
     def _opened(self) -> RecordDatabase:
         with self._opening:
             if self._database is None:
@@ -93,7 +104,7 @@ class Records:
 
     async def read_keys(self) -> None:
         """Take in what has changed since the last time. Raises: ModelError, StorageError."""
-        if self._database is None and self._is_absent():
+        if self._database is None and self.is_absent():
             return
         changes = await asyncio.to_thread(lambda: self.keys().changed_since(self._version))
         await self._record()  # first: what is asked for with a new key is recorded, and counts
@@ -174,7 +185,7 @@ class Records:
         if self._database is not None:
             self._database.close()
 
-    def _is_absent(self) -> bool:
+    def is_absent(self) -> bool:
         """Whether it would be an SQLite file, and nobody has made one yet."""
         url = _url(self._settings)
         return url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists()
@@ -193,10 +204,14 @@ async def open_records(settings: Settings) -> AsyncIterator[Records]:
         except StorageError as error:
             raise ModelError(error.message) from None
         async with asyncio.TaskGroup() as group:
-            following = group.create_task(records.follow_keys())
+            tasks = [
+                group.create_task(records.follow_keys()),
+                group.create_task(records.conversations.keep()),
+            ]
             try:
                 yield records
             finally:
-                following.cancel()
+                for task in tasks:
+                    task.cancel()
     finally:
         records.close()

@@ -2,13 +2,35 @@
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Column, Float, Index, Integer, LargeBinary, MetaData, String, Table, Text
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
 
-__all__ = ["METADATA", "key_changes", "keys", "owners", "requests", "usage_hours"]
+__all__ = [
+    "METADATA",
+    "conversation_items",
+    "conversations",
+    "key_changes",
+    "keys",
+    "owners",
+    "requests",
+    "usage_hours",
+]
 
 METADATA = MetaData(
     naming_convention={
         "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(referred_table_name)s",
         "pk": "pk_%(table_name)s",
         "uq": "uq_%(table_name)s_%(column_0_N_name)s",
     }
@@ -91,4 +113,44 @@ usage_hours = Table(
     Column("num_prompt_tokens", BigInteger, nullable=False),
     Column("num_completion_tokens", BigInteger, nullable=False),
     Column("total_s", Float(53), nullable=False),
+)
+
+conversations = Table(
+    "conversations",
+    METADATA,
+    Column("conversation_id", String(64), primary_key=True),
+    Column("owner", String(200), nullable=False),
+    Column("title", String(200), nullable=False),
+    Column("created_s", Float(53), nullable=False),
+    Column("updated_s", Float(53), nullable=False),
+    Column("metadata", Text, nullable=False),  # JSON
+    Column("head", String(64)),  # the item that the current branch ends in
+    Column("num_items", Integer, nullable=False),
+    Column("num_characters", BigInteger, nullable=False),  # of all items' texts
+    Index(None, "owner", "updated_s"),
+)
+
+# Ids are a conversation's own, so that an imported one keeps those that it had.
+conversation_items = Table(
+    "conversation_items",
+    METADATA,
+    Column(
+        "conversation_id",
+        String(64),
+        ForeignKey("conversations.conversation_id", ondelete="CASCADE"),
+        primary_key=True,
+    ),
+    Column("item_id", String(64), primary_key=True),
+    Column("parent_id", String(64)),
+    Column("number", Integer, nullable=False),  # in order of coming
+    Column("kind", String(24), nullable=False),
+    Column("role", String(20), nullable=False),
+    Column("text", Text, nullable=False),
+    Column("call_id", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("status", String(12), nullable=False),
+    Column("stream_id", String(64), nullable=False),
+    Column("created_s", Float(53), nullable=False),
+    Index(None, "conversation_id", "number"),
+    Index(None, "status"),
 )

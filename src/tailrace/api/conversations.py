@@ -1,0 +1,257 @@
+"""Conversations over HTTP, in the shape of OpenAI's Conversations API; what that does not have is ours: lists of
+conversations, titles, search, branches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, TypeVar
+
+import msgspec
+from msgspec import UNSET, UnsetType
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from tailrace.access.principal import caller_of, owner_of, principal_of
+from tailrace.api.routes import route
+from tailrace.conversations.items import MAX_TITLE, Conversation, Item, ItemId, check_items
+from tailrace.dialects.bodies import JsonBody, T, read_fields, read_json, require_json, require_plain_utf8, to_json
+from tailrace.dialects.queries import read_count, read_query
+from tailrace.dialects.responses_items import item_json, items_from, read_items
+from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.http.answers import JsonAnswer
+from tailrace.http.bodies import BodyBudget
+from tailrace.records.keeper import ConversationKeeper
+
+__all__ = ["ConversationRoutes", "conversation_json"]
+
+_Result = TypeVar("_Result")
+_Shown = TypeVar("_Shown", Conversation, Item)
+_MAX_PAGE = 100
+_PAGE = 20
+_MAX_SEARCH = 200
+
+_Title = Annotated[str, msgspec.Meta(max_length=MAX_TITLE)]
+_Metadata = Annotated[
+    dict[Annotated[str, msgspec.Meta(min_length=1, max_length=64)], Annotated[str, msgspec.Meta(max_length=512)]],
+    msgspec.Meta(max_length=16),
+]
+
+
+class NewConversationBody(msgspec.Struct):
+    items: list[JsonBody] | None = None
+    metadata: _Metadata | None = None
+    title: _Title | None = None
+
+
+class ConversationChangesBody(msgspec.Struct):
+    metadata: _Metadata | None = None
+    title: _Title | None = None
+    head: ItemId | UnsetType | None = UNSET
+
+
+class NewItemsBody(msgspec.Struct):
+    items: list[JsonBody]
+    parent_id: ItemId | UnsetType | None = UNSET
+
+
+class ConversationRoutes:
+    """What an owner's clients read demands the scope `read`, and what they change `generate`."""
+
+    def __init__(self, conversations: ConversationKeeper, bodies: BodyBudget, *, is_strict: bool) -> None:
+        self._conversations = conversations
+        self._bodies = bodies
+        self._is_strict = is_strict  # fields without effect are refused
+
+    def table(self) -> list[Route]:
+        one = "/v1/conversations/{conversation_id}"
+        return [
+            route("GET", "/v1/conversations", self._list),
+            route("POST", "/v1/conversations", self._create),
+            route("GET", one, self._show),
+            route("POST", one, self._update),
+            route("DELETE", one, self._delete),
+            route("GET", one + "/tree", self._tree),
+            route("GET", one + "/items", self._list_items),
+            route("POST", one + "/items", self._add_items),
+            route("GET", one + "/items/{item_id}", self._show_item),
+            route("DELETE", one + "/items/{item_id}", self._delete_item),
+        ]
+
+    async def _list(self, request: Request) -> ASGIApp:
+        owner = _reader(request)
+        query = _query(request, "limit", "after", "search")
+        limit, after, search = _limit(query), query.get("after"), query.get("search", "")
+        if len(search) > _MAX_SEARCH or "\0" in search:
+            raise RequestError(f"search has at most {_MAX_SEARCH} characters, and no NUL.", param="search")
+        page = await self._conversations.ask(lambda store: store.page(owner, limit=limit, after=after, search=search))
+        return _page(*page, conversation_json, lambda found: found.conversation_id)
+
+    async def _create(self, request: Request) -> ASGIApp:
+        owner = _writer(request)
+        body, ignored = await self._read(request, NewConversationBody)
+        items, ignored_in_items = _items(body.items or [])
+        headers = self._naming(ignored + ignored_in_items)
+        title = _title(body.title) or ""
+        made = await self._conversations.ask(
+            lambda store: store.create(owner, title=title, metadata=body.metadata, items=items)
+        )
+        return _answer(conversation_json(made), headers)
+
+    async def _show(self, request: Request) -> ASGIApp:
+        owner, its_id = _reader(request), request.path_params["conversation_id"]
+        return _answer(conversation_json(await self._conversations.ask(lambda store: store.get(owner, its_id))))
+
+    async def _update(self, request: Request) -> ASGIApp:
+        owner, its_id = _writer(request), request.path_params["conversation_id"]
+        body, ignored = await self._read(request, ConversationChangesBody)
+        title, headers = _title(body.title), self._naming(ignored)
+        changed = await self._conversations.ask(
+            lambda store: store.update(owner, its_id, title=title, metadata=body.metadata, head=body.head)
+        )
+        return _answer(conversation_json(changed), headers)
+
+    async def _delete(self, request: Request) -> ASGIApp:
+        owner, its_id = _writer(request), request.path_params["conversation_id"]
+        await self._conversations.ask(lambda store: store.delete(owner, its_id))
+        return _answer({"id": its_id, "object": "conversation.deleted", "deleted": True})
+
+    async def _tree(self, request: Request) -> ASGIApp:
+        owner, its_id = _reader(request), request.path_params["conversation_id"]
+        conversation, items = await self._conversations.ask(lambda store: store.tree(owner, its_id))
+        return _answer(
+            {
+                "object": "conversation.tree",
+                "conversation_id": its_id,
+                "head": conversation.head,
+                "data": [item_json(item) for item in items],
+            }
+        )
+
+    async def _list_items(self, request: Request) -> ASGIApp:
+        owner, its_id = _reader(request), request.path_params["conversation_id"]
+        query = _query(request, "limit", "after", "order", "include", "include[]")
+        limit, after, order = _limit(query), query.get("after"), query.get("order", "desc")
+        if order not in ("asc", "desc"):
+            raise RequestError("order is asc or desc.", param="order")
+        page = await self._conversations.ask(
+            lambda store: store.items(owner, its_id, limit=limit, after=after, is_descending=order == "desc")
+        )
+        return _page(*page, item_json, lambda item: item.item_id)
+
+    async def _add_items(self, request: Request) -> ASGIApp:
+        owner, its_id = _writer(request), request.path_params["conversation_id"]
+        body, ignored = await self._read(request, NewItemsBody)
+        items, ignored_in_items = _items(body.items)
+        headers = self._naming(ignored + ignored_in_items)
+        if not items:
+            raise RequestError("items is empty.", param="items")
+        added = await self._conversations.ask(lambda store: store.add(owner, its_id, items, body.parent_id))
+        return _page(added, False, item_json, lambda item: item.item_id, headers)
+
+    async def _show_item(self, request: Request) -> ASGIApp:
+        owner, path = _reader(request), request.path_params
+        item = await self._conversations.ask(lambda store: store.item(owner, path["conversation_id"], path["item_id"]))
+        return _answer(item_json(item))
+
+    async def _delete_item(self, request: Request) -> ASGIApp:
+        owner, path = _writer(request), request.path_params
+        left = await self._conversations.ask(
+            lambda store: store.delete_item(owner, path["conversation_id"], path["item_id"])
+        )
+        return _answer(conversation_json(left))
+
+    def _naming(self, ignored: Sequence[str]) -> dict[str, str]:
+        """The header that names fields without effect. Raises: UnsupportedParameter, where we are strict."""
+        if ignored and self._is_strict:
+            raise UnsupportedParameter(f"{ignored[0]} has no effect here, and --strict refuses it.", param=ignored[0])
+        return {"x-tailrace-ignored": ", ".join(ignored)} if ignored else {}
+
+    async def _read(self, request: Request, kind: type[T]) -> tuple[T, tuple[str, ...]]:
+        """The body, and the names of fields that nobody knows. Raises: RequestError in one of its kinds."""
+        require_plain_utf8(request.headers)
+        with self._bodies.reader(caller_of(request.scope)) as reader:
+            text = await reader.read(request.headers, request.receive)
+        if text:
+            require_json(request.headers)
+        return read_fields(read_json(text or b"{}"), kind)
+
+
+def conversation_json(conversation: Conversation) -> JsonBody:
+    return {
+        "id": conversation.conversation_id,
+        "object": "conversation",
+        "created_at": int(conversation.created_s),
+        "updated_at": int(conversation.updated_s),
+        "metadata": conversation.metadata,
+        "title": conversation.title,
+        "head": conversation.head,
+        "num_items": conversation.num_items,
+    }
+
+
+def _reader(request: Request) -> str:
+    """The owner. Raises: Forbidden."""
+    principal_of(request.scope).require("read")
+    return owner_of(request.scope)
+
+
+def _writer(request: Request) -> str:
+    """The owner. Raises: Forbidden."""
+    principal_of(request.scope).require("generate")
+    return owner_of(request.scope)
+
+
+def _query(request: Request, *known: str) -> Mapping[str, str]:
+    """Raises: RequestError."""
+    query = read_query(request.scope["query_string"])
+    unknown = next((name for name in query if name not in known), None)
+    if unknown is not None:
+        raise RequestError(f"The query takes {', '.join(known)}.")
+    return query
+
+
+def _limit(query: Mapping[str, str]) -> int:
+    """Raises: RequestError."""
+    limit = read_count(query, "limit") or _PAGE
+    if limit > _MAX_PAGE:
+        raise RequestError(f"limit is at most {_MAX_PAGE}.", param="limit")
+    return limit
+
+
+def _title(given: str | None) -> str | None:
+    """Raises: RequestError."""
+    if given is not None and "\0" in given:
+        raise RequestError("title has no NUL characters.", param="title")
+    return given
+
+
+def _items(given: list[JsonBody]) -> tuple[tuple[Item, ...], tuple[str, ...]]:
+    """Raises: RequestError."""
+    found, ignored = read_items(given, name="items", may_be_empty=True)
+    items = items_from(found)
+    check_items(items)
+    return items, ignored
+
+
+def _page(
+    found: Sequence[_Shown],
+    has_more: bool,
+    show: Callable[[_Shown], JsonBody],
+    id_of: Callable[[_Shown], str],
+    headers: Mapping[str, str] | None = None,
+) -> ASGIApp:
+    return _answer(
+        {
+            "object": "list",
+            "data": [show(one) for one in found],
+            "first_id": id_of(found[0]) if found else None,
+            "last_id": id_of(found[-1]) if found else None,
+            "has_more": has_more,
+        },
+        headers,
+    )
+
+
+def _answer(body: JsonBody, headers: Mapping[str, str] | None = None) -> ASGIApp:
+    return JsonAnswer(to_json(body), 200, headers)

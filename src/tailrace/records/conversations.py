@@ -1,0 +1,277 @@
+"""Conversations in the database."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from msgspec import UNSET, UnsetType
+from msgspec.structs import asdict, replace
+from sqlalchemy import ColumnElement, Connection, and_, delete, exists, insert, or_, select, update
+
+from tailrace.conversations.items import ID_PREFIXES, Branch, Conversation, Item, chained
+from tailrace.conversations.turns import Spoken, Turn
+from tailrace.errors import ConversationLocked, UnknownConversation
+from tailrace.records._conversation_rows import (
+    as_json,
+    conversation_of,
+    find,
+    follow,
+    lock,
+    path_to,
+    read_item,
+    read_items,
+    refresh,
+    require_room,
+    write,
+)
+from tailrace.records.database import RecordDatabase
+from tailrace.records.tables import conversation_items, conversations
+
+__all__ = ["ConversationStore"]
+
+
+class ConversationStore:
+    """Conversations of all owners. Calls block; each is one transaction.
+
+    Raises: UnknownConversation for a conversation that this owner does not have, or an item that it does not have;
+    RequestError if there would be more than it may have; StorageError.
+    """
+
+    def __init__(self, database: RecordDatabase) -> None:
+        self._database = database
+
+    # Conversations
+
+    def create(
+        self, owner: str, *, title: str = "", metadata: Mapping[str, str] | None = None, items: Sequence[Item] = ()
+    ) -> Conversation:
+        """The items follow each other."""
+        now_s = time.time()
+        placed = chained(items, _new_ids(items), None, now_s)
+        head = placed[-1].item_id if placed else None
+        made = Conversation(title=title, created_s=now_s, updated_s=now_s, metadata=metadata or {}, head=head)
+        return self.take_in(owner, [(made, placed)])[0]
+
+    def take_in(self, owner: str, given: Sequence[tuple[Conversation, Sequence[Item]]]) -> list[Conversation]:
+        """Keep whole conversations, all of them or none. Each gets an id of its own; items keep theirs."""
+        made = []
+        with self._database.begin() as connection:
+            for conversation, items in given:
+                kept = replace(conversation, conversation_id=f"conv_{secrets.token_urlsafe(16)}")
+                row = {**asdict(kept), "metadata": as_json(kept.metadata), "owner": owner}
+                connection.execute(insert(conversations).values(**row))
+                write(connection, kept.conversation_id, items)
+                kept = refresh(connection, owner, kept, head=kept.head, came=items)
+                require_room(kept)
+                made.append(kept)
+        return made
+
+    def page(
+        self, owner: str, *, limit: int, after: str | None = None, search: str = ""
+    ) -> tuple[list[Conversation], bool]:
+        """Those that changed last come first; and whether there are more. `search` stands in the title or in an item's
+        text, in capitals or not."""
+        query = select(conversations).where(conversations.c.owner == owner)
+        if search:
+            in_an_item = exists().where(
+                conversation_items.c.conversation_id == conversations.c.conversation_id,
+                conversation_items.c.text.icontains(search, autoescape=True),
+            )
+            query = query.where(or_(conversations.c.title.icontains(search, autoescape=True), in_an_item))
+        changed_s, its_id = conversations.c.updated_s, conversations.c.conversation_id
+        with self._database.begin() as connection:
+            if after is not None:
+                last = find(connection, owner, after)
+                is_level = and_(changed_s == last.updated_s, its_id < last.conversation_id)
+                query = query.where(or_(changed_s < last.updated_s, is_level))
+            rows = connection.execute(query.order_by(changed_s.desc(), its_id.desc()).limit(limit + 1)).all()
+        return [conversation_of(row) for row in rows[:limit]], len(rows) > limit
+
+    def get(self, owner: str, conversation_id: str) -> Conversation:
+        with self._database.begin() as connection:
+            return find(connection, owner, conversation_id)
+
+    def update(
+        self,
+        owner: str,
+        conversation_id: str,
+        *,
+        title: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+        head: str | UnsetType | None = UNSET,
+    ) -> Conversation:
+        """Change what is given. `head` makes the branch current that ends in this item; None is before the first."""
+        changed: dict[str, Any] = {}  # Any: of each column's type
+        if title is not None:
+            changed["title"] = title
+        if metadata is not None:
+            changed["metadata"] = as_json(metadata)
+        if head is not UNSET:
+            changed["head"] = head
+        with self._database.begin() as connection:
+            lock(connection, owner, conversation_id)
+            if isinstance(head, str):
+                read_item(connection, conversation_id, head, param="head")
+            if changed:
+                of_it = conversations.c.conversation_id == conversation_id
+                connection.execute(update(conversations).where(of_it).values(**changed))
+            return find(connection, owner, conversation_id)
+
+    def delete(self, owner: str, conversation_id: str) -> None:
+        with self._database.begin() as connection:
+            lock(connection, owner, conversation_id)
+            connection.execute(delete(conversations).where(conversations.c.conversation_id == conversation_id))
+
+    # Items
+
+    def add(
+        self, owner: str, conversation_id: str, items: Sequence[Item], parent_id: str | UnsetType | None = UNSET
+    ) -> list[Item]:
+        """Put items behind one another, the first behind `parent_id` or, without, at the end of the current branch. The
+        current branch leads to the last of them then."""
+        with self._database.begin() as connection:
+            before = lock(connection, owner, conversation_id)
+            parent = before.head if isinstance(parent_id, UnsetType) else parent_id
+            if parent is not None:
+                read_item(connection, conversation_id, parent, param="parent_id")
+            placed = chained(items, _new_ids(items), parent, time.time())
+            write(connection, conversation_id, placed)
+            head = placed[-1].item_id if placed else before.head
+            require_room(refresh(connection, owner, before, head=head, came=placed))
+        return placed
+
+    def items(
+        self,
+        owner: str,
+        conversation_id: str,
+        *,
+        limit: int,
+        after: str | None = None,
+        is_descending: bool = True,
+    ) -> tuple[list[Item], bool]:
+        """Items of the current branch, and whether there are more."""
+        with self._database.begin() as connection:
+            path = path_to(connection, conversation_id, find(connection, owner, conversation_id).head)
+            if is_descending:
+                path.reverse()
+            if after is not None:
+                if after not in path:
+                    raise UnknownConversation("The current branch has no item with this id.", param="after")
+                path = path[path.index(after) + 1 :]
+            found = {item.item_id: item for item in read_items(connection, conversation_id, path[:limit])}
+        return [found[item_id] for item_id in path[:limit]], len(path) > limit
+
+    def item(self, owner: str, conversation_id: str, item_id: str) -> Item:
+        with self._database.begin() as connection:
+            find(connection, owner, conversation_id)
+            return read_item(connection, conversation_id, item_id)
+
+    def delete_item(self, owner: str, conversation_id: str, item_id: str) -> Conversation:
+        """What followed it follows its parent then. Raises: ConversationLocked for an answer in progress."""
+        with self._database.begin() as connection:
+            before = lock(connection, owner, conversation_id)
+            item = read_item(connection, conversation_id, item_id)
+            if item.status == "in_progress":
+                raise ConversationLocked("This answer is being written. Cancel its stream first.", param="item_id")
+            connection.execute(delete(conversation_items).where(*_is(conversation_id, item_id)))
+            follow(connection, conversation_id, item_id, item.parent_id)
+            head = item.parent_id if before.head == item_id else before.head
+            return refresh(connection, owner, before, head=head)
+
+    def tree(self, owner: str, conversation_id: str) -> tuple[Conversation, list[Item]]:
+        """The items of all branches, in the order in which they came."""
+        with self._database.begin() as connection:
+            return find(connection, owner, conversation_id), read_items(connection, conversation_id)
+
+    # Turns
+
+    def branch(self, owner: str, conversation_id: str, parent_id: str | UnsetType | None = UNSET) -> Branch:
+        """What leads to an item; without one, the current branch. Raises: RequestError if the conversation is full."""
+        with self._database.begin() as connection:
+            found = find(connection, owner, conversation_id)
+            if isinstance(parent_id, str):
+                read_item(connection, conversation_id, parent_id, param="conversation")
+            path = path_to(connection, conversation_id, found.head if isinstance(parent_id, UnsetType) else parent_id)
+            items = {item.item_id: item for item in read_items(connection, conversation_id)}
+        require_room(replace(found, num_items=found.num_items + 2))
+        return Branch(conversation_id=conversation_id, items=tuple(items[item_id] for item_id in path))
+
+    def put_turn(self, owner: str, turn: Turn, stream_id: str, spoken: Spoken, created_s: float) -> None:
+        """Keep a turn as far as it has come. Once its answer is kept, this changes nothing any more, nor where the
+        conversation is gone."""
+        head: str | None
+        with self._database.begin() as connection:
+            try:
+                before = lock(connection, owner, turn.conversation_id)
+            except UnknownConversation:
+                return
+            known = self._answer(connection, turn.conversation_id, stream_id)
+            if not known:
+                came = _whole_turn(connection, before, turn, stream_id, spoken, created_s)
+                head = came[-1].item_id
+            elif spoken.status == "in_progress" or not _is_awaited(known):
+                return
+            else:
+                awaited, head = known[0], before.head
+                came = turn.answer(stream_id, spoken, awaited.parent_id, awaited.created_s)
+                connection.execute(delete(conversation_items).where(*_is(turn.conversation_id, awaited.item_id)))
+                follow(connection, turn.conversation_id, awaited.item_id, came[-1].item_id)
+                if head == awaited.item_id:
+                    head = came[-1].item_id
+            came = [replace(item, text=item.text.replace("\0", "\ufffd")) for item in came]  # PostgreSQL takes none
+            write(connection, turn.conversation_id, came)
+            refresh(connection, owner, before, head=head, came=came)
+
+    def abandon(self, owner: str, conversation_id: str, item_id: str) -> None:
+        """Nobody here writes this answer that is in progress. If another server does after all, its end counts."""
+        with self._database.begin() as connection:
+            lock(connection, owner, conversation_id)
+            is_open = conversation_items.c.status == "in_progress"
+            connection.execute(
+                update(conversation_items).where(*_is(conversation_id, item_id), is_open).values(status="incomplete")
+            )
+
+    def in_progress(self) -> Sequence[tuple[str, str]]:
+        """Owner and stream of each answer that is being written, or was when its server died."""
+        its_conversation = conversations.c.conversation_id == conversation_items.c.conversation_id
+        query = (
+            select(conversations.c.owner, conversation_items.c.stream_id)
+            .join(conversations, its_conversation)
+            .where(conversation_items.c.status == "in_progress")
+        )
+        with self._database.begin() as connection:
+            return [(row.owner, row.stream_id) for row in connection.execute(query)]
+
+    def _answer(self, connection: Connection, conversation_id: str, stream_id: str) -> list[Item]:
+        of_stream = select(conversation_items.c.item_id).where(
+            conversation_items.c.conversation_id == conversation_id, conversation_items.c.stream_id == stream_id
+        )
+        ids = list(connection.execute(of_stream).scalars())
+        return read_items(connection, conversation_id, ids) if ids else []
+
+
+def _whole_turn(
+    connection: Connection, before: Conversation, turn: Turn, stream_id: str, spoken: Spoken, created_s: float
+) -> list[Item]:
+    """Input and answer of a turn of which nothing is kept."""
+    parent = turn.parent_id
+    if parent is not None and not read_items(connection, turn.conversation_id, [parent]):
+        parent = before.head  # somebody has deleted it meanwhile
+    said = replace(turn, parent_id=parent).input(stream_id, created_s)
+    return said + turn.answer(stream_id, spoken, said[-1].item_id if said else parent, created_s)
+
+
+def _is_awaited(answer: Sequence[Item]) -> bool:
+    """Whether it is what stands for an answer that has not come; it may have been abandoned."""
+    return len(answer) == 1 and answer[0].status != "completed" and not answer[0].text
+
+
+def _is(conversation_id: str, item_id: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:
+    return conversation_items.c.conversation_id == conversation_id, conversation_items.c.item_id == item_id
+
+
+def _new_ids(items: Sequence[Item]) -> Iterator[str]:
+    return (f"{ID_PREFIXES[item.kind]}_{secrets.token_urlsafe(16)}" for item in items)

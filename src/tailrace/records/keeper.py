@@ -1,0 +1,186 @@
+"""Writes what streams say into their conversations, behind the streams: no token waits for the database.
+
+Turns wait in one queue, and one task writes them in order. Whoever asks for a conversation waits until it has written
+those that came before, so that nobody misses the answer that they have just read. While the database is away, turns
+wait, and so do they who ask, for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
+
+from tailrace.conversations.items import Branch, Place
+from tailrace.conversations.turns import Spoken, read_turn
+from tailrace.errors import JournalDamaged, ModelError, StorageError, StreamError, TailraceError
+from tailrace.generation.observers import Times
+from tailrace.streams import LogStore, Record, StreamLog
+from tailrace.types import Asked, TextDelta
+
+if TYPE_CHECKING:
+    from tailrace.records.conversations import ConversationStore
+
+__all__ = ["ConversationKeeper"]
+
+logger = logging.getLogger("tailrace.records")
+
+_Result = TypeVar("_Result")
+_RETRY_S = 1.0
+_PATIENCE_S = 10.0  # how long a request, or the server's end, waits for what is queued
+_MOST_QUEUED = 10_000
+
+
+class ConversationKeeper:
+    """The conversations of a server. `open_store` blocks, and raises ModelError where there is no database."""
+
+    def __init__(self, open_store: Callable[[], ConversationStore]) -> None:
+        self._open_store = open_store
+        self._streams: LogStore | None = None
+        self._queue: asyncio.Queue[tuple[str, str] | asyncio.Future[None]] = asyncio.Queue()
+        self._is_writing = False
+
+    # What asks
+
+    async def ask(self, call: Callable[[ConversationStore], _Result]) -> _Result:
+        """Ask the database, beside the event loop, once what came before is written.
+
+        Raises: what the call raises; StorageError if the database is away.
+        """
+        await self._caught_up()
+        return await self._call(call)
+
+    async def branch(self, owner: str, place: Place) -> Branch:
+        """Where a request goes on. Its last item is in progress only if its stream is. Raises: as `ask`."""
+        branch = await self.ask(lambda store: store.branch(owner, place.id, place.parent_id))
+        last = branch.items[-1] if branch.items else None
+        if last is None or last.status != "in_progress" or await self._find(owner, last.stream_id) is not None:
+            return branch
+        await self.ask(lambda store: store.abandon(owner, place.id, last.item_id))
+        return await self.ask(lambda store: store.branch(owner, place.id, place.parent_id))
+
+    # What streams say
+
+    def on_asked(self, asked: Asked) -> None:
+        pass
+
+    def on_refused(self, asked: Asked, error: TailraceError) -> None:
+        pass
+
+    def on_begun(self, record: Record) -> None:
+        if record.turn:
+            self._put(record.owner, record.stream_id)
+
+    def on_admitted(self, record: Record, times: Times) -> None:
+        pass
+
+    def on_first_token(self, record: Record, times: Times) -> None:
+        pass
+
+    def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
+        self.on_begun(record)
+
+    # Life
+
+    def attend(self, streams: LogStore, running: Iterable[Record], *, has_past: bool) -> None:
+        """From here on the streams are there. `running` are those that an earlier process has left, and that go on;
+        with `has_past` the database may have answers which that process did not come to write."""
+        self._streams = streams
+        for record in running:
+            self.on_begun(record)
+        if has_past:
+            self._queue.put_nowait(("", ""))
+
+    async def keep(self) -> None:
+        """Write what is queued, until cancelled."""
+        while True:
+            wanted = await self._queue.get()
+            self._is_writing = True
+            if isinstance(wanted, asyncio.Future):
+                if not wanted.done():
+                    wanted.set_result(None)
+            else:
+                await self._write(*wanted)
+            self._is_writing = False
+
+    async def finish(self) -> None:
+        """Wait until what is queued is written, for a limited time."""
+        try:
+            await self._caught_up()
+        except StorageError:
+            logger.error("the last answers of conversations could not be kept: the database is away")
+
+    async def _caught_up(self) -> None:
+        """Raises: StorageError."""
+        if self._queue.empty() and not self._is_writing:
+            return
+        done = asyncio.get_running_loop().create_future()
+        self._queue.put_nowait(done)
+        try:
+            async with asyncio.timeout(_PATIENCE_S):
+                await done
+        except TimeoutError:
+            raise StorageError("The database cannot be reached just now.", retry_after_s=_RETRY_S) from None
+
+    def _put(self, owner: str, stream_id: str) -> None:
+        if self._queue.qsize() < _MOST_QUEUED:
+            self._queue.put_nowait((owner, stream_id))
+        else:
+            logger.error(
+                "stream %s is not kept in its conversation: the database has been away for too long", stream_id
+            )
+
+    async def _write(self, owner: str, stream_id: str) -> None:
+        """Keep a stream as far as it has come; without an id, those that were not written to their end."""
+        is_away = False
+        while True:
+            try:
+                if stream_id:
+                    await self._write_stream(owner, stream_id)
+                else:
+                    for entry in await self._call(lambda store: store.in_progress()):
+                        await self._write_stream(*entry)
+                return
+            except StorageError as error:
+                if not is_away:
+                    logger.warning("answers of conversations wait: %s", error)
+                is_away = True
+                await asyncio.sleep(_RETRY_S)
+            except Exception:  # a defect must not keep other conversations from being written
+                logger.exception("stream %s could not be kept in its conversation", stream_id)
+                return
+
+    async def _write_stream(self, owner: str, stream_id: str) -> None:
+        log = await self._find(owner, stream_id)
+        if log is None or not log.record.turn:
+            return
+        record, turn = log.record, read_turn(log.record.turn)
+        spoken = _spoken(log)
+        await self._call(lambda store: store.put_turn(owner, turn, stream_id, spoken, record.created_s))
+
+    async def _find(self, owner: str, stream_id: str) -> StreamLog | None:
+        """None where this server has no such stream; another one over the same database may have."""
+        assert self._streams is not None
+        try:
+            return await self._streams.read(owner, stream_id)
+        except (StreamError, JournalDamaged):
+            return None
+
+    async def _call(self, call: Callable[[ConversationStore], _Result]) -> _Result:
+        try:
+            return await asyncio.to_thread(partial(self._ask, call))
+        except ModelError as error:
+            raise StorageError(error.message, retry_after_s=_RETRY_S) from None
+
+    def _ask(self, call: Callable[[ConversationStore], _Result]) -> _Result:
+        return call(self._open_store())
+
+
+def _spoken(log: StreamLog) -> Spoken:
+    if log.end is None:
+        return Spoken()
+    last = next((event for event in reversed(log.events) if isinstance(event, TextDelta)), None)
+    is_whole = log.end.status == "done" and (last is None or last.finish_reason != "length")
+    return Spoken(log.text(), "completed" if is_whole else "incomplete")

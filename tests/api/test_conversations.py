@@ -1,0 +1,398 @@
+"""Conversations at a real server: OpenAI's own client, branches, two tabs, owners, and what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from openai import OpenAI
+from openai.types.conversations import Message
+from openai.types.responses import ResponseIncompleteEvent
+from tests.api.oracle import Answer, chat_ids
+from tests.api.process import TAILRACE, Server, environment
+from tests.waiting import until
+
+Json = dict[str, Any]  # Any: of JSON
+_COUNT = 6
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=30) as made:
+        yield made
+
+
+def _made(server: Server, *texts: str) -> str:
+    """A conversation in which a user and the assistant have said these in turn."""
+    items = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
+    return str(server.post("/v1/conversations", {"items": items}).json()["id"])
+
+
+def _items(server: Server, its_id: str) -> list[Json]:
+    answer = server.http.get(f"/v1/conversations/{its_id}/items", params={"order": "asc", "limit": 100})
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["data"])
+
+
+def _text(item: Json) -> str:
+    return str(item["content"][0]["text"])
+
+
+def _texts(server: Server, its_id: str) -> list[str]:
+    return [_text(item) for item in _items(server, its_id)]
+
+
+def _chat(server: Server, place: object, *messages: Json, **more: object) -> httpx.Response:
+    body = {"messages": messages, "conversation": place, "max_tokens": _COUNT, "seed": 1, **more}
+    return server.post("/v1/chat/completions", body)
+
+
+def _user(text: str) -> Json:
+    return {"role": "user", "content": text}
+
+
+# OpenAI's client
+
+
+def test_openais_client(client: OpenAI) -> None:
+    made = client.conversations.create(
+        metadata={"topic": "rivers"}, items=[{"type": "message", "role": "user", "content": "Hi"}]
+    )
+    assert made.object == "conversation"
+    assert client.conversations.retrieve(made.id).metadata == {"topic": "rivers"}
+    assert client.conversations.update(made.id, metadata={"topic": "boats"}).metadata == {"topic": "boats"}
+    added = client.conversations.items.create(
+        made.id,
+        items=[
+            {"role": "assistant", "content": "Ho"},
+            {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "c", "output": "a river"},
+        ],
+    )
+    assert [item.type for item in added.data] == ["message", "function_call", "function_call_output"]
+    assert (added.first_id, added.last_id, added.has_more) == (added.data[0].id, added.data[-1].id, False)
+    for order, types in (
+        ("asc", ["message", "message", "function_call", "function_call_output"]),
+        ("desc", ["function_call_output", "function_call", "message", "message"]),
+    ):
+        listed = client.conversations.items.list(made.id, order=order, limit=3)  # type: ignore[arg-type]
+        assert listed.has_more
+        assert [item.type for item in listed] == types  # the client fetches the second page
+    found = client.conversations.items.retrieve(added.first_id, conversation_id=made.id)
+    assert isinstance(found, Message)
+    assert found.role == "assistant"
+    assert client.conversations.items.delete(added.first_id, conversation_id=made.id).id == made.id
+    with pytest.raises(openai.NotFoundError):
+        client.conversations.items.retrieve(added.first_id, conversation_id=made.id)
+    assert client.conversations.delete(made.id).deleted
+    with pytest.raises(openai.NotFoundError) as gone:
+        client.conversations.retrieve(made.id)
+    assert gone.value.code == "conversation_not_found"
+
+
+def test_responses_go_on(client: OpenAI, server: Server) -> None:
+    made = client.conversations.create()
+    first = client.responses.create(
+        model="scripted", input="Hi", conversation=made.id, max_output_tokens=_COUNT, extra_body={"seed": 1}
+    )
+    assert first.output_text == Answer(chat_ids("Hi"), _COUNT, 1).text
+    assert first.conversation is not None
+    assert first.conversation.id == made.id
+    with client.responses.create(
+        model="scripted", input="More", conversation={"id": made.id}, max_output_tokens=_COUNT, stream=True
+    ) as stream:
+        last = list(stream)[-1]
+    assert isinstance(last, ResponseIncompleteEvent)
+    second = last.response
+    listed = _items(server, made.id)
+    assert [item["role"] for item in listed] == ["user", "assistant", "user", "assistant"]
+    assert [_text(item) for item in listed] == ["Hi", first.output_text, "More", second.output_text]
+    assert listed[1]["id"] == first.output[0].id
+    assert second.usage is not None
+    assert first.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens  # what was said before is in the prompt
+    assert server.http.get(f"/v1/conversations/{made.id}").json()["title"] == "Hi"
+
+
+def test_a_streamed_chat_goes_on(client: OpenAI, server: Server) -> None:
+    its_id = _made(server)
+    texts = []
+    for text in ("One", "Two"):
+        with client.chat.completions.create(
+            model="scripted", messages=[{"role": "user", "content": text}], max_tokens=_COUNT, stream=True,
+            extra_body={"conversation": its_id},
+        ) as stream:  # fmt: skip
+            texts += [text, "".join(chunk.choices[0].delta.content or "" for chunk in stream)]
+        assert _texts(server, its_id) == texts  # at once, when the answer has been read
+
+
+def test_what_a_chat_is_shown_is_the_whole_branch(server: Server) -> None:
+    its_id = _made(server, "Hi", "Ho")
+    in_pieces = _chat(server, its_id, _user("More")).json()
+    at_once = server.post(
+        "/v1/chat/completions",
+        {
+            "messages": [_user("Hi"), {"role": "assistant", "content": "Ho"}, _user("More")],
+            "max_tokens": _COUNT,
+            "seed": 1,
+        },
+    ).json()
+    assert in_pieces["choices"] == at_once["choices"]
+    assert in_pieces["usage"] == at_once["usage"]
+
+
+def test_a_chat_without_a_conversation_is_not_kept(server: Server) -> None:
+    before = server.http.get("/v1/conversations").json()
+    assert server.post("/v1/chat/completions", {"messages": [_user("Hi")], "max_tokens": 2}).status_code == 200
+    assert server.http.get("/v1/conversations").json() == before
+
+
+# Branches
+
+
+def test_edit_and_regenerate(server: Server) -> None:
+    its_id = _made(server, "Hi", "Ho", "More", "Well")
+    first, _, third, fourth = _items(server, its_id)
+    again = _chat(server, {"id": its_id, "parent_id": third["id"]}, seed=2).json()["choices"][0]["message"]["content"]
+    assert _texts(server, its_id) == ["Hi", "Ho", "More", again]
+    edited = _chat(server, {"id": its_id, "parent_id": None}, _user("Hello")).json()
+    assert _texts(server, its_id) == ["Hello", edited["choices"][0]["message"]["content"]]
+    moved = server.post(f"/v1/conversations/{its_id}", {"head": fourth["id"]})
+    assert moved.json()["head"] == fourth["id"]
+    assert _texts(server, its_id) == ["Hi", "Ho", "More", "Well"]
+    tree = server.http.get(f"/v1/conversations/{its_id}/tree").json()
+    assert tree["head"] == fourth["id"]
+    parents = {_text(item): item["parent_id"] for item in tree["data"]}
+    assert parents["Hi"] is None
+    assert parents["Hello"] is None
+    assert parents[again] == parents["Well"] == third["id"]
+    assert parents["Ho"] == first["id"]
+
+
+def test_an_answer_that_was_cut_short_goes_on(server: Server) -> None:
+    its_id = _made(server, "Hi")
+    first = _chat(server, its_id).json()["choices"][0]["message"]["content"]
+    _, answer = _items(server, its_id)
+    assert (answer["status"], _text(answer)) == ("incomplete", first)
+    more = _chat(server, its_id).json()["choices"][0]["message"]["content"]
+    assert _texts(server, its_id) == ["Hi", first + more]
+    assert len(server.http.get(f"/v1/conversations/{its_id}/tree").json()["data"]) == 3
+
+
+# While an answer is written
+
+
+def test_a_second_tab_follows(paced: Server) -> None:
+    its_id = _made(paced, "Hi")
+    with paced.http.stream("POST", "/v1/chat/completions", json={
+        "messages": [], "conversation": its_id, "max_tokens": 20_000, "stream": True,
+    }) as answer:  # fmt: skip
+        stream_id = answer.headers["x-stream-id"]
+        written = _items(paced, its_id)[-1]
+        assert (written["status"], written["stream_id"], _text(written)) == ("in_progress", stream_id, "")
+        locked = _chat(paced, its_id, _user("And?"))
+        assert (locked.status_code, locked.json()["error"]["code"]) == (409, "conversation_locked")
+        assert locked.headers["retry-after"]
+        elsewhere = {"id": its_id, "parent_id": written["parent_id"]}
+        assert _chat(paced, elsewhere).status_code == 200
+        deleted = paced.http.delete(f"/v1/conversations/{its_id}/items/{written['id']}")
+        assert deleted.status_code == 409
+    assert paced.state(stream_id)["status"] == "running"  # it does not end with its reader
+    with paced.http.stream("GET", f"/v1/streams/{stream_id}/events") as followed:
+        assert next(followed.iter_lines())
+    stopped = paced.post(f"/v1/streams/{stream_id}/cancel", {}).json()
+    kept = paced.http.get(f"/v1/conversations/{its_id}/items/{written['id']}").json()
+    assert (kept["status"], _text(kept)) == ("incomplete", stopped["text"])
+    assert stopped["text"]
+
+
+def test_the_same_request_again_is_kept_once(paced: Server) -> None:
+    its_id = _made(paced, "Hi")
+    key = {"idempotency-key": "again"}
+    body = {"messages": [_user("More")], "conversation": its_id, "max_tokens": 40, "stream": True}
+    with paced.http.stream("POST", "/v1/chat/completions", json=body, headers=key) as first:
+        stream_id = first.headers["x-stream-id"]
+    again = paced.http.post("/v1/chat/completions", json=body, headers=key)  # while the first is being written
+    assert again.headers["x-stream-id"] == stream_id
+    assert [item["role"] for item in _items(paced, its_id)] == ["user", "user", "assistant"]
+
+
+def test_a_deleted_conversation_does_not_come_back(paced: Server) -> None:
+    its_id = _made(paced, "Hi")
+    with paced.http.stream("POST", "/v1/chat/completions", json={
+        "messages": [], "conversation": its_id, "max_tokens": 30, "stream": True,
+    }) as answer:  # fmt: skip
+        assert paced.http.delete(f"/v1/conversations/{its_id}").json()["deleted"]
+        assert answer.read().endswith(b"data: [DONE]\n\n")
+    assert paced.http.get(f"/v1/conversations/{its_id}").status_code == 404
+
+
+# Lists and search
+
+
+def test_listed_and_found(server: Server) -> None:
+    ids = [_made(server, f"kanarienvogel {number}") for number in range(3)]
+    server.post(f"/v1/conversations/{ids[0]}", {"title": "A title"})
+    seen: list[str] = []
+    query: Json = {"search": "KANARIEN", "limit": 2}
+    while True:
+        page = server.http.get("/v1/conversations", params=query).json()
+        seen += [one["id"] for one in page["data"]]
+        if not page["has_more"]:
+            break
+        query["after"] = page["last_id"]
+    assert seen == [ids[0], ids[2], ids[1]]
+    (found,) = server.http.get("/v1/conversations", params={"search": "a TITLE"}).json()["data"]
+    assert (found["id"], found["title"], found["num_items"]) == (ids[0], "A title", 1)
+    none = server.http.get("/v1/conversations", params={"search": "nowhere"}).json()
+    assert none == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "param"),
+    [
+        ("GET", "", {"limit": "0"}, 400, "limit"),
+        ("GET", "", {"limit": "101"}, 400, "limit"),
+        ("GET", "", {"search": "x" * 201}, 400, "search"),
+        ("GET", "", {"search": "a\0"}, 400, "search"),
+        ("GET", "", {"page": "1"}, 400, None),
+        ("GET", "", {"after": "conv_none"}, 404, "conversation"),
+        ("GET", "/conv_none", {}, 404, "conversation"),
+        ("GET", "/conv_none/tree", {}, 404, "conversation"),
+        ("GET", "/a%00b", {}, 404, "conversation"),
+        ("GET", "/{}/items", {"order": "up"}, 400, "order"),
+        ("GET", "/{}/items", {"after": "msg_none"}, 404, "after"),
+        ("GET", "/{}/items/msg_none", {}, 404, "item_id"),
+        ("DELETE", "/{}/items/msg_none", {}, 404, "item_id"),
+        ("POST", "", {"items": 5}, 400, "items"),
+        ("POST", "", {"items": [{"type": "reasoning", "summary": []}]}, 400, "items"),
+        ("POST", "", {"items": [{"role": "tool", "content": "kanarienvogel"}]}, 400, "items"),
+        ("POST", "", {"items": [_user("a\0")]}, 400, "items"),
+        ("POST", "", {"title": "x" * 201}, 400, "title"),
+        ("POST", "", {"title": "\0"}, 400, "title"),
+        ("POST", "", {"metadata": {str(number): "" for number in range(17)}}, 400, "metadata"),
+        ("POST", "", {"metadata": {"a": "x" * 513}}, 400, "metadata"),
+        ("POST", "", {"metadata": {"a": 5}}, 400, "metadata"),
+        ("POST", "/{}", {"head": "msg_none"}, 404, "head"),
+        ("POST", "/{}", {"head": 5}, 400, "head"),
+        ("POST", "/{}/items", {}, 400, None),
+        ("POST", "/{}/items", {"items": []}, 400, "items"),
+        ("POST", "/{}/items", {"items": [_user("Hi")], "parent_id": "msg_none"}, 404, "parent_id"),
+        ("PATCH", "/{}", {}, 405, None),
+    ],
+)  # fmt: skip
+def test_refused(server: Server, method: str, path: str, body: Json, status: int, param: str | None) -> None:
+    its_id = _made(server, "Hi")
+    sent = {"params": body} if method == "GET" else {"json": body}
+    answer = server.http.request(method, "/v1/conversations" + path.format(its_id), **sent)  # type: ignore[arg-type]
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert (error["param"] or "").startswith(param or "")
+    assert "kanarienvogel" not in answer.text
+    assert _texts(server, its_id) == ["Hi"]
+
+
+@pytest.mark.parametrize(
+    ("place", "status"), [("conv_none", 404), ({"id": "conv_none"}, 404), (5, 400), ({}, 400), ("a\0b", 404), ("", 400)]
+)
+def test_places_that_are_not_there(server: Server, place: object, status: int) -> None:
+    for path, body in (("/v1/chat/completions", {"messages": [_user("Hi")]}), ("/v1/responses", {"input": "Hi"})):
+        answer = server.post(path, {**body, "conversation": place})
+        assert answer.status_code == status, answer.text
+        assert (answer.json()["error"]["param"] or "").startswith("conversation")
+
+
+def test_a_parent_that_is_not_there(server: Server) -> None:
+    its_id, other = _made(server, "Hi"), _made(server, "Ho")
+    elsewhere = _items(server, other)[0]["id"]
+    answer = _chat(server, {"id": its_id, "parent_id": elsewhere}, _user("More"))
+    assert answer.status_code == 404
+    assert _texts(server, its_id) == ["Hi"]
+
+
+def test_a_request_that_is_refused_leaves_nothing(server: Server) -> None:
+    its_id = _made(server, "Hi")
+    assert _chat(server, its_id, _user("More"), max_tokens=10**6).status_code == 400
+    assert _chat(server, its_id, _user("More"), model="elsewhere").status_code == 404
+    assert _texts(server, its_id) == ["Hi"]
+
+
+def test_fields_that_nobody_knows_are_named(server: Server) -> None:
+    answer = server.post("/v1/conversations", {"colour": "red", "items": [{**_user("Hi"), "smell": "good"}]})
+    assert answer.status_code == 200
+    assert answer.headers["x-tailrace-ignored"] == "colour, items[].smell"
+
+
+# Owners, and keys
+
+
+def _key(database: str, owner: str, *scopes: str) -> str:
+    given = [flag for scope in scopes for flag in ("--scope", scope)]
+    command = [TAILRACE, "keys", "create", owner, "--json", "--database", database, *given]
+    made = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
+    return str(json.loads(made.stdout)["token"])
+
+
+def test_owners_have_their_own(tmp_path: Path) -> None:
+    database = f"sqlite:///{tmp_path / 'records.sqlite'}"
+    me, you, reader = _key(database, "me"), _key(database, "you"), _key(database, "me", "read")
+    flags = ("--database", database, "--data-dir", str(tmp_path / "data"))
+    with contextlib.closing(Server("scripted", *flags)) as server, contextlib.ExitStack() as clients:
+        server.wait_ready()
+
+        def client(token: str) -> httpx.Client:
+            headers = {"authorization": f"Bearer {token}"}
+            return clients.enter_context(httpx.Client(base_url=server.url, headers=headers, timeout=60))
+
+        mine, yours, reading = client(me), client(you), client(reader)
+        made = mine.post("/v1/conversations", json={"items": [_user("Mine")]}).json()
+        path = f"/v1/conversations/{made['id']}"
+        body = {"messages": [_user("Yours?")], "conversation": made["id"], "max_tokens": 3}
+        asked: list[tuple[str, str, Json | None]] = [
+            ("GET", path, None), ("POST", path, {"title": "Yours"}), ("DELETE", path, None),
+            ("GET", path + "/tree", None), ("GET", path + "/items", None),
+            ("POST", path + "/items", {"items": [_user("Hi")]}),
+            ("GET", f"{path}/items/{made['head']}", None), ("DELETE", f"{path}/items/{made['head']}", None),
+            ("POST", "/v1/chat/completions", body),
+            ("POST", "/v1/responses", {"input": "Yours?", "conversation": made["id"]}),
+            ("GET", f"/v1/conversations?after={made['id']}", None),
+        ]  # fmt: skip
+        for method, where, sent in asked:
+            there = yours.request(method, where, json=sent)
+            assert there.status_code == 404, (method, where)
+            nowhere = yours.request(method, where.replace(made["id"], "conv_none"), json=json.loads(
+                json.dumps(sent).replace(made["id"], "conv_none")
+            ))  # fmt: skip
+            assert nowhere.json() == there.json()  # nor can they tell that it is there
+        assert yours.get("/v1/conversations").json()["data"] == []
+        assert yours.get("/v1/conversations?search=mine").json()["data"] == []
+        assert [one["id"] for one in mine.get("/v1/conversations?search=mine").json()["data"]] == [made["id"]]
+        assert reading.get(path).status_code == 200
+        for method, where, sent in asked:
+            if method != "GET":
+                assert reading.request(method, where, json=sent).status_code == 403, (method, where)
+        assert mine.get(path).json() == made
+
+
+def test_without_a_database(tmp_path: Path) -> None:
+    """A server whose database cannot be opened later says so, and goes on serving."""
+    there = tmp_path / "records"
+    flags = ("--database", f"sqlite:///{there / 'records.sqlite'}", "--data-dir", str(tmp_path / "data"))
+    with contextlib.closing(Server("scripted", *flags)) as server:
+        server.wait_ready()
+        there.write_text("not a directory")
+        refused = server.http.get("/v1/conversations")
+        assert refused.status_code == 503
+        assert server.post("/v1/chat/completions", {"messages": [_user("Hi")], "max_tokens": 2}).status_code == 200
+        there.unlink()
+        until(lambda: server.http.get("/v1/conversations").status_code == 200)

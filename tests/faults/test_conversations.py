@@ -1,0 +1,110 @@
+"""The server dies while it answers in a conversation: the next one finishes the answer, and others follow."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from tests.api.oracle import Answer, chat_ids
+from tests.api.process import Server
+from tests.gone import wait_gone
+from tests.waiting import until
+
+_COUNT = 120
+_ASKED = {"seed": 3, "max_tokens": _COUNT, "stream": True}
+
+
+class _House:
+    """Servers one after the other, over one directory."""
+
+    def __init__(self, directory: Path, *flags: str) -> None:
+        database = f"sqlite:///{directory / 'records.sqlite'}"
+        self._flags = ("--data-dir", str(directory), "--database", database, *flags)
+        self.server = self._start()
+
+    def _start(self) -> Server:
+        return Server("scripted:tokens_per_s=200", *self._flags).wait_ready()
+
+    def kill(self) -> None:
+        children = psutil.Process(self.server.process.pid).children()
+        self.server.process.kill()
+        self.server.wait()
+        self.server.close()
+        wait_gone(children)
+
+    def next(self) -> None:
+        self.server = self._start()
+
+
+@contextlib.contextmanager
+def _house(directory: Path, *flags: str) -> Iterator[_House]:
+    house = _House(directory, *flags)
+    try:
+        yield house
+    finally:
+        house.server.close()
+
+
+def _items(house: _House, its_id: str) -> list[dict[str, Any]]:  # Any: of JSON
+    answer = house.server.http.get(f"/v1/conversations/{its_id}/items", params={"order": "asc"})
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["data"])
+
+
+def _begin(house: _House, text: str) -> tuple[str, str]:
+    """A conversation in which an answer is being written; its id and the stream's."""
+    its_id = house.server.post("/v1/conversations", {}).json()["id"]
+    body = {"messages": [{"role": "user", "content": text}], "conversation": its_id, **_ASKED}
+    with house.server.http.stream("POST", "/v1/chat/completions", json=body) as answer:
+        lines = answer.iter_lines()
+        while '"content":"' not in next(lines):
+            pass
+        return str(its_id), str(answer.headers["x-stream-id"])
+
+
+@pytest.mark.parametrize("kind", ["killed", "told"])
+def test_an_answer_is_finished_by_the_next_server(tmp_path: Path, kind: str) -> None:
+    with _house(tmp_path) as house:
+        its_id, stream_id = _begin(house, "Hi")
+        if kind == "killed":
+            house.kill()
+        else:
+            house.server.close()
+        house.next()
+        assert _items(house, its_id)[-1]["stream_id"] == stream_id
+        until(lambda: _items(house, its_id)[-1]["status"] != "in_progress")
+        asked, answer = _items(house, its_id)
+        assert asked["content"][0]["text"] == "Hi"
+        assert answer["content"][0]["text"] == Answer(chat_ids("Hi"), _COUNT, 3).text
+        body = {"messages": [{"role": "user", "content": "And then?"}], "conversation": its_id, "max_tokens": 3}
+        assert house.server.post("/v1/chat/completions", body).status_code == 200
+        assert [item["role"] for item in _items(house, its_id)] == ["user", "assistant"] * 2
+
+
+def test_an_answer_that_nobody_can_finish_does_not_hold_up_its_conversation(tmp_path: Path) -> None:
+    with _house(tmp_path, "--journal", "memory") as house:
+        its_id, _ = _begin(house, "Hi")
+        until(lambda: len(_items(house, its_id)) == 2)  # what was not written yet is not in memory any more
+        house.kill()
+        house.next()
+        assert _items(house, its_id)[-1]["status"] == "in_progress"
+        body = {"messages": [], "conversation": its_id, "max_tokens": 3}
+        again = house.server.post("/v1/chat/completions", body)
+        assert again.status_code == 200, again.text
+        asked, answer = _items(house, its_id)
+        assert answer["content"][0]["text"] == again.json()["choices"][0]["message"]["content"]
+        assert answer["parent_id"] == asked["id"]
+        statuses = [item["status"] for item in house.server.http.get(f"/v1/conversations/{its_id}/tree").json()["data"]]
+        assert statuses == ["completed", "incomplete", "incomplete"]
+
+
+def test_the_engine_dies(tmp_path: Path) -> None:
+    with _house(tmp_path) as house:
+        its_id, _ = _begin(house, "Hi")
+        house.server.worker().kill()
+        until(lambda: _items(house, its_id)[-1]["status"] != "in_progress")
+        assert _items(house, its_id)[-1]["content"][0]["text"] == Answer(chat_ids("Hi"), _COUNT, 3).text
