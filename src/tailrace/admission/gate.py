@@ -1,4 +1,7 @@
-"""A first-come, first-served queue in front of a budget of tokens and sequences.
+"""A queue in front of a budget of tokens and sequences: owners in turns, and each owner's requests as they came.
+
+Places are shared, too. Once all are taken, an owner who has fewer than an equal share of them is still let in, so that
+one who asks for everything does not shut the others out.
 
 Requests of a caller who keeps killing engines are *slowed*. They begin one at a time: the next one is started when the
 one before has given some tokens, or has ended. They also wait while the gate `rest`s, so that the streams which already
@@ -9,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from tailrace.admission.queue import FairQueue
 from tailrace.errors import ContextLengthExceeded, Draining, EngineLost, QueueFull, RequestError
+from tailrace.types import ANONYMOUS
 
 __all__ = ["Gate", "Ticket"]
 
@@ -33,6 +38,7 @@ class Ticket:
     num_tokens: int
     num_sequences: int
     start: Callable[[], None]
+    owner: str = ANONYMOUS
     is_slowed: bool = False  # its caller keeps killing engines
     queue_s: float = 0.0
     expire: Callable[[], None] | None = None
@@ -41,10 +47,11 @@ class Ticket:
 
 
 class Gate:
-    """Admits tickets while they fit, in order of arrival.
+    """Admits tickets while they fit.
 
-    `max_requests` bounds those that run and those that wait, together. `open` and `shut` follow the engine: while it is
-    shut nothing starts, and what comes waits its turn unless `reason` says that there is nothing to wait for.
+    `max_requests` bounds those that run and those that wait, together; with several owners, twice as many. `open` and
+    `shut` follow the engine: while it is shut nothing starts, and what comes waits its turn unless `reason` says that
+    there is nothing to wait for.
     """
 
     def __init__(self, *, max_requests: int = 128) -> None:
@@ -56,9 +63,9 @@ class Gate:
         self.used_sequences = 0
         self._is_open = False
         self._refusal: EngineLost | Draining | None = None
-        self._waiting: deque[Ticket] = deque()
+        self._waiting: FairQueue[Ticket] = FairQueue()
         self._num_running = 0
-        self._num_coming = 0
+        self._num_held: Counter[str] = Counter()  # places by owner: running, waiting and coming
         self._is_admitting = False
         self._mean_service_s = 1.0
         self._beginning: Ticket | None = None  # the slowed one that has not shown yet that it does no harm
@@ -121,7 +128,15 @@ class Gate:
             self._beginning = None
             self._admit()
 
-    def check(self, num_prompt_tokens: int, max_tokens: int, num_sequences: int, *, is_slowed: bool = False) -> int:
+    def check(
+        self,
+        num_prompt_tokens: int,
+        max_tokens: int,
+        num_sequences: int,
+        *,
+        owner: str = ANONYMOUS,
+        is_slowed: bool = False,
+    ) -> int:
         """Whether such a request could ever run here; returns the tokens that it takes. Slowed ones may not take the
         last quarter of the places.
 
@@ -129,7 +144,7 @@ class Gate:
         """
         self._check_refusal()
         num_tokens = self.demand(num_prompt_tokens, max_tokens, num_sequences)
-        self.check_open(is_slowed=is_slowed)
+        self.check_open(owner, is_slowed=is_slowed)
         return num_tokens
 
     def demand(self, num_prompt_tokens: int, max_tokens: int, num_sequences: int) -> int:
@@ -146,11 +161,13 @@ class Gate:
                 raise RequestError(f"n is at most {self._capacity_sequences} here.", param="n")
         return num_tokens
 
-    def check_open(self, *, is_slowed: bool = False) -> None:
-        """Whether anybody is let in now, whatever they ask. Raises: QueueFull, Draining, EngineLost."""
+    def check_open(self, owner: str = ANONYMOUS, *, is_slowed: bool = False) -> None:
+        """Whether the owner is let in now, whatever they ask. Raises: QueueFull, Draining, EngineLost."""
         self._check_refusal()
         num_places = max(1, 3 * self._max_requests // 4) if is_slowed else self._max_requests
-        if self._num_running + len(self._waiting) + self._num_coming >= num_places:
+        num_held = self._num_held.total()
+        share = num_places // len({owner, *self._num_held})
+        if num_held >= num_places and (self._num_held[owner] >= share or num_held >= 2 * num_places):
             raise QueueFull("The model is overloaded.", retry_after_s=self.retry_after_s)
 
     def _check_refusal(self) -> None:
@@ -158,18 +175,19 @@ class Gate:
             raise self._refusal.with_traceback(None)  # else it would remember all that it was raised for
 
     @contextmanager
-    def coming(self) -> Iterator[None]:
+    def coming(self, owner: str = ANONYMOUS) -> Iterator[None]:
         """Count a request among those that wait while it is being looked at. Raises: as `check_open`."""
-        self.check_open()
-        self._num_coming += 1
+        self.check_open(owner)
+        self._num_held[owner] += 1
         try:
             yield
         finally:
-            self._num_coming -= 1
+            self._give_back(owner)
 
     def enter(self, ticket: Ticket) -> None:
         """Queue a ticket, and start it if its turn has come. Call `check` first, without waiting in between."""
         self._waiting.append(ticket)
+        self._num_held[ticket.owner] += 1
         self._admit()
         if ticket.admitted_s is None and ticket.expire is not None:
             last_s = time.monotonic() + ticket.queue_s + _MAX_LOST_S
@@ -192,6 +210,7 @@ class Gate:
         """Give a place back, waiting or running."""
         if ticket.timer is not None:
             ticket.timer.cancel()
+        self._give_back(ticket.owner)
         if ticket.admitted_s is None:
             self._waiting.remove(ticket)
         else:
@@ -219,7 +238,7 @@ class Gate:
                     break
                 if self.used_sequences + ticket.num_sequences > self._capacity_sequences:
                     break
-                self._waiting.remove(ticket)
+                self._waiting.take(ticket)
                 self.used_tokens += ticket.num_tokens
                 self.used_sequences += ticket.num_sequences
                 self._num_running += 1
@@ -237,6 +256,11 @@ class Gate:
         is_resting = self._rest is not None and self._num_running > 0  # else there is nobody to rest for
         may_slowed_begin = self._beginning is None and not is_resting
         return next((ticket for ticket in self._waiting if may_slowed_begin or not ticket.is_slowed), None)
+
+    def _give_back(self, owner: str) -> None:
+        self._num_held[owner] -= 1
+        if not self._num_held[owner]:
+            del self._num_held[owner]
 
     def _rested(self) -> None:
         self._rest = None

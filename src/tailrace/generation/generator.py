@@ -132,10 +132,10 @@ class Generator:
         asked_s = time.monotonic()
         self._check(request)
         if request.sampling.grammar is not None:
-            self.gate.check_open()
+            self.gate.check_open(request.owner)
             # Not as a coming request: those who wait for this must not take the places of requests without a grammar.
             await self._grammars.check(request.sampling.grammar, caller=request.caller, within_s=self.limits.queue_s)
-        with self.gate.coming():
+        with self.gate.coming(request.owner):
             prompts = await self.prompts.encode(request)
         longest = max(len(prompt.ids) for prompt in prompts)
         num_choices = len(prompts) * request.sampling.n
@@ -171,11 +171,13 @@ class Generator:
         assert record.sampling.max_tokens is not None
         while True:
             if self.store.write_error is not None:
-                with self.gate.coming():
+                with self.gate.coming(record.owner):
                     await self.store.wait_writable()
-            num_tokens = self.gate.check(longest, record.sampling.max_tokens, record.num_choices, is_slowed=is_slowed)
+            num_tokens = self.gate.check(
+                longest, record.sampling.max_tokens, record.num_choices, owner=record.owner, is_slowed=is_slowed
+            )
             with contextlib.suppress(StorageError):  # a write error that has begun just now may be over soon
-                with self.gate.coming():  # the place in the queue that was checked is kept for it
+                with self.gate.coming(record.owner):  # the place in the queue that was checked is kept for it
                     lease = await self.store.open(record)
                 run = self._run_of(lease, asked_s)
                 self.observers.on_begun(record)

@@ -51,7 +51,13 @@ class Run(EngineSide):
         """Take a place in the queue, for at most `queue_s`, as `Ticket` counts them."""
         self.times.entered_s = time.monotonic()
         self._ticket = Ticket(
-            num_tokens, len(self.choices), self._start, is_slowed=is_slowed, queue_s=queue_s, expire=self._expire
+            num_tokens,
+            len(self.choices),
+            self._start,
+            owner=self.record.owner,
+            is_slowed=is_slowed,
+            queue_s=queue_s,
+            expire=self._expire,
         )
         self.is_watched = is_slowed
         self.gate.enter(self._ticket)

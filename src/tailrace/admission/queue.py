@@ -1,0 +1,50 @@
+"""Who waits: each owner's tickets in order of arrival, and the owners in turns."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Generic, Protocol, TypeVar
+
+__all__ = ["FairQueue"]
+
+
+class _Owned(Protocol):
+    owner: str
+
+
+_T = TypeVar("_T", bound=_Owned)
+
+
+class FairQueue(Generic[_T]):
+    """One owner's thousand tickets hold another one's first up for a single turn. Iterating begins with the one whose
+    turn it is."""
+
+    def __init__(self) -> None:
+        self._by_owner: dict[str, deque[_T]] = {}  # in the order of their turns
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[_T]:
+        for tickets in self._by_owner.values():
+            yield from tickets
+
+    def append(self, ticket: _T) -> None:
+        self._by_owner.setdefault(ticket.owner, deque()).append(ticket)
+        self._size += 1
+
+    def take(self, ticket: _T) -> None:
+        """It has its turn: its owner's next one comes behind those of all others."""
+        self.remove(ticket)
+        if ticket.owner in self._by_owner:
+            self._by_owner[ticket.owner] = self._by_owner.pop(ticket.owner)
+
+    def remove(self, ticket: _T) -> None:
+        """It waits no longer. Raises: KeyError, ValueError if it does not wait."""
+        tickets = self._by_owner[ticket.owner]
+        tickets.remove(ticket)
+        self._size -= 1
+        if not tickets:
+            del self._by_owner[ticket.owner]

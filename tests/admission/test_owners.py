@@ -1,0 +1,128 @@
+"""Owners have turns and shares, whoever asks for how much."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.admission import Gate, Ticket
+from tailrace.errors import QueueFull
+
+
+class _Door:
+    """A gate with one place on the engine, and who came through it."""
+
+    def __init__(self, *, max_requests: int = 10_000, sequences: int = 1) -> None:
+        self.gate = Gate(max_requests=max_requests)
+        self.gate.open(capacity_tokens=10**6, capacity_sequences=sequences, block_tokens=1)
+        self.started: list[str] = []
+        self.running: list[Ticket] = []
+
+    def ask(self, owner: str, name: str = "") -> Ticket:
+        """Raises: QueueFull."""
+        num_tokens = self.gate.check(1, 1, 1, owner=owner)
+
+        def start() -> None:
+            self.started.append(name or owner)
+            self.running.append(ticket)
+
+        ticket = Ticket(num_tokens, 1, start, owner=owner)
+        self.gate.enter(ticket)
+        return ticket
+
+    def finish(self) -> None:
+        """What has run for longest ends."""
+        self.gate.leave(self.running.pop(0))
+
+
+def test_a_thousand_requests_of_one_delay_another_by_one_turn() -> None:
+    door = _Door()
+    for _ in range(1000):
+        door.ask("alice")
+    door.ask("bob")
+    door.finish()
+    door.finish()
+    assert door.started == ["alice", "alice", "bob"]
+
+
+def test_turns_go_round_and_each_owner_keeps_the_order() -> None:
+    door = _Door()
+    for name in ("a1", "a2", "a3", "b1", "b2", "c1"):
+        door.ask(name[0], name)
+    while door.running:
+        door.finish()
+    assert door.started == ["a1", "a2", "b1", "c1", "a3", "b2"]
+
+
+def test_one_owner_alone_waits_in_order_of_arrival() -> None:
+    door = _Door()
+    for number in range(20):
+        door.ask("alice", str(number))
+    while door.running:
+        door.finish()
+    assert door.started == [str(number) for number in range(20)]
+
+
+def test_who_leaves_the_queue_has_no_turn_any_more() -> None:
+    door = _Door()
+    door.ask("alice")
+    waiting = door.ask("bob")
+    door.ask("alice", "second")
+    door.gate.leave(waiting)
+    door.finish()
+    assert door.started == ["alice", "second"]
+    assert door.gate.num_waiting == 0
+
+
+def test_a_full_house_lets_others_in_up_to_their_share() -> None:
+    door = _Door(max_requests=8)
+    for _ in range(8):
+        door.ask("alice")
+    with pytest.raises(QueueFull):
+        door.ask("alice")
+    for owner, share in (("bob", 4), ("carol", 2)):
+        for _ in range(share):
+            door.ask(owner)
+        with pytest.raises(QueueFull):
+            door.ask(owner)
+    assert door.gate.num_running + door.gate.num_waiting == 14
+    for name in "dxyz":
+        try:
+            door.ask(name)
+        except QueueFull:
+            break
+    assert door.gate.num_running + door.gate.num_waiting <= 16  # whatever the number of owners
+
+
+def test_requests_that_are_looked_at_have_places_of_their_owner() -> None:
+    door = _Door(max_requests=2)
+    with door.gate.coming("alice"), door.gate.coming("alice"):
+        with pytest.raises(QueueFull), door.gate.coming("alice"):
+            raise AssertionError("let in")
+        with door.gate.coming("bob"):
+            pass
+    with door.gate.coming("alice"):
+        pass
+
+
+@given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=80), st.integers(1, 4))
+def test_nobody_has_two_turns_more_than_one_who_waits(steps: list[tuple[str, bool]], sequences: int) -> None:
+    """Between an owner's coming to the queue and the start of its first request, no other owner starts two."""
+    door = _Door(sequences=sequences)
+    since: dict[str, Counter[str]] = {}  # for each owner who waits: the starts of others
+    for owner, must_finish in steps:
+        before = len(door.started)
+        if must_finish and door.running:
+            door.finish()
+        else:
+            ticket = door.ask(owner)
+            if ticket.admitted_s is None:
+                since.setdefault(owner, Counter())
+        for name in door.started[before:]:
+            since.pop(name, None)
+            for others in since.values():
+                others[name] += 1
+        assert all(max(others.values(), default=0) <= 1 for others in since.values()), door.started
