@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.generation.world import World, greedy
+from tests.waiting import LONG_S
 
 from tailrace.access.quota import Quota
 from tailrace.access.quotas import Quotas
@@ -44,9 +47,7 @@ class _House:
         quotas = Quotas()
         quotas.limit(("key", _KEY), quota or Quota())
         log = RequestLog(Spool(self._directory), quotas, with_text=self.with_text)
-        await log.take_over(self.world.store, self.store, [run.record for run in self.world.generator.live])
-        self.world.generator.observers.add(log)
-        self.world.generator.meter = log
+        await log.take_over([self.world.generator], self.world.store, self.store)
         return log
 
     def rows(self) -> list[RequestRow]:
@@ -129,6 +130,34 @@ async def test_the_next_server_takes_over_what_waits(house: _House) -> None:
         ended.log.stream_id: 3, running.log.stream_id: 30, unseen.log.stream_id: 4,
     }  # fmt: skip
     assert {row.status for row in rows.values()} == {"done"}
+
+
+async def test_a_stream_that_ends_while_it_is_taken_over_has_its_row(
+    house: _House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = await house.start()
+    run = await house.world.generator.create(house.request(greedy(7)))
+    log.close()  # as if killed
+    run.observers = house.world.generator.observers = Observers()
+    add = RequestStore.add
+
+    def add_late(store: RequestStore, rows: list[RequestRow]) -> None:
+        monkeypatch.setattr(RequestStore, "add", add)
+        loop.call_soon_threadsafe(finish)
+        assert is_finished.wait(LONG_S)
+        add(store, rows)
+
+    def finish() -> None:
+        house.world.finish(run)
+        is_finished.set()
+
+    loop, is_finished = asyncio.get_running_loop(), threading.Event()
+    monkeypatch.setattr(RequestStore, "add", add_late)
+    log = await house.start()
+    assert run.log.end is not None
+    await log.drain(house.store)
+    (row,) = house.rows()
+    assert (row.request_id, row.status, row.num_completion_tokens) == (run.log.stream_id, "done", 7)
 
 
 async def test_an_end_behind_the_last_row_is_found_in_the_log(house: _House) -> None:

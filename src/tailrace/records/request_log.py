@@ -6,13 +6,13 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 import msgspec
 
 from tailrace.access.quotas import Quotas
 from tailrace.errors import ModelError, StorageError, TailraceError, UnknownStream
-from tailrace.generation import Times
+from tailrace.generation import Generator, Times
 from tailrace.records.requests import RequestStore
 from tailrace.records.rows import RUNNING, RequestRow, row_of_refusal, row_of_start, row_with_end
 from tailrace.records.spool import Spool
@@ -46,26 +46,33 @@ class RequestLog:
         self._drained = 0  # of the spool's bytes
         self._is_away = False
 
-    async def take_over(self, store: LogStore, requests: Callable[[], RequestStore], live: Sequence[Record]) -> None:
-        """Settle what earlier servers left, with the streams that go on here; and count what was spent before.
+    async def take_over(
+        self, generators: Iterable[Generator], store: LogStore, requests: Callable[[], RequestStore]
+    ) -> None:
+        """Begin to record what these generators do. Settle what earlier servers left, with the streams that go on here;
+        and count what was spent before.
 
-        Raises: StorageError.
+        Raises: StorageError, ModelError.
         """
-        complete = []
-        lives = {record.stream_id for record in live}
-        for row in self._spool.take_over():
-            if row.status != RUNNING:
-                complete.append(row)
-            elif row.request_id not in lives:
-                complete.append(await self._settled(row, store))
-        for record in live:
-            row = row_of_start(record, with_text=self._with_text)
-            self._running[record.stream_id] = msgspec.structs.replace(row, replays=1)
+        left, size = self._spool.take_over(), self._spool.size
+        lives = set()
+        for generator in generators:
+            generator.observers.add(self)
+            generator.meter = self
+            for run in generator.live:
+                lives.add(run.record.stream_id)
+                row = row_of_start(run.record, with_text=self._with_text)
+                self._running[run.record.stream_id] = msgspec.structs.replace(row, replays=1)
+                self._quotas.resume(run.record)
+        # From here on streams may end.
+        complete = [
+            row if row.status != RUNNING else await self._settled(row, store)
+            for row in left
+            if row.request_id not in lives
+        ]
         await asyncio.to_thread(lambda: requests().add(complete))
-        self._spool.drop(self._spool.size, self._running.values())
+        self._spool.drop(size, self._running.values())
         self._quotas.spent_before(await asyncio.to_thread(lambda: requests().spent(time.time())))
-        for record in live:
-            self._quotas.resume(record)
 
     async def _settled(self, row: RequestRow, store: LogStore) -> RequestRow:
         try:

@@ -154,11 +154,8 @@ class Records:
 
             service, data_path = self._recorded
             log = RequestLog(Spool(data_path / _SPOOL), self.keyring.quotas, with_text=self._settings.record_text)
-            live = [run.record for served in service.models for run in served.generator.live]
-            await log.take_over(service.store, self.requests, live)
-            for served in service.models:
-                served.generator.observers.add(log)
-                served.generator.meter = log
+            generators = [served.generator for served in service.models]
+            await log.take_over(generators, service.store, self.requests)
             self._log = log
 
     async def _drain(self, stopping: asyncio.Event) -> None:

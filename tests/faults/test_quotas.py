@@ -1,0 +1,158 @@
+"""What is spent stays within the limit, to the token, whatever dies meanwhile; and no row is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from tests.api.process import Server
+from tests.records.postgresql import OwnPostgresql
+from tests.waiting import until
+
+from tailrace.access.quota import Quota
+from tailrace.records.database import RecordDatabase
+from tailrace.records.keys import KeyStore
+from tailrace.records.requests import RequestStore
+from tailrace.records.rows import RequestRow
+
+_PROMPT_TOKENS = 2  # of "Hi"
+
+
+class _Clients:
+    """People who ask with one key, as often as they are let in, and begin again where a server was lost."""
+
+    def __init__(self, url: str, token: str, *, max_tokens: int) -> None:
+        self.url = url
+        self.begun: list[str] = []  # ids of streams
+        self.num_refused = 0
+        self.late_s = 0.0  # the longest pause in an answer
+        self._headers = {"authorization": f"Bearer {token}"}
+        self._max_tokens = max_tokens
+        self._is_over = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    @contextlib.contextmanager
+    def asking(self, num_clients: int) -> Iterator[None]:
+        self._threads = [threading.Thread(target=self._ask, args=(number,)) for number in range(num_clients)]
+        for thread in self._threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._is_over.set()
+            for thread in self._threads:
+                thread.join()
+
+    def wait_for_more(self) -> None:
+        """Until a request more was answered."""
+        num_answered = len(self.begun) + self.num_refused
+        until(lambda: len(self.begun) + self.num_refused > num_answered)
+
+    def _ask(self, number: int) -> None:
+        chance = random.Random(number)
+        with httpx.Client(headers=self._headers, timeout=60.0, trust_env=False) as client:
+            while not self._is_over.is_set():
+                body = {"prompt": "Hi", "max_tokens": chance.randint(1, self._max_tokens), "on_disconnect": "detach"}
+                try:
+                    answer = client.post(f"{self.url}/v1/streams", json=body)
+                    if answer.status_code == 429:
+                        self.num_refused += 1
+                        self._is_over.wait(0.05)
+                        continue
+                    self.begun.append(answer.json()["id"])
+                    if chance.random() < 0.2:
+                        client.delete(answer.json()["cancel_url"])
+                    else:
+                        self._read(client, answer.json()["events_url"])
+                except (httpx.HTTPError, KeyError):
+                    self._is_over.wait(0.05)  # the server is away
+
+    def _read(self, client: httpx.Client, url: str) -> None:
+        with client.stream("GET", url) as events:
+            last_s = time.monotonic()
+            for _ in events.iter_lines():
+                self.late_s = max(self.late_s, time.monotonic() - last_s)
+                last_s = time.monotonic()
+
+
+def _rows(database: RecordDatabase, owner: str) -> list[RequestRow]:
+    return list(RequestStore(database).rows(owner=owner))
+
+
+def _spent(rows: list[RequestRow]) -> dict[int, int]:
+    """Tokens by the minute in which their requests came."""
+    spent: dict[int, int] = {}
+    for row in rows:
+        minute = int(row.created_s // 60)
+        spent[minute] = spent.get(minute, 0) + row.num_prompt_tokens + row.num_completion_tokens
+    return spent
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "num_kills"),
+    [(24, 2), pytest.param(500, 20, marks=[pytest.mark.deep, pytest.mark.timeout(900)])],
+)
+def test_limits_hold_while_engine_and_server_are_killed(tmp_path: Path, num_clients: int, num_kills: int) -> None:
+    url = f"sqlite:///{tmp_path / 'records.sqlite'}"
+    database = RecordDatabase(url)
+    database.prepare()
+    limit = 10 * num_clients  # less than one request of each may take
+    token = KeyStore(database).create("alice", quota=Quota(tokens_per_minute=limit)).token
+    flags = ("--data-dir", str(tmp_path), "--database", url, "--max-concurrent-requests", "1000")
+
+    def start() -> Server:
+        return Server("scripted:tokens_per_s=100", *flags).wait_ready()
+
+    server = start()
+    clients = _Clients(server.url, token, max_tokens=30)
+    try:
+        with clients.asking(num_clients):
+            for kill in range(num_kills):
+                clients.wait_for_more()
+                server.worker().kill()
+                server.wait_line("Starting another engine")
+                if kill % 2:
+                    server.process.kill()
+                    server.close()
+                    server = start()
+                    clients.url = server.url
+            until(lambda: clients.num_refused > 0)
+        until(lambda: set(clients.begun) <= {row.request_id for row in _rows(database, "alice")})
+    finally:
+        server.close()
+    rows = [row for row in _rows(database, "alice") if row.status != "refused"]
+    assert {row.status for row in rows} <= {"done", "cancelled", "error"}  # the journal lost none
+    assert max(_spent(rows).values()) <= limit
+    database.close()
+
+
+@pytest.mark.parametrize("away_s", [3, pytest.param(30, marks=[pytest.mark.deep, pytest.mark.timeout(300)])])
+def test_a_database_that_is_away_delays_no_token_and_loses_no_row(tmp_path: Path, away_s: int) -> None:
+    with OwnPostgresql(tmp_path / "pg") as postgresql:
+        database = RecordDatabase(postgresql.url)
+        database.prepare()
+        token = KeyStore(database).create("alice").token
+        server = Server("scripted:tokens_per_s=100", "--database", postgresql.url).wait_ready()
+        try:
+            clients = _Clients(server.url, token, max_tokens=60)
+            with clients.asking(6):
+                until(lambda: len(_rows(database, "alice")) > 5)
+                postgresql.kill()
+                num_begun, since_s = len(clients.begun), time.monotonic()
+                until(lambda: len(clients.begun) > num_begun + 20 and time.monotonic() - since_s > away_s)
+                postgresql.start()
+                until(lambda: "in the database again" in server.log)
+            until(lambda: set(clients.begun) <= {row.request_id for row in _rows(database, "alice")})
+        finally:
+            server.close()
+        rows = _rows(database, "alice")
+        assert sorted(row.request_id for row in rows) == sorted(clients.begun)
+        assert {row.status for row in rows} <= {"done", "cancelled"}
+        assert "Traceback" not in server.log
+        database.close()

@@ -1,0 +1,97 @@
+"""A PostgreSQL server of a test's own, which it may kill."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import signal
+import socket
+import subprocess
+from pathlib import Path
+from types import TracebackType
+
+from tests.lacking import lack
+
+__all__ = ["OwnPostgresql"]
+
+_USER = "postgres"
+
+
+def _programs() -> Path:
+    """Where initdb and postgres are. Skips the test where they are not."""
+    found = shutil.which("initdb")
+    folders = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    for folder in reversed(folders):
+        if (folder / "initdb").exists():
+            return folder
+    lack("initdb", "it makes a PostgreSQL server that can be killed")
+    raise AssertionError
+
+
+class OwnPostgresql:
+    """Leaving it stops the server. It refuses to run as root, and runs as `postgres` then."""
+
+    def __init__(self, directory: Path) -> None:
+        self._programs = _programs()
+        self._data = directory / "data"
+        self._user = _USER if os.geteuid() == 0 else None
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        directory.mkdir()
+        self._directory = directory
+        if self._user is not None:
+            directory.chmod(0o777)
+            for parent in directory.parents:
+                if parent.owner() == "root" and not parent.stat().st_mode & 0o001:
+                    parent.chmod(parent.stat().st_mode | 0o011)
+        self._run("initdb", "-D", str(self._data), "-A", "trust", "-U", _USER, "--no-sync")
+
+    @property
+    def url(self) -> str:
+        return f"postgresql+psycopg://{_USER}@127.0.0.1:{self._port}/postgres"
+
+    def __enter__(self) -> OwnPostgresql:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.kill()
+
+    def start(self) -> None:
+        self._run(
+            "pg_ctl", "-D", str(self._data), "-w", "-l", str(self._data / "log"), "-o",
+            f"-p {self._port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self._data}", "start",
+        )  # fmt: skip
+
+    def kill(self) -> None:
+        """As if the machine had lost its power."""
+        path = self._data / "postmaster.pid"
+        if path.exists():
+            self._run("pg_ctl", "-D", str(self._data), "-m", "immediate", "-w", "stop")
+
+    def freeze(self) -> None:
+        """It answers nobody, and closes nothing."""
+        for pid in self._pids():
+            os.kill(pid, signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        for pid in self._pids():
+            os.kill(pid, signal.SIGCONT)
+
+    def _pids(self) -> list[int]:
+        import psutil
+
+        first = psutil.Process(int((self._data / "postmaster.pid").read_text().split("\n")[0]))
+        return [first.pid, *(child.pid for child in first.children(recursive=True))]
+
+    def _run(self, program: str, *words: str) -> None:
+        group = pwd.getpwnam(self._user).pw_gid if self._user is not None else None
+        subprocess.run(
+            [str(self._programs / program), *words], check=True, user=self._user, group=group, extra_groups=[],
+            cwd=self._directory, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            timeout=120,
+        )  # fmt: skip
