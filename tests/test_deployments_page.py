@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from tests.api.process import TAILRACE, environment
 from tests.apps.process import AppServer
+from tests.waiting import LONG_S
 
 import tailrace.serve
 from tailrace.serve.options import MEANINGLESS, DeploymentOptions
@@ -92,7 +93,7 @@ class Reader:
         done = subprocess.run(
             ["bash", "-c", f"{command} 2>&1" if command.startswith("python ") else command], cwd=self.directory,
             env=environment() | {"PATH": path, "PYTHONUNBUFFERED": "1"},
-            capture_output=True, text=True, timeout=30, check=False,
+            capture_output=True, text=True, timeout=LONG_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
         if self._is_compared or shown:  # of a model only what it refuses is shown
@@ -140,7 +141,9 @@ def test_what_fails_is_shown_as_it_is(reader: Reader) -> None:
     (shown,) = re.findall(r"^```text\n(GET / raised.*?)^```", PAGE, re.S | re.M)
     reader.type("tailrace run wrong:app", "")
     for how in ("raise", "die"):
-        subprocess.run(["curl", "-sN", f"{reader.server.url}/?how={how}"], capture_output=True, check=True, timeout=30)
+        subprocess.run(
+            ["curl", "-sN", f"{reader.server.url}/?how={how}"], capture_output=True, check=True, timeout=LONG_S
+        )
     for line in shown.splitlines():
         reader.server.wait_line(re.escape(line).replace("/home/ada/", ".*/"))
 

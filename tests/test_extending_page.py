@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from tests.api.process import TAILRACE, Server, environment
+from tests.waiting import LONG_S
 
 from tailrace.engines import OF_SOME, EngineSpec
 from tailrace.testing import Law, check_engine, laws
@@ -83,7 +84,7 @@ def test_the_page_names_every_setting_that_not_all_engines_have() -> None:
 def test_the_script_of_the_page(parrot: Path) -> None:
     (script,) = SCRIPTS
     ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False, env=environment()
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=LONG_S, check=False, env=environment()
     )
     assert (ran.returncode, ran.stderr) == (0, "")
 
@@ -138,7 +139,7 @@ def test_a_setting_that_means_nothing_to_it_is_refused(parrot: Path) -> None:
 
 def test_doctor_shows_it(parrot: Path) -> None:
     ran = subprocess.run(
-        [TAILRACE, "doctor", "scripted", "--quick"], capture_output=True, text=True, timeout=60, check=True,
+        [TAILRACE, "doctor", "scripted", "--quick"], capture_output=True, text=True, timeout=LONG_S, check=True,
         env=environment(),
     )  # fmt: skip
     assert re.search(r"^  parrot +1\.0 +runs scripted$", ran.stdout, re.M), ran.stdout
@@ -231,7 +232,7 @@ def _said(*flags: str) -> str:
     """What a server says that cannot start with these flags."""
     ran = subprocess.run(
         [TAILRACE, "serve", "scripted", "--port", "0", *flags],
-        capture_output=True, text=True, timeout=30, check=False, env=environment(),
+        capture_output=True, text=True, timeout=LONG_S, check=False, env=environment(),
     )  # fmt: skip
     assert ran.returncode in (1, 2)
     assert "Traceback" not in ran.stderr

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 from tests.lacking import reason, told
+from tests.waiting import LONG_S
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,7 +36,7 @@ def test_it_is_the_last_that_a_run_says(tmp_path: Path) -> None:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=LONG_S,
         check=False,
     )
     *_, line, _ = done.stdout.strip().splitlines()

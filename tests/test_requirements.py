@@ -9,6 +9,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.waiting import LONG_S
 
 from tailrace.requirements import install_command, requirements
 
@@ -38,7 +39,7 @@ def test_where_tailrace_is_not_installed_the_extra_is_named() -> None:
     source = Path(__file__).parent.parent / "src"
     code = "from tailrace.requirements import install_command; print(install_command(extra='ray'))"
     command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(source)!r}); {code}"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=LONG_S)
     assert shlex.split(done.stdout)[1:] == ["-m", "pip", "install", "tailrace[ray]"]
 
 

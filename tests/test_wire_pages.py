@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.api.process import Server
+from tests.waiting import LONG_S
 
 from tailrace.dialects import WIRES
 
@@ -37,7 +38,7 @@ def test_what_is_printed_runs(server: Server, page: str, kind: str, text: str) -
     text = re.sub(r"(localhost|127\.0\.0\.1):8000", f"127.0.0.1:{server.port}", text)
     programs = [[sys.executable, "-c", text]] if kind == "python" else [["bash", "-c", one] for one in _commands(text)]
     for program in programs:
-        done = subprocess.run(program, capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(program, capture_output=True, text=True, timeout=LONG_S, check=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout.strip()
         assert not re.search(r'"error": ?["{]', done.stdout)

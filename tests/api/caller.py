@@ -12,6 +12,7 @@ from starlette.routing import Router
 from starlette.types import ASGIApp, Message
 from tests.generation.world import World
 from tests.streams.virtual_time import run as run_scenario
+from tests.waiting import LONG_S
 
 from tailrace.api.sockets import Sockets
 from tailrace.generation.models import Models, Served
@@ -62,7 +63,7 @@ class Caller:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.leave()
-        await asyncio.wait_for(self.task, 30)
+        await asyncio.wait_for(self.task, LONG_S)
 
     async def _talk(self) -> None:
         await self._app(self.scope, self._to_server.get, self._take)

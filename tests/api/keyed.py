@@ -74,7 +74,7 @@ class OpenSocket:
         self.to_say.put_nowait({"type": "websocket.receive", "text": text})
 
     async def wait(self, kind: str) -> Message:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(120):
             while (message := await self.said.get())["type"] != kind:
                 pass
         return message
@@ -82,7 +82,7 @@ class OpenSocket:
     async def close(self) -> None:
         assert self._task is not None
         self.to_say.put_nowait({"type": "websocket.disconnect", "code": 1000})
-        await asyncio.wait([self._task], timeout=30)
+        await asyncio.wait([self._task], timeout=120)
         assert self._task.done()
 
 

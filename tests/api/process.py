@@ -156,7 +156,7 @@ class Server:
         if self.process.poll() is None:
             self.process.terminate()  # the second one ends the drain
             try:
-                self.process.wait(15)
+                self.process.wait(LONG_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 raise

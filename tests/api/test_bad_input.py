@@ -34,6 +34,7 @@ from tests.api.refusals import (
     refused,
 )
 from tests.http.wire import as_json
+from tests.waiting import LONG_S
 
 from tailrace.errors import BodyTimeout, BodyTooLarge
 
@@ -464,7 +465,7 @@ def test_bodies_that_take_too_much_together(serve: Callable[..., Server]) -> Non
         for wire in waiting:
             wire.send("POST", "/v1/streams", None, said)
             wire.send_bytes(body[:-1])
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + LONG_S
         while True:  # until those have arrived
             with server.wire() as wire:
                 wire.send("POST", "/v1/streams", body)

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.api.process import Server
+from tests.waiting import LONG_S
 
 PAGE = Path(__file__).parents[2] / "docs" / "durable-streams.md"
 _NAMES = count()
@@ -175,6 +176,6 @@ def test_the_page_is_as_printed(server: Server) -> None:
     for block in re.findall(r"^```console\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE):
         lines = block.replace("localhost:8000", f"127.0.0.1:{server.port}").splitlines()
         script = "\n".join(f"{line[2:]}; echo" for line in lines if line.startswith("$ "))
-        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=30, check=False)
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=LONG_S, check=False)
         assert done.returncode == 0, done.stderr
         assert done.stdout.split() == " ".join(line for line in lines if not line.startswith("$ ")).split()

@@ -139,11 +139,11 @@ async def test_a_revoked_keys_streams_end(tmp_path: Path) -> None:
             socket = await house.open_socket("/v1/ws", token=token)
             await socket.wait("websocket.accept")
             following = asyncio.create_task(client.get(f"/v1/streams/{kept}/events"))
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 while len(house.service.generator.live) < 6:
                     await asyncio.sleep(0.01)
             house.revoke(token)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(120):
                 answers = await asyncio.gather(*waiting)
                 closed = await socket.wait("websocket.close")
                 cut = await asyncio.gather(following, return_exceptions=True)

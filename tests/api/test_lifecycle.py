@@ -18,6 +18,7 @@ from tests.api.oracle import Answer, chat_ids
 from tests.api.process import TAILRACE, Server, environment
 from tests.gone import is_alive, wait_gone
 from tests.http.wire import Wire, as_json, sse_data
+from tests.waiting import LONG_S
 
 SSE = {"accept": "text/event-stream"}
 LONG = {"prompt": "Long.", "max_tokens": 5_000, "seed": 1}
@@ -75,7 +76,7 @@ def _overloaded(wire: Wire, name: str, status: int, code: str) -> None:
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [TAILRACE, "serve", *arguments], capture_output=True, text=True, timeout=20, env=environment(), check=False
+        [TAILRACE, "serve", *arguments], capture_output=True, text=True, timeout=LONG_S, env=environment(), check=False
     )
 
 
@@ -112,7 +113,7 @@ def test_a_signal_while_it_loads_is_a_quick_and_clean_exit(number: signal.Signal
     while has_worker and not psutil.Process(server.process.pid).children():
         pass  # no line says so, and it is not long until it is loaded
     server.send_signal(number)
-    assert server.wait(timeout_s=40) == 130
+    assert server.wait(timeout_s=LONG_S) == 130
     server.close()
     assert "Error" not in server.log
 
@@ -162,33 +163,29 @@ def test_a_signal_lets_streams_finish_and_lets_nobody_in(serve: Callable[..., Se
         assert as_json(failure)["error"]["code"] == "interrupted"
         assert done == "[DONE]"
     wire.close()
-    assert server.wait(timeout_s=40) == 0
+    assert server.wait(timeout_s=LONG_S) == 0
     assert server.log.rstrip().endswith("Stopped.")
 
 
 def test_without_streams_it_stops_at_once(serve: Callable[..., Server]) -> None:
-    server = serve("scripted", "--drain-s", "30")
+    server = serve("scripted", "--drain-s", "600")
     idle = server.wire()
     assert idle.request("GET", "/health")[0] == 200  # and is kept alive
-    started_s = time.monotonic()
     server.send_signal(signal.SIGTERM)
-    assert server.wait(timeout_s=10) == 0
-    assert time.monotonic() - started_s < 5
+    assert server.wait() == 0
     idle.close()
 
 
 @both_signals
 def test_a_second_signal_leaves_at_once(serve: Callable[..., Server], number: signal.Signals) -> None:
-    server = serve("scripted:tokens_per_s=50", "--drain-s", "60")
+    server = serve("scripted:tokens_per_s=50", "--drain-s", "600")
     worker = server.worker()
     with _begun(server, "native") as wire:
         server.send_signal(number)
         server.wait_line("Stopping; 1 stream has")
-        started_s = time.monotonic()
         server.send_signal(number)
         body, _ = wire.rest()
-        assert server.wait(timeout_s=10) == 0
-        assert time.monotonic() - started_s < 5
+        assert server.wait() == 0
     assert body.endswith(FAREWELL)
     assert not is_alive(worker)
 
@@ -253,7 +250,7 @@ def test_a_killed_worker_is_replaced_and_every_answer_goes_on(serve: Callable[..
 
 @pytest.mark.parametrize(
     ("control", "flags"),
-    [("<|crash|>", ()), ("<|garbage|>", ()), ("<|stall|>", ("--stall-s", "0.4"))],
+    [("<|crash|>", ()), ("<|garbage|>", ()), ("<|stall|>", ("--stall-s", "1"))],
     ids=["crash", "raise", "stall"],
 )
 def test_an_engine_that_misbehaves_is_replaced(
@@ -348,7 +345,7 @@ def test_a_reader_that_does_not_read_costs_nobody_anything(server: Server) -> No
             body = {"prompt": "Quick.", "max_tokens": 20, "seed": seed}
             text = server.post("/v1/completions", body).json()["choices"][0]["text"]
             assert text == Answer("Quick.", 20, seed).text
-        assert server.wait_state(stream_id, "done", timeout_s=20)["usage"]["completion_tokens"] == count
+        assert server.wait_state(stream_id, "done", timeout_s=LONG_S)["usage"]["completion_tokens"] == count
         assert wire.body() == b"".join(slow.native(stream_id))
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from tests.api.process import Server
+from tests.waiting import LONG_S
 from websockets.sync.client import connect
 
 Samples = dict[str, float]  # by name and labels, as they stand on the wire
@@ -61,7 +62,7 @@ def grown(before: Samples, after: Samples) -> Samples:
     }
 
 
-def wait_for(server: Server, is_so: Callable[[Samples], bool], *, timeout_s: float = 10.0) -> Samples:
+def wait_for(server: Server, is_so: Callable[[Samples], bool], *, timeout_s: float = LONG_S) -> Samples:
     deadline_s = time.monotonic() + timeout_s
     while not is_so(found := scrape(server)):
         assert time.monotonic() < deadline_s, found
@@ -224,13 +225,13 @@ def test_sockets_count_as_requests_do(server: Server) -> None:
     before = scrape(server)
     with connect(f"ws://127.0.0.1:{server.port}/v1/ws", proxy=None) as socket:
         socket.send(json.dumps({"type": "create", "prompt": "Tell me of rivers.", "max_tokens": 3}))
-        while json.loads(socket.recv(10))["type"] != "done":
+        while json.loads(socket.recv(LONG_S))["type"] != "done":
             pass
         socket.send(json.dumps({"type": "create", "prompt": "Tell me.", "max_tokens": 10**9}))
-        assert json.loads(socket.recv(10))["type"] == "refused"
+        assert json.loads(socket.recv(LONG_S))["type"] == "refused"
     with connect(f"ws://127.0.0.1:{server.port}/", proxy=None) as socket:
         socket.send("Tell me of rivers.")
-        while socket.recv(10) != "<<Response Finished>>":
+        while socket.recv(LONG_S) != "<<Response Finished>>":
             pass
     found = grown(before, scrape(server))
     assert found["tgi_request_count"] == 3

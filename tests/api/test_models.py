@@ -19,7 +19,7 @@ from tests.api.oracle import Answer
 from tests.api.process import TAILRACE, Server, environment
 from tests.gone import wait_gone
 from tests.lacking import lack
-from tests.waiting import until
+from tests.waiting import LONG_S, until
 from websockets.sync.client import connect
 
 from tailrace.engines.scripted.engine import CONTROL_TOKENS
@@ -47,7 +47,7 @@ def num_workers(server: Server) -> int:
 
 
 def wait_workers(server: Server, number: int) -> None:
-    deadline_s = time.monotonic() + 40
+    deadline_s = time.monotonic() + LONG_S
     while num_workers(server) != number:
         assert time.monotonic() < deadline_s, server.log
         time.sleep(0.02)  # a process that is gone tells nobody here
@@ -134,7 +134,7 @@ def test_sockets_name_models_too(three: Server) -> None:
         ends: dict[str, int] = {}
         refused: list[tuple[str, str]] = []
         while len(ends) < 2:
-            frame = json.loads(socket.recv(10))
+            frame = json.loads(socket.recv(LONG_S))
             if frame["type"] == "refused":
                 refused.append((frame["id"], frame["error"]["code"]))
             elif "usage" in frame:
@@ -245,7 +245,7 @@ def test_one_that_nobody_uses_is_unloaded_and_comes_back(serve: Serve) -> None:
     with connect(f"ws://127.0.0.1:{server.port}/") as socket:
         wait_workers(server, 0)
         socket.send("Hi")
-        assert socket.recv(10)
+        assert socket.recv(LONG_S)
 
 
 _STALLED = Answer((256 + CONTROL_TOKENS.index("<|stall|>"),), 3, seed=1)
@@ -273,7 +273,7 @@ def test_memory_is_made_by_unloading_what_is_idle(serve: Serve) -> None:
     )  # fmt: skip
     ran = subprocess.run(
         [TAILRACE, "serve", "--port", "0", "--load", "all", "--model", "a=scripted", "--model", "b=scripted", *flags],
-        capture_output=True, text=True, check=False, timeout=30, env=environment(),
+        capture_output=True, text=True, check=False, timeout=LONG_S, env=environment(),
     )  # fmt: skip
     assert ran.returncode == 1
     assert "--memory-bytes" in ran.stderr
@@ -286,7 +286,7 @@ def test_memory_is_made_by_unloading_what_is_idle(serve: Serve) -> None:
     assert int(answer.headers["retry-after"]) >= 1
     assert server.state(stream_id)["status"] == "running"
     server.http.delete(f"/v1/streams/{stream_id}")
-    deadline_s = time.monotonic() + 40
+    deadline_s = time.monotonic() + LONG_S
     while server.post("/v1/completions", {"model": "c", "prompt": "Hi", "max_tokens": 2}).status_code != 200:
         assert time.monotonic() < deadline_s, server.log
         time.sleep(0.05)  # the engine lets a stream go within a step
@@ -373,7 +373,7 @@ def test_draining_parks_the_streams_of_all(serve: Serve, tmp_path: Path) -> None
 def test_what_cannot_be_served_is_one_line(arguments: list[str], word: str) -> None:
     ran = subprocess.run(
         [TAILRACE, "serve", "--port", "0", *arguments],
-        capture_output=True, text=True, check=False, timeout=20, env=environment(),
+        capture_output=True, text=True, check=False, timeout=LONG_S, env=environment(),
     )  # fmt: skip
     assert ran.returncode == 1
     assert ran.stdout == ""
@@ -384,7 +384,7 @@ def test_what_cannot_be_served_is_one_line(arguments: list[str], word: str) -> N
 def test_a_setting_of_no_model_is_refused_with_the_models_there_are() -> None:
     ran = subprocess.run(
         [TAILRACE, "serve", "--port", "0", "--model", "a=scripted", "--set", "b.threads=2"],
-        capture_output=True, text=True, check=False, timeout=20, env=environment(),
+        capture_output=True, text=True, check=False, timeout=LONG_S, env=environment(),
     )  # fmt: skip
     assert (ran.returncode, ran.stdout) == (2, "")
     assert ran.stderr.endswith("tailrace: Invalid value for '--set': there is no model b; the models are a.\n")
@@ -401,7 +401,7 @@ def test_a_setting_of_no_model_is_refused_with_the_models_there_are() -> None:
 def test_a_setting_that_one_cannot_be_run_with_ends_the_start_by_its_name(setting: str, reason: str) -> None:
     ran = subprocess.run(
         [TAILRACE, "serve", "--port", "0", "--model", "a=scripted", "--model", "b=scripted", "--set", setting],
-        capture_output=True, text=True, check=False, timeout=20, env=environment(),
+        capture_output=True, text=True, check=False, timeout=LONG_S, env=environment(),
     )  # fmt: skip
     assert ran.returncode == 1
     assert f"tailrace: b: {reason}" in ran.stderr
@@ -410,7 +410,7 @@ def test_a_setting_that_one_cannot_be_run_with_ends_the_start_by_its_name(settin
 def test_the_environment_names_models_too() -> None:
     ran = subprocess.run(
         [TAILRACE, "serve", "--port", "0"],
-        capture_output=True, text=True, check=False, timeout=20,
+        capture_output=True, text=True, check=False, timeout=LONG_S,
         env=environment() | {"TAILRACE_MODELS": "a=scripted b=./nowhere.gguf", "TAILRACE_MODEL": "./never.gguf"},
     )  # fmt: skip
     assert ran.returncode == 1

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.api.process import Server
+from tests.waiting import LONG_S
 
 from tailrace.api.openapi import routes_page
 
@@ -40,7 +41,7 @@ def test_every_example_works_when_pasted(server: Server, document: Document) -> 
     names = {"model": "scripted", "version": "1", "conversation_id": made["id"]}
     for method, path, example in examples(document):
         filled = re.sub(r"\{([a-z_]+)\}", lambda match: names[match[1]], path)
-        answer = httpx.request(method, server.url + filled, json=example, timeout=30)
+        answer = httpx.request(method, server.url + filled, json=example, timeout=LONG_S)
         assert answer.status_code in (200, 201), (method, path, answer.text)
         assert answer.text
 

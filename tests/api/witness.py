@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from tests.api.oracle import Answer
 from tests.api.process import Server
 from tests.http.wire import as_json, sse_data
+from tests.waiting import LONG_S
 
 __all__ = ["PACED", "Followed", "nobody_held_up"]
 
@@ -61,11 +62,11 @@ class Followed:
         self._thread.start()
 
     def wait_begun(self) -> None:
-        assert self._begun.wait(10)
+        assert self._begun.wait(LONG_S)
 
     def stop(self) -> None:
         self._server.post(f"/v1/streams/{self._stream_id}/cancel", {})
-        self._thread.join(10)
+        self._thread.join(LONG_S)
 
     def check(self) -> None:
         *deltas, end = sse_data(bytes(self._body))

@@ -12,6 +12,7 @@ from typing import Any, cast
 import httpx
 import msgspec
 from starlette.types import ASGIApp, Message
+from tests.waiting import LONG_S
 
 from tailrace import serve
 from tailrace.apps.front import Front
@@ -71,7 +72,7 @@ async def one_app(items: Callable[[], AsyncIterator[Any]]) -> AsyncIterator[OneA
             front.set_apps([HostedApp("app", "", {"App": cast(Pool, _Place(ours))})])
             front.is_open = True
             yield OneApp(front, streams, store)
-    await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), 10)
+    await asyncio.wait_for(asyncio.gather(*answers, return_exceptions=True), LONG_S)
     for link in (app, ours):
         link.abort()
 

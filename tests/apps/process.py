@@ -7,6 +7,7 @@ import textwrap
 from pathlib import Path
 
 from tests.api.process import Server
+from tests.waiting import LONG_S
 
 __all__ = ["AppServer", "Forgiving", "write"]
 
@@ -21,7 +22,7 @@ class AppServer(Server):
     def __init__(self, target: str, *flags: str, directory: Path) -> None:
         super().__init__(target, *flags, directory=directory)
 
-    def wait_ready(self, *, timeout_s: float = 90.0) -> AppServer:
+    def wait_ready(self, *, timeout_s: float = LONG_S) -> AppServer:
         super().wait_ready(timeout_s=timeout_s)
         return self
 

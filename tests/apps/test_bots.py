@@ -16,6 +16,7 @@ from typing import Any  # transformers' own types contradict each other
 import pytest
 import requests
 from tests.apps.process import AppServer, write
+from tests.waiting import LONG_S
 from websockets.sync.client import connect
 
 BOTS = Path(__file__).with_name("bots")
@@ -72,9 +73,9 @@ def test_textbot(checkpoint: Path) -> None:
 def test_chatbot(smollm2_dir: Path) -> None:
     with running("chatbot", smollm2_dir) as server, connect(server.url.replace("http", "ws")) as ws:
         ws.send(PROMPT)
-        first = "".join(iter(lambda: str(ws.recv(timeout=60)), "<<Response Finished>>"))
+        first = "".join(iter(lambda: str(ws.recv(timeout=LONG_S)), "<<Response Finished>>"))
         ws.send(" And then")
-        second = "".join(iter(lambda: str(ws.recv(timeout=60)), "<<Response Finished>>"))
+        second = "".join(iter(lambda: str(ws.recv(timeout=LONG_S)), "<<Response Finished>>"))
     assert first == expected(smollm2_dir)
     assert second
 
@@ -167,9 +168,9 @@ def test_what_a_client_that_leaves_stops(tiny_gpt2_dir: Path, tmp_path: Path) ->
     write(tmp_path, "left.py", _LEFT)
     with running("left", tiny, tmp_path) as server:
         for name in ("tutorial", "stopped"):
-            with requests.post(f"{server.url}/{name}?prompt=Once", stream=True, timeout=60) as answer:
+            with requests.post(f"{server.url}/{name}?prompt=Once", stream=True, timeout=LONG_S) as answer:
                 assert next(answer.iter_content(chunk_size=None))
-        while len(ended := requests.get(f"{server.url}/ended", timeout=60).json()) < 2:
+        while len(ended := requests.get(f"{server.url}/ended", timeout=LONG_S).json()) < 2:
             time.sleep(0.05)
     assert ended["tutorial"] == 100
     assert ended["stopped"] < 50

@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.apps.process import AppServer, Forgiving, write
+from tests.waiting import LONG_S
 from websockets.sync.client import connect
 
 # The Batchbot of Ray Serve's tutorial, word for word but for its model: a streamer that blocks the event loop.
@@ -93,7 +94,7 @@ app = Batchbot.bind()
 
 
 def _ask_and_leave(server: AppServer, request: str, *, expected: bytes) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as leaving:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=LONG_S) as leaving:
         leaving.sendall(f"{request} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n".encode())
         seen = b""
         while expected not in seen:
@@ -107,7 +108,7 @@ def test_a_batch_is_left_when_its_clients_leave(tmp_path: Path, run: Callable[..
     server = run("batchbot:app").wait_ready()
     for _ in range(2):
         _ask_and_leave(server, "POST /?prompt=long", expected=b"3 ")
-    answer = httpx.post(f"{server.url}/?prompt=short", timeout=15, trust_env=False)
+    answer = httpx.post(f"{server.url}/?prompt=short", timeout=LONG_S, trust_env=False)
     assert answer.text == "".join(f"{number} " for number in range(10))
 
 
@@ -218,7 +219,7 @@ class Main:
         streamer = TokenStream(Tokenizer())
         asyncio_loop.run_in_executor(None, generate, streamer)
         ended.append("streamer made")
-        left.wait(30)  # still in its thread when the client leaves
+        left.wait(100)  # still in its thread when the client leaves
         return StreamingResponse(streamer, media_type="text/plain")
 
     @api.get("/left")
@@ -231,7 +232,7 @@ class Main:
         await anext(begun_here[0])
         await anext(begun_early)
         ended.append("begun")
-        await asyncio.sleep(50)
+        await asyncio.sleep(500)
 
     @api.get("/begun")
     async def begun(self):
@@ -250,7 +251,7 @@ class Main:
         managers.append(resource())
         opened.append(await managers[-1].__aenter__())
         open("entered", "w").close()
-        await asyncio.sleep(50)
+        await asyncio.sleep(500)
 
     @api.get("/opened")
     async def opened(self):
@@ -285,7 +286,7 @@ def generators(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppServer]:
 
 
 def _wait_ended(server: AppServer, name: str) -> list[Any]:
-    deadline_s = time.monotonic() + 15
+    deadline_s = time.monotonic() + LONG_S
     while name not in (ended := server.http.get("/ended").json()):
         assert time.monotonic() < deadline_s, (name, ended)
         time.sleep(0.02)
@@ -336,7 +337,7 @@ def _metrics(server: AppServer) -> str:
 
 
 def _wait_for(is_so: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + LONG_S
     while not is_so():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from httpx_sse import connect_sse
 from tests.apps.process import AppServer
 from tests.lacking import lack
+from tests.waiting import LONG_S
 from websockets.sync.client import connect
 
 from tailrace.cli import main
@@ -41,7 +42,7 @@ def _running(kind: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     said = CliRunner().invoke(main, ["new", kind, "mine"]).output
     run, attempt = (match[1] for match in re.finditer(r"^(?:Run|Try) it:  (.*)$", said, re.MULTILINE))
     with contextlib.closing(AppServer(shlex.split(run)[2], directory=directory)) as server:
-        server.wait_ready(timeout_s=100)
+        server.wait_ready(timeout_s=LONG_S)
         yield server, attempt.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
 
 
@@ -74,9 +75,9 @@ def test_chatbot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         assert attempt.startswith("python -m websockets ws://")
         with connect(server.url.replace("http", "ws")) as ws:
             ws.send("Say yes.")
-            assert [str(piece) for piece in iter(lambda: ws.recv(60), "<<Response Finished>>")]
+            assert [str(piece) for piece in iter(lambda: ws.recv(LONG_S), "<<Response Finished>>")]
             ws.send("Say it again.")
-            assert str(ws.recv(60))
+            assert str(ws.recv(LONG_S))
 
 
 @pytest.mark.deep

@@ -13,8 +13,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.apps.process import Forgiving, write
-
-pytestmark = pytest.mark.timeout(90)
+from tests.waiting import LONG_S
 
 _SCHEMA = """
 INPUT_SCHEMA = {"TEXT": {"datatype": "STRING", "required": True, "shape": [1], "example": ["good"]}}
@@ -71,14 +70,14 @@ def server(folder: Path) -> Iterator[Forgiving]:
 
 
 def _wait(is_so: Callable[[], Any], what: object) -> None:  # Any: something, when it is
-    deadline_s = time.monotonic() + 40
+    deadline_s = time.monotonic() + LONG_S
     while not is_so():
         assert time.monotonic() < deadline_s, what
         time.sleep(0.02)
 
 
 def _ask(server: Forgiving, text: str) -> httpx.Response:
-    return server.http.post(_PATH, json={"TEXT": text}, timeout=30)
+    return server.http.post(_PATH, json={"TEXT": text}, timeout=LONG_S)
 
 
 def _words(answer: httpx.Response) -> str:
@@ -121,7 +120,7 @@ def test_an_app_whose_thread_failed_is_replaced(server: Forgiving, folder: Path)
         r"words: check_health raised RuntimeError: infer has not returned, and a thread that it started has failed "
         r"\(MemoryError\)\."
     )
-    server.wait_line(r"words: its process is lost \(unhealthy 3 times in a row\); starting another\.", timeout_s=40)
+    server.wait_line(r"words: its process is lost \(unhealthy 3 times in a row\); starting another\.", timeout_s=LONG_S)
     _wait(lambda: server.http.get("/-/readyz").status_code == 200, server.log)
     assert _words(_ask(server, "good")) == "good "
     assert (folder / "initialized").read_text() == ".."

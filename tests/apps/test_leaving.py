@@ -13,10 +13,10 @@ from typing import Any
 
 import httpx
 import psutil
-import pytest
 from httpx_sse import connect_sse
 from tests.apps.process import AppServer, Forgiving, write
 from tests.gone import wait_gone
+from tests.waiting import LONG_S
 
 _APP = """
 import asyncio, os
@@ -36,7 +36,7 @@ def census():
 class Child:
     async def wait(self):
         open("child-waits", "a").write(".")
-        await asyncio.sleep(50)
+        await asyncio.sleep(500)
 
     async def census(self):
         return census()
@@ -53,7 +53,7 @@ class Main:
 
     @api.get("/wait")
     async def wait(self):
-        await asyncio.sleep(50)
+        await asyncio.sleep(500)
 
     @api.get("/child-waits")
     async def child_waits(self):
@@ -91,7 +91,7 @@ app = Main.bind(Child.bind())
 
 
 def _wait(is_so: Callable[[], Any], what: object) -> None:  # Any: something, when it is
-    deadline_s = time.monotonic() + 40
+    deadline_s = time.monotonic() + LONG_S
     while not is_so():
         assert time.monotonic() < deadline_s, what
         time.sleep(0.02)
@@ -161,7 +161,7 @@ def test_the_life_of_a_server(tmp_path: Path, run: Callable[..., AppServer]) -> 
     again.process.send_signal(signal.SIGTERM)
     _wait(lambda: (tmp_path / "torn-down").exists(), "no teardown")
     again.process.send_signal(signal.SIGTERM)  # nobody waits for a teardown that hangs
-    assert again.wait(timeout_s=15) == 0
+    assert again.wait(timeout_s=LONG_S) == 0
     assert not [child for child in children if child.is_running()]
     wait_gone(family)  # what theirs had started
 
@@ -182,14 +182,14 @@ from tailrace import serve
 class Slow:
     async def __call__(self, request):
         import asyncio
-        await asyncio.sleep(50)
+        await asyncio.sleep(500)
 
 @serve.deployment
 class Loading:
     def __init__(self):
         import time
         open("loading", "w").close()
-        time.sleep(50)
+        time.sleep(500)
 
 app = Slow.bind()
 loading = Loading.bind()
@@ -198,9 +198,9 @@ loading = Loading.bind()
 
 def test_who_waits_too_long_is_told_and_a_drain_has_its_limit(tmp_path: Path, run: Callable[..., AppServer]) -> None:
     write(tmp_path, "slow.py", _SLOW)
-    server = run("slow:app", "--queue-s", "0.3").wait_ready()
+    server = run("slow:app", "--queue-s", "2").wait_ready()
     statuses: list[int] = []
-    first = threading.Thread(target=lambda: statuses.append(httpx.get(server.url, timeout=50).status_code))
+    first = threading.Thread(target=lambda: statuses.append(httpx.get(server.url, timeout=LONG_S).status_code))
     first.start()
     _wait(lambda: _ongoing(server) == {0.0, 1.0}, "it was not begun")
     late = server.http.get("/")
@@ -218,7 +218,7 @@ def test_a_signal_while_an_app_loads(tmp_path: Path, run: Callable[..., AppServe
     head = psutil.Process(server.process.pid)
     children, family = head.children(), head.children(recursive=True)
     _signal_all(server)
-    assert server.wait(timeout_s=15) == 130
+    assert server.wait(timeout_s=LONG_S) == 130
     assert not [child for child in children if child.is_running()]
     wait_gone(family)  # what theirs had started
 
@@ -241,13 +241,12 @@ app = Fragile.bind()
 """
 
 
-@pytest.mark.timeout(90)
 def test_an_app_that_does_not_start_again_refuses_and_does_not_hang(tmp_path: Path) -> None:
     write(tmp_path, "fragile.py", _FRAGILE)
     with contextlib.closing(Forgiving("fragile:app", directory=tmp_path)) as server:
         server.wait_ready()
         assert server.http.get("/").status_code == 503
-        waited = httpx.get(server.url, timeout=60, trust_env=False)  # comes while it is being tried
+        waited = httpx.get(server.url, timeout=LONG_S, trust_env=False)  # comes while it is being tried
         assert (waited.status_code, waited.json()["error"]["code"]) == (503, "app_unavailable")
         now = server.http.get("/")
         assert (now.status_code, now.headers["retry-after"]) == (503, "30")

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 from tests.apps.process import Forgiving, write
+from tests.waiting import LONG_S
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 from websockets.sync.client import connect
 
@@ -124,7 +125,7 @@ def test_what_can_be_understood_is_sent(app: Forgiving, name: str) -> None:
 def test_a_socket_is_closed_with_1011(app: Forgiving, name: str) -> None:
     with connect(f"{app.url.replace('http', 'ws')}/{name}") as ws:
         with pytest.raises(ConnectionClosedError):
-            ws.recv(timeout=20)
+            ws.recv(timeout=LONG_S)
         assert ws.close_code == 1011
     app.wait_line(f"WebSocket /{name} raised InvalidMessage: .*{_SOCKETS[name][1]}")
 

@@ -18,6 +18,7 @@ import pytest
 from tests.api.process import Server
 from tests.apps.process import AppServer, write
 from tests.clients.installed import environment
+from tests.waiting import LONG_S
 from websockets.sync.client import connect
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]  # the first one has it installed
@@ -119,10 +120,10 @@ def test_an_app_on_two_replicas(tmp_path: Path, on_ray: contextlib.ExitStack) ->
     assert server.http.get("/shout?text=hey").json() == "HEY"
     with connect(server.url.replace("http", "ws") + "/ws") as ws:
         ws.send(PROMPT)
-        assert "".join(iter(lambda: str(ws.recv(timeout=60)), "<<Response Finished>>")) == expected
+        assert "".join(iter(lambda: str(ws.recv(timeout=LONG_S)), "<<Response Finished>>")) == expected
     assert len({server.http.get("/pid").json() for _ in range(40)}) == 2
     # Made here: each loads certificates, and OpenSSL has crashed where several threads did that at once.
-    clients = [httpx.Client(base_url=server.url, timeout=30, trust_env=False) for _ in range(8)]
+    clients = [httpx.Client(base_url=server.url, timeout=LONG_S, trust_env=False) for _ in range(8)]
     readers = [threading.Thread(target=_read, args=[client, "/long"]) for client in clients]
     for reader in readers:
         reader.start()
@@ -186,7 +187,7 @@ def test_the_server_on_two_replicas(on_ray: contextlib.ExitStack) -> None:
         statuses.append(got.status_code)
         retries.extend([got.headers["retry-after"]] if got.status_code != 200 else [])
 
-    clients = [httpx.Client(base_url=server.url, timeout=60, trust_env=False) for _ in range(12)]
+    clients = [httpx.Client(base_url=server.url, timeout=LONG_S, trust_env=False) for _ in range(12)]
     askers = [threading.Thread(target=ask, args=[client]) for client in clients]
     for asker in askers:
         asker.start()
@@ -229,7 +230,7 @@ def test_an_inferless_folder(tmp_path: Path, on_ray: contextlib.ExitStack) -> No
     assert [event["OUT"] for event in events] == ["one!?", "two!?"]
     assert len(answer.headers.get_list("x-request-id")) == 1
     second = on_ray.enter_context(contextlib.closing(_RunOnRay("./words", directory=tmp_path)))
-    second.wait_line(rf"tailrace: cannot listen on 127\.0\.0\.1:{PORT} \(Address already in use\)", timeout_s=60)
+    second.wait_line(rf"tailrace: cannot listen on 127\.0\.0\.1:{PORT} \(Address already in use\)", timeout_s=LONG_S)
     assert second.wait() == 1
     assert server.post("/v2/models/words/generate_stream", {"TEXT": "one"}).status_code == 200
 

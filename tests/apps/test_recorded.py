@@ -14,6 +14,7 @@ from httpx_sse import connect_sse
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.apps.process import AppServer, Forgiving, write
+from tests.waiting import LONG_S
 
 from tailrace.apps.events import BodyPieces, RecordedEncoder, is_recordable
 from tailrace.streams import Record, StreamLog, new_stream_id
@@ -239,7 +240,7 @@ def test_a_stream_is_cancelled_by_request(http: httpx.Client, directory: Path) -
 
 
 def _wait_for(path: Path) -> None:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + LONG_S
     while not path.exists():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import pytest
 from tests.apps.process import AppServer, Forgiving, write
+from tests.waiting import LONG_S
 
 _APP = """
 import asyncio, os, time
@@ -97,7 +98,7 @@ def pair(directory: Path) -> Iterator[AppServer]:
 
 
 def _wait(is_so: Callable[[], Any], what: str) -> None:  # Any: something, when it is
-    deadline_s = time.monotonic() + 40
+    deadline_s = time.monotonic() + LONG_S
     while not is_so():
         assert time.monotonic() < deadline_s, what
         time.sleep(0.02)
@@ -122,7 +123,7 @@ class _Asking:
         self._thread.start()
 
     def _ask(self) -> None:
-        with httpx.stream("GET", self._url, timeout=50, trust_env=False) as answer:
+        with httpx.stream("GET", self._url, timeout=LONG_S, trust_env=False) as answer:
             try:
                 for piece in answer.iter_text():
                     self.text += piece
@@ -131,7 +132,7 @@ class _Asking:
             self._answer = answer
 
     def wait(self) -> httpx.Response:
-        self._thread.join(50)
+        self._thread.join(LONG_S)
         assert self._answer is not None
         return self._answer
 
@@ -225,7 +226,7 @@ def test_one_that_is_killed_leaves_the_other_and_comes_back(pair: AppServer, dir
 def test_one_that_says_it_is_ill_is_replaced(pair: AppServer) -> None:
     before = _gauge(pair, "restarts_total")
     pair.http.get("/sick")
-    pair.wait_line(r"Pair: its process is lost \(unhealthy 3 times in a row\)", timeout_s=40)
+    pair.wait_line(r"Pair: its process is lost \(unhealthy 3 times in a row\)", timeout_s=LONG_S)
     pair.wait_line("RuntimeError: I do not feel well")
     _wait_whole(pair, restarts=int(before) + 1)
 

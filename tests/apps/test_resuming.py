@@ -11,6 +11,7 @@ import httpx
 import pytest
 from httpx_sse import connect_sse
 from tests.apps.process import AppServer, write
+from tests.waiting import LONG_S
 from websockets.sync.client import connect
 
 _APP = """
@@ -149,7 +150,7 @@ def test_a_prefix_needs_no_slash(apps: AppServer) -> None:
     assert apps.http.get("/two", follow_redirects=True).json()["app"] == "two"
     for path in ("/two", "/two/"):
         with connect(apps.url.replace("http", "ws") + path) as ws:
-            assert ws.recv(timeout=20) == "two at /two/"
+            assert ws.recv(timeout=LONG_S) == "two at /two/"
 
 
 def test_what_only_grows_is_counted(http: httpx.Client) -> None:

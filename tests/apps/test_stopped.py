@@ -14,10 +14,8 @@ from typing import Any
 
 import httpx
 import psutil
-import pytest
 from tests.apps.process import Forgiving, write
-
-pytestmark = pytest.mark.timeout(90)
+from tests.waiting import LONG_S
 
 _APP = """
 import asyncio, os
@@ -25,7 +23,7 @@ from starlette.requests import Request
 from tailrace import serve
 
 
-@serve.deployment(num_replicas=2, max_ongoing_requests=20, health_check_period_s=0.5, health_check_timeout_s=0.5)
+@serve.deployment(num_replicas=2, max_ongoing_requests=20, health_check_period_s=0.5, health_check_timeout_s=2)
 class Echo:
     async def __call__(self, request: Request):
         word = request.query_params["word"]
@@ -45,7 +43,7 @@ app = Echo.bind()
 
 
 def _wait(is_so: Callable[[], Any], what: object) -> None:  # Any: something, when it is
-    deadline_s = time.monotonic() + 40
+    deadline_s = time.monotonic() + LONG_S
     while not is_so():
         assert time.monotonic() < deadline_s, what
         time.sleep(0.02)
@@ -63,7 +61,7 @@ def test_a_process_that_is_stopped(tmp_path: Path) -> None:
 
     def ask(word: str, num_bytes: int) -> None:
         query = {"word": word.rstrip("0123456789")}
-        answers[word] = httpx.post(server.url, params=query, content=b"a" * num_bytes, timeout=60, trust_env=False)
+        answers[word] = httpx.post(server.url, params=query, content=b"a" * num_bytes, timeout=LONG_S, trust_env=False)
 
     def begin(word: str, num_bytes: int = 0) -> threading.Thread:
         thread = threading.Thread(target=ask, args=[word, num_bytes])
@@ -131,7 +129,9 @@ def test_an_unhealthy_process_gets_no_request_while_another_is_healthy_and_busy(
 
             def asked() -> list[str]:
                 """The process that answered, for each of eight requests at once."""
-                return list(clients.map(lambda _: httpx.get(server.url, timeout=30, trust_env=False).text, range(8)))
+                return list(
+                    clients.map(lambda _: httpx.get(server.url, timeout=LONG_S, trust_env=False).text, range(8))
+                )
 
             ill, healthy = sorted(set(asked()))
             (tmp_path / "ill").write_text(ill)

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 from tests.apps.one_app import client_of, one_app
+from tests.waiting import LONG_S
 
 
 async def test_a_stream_that_another_server_has_taken_over_leaves_this_one() -> None:
@@ -23,7 +24,7 @@ async def test_a_stream_that_another_server_has_taken_over_leaves_this_one() -> 
 
     async with one_app(items) as hosted:
         reading = asyncio.create_task(client_of(hosted.front).get("/"))
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(LONG_S):
             while not [feed for feed in hosted.streams.feeds if feed.lease.log.last_seq]:
                 await asyncio.sleep(0.001)  # until the first item is there
             (feed,) = hosted.streams.feeds

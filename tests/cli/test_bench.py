@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+from tests.waiting import LONG_S
+
 
 def test_bench_reports_all_comparisons() -> None:
     command = [sys.executable, "-m", "tailrace", "bench", "scripted:tokens_per_s=2000", "--json"]
@@ -21,7 +23,7 @@ def test_bench_reports_all_comparisons() -> None:
         "--server-tokens",
         "50",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG_S, check=True)
     report = json.loads(done.stdout)
     loads = [(pair["ours"]["what"], pair["ours"]["streams"]) for pair in report["pairs"]]
     server = ("tailrace, scripted engine", 4)  # beside a raw writer, and beside itself without a journal

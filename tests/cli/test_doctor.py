@@ -13,6 +13,7 @@ from typing import Any  # JSON
 import pytest
 from click.testing import CliRunner
 from tests.api.process import TAILRACE, environment
+from tests.waiting import LONG_S
 
 from tailrace.cli import main
 from tailrace.streams.disk import DiskJournal
@@ -90,7 +91,7 @@ def test_journals_are_listed_and_serve_removes_the_expired_ones(tmp_path: Path) 
     DiskJournal(journal, lifetime_s=900.0).close()
     variables = environment() | {"TAILRACE_HOME": str(tmp_path)}
     command = [TAILRACE, "doctor", "--quick", "--json", "scripted"]
-    told = json.loads(subprocess.run(command, env=variables, capture_output=True, check=True, timeout=30).stdout)
+    told = json.loads(subprocess.run(command, env=variables, capture_output=True, check=True, timeout=LONG_S).stdout)
     (listed,) = told["journals"]
     assert (listed["path"], listed["is_held"]) == (str(journal), False)
     assert listed["num_bytes"] > 0
@@ -104,6 +105,6 @@ def test_journals_are_listed_and_serve_removes_the_expired_ones(tmp_path: Path) 
     assert process.stderr is not None
     said = [next(line for line in process.stderr if "Removed" in line)]
     process.terminate()
-    process.communicate(timeout=30)
+    process.communicate(timeout=LONG_S)
     assert "port-8001" in said[0]
     assert not journal.exists()

@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from huggingface_hub.errors import ValidationError
 from tests.api.process import TAILRACE, Server, environment
 from tests.apps.process import AppServer, write
+from tests.waiting import LONG_S
 
 from tailrace.cli import main
 
@@ -54,7 +55,7 @@ def server(url: str, token: str) -> Iterator[Server]:
 
 
 def _wait(until: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 30
+    deadline_s = time.monotonic() + LONG_S
     while not until():
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
@@ -112,7 +113,7 @@ def test_what_is_made_and_revoked_is_seen_by_a_server_that_runs(server: Server, 
         body = {"messages": _CHAT, "max_tokens": 60_000, "stream": True}
         headers = {"authorization": f"Bearer {made}"}
         with httpx.stream(
-            "POST", f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=60
+            "POST", f"{server.url}/v1/chat/completions", json=body, headers=headers, timeout=LONG_S
         ) as answer:
             begun.set()
             ended.extend(answer.iter_lines())
@@ -120,10 +121,10 @@ def test_what_is_made_and_revoked_is_seen_by_a_server_that_runs(server: Server, 
     begun = threading.Event()
     following = threading.Thread(target=follow)
     following.start()
-    assert begun.wait(30)
+    assert begun.wait(LONG_S)
     shown = _keys(url, "revoke", made, "--json")  # whoever has the whole key need not look for its id
     assert json.loads(shown.stdout)["state"] == "revoked"
-    following.join(30)
+    following.join(LONG_S)
     assert not following.is_alive()
     assert "key_revoked" in "".join(ended)
     assert ended[-2:] == ["data: [DONE]", ""]
@@ -178,7 +179,7 @@ def test_without_keys_a_server_listens_on_loopback_alone(verb: tuple[str, str], 
     database = f"sqlite:///{tmp_path / 'records.sqlite'}"
     command = [TAILRACE, *verb, "--port", "0", "--host", "0.0.0.0", "--database", database]
     ran = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=60, check=False
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S, check=False
     )
     assert ran.returncode == 1
     assert ran.stderr.splitlines()[-1].startswith("tailrace: there are no keys")

@@ -20,6 +20,7 @@ import pytest
 from tests.api.process import TAILRACE, Server, environment
 from tests.apps.process import AppServer, write
 from tests.lacking import lack
+from tests.waiting import LONG_S
 
 import tailrace
 from tailrace.errors import ModelError
@@ -120,12 +121,12 @@ def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Traced:
 def test_serving_the_default_model(traced: _Traced, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Server, "command", traced.command)
     with contextlib.closing(Server("smollm2", directory=tmp_path / "temporary")) as server:
-        server.wait_ready(timeout_s=90)
+        server.wait_ready(timeout_s=LONG_S)
         asked = {"model": "smollm2", "messages": [{"role": "user", "content": "Hello."}], "max_tokens": 8}
         schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
         wanted = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
         for more in ({}, {"response_format": wanted}):
-            answer = server.http.post("/v1/chat/completions", json=asked | more, timeout=60)
+            answer = server.http.post("/v1/chat/completions", json=asked | more, timeout=LONG_S)
             assert answer.status_code == 200, answer.text
     assert any(path.startswith(str(tmp_path / "temporary")) for path in traced.check()), "the journal was not traced"
 
@@ -166,6 +167,6 @@ def test_an_app_with_an_engine(traced: _Traced, tmp_path: Path, monkeypatch: pyt
     write(tmp_path / "temporary", "story.py", source)
     monkeypatch.setattr(AppServer, "command", traced.command)
     with contextlib.closing(AppServer("story:app", directory=tmp_path / "temporary")) as server:
-        server.wait_ready(timeout_s=90)
-        assert server.http.post("/?about=rivers", timeout=60).status_code == 200
+        server.wait_ready(timeout_s=LONG_S)
+        assert server.http.post("/?about=rivers", timeout=LONG_S).status_code == 200
     traced.check()

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from tests.api.process import TAILRACE, environment
+from tests.waiting import LONG_S
 
 from tailrace.cli import main
 from tailrace.cli.pull import pull, terminal_progress
@@ -153,7 +154,9 @@ def on_a_terminal(script: str, environment: dict[str, str]) -> str:
 
     reader = threading.Thread(target=drain)
     reader.start()
-    subprocess.run([sys.executable, "-c", script], stderr=theirs, env=os.environ | environment, check=True, timeout=30)
+    subprocess.run(
+        [sys.executable, "-c", script], stderr=theirs, env=os.environ | environment, check=True, timeout=LONG_S
+    )
     os.close(theirs)
     reader.join()
     os.close(ours)
@@ -164,7 +167,7 @@ def on_a_terminal(script: str, environment: dict[str, str]) -> str:
 def test_ctrl_c_says_how_it_left_things(tmp_path: Path) -> None:
     own = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the connection and never answers
-        silent.settimeout(30)
+        silent.settimeout(LONG_S)
         url = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
         settings = {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": url, "TAILRACE_HOME": str(tmp_path)}
         with subprocess.Popen(
@@ -175,7 +178,7 @@ def test_ctrl_c_says_how_it_left_things(tmp_path: Path) -> None:
         ) as process:
             connection, _ = silent.accept()
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=30)
+            _, said = process.communicate(timeout=LONG_S)
             connection.close()
     assert process.returncode == 130
     assert said.splitlines()[-1].startswith("Stopped. Nothing half done will be taken for a model")

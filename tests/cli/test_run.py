@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from tests.api.process import TAILRACE, environment
 from tests.apps.process import AppServer, Forgiving, write
+from tests.waiting import LONG_S
 
 from tailrace.cli import main
 
@@ -78,7 +79,7 @@ def test_what_does_not_start_is_said_in_a_line(what: str, tmp_path: Path) -> Non
         write(tmp_path, f"{name}.py", source)
     command = [TAILRACE, "run", *target.split(), "--port", "0"]
     ran = subprocess.run(
-        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=50, check=False
+        command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=LONG_S, check=False
     )
     assert ran.returncode == 1
     last = ran.stderr.rstrip().splitlines()[-1]
@@ -96,7 +97,7 @@ def test_what_never_ran_leaves_no_journal(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = str(free.getsockname()[1])
     command = [TAILRACE, "run", "nope2:app", "--port", port]
-    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=LONG_S)
     assert "There is no module nope2" in done.stderr
     assert list((tmp_path / "home").rglob("journal*")) == []
 
@@ -200,7 +201,7 @@ def test_a_file_says_which_of_its_apps_does_not_start(tmp_path: Path) -> None:
         (tmp_path / "apps.yaml").write_text(f"applications:\n- {{name: a, import_path: bot:app}}\n- {entry}\n")
         ran = subprocess.run(
             [TAILRACE, "run", "apps.yaml", "--port", "0"], cwd=tmp_path, env=environment(),
-            capture_output=True, text=True, timeout=50, check=False,
+            capture_output=True, text=True, timeout=LONG_S, check=False,
         )  # fmt: skip
         assert ran.returncode == 1
         assert f"tailrace: apps.yaml: applications[1] (b): {line}" in ran.stderr
@@ -272,7 +273,7 @@ def test_the_access_log_says_how_a_stream_ended(tmp_path: Path) -> None:
         assert '"code":"app_output"' in answer.text
         assert "stream=" in server.wait_line("request=one end=error:app_output").string
         server.wait_line("GET /set: a_set.<locals>.items gave a set that JSON cannot hold")
-        server.http.get("/long", headers={"x-request-id": "two"}, timeout=60)
+        server.http.get("/long", headers={"x-request-id": "two"}, timeout=LONG_S)
         server.wait_line("default: a stream was ended: The stream is longer than 64 MiB")
         server.wait_line("request=two end=error:stream_too_long")
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from tests.api.process import TAILRACE, Server, environment
+from tests.waiting import LONG_S
 
 from tailrace import __version__
 from tailrace.cli import main
@@ -40,7 +41,7 @@ def test_help_is_quick_because_it_imports_little() -> None:
         "assert CliRunner().invoke(main, ['serve', '--help']).exit_code == 0\n"
         "print(sorted({'uvicorn', 'starlette', 'tokenizers', 'openvino_genai', 'numpy', 'rich'} & set(sys.modules)))"
     )
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=20)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=LONG_S)
     assert ran.stdout.strip() == "[]"
 
 
@@ -139,7 +140,7 @@ def test_more_context_than_the_model_was_made_for_is_refused() -> None:
         "--context-tokens",
         "65537",
     ]  # it handles signals: not here
-    ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+    ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LONG_S, check=False)
     assert ran.returncode == 1
     assert "--context-tokens is at most 65536" in ran.stderr
 
@@ -163,7 +164,7 @@ def test_errors_of_every_verb_have_one_prefix(verb: str, tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     for arguments in (["--frobnicate"], ["./gone.gguf"], ["a", "b", "c"]):
         command = [TAILRACE, verb, *arguments]
-        ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=30, check=False)
+        ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LONG_S, check=False)
         assert ran.returncode in (1, 2)
         assert ran.stderr.splitlines()[-1].startswith("tailrace: "), ran.stderr
         assert "Error:" not in ran.stderr

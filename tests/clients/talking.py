@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from tests.api.process import Server
+from tests.waiting import LONG_S
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
@@ -22,7 +23,7 @@ def say(socket: ClientConnection, **command: object) -> None:
 
 
 def hear(socket: ClientConnection) -> dict[str, Any]:
-    found = json.loads(socket.recv(timeout=20))
+    found = json.loads(socket.recv(timeout=LONG_S))
     assert isinstance(found, dict)
     return found
 
@@ -31,6 +32,6 @@ def close_of(socket: ClientConnection) -> tuple[int, str]:
     """Code and reason with which the server closes."""
     with suppress(ConnectionClosed):
         while True:
-            socket.recv(timeout=10)
+            socket.recv(timeout=LONG_S)
     assert socket.close_code is not None
     return socket.close_code, socket.close_reason or ""

@@ -15,6 +15,7 @@ from anthropic.types import MessageParam, ModelInfo
 from tests.api.oracle import chat_ids
 from tests.api.process import Server
 from tests.http.wire import as_json
+from tests.waiting import LONG_S
 
 from tailrace.engines.scripted.engine import TEXTS, recited_tokens
 
@@ -33,7 +34,7 @@ def reciting() -> Iterator[Server]:
 
 
 def client_of(server: Server, **more: Any) -> Anthropic:  # Any: settings of the client
-    return Anthropic(base_url=server.url, api_key="unused", timeout=20, **{"max_retries": 0, **more})
+    return Anthropic(base_url=server.url, api_key="unused", timeout=LONG_S, **{"max_retries": 0, **more})
 
 
 @pytest.fixture
@@ -228,7 +229,7 @@ def test_heartbeats_do_not_disturb(serve: Callable[..., Server]) -> None:
 
 
 async def test_the_asynchronous_client(reciting: Server) -> None:
-    async with AsyncAnthropic(base_url=reciting.url, api_key="unused", max_retries=0, timeout=20) as client:
+    async with AsyncAnthropic(base_url=reciting.url, api_key="unused", max_retries=0, timeout=LONG_S) as client:
         message = await client.messages.create(model="scripted", max_tokens=MAX_TOKENS, messages=MESSAGES)
         assert message.content[0].type == "text"
         assert message.content[0].text == TEXT

@@ -14,6 +14,7 @@ import pytest
 from tests.api.process import Server, environment
 from tests.clients.installed import run_javascript_source
 from tests.http.wire import as_json, sse_data
+from tests.waiting import LONG_S
 
 from tailrace.engines.scripted.engine import TEXTS, recited_tokens, tokenizer_json
 from tailrace.text import Tokenizer
@@ -140,7 +141,7 @@ def at(server: Server, printed: str, *addresses: str) -> str:
 def run(script: str) -> str:
     done = subprocess.run(
         [sys.executable, "-X", "utf8", "-c", script],
-        capture_output=True, text=True, timeout=30, env={**environment(), "NO_PROXY": "*"}, check=False,
+        capture_output=True, text=True, timeout=LONG_S, env={**environment(), "NO_PROXY": "*"}, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
@@ -184,7 +185,7 @@ def test_the_asynchronous_one(server: Server) -> None:
 
 def test_curl(server: Server) -> None:
     command = at(server, TGI_CURL, "127.0.0.1:8080").replace("curl -N", "curl -sS -N --noproxy '*'")
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=LONG_S, check=True)
     events = [as_json(event) for event in sse_data(done.stdout.encode())]
     assert [event["token"]["text"] for event in events] == tokens(20)
 

@@ -11,6 +11,7 @@ from ollama import AsyncClient, Client, ResponseError
 from tests.api.oracle import LOGPROB, Answer, chat_ids
 from tests.api.process import Server
 from tests.http.wire import as_json
+from tests.waiting import LONG_S
 
 PROMPT = "Tell me of rivers."
 SEED = 13
@@ -23,7 +24,7 @@ OPTIONS = {"num_predict": COUNT, "seed": SEED}
 
 @pytest.fixture
 def client(server: Server) -> Iterator[Client]:
-    with Client(server.url, timeout=20) as client:
+    with Client(server.url, timeout=LONG_S) as client:
         yield client
 
 
@@ -36,7 +37,7 @@ def streams() -> list[str]:
 @pytest.fixture
 def watching(paced: Server, streams: list[str]) -> Iterator[Client]:
     hooks = {"response": [lambda response: streams.append(response.headers["x-stream-id"])]}
-    with Client(paced.url, timeout=20, event_hooks=hooks) as client:
+    with Client(paced.url, timeout=LONG_S, event_hooks=hooks) as client:
         yield client
 
 
@@ -185,7 +186,7 @@ def test_who_leaves_stops_the_engine(watching: Client, paced: Server, streams: l
 def test_overload(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=100", "--max-concurrent-requests", "1")
     server.create({"prompt": "Long.", "max_tokens": 5_000})
-    with Client(server.url, timeout=20) as client, pytest.raises(ResponseError) as full:
+    with Client(server.url, timeout=LONG_S) as client, pytest.raises(ResponseError) as full:
         client.chat("scripted", MESSAGES)
     assert full.value.status_code == 503
 
@@ -193,7 +194,7 @@ def test_overload(serve: Callable[..., Server]) -> None:
 def test_heartbeats_do_not_disturb(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=20", "--heartbeat-s", "0.01")
     options = {"num_predict": 6, "seed": SEED}
-    with Client(server.url, timeout=20) as client:
+    with Client(server.url, timeout=LONG_S) as client:
         chat = list(client.chat("scripted", MESSAGES, stream=True, options=options))
         raw = list(client.generate("scripted", PROMPT, raw=True, stream=True, options=options))
     assert len(chat) > 7
@@ -203,7 +204,7 @@ def test_heartbeats_do_not_disturb(serve: Callable[..., Server]) -> None:
 
 
 async def test_the_asynchronous_client(server: Server) -> None:
-    async with AsyncClient(server.url, timeout=20) as client:
+    async with AsyncClient(server.url, timeout=LONG_S) as client:
         assert (await client.chat("scripted", MESSAGES, options=OPTIONS)).message.content == CHAT.text
         parts = [part async for part in await client.chat("scripted", MESSAGES, stream=True, options=OPTIONS)]
         assert "".join(part.message.content or "" for part in parts) == CHAT.text

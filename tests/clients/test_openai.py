@@ -10,6 +10,7 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from tests.api.oracle import LOGPROB, Answer, chat_ids
 from tests.api.process import Server
+from tests.waiting import LONG_S
 
 from tailrace import __version__
 
@@ -22,7 +23,7 @@ MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": PROMPT
 
 
 def _client(server: Server) -> OpenAI:
-    return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=20)
+    return OpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=LONG_S)
 
 
 @pytest.fixture
@@ -33,7 +34,7 @@ def client(server: Server) -> Iterator[OpenAI]:
 
 @pytest.fixture
 async def async_client(server: Server) -> AsyncIterator[AsyncOpenAI]:
-    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=20) as client:
+    async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0, timeout=LONG_S) as client:
         yield client
 
 

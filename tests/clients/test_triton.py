@@ -13,6 +13,7 @@ from tests.api.oracle import Answer, chat_ids
 from tests.api.process import Server
 from tests.clients.installed import run_python
 from tests.http.wire import as_json
+from tests.waiting import LONG_S
 
 PROMPT = "Tell me of rivers."
 SEED = 13
@@ -27,7 +28,7 @@ Json = Any  # Any: of JSON
 
 @pytest.fixture
 def http(server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=20, trust_env=False) as client:
+    with httpx.Client(base_url=server.url, timeout=LONG_S, trust_env=False) as client:
         yield client
 
 

@@ -23,6 +23,7 @@ from tests.http.frames import (
     frame,
 )
 from tests.http.wire import as_json, sse_data
+from tests.waiting import LONG_S
 from websockets.asyncio.client import connect as connect_async
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection
@@ -94,7 +95,7 @@ def test_the_script_of_the_tutorial(paced: Server) -> None:
 def test_the_script_of_the_tutorial_to_its_end(serve: Callable[..., Server]) -> None:
     server = serve("scripted:eos_after=25")
     script = SCRIPT.replace("localhost:8000", f"localhost:{server.port}")
-    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True)
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=LONG_S, check=True)
     first, between, second, rest = ran.stdout.split("\n", 3)
     assert first
     assert second
@@ -109,7 +110,7 @@ def test_a_frame_is_a_token_of_a_conversation(serve: Callable[..., Server]) -> N
         for prompt in ("Space the final", " These are the voyages", "🌊"):
             socket.send(prompt)
             frames = []
-            while (received := socket.recv(timeout=10)) != FINISHED:
+            while (received := socket.recv(timeout=LONG_S)) != FINISHED:
                 frames.append(received)
             assert len(frames) == 12 + 3  # words, and characters of four tokens each
             assert set(frames) <= words - {""}
@@ -137,10 +138,10 @@ def test_leaving_frees_the_engine(serve: Callable[..., Server]) -> None:
             wire.send_bytes(frame(CLOSE))
             assert wire.closing() == (0, "")
         wire.close()
-        deadline_s = time.monotonic() + 40
+        deadline_s = time.monotonic() + LONG_S
         while server.post("/v1/streams", {"prompt": "x", "max_tokens": 1}).status_code == 429:
             assert time.monotonic() < deadline_s
-        deadline_s = time.monotonic() + 40
+        deadline_s = time.monotonic() + LONG_S
         while server.post("/v1/completions", {"prompt": "x", "max_tokens": 1}).status_code == 429:
             assert time.monotonic() < deadline_s
 
@@ -149,13 +150,13 @@ def test_an_engine_that_dies_disturbs_neither_chat_nor_streams(serve: Callable[.
     server = serve("scripted:tokens_per_s=100")
     with dial(server, "/") as chat, dial(server) as socket:
         chat.send("A long story")
-        chat.recv(timeout=10)
+        chat.recv(timeout=LONG_S)
         say(socket, type="create", id="a", prompt="Now <|crash|>", max_tokens=50)
         assert hear(socket)["type"] == "created"
         deltas, end = _follow(socket, "a")
         assert len(deltas) == 3
         assert (end["type"], end["error"]["code"]) == ("error", "poison_request")
-        assert chat.recv(timeout=10)
+        assert chat.recv(timeout=LONG_S)
         say(socket, type="create", id="a", prompt="Next.", max_tokens=5, seed=1)
         created = hear(socket)
         deltas, end = _follow(socket, "a")
@@ -242,7 +243,7 @@ def test_overload_is_refused_in_a_frame_and_the_chat_waits(serve: Callable[..., 
         assert found["retry_after_s"] >= 1
         say(socket, type="cancel", id="a")
         frames = []
-        while (received := chat.recv(timeout=10)) != FINISHED:
+        while (received := chat.recv(timeout=LONG_S)) != FINISHED:
             frames.append(received)
         assert len(frames) > 10
 
@@ -280,7 +281,7 @@ def test_a_socket_goes_away_with_its_server(serve: Callable[..., Server]) -> Non
     with ExitStack() as stack:
         idle, chat, streaming = (stack.enter_context(dial(server, path)) for path in ("/", "/", "/v1/ws"))
         chat.send("A long story")
-        chat.recv(timeout=10)
+        chat.recv(timeout=LONG_S)
         say(streaming, type="create", id="a", prompt="Short.", max_tokens=25, seed=2)
         say(streaming, type="create", id="b", prompt="Long.", max_tokens=5000, seed=2)
         created, _ = hear(streaming), hear(streaming)
@@ -301,4 +302,4 @@ def test_a_socket_goes_away_with_its_server(serve: Callable[..., Server]) -> Non
         assert [found["error"]["code"] for found in heard["c"]] == ["draining"]
         for socket in (idle, chat, streaming):
             assert close_of(socket)[0] == 1012
-    assert server.wait(timeout_s=40) == 0
+    assert server.wait(timeout_s=LONG_S) == 0

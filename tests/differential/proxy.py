@@ -17,6 +17,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 
+from tests.waiting import LONG_S
+
 __all__ = ["Cut", "Proxy"]
 
 _FINE_BYTES = 32_768  # of a body go byte by byte; the rest in pieces of a size that divides nothing
@@ -73,7 +75,7 @@ class Proxy:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(10)
+        self._thread.join(LONG_S)
         assert not self._thread.is_alive()
 
     def _run(self) -> None:

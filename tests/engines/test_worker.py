@@ -15,7 +15,7 @@ import msgspec
 import psutil
 import pytest
 from tests.engines.asking import ask, oracle
-from tests.waiting import until
+from tests.waiting import LONG_S, until
 
 from tailrace.engines.promise import Delta
 from tailrace.engines.protocol import (
@@ -43,7 +43,7 @@ class Worker:
     def __init__(self, parent_pid: int | None = None) -> None:
         self.socket, theirs = socket.socketpair()
         theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _AHEAD_BYTES)
-        self.socket.settimeout(10)
+        self.socket.settimeout(LONG_S)
         with theirs:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "tailrace.engines.worker", str(theirs.fileno()), str(parent_pid or os.getpid())],
@@ -82,7 +82,7 @@ class Worker:
 
     def wait(self) -> tuple[int, str]:
         """How the process ended, and what it wrote to stderr."""
-        _, errors = self.process.communicate(timeout=40)
+        _, errors = self.process.communicate(timeout=LONG_S)
         return self.process.returncode, errors.decode()
 
     def close(self) -> None:

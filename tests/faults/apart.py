@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import ParamSpec
 
 from tests.lacking import lack
+from tests.waiting import LONG_S
 
 __all__ = ["apart", "dropping", "narrow"]
 
@@ -55,7 +56,7 @@ def _move() -> None:
 
 
 def _run(command: str) -> None:
-    subprocess.run(command.split(), check=True, capture_output=True, text=True, timeout=10)
+    subprocess.run(command.split(), check=True, capture_output=True, text=True, timeout=LONG_S)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.lacking import lack
+from tests.waiting import LONG_S
 
 _SOURCE = Path(__file__).parent / "shim.c"
 
@@ -22,7 +23,7 @@ def shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Pat
     def preload(variable: str) -> Path:
         library, steering = tmp_path / "shim.so", tmp_path / variable
         command = ["gcc", "-shared", "-fPIC", "-O1", "-o", str(library), str(_SOURCE), "-ldl"]
-        subprocess.run(command, check=True, timeout=60)
+        subprocess.run(command, check=True, timeout=LONG_S)
         monkeypatch.setenv("LD_PRELOAD", str(library))
         monkeypatch.setenv(variable, str(steering))
         return steering

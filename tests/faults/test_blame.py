@@ -16,6 +16,7 @@ import pytest
 from tests.api.oracle import Answer, chat_ids
 from tests.api.process import Server
 from tests.faults.house import House
+from tests.waiting import LONG_S
 from websockets.sync.client import connect
 
 _COUNT = 30
@@ -30,7 +31,7 @@ def attacked(server: Server, num_attackers: int, control: str = "<|crash|>") -> 
     answers: list[tuple[int, str]] = []
 
     def attack() -> None:
-        with httpx.Client(base_url=server.url, timeout=60.0, trust_env=False) as client:
+        with httpx.Client(base_url=server.url, timeout=LONG_S, trust_env=False) as client:
             while not is_over.is_set():
                 body = {"prompt": f"{next(numbers)} {control}", "max_tokens": 50}
                 answer = client.post("/v1/completions", json=body)
@@ -59,7 +60,7 @@ def chat(server: Server, text: str) -> str:
 
 
 def _wait_killed(server: Server, count: int) -> None:
-    deadline_s = time.monotonic() + 30.0
+    deadline_s = time.monotonic() + LONG_S
     while server.log.count("Starting another engine.") < count:
         assert time.monotonic() < deadline_s, server.log
         time.sleep(0.01)
@@ -104,7 +105,7 @@ def test_a_ban_is_for_the_address_that_sent_the_request(tmp_path: Path) -> None:
     with House(tmp_path, _PACED) as house:
         body = {"prompt": "Now <|crash|>", "max_tokens": 50}
         other = httpx.Client(
-            base_url=house.server.url, transport=httpx.HTTPTransport(local_address="127.0.0.2"), timeout=60.0
+            base_url=house.server.url, transport=httpx.HTTPTransport(local_address="127.0.0.2"), timeout=LONG_S
         )
 
         def ask(**headers: str) -> httpx.Response:

@@ -35,7 +35,7 @@ from tests.faults.laws import Seen, check, status_of
 from tests.gone import is_alive
 from tests.http.wire import as_json, sse_ids
 from tests.lacking import lack
-from tests.waiting import until
+from tests.waiting import LONG_S, until
 
 from tailrace.measure.bench.load import percentile
 
@@ -189,7 +189,7 @@ def _killing(house: House, *, every_s: float) -> Iterator[None]:
     is_over = threading.Event()
 
     def kill() -> None:
-        with httpx.Client(base_url=house.server.url, timeout=60.0, trust_env=False) as client:
+        with httpx.Client(base_url=house.server.url, timeout=LONG_S, trust_env=False) as client:
             while not is_over.wait(every_s):
                 if client.get("/readyz").is_success:
                     house.kill_engine()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.lacking import lack
+from tests.waiting import LONG_S
 
 __all__ = ["PASSWORD", "recipe", "secured"]
 
@@ -70,11 +71,11 @@ def secured(directory: Path, server_port: int) -> Iterator[int]:
         yield port
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait(LONG_S)
 
 
 def _wait_open(process: subprocess.Popen[bytes], port: int, directory: Path) -> None:
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + LONG_S
     while True:
         assert process.poll() is None, (directory / "nginx.log").read_text()
         assert time.monotonic() < deadline_s

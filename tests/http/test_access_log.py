@@ -12,6 +12,7 @@ import httpx
 import pytest
 from tests.api.process import Server
 from tests.http.frames import TEXT, FrameWire, frame
+from tests.waiting import LONG_S
 from websockets.sync.client import connect
 
 SECRET = "a-secret-word"
@@ -78,7 +79,7 @@ def test_a_websocket(logged: Server) -> None:
     with connect(
         f"ws://127.0.0.1:{logged.port}/v1/ws", additional_headers={"x-request-id": "socket-1"}, proxy=None
     ) as ws:
-        ws.ping().wait(5)
+        ws.ping().wait(LONG_S)
     line = _line(logged, "request=socket-1 ")
     assert (line["method"], line["path"], line["status"]) == ("WEBSOCKET", "/v1/ws", "101")
 
@@ -114,7 +115,9 @@ def test_the_log_level(serve: Callable[..., Server]) -> None:
     for server in (quiet, warned):
         server.worker().kill()
         server.wait_line("The engine stopped: killed by SIGKILL")
-        httpx.post(server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=30, trust_env=False)
+        httpx.post(
+            server.url + "/v1/completions", json={"prompt": "a", "max_tokens": 1}, timeout=LONG_S, trust_env=False
+        )
     warned.wait_line("Another engine runs")
     assert "Another engine runs" not in quiet.log
 

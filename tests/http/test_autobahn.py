@@ -13,6 +13,7 @@ import uvicorn
 import uvloop
 from starlette.types import Receive, Scope, Send
 from tests.http.autobahn import Suite
+from tests.waiting import LONG_S
 
 from tailrace.http.listening import Uvicorn
 from tailrace.settings import Settings
@@ -43,7 +44,7 @@ def _serving() -> Iterator[str]:
             yield f"ws://127.0.0.1:{sock.getsockname()[1]}"
         finally:
             server.should_exit = True
-            thread.join(10)
+            thread.join(LONG_S)
     assert not thread.is_alive()
 
 

@@ -21,6 +21,7 @@ from tests.api.process import Server
 from tests.http.frames import TEXT, FrameWire, frame
 from tests.http.leaver import LIMITS, SMALL_BYTES, Leaver, refused, wait_connections
 from tests.http.wire import Wire, sse_ids
+from tests.waiting import LONG_S
 
 LONG = Answer("Long.", 40_000, seed=1)  # some megabytes: more than the kernel takes for a client that does not read
 
@@ -48,7 +49,7 @@ def edge() -> Iterator[Server]:
 def long_id(edge: Server) -> str:
     """A stream that is complete."""
     stream_id = edge.create({"prompt": "Long.", "max_tokens": LONG.count, "seed": LONG.seed})
-    edge.wait_state(stream_id, "done", timeout_s=30)
+    edge.wait_state(stream_id, "done", timeout_s=LONG_S)
     return stream_id
 
 
@@ -114,7 +115,7 @@ def leave_by_cable(client: Leaver) -> None:
 @pytest.mark.parametrize("leave", [leave_by_fin, leave_by_reset, leave_by_half, leave_by_cable])
 def test_a_reader_leaves_and_its_stream_runs_on(serve: Callable[..., Server], leave: Callable[[Leaver], None]) -> None:
     server = serve("scripted:tokens_per_s=100", *LIMITS)
-    answer = Answer("Long.", 6_000, seed=2)  # for a minute
+    answer = Answer("Long.", 12_000, seed=2)  # for two minutes
     stream_id = server.create({"prompt": "Long.", "max_tokens": answer.count, "seed": answer.seed})
     with Leaver(server) as client:
         read_long(client, stream_id)

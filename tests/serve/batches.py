@@ -18,12 +18,12 @@ LONG_S = 1000.0  # a wait that no test sees the end of
 
 
 async def within(awaitable: Awaitable[T]) -> T:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         return await awaitable
 
 
 async def together(*awaitables: Awaitable[Any], return_exceptions: bool = False) -> list[Any]:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         return list(await asyncio.gather(*awaitables, return_exceptions=return_exceptions))
 
 

@@ -584,5 +584,5 @@ def test_a_decorated_class_can_be_sent_to_another_process() -> None:
     program = (
         f"import asyncio, pickle; use, kind = pickle.loads(bytes.fromhex('{sent}')); print(asyncio.run(use(kind)))"
     )
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=50, check=False)
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert printed.stdout == "['aa', 'bb', 'cc']\n", printed.stderr

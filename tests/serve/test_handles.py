@@ -13,7 +13,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 import msgspec
 import pytest
-from tests.waiting import turn
+from tests.waiting import LONG_S, turn
 
 from tailrace.serve.exceptions import (
     BackPressureError,
@@ -75,7 +75,7 @@ async def front() -> AsyncIterator[_Front]:
     connect(ours, loop)
     yield answering
     disconnect()
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(LONG_S):
         while ours.num_channels:  # calls that nobody waited for end, and streams that nobody holds are collected
             gc.collect()
             await asyncio.sleep(0.01)
@@ -106,7 +106,7 @@ async def test_a_response_as_an_argument_is_waited_for(front: _Front, handle: An
 async def test_result_elsewhere(front: _Front, handle: Any) -> None:
     def ask() -> object:
         response = handle.double.remote(4)
-        return handle.double.remote(response).result(timeout_s=20)
+        return handle.double.remote(response).result(timeout_s=LONG_S)
 
     def wait() -> object:
         response = handle.hang.remote()

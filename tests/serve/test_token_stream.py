@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.serve.tokens import bytes_of, collect, feed, read_all
-from tests.waiting import idle
+from tests.waiting import LONG_S, idle
 
 from tailrace.serve.huggingface import TokenStream
 
@@ -196,7 +196,7 @@ def test_a_slow_reader_is_waited_for(tokenizer: Any) -> None:
 
     thread = threading.Thread(target=produce)
     thread.start()
-    assert is_full.wait(30)
+    assert is_full.wait(LONG_S)
     thread.join(0.2)  # without a bound it would be through by now
     assert (num_put, thread.is_alive()) == (4, True)
 

@@ -7,6 +7,8 @@ import threading
 from collections.abc import AsyncIterator
 from typing import Any
 
+from tests.waiting import LONG_S
+
 from tailrace.serve.huggingface import TokenStream
 
 __all__ = ["PROMPTS", "Gate", "alone", "bytes_of", "collect", "feed", "read_all", "rows_of"]
@@ -23,7 +25,7 @@ class Gate:
 
     def __call__(self) -> None:
         self.num_begun += 1
-        assert self._open.acquire(timeout=30)
+        assert self._open.acquire(timeout=LONG_S)
 
     def open(self, num: int) -> None:
         self._open.release(num)

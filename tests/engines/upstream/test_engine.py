@@ -24,6 +24,7 @@ from tests.engines.fake_upstream import (
     said,
     text_chunk,
 )
+from tests.waiting import LONG_S
 
 from tailrace.engines import EngineSpec
 from tailrace.engines.promise import Delta, Sequence
@@ -37,8 +38,7 @@ from tailrace.text import MessageEncoder
 from tailrace.text.packed import END_ID, pack, unpack
 from tailrace.types import Grammar, Message, Sampling
 
-_TIMEOUT_S = 10.0
-_QUICK = {"retry_s": 1.0, "first_s": 5.0, "idle_s": 0.3}
+_PATIENCE = {"retry_s": 1.0, "first_s": LONG_S, "idle_s": LONG_S}
 
 
 @contextmanager
@@ -52,7 +52,7 @@ def engine_at(
         context_tokens=context_tokens,
         max_sequences=16,
         secret=key,
-        options=_QUICK | patience,
+        options=_PATIENCE | patience,
     )
     with closing(UpstreamEngine(spec)) as engine:
         yield engine
@@ -69,7 +69,7 @@ def run(engine: UpstreamEngine, *sequences: Sequence) -> dict[int, list[Delta]]:
     for sequence in sequences:
         engine.submit(sequence)
     heard: dict[int, list[Delta]] = {sequence.sequence_id: [] for sequence in sequences}
-    deadline_s = time.monotonic() + _TIMEOUT_S
+    deadline_s = time.monotonic() + LONG_S
     while any(not deltas or deltas[-1].finish_reason is None for deltas in heard.values()):
         assert time.monotonic() < deadline_s, heard
         for delta in engine.step():
@@ -252,12 +252,12 @@ def test_an_answer_ends_though_its_server_goes_on() -> None:
 def test_who_shows_signs_of_life_is_waited_for(sign: bytes) -> None:
     def hesitate(asked: Asked) -> bytes:
         asked.sock.sendall(SSE)
-        for _ in range(8):
+        for _ in range(20):
             asked.sock.sendall(sign)
             time.sleep(0.1)
         return text_chunk("a", "stop") + done()
 
-    with FakeUpstream(hesitate) as upstream, engine_at(upstream.port, first_s=0.5, idle_s=0.5) as engine:
+    with FakeUpstream(hesitate) as upstream, engine_at(upstream.port, first_s=1.5, idle_s=1.5) as engine:
         assert run(engine, asking())[1][-1].finish_reason == "stop"
 
 
@@ -385,7 +385,8 @@ _CUTS: dict[str, Answer | bytes] = {
 
 @pytest.mark.parametrize("case", _CUTS)
 def test_a_cut_is_told_behind_what_was_said(case: str) -> None:
-    with FakeUpstream(_CUTS[case]) as upstream, engine_at(upstream.port) as engine:
+    patience = {"idle_s": 1.0} if case == "silence" else {}
+    with FakeUpstream(_CUTS[case]) as upstream, engine_at(upstream.port, **patience) as engine:
         deltas = run(engine, asking())[1]
     assert text_of(deltas) == "ab"
     assert (deltas[-1].finish_reason, deltas[-1].is_lost) == ("error", True)
@@ -452,14 +453,14 @@ def test_abort_closes_the_connection() -> None:
             left.set()
         return b""
 
-    with FakeUpstream(hold) as upstream, engine_at(upstream.port, idle_s=30.0) as engine:
+    with FakeUpstream(hold) as upstream, engine_at(upstream.port) as engine:
         engine.submit(asking())
         while not engine.step():
             pass
         engine.abort(1)
         (last,) = engine.step()
         assert last.finish_reason == "cancelled"
-        assert left.wait(_TIMEOUT_S)
+        assert left.wait(LONG_S)
 
 
 def test_the_key_is_shown_to_the_server_only() -> None:

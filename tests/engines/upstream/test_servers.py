@@ -16,6 +16,7 @@ import pytest
 from tests.api.process import Server
 from tests.engines.fake_upstream import SSE, Asked, FakeUpstream, chat_chunk, done, head, said, text_chunk
 from tests.lacking import lack
+from tests.waiting import LONG_S
 
 from tailrace.errors import ModelError
 from tailrace.models import NoProgress, resolve
@@ -218,7 +219,7 @@ def test_a_model_that_thinks_for_long_is_not_taken_for_one_that_hangs(serve: Ser
         return chat_chunk({"content": "so"}) + chat_chunk({}, "stop") + done()
 
     with FakeUpstream(think, models=_MODELS) as upstream:
-        server = serve(f"openai:{upstream.url}", "--stall-s", "0.6")
+        server = serve(f"openai:{upstream.url}", "--stall-s", "1.5")
         assert server.post("/v1/chat/completions", _CHAT).json()["choices"][0]["message"]["content"] == "so"
         assert len(upstream.asked) == 1
         assert "no progress" not in server.log
@@ -267,7 +268,7 @@ def test_who_leaves_is_not_waited_for(fake: FakeUpstream, front: Server) -> None
     fake.say(hold)
     with front.http.stream("POST", "/v1/completions", json=_TEXT | {"stream": True}) as reading:
         next(reading.iter_lines())
-    assert left.wait(10)
+    assert left.wait(LONG_S)
 
 
 _TOOLS = {"tools": [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]}
@@ -292,7 +293,7 @@ def test_behind_the_only_call_nothing_more_is_generated(fake: FakeUpstream, fron
     assert "".join(call["function"]["arguments"] for call in said) == '{"at": "dogs"}'
     assert choices[-1]["finish_reason"] == "tool_calls"
     assert "then" not in answer.text
-    assert left.wait(10)
+    assert left.wait(LONG_S)
 
 
 # How it starts
@@ -390,7 +391,7 @@ def test_llama_cpp(serve: Serve, llama: str) -> None:
         answer = front.post("/v1/chat/completions", body).json()
         assert chaos.num_connections >= 3, answer
     whole = httpx.post(
-        f"{llama}/v1/chat/completions", json=body | {"top_k": 0, "min_p": 0, "top_p": 1}, timeout=20
+        f"{llama}/v1/chat/completions", json=body | {"top_k": 0, "min_p": 0, "top_p": 1}, timeout=LONG_S
     ).json()
     assert answer["choices"][0]["message"]["content"] == whole["choices"][0]["message"]["content"]
     assert answer["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]

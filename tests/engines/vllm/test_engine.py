@@ -16,6 +16,7 @@ import psutil
 import pytest
 from tests.engines.lora import answer, random_pairs, save
 from tests.engines.shared import SHARED_LAWS, Shared
+from tests.waiting import LONG_S
 from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, Supervisor, load_engine
@@ -148,7 +149,7 @@ if _IS_HERE:
         family = worker.children(recursive=True)
         assert len(family) > 2, "the library's and the keeper"
         worker.kill()
-        _, alive = await asyncio.to_thread(psutil.wait_procs, family, timeout=10)
+        _, alive = await asyncio.to_thread(psutil.wait_procs, family, timeout=LONG_S)
         running.cancel()
         await asyncio.wait([running])
         assert not alive

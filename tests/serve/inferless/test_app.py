@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.serve.inferless.apps import STREAMING, UNARY, Make, Reader, apps, events_of, served
-from tests.waiting import wait_until
+from tests.waiting import LONG_S, wait_until
 
 from tailrace.serve.inferless import model as model_module
 
@@ -237,7 +237,7 @@ async def test_as_many_run_at_once_as_are_let(make: Make, concurrency: int) -> N
             asking.create_task(client.post("/v2/models/m/generate", json={"TEXT": str(number)})) for number in range(4)
         ]
         for _ in range(concurrency):
-            await asyncio.to_thread(instance.entered.acquire, timeout=20)
+            await asyncio.to_thread(instance.entered.acquire, timeout=LONG_S)
         assert len(instance.seen) == concurrency
         instance.gate.release(4)
         assert [(await one).json()["OUT"] for one in asked] == ["0", "1", "2", "3"]
@@ -251,7 +251,7 @@ async def test_a_full_queue_refuses(make: Make, monkeypatch: pytest.MonkeyPatch)
     instance = app._loaded.instance
     async with served(app) as client, asyncio.TaskGroup() as asking:
         first = asking.create_task(client.post("/v2/models/m/generate", json={"TEXT": "1"}))
-        await asyncio.to_thread(instance.entered.acquire, timeout=20)
+        await asyncio.to_thread(instance.entered.acquire, timeout=LONG_S)
         second = asking.create_task(client.post("/v2/models/m/generate", json={"TEXT": "2"}))
         await wait_until(lambda: len(app._model._pending) >= 2)
         for verb in ("infer", "generate_stream"):
@@ -268,7 +268,7 @@ async def test_who_leaves_while_waiting_is_not_attended_to(make: Make) -> None:
     instance = app._loaded.instance
     async with served(app) as client, asyncio.TaskGroup() as asking:
         first = asking.create_task(client.post("/v2/models/m/generate", json={"TEXT": "1"}))
-        await asyncio.to_thread(instance.entered.acquire, timeout=20)
+        await asyncio.to_thread(instance.entered.acquire, timeout=LONG_S)
         leaving = Reader(app, "/v2/models/m/generate", {"TEXT": "2"})
         await wait_until(lambda: len(app._model._pending) >= 2)
         await leaving.leave()
@@ -311,7 +311,7 @@ async def test_a_batch_keeps_its_turn_when_everybody_has_left(make: Make) -> Non
     instance = app._loaded.instance
     async with served(app) as client, asyncio.TaskGroup() as asking:
         leaving = Reader(app, "/v2/models/m/generate", {"TEXT": "1"})
-        await asyncio.to_thread(instance.entered.acquire, timeout=20)
+        await asyncio.to_thread(instance.entered.acquire, timeout=LONG_S)
         await leaving.leave()
         asked = asking.create_task(client.post("/v2/models/m/generate", json={"TEXT": "2"}))
         await wait_until(lambda: len(app._model._pending) >= 2)
@@ -324,14 +324,14 @@ async def test_a_batch_keeps_its_turn_when_everybody_has_left(make: Make) -> Non
 
 async def test_a_batch_that_does_not_begin_in_time_is_refused(make: Make) -> None:
     app = make(GATED.replace('inputs["TEXT"]', "len(inputs)").replace('return {"OUT": len(inputs)}', "return inputs"),
-               UNARY + "BATCH_SIZE = 1\nBATCH_WINDOW = 1\n", name="m", queue_s=0.05)  # fmt: skip
+               UNARY + "BATCH_SIZE = 1\nBATCH_WINDOW = 1\n", name="m", queue_s=1)  # fmt: skip
     instance = app._loaded.instance
     async with served(app) as client, asyncio.TaskGroup() as asking:
         first = asking.create_task(client.post("/v2/models/m/generate", json={"TEXT": "1"}))
-        await asyncio.to_thread(instance.entered.acquire, timeout=20)
+        await asyncio.to_thread(instance.entered.acquire, timeout=LONG_S)
         refused = await client.post("/v2/models/m/generate", json={"TEXT": "2"})
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "5")
-        assert refused.json() == {"error": "The app was not free within 0.05 s."}
+        assert refused.json() == {"error": "The app was not free within 1 s."}
         instance.gate.release()
         assert (await first).json()["TEXT"] == "1"  # it had begun: it may take longer than that
     assert len(instance.seen) == 1
@@ -380,7 +380,7 @@ async def test_a_call_that_does_not_come_back_does_not_keep_the_app_from_stoppin
     with caplog.at_level(logging.WARNING):
         async with served(app) as client:
             asked = asyncio.create_task(client.post("/v2/models/m/generate", json={"TEXT": "1"}))
-            await asyncio.to_thread(instance.entered.acquire, timeout=20)
+            await asyncio.to_thread(instance.entered.acquire, timeout=LONG_S)
     answer = await asked
     assert (answer.status_code, answer.json()) == (500, {"error": "The app is shutting down."})
     assert "finalize is not called" in caplog.text
