@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
 from tests.api.process import Server
 from tests.lacking import told
+
+# Where Python is told to keep no bytecode, each of the servers that tests start compiles all its modules again, which is
+# half of the processor time of a start. For this process, and for those that it starts:
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # A shell starts what it runs in the background with Ctrl-C ignored, and so would be everything that tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
