@@ -13,8 +13,8 @@ from hypothesis import settings
 from tests.api.process import Server
 from tests.lacking import told
 
-# Where Python is told to keep no bytecode, each of the servers that tests start compiles all its modules again, which is
-# half of the processor time of a start. For this process, and for those that it starts:
+# Where Python is told to keep no bytecode, each server that tests start compiles all its modules again: half of the
+# processor time of a start. For this process, and for those that it starts:
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 

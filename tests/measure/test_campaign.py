@@ -22,15 +22,11 @@ async def _findings(**options: float) -> list[Finding]:
     return findings
 
 
-async def test_an_exact_engine_replays_every_id() -> None:
+async def test_an_exact_engine_replays_every_id_and_going_on_from_the_prompt_is_another_request() -> None:
+    """The scripted engine's tokens are a function of the prompt, so that a longer one has another answer."""
     findings = await _findings()
     assert all(finding.runs for finding in findings)
     assert not any(finding.differences for finding in findings)
-
-
-async def test_going_on_from_the_prompt_is_another_request() -> None:
-    """The scripted engine's tokens are a function of the prompt, so that a longer one has another answer."""
-    findings = await _findings()
     assert sum(finding.refill_differences for finding in findings) > 0
 
 

@@ -219,6 +219,7 @@ def test_memory_of_aborted_ones_is_waited_for(small_engine: Shared) -> None:
     assert ends == {**dict.fromkeys((0, 4, 5, 6), "length"), **dict.fromkeys((1, 2, 3), "cancelled")}
 
 
+@pytest.mark.deep
 def test_memory_of_ones_own_is_as_long_as_the_context(spec: EngineSpec) -> None:
     """Where there is enough for each to have the longest, nobody waits, and nobody is cut short."""
     loaded = load_engine(msgspec.structs.replace(spec, context_tokens=128, kv_tokens=512, max_sequences=4))

@@ -67,7 +67,10 @@ def _run(engine: Engine, prompts: list[tuple[int, ...]], seeds: list[int | None]
     ]
 
 
-@pytest.mark.parametrize("length", [5, 32, 33, 64, 65, 129, 160, 257, 300])
+_LENGTHS = (5, 33, 300, *(pytest.param(length, marks=pytest.mark.deep) for length in (32, 64, 65, 129, 160, 257)))
+
+
+@pytest.mark.parametrize("length", _LENGTHS)
 def test_prompt_asked_again(cached: Engine, alone: Callable[..., Bits], length: int) -> None:
     """Among them those of which the library's own cache would leave one token, and those that take several steps."""
     prompt = tuple(range(1000 + length, 1000 + 2 * length))
@@ -76,7 +79,7 @@ def test_prompt_asked_again(cached: Engine, alone: Callable[..., Bits], length: 
         assert _run(cached, [prompt, (5, 6, 7), prompt], [None, 1, None], apart=apart)[::2] == [expected] * 2
 
 
-@pytest.mark.parametrize("apart", [0, 1, 2])
+@pytest.mark.parametrize("apart", [1, *(pytest.param(steps, marks=pytest.mark.deep) for steps in (0, 2))])
 def test_same_prompt_with_several_seeds(
     cached: Engine, alone: Callable[..., Bits], chat: Callable[[str], tuple[int, ...]], apart: int
 ) -> None:
