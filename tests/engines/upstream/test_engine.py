@@ -385,8 +385,8 @@ _CUTS: dict[str, Answer | bytes] = {
 
 @pytest.mark.parametrize("case", _CUTS)
 def test_a_cut_is_told_behind_what_was_said(case: str) -> None:
-    patience = {"idle_s": 1.0} if case == "silence" else {}
-    with FakeUpstream(_CUTS[case]) as upstream, engine_at(upstream.port, **patience) as engine:
+    idle_s = 1.0 if case == "silence" else LONG_S
+    with FakeUpstream(_CUTS[case]) as upstream, engine_at(upstream.port, idle_s=idle_s) as engine:
         deltas = run(engine, asking())[1]
     assert text_of(deltas) == "ab"
     assert (deltas[-1].finish_reason, deltas[-1].is_lost) == ("error", True)
