@@ -396,3 +396,81 @@ def test_without_a_database(tmp_path: Path) -> None:
         assert server.post("/v1/chat/completions", {"messages": [_user("Hi")], "max_tokens": 2}).status_code == 200
         there.unlink()
         until(lambda: server.http.get("/v1/conversations").status_code == 200)
+
+
+# Files
+
+
+@pytest.mark.parametrize("form", ["tailrace", "chatgpt", "sharegpt"])
+def test_out_as_a_file_and_in_again(server: Server, form: str) -> None:
+    its_id = _made(server, "Hi", "Ho", "More")
+    _chat(server, {"id": its_id, "parent_id": None}, _user("Another beginning"))
+    texts = _texts(server, its_id)
+    exported = server.http.get(f"/v1/conversations/{its_id}/export", params={"format": form})
+    assert exported.status_code == 200
+    assert "attachment" in exported.headers["content-disposition"]
+    taken_in = server.post("/v1/conversations/import", exported.json())
+    assert taken_in.status_code == 200, taken_in.text
+    (again,) = taken_in.json()["data"]
+    assert again["id"] != its_id
+    assert (again["title"], taken_in.json()["num_left_out"]) == ("Hi", 0)
+    assert _texts(server, again["id"]) == texts
+    tree = server.http.get(f"/v1/conversations/{again['id']}/tree").json()["data"]
+    assert len(tree) == (2 if form == "sharegpt" else 5)  # which has no branches
+    assert _chat(server, again["id"], _user("And on")).status_code == 200
+
+
+def test_our_file_is_the_same_again(server: Server) -> None:
+    its_id = _made(server, "Hi", "Ho")
+    server.post(f"/v1/conversations/{its_id}", {"metadata": {"a": "b"}})
+    first = server.http.get(f"/v1/conversations/{its_id}/export").json()
+    (again,) = server.post("/v1/conversations/import", first).json()["data"]
+    assert server.http.get(f"/v1/conversations/{again['id']}/export").json() == first
+
+
+def test_all_in_one_file(server: Server) -> None:
+    ids = {_made(server, "One"), _made(server, "Two")}
+    for form, key in (("chatgpt", "id"), ("sharegpt", "id")):
+        exported = server.http.get("/v1/conversations/export", params={"format": form}).json()
+        assert ids <= {one[key] for one in exported}
+    (whole,) = {len(server.http.get("/v1/conversations/export").json()["conversations"])}
+    listed = 0
+    query: Json = {"limit": 100}
+    while True:
+        page = server.http.get("/v1/conversations", params=query).json()
+        listed += len(page["data"])
+        if not page["has_more"]:
+            break
+        query["after"] = page["last_id"]
+    assert whole == listed
+
+
+@pytest.mark.parametrize(
+    ("content", "status"),
+    [
+        (b"", 400),
+        (b"[", 400),
+        (b"{}", 400),
+        (b'[{"mapping": {"a": {"parent": "a"}}}]', 400),
+        (b"[" * 200_000, 400),
+        (b'{"conversations": [{"from": "human", "value": "' + b"x" * 3_000_000 + b'"}]}', 413),
+        (b"[]", 200),
+    ],
+    ids=["nothing", "torn", "neither", "loop", "deep", "large", "empty"],
+)
+def test_files_that_are_taken_or_not(server: Server, content: bytes, status: int) -> None:
+    before = server.http.get("/v1/conversations").json()
+    headers = {"content-type": "application/json"}
+    answer = server.http.post("/v1/conversations/import", content=content, headers=headers)
+    assert answer.status_code == status, answer.text
+    assert server.http.get("/v1/conversations").json() == before
+
+
+def test_what_is_asked_of_files_and_is_not_there(server: Server) -> None:
+    for path, status in (
+        ("/v1/conversations/export?format=pdf", 400),
+        ("/v1/conversations/export?limit=5", 400),
+        ("/v1/conversations/conv_none/export", 404),
+    ):
+        assert server.http.get(path).status_code == status
+    assert server.http.post("/v1/conversations/import", content=b"[]").status_code == 415

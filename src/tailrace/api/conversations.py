@@ -23,7 +23,7 @@ from tailrace.http.answers import JsonAnswer
 from tailrace.http.bodies import BodyBudget
 from tailrace.records.keeper import ConversationKeeper
 
-__all__ = ["ConversationRoutes", "conversation_json"]
+__all__ = ["ConversationRoutes", "conversation_json", "query_of", "reader_of", "writer_of"]
 
 _Result = TypeVar("_Result")
 _Shown = TypeVar("_Shown", Conversation, Item)
@@ -79,8 +79,8 @@ class ConversationRoutes:
         ]
 
     async def _list(self, request: Request) -> ASGIApp:
-        owner = _reader(request)
-        query = _query(request, "limit", "after", "search")
+        owner = reader_of(request)
+        query = query_of(request, "limit", "after", "search")
         limit, after, search = _limit(query), query.get("after"), query.get("search", "")
         if len(search) > _MAX_SEARCH or "\0" in search:
             raise RequestError(f"search has at most {_MAX_SEARCH} characters, and no NUL.", param="search")
@@ -88,7 +88,7 @@ class ConversationRoutes:
         return _page(*page, conversation_json, lambda found: found.conversation_id)
 
     async def _create(self, request: Request) -> ASGIApp:
-        owner = _writer(request)
+        owner = writer_of(request)
         body, ignored = await self._read(request, NewConversationBody)
         items, ignored_in_items = _items(body.items or [])
         headers = self._naming(ignored + ignored_in_items)
@@ -99,11 +99,11 @@ class ConversationRoutes:
         return _answer(conversation_json(made), headers)
 
     async def _show(self, request: Request) -> ASGIApp:
-        owner, its_id = _reader(request), request.path_params["conversation_id"]
+        owner, its_id = reader_of(request), request.path_params["conversation_id"]
         return _answer(conversation_json(await self._conversations.ask(lambda store: store.get(owner, its_id))))
 
     async def _update(self, request: Request) -> ASGIApp:
-        owner, its_id = _writer(request), request.path_params["conversation_id"]
+        owner, its_id = writer_of(request), request.path_params["conversation_id"]
         body, ignored = await self._read(request, ConversationChangesBody)
         title, headers = _title(body.title), self._naming(ignored)
         changed = await self._conversations.ask(
@@ -112,12 +112,12 @@ class ConversationRoutes:
         return _answer(conversation_json(changed), headers)
 
     async def _delete(self, request: Request) -> ASGIApp:
-        owner, its_id = _writer(request), request.path_params["conversation_id"]
+        owner, its_id = writer_of(request), request.path_params["conversation_id"]
         await self._conversations.ask(lambda store: store.delete(owner, its_id))
         return _answer({"id": its_id, "object": "conversation.deleted", "deleted": True})
 
     async def _tree(self, request: Request) -> ASGIApp:
-        owner, its_id = _reader(request), request.path_params["conversation_id"]
+        owner, its_id = reader_of(request), request.path_params["conversation_id"]
         conversation, items = await self._conversations.ask(lambda store: store.tree(owner, its_id))
         return _answer(
             {
@@ -129,8 +129,8 @@ class ConversationRoutes:
         )
 
     async def _list_items(self, request: Request) -> ASGIApp:
-        owner, its_id = _reader(request), request.path_params["conversation_id"]
-        query = _query(request, "limit", "after", "order", "include", "include[]")
+        owner, its_id = reader_of(request), request.path_params["conversation_id"]
+        query = query_of(request, "limit", "after", "order", "include", "include[]")
         limit, after, order = _limit(query), query.get("after"), query.get("order", "desc")
         if order not in ("asc", "desc"):
             raise RequestError("order is asc or desc.", param="order")
@@ -140,7 +140,7 @@ class ConversationRoutes:
         return _page(*page, item_json, lambda item: item.item_id)
 
     async def _add_items(self, request: Request) -> ASGIApp:
-        owner, its_id = _writer(request), request.path_params["conversation_id"]
+        owner, its_id = writer_of(request), request.path_params["conversation_id"]
         body, ignored = await self._read(request, NewItemsBody)
         items, ignored_in_items = _items(body.items)
         headers = self._naming(ignored + ignored_in_items)
@@ -150,12 +150,12 @@ class ConversationRoutes:
         return _page(added, False, item_json, lambda item: item.item_id, headers)
 
     async def _show_item(self, request: Request) -> ASGIApp:
-        owner, path = _reader(request), request.path_params
+        owner, path = reader_of(request), request.path_params
         item = await self._conversations.ask(lambda store: store.item(owner, path["conversation_id"], path["item_id"]))
         return _answer(item_json(item))
 
     async def _delete_item(self, request: Request) -> ASGIApp:
-        owner, path = _writer(request), request.path_params
+        owner, path = writer_of(request), request.path_params
         left = await self._conversations.ask(
             lambda store: store.delete_item(owner, path["conversation_id"], path["item_id"])
         )
@@ -190,24 +190,24 @@ def conversation_json(conversation: Conversation) -> JsonBody:
     }
 
 
-def _reader(request: Request) -> str:
+def reader_of(request: Request) -> str:
     """The owner. Raises: Forbidden."""
     principal_of(request.scope).require("read")
     return owner_of(request.scope)
 
 
-def _writer(request: Request) -> str:
+def writer_of(request: Request) -> str:
     """The owner. Raises: Forbidden."""
     principal_of(request.scope).require("generate")
     return owner_of(request.scope)
 
 
-def _query(request: Request, *known: str) -> Mapping[str, str]:
+def query_of(request: Request, *known: str) -> Mapping[str, str]:
     """Raises: RequestError."""
     query = read_query(request.scope["query_string"])
     unknown = next((name for name in query if name not in known), None)
     if unknown is not None:
-        raise RequestError(f"The query takes {', '.join(known)}.")
+        raise RequestError(f"The query takes {', '.join(known) or 'nothing'}.")
     return query
 
 

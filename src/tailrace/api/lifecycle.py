@@ -13,6 +13,7 @@ from starlette.types import ASGIApp
 
 from tailrace.access.keyring import Keyring
 from tailrace.api.access import AccessRoutes
+from tailrace.api.conversation_files import ConversationFileRoutes
 from tailrace.api.conversations import ConversationRoutes
 from tailrace.api.durable import DurableRoutes
 from tailrace.api.metrics import Metrics
@@ -55,7 +56,9 @@ def build_routes(
     own: list[BaseRoute] = []
     if records is not None:
         talks = ConversationRoutes(records.conversations, bodies, is_strict=settings.strict)
-        own = [*AccessRoutes(records, bodies).table(), *UsageRoutes(records).table(), *talks.table()]
+        files = ConversationFileRoutes(records.conversations, bodies)
+        access, usage = AccessRoutes(records, bodies), UsageRoutes(records)
+        own = [*access.table(), *usage.table(), *files.table(), *talks.table()]  # `export` is no conversation's id
     return [*own, *streams.table(), *routes.table(), *sockets.table()]
 
 

@@ -91,6 +91,13 @@ _RECORDS = (
     _OfRecords("get", "/v1/usage", "usage", "Sums of requests and tokens.", query=(
         "by", "since", "until", "owner", "key", "format",
     )),
+    _OfRecords("get", "/v1/conversations/export", "export_conversations", "All conversations as a file.", query=(
+        "format",
+    )),
+    _OfRecords("get", _TALK + "/export", "export_conversation", "A conversation as a file.", query=("format",)),
+    _OfRecords("post", "/v1/conversations/import", "import_conversations", "Takes in a file of conversations.", {
+        "conversations": [{"from": "human", "value": "Why do rivers bend?"}, {"from": "gpt", "value": "They erode."}],
+    }),
     _OfRecords("get", _TALK, "show_conversation", "Shows a conversation without its items."),
     _OfRecords("post", _TALK, "change_conversation", "Changes title, metadata or the current branch.", {
         "title": "Dogs and cats",

@@ -33,7 +33,7 @@ __all__ = [
     "check_items",
     "items_of",
     "messages_of",
-    "read_metadata",
+    "metadata_fault",
     "title_from",
 ]
 
@@ -168,7 +168,7 @@ def title_from(items: Iterable[Item]) -> str:
     return line if len(line) <= _FROM_TEXT else line[: _FROM_TEXT - 1].rstrip() + "…"
 
 
-def read_metadata(given: Mapping[str, str]) -> str:
+def metadata_fault(given: Mapping[str, str]) -> str:
     """What is wrong with metadata; "" for nothing. The limits are those of OpenAI's API."""
     if len(given) > 16:
         return "metadata has at most 16 entries."

@@ -23,6 +23,7 @@ __all__ = [
     "read_fields",
     "read_json",
     "read_known",
+    "read_value",
     "refuse",
     "require_json",
     "require_json_or_curl",
@@ -101,7 +102,15 @@ def _kind(headers: Mapping[str, str]) -> str:
 
 
 def read_json(body: bytes) -> JsonBody:
-    """A JSON object, strictly: no NaN, no lone surrogates, nothing nested beyond reason.
+    """As `read_value`, where it has to be an object."""
+    value = read_value(body)
+    if not isinstance(value, dict):
+        raise RequestError("The body must be a JSON object.")
+    return value
+
+
+def read_value(body: bytes) -> object:
+    """JSON, strictly: no NaN, no lone surrogates, nothing nested beyond reason.
 
     Raises: RequestError, which never repeats what was sent.
     """
@@ -115,11 +124,10 @@ def read_json(body: bytes) -> JsonBody:
         position = re.search(r"\(byte (\d+)\)", str(error))
         where = f" at byte {position[1]}" if position else ""
         raise RequestError(f"The body is not valid JSON{where}.") from None
-    if not isinstance(value, dict):
-        raise RequestError("The body must be a JSON object.")
     if is_deeper(value):
         raise RequestError("The body is nested too deeply.")
-    return value
+    result: object = value
+    return result
 
 
 def read_fields(body: JsonBody, shape: type[T], *, strict: bool = False) -> tuple[T, tuple[str, ...]]:

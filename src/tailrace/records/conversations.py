@@ -56,11 +56,17 @@ class ConversationStore:
         return self.take_in(owner, [(made, placed)])[0]
 
     def take_in(self, owner: str, given: Sequence[tuple[Conversation, Sequence[Item]]]) -> list[Conversation]:
-        """Keep whole conversations, all of them or none. Each gets an id of its own; items keep theirs."""
-        made = []
+        """Keep whole conversations, all of them or none. Each gets an id of its own, and the time if it has none; items
+        keep theirs."""
+        made, now_s = [], time.time()
         with self._database.begin() as connection:
             for conversation, items in given:
-                kept = replace(conversation, conversation_id=f"conv_{secrets.token_urlsafe(16)}")
+                kept = replace(
+                    conversation,
+                    conversation_id=f"conv_{secrets.token_urlsafe(16)}",
+                    created_s=conversation.created_s or now_s,
+                    updated_s=conversation.updated_s or now_s,
+                )
                 row = {**asdict(kept), "metadata": as_json(kept.metadata), "owner": owner}
                 connection.execute(insert(conversations).values(**row))
                 write(connection, kept.conversation_id, items)
@@ -89,6 +95,11 @@ class ConversationStore:
                 query = query.where(or_(changed_s < last.updated_s, is_level))
             rows = connection.execute(query.order_by(changed_s.desc(), its_id.desc()).limit(limit + 1)).all()
         return [conversation_of(row) for row in rows[:limit]], len(rows) > limit
+
+    def ids(self, owner: str) -> Sequence[str]:
+        query = select(conversations.c.conversation_id).where(conversations.c.owner == owner)
+        with self._database.begin() as connection:
+            return list(connection.execute(query.order_by(conversations.c.created_s.desc())).scalars())
 
     def get(self, owner: str, conversation_id: str) -> Conversation:
         with self._database.begin() as connection:

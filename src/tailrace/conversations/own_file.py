@@ -1,0 +1,100 @@
+"""Conversations as tailrace writes them to a file: all branches, nothing lost."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from tailrace.conversations.drafts import Draft, Json, as_shape, clean, draft_of, seconds
+from tailrace.conversations.items import Conversation, Item, metadata_fault
+from tailrace.errors import RequestError
+
+__all__ = ["FORMAT", "read_own", "write_own"]
+
+FORMAT = "tailrace.conversations"
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+_SHOWN = {"item_id": "id", "kind": "type", "created_s": "created_at"}
+_HIDDEN = ("stream_id",)  # of the server that wrote it
+
+
+class _OwnItem(msgspec.Struct):
+    id: str
+    parent_id: str | None = None
+    type: Literal["message", "function_call", "function_call_output"] = "message"
+    role: Literal["", "system", "developer", "user", "assistant"] = ""
+    text: str = ""
+    call_id: str = ""
+    name: str = ""
+    status: Literal["completed", "incomplete", "in_progress"] = "completed"
+    created_at: float = 0.0
+
+
+class _OwnConversation(msgspec.Struct):
+    items: list[_OwnItem]
+    title: str = ""
+    metadata: dict[str, str] = {}
+    head: str | None = None
+    created_at: float = 0.0
+    updated_at: float = 0.0
+
+
+def write_own(conversation: Conversation, items: Sequence[Item]) -> Json:
+    return {
+        "title": conversation.title,
+        "created_at": conversation.created_s,
+        "updated_at": conversation.updated_s,
+        "metadata": conversation.metadata,
+        "head": conversation.head,
+        "items": [
+            {_SHOWN.get(name, name): value for name, value in asdict(item).items() if name not in _HIDDEN}
+            for item in items
+        ],
+    }
+
+
+def read_own(value: object, where: str) -> Draft:
+    """Raises: RequestError."""
+    given = as_shape(value, _OwnConversation, where)
+    if fault := metadata_fault(given.metadata):
+        raise RequestError(f"{where}.metadata: {fault}", param=f"{where}.metadata")
+    seen: set[str] = set()
+    items = []
+    for place, one in enumerate(given.items):
+        here = f"{where}.items[{place}]"
+        if not _ID.fullmatch(one.id) or one.id in seen:
+            raise RequestError(f"{here}: ids have 1 to 64 letters, digits, - and _, each once.", param=here)
+        if one.parent_id is not None and one.parent_id not in seen:
+            raise RequestError(f"{here}: its parent does not stand before it.", param=here)
+        if (one.type == "message") != bool(one.role):
+            raise RequestError(f"{here}: a message has a role, and nothing else has.", param=here)
+        seen.add(one.id)
+        items.append(_item(one))
+    if given.head is not None and given.head not in seen:
+        raise RequestError(f"{where}.head: there is no such item.", param=f"{where}.head")
+    return draft_of(
+        items,
+        given.head,
+        title=given.title,
+        created_s=given.created_at,
+        updated_s=given.updated_at,
+        metadata=given.metadata,
+    )
+
+
+def _item(one: _OwnItem) -> Item:
+    item = Item(
+        item_id=one.id,
+        parent_id=one.parent_id,
+        kind=one.type,
+        role=one.role,
+        text=clean(one.text),
+        call_id=clean(one.call_id),
+        name=clean(one.name),
+        status=one.status,
+        created_s=seconds(one.created_at),
+    )
+    return replace(item, status="incomplete") if item.status == "in_progress" else item

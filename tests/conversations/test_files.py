@@ -1,0 +1,251 @@
+"""Conversations to files and back, in each form; and files that are wrong."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from tailrace.conversations.drafts import Draft
+from tailrace.conversations.files import FORMS, FRAMES, read_file
+from tailrace.conversations.items import Conversation, Item, chained, items_of, messages_of
+from tailrace.errors import RequestError
+from tailrace.types import Message, ToolCall
+
+Json = dict[str, Any]  # Any: of JSON
+
+_TALK = items_of(
+    (
+        Message("system", "Be brief."),
+        Message("user", "Look!"),
+        Message("assistant", "So:", (ToolCall("c1", "look", '{"a":1}'),)),
+        Message("tool", "a river", tool_call_id="c1"),
+        Message("assistant", "A river.\u2028😀"),
+    )
+)
+
+
+def _written(form: str, *conversations: tuple[Conversation, list[Item]]) -> object:
+    """What a program reads that opens the file."""
+    before, behind = FRAMES[form]
+    pieces = [json.dumps(FORMS[form](*one)).encode() for one in conversations]
+    return json.loads(before + b",".join(pieces) + behind)
+
+
+def _line(*items: Item) -> tuple[Conversation, list[Item]]:
+    placed = chained(items, map(str, range(99)), None, 5.5)
+    return Conversation(conversation_id="conv_a", title="T", created_s=1.5, head=placed[-1].item_id), placed
+
+
+def _again(form: str, *conversations: tuple[Conversation, list[Item]]) -> list[Draft]:
+    return read_file(_written(form, *conversations))
+
+
+def _shape(items: list[Item]) -> list[object]:
+    """A tree without the names of its items: for each its parent's place and what it says."""
+    places = {item.item_id: place for place, item in enumerate(items)}
+    return [
+        (places.get(item.parent_id or ""), item.kind, item.role, item.text, item.name, item.status) for item in items
+    ]
+
+
+@st.composite
+def _trees(draw: st.DrawFn) -> tuple[Conversation, list[Item]]:
+    items: list[Item] = []
+    for number in range(draw(st.integers(0, 8))):
+        item = Item(
+            item_id=f"i{number}",
+            parent_id=draw(st.sampled_from([None, *(one.item_id for one in items)])),
+            role=draw(st.sampled_from(["system", "developer", "user", "assistant"])),
+            text=draw(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]))),
+            status=draw(st.sampled_from(["completed", "incomplete"])),
+            created_s=draw(st.floats(0, 1e10)),
+        )
+        items.append(item)
+    head = draw(st.sampled_from([None, *(one.item_id for one in items)]))
+    metadata = draw(st.dictionaries(st.text("abc", min_size=1, max_size=64), st.text("xyz", max_size=9), max_size=16))
+    title = draw(st.text("Title ", max_size=200))
+    return Conversation(title=title, created_s=1.0, updated_s=2.0, metadata=metadata, head=head), items
+
+
+@given(_trees())
+def test_our_file_loses_nothing(tree: tuple[Conversation, list[Item]]) -> None:
+    (draft,) = _again("tailrace", tree)
+    assert (draft.conversation, draft.items, draft.num_left_out) == (*tree, 0)
+
+
+def test_our_file_has_calls_and_knows_no_stream() -> None:
+    conversation, items = _line(*_TALK, Item(role="assistant", status="in_progress", stream_id="s"))
+    (draft,) = _again("tailrace", (conversation, items))
+    assert draft.items == [*items[:-1], replace(items[-1], status="incomplete", stream_id="")]
+
+
+@given(_trees())
+def test_chatgpts_file_keeps_the_tree_of_what_has_text(tree: tuple[Conversation, list[Item]]) -> None:
+    conversation, items = tree
+    items = [replace(item, text=item.text + ".") for item in items]
+    (draft,) = _again("chatgpt", (conversation, items))
+    assert sorted(map(str, _paths(draft.items))) == sorted(map(str, _paths(items)))
+    if conversation.head is not None:
+        assert _path(draft.items, draft.conversation.head) == _path(items, conversation.head)
+    assert draft.conversation.title == conversation.title
+
+
+def _path(items: list[Item], item_id: str | None) -> list[object]:
+    by_id = {item.item_id: item for item in items}
+    path: list[object] = []
+    while item_id is not None:
+        item = by_id[item_id]
+        path.append((item.kind, item.role, item.text, item.status, item.created_s))
+        item_id = item.parent_id
+    return path
+
+
+def _paths(items: list[Item]) -> list[list[object]]:
+    return [_path(items, item.item_id) for item in items]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_model_is_shown_the_same_whatever_the_form(form: str) -> None:
+    one, other = _line(*_TALK), _line(Item(role="user", text="Hi"))
+    drafts = _again(form, one, other)
+    for (_, items), draft in zip((one, other), drafts, strict=True):
+        ours, theirs = messages_of(items), messages_of(draft.items)
+        assert [(message.role, message.content) for message in ours] == [
+            (message.role, message.content) for message in theirs
+        ]
+        for said, read in zip(ours, theirs, strict=True):
+            assert [(call.name, json.loads(call.arguments)) for call in said.tool_calls] == [
+                (call.name, json.loads(call.arguments)) for call in read.tool_calls
+            ]
+        assert draft.conversation.title == "T"
+        assert draft.conversation.head == draft.items[-1].item_id
+    calls = [item.call_id for item in drafts[0].items if item.kind != "message"]
+    assert len(calls) == 2
+    assert len(set(calls)) == 1  # the output is still the call's
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_no_conversations_are_a_file(form: str) -> None:
+    assert _again(form) == []
+
+
+def _node(parent: str | None, role: str, content: object, **more: object) -> Json:
+    message = {"author": {"role": role}, "content": content, "create_time": 7.0, **more}
+    return {"id": "x", "parent": parent, "children": [], "message": message}
+
+
+def test_a_file_of_chatgpt() -> None:
+    """With what its files have: a root, hidden and empty messages, images, tools that are none here, two branches."""
+    text = {"content_type": "text"}
+    mapping = {
+        "root": {"id": "root", "parent": None, "children": ["sys"], "message": None},
+        "sys": _node(
+            "root", "system", {**text, "parts": [""]}, metadata={"is_visually_hidden_from_conversation": True}
+        ),
+        "q": _node("sys", "user", {**text, "parts": ["What is", "this?"]}),
+        "image": _node("q", "user", {"content_type": "multimodal_text", "parts": [{"asset_pointer": "a"}, "Look"]}),
+        "only": _node("image", "user", {"content_type": "multimodal_text", "parts": [{"asset_pointer": "a"}]}),
+        "think": _node("only", "assistant", {"content_type": "thoughts", "thoughts": [{"content": "Hm"}]}),
+        "python": _node("think", "assistant", {"content_type": "code", "text": "1 + 1"}, recipient="python"),
+        "out": _node("python", "tool", {"content_type": "execution_output", "text": "2"}),
+        "call": _node("out", "assistant", {"content_type": "code", "text": '{"a": 1}'}, recipient="look"),
+        "result": _node("call", "tool", {**text, "parts": ["a river"]}),
+        "a": _node("result", "assistant", {**text, "parts": ["A river."]}, status="in_progress"),
+        "b": _node("result", "assistant", {**text, "parts": ["Water."]}, status="finished_successfully"),
+        "lost": _node("nowhere", "user", {**text, "parts": ["An orphan"]}),
+    }
+    (draft,) = read_file([{"title": "Rivers", "mapping": mapping, "current_node": "b", "create_time": 3.5, "x": 1}])
+    said = {item.text: item for item in draft.items}
+    assert list(said) == ["What is\nthis?", "Look", "1 + 1", '{"a": 1}', "a river", "A river.", "Water.", "An orphan"]
+    assert said["Look"].parent_id == said["What is\nthis?"].item_id
+    assert said["1 + 1"].parent_id == said["Look"].item_id
+    assert said["1 + 1"].kind == "message"
+    assert (said['{"a": 1}'].kind, said['{"a": 1}'].name) == ("function_call", "look")
+    assert said["a river"].call_id == said['{"a": 1}'].call_id
+    assert said["A river."].parent_id == said["Water."].parent_id == said["a river"].item_id
+    assert (said["A river."].status, said["Water."].status) == ("incomplete", "completed")
+    assert said["An orphan"].parent_id is None
+    assert draft.num_left_out == 2  # the image alone, and the tool's output without a call
+    assert draft.conversation == Conversation(title="Rivers", created_s=3.5, updated_s=3.5, head=said["Water."].item_id)
+
+
+def test_a_file_of_sharegpt() -> None:
+    said = [
+        {"from": "human", "value": "Look!"},
+        {"from": "function_call", "value": '{"name": "look", "arguments": {"a": 1}}'},
+        {"from": "observation", "value": "a river"},
+        {"from": "gpt", "value": None},
+        {"from": "observation", "value": "of nothing"},
+        {"from": "gpt", "value": "A river.\0"},
+        {"from": "function_call", "value": "look!"},
+    ]
+    (draft,) = read_file({"id": 5, "system": "Be brief.", "conversations": said})
+    assert messages_of(draft.items[:-1]) == (
+        Message("system", "Be brief."),
+        Message("user", "Look!"),
+        Message("assistant", "", (ToolCall(draft.items[2].call_id, "look", '{"a":1}'),)),
+        Message("tool", "a river", tool_call_id=draft.items[2].call_id),
+        Message("assistant", "A river.\ufffd"),
+    )
+    assert (draft.items[-1].kind, draft.items[-1].text) == ("message", "look!")
+    assert draft.num_left_out == 2
+
+
+def test_times_that_cannot_be() -> None:
+    (draft,) = read_file([{"create_time": 1e300, "update_time": -5, "mapping": {
+        "a": _node(None, "user", {"content_type": "text", "parts": ["Hi"]}, create_time=1e300),
+    }}])  # fmt: skip
+    assert (draft.conversation.created_s, draft.conversation.updated_s, draft.items[0].created_s) == (0, 0, 0)
+
+
+_OURS: Json = {"format": "tailrace.conversations", "version": 1}
+_ITEM: Json = {"id": "a", "role": "user", "text": "kanarienvogel"}
+
+
+@pytest.mark.parametrize(
+    ("file", "param"),
+    [
+        (5, "[0]"),
+        ("kanarienvogel", "[0]"),
+        (None, "[0]"),
+        ({}, "[0]"),
+        ([{}], "[0]"),
+        ([[]], "[0]"),
+        ([{"mapping": {}}, {"kanarienvogel": 1}], "[1]"),
+        ([{"mapping": []}], "[0].mapping"),
+        ([{"mapping": {"kanarienvogel": 5}}], "[0].mapping[…]"),
+        ([{"mapping": {"kanarienvogel": {"message": {"author": 5}}}}], "[0].mapping[…].message.author"),
+        ([{"mapping": {"a": {"parent": "b"}, "b": {"parent": "a"}}}], "[0].mapping"),
+        ([{"mapping": {"a": {"parent": "a"}}}], "[0].mapping"),
+        ([{"conversations": 5}], "[0].conversations"),
+        ([{"conversations": [{"from": "kanarienvogel", "value": "a"}]}], "[0].conversations[0].from"),
+        ([{"conversations": [{"value": "a"}]}], "[0].conversations[0]"),
+        ([{"conversations": [{"from": "human", "value": 5}]}], "[0].conversations[0].value"),
+        ({**_OURS, "version": 2}, "version"),
+        (_OURS, "conversations"),
+        ({**_OURS, "conversations": [{}]}, "conversations[0]"),
+        ({**_OURS, "conversations": [{"items": [{**_ITEM, "id": ""}]}]}, "conversations[0].items[0]"),
+        ({**_OURS, "conversations": [{"items": [{**_ITEM, "id": "a b"}]}]}, "conversations[0].items[0]"),
+        ({**_OURS, "conversations": [{"items": [_ITEM, _ITEM]}]}, "conversations[0].items[1]"),
+        ({**_OURS, "conversations": [{"items": [{**_ITEM, "parent_id": "a"}]}]}, "conversations[0].items[0]"),
+        ({**_OURS, "conversations": [{"items": [{**_ITEM, "role": ""}]}]}, "conversations[0].items[0]"),
+        ({**_OURS, "conversations": [{"items": [{"id": "a", "role": "kanarienvogel"}]}]},
+         "conversations[0].items[0].role"),
+        ({**_OURS, "conversations": [{"items": [{**_ITEM, "type": "function_call"}]}]}, "conversations[0].items[0]"),
+        ({**_OURS, "conversations": [{"items": [], "head": "a"}]}, "conversations[0].head"),
+        ({**_OURS, "conversations": [{"items": [], "metadata": {"a": 5}}]}, "conversations[0].metadata[…]"),
+        ({**_OURS, "conversations": [{"items": [], "metadata": {"a": "x" * 513}}]}, "conversations[0].metadata"),
+        ([{"conversations": []}] * 1001, "conversations"),
+    ],
+    ids=lambda value: str(value)[:60],
+)  # fmt: skip
+def test_files_that_are_wrong(file: object, param: str) -> None:
+    with pytest.raises(RequestError) as refused:
+        read_file(file)
+    assert refused.value.param == param
+    assert "kanarienvogel" not in refused.value.message
