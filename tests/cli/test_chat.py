@@ -232,6 +232,16 @@ def test_its_own_server_ends_with_it() -> None:
         wait_gone(family)
 
 
+def test_what_is_typed_during_an_answer_is_for_the_next_line(server: Server) -> None:
+    with terminal("chat", "--url", server.url, "--max-tokens", "400") as shown:
+        shown.wait_for(">>>")
+        shown.type("Tell me a story.\r")
+        until(lambda: len(shown.text.partition("Tell me a story.")[2]) > 20)
+        shown.type("/model\r\x04")
+        assert shown.wait() == 0
+        assert "Answers come from scripted." in shown.text
+
+
 def test_a_server_of_others() -> None:
     with ForeignServer() as foreign:
         ran = _run(f"{foreign.url}/v1", "-", "--system", "Be brief.", stdin="Hi.", TAILRACE_KEY="sesame")

@@ -97,7 +97,11 @@ def new_screen(*, is_plain: bool) -> Screen:
 
 async def converse(chat: Chat, *, history: Path, is_plain: bool) -> None:
     """Read what the person types, until they leave."""
-    prompt = _prompt(chat, history)
+    with _keys_kept():
+        await _converse(chat, _prompt(chat, history), is_plain=is_plain)
+
+
+async def _converse(chat: Chat, prompt: PromptSession[str], *, is_plain: bool) -> None:
     chat.say(f"{printable_text(chat.model)} at {chat.client.root}. /help says what else there is; Ctrl-D leaves.")
     while True:
         try:
@@ -112,9 +116,8 @@ async def converse(chat: Chat, *, history: Path, is_plain: bool) -> None:
                 return
         elif line:
             try:
-                with _silent_keys():
-                    if not await chat.ask(line, new_screen(is_plain=is_plain)):
-                        chat.say("Stopped.")
+                if not await chat.ask(line, new_screen(is_plain=is_plain)):
+                    chat.say("Stopped.")
             except AnswerFailed as error:
                 chat.say_error(f"{error}.".replace("..", "."))
 
@@ -177,14 +180,14 @@ def _prompt(chat: Chat, history: Path) -> PromptSession[str]:
 
 
 @contextlib.contextmanager
-def _silent_keys() -> Iterator[None]:
-    """Have a terminal not show what is typed while an answer is drawn. It is there for the next line."""
+def _keys_kept() -> Iterator[None]:
+    """Have a terminal keep what is typed while an answer is drawn for the next line, Ctrl-D too, and not show it."""
     try:
         before = termios.tcgetattr(sys.stdin)
     except (termios.error, ValueError):
         yield
         return
-    silent = [*before[:3], before[3] & ~termios.ECHO, *before[4:]]
+    silent = [*before[:3], before[3] & ~(termios.ECHO | termios.ICANON), *before[4:]]
     termios.tcsetattr(sys.stdin, termios.TCSANOW, silent)
     try:
         yield
