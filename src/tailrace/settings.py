@@ -226,6 +226,12 @@ class Settings:
         False, "One line in the log for each request when it is over; never prompts or answers."
     )
 
+    audit_log: str = _setting(
+        "",
+        "File to which a line of JSON is added for each key that is made or changed, each request that is not let in, "
+        "and each stream that is begun, stopped or deleted; never secrets, prompts or answers. SIGHUP opens it again.",
+    )
+
     def __post_init__(self) -> None:
         """Raises: ValueError for what would leave a server that cannot do as it is told."""
         if self.prompt_template and "{prompt}" not in self.prompt_template:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from tailrace.access.audit import note, what_is_noted
 from tailrace.access.keys import DEFAULT_SCOPES, Key, NewKey
 from tailrace.access.principal import caller_of, principal_of
 from tailrace.access.quota import NO_LIMITS, Quota
@@ -83,6 +84,7 @@ class AccessRoutes:
                 body.owner, name=body.name, scopes=body.scopes, lifetime_s=body.expires_in_s, quota=body.quota
             )
         )
+        note("key.create", "done", request.scope, **what_is_noted(made.key))
         return self._hand_over(made, 201)
 
     async def _show(self, request: Request) -> ASGIApp:
@@ -93,6 +95,7 @@ class AccessRoutes:
     async def _revoke(self, request: Request) -> ASGIApp:
         self._require_admin(request)
         key = await self._ask(lambda keys: keys.revoke(request.path_params["key_id"]))
+        note("key.revoke", "done", request.scope, **what_is_noted(key))
         self._keyring.update([key])  # other servers see it within a second
         return JsonAnswer(msgspec.json.encode(key_json(key)))
 
@@ -100,6 +103,7 @@ class AccessRoutes:
         self._require_admin(request)
         body = await self._read(request, _RotateBody)
         made = await self._ask(lambda keys: keys.rotate(request.path_params["key_id"], grace_s=body.grace_s))
+        note("key.rotate", "done", request.scope, **what_is_noted(made.key))
         return self._hand_over(made, 200)
 
     async def _limit(self, request: Request) -> ASGIApp:
@@ -128,6 +132,7 @@ class AccessRoutes:
         if not is_stream_id(body.stream_id):  # another word may be a part of other paths
             raise RequestError("stream_id: This is not the id of a stream.", param="stream_id")
         ticket = self._keyring.tickets.issue(principal.key_id, body.stream_id)
+        note("ticket.give", "done", request.scope, stream=body.stream_id)
         said = msgspec.json.encode({"ticket": ticket, "expires_in_s": LIFETIME_S})
         return JsonAnswer(said, 201, {"cache-control": "no-store"})
 

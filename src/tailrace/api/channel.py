@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
+from tailrace.access.audit import note_refusal, noting
 from tailrace.access.principal import asked_by, sent_by
 from tailrace.api.facts import facts_of
 from tailrace.dialects import websocket
@@ -74,6 +75,7 @@ class StreamChannel:
                 case websocket.Ping(wanted):
                     await self._socket.say(websocket.encode_pong(wanted))
         except TailraceError as error:
+            note_refusal(error, self._socket.scope)
             await self._socket.say(websocket.encode_refusal(name, error))
 
     def _read(self, text: str) -> dict[str, object]:
@@ -134,7 +136,8 @@ class StreamChannel:
             assert cancel.name is not None
             log = self._find(cancel.name).log
         if log.end is None:
-            await self._store.stop(principal.owner, log.stream_id)
+            with noting("stream.cancel", self._socket.scope, stream=log.stream_id):
+                await self._store.stop(principal.owner, log.stream_id)
         await self._socket.say(websocket.encode_status(cancel.name, log.stream_id, log.status))
 
     def _check_free(self, name: str | None) -> None:

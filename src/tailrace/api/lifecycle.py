@@ -11,8 +11,10 @@ from pathlib import Path
 from starlette.routing import BaseRoute, Router
 from starlette.types import ASGIApp
 
+from tailrace.access.audit import open_audit_log
 from tailrace.access.keyring import Keyring
 from tailrace.api.access import AccessRoutes
+from tailrace.api.audit import StreamAudit
 from tailrace.api.conversation_files import ConversationFileRoutes
 from tailrace.api.conversations import ConversationRoutes
 from tailrace.api.durable import DurableRoutes
@@ -41,6 +43,15 @@ _GC_THRESHOLD = (20_000, 50, 100)
 
 # What can be read without a key: whether the server is well, and the files of the page, for which a browser sends none.
 PUBLIC = ("/", "/livez", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready", "/page/")
+
+# What browsers are told of each answer: it is nothing else than it says, nobody keeps it, and no other site embeds it.
+_HEADERS = {
+    "cache-control": "no-store",
+    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
 
 
 def build_routes(
@@ -74,7 +85,10 @@ def build_app(models: Models, durable: DurableStore, settings: Settings, records
             generator.observers.add(records.conversations)
         running = [run.record for generator in generators for run in generator.live]
         records.conversations.attend(models.first.generator.store, running, has_past=not records.is_absent())
-    app = let_origins_read(Edge(router, settings, keyring, public=PUBLIC), settings)
+    if settings.audit_log:
+        for served in models:
+            served.generator.observers.add(StreamAudit())
+    app = let_origins_read(Edge(router, settings, keyring, public=PUBLIC, headers=_HEADERS), settings)
     return AccessLog(app, models.first.generator.store) if settings.access_log else app
 
 
@@ -98,6 +112,10 @@ async def serve(
     ready = asyncio.Event()
 
     async def run() -> None:
+        with open_audit_log(settings):
+            await serve_until_told()
+
+    async def serve_until_told() -> None:
         async with (
             open_records(settings) as records,
             start_service(source, settings, data_path=data_path, cache_path=cache_path, more=more) as service,

@@ -21,6 +21,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace import __version__
+from tailrace.access.audit import noting
 from tailrace.access.principal import asked_by, caller_of, owner_of, principal_of, sent_by
 from tailrace.api.asking import is_from_elsewhere, is_own_address, may_generate, with_headers
 from tailrace.api.facts import facts_of, running_streams
@@ -154,7 +155,7 @@ class Routes:
                 case Follow(parse):
                     answer = await self._follow(owner_of(request.scope), parse(parsed))
                 case OnStream(find, verb):
-                    answer = await self._on_stream(owner_of(request.scope), *find(parsed), verb)
+                    answer = await self._on_stream(request.scope, *find(parsed), verb)
                 case Show(render, is_slow):
                     answer = self._reply(await self._show_slowly(render, parsed) if is_slow else render(parsed))
         return WithHeaders(answer, headers) if headers else answer
@@ -296,7 +297,13 @@ class Routes:
             encoder.skip(log.events[: following.after])
         return self._stream(log, encoder, following.after, following.view, {"x-stream-id": log.stream_id})
 
-    async def _on_stream(self, owner: str, stream_id: str, view: View, verb: str) -> ASGIApp:
+    async def _on_stream(self, scope: Scope, stream_id: str, view: View, verb: str) -> ASGIApp:
+        if verb == "show":
+            return await self._change_and_show(owner_of(scope), stream_id, view, verb)
+        with noting(f"stream.{verb}", scope, stream=stream_id):
+            return await self._change_and_show(owner_of(scope), stream_id, view, verb)
+
+    async def _change_and_show(self, owner: str, stream_id: str, view: View, verb: str) -> ASGIApp:
         log = await self._store.read(owner, stream_id)
         if verb != "show":
             await self._store.stop(owner, stream_id)

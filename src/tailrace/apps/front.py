@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Iterable
+from contextlib import nullcontext
 
 import msgspec
 from starlette.datastructures import Headers, QueryParams
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tailrace.access.audit import noting
 from tailrace.access.principal import owner_of
 from tailrace.apps.metrics import AppMetrics
 from tailrace.apps.pool import HostedApp, Pool
@@ -35,6 +37,7 @@ _OWN = "/-/"
 PUBLIC = ("/-/healthz", "/-/livez", "/-/readyz")  # read without a key
 _TRITON = "/v2/"  # what Inferless apps are on
 _START_RETRY_S = 1.0
+_AUDITED = {("POST", "cancel"): "stream.cancel", ("DELETE", ""): "stream.delete"}
 
 
 class Front:
@@ -111,7 +114,9 @@ class Front:
                 ignored = [printable(name) for name in query if name != "after"]
                 after = cursor or query.get("after", "")
                 return await self._streams.resume(owner, after, stream_id, ignored=ignored)
-            return await self._streams.on_stream(owner, method, stream_id, verb)
+            event = _AUDITED.get((method, verb))
+            with noting(event, scope, stream=stream_id) if event else nullcontext():
+                return await self._streams.on_stream(owner, method, stream_id, verb)
         app = self._app_at(path)
         if app is not None and _is_event_id(cursor):
             return await self._streams.resume(

@@ -14,6 +14,7 @@ from typing import Any
 from starlette.types import ASGIApp
 
 from tailrace import eventloop
+from tailrace.access.audit import open_audit_log
 from tailrace.apps.front import PUBLIC, Front
 from tailrace.apps.pool import HostedApp, Pool
 from tailrace.apps.process import BootError, ReplicaProcess
@@ -62,11 +63,11 @@ async def host(
     Raises: BootError if an app does not start, ModelError if the journal cannot be kept.
     """
     signals = Signals()
-    async with (
-        open_records(settings) as records,
-        open_log_store(settings, data_path) as store,
-        asyncio.TaskGroup() as feeding,
-    ):
+    async with AsyncExitStack() as stack:
+        stack.enter_context(open_audit_log(settings))
+        records = await stack.enter_async_context(open_records(settings))
+        store = await stack.enter_async_context(open_log_store(settings, data_path))
+        feeding = await stack.enter_async_context(asyncio.TaskGroup())
         streams = AppStreams(store, settings, feeding)
         try:
             await streams.recover()

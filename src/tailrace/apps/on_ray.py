@@ -217,6 +217,7 @@ class _Served:
     @contextlib.asynccontextmanager
     async def _service(self) -> AsyncIterator[ASGIApp]:
         """Raises: ModelError."""
+        from tailrace.access.audit import open_audit_log
         from tailrace.api.lifecycle import build_app
         from tailrace.generation.service import start_service
         from tailrace.generation.source import find_source
@@ -227,11 +228,12 @@ class _Served:
         source = await asyncio.to_thread(find_source, self._model, NoProgress(), self._settings.engine)
         with tempfile.TemporaryDirectory(prefix="tailrace-") as directory:
             prepared = prepared_path()
-            async with (
-                open_records(self._settings) as records,
-                start_service(source, self._settings, data_path=Path(directory), cache_path=prepared) as service,
-            ):
-                yield build_app(service.models, service.durable, self._settings, records)
+            with open_audit_log(self._settings):
+                async with (
+                    open_records(self._settings) as records,
+                    start_service(source, self._settings, data_path=Path(directory), cache_path=prepared) as service,
+                ):
+                    yield build_app(service.models, service.durable, self._settings, records)
 
 
 def _without_request_id(send: Send) -> Send:

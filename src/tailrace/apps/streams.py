@@ -14,6 +14,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message
 
+from tailrace.access.audit import note
 from tailrace.apps.events import AppEncoder, BodyPieces, ItemPieces, Memo, encoder_of, path_of
 from tailrace.apps.pool import ReplicaLease
 from tailrace.errors import (
@@ -208,6 +209,7 @@ class AppStreams:
         )
         lease = await self.store.open(record)
         log = lease.log
+        note("stream.begin", "done", owner=owner, model=app, wire=offer.wire, stream=log.stream_id)
         feed = _Feed(self, lease, parts, channel, place)
         log.producer = feed
         self.feeds.add(feed)

@@ -41,7 +41,7 @@ def keys() -> None:
     """
 
 
-_where = setting_options("database", "data_dir")
+_where = setting_options("database", "data_dir", "audit_log")
 _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
@@ -73,6 +73,7 @@ def create(
         made = store.create(
             owner, name=name, scopes=tuple(scopes) or DEFAULT_SCOPES, lifetime_s=expires, quota=quota_with(quota)
         )
+        _note("key.create", made.key)
     _show_new(made, as_json)
 
 
@@ -131,13 +132,16 @@ def limit(key_id: str | None, owner: str | None, as_json: bool, **values: Any) -
     with _store(values) as store:
         if owner is not None:
             changed = store.limit_owner(owner, quota_with(quota, store.quota_of(owner)))
+            _note_owner("owner.limit", owner)
             if as_json:
                 print_json({"owner": owner, "quota": changed})
             else:
                 say(f"Owner {owner}: {said_of_quota(changed)}.")
         else:
             key = store.get(_id_in(key_id or ""))
-            _show(store.limit(key.key_id, quota_with(quota, key.quota)), as_json)
+            limited = store.limit(key.key_id, quota_with(quota, key.quota))
+            _note("key.limit", limited)
+            _show(limited, as_json)
 
 
 @keys.command()
@@ -147,7 +151,9 @@ def limit(key_id: str | None, owner: str | None, as_json: bool, **values: Any) -
 def revoke(key_id: str, as_json: bool, **values: Any) -> None:  # Any: as above
     """End a key, and the streams that were begun with it."""
     with _store(values) as store:
-        _show(store.revoke(_id_in(key_id)), as_json)
+        revoked = store.revoke(_id_in(key_id))
+        _note("key.revoke", revoked)
+    _show(revoked, as_json)
 
 
 @keys.command()
@@ -160,18 +166,22 @@ def revoke(key_id: str, as_json: bool, **values: Any) -> None:  # Any: as above
 def rotate(key_id: str, grace: float, as_json: bool, **values: Any) -> None:  # Any: as above
     """Give a key a new secret, and print it. The key keeps its id, owner and scopes."""
     with _store(values) as store:
-        _show_new(store.rotate(_id_in(key_id), grace_s=grace), as_json)
+        made = store.rotate(_id_in(key_id), grace_s=grace)
+        _note("key.rotate", made.key)
+    _show_new(made, as_json)
 
 
 @contextlib.contextmanager
 def _store(values: dict[str, Any]) -> Iterator[KeyStore]:  # Any: of each setting's type
     """The keys in the database that the options name. Errors of it are the command line's."""
+    from tailrace.access.audit import open_audit_log
     from tailrace.errors import ModelError, StorageError, UnknownKey
     from tailrace.records.keys import KeyStore
     from tailrace.records.service import open_database
 
     try:
-        with contextlib.closing(open_database(Settings(**values))) as database:
+        settings = Settings(**values)
+        with open_audit_log(settings), contextlib.closing(open_database(settings)) as database:
             yield KeyStore(database)
     except (ModelError, StorageError, UnknownKey) as error:
         raise click.ClickException(error.message) from None
@@ -185,6 +195,18 @@ def _split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:  # 
 
     limits = {name: values.pop(name) for name in Quota.__struct_fields__}
     return limits, values
+
+
+def _note(event: str, key: Key) -> None:
+    from tailrace.access.audit import note_command, what_is_noted
+
+    note_command(event, "done", **what_is_noted(key))
+
+
+def _note_owner(event: str, owner: str) -> None:
+    from tailrace.access.audit import note_command
+
+    note_command(event, "done", of_owner=owner)
 
 
 def _id_in(text: str) -> str:

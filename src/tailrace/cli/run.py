@@ -42,7 +42,7 @@ _SETTINGS = (
     "header_s", "keep_alive_s", "write_s", "max_connections", "client_connections", "load_s", "drain_s",
     "ws_message_bytes", "ws_message_s", "ws_ping_s", "allowed_hosts", "allowed_origins", "tls_cert", "tls_key",
     "tls_client_ca", "database", "insecure",
-    "log_level", "log_format", "access_log",
+    "log_level", "log_format", "access_log", "audit_log",
 )  # fmt: skip
 
 

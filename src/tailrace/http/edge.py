@@ -15,7 +15,7 @@ import logging
 import re
 import secrets
 import socket
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -24,6 +24,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from tailrace.access.audit import note_refusal
 from tailrace.access.keyring import Keyring
 from tailrace.access.principal import PRINCIPAL, Principal, principal_of
 from tailrace.access.quotas import LIMIT_HEADERS
@@ -48,13 +49,21 @@ class Edge:
     """ASGI middleware around everything else.
 
     Where a keyring has keys, each request needs one, whatever its path. `public` are the exceptions: paths that may be
-    read with GET or HEAD, and with a `/` at the end all paths below.
+    read with GET or HEAD, and with a `/` at the end all paths below. `headers` are those of each answer over HTTP that
+    does not say otherwise; their names are in lower case.
     """
 
     def __init__(
-        self, app: ASGIApp, settings: Settings, keyring: Keyring | None = None, *, public: Collection[str] = ()
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        keyring: Keyring | None = None,
+        *,
+        public: Collection[str] = (),
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self._app = app
+        self._headers = Headers(headers).raw
         self._keyring = keyring or Keyring()
         self._public = frozenset(path for path in public if not path.endswith("/") or path == "/")
         self._public_below = tuple(path for path in public if path.endswith("/") and path != "/")
@@ -80,6 +89,9 @@ class Edge:
                 has_begun = True
                 message["headers"].extend(self._limits(scope))
                 MutableHeaders(raw=message["headers"])["x-request-id"] = request_id
+                if message["type"] != "websocket.accept":
+                    said = {name for name, _ in message["headers"]}
+                    message["headers"] += [header for header in self._headers if header[0] not in said]
             await send(message)
 
         scope["app"] = self  # makes the router raise what it cannot route
@@ -130,6 +142,7 @@ class Edge:
         return path in self._public or path.startswith(self._public_below)
 
     async def _refuse(self, error: Exception, scope: Scope, receive: Receive, send: Send) -> None:
+        note_refusal(error, scope)
         request_id = scope["tailrace_request_id"]
         if scope["type"] == "websocket":
             # Answers before the upgrade are HTTP: Starlette's know how, where the server lets them.

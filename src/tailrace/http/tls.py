@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import ssl
 
+from tailrace import eventloop
 from tailrace.errors import ModelError
 from tailrace.settings import Settings
 
@@ -44,16 +44,15 @@ class Tls:
     async def follow_files(self) -> None:
         """Read the certificate again whenever its files change, until cancelled."""
         hung_up = asyncio.Event()
-        loop = asyncio.get_running_loop()
-        signal.signal(signal.SIGHUP, lambda *_: loop.call_soon_threadsafe(hung_up.set))
-        while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(hung_up.wait(), _LOOK_EVERY_S)
-            stamp = self._stamp()
-            if hung_up.is_set() or stamp != self._seen:
-                hung_up.clear()
-                self._seen = stamp
-                self._reload()
+        with eventloop.on_hangup(hung_up.set):
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(hung_up.wait(), _LOOK_EVERY_S)
+                stamp = self._stamp()
+                if hung_up.is_set() or stamp != self._seen:
+                    hung_up.clear()
+                    self._seen = stamp
+                    self._reload()
 
     def _reload(self) -> None:
         try:

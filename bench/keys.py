@@ -1,0 +1,179 @@
+"""What keys cost, and what their timing tells: the check of a request's key among many, the read of all keys at a
+start, and whether guesses can be told from each other by the time that their refusals take.
+
+    .venv/bin/python bench/keys.py --keys 100000 --guesses 10000
+
+The keys are in a database in memory (/dev/shm where there is one): what is measured is the reading, not a disk. Guesses
+are asked of a server over loopback, on one connection, in random order. "noise" is the difference between the medians
+of two halves of the same kind of guess, drawn at random: a difference within it tells nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from starlette.datastructures import Headers
+
+from tailrace.access.keyring import Keyring
+from tailrace.errors import Unauthenticated
+from tailrace.records.keys import KeyStore
+from tailrace.records.service import Records, open_database
+from tailrace.settings import Settings
+
+_TAILRACE = str(Path(sys.executable).parent / "tailrace")
+_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
+_SCOPE = {"type": "http", "method": "POST", "path": "/v1/streams", "query_string": b""}
+
+
+def random_word(length: int) -> str:
+    return "".join(random.choices(_ALPHABET, k=length))
+
+
+def make_keys(settings: Settings, count: int) -> list[str]:
+    """Tokens of a thousand of them, which are a sample of all."""
+    database = open_database(settings)
+    store = KeyStore(database)
+    tokens = [store.create(f"owner{number % 1000}").token for number in range(count)]
+    database.close()
+    return random.sample(tokens, min(1000, count))
+
+
+def tokens_of_two_owners(settings: Settings, tokens: list[str]) -> list[str]:
+    with contextlib.closing(open_database(settings)) as database:
+        store = KeyStore(database)
+        return list({store.get(token.split("_")[1]).owner: token for token in tokens[:50]}.values())[:2]
+
+
+def read_keys(settings: Settings, rounds: int) -> tuple[Keyring, list[float]]:
+    """A keyring with all keys, and how long each reading took, in seconds."""
+    taken_s = []
+    for _ in range(rounds):
+        records = Records(settings)
+        started_s = time.perf_counter()
+        asyncio.run(records.read_keys())
+        taken_s.append(time.perf_counter() - started_s)
+        records.close()
+    return records.keyring, taken_s
+
+
+def guesses_at(token: str) -> dict[str, str]:
+    """What may be sent instead of a token, by what is wrong with it."""
+    _, key_id, secret = token.split("_", 2)
+    wrong = random_word(len(secret))
+    return {"right": token, "wrong secret": f"tr_{key_id}_{wrong}", "wrong id": f"tr_{random_word(12)}_{wrong}"}
+
+
+def time_checks(keyring: Keyring, tokens: list[str], count: int) -> dict[str, list[float]]:
+    """Microseconds of `authenticate`, by kind of token."""
+    taken_us: dict[str, list[float]] = {kind: [] for kind in guesses_at(tokens[0])}
+    for _ in range(count):
+        for kind, token in guesses_at(random.choice(tokens)).items():
+            headers = Headers(raw=[(b"host", b"x"), (b"authorization", f"Bearer {token}".encode())])
+            started_ns = time.perf_counter_ns()
+            try:
+                keyring.authenticate(_SCOPE, headers)
+            except Unauthenticated:
+                pass
+            taken_us[kind].append((time.perf_counter_ns() - started_ns) / 1e3)
+    return taken_us
+
+
+class Connection:
+    """One connection to a server, kept open."""
+
+    def __init__(self, port: int) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port))
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def ask(self, method: str, path: str, token: str, body: bytes = b"") -> tuple[float, bytes]:
+        """How long an answer took, in microseconds, and the answer."""
+        head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {token}\r\n"
+        head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        started_ns = time.perf_counter_ns()
+        self._socket.sendall(head.encode() + body)
+        answer = b""
+        while True:
+            answer += self._socket.recv(65536)
+            headers, found, rest = answer.partition(b"\r\n\r\n")
+            length = re.search(rb"content-length: ([0-9]+)", headers)
+            if found and length and len(rest) >= int(length[1]):
+                return (time.perf_counter_ns() - started_ns) / 1e3, answer
+
+
+def time_guesses(settings: Settings, mine: str, theirs: str, count: int) -> dict[str, list[float]]:
+    """Microseconds of refusals over HTTP, by kind of guess. `mine` and `theirs` are tokens of two owners."""
+    command = [_TAILRACE, "serve", "scripted", "--port", "0", "--database", settings.database, "--drain-s", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    try:
+        port = next(
+            int(found[1]) for line in process.stderr if (found := re.search(r"Listening on \S+:([0-9]+)", line))
+        )
+        connection = Connection(port)
+        _, answer = connection.ask("POST", "/v1/streams", theirs, b'{"prompt": "Hi.", "max_tokens": 5}')
+        stream_id = json.loads(answer.partition(b"\r\n\r\n")[2])["id"]
+        guesses = guesses_at(mine)
+        kinds: dict[str, Callable[[], tuple[float, bytes]]] = {
+            "wrong secret": lambda: connection.ask("GET", "/v1/models", guesses["wrong secret"]),
+            "wrong id": lambda: connection.ask("GET", "/v1/models", f"tr_{random_word(12)}_{random_word(43)}"),
+            "another owner's stream": lambda: connection.ask("GET", f"/v1/streams/{stream_id}", mine),
+            "no stream": lambda: connection.ask("GET", f"/v1/streams/{random_word(22)}", mine),
+        }
+        taken_us: dict[str, list[float]] = {kind: [] for kind in kinds}
+        order = list(kinds) * count
+        random.shuffle(order)
+        for kind in order:
+            took_us, answer = kinds[kind]()
+            assert answer.startswith((b"HTTP/1.1 401", b"HTTP/1.1 404")), answer
+            taken_us[kind].append(took_us)
+        return taken_us
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def noise_of(values: list[float]) -> float:
+    shuffled = random.sample(values, len(values))
+    half = len(shuffled) // 2
+    return abs(statistics.median(shuffled[:half]) - statistics.median(shuffled[half:]))
+
+
+def show(title: str, taken_us: dict[str, list[float]]) -> None:
+    print(f"\n{title}: median, 99th percentile, noise (µs)")
+    for kind, values in taken_us.items():
+        ninety_ninth = sorted(values)[int(0.99 * len(values))]
+        print(f"  {kind:<24}{statistics.median(values):9.2f}{ninety_ninth:9.2f}{noise_of(values):9.2f}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keys", type=int, default=100_000)
+    parser.add_argument("--guesses", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=5, help="readings of all keys")
+    asked = parser.parse_args()
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(dir=memory) as directory:
+        settings = Settings(database=f"sqlite:///{directory}/records.sqlite")
+        tokens = make_keys(settings, asked.keys)
+        keyring, taken_s = read_keys(settings, asked.rounds)
+        print(f"{asked.keys} keys are read in {statistics.median(taken_s):.2f} s (median of {asked.rounds})")
+        show(f"authenticate, {asked.keys} keys", time_checks(keyring, tokens, asked.guesses))
+        mine, theirs = tokens_of_two_owners(settings, tokens)
+        show("refusals over HTTP", time_guesses(settings, mine, theirs, asked.guesses))
+
+
+if __name__ == "__main__":
+    main()

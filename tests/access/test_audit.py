@@ -1,0 +1,136 @@
+"""The audit log's file, without a server."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.waiting import until, wait_until
+
+from tailrace.access.audit import note, note_command, note_refusal, noting, open_audit_log
+from tailrace.access.principal import PRINCIPAL, Principal
+from tailrace.errors import Forbidden, ModelError, RequestError, Unauthenticated, UnknownStream
+from tailrace.settings import Settings
+
+_STREAM = "A" * 22
+
+
+def _scope(client: str = "10.0.0.1", principal: Principal | None = None) -> dict[str, Any]:  # Any: as ASGI has it
+    who = {} if principal is None else {PRINCIPAL: principal}
+    return {"type": "http", "method": "GET", "path": "/secret", "client": (client, 1), **who}
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:  # Any: what JSON can be
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "audit.jsonl"
+
+
+def _open(path: Path) -> Any:  # Any: a context of nothing
+    return open_audit_log(Settings(audit_log=str(path)))
+
+
+def test_a_line_says_who_what_when_and_how_it_came_out(path: Path) -> None:
+    note("stream.begin", "done")  # there is no log yet
+    with _open(path):
+        note("stream.begin", "done", _scope(principal=Principal("alice", "k1")), stream=_STREAM, model="m", wire="")
+        note_command("key.create", "done", of_key="k2")
+    first, second = _lines(path)
+    assert first.pop("time").endswith("Z")
+    assert first == {
+        "event": "stream.begin", "outcome": "done", "owner": "alice", "key": "k1", "client": "10.0.0.1",
+        "stream": _STREAM, "model": "m",
+    }  # fmt: skip
+    assert second["user"]
+    assert path.stat().st_mode & 0o777 == 0o600
+    note("stream.begin", "done")
+    assert len(_lines(path)) == 2
+
+
+def test_the_outcome_is_the_error_that_a_block_ends_with(path: Path) -> None:
+    scope = _scope(principal=Principal("alice", "k1"))
+    with _open(path):
+        with noting("stream.delete", scope, stream=_STREAM):
+            pass
+        for stream in (_STREAM, "what somebody wrote"):
+            with pytest.raises(UnknownStream), noting("stream.delete", scope, stream=stream):
+                raise UnknownStream("There is no such stream.")
+    assert [(line["outcome"], line.get("stream")) for line in _lines(path)] == [
+        ("done", _STREAM), ("unknown_stream", _STREAM), ("unknown_stream", None),
+    ]  # fmt: skip
+
+
+async def test_a_flood_of_refusals_is_a_few_lines(path: Path) -> None:
+    with _open(path):
+        for _ in range(1000):
+            note_refusal(Unauthenticated("This key is not valid here."), _scope())
+        note_refusal(Forbidden("This key does not have the scope admin."), _scope(principal=Principal("bob", "k2")))
+        note_refusal(RequestError("Something else."), _scope())
+        begun = _lines(path)
+        await wait_until(lambda: len(_lines(path)) == 3)
+        note_refusal(Unauthenticated("This key is not valid here."), _scope())
+        again = _lines(path)
+    assert [(line["event"], line["outcome"]) for line in begun] == [
+        ("authenticate", "invalid_api_key"), ("authorize", "forbidden"),
+    ]  # fmt: skip
+    assert "owner" not in begun[0]
+    assert (begun[1]["owner"], begun[1]["reason"]) == ("bob", "This key does not have the scope admin.")
+    assert again[2] == begun[0] | {"time": again[2]["time"], "repeated": 999}
+    assert len(again) == 4
+    assert "secret" not in path.read_text()
+
+
+async def test_a_flood_from_everywhere_is_a_few_lines(path: Path) -> None:
+    with _open(path):
+        for number in range(1000):
+            note_refusal(Unauthenticated("no"), _scope(f"10.0.{number // 250}.{number % 250}"))
+    lines = _lines(path)
+    assert len(lines) == 12
+    assert sum(line.get("repeated", 1) for line in lines) == 1000
+    assert lines[-1]["client"] == "others"
+
+
+async def test_a_new_file_after_a_hangup(path: Path) -> None:
+    moved = path.with_suffix(".1")
+    with _open(path):
+        note("one", "done")
+        path.rename(moved)
+        note("two", "done")
+        os.kill(os.getpid(), signal.SIGHUP)
+        await wait_until(path.exists)
+        note("three", "done")
+    assert [line["event"] for line in _lines(moved)] == ["one", "two"]
+    assert [line["event"] for line in _lines(path)] == ["three"]
+
+
+def test_a_file_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(ModelError, match="cannot be written"), _open(tmp_path / "missing" / "audit.jsonl"):
+        pass
+    if not Path("/dev/full").exists():
+        pytest.skip("/dev/full is missing")
+    with _open(Path("/dev/full")):
+        for _ in range(3):
+            note("one", "done")
+    assert [record.message for record in caplog.records] == ["the audit log cannot be written: No space left on device"]
+
+
+def test_lines_of_several_processes_do_not_mix(path: Path) -> None:
+    children = []
+    for number in range(4):
+        pid = os.fork()
+        if pid == 0:
+            with _open(path):
+                for _ in range(200):
+                    note(f"event {number}", "done", what="x" * 300)
+            os._exit(0)
+        children.append(pid)
+    until(lambda: all(os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) for pid in children))
+    assert [os.waitpid(pid, 0)[1] for pid in children] == [0] * 4
+    assert len(_lines(path)) == 800
