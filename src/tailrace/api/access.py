@@ -110,6 +110,7 @@ class AccessRoutes:
         self._require_admin(request)
         quota = await self._read(request, Quota)
         key = await self._ask(lambda keys: keys.limit(request.path_params["key_id"], quota))
+        note("key.limit", "done", request.scope, **what_is_noted(key))
         self._keyring.update([key])
         return JsonAnswer(msgspec.json.encode(key_json(key)))
 
@@ -122,6 +123,7 @@ class AccessRoutes:
         self._require_admin(request)
         owner, quota = request.path_params["owner"], await self._read(request, Quota)
         await self._ask(lambda keys: keys.limit_owner(owner, quota))
+        note("owner.limit", "done", request.scope, of_owner=owner)
         self._keyring.update([], {owner: quota})
         return _owner_answer(owner, quota)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TextIO
 
 import click
 
-__all__ = ["INTERRUPTED", "PREFIX", "print_json", "say", "say_error", "show_log"]
+__all__ = ["INTERRUPTED", "PREFIX", "print_json", "print_table", "say", "say_error", "show_log"]
 
 PREFIX = "tailrace: "
 INTERRUPTED = 130  # exit status after Ctrl-C
@@ -45,6 +46,20 @@ def print_json(value: object) -> None:
     import msgspec
 
     sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
+
+
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    """What others have named is text in it, whatever it looks like."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from tailrace.terminal.text import printable_text
+
+    table = Table(*columns, box=None)
+    for row in rows:
+        table.add_row(*(Text(printable_text(cell)) for cell in row))
+    Console().print(table)
 
 
 class _Stderr(logging.StreamHandler[TextIO]):

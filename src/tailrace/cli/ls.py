@@ -6,7 +6,7 @@ from datetime import datetime
 
 import click
 
-from tailrace.cli.console import print_json, say
+from tailrace.cli.console import print_json, print_table, say
 
 __all__ = ["ls", "size_text"]
 
@@ -27,14 +27,14 @@ def ls(as_json: bool) -> None:
     if not models:
         say("There are no models on this machine. `tailrace pull` fetches one.")
         return
-    from rich.console import Console
-    from rich.table import Table
+    print_table(
+        ["model", "size", "changed"],
+        [[model.name, size_text(model.num_bytes), _time_text(model.changed_s)] for model in models],
+    )
 
-    table = Table("model", "size", "changed", box=None)
-    for model in models:
-        changed = datetime.fromtimestamp(model.changed_s).astimezone().strftime("%Y-%m-%d %H:%M")
-        table.add_row(model.name, size_text(model.num_bytes), changed)
-    Console().print(table, markup=False)
+
+def _time_text(time_s: float) -> str:
+    return datetime.fromtimestamp(time_s).astimezone().strftime("%Y-%m-%d %H:%M")
 
 
 def size_text(num_bytes: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from tailrace.cli.console import print_json, say
+from tailrace.cli.console import print_json, print_table, say
 from tailrace.cli.servers import default_url, server_failures, server_options
 
 __all__ = ["ps"]
@@ -27,23 +27,18 @@ def ps(as_json: bool, url: str | None, key: str) -> None:
     if as_json:
         print_json({"models": models, "streams": streams})
         return
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("model", "state", box=None)
-    for model in models:
-        table.add_row(model["name"], model["state"])
-    Console().print(table, markup=False)
+    print_table(["model", "state"], [[model["name"], model["state"]] for model in models])
     if not streams:
         say("No stream runs.")
         return
-    table = Table("stream", "model", "state", "events", "age", box=None)
-    for stream in streams:
-        num_events = str(stream["last_event_id"]).rpartition("-")[2]
-        age = f"{max(0, time.time() - stream['created']):.0f} s"
-        table.add_row(stream["id"], stream["model"], stream["status"], num_events, age)
-    Console().print()
-    Console().print(table, markup=False)
+    click.echo()
+    print_table(["stream", "model", "state", "events", "age"], map(_row, streams))
+
+
+def _row(stream: dict[str, Any]) -> list[str]:  # Any: what JSON can be
+    num_events = str(stream["last_event_id"]).rpartition("-")[2]
+    age = f"{max(0, time.time() - stream['created']):.0f} s"
+    return [stream["id"], stream["model"], stream["status"], num_events, age]
 
 
 async def _look(url: str, key: str) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:  # Any: what JSON can be
