@@ -12,7 +12,7 @@ from tests.apps.process import AppServer, write
 
 _LISTED, _OTHER = "https://app.example", "https://evil.example"
 _HEADERS = {
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "content-security-policy": "frame-ancestors 'none'",
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",

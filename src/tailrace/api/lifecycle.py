@@ -47,7 +47,7 @@ PUBLIC = ("/", "/livez", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/
 # What browsers are told of each answer: it is nothing else than it says, nobody keeps it, and no other site embeds it.
 _HEADERS = {
     "cache-control": "no-store",
-    "content-security-policy": "default-src 'none'; frame-ancestors 'none'",
+    "content-security-policy": "frame-ancestors 'none'",
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
