@@ -95,7 +95,7 @@ async def test_limits_are_set_shown_and_hold_at_once(tmp_path: Path) -> None:
         ("PUT", "/v1/admin/owners/alice/quota", {"tokens_a_minute": 5}, 400),
         ("PUT", "/v1/admin/owners/alice/quota", [], 400),
         ("GET", "/v1/usage?by=owner,owner", None, 400),
-        ("GET", "/v1/usage?by=day,hour", None, 400),
+        ("GET", "/v1/usage?by=hour", None, 400),
         ("GET", "/v1/usage?by=secret_hash", None, 400),
         ("GET", "/v1/usage?since=yesterday", None, 400),
         ("GET", "/v1/usage?since=99999999999999999999", None, 400),

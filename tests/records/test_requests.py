@@ -14,10 +14,10 @@ from tailrace.access.quotas import Spending
 from tailrace.records.database import RecordDatabase
 from tailrace.records.requests import RequestStore
 from tailrace.records.rows import RequestRow
-from tailrace.records.tables import requests, usage_hours
+from tailrace.records.tables import requests, usage_days
 
 _NOON_S = datetime(2026, 11, 23, 12, 0, 20, tzinfo=UTC).timestamp()
-_HOUR_S = 3600.0
+_DAY_S = 86_400.0
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_many_pages(store: RequestStore) -> None:
 
 def test_sums(store: RequestStore) -> None:
     store.add(
-        [_row("a"), _row("b", _NOON_S + _HOUR_S), _row("c", _NOON_S + 24 * _HOUR_S, "bob"), _refused("d", 5)]
+        [_row("a"), _row("b", _NOON_S + 3600), _row("c", _NOON_S + _DAY_S, "bob"), _refused("d", 5)]
     )  # fmt: skip
     (total,) = store.usage()
     assert (total.num_requests, total.num_refused, total.total_s) == (3, 5, 1.5)
@@ -74,11 +74,11 @@ def test_sums(store: RequestStore) -> None:
     days = [(one.owner, one.start_s, one.num_requests) for one in store.usage(by=["owner", "day"])]
     midnight = int(_NOON_S // 86_400 * 86_400)
     assert days == [("alice", midnight, 2), ("bob", midnight + 86_400, 1)]
-    assert [one.num_requests for one in store.usage(by=["hour"], owner="alice")] == [1, 1]
+    assert [one.num_requests for one in store.usage(by=["day"], owner="alice")] == [2]
     assert [one.key_id for one in store.usage(by=["key_id", "model", "wire"], key_id="bob1")] == ["bob1"]
-    assert store.usage(since_s=_NOON_S + 48 * _HOUR_S) == []
+    assert store.usage(since_s=_NOON_S + 2 * _DAY_S) == []
     (early,) = store.usage(until_s=_NOON_S + 1)
-    assert early.num_requests == 1
+    assert early.num_requests == 2  # whole days
 
 
 def test_what_was_spent_in_this_month_and_this_minute(store: RequestStore) -> None:
@@ -102,7 +102,7 @@ def test_an_owner_is_forgotten(store: RequestStore, database: RecordDatabase) ->
     store.add([_row("a"), _row("b"), _row("c", owner="bob")])
     assert store.forget("alice") == 2
     with database.begin() as connection:
-        for table in (requests, usage_hours):
+        for table in (requests, usage_days):
             assert connection.execute(select(func.count()).where(table.c.owner == "alice")).scalar() == 0
     assert {one.owner for one in store.usage(by=["owner"])} == {"bob"}
 

@@ -42,7 +42,7 @@ class UsageRoutes:
         return [route("GET", "/v1/usage", self._show)]
 
     async def _show(self, request: Request) -> ASGIApp:
-        """Sums of the requests of whole hours, by what `by` names. Raises: RequestError, Forbidden, StorageError."""
+        """Sums of whole days in UTC, by what `by` names. Raises: RequestError, Forbidden, StorageError."""
         principal, query = principal_of(request.scope), request.query_params
         unknown = next((name for name in query if name not in (*_PARAMETERS, "ticket")), None)
         if unknown is not None:
@@ -87,9 +87,7 @@ def _groups(text: str) -> list[str]:
 
     names = ["key_id" if name == "key" else name for name in text.split(",") if name]
     if any(name not in GROUPS for name in names) or len(set(names)) != len(names):
-        raise RequestError("by is some of owner, key, model, wire, day and hour, with commas between.", param="by")
-    if {"day", "hour"} <= set(names):
-        raise RequestError("by has day or hour, not both.", param="by")
+        raise RequestError("by is some of owner, key, model, wire and day, with commas between.", param="by")
     return names
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["usage"]
 
-_GROUPS = ("owner", "key", "model", "wire", "day", "hour")
+_GROUPS = ("owner", "key", "model", "wire", "day")
 _SUMS = ("num_requests", "num_refused", "num_prompt_tokens", "num_completion_tokens", "total_s")
 _TITLES = ("requests", "refused", "prompt tokens", "answer tokens", "seconds")
 
@@ -54,7 +54,7 @@ def usage(
 ) -> None:  # Any: click hands over what the table describes
     """Show how many requests and tokens were used, out of the database of a server.
 
-    Sums are of whole hours. Each request is counted in the hour in which it came.
+    Sums are of whole days in UTC. Each request is counted in the day in which it came.
 
     \b
     tailrace usage
@@ -85,13 +85,8 @@ def usage(
 
 def _said(one: Any, by: Sequence[str]) -> dict[str, Any]:  # Any: a UsageSum, whose import takes a database's time
     """What a sum is of."""
-    of_times = {"day": 10, "hour": 16}
-    return {
-        name: (date_of(one.start_s) or "")[: of_times[name]]
-        if name in of_times
-        else getattr(one, "key_id" if name == "key" else name)
-        for name in by
-    }
+    known = {"key": one.key_id, "day": (date_of(one.start_s) or "")[:10]}
+    return {name: known[name] if name in known else getattr(one, name) for name in by}
 
 
 def _print_table(table: Sequence[dict[str, Any]], by: Sequence[str]) -> None:  # Any: text and numbers

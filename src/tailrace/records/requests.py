@@ -1,4 +1,4 @@
-"""Request records in the database: rows, and sums of them by the hour."""
+"""Request records in the database: rows, and sums of them by the day."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from sqlalchemy.dialects import postgresql, sqlite
 from tailrace.access.quotas import Spending, month_start
 from tailrace.records.database import RecordDatabase
 from tailrace.records.rows import REFUSED, RequestRow
-from tailrace.records.tables import requests, usage_hours
+from tailrace.records.tables import requests, usage_days
 
 __all__ = ["GROUPS", "RequestStore", "UsageSum"]
 
-_HOUR_S = 3600
+_DAY_S = 86_400
 _MINUTE_S = 60
 _BATCH = 200  # rows in one transaction: a moment, also for the event loop beside it
 _PAGE = 1000
 # What sums can be made by.
-GROUPS = ("owner", "key_id", "model", "wire", "day", "hour")
+GROUPS = ("owner", "key_id", "model", "wire", "day")
 _COUNTS = ("num_requests", "num_refused", "num_prompt_tokens", "num_completion_tokens", "total_s")
-_KEY = ("hour", "owner", "key_id", "model", "wire")
+_KEY = ("day", "owner", "key_id", "model", "wire")
 
 
 class UsageSum(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -38,7 +38,7 @@ class UsageSum(msgspec.Struct, frozen=True, omit_defaults=True):
     key_id: str | None = None
     model: str | None = None
     wire: str | None = None
-    start_s: int | None = None  # of the day or the hour, in UTC
+    start_s: int | None = None  # of the day, in UTC
 
 
 class RequestStore:
@@ -62,17 +62,18 @@ class RequestStore:
         since_s: float = 0.0,
         until_s: float | None = None,
     ) -> list[UsageSum]:
-        """Sums of the hours that begin in [since, until), one for each combination of `by`, which are of `GROUPS`."""
-        columns = {name: _group(name) for name in by}
-        sums = [func.sum(usage_hours.c[name]).label(name) for name in _COUNTS]
+        """Sums of the days (UTC) that end behind `since_s` and begin before `until_s`: one for each combination of
+        what `by` names, which is of `GROUPS`."""
+        columns = {name: usage_days.c[name] for name in by}
+        sums = [func.sum(usage_days.c[name]).label(name) for name in _COUNTS]
         query = select(*(column.label(name) for name, column in columns.items()), *sums)
-        query = query.where(usage_hours.c.hour >= since_s // _HOUR_S * _HOUR_S)
+        query = query.where(usage_days.c.day >= since_s // _DAY_S * _DAY_S)
         if until_s is not None:
-            query = query.where(usage_hours.c.hour < until_s)
+            query = query.where(usage_days.c.day < until_s)
         if owner is not None:
-            query = query.where(usage_hours.c.owner == owner)
+            query = query.where(usage_days.c.owner == owner)
         if key_id is not None:
-            query = query.where(usage_hours.c.key_id == key_id)
+            query = query.where(usage_days.c.key_id == key_id)
         if columns:
             query = query.group_by(*columns.values()).order_by(*columns.values())
         with self._database.begin() as connection:
@@ -119,7 +120,7 @@ class RequestStore:
     def forget(self, owner: str) -> int:
         """Delete all that is recorded of an owner; returns the number of rows."""
         with self._database.begin() as connection:
-            connection.execute(delete(usage_hours).where(usage_hours.c.owner == owner))
+            connection.execute(delete(usage_days).where(usage_days.c.owner == owner))
             return connection.execute(delete(requests).where(requests.c.owner == owner)).rowcount
 
     def _add(self, connection: Connection, rows: Sequence[RequestRow]) -> None:
@@ -134,8 +135,8 @@ class RequestStore:
             if row.request_id not in new:
                 continue
             new.discard(row.request_id)
-            hour = int(row.created_s // _HOUR_S * _HOUR_S)
-            sum_ = sums.setdefault((hour, row.owner, row.key_id, row.model, row.wire), [0] * len(_COUNTS))
+            day = int(row.created_s // _DAY_S * _DAY_S)
+            sum_ = sums.setdefault((day, row.owner, row.key_id, row.model, row.wire), [0] * len(_COUNTS))
             is_refused = row.status == REFUSED
             for number, value in enumerate(
                 (
@@ -148,8 +149,8 @@ class RequestStore:
             ):
                 sum_[number] += value
         if sums:
-            statement = insert(usage_hours)
-            table = usage_hours.c
+            statement = insert(usage_days)
+            table = usage_days.c
             statement = statement.on_conflict_do_update(
                 index_elements=_KEY, set_={name: table[name] + statement.excluded[name] for name in _COUNTS}
             )
@@ -163,15 +164,9 @@ def _insert_of(connection: Connection) -> Any:  # Any: the two have no common ty
     return postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
 
 
-def _group(name: str) -> Any:  # Any: a column or an expression
-    if name == "day":
-        return usage_hours.c.hour - usage_hours.c.hour % 86_400
-    return usage_hours.c[name]
-
-
 def _usage(row: Any) -> UsageSum:  # Any: a mapping of the columns that were asked for
     named = {name: row[name] for name in ("owner", "key_id", "model", "wire") if name in row}
-    start_s = next((int(row[name]) for name in ("day", "hour") if name in row), None)
+    start_s = int(row["day"]) if "day" in row else None
     num_requests, num_refused, num_prompt_tokens, num_completion_tokens = (int(row[name]) for name in _COUNTS[:-1])
     return UsageSum(
         num_requests,
@@ -186,7 +181,7 @@ def _usage(row: Any) -> UsageSum:  # Any: a mapping of the columns that were ask
 
 def _spent(connection: Connection, kind: str, name: str, period: str, since_s: float) -> Iterator[Spending]:
     """From the sums for a month, and from the rows for a minute."""
-    table, start = (usage_hours, usage_hours.c.hour) if period == "month" else (requests, requests.c.created_s)
+    table, start = (usage_days, usage_days.c.day) if period == "month" else (requests, requests.c.created_s)
     num_requests = func.sum(table.c.num_requests)
     tokens = func.sum(table.c.num_prompt_tokens + table.c.num_completion_tokens)
     query = select(table.c[name], num_requests, tokens).where(start >= since_s, table.c.key_id != "")

@@ -24,7 +24,7 @@ __all__ = [
     "keys",
     "owners",
     "requests",
-    "usage_hours",
+    "usage_days",
 ]
 
 METADATA = MetaData(
@@ -98,12 +98,12 @@ requests = Table(
     Index(None, "created_s"),
 )
 
-# Sums of the rows of one hour. They stay when rows are deleted for their age, and answer what was used without reading
+# Sums of the rows of one day. They stay when rows are deleted for their age, and answer what was used without reading
 # a million rows.
-usage_hours = Table(
-    "usage_hours",
+usage_days = Table(
+    "usage_days",
     METADATA,
-    Column("hour", BigInteger, primary_key=True, autoincrement=False),  # its beginning, seconds since the epoch
+    Column("day", BigInteger, primary_key=True, autoincrement=False),  # its beginning in UTC, seconds since the epoch
     Column("owner", String(200), primary_key=True),
     Column("key_id", String(12), primary_key=True),
     Column("model", String(200), primary_key=True),

@@ -1,4 +1,4 @@
-"""Quotas of keys and owners; what was used, by the hour."""
+"""Quotas of keys and owners; what was used, by the day."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -19,8 +19,8 @@ def upgrade() -> None:
     )
     op.create_index("ix_owners_version", "owners", ["version"])
     op.create_table(
-        "usage_hours",
-        sa.Column("hour", sa.BigInteger, nullable=False, autoincrement=False),
+        "usage_days",
+        sa.Column("day", sa.BigInteger, nullable=False, autoincrement=False),
         sa.Column("owner", sa.String(200), nullable=False),
         sa.Column("key_id", sa.String(12), nullable=False),
         sa.Column("model", sa.String(200), nullable=False),
@@ -30,12 +30,12 @@ def upgrade() -> None:
         sa.Column("num_prompt_tokens", sa.BigInteger, nullable=False),
         sa.Column("num_completion_tokens", sa.BigInteger, nullable=False),
         sa.Column("total_s", sa.Float(53), nullable=False),
-        sa.PrimaryKeyConstraint("hour", "owner", "key_id", "model", "wire", name="pk_usage_hours"),
+        sa.PrimaryKeyConstraint("day", "owner", "key_id", "model", "wire", name="pk_usage_days"),
     )
 
 
 def downgrade() -> None:
-    op.drop_table("usage_hours")
+    op.drop_table("usage_days")
     op.drop_table("owners")
     with op.batch_alter_table("requests") as table:
         table.drop_column("num_requests")
