@@ -213,6 +213,9 @@ class Settings:
     )
     record_text: bool = _setting(False, "Keep prompts and answers with the rows of requests, not only counts.")
     record_days: float = _setting(90.0, "How long the row of a request is kept; sums by the day stay. 0 is for ever.")
+    response_days: float = _setting(
+        30.0, "How long a response is kept in the database, where there is one. 0 is for ever."
+    )
     insecure: bool = _setting(
         False, "Listen on other addresses than loopback though there are no keys: whoever reaches the port gets in."
     )

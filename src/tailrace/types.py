@@ -124,6 +124,7 @@ class GenerateRequest:
     linger_s: float | None = None  # None: the server's default
     memo: bytes = b""  # what the wire wants to see again with the stream, JSON
     turn: bytes = b""  # what a conversation keeps of it: a `Turn`, encoded
+    keep: bool = False  # the stream longer than others, in the database
     exact: bool = False  # rather end than go on with another token than would have come
     caller: str = ""
     owner: str = ANONYMOUS

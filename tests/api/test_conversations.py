@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ from openai import OpenAI
 from openai.types.conversations import Message
 from openai.types.responses import ResponseIncompleteEvent
 from tests.api.oracle import Answer, chat_ids
-from tests.api.process import TAILRACE, Server, environment
+from tests.api.own_keys import key_of
+from tests.api.process import Server
 from tests.waiting import until
 
 Json = dict[str, Any]  # Any: of JSON
@@ -336,16 +336,9 @@ def test_fields_that_nobody_knows_are_named(server: Server) -> None:
 # Owners, and keys
 
 
-def _key(database: str, owner: str, *scopes: str) -> str:
-    given = [flag for scope in scopes for flag in ("--scope", scope)]
-    command = [TAILRACE, "keys", "create", owner, "--json", "--database", database, *given]
-    made = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())
-    return str(json.loads(made.stdout)["token"])
-
-
 def test_owners_have_their_own(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'records.sqlite'}"
-    me, you, reader = _key(database, "me"), _key(database, "you"), _key(database, "me", "read")
+    me, you, reader = key_of(database, "me"), key_of(database, "you"), key_of(database, "me", "read")
     flags = ("--database", database, "--data-dir", str(tmp_path / "data"))
     with contextlib.closing(Server("scripted", *flags)) as server, contextlib.ExitStack() as clients:
         server.wait_ready()

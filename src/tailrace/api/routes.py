@@ -6,6 +6,7 @@ What an operation asks for is parsed by its dialect; beginning, following, cance
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Sequence
@@ -48,6 +49,8 @@ from tailrace.errors import (
     IdempotencyConflict,
     QueueFull,
     RequestError,
+    SeqOutOfRange,
+    StreamExpired,
     UnknownModel,
     UnknownStream,
     UnsupportedParameter,
@@ -253,7 +256,7 @@ class Routes:
         if stream_id is None:
             return parsed
         try:
-            log = await self._store.read(owner, stream_id)
+            log = await self._find(owner, stream_id)
         except UnknownStream:
             return parsed
         return replace(parsed, past=(facts_of(self._models.of(log), log), log.events))
@@ -288,7 +291,7 @@ class Routes:
         return (await generator.create(wanted, claim)).log
 
     async def _follow(self, owner: str, following: Following) -> ASGIApp:
-        log = await self._store.read(owner, following.stream_id, following.after)
+        log = await self._find(owner, following.stream_id, following.after)
         if log.end is not None and following.after == log.last_seq:
             return Response(status_code=204, headers={"x-stream-id": log.stream_id})  # what makes an EventSource stop
         encoder = following.view.open(facts_of(self._models.of(log), log))
@@ -297,6 +300,18 @@ class Routes:
             encoder.skip(log.events[: following.after])
         return self._stream(log, encoder, following.after, following.view, {"x-stream-id": log.stream_id})
 
+    async def _find(self, owner: str, stream_id: str, after: int = 0) -> StreamLog:
+        """A stream, also one that is kept for longer than others. Raises: as `LogStore.read`."""
+        try:
+            return await self._store.read(owner, stream_id, after)
+        except (UnknownStream, StreamExpired):
+            kept = await self._conversations.kept(owner, stream_id) if self._conversations is not None else None
+            if kept is None:
+                raise
+        if after > kept.last_seq:
+            raise SeqOutOfRange("This stream has not come that far.", param="last-event-id")
+        return kept
+
     async def _on_stream(self, scope: Scope, stream_id: str, view: View, verb: str) -> ASGIApp:
         if verb == "show":
             return await self._change_and_show(owner_of(scope), stream_id, view, verb)
@@ -304,12 +319,15 @@ class Routes:
             return await self._change_and_show(owner_of(scope), stream_id, view, verb)
 
     async def _change_and_show(self, owner: str, stream_id: str, view: View, verb: str) -> ASGIApp:
-        log = await self._store.read(owner, stream_id)
-        if verb != "show":
+        log = await self._find(owner, stream_id)
+        if verb != "show" and log.end is None:
             await self._store.stop(owner, stream_id)
         body = view.open(facts_of(self._models.of(log), log)).whole(log.events)
         if verb == "delete":
-            await self._store.delete(owner, stream_id)
+            with contextlib.suppress(UnknownStream, StreamExpired):
+                await self._store.delete(owner, stream_id)
+            if log.record.keep and self._conversations is not None:
+                await self._conversations.forget(owner, stream_id)
         headers = {"x-stream-id": log.stream_id}
         return JsonAnswer(body, 200, headers) if body else Response(status_code=204, headers=headers)
 

@@ -2,7 +2,8 @@
 `responses_events.py`.
 
 A response is a stream: its id is `resp_` and the stream's. What its object has to repeat of the request is kept with
-the stream, and so is the conversation, for a `previous_response_id`; `store: false` leaves the latter out.
+the stream, and so is what was said before, for a `previous_response_id`; `store: false` leaves the latter out. The
+others are kept in the database as well, for longer than streams are.
 
 Divergences, on purpose: 1. A failure in a stream is `response.failed` and then an `error` event whose `error` the
 official client raises; without the latter it would end as if nothing were wrong. 2. A stream that ends while it is
@@ -145,6 +146,7 @@ def parse(request: ParsedRequest) -> GenerateCall:
         on_disconnect="detach" if in_background else "cancel",
         linger_s=_BACKGROUND_S if in_background else None,
         memo=_memo(fields, said, tools, wants_logprobs),
+        keep=fields.store is not False,
     )
     if branch is not None:
         calls = ToolsView(bool(tools.shown), tools.forced is not None, fields.parallel_tool_calls is False)

@@ -148,6 +148,7 @@ class Generator:
             model=self.model,
             memo=request.memo,
             turn=request.turn,
+            keep=request.keep,
             prompts=prompts,
             sampling=sampling,
             num_prompt_tokens=sum(len(prompt.ids) for prompt in prompts),

@@ -1,6 +1,7 @@
-"""Writes what streams say into their conversations, behind the streams: no token waits for the database.
+"""Writes what streams say into their conversations, behind the streams: no token waits for the database. It also keeps
+responses there.
 
-Turns wait in one queue, and one task writes them in order. Whoever asks for a conversation waits until it has written
+Streams wait in one queue, and one task writes them in order. Whoever asks for a conversation waits until it has written
 those that came before, so that nobody misses the answer that they have just read. While the database is away, turns
 wait, and so do they who ask, for a while.
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from tailrace.conversations.items import Branch, Place
@@ -22,11 +22,13 @@ from tailrace.types import Asked, TextDelta
 
 if TYPE_CHECKING:
     from tailrace.records.conversations import ConversationStore
+    from tailrace.records.kept_streams import KeptStreams
 
 __all__ = ["ConversationKeeper"]
 
 logger = logging.getLogger("tailrace.records")
 
+_Opened = TypeVar("_Opened")
 _Result = TypeVar("_Result")
 _RETRY_S = 1.0
 _PATIENCE_S = 10.0  # how long a request, or the server's end, waits for what is queued
@@ -34,10 +36,20 @@ _MOST_QUEUED = 10_000
 
 
 class ConversationKeeper:
-    """The conversations of a server. `open_store` blocks, and raises ModelError where there is no database."""
+    """The conversations of a server, and the streams that it keeps for longer than others, as long as `may_keep`.
 
-    def __init__(self, open_store: Callable[[], ConversationStore]) -> None:
+    `open_store` and `open_kept` block, and raise ModelError where there is no database.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[], ConversationStore],
+        open_kept: Callable[[], KeptStreams],
+        may_keep: Callable[[], bool],
+    ) -> None:
         self._open_store = open_store
+        self._open_kept = open_kept
+        self._may_keep = may_keep
         self._streams: LogStore | None = None
         self._queue: asyncio.Queue[tuple[str, str] | asyncio.Future[None]] = asyncio.Queue()
         self._is_writing = False
@@ -50,7 +62,20 @@ class ConversationKeeper:
         Raises: what the call raises; StorageError if the database is away.
         """
         await self._caught_up()
-        return await self._call(call)
+        return await _beside(self._open_store, call)
+
+    async def kept(self, owner: str, stream_id: str) -> StreamLog | None:
+        """A stream that is kept for longer than others, once its log store has forgotten it. Raises: StorageError."""
+        if not self._may_keep():
+            return None
+        await self._caught_up()
+        return await _beside(self._open_kept, lambda kept: kept.get(owner, stream_id))
+
+    async def forget(self, owner: str, stream_id: str) -> None:
+        """Raises: StorageError."""
+        if self._may_keep():
+            await self._caught_up()
+            await _beside(self._open_kept, lambda kept: kept.delete(owner, stream_id))
 
     async def branch(self, owner: str, place: Place) -> Branch:
         """Where a request goes on. Its last item is in progress only if its stream is. Raises: as `ask`."""
@@ -80,7 +105,8 @@ class ConversationKeeper:
         pass
 
     def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
-        self.on_begun(record)
+        if record.turn or (record.keep and self._may_keep()):
+            self._put(record.owner, record.stream_id)
 
     # Life
 
@@ -140,7 +166,7 @@ class ConversationKeeper:
                 if stream_id:
                     await self._write_stream(owner, stream_id)
                 else:
-                    for entry in await self._call(lambda store: store.in_progress()):
+                    for entry in await _beside(self._open_store, lambda store: store.in_progress()):
                         await self._write_stream(*entry)
                 return
             except StorageError as error:
@@ -154,11 +180,13 @@ class ConversationKeeper:
 
     async def _write_stream(self, owner: str, stream_id: str) -> None:
         log = await self._find(owner, stream_id)
-        if log is None or not log.record.turn:
-            return
-        record, turn = log.record, read_turn(log.record.turn)
-        spoken = _spoken(log)
-        await self._call(lambda store: store.put_turn(owner, turn, stream_id, spoken, record.created_s))
+        if log is not None and log.record.turn:
+            record, turn, spoken = log.record, read_turn(log.record.turn), _spoken(log)
+            await _beside(
+                self._open_store, lambda store: store.put_turn(owner, turn, stream_id, spoken, record.created_s)
+            )
+        if log is not None and log.end is not None and log.record.keep and self._may_keep():
+            await _beside(self._open_kept, lambda kept: kept.put(log))
 
     async def _find(self, owner: str, stream_id: str) -> StreamLog | None:
         """None where this server has no such stream; another one over the same database may have."""
@@ -168,14 +196,13 @@ class ConversationKeeper:
         except (StreamError, JournalDamaged):
             return None
 
-    async def _call(self, call: Callable[[ConversationStore], _Result]) -> _Result:
-        try:
-            return await asyncio.to_thread(partial(self._ask, call))
-        except ModelError as error:
-            raise StorageError(error.message, retry_after_s=_RETRY_S) from None
 
-    def _ask(self, call: Callable[[ConversationStore], _Result]) -> _Result:
-        return call(self._open_store())
+async def _beside(open_it: Callable[[], _Opened], call: Callable[[_Opened], _Result]) -> _Result:
+    """Ask the database, beside the event loop. Raises: what the call raises; StorageError."""
+    try:
+        return await asyncio.to_thread(lambda: call(open_it()))
+    except ModelError as error:
+        raise StorageError(error.message, retry_after_s=_RETRY_S) from None
 
 
 def _spoken(log: StreamLog) -> Spoken:

@@ -23,6 +23,7 @@ from tailrace.settings import Settings
 if TYPE_CHECKING:
     from tailrace.records.conversations import ConversationStore
     from tailrace.records.database import RecordDatabase
+    from tailrace.records.kept_streams import KeptStreams
     from tailrace.records.keys import KeyStore
     from tailrace.records.request_log import RequestLog
     from tailrace.records.requests import RequestStore
@@ -68,7 +69,7 @@ class Records:
 
     def __init__(self, settings: Settings) -> None:
         self.keyring = Keyring()
-        self.conversations = ConversationKeeper(self._conversations)
+        self.conversations = ConversationKeeper(self._conversations, self._kept_streams, self._keeps_responses)
         self._settings = settings
         self._opening = threading.Lock()
         self._database: RecordDatabase | None = None
@@ -95,6 +96,17 @@ class Records:
         from tailrace.records.conversations import ConversationStore
 
         return ConversationStore(self._opened())
+
+    def _kept_streams(self) -> KeptStreams:
+        """Blocks, the first time for long. Raises: ModelError."""
+        from tailrace.records.kept_streams import KeptStreams
+
+        return KeptStreams(self._opened())
+
+    def _keeps_responses(self) -> bool:
+        """Where nobody made a database, none is made for responses; and what is sealed in the journal is not written
+        open into the database."""
+        return not self._settings.journal_key_file and (self._database is not None or not self.is_absent())
 
     def _opened(self) -> RecordDatabase:
         with self._opening:
@@ -171,12 +183,18 @@ class Records:
 
     async def _delete_old(self) -> None:
         """Delete rows that are older than they should be, now and then."""
-        if not self._settings.record_days or time.monotonic() - self._tidied_s < _TIDY_S:
+        if time.monotonic() - self._tidied_s < _TIDY_S:
             return
         self._tidied_s = time.monotonic()
         with contextlib.suppress(StorageError, ModelError):  # next time, then
-            before_s = time.time() - self._settings.record_days * _DAY_S
-            await asyncio.to_thread(lambda: self.requests().delete_before(before_s))
+            await asyncio.to_thread(self._delete_rows)
+
+    def _delete_rows(self) -> None:
+        now_s = time.time()
+        if days := self._settings.record_days:
+            self.requests().delete_before(now_s - days * _DAY_S)
+        if days := self._settings.response_days:
+            self._kept_streams().delete_before(now_s - days * _DAY_S)
 
     def close(self) -> None:
         if self._database is not None:

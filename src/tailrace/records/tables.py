@@ -20,6 +20,7 @@ __all__ = [
     "METADATA",
     "conversation_items",
     "conversations",
+    "kept_streams",
     "key_changes",
     "keys",
     "owners",
@@ -153,4 +154,14 @@ conversation_items = Table(
     Column("created_s", Float(53), nullable=False),
     Index(None, "conversation_id", "number"),
     Index(None, "status"),
+)
+
+# Responses that are kept for longer than streams.
+kept_streams = Table(
+    "kept_streams",
+    METADATA,
+    Column("stream_id", String(64), primary_key=True),
+    Column("owner", String(200), nullable=False),
+    Column("created_s", Float(53), nullable=False, index=True),
+    Column("stream", LargeBinary, nullable=False),  # record and events, msgpack
 )

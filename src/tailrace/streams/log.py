@@ -82,6 +82,7 @@ class Record(msgspec.Struct, frozen=True):
     model: str = ""
     memo: bytes = b""  # what the wire that began it wants to see again
     turn: bytes = b""  # what a conversation keeps of it (GenerateRequest.turn)
+    keep: bool = False  # GenerateRequest.keep
     prompts: tuple[Prompt, ...] = ()  # as long as it runs
     sampling: Sampling = Sampling()  # seed and max_tokens are set
     num_prompt_tokens: int = 0

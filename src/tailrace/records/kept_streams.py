@@ -1,0 +1,57 @@
+"""Finished streams in the database, for longer than a log store keeps them."""
+
+from __future__ import annotations
+
+import msgspec
+from sqlalchemy import delete, insert, select
+
+from tailrace.records.database import RecordDatabase
+from tailrace.records.tables import kept_streams
+from tailrace.streams import Record, StreamLog, is_stream_id
+from tailrace.types import Event
+
+__all__ = ["KeptStreams"]
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(tuple[Record, list[Event]]).decode
+
+
+class KeptStreams:
+    """Calls block; each is one transaction. Raises: StorageError."""
+
+    def __init__(self, database: RecordDatabase) -> None:
+        self._database = database
+
+    def put(self, log: StreamLog) -> None:
+        """Keep a stream that has ended. One that is kept stays as it is."""
+        record = log.record.finished()
+        row = {
+            "stream_id": record.stream_id,
+            "owner": record.owner,
+            "created_s": record.created_s,
+            "stream": _encode((record, log.events)),
+        }
+        is_it = kept_streams.c.stream_id == record.stream_id
+        with self._database.begin() as connection:
+            if connection.execute(select(kept_streams.c.stream_id).where(is_it)).first() is None:
+                connection.execute(insert(kept_streams).values(**row))
+
+    def get(self, owner: str, stream_id: str) -> StreamLog | None:
+        """None where this owner has no such stream."""
+        if not is_stream_id(stream_id):
+            return None
+        query = select(kept_streams.c.stream).where(
+            kept_streams.c.stream_id == stream_id, kept_streams.c.owner == owner
+        )
+        with self._database.begin() as connection:
+            found = connection.execute(query).scalar_one_or_none()
+        return StreamLog(*_decode(found)) if found is not None else None
+
+    def delete(self, owner: str, stream_id: str) -> None:
+        its_row = (kept_streams.c.stream_id == stream_id, kept_streams.c.owner == owner)
+        with self._database.begin() as connection:
+            connection.execute(delete(kept_streams).where(*its_row))
+
+    def delete_before(self, created_s: float) -> None:
+        with self._database.begin() as connection:
+            connection.execute(delete(kept_streams).where(kept_streams.c.created_s < created_s))
