@@ -9,9 +9,11 @@ from typing import Any
 
 import psutil
 import pytest
+from sqlalchemy import create_engine, make_url, text
 from tests.api.oracle import Answer, chat_ids
 from tests.api.process import Server
 from tests.gone import wait_gone
+from tests.records.databases import own_database
 from tests.waiting import until
 
 _COUNT = 120
@@ -21,8 +23,8 @@ _ASKED = {"seed": 3, "max_tokens": _COUNT, "stream": True}
 class _House:
     """Servers one after the other, over one directory."""
 
-    def __init__(self, directory: Path, *flags: str) -> None:
-        database = f"sqlite:///{directory / 'records.sqlite'}"
+    def __init__(self, directory: Path, *flags: str, database: str = "") -> None:
+        database = database or f"sqlite:///{directory / 'records.sqlite'}"
         self._flags = ("--data-dir", str(directory), "--database", database, *flags)
         self.server = self._start()
 
@@ -41,12 +43,29 @@ class _House:
 
 
 @contextlib.contextmanager
-def _house(directory: Path, *flags: str) -> Iterator[_House]:
-    house = _House(directory, *flags)
+def _house(directory: Path, *flags: str, database: str = "") -> Iterator[_House]:
+    house = _House(directory, *flags, database=database)
     try:
         yield house
     finally:
         house.server.close()
+
+
+@contextlib.contextmanager
+def _away(url: str) -> Iterator[None]:
+    """A PostgreSQL database that lets nobody in, and has thrown out who was in it."""
+    name = make_url(url).database
+    server = create_engine(make_url(url).set(database="postgres"), isolation_level="AUTOCOMMIT")
+    with contextlib.closing(server.connect()) as connection:
+        connection.execute(text(f"ALTER DATABASE {name} ALLOW_CONNECTIONS false"))
+        connection.execute(
+            text("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = :name"), {"name": name}
+        )
+        try:
+            yield
+        finally:
+            connection.execute(text(f"ALTER DATABASE {name} ALLOW_CONNECTIONS true"))
+    server.dispose()
 
 
 def _items(house: _House, its_id: str) -> list[dict[str, Any]]:  # Any: of JSON
@@ -106,5 +125,17 @@ def test_the_engine_dies(tmp_path: Path) -> None:
     with _house(tmp_path) as house:
         its_id, _ = _begin(house, "Hi")
         house.server.worker().kill()
+        until(lambda: _items(house, its_id)[-1]["status"] != "in_progress")
+        assert _items(house, its_id)[-1]["content"][0]["text"] == Answer(chat_ids("Hi"), _COUNT, 3).text
+
+
+def test_an_answer_waits_for_a_database_that_is_away(tmp_path: Path) -> None:
+    with own_database("postgresql", tmp_path) as url, _house(tmp_path, database=url) as house:
+        its_id, stream_id = _begin(house, "Hi")
+        until(lambda: len(_items(house, its_id)) == 2)
+        with _away(url):
+            house.server.wait_state(stream_id, "done", timeout_s=45.0)  # which the database does not hold up
+            assert house.server.http.get(f"/v1/conversations/{its_id}").status_code == 503
+        until(lambda: house.server.http.get(f"/v1/conversations/{its_id}").status_code == 200)
         until(lambda: _items(house, its_id)[-1]["status"] != "in_progress")
         assert _items(house, its_id)[-1]["content"][0]["text"] == Answer(chat_ids("Hi"), _COUNT, 3).text

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from tailrace.conversations.items import Branch, Place
@@ -33,6 +34,7 @@ _Result = TypeVar("_Result")
 _RETRY_S = 1.0
 _PATIENCE_S = 10.0  # how long a request, or the server's end, waits for what is queued
 _MOST_QUEUED = 10_000
+_THREADS = 4
 
 
 class ConversationKeeper:
@@ -50,6 +52,8 @@ class ConversationKeeper:
         self._open_store = open_store
         self._open_kept = open_kept
         self._may_keep = may_keep
+        # Of its own: a database that hangs must not hold up prompts, which are read in the event loop's threads.
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="conversations")
         self._streams: LogStore | None = None
         self._queue: asyncio.Queue[tuple[str, str] | asyncio.Future[None]] = asyncio.Queue()
         self._is_writing = False
@@ -62,20 +66,20 @@ class ConversationKeeper:
         Raises: what the call raises; StorageError if the database is away.
         """
         await self._caught_up()
-        return await _beside(self._open_store, call)
+        return await self._beside(self._open_store, call)
 
     async def kept(self, owner: str, stream_id: str) -> StreamLog | None:
         """A stream that is kept for longer than others, once its log store has forgotten it. Raises: StorageError."""
         if not self._may_keep():
             return None
         await self._caught_up()
-        return await _beside(self._open_kept, lambda kept: kept.get(owner, stream_id))
+        return await self._beside(self._open_kept, lambda kept: kept.get(owner, stream_id))
 
     async def forget(self, owner: str, stream_id: str) -> None:
         """Raises: StorageError."""
         if self._may_keep():
             await self._caught_up()
-            await _beside(self._open_kept, lambda kept: kept.delete(owner, stream_id))
+            await self._beside(self._open_kept, lambda kept: kept.delete(owner, stream_id))
 
     async def branch(self, owner: str, place: Place) -> Branch:
         """Where a request goes on. Its last item is in progress only if its stream is. Raises: as `ask`."""
@@ -166,7 +170,7 @@ class ConversationKeeper:
                 if stream_id:
                     await self._write_stream(owner, stream_id)
                 else:
-                    for entry in await _beside(self._open_store, lambda store: store.in_progress()):
+                    for entry in await self._beside(self._open_store, lambda store: store.in_progress()):
                         await self._write_stream(*entry)
                 return
             except StorageError as error:
@@ -182,11 +186,11 @@ class ConversationKeeper:
         log = await self._find(owner, stream_id)
         if log is not None and log.record.turn:
             record, turn, spoken = log.record, read_turn(log.record.turn), _spoken(log)
-            await _beside(
+            await self._beside(
                 self._open_store, lambda store: store.put_turn(owner, turn, stream_id, spoken, record.created_s)
             )
         if log is not None and log.end is not None and log.record.keep and self._may_keep():
-            await _beside(self._open_kept, lambda kept: kept.put(log))
+            await self._beside(self._open_kept, lambda kept: kept.put(log))
 
     async def _find(self, owner: str, stream_id: str) -> StreamLog | None:
         """None where this server has no such stream; another one over the same database may have."""
@@ -196,13 +200,13 @@ class ConversationKeeper:
         except (StreamError, JournalDamaged):
             return None
 
-
-async def _beside(open_it: Callable[[], _Opened], call: Callable[[_Opened], _Result]) -> _Result:
-    """Ask the database, beside the event loop. Raises: what the call raises; StorageError."""
-    try:
-        return await asyncio.to_thread(lambda: call(open_it()))
-    except ModelError as error:
-        raise StorageError(error.message, retry_after_s=_RETRY_S) from None
+    async def _beside(self, open_it: Callable[[], _Opened], call: Callable[[_Opened], _Result]) -> _Result:
+        """Ask the database, beside the event loop. Raises: what the call raises; StorageError."""
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._threads, lambda: call(open_it()))
+        except ModelError as error:
+            raise StorageError(error.message, retry_after_s=_RETRY_S) from None
 
 
 def _spoken(log: StreamLog) -> Spoken:
