@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +375,25 @@ def test_owners_have_their_own(tmp_path: Path) -> None:
             if method != "GET":
                 assert reading.request(method, where, json=sent).status_code == 403, (method, where)
         assert mine.get(path).json() == made
+
+
+def test_what_the_audit_log_has(tmp_path: Path, serve: Callable[..., Server]) -> None:
+    audit = tmp_path / "audit.jsonl"
+    server = serve("scripted", "--audit-log", str(audit), "--database", f"sqlite:///{tmp_path / 'records.sqlite'}")
+    its_id = _made(server, "kanarienvogel")
+    one = server.http.get(f"/v1/conversations/{its_id}/export").json()
+    server.http.get("/v1/conversations/export")
+    server.post("/v1/conversations/import", one)
+    server.http.delete("/v1/conversations/kanarienvogel")
+    server.http.delete(f"/v1/conversations/{its_id}")
+    lines = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(line["event"], line.get("conversation")) for line in lines] == [
+        ("conversation.export", its_id),
+        ("conversation.export", None),
+        ("conversation.import", None),
+        ("conversation.delete", its_id),
+    ]
+    assert "kanarienvogel" not in audit.read_text()
 
 
 def test_without_a_database(tmp_path: Path) -> None:

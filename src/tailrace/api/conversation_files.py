@@ -10,6 +10,7 @@ from starlette.responses import StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from tailrace.access.audit import note
 from tailrace.access.principal import caller_of
 from tailrace.api.conversations import conversation_json, query_of, reader_of, writer_of
 from tailrace.api.routes import route
@@ -42,11 +43,13 @@ class ConversationFileRoutes:
     async def _export_all(self, request: Request) -> ASGIApp:
         owner, form = reader_of(request), _form(request)
         ids = await self._conversations.ask(lambda store: store.ids(owner))
+        note("conversation.export", "done", request.scope)
         return _file(self._pieces(owner, ids, form))
 
     async def _export_one(self, request: Request) -> ASGIApp:
         owner, form, its_id = reader_of(request), _form(request), request.path_params["conversation_id"]
         await self._conversations.ask(lambda store: store.get(owner, its_id))  # refused while it still can be
+        note("conversation.export", "done", request.scope, conversation=its_id)
         return _file(self._pieces(owner, [its_id], form))
 
     async def _import(self, request: Request) -> ASGIApp:
@@ -60,6 +63,7 @@ class ConversationFileRoutes:
         made = await self._conversations.ask(
             lambda store: store.take_in(owner, [(draft.conversation, draft.items) for draft in drafts])
         )
+        note("conversation.import", "done", request.scope, conversations=len(made))
         return JsonAnswer(to_json(_imported(made, drafts)))
 
     async def _pieces(self, owner: str, ids: Sequence[str], form: str) -> AsyncIterator[bytes]:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from tailrace.access.audit import note
 from tailrace.access.principal import caller_of, owner_of, principal_of
 from tailrace.api.routes import route
 from tailrace.conversations.items import MAX_TITLE, Conversation, Item, ItemId, check_items
@@ -114,6 +115,7 @@ class ConversationRoutes:
     async def _delete(self, request: Request) -> ASGIApp:
         owner, its_id = writer_of(request), request.path_params["conversation_id"]
         await self._conversations.ask(lambda store: store.delete(owner, its_id))
+        note("conversation.delete", "done", request.scope, conversation=its_id)
         return _answer({"id": its_id, "object": "conversation.deleted", "deleted": True})
 
     async def _tree(self, request: Request) -> ASGIApp:
