@@ -18,7 +18,7 @@ from tests.api.oracle import Answer, chat_ids
 from tests.api.process import TAILRACE, Server, environment
 from tests.gone import is_alive, wait_gone
 from tests.http.wire import Wire, as_json, sse_data
-from tests.waiting import LONG_S
+from tests.waiting import LONG_S, until
 
 SSE = {"accept": "text/event-stream"}
 LONG = {"prompt": "Long.", "max_tokens": 5_000, "seed": 1}
@@ -245,7 +245,7 @@ def test_a_killed_worker_is_replaced_and_every_answer_goes_on(serve: Callable[..
     assert as_json(ends["text-whole"])["choices"][0]["text"] == answer.text
     assert as_json(sse_data(ends["tgi"])[-1])["generated_text"] == answer.text
     assert server.http.get("/health").status_code == 200
-    assert server.log.count("killed by SIGKILL") == 1
+    until(lambda: server.log.count("killed by SIGKILL") == 1)
 
 
 @pytest.mark.parametrize(

@@ -251,7 +251,7 @@ def test_an_app_that_does_not_start_again_refuses_and_does_not_hang(tmp_path: Pa
         now = server.http.get("/")
         assert (now.status_code, now.headers["retry-after"]) == (503, "30")
         assert server.http.get("/-/healthz").status_code == 503
-        assert server.log.count("the weights are gone") >= 3
+        _wait(lambda: server.log.count("the weights are gone") >= 3, server.log)
         (tmp_path / "begun").unlink()
         _wait(lambda: server.http.get("/-/healthz").status_code == 200, server.log)
 
@@ -280,7 +280,7 @@ def test_reload(tmp_path: Path) -> None:
         assert server.http.get("/-/healthz").status_code == 503
         write(tmp_path, "app.py", source.replace("WORD", "second"))
         _wait(lambda: server.http.get("/").text == "second", server.log)
-        assert server.log.count("runs at http") == 2
+        _wait(lambda: server.log.count("runs at http") == 2, server.log)
         server.process.send_signal(signal.SIGINT)
         assert server.wait() == 0
         assert "Stopped." in server.log

@@ -325,7 +325,7 @@ def test_where_memory_runs_out_the_engine_goes_and_the_server_stays(hungry: Hous
         for stream in streams:
             stream.wait()
             assert stream.followers[0].num_connections == 1
-    assert "killed by SIGKILL" in hungry.log
+    hungry.server.wait_line("killed by SIGKILL")
 
 
 # One takes the time of all

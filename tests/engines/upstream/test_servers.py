@@ -381,7 +381,7 @@ def test_llama_cpp(serve: Serve, llama: str) -> None:
     cut = Line(to_client=Flow(end_after_bytes=1100, end="reset"))
     with Chaos(int(llama.rpartition(":")[2]), [Line(), cut]) as chaos:
         front = serve(f"openai:{chaos.url}")
-        assert "llamacpp" in front.log
+        front.wait_line("llamacpp")
         body = {
             "messages": [{"role": "user", "content": "Count to ten."}],
             "max_tokens": 10,
