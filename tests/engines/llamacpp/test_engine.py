@@ -35,9 +35,11 @@ _VOCAB_SIZE = 40_000
 
 @pytest.fixture(scope="module")
 def spec(card: ModelCard) -> EngineSpec:
-    """Small enough that a prompt of the limit is quick, and a step so small that it takes three."""
+    """Small enough that a prompt of the limit is quick, and a step so small that it takes three. On one thread, since
+    several spin while they wait for one another."""
     return EngineSpec(
         engine="llamacpp",
+        threads=1,
         path=str(card.path),
         context_tokens=384,
         kv_tokens=4096,

@@ -38,7 +38,7 @@ def test_it_is_the_branch_beside_the_layer(tiny_gpt2_dir: Path, tmp_path: Path) 
 
 def test_an_engine_with_one(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
     directory = save(tmp_path / "adapter", random_pairs({"transformer.h.0.attn.c_attn": (96, 32)}, 5.0))
-    spec = EngineSpec("transformers", str(tiny_gpt2_dir), context_tokens=64, kv_tokens=512, max_sequences=2)
+    spec = EngineSpec("transformers", str(tiny_gpt2_dir), context_tokens=64, kv_tokens=512, max_sequences=2, threads=1)
     answers = [
         answer(spec),
         answer(msgspec.structs.replace(spec, adapter=str(directory))),
