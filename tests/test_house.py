@@ -26,9 +26,7 @@ _PATCHES = ("delattr", "getattr", "hasattr", "patch", "patch.object", "setattr")
 _LOOK_INSIDE = {
     "apps/test_leaving.py",
     "engines/llamacpp/test_engine.py",
-    "engines/upstream/test_engine.py",
     "models/test_fetch.py",
-    "models/test_tokenizer.py",
     "serve/inferless/test_app.py",
     "serve/inferless/test_model.py",
     "serve/inferless/test_streams.py",
@@ -37,7 +35,6 @@ _LOOK_INSIDE = {
     "streams/test_old_journals.py",
     "testing/test_conformance.py",
     "testing/test_log_stores.py",
-    "testing/test_sampling_laws.py",
     "text/test_tool_calls.py",
 }
 

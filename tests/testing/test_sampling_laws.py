@@ -12,7 +12,7 @@ import pytest
 
 from tailrace.engines.promise import Capabilities, Delta, Engine, Sequence
 from tailrace.testing import Law
-from tailrace.testing._sampling_laws import sampling_laws
+from tailrace.testing.sampling_laws import sampling_laws
 from tailrace.types import FinishReason, Sampling
 
 _VOCAB_SIZE = 40

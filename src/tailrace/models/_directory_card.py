@@ -13,10 +13,10 @@ from typing import Literal, TypeVar
 import msgspec
 
 from tailrace.errors import ModelError
-from tailrace.models._pre_tokenizers import GPT2
 from tailrace.models._tokenizer import tokenizer_json
 from tailrace.models._vocabulary import CONTROL, NORMAL, Vocabulary, parse_merges
 from tailrace.models.card import ModelCard
+from tailrace.models.pre_tokenizers import GPT2
 from tailrace.models.safetensors import read_head
 
 __all__ = ["EXPORT_FILES", "read"]

@@ -1,6 +1,6 @@
 """Builds a Hugging Face `tokenizers` file from the vocabulary inside a GGUF.
 
-There are two families. Byte-level BPE cuts text into words by rules of each model (`_pre_tokenizers`), writes each byte
+There are two families. Byte-level BPE cuts text into words by rules of each model (`pre_tokenizers`), writes each byte
 as a character, and merges within words. SentencePiece writes a space as U+2581, merges across the whole text, and
 spells in bytes what it has no piece for.
 """
@@ -13,8 +13,8 @@ import msgspec
 
 from tailrace.errors import ModelError
 from tailrace.models._gguf import Metadata
-from tailrace.models._pre_tokenizers import PRE_TOKENIZERS, Scheme, Step
 from tailrace.models._vocabulary import CONTROL, UNKNOWN, USER_DEFINED, Vocabulary
+from tailrace.models.pre_tokenizers import PRE_TOKENIZERS, Scheme, Step
 
 __all__ = ["read_scheme", "tokenizer_json"]
 

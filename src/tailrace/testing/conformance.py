@@ -36,8 +36,8 @@ from collections.abc import Callable
 from tailrace.child import resident_bytes
 from tailrace.engines.promise import Engine
 from tailrace.errors import SequenceFailed
-from tailrace.testing._sampling_laws import grammar_laws, sampling_laws
 from tailrace.testing._trial import EngineTrial, Law, hold
+from tailrace.testing.sampling_laws import grammar_laws, sampling_laws
 
 __all__ = ["Law", "check_engine", "laws"]
 

@@ -33,7 +33,7 @@ from tailrace.engines.upstream.wires import PARAMETERS, ask
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.models.upstream import Address, UpstreamKind
 from tailrace.testing import Law, laws
-from tailrace.testing._sampling_laws import sampling_laws
+from tailrace.testing.sampling_laws import sampling_laws
 from tailrace.text import MessageEncoder
 from tailrace.text.packed import END_ID, pack, unpack
 from tailrace.types import Grammar, Message, Sampling
