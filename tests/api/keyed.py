@@ -92,8 +92,12 @@ async def serving_with_keys(directory: Path) -> AsyncIterator[House]:
     settings = Settings(kv_tokens=4_000_000, load_s=60.0)
     async with start_service(source, settings, data_path=directory) as service:
         house = House(service, f"sqlite:///{directory / 'records.sqlite'}")
-        async with house.records.recording(service, directory):
-            yield house
-            for run in list(service.generator.live):
-                run.cancel()
+        async with house.records.recording(service, directory), asyncio.TaskGroup() as group:
+            keeping = group.create_task(house.records.conversations.keep())
+            try:
+                yield house
+            finally:
+                for run in list(service.generator.live):
+                    run.cancel()
+                keeping.cancel()
     house.records.close()

@@ -13,9 +13,10 @@ from starlette.types import ASGIApp
 
 from tailrace.access.audit import note, what_is_noted
 from tailrace.access.keys import DEFAULT_SCOPES, Key, NewKey
-from tailrace.access.principal import caller_of, principal_of
+from tailrace.access.principal import caller_of, owner_of, principal_of
 from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.access.tickets import LIFETIME_S
+from tailrace.api.forgetting import Forgetting
 from tailrace.api.routes import route
 from tailrace.dialects.bodies import T, read_fields, read_json, require_plain_utf8
 from tailrace.errors import ModelError, RequestError, StorageError
@@ -52,8 +53,9 @@ class _TicketBody(msgspec.Struct, forbid_unknown_fields=True):
 class AccessRoutes:
     """The routes over the key store. Each demands the scope `admin`, but for tickets, which demand `read`."""
 
-    def __init__(self, records: Records, bodies: BodyBudget) -> None:
+    def __init__(self, records: Records, bodies: BodyBudget, forgetting: Forgetting) -> None:
         self._records = records
+        self._forgetting = forgetting
         self._keyring = records.keyring
         self._bodies = bodies
 
@@ -67,6 +69,7 @@ class AccessRoutes:
             route("PUT", "/v1/admin/keys/{key_id}/quota", self._limit),
             route("GET", "/v1/admin/owners/{owner}/quota", self._show_owner),
             route("PUT", "/v1/admin/owners/{owner}/quota", self._limit_owner),
+            route("DELETE", "/v1/admin/owners/{owner}", self._forget_owner),
             route("POST", "/v1/tickets", self._issue_ticket),
         ]
 
@@ -126,6 +129,20 @@ class AccessRoutes:
         note("owner.limit", "done", request.scope, of_owner=owner)
         self._keyring.update([], {owner: quota})
         return _owner_answer(owner, quota)
+
+    async def _forget_owner(self, request: Request) -> ASGIApp:
+        self._require_admin(request)
+        owner = request.path_params["owner"]
+        if owner == owner_of(request.scope):
+            raise RequestError("A key cannot have its own owner forgotten. Use one of another owner.")
+        try:
+            deleted = await self._forgetting.forget(owner)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        except ModelError as error:
+            raise StorageError(error.message) from None
+        note("owner.forget", "done", request.scope, of=owner)
+        return JsonAnswer(msgspec.json.encode({"object": "owner.forgotten", "owner": owner, "deleted": deleted}))
 
     async def _issue_ticket(self, request: Request) -> ASGIApp:
         principal = principal_of(request.scope)

@@ -18,6 +18,7 @@ from tailrace.api.audit import StreamAudit
 from tailrace.api.conversation_files import ConversationFileRoutes
 from tailrace.api.conversations import ConversationRoutes
 from tailrace.api.durable import DurableRoutes
+from tailrace.api.forgetting import Forgetting
 from tailrace.api.metrics import Metrics
 from tailrace.api.routes import Routes
 from tailrace.api.sockets import Sockets
@@ -68,7 +69,8 @@ def build_routes(
     if records is not None:
         talks = ConversationRoutes(records.conversations, bodies, is_strict=settings.strict)
         files = ConversationFileRoutes(records.conversations, bodies)
-        access, usage = AccessRoutes(records, bodies), UsageRoutes(records)
+        forgetting = Forgetting(records, models.first.generator.store, durable)
+        access, usage = AccessRoutes(records, bodies, forgetting), UsageRoutes(records)
         own = [*access.table(), *usage.table(), *files.table(), *talks.table()]  # `export` is no conversation's id
     return [*own, *streams.table(), *routes.table(), *sockets.table()]
 

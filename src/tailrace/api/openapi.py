@@ -84,6 +84,7 @@ _RECORDS = (
                "Sets what a key may use. What is not named has no limit.", {
         "tokens_per_minute": 20_000, "streams_at_once": 4,
     }),
+    _OfRecords("delete", "/v1/admin/owners/{owner}", "forget_owner", "Deletes what there is of an owner."),
     _OfRecords("get", "/v1/admin/owners/{owner}/quota", "show_owner", "Shows what an owner may use."),
     _OfRecords("put", "/v1/admin/owners/{owner}/quota", "limit_owner", "Sets what an owner may use.", {
         "tokens_per_month": 5_000_000,

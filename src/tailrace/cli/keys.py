@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ import click
 from tailrace.cli.console import print_json, say
 from tailrace.cli.options import setting_options
 from tailrace.cli.quotas import quota_options, quota_with, said_of_quota
+from tailrace.cli.servers import default_url, server_failures, server_options
 from tailrace.cli.times import Duration, date_of
 from tailrace.settings import Settings
 
@@ -38,6 +40,7 @@ def keys() -> None:
     tailrace keys list
     tailrace keys rotate KEY_ID --grace 1d
     tailrace keys revoke KEY_ID
+    tailrace keys forget alice
     """
 
 
@@ -169,6 +172,41 @@ def rotate(key_id: str, grace: float, as_json: bool, **values: Any) -> None:  # 
         made = store.rotate(_id_in(key_id), grace_s=grace)
         _note("key.rotate", made.key)
     _show_new(made, as_json)
+
+
+@keys.command()
+@click.argument("owner")
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@_as_json
+@server_options
+def forget(owner: str, yes: bool, as_json: bool, url: str | None, key: str) -> None:
+    """Have a server delete all that there is of OWNER: keys, streams, conversations, records.
+
+    The server must run, and the key must have the scope admin. It says how many there were of each. An audit log keeps
+    its lines.
+    """
+    import asyncio
+    from urllib.parse import quote
+
+    from tailrace.terminal.client import connect
+
+    if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError("There is nobody to ask. --yes deletes without asking.")
+        click.confirm(f"Delete all keys, streams, conversations and records of {owner}?", abort=True, err=True)
+
+    async def ask() -> dict[str, Any]:  # Any: what JSON can be
+        async with connect(url or default_url(), key) as client:
+            client.require_tailrace()
+            return await client.delete(f"/v1/admin/owners/{quote(owner, safe='')}")
+
+    with server_failures():
+        deleted = asyncio.run(ask())["deleted"]
+    if as_json:
+        print_json({"owner": owner, "deleted": deleted})
+    else:
+        counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in deleted.items())
+        say(f"Forgot {owner}: {counts}.")
 
 
 @contextlib.contextmanager

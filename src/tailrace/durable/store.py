@@ -131,6 +131,14 @@ class DurableStore:
         """Raises: what `find` does."""
         self._remove(self.find(key))
 
+    def delete_below(self, prefix: bytes) -> int:
+        """Delete all streams whose keys begin so; returns how many there were."""
+        found = [stream for key, stream in self.streams.items() if key.startswith(prefix)]
+        for stream in found:
+            if stream.key in self.streams and not stream.is_gone:
+                self._remove(stream)
+        return len(found)
+
     def _present(self, key: bytes) -> DurableStream | None:
         try:
             return self.find(key)

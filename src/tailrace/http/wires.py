@@ -32,6 +32,7 @@ OWN_PATHS = (
     "/v1/admin/keys/{key_id}",
     "/v1/admin/keys/{key_id}/rotate",
     "/v1/admin/keys/{key_id}/quota",
+    "/v1/admin/owners/{owner}",
     "/v1/admin/owners/{owner}/quota",
     "/v1/usage",
     "/v1/conversations",

@@ -136,6 +136,11 @@ class ConversationStore:
             lock(connection, owner, conversation_id)
             connection.execute(delete(conversations).where(conversations.c.conversation_id == conversation_id))
 
+    def forget(self, owner: str) -> int:
+        """Delete all conversations of an owner; returns how many there were."""
+        with self._database.begin() as connection:
+            return connection.execute(delete(conversations).where(conversations.c.owner == owner)).rowcount
+
     # Items
 
     def add(

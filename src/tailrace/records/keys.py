@@ -114,9 +114,10 @@ class KeyStore:
         return Changes([_key(row) for row in rows], {row.owner: _quota(row.quota) for row in limited}, newest)
 
     def forget(self, owner: str) -> int:
-        """Delete an owner's keys; returns how many. Servers that run let them in until they are started again, so
-        revoke them first."""
+        """Delete an owner's keys and limits; returns how many keys there were. Servers that run let them in until they
+        are started again, so revoke them first."""
         with self._database.begin() as connection:
+            connection.execute(delete(owners).where(owners.c.owner == owner))
             return connection.execute(delete(keys).where(keys.c.owner == owner)).rowcount
 
     def _found(self, query: Any) -> Sequence[Key]:  # Any: a select of whole rows

@@ -45,6 +45,7 @@ class RequestLog:
         self._unwritten: list[RequestRow] = []  # that the disk did not take
         self._drained = 0  # of the spool's bytes
         self._is_away = False
+        self._draining = asyncio.Lock()
 
     async def take_over(
         self, generators: Iterable[Generator], store: LogStore, requests: Callable[[], RequestStore]
@@ -85,6 +86,10 @@ class RequestLog:
 
     async def drain(self, requests: Callable[[], RequestStore]) -> None:
         """Bring all that has ended into the database, if it can be reached."""
+        async with self._draining:
+            await self._drain(requests)
+
+    async def _drain(self, requests: Callable[[], RequestStore]) -> None:
         try:
             self._write_what_waits()
             size = self._spool.size  # a torn line at the end is made whole before it grows
@@ -101,6 +106,16 @@ class RequestLog:
             if self._is_away:
                 logger.warning("request records are in the database again")
             self._is_away = False
+
+    async def forget(self, owner: str, requests: Callable[[], RequestStore]) -> None:
+        """Bring what waits into the database, so that nothing of an owner is left in files. Raises: StorageError."""
+        async with self._draining:
+            self._refused = {asked: rows for asked, rows in self._refused.items() if asked.owner != owner}
+            await self._drain(requests)
+            if self._is_away:
+                raise StorageError("The database cannot be reached just now.", retry_after_s=_RETRY_S)
+            self._spool.drop(self._drained, self._running.values())
+            self._drained = 0
 
     def close(self) -> None:
         self._spool.close()

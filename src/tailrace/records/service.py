@@ -181,6 +181,22 @@ class Records:
         if self._log is not None:
             self._log.close()
 
+    async def forget(self, owner: str) -> dict[str, int]:
+        """Delete all that the database has of an owner, whose keys were revoked and whose streams have ended; returns
+        how many there were of each kind. Raises: StorageError, ModelError."""
+        await self.conversations.finish()
+        if self._log is not None:
+            await self._log.forget(owner, self.requests)
+
+        def delete() -> dict[str, int]:
+            return {
+                "conversations": self._conversations().forget(owner),
+                "requests": self.requests().forget(owner),
+                "keys": self.keys().forget(owner),
+            }
+
+        return await asyncio.to_thread(delete)
+
     async def _delete_old(self) -> None:
         """Delete rows that are older than they should be, now and then."""
         if time.monotonic() - self._tidied_s < _TIDY_S:

@@ -117,6 +117,11 @@ class StreamIndex:
         self._cache(log)
         self._schedule()
 
+    def ids_of(self, owner: str) -> list[str]:
+        """Of the running and the finished ones."""
+        running = [log.stream_id for log in self._running.values() if log.record.owner == owner]
+        return running + [stream_id for stream_id, kept in self._finished.items() if kept.owner == owner]
+
     def is_finished(self, stream_id: str) -> bool:
         return stream_id in self._finished
 
@@ -230,6 +235,9 @@ class LocalLogStore:
 
     async def recall(self, owner: str, claim: Claim) -> StreamLog | None:
         return self.index.recall(claim, owner)
+
+    def streams_of(self, owner: str) -> list[str]:
+        return self.index.ids_of(owner)
 
     def _stop(self, log: StreamLog) -> None:
         """Raises: Draining if it goes on in the next process."""

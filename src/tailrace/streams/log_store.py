@@ -114,6 +114,9 @@ class LogStore(Protocol):
         Raises: as `read`; StorageError if that cannot be kept.
         """
 
+    def streams_of(self, owner: str) -> list[str]:
+        """The ids of an owner's streams that can be read here, running or finished."""
+
     async def take_over(self) -> list[Lease]:
         """The streams of servers that are gone, as far as they have not ended, in the order in which they began. Each
         is handed to exactly one server, once. Finished streams and idempotency keys are found from then on as well.

@@ -84,8 +84,16 @@ class Client:
 
     async def get(self, path: str) -> Json:
         """What tailrace says at a path. Raises: AnswerFailed."""
+        return await self._ask("GET", path)
+
+    async def delete(self, path: str) -> Json:
+        """Delete what is at a path. Raises: AnswerFailed."""
+        return await self._ask("DELETE", path)
+
+    async def _ask(self, method: str, path: str) -> Json:
+        """Raises: AnswerFailed."""
         try:
-            response = await self.http.get(self.root + path, timeout=_FACTS_S)
+            response = await self.http.request(method, self.root + path, timeout=_FACTS_S)
         except httpx.HTTPError:
             raise AnswerFailed("the connection was lost") from None
         if response.status_code >= 300:

@@ -1,0 +1,78 @@
+"""An owner is forgotten: nothing of them is left in the database or in files, and nobody else loses anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from sqlalchemy import select
+from tests.api.keyed import House, serving_with_keys
+from tests.waiting import wait_until
+
+from tailrace.access.quota import Quota
+from tailrace.records.database import RecordDatabase
+from tailrace.records.tables import METADATA
+
+_CHAT = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
+
+
+async def _live(house: House, token: str) -> str:
+    """Do everything that leaves something behind; returns the id of a stream that runs."""
+    async with house.client(token) as client:
+        conversation = (await client.post("/v1/conversations", json={})).json()["id"]
+        answer = await client.post("/v1/chat/completions", json={**_CHAT, "conversation": conversation})
+        assert answer.status_code == 200, answer.text
+        assert (await client.post("/v1/chat/completions", json={"model": "nobody", **_CHAT})).status_code < 500
+        made = await client.put("/v1/durable/notes", headers={"content-type": "text/plain"}, content=b"kept")
+        assert made.status_code == 201, made.text
+        body = {"prompt": "Long.", "max_tokens": 60_000, "on_disconnect": "detach"}
+        return str((await client.post("/v1/streams", json=body)).json()["id"])
+
+
+def _rows_with(directory: Path, word: str) -> dict[str, int]:
+    """How many rows of each table have this word in any column."""
+    database = RecordDatabase(f"sqlite:///{directory / 'records.sqlite'}")
+    with database.begin() as connection:
+        found = {
+            table.name: sum(word in str(row) for row in connection.execute(select(table)))
+            for table in METADATA.sorted_tables
+        }
+    database.close()
+    return {name: count for name, count in found.items() if count}
+
+
+async def test_everything_goes_and_nothing_of_others(tmp_path: Path) -> None:
+    async with serving_with_keys(tmp_path) as house:
+        tokens = {owner: house.key(owner) for owner in ("alice", "bob")}
+        house.records.keys().limit_owner("alice", Quota(requests_per_month=1000))
+        streams = {owner: await _live(house, token) for owner, token in tokens.items()}
+        await wait_until(lambda: "requests" in _rows_with(tmp_path, "bob"))
+        before = _rows_with(tmp_path, "bob")
+        async with house.client(house.key("root", scopes=("admin",))) as admin:
+            answer = await admin.delete("/v1/admin/owners/alice")
+            assert answer.status_code == 200, answer.text
+            deleted = answer.json()["deleted"]
+            assert deleted["keys"] == deleted["conversations"] == deleted["durable_streams"] == 1
+            assert deleted["streams"] >= 2
+            assert deleted["requests"] >= 2
+            again = await admin.delete("/v1/admin/owners/alice")
+            assert set(again.json()["deleted"].values()) == {0}
+        assert _rows_with(tmp_path, "alice") == {}
+        assert b"alice" not in b"".join(path.read_bytes() for path in (tmp_path / "records").iterdir())
+        async with house.client(tokens["alice"]) as alice, house.client(tokens["bob"]) as bob:
+            assert (await alice.get("/v1/models")).status_code == 401
+            assert (await bob.get(f"/v1/streams/{streams['bob']}")).json()["status"] == "running"
+            assert (await bob.get(f"/v1/streams/{streams['alice']}")).status_code == 404
+            assert (await bob.get("/v1/durable/notes")).content == b"kept"
+        assert _rows_with(tmp_path, "bob").items() >= before.items()
+        assert house.service.store.streams_of("alice") == []
+
+
+@pytest.mark.parametrize("owner", ["anonymous", "a b", "root"])
+async def test_mistakes(tmp_path: Path, owner: str) -> None:
+    async with serving_with_keys(tmp_path) as house:
+        async with house.client(house.key("root", scopes=("admin",))) as admin:
+            assert (await admin.delete(f"/v1/admin/owners/{owner}")).status_code == 400
+            assert (await admin.get("/v1/admin/keys")).status_code == 200
+        async with house.client(house.key("alice")) as alice:
+            assert (await alice.delete("/v1/admin/owners/bob")).status_code == 403
