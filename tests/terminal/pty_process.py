@@ -8,6 +8,7 @@ import os
 import re
 import struct
 import subprocess
+import sys
 import termios
 import threading
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ from tests.waiting import until
 
 __all__ = ["Terminal", "terminal"]
 
+# The controlling terminal is that from which Ctrl-C comes.
+_AT_TERMINAL = "import os, sys; os.login_tty(int(sys.argv[1])); os.execv(sys.argv[2], sys.argv[2:])"
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b[=>78]")
 
 
@@ -29,8 +32,8 @@ class Terminal:
         # This terminal answers no questions about its cursor.
         of_terminal = {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "COLUMNS": "80", "LINES": "24"}
         self.process = subprocess.Popen(
-            [TAILRACE, *arguments], env=environment() | of_terminal | variables,
-            preexec_fn=lambda: os.login_tty(slave),  # the controlling terminal, from which Ctrl-C comes
+            [sys.executable, "-c", _AT_TERMINAL, str(slave), TAILRACE, *arguments], pass_fds=[slave],
+            env=environment() | of_terminal | variables,
         )  # fmt: skip
         os.close(slave)
         self._bytes = b""

@@ -9,15 +9,20 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import IO
 
-from tailrace.child import begin_child
 from tailrace.terminal.client import AnswerFailed
 
 __all__ = ["own_server"]
 
 _LISTENING = "Listening on "
+_PROGRAM = """
+import sys
+from tailrace.__main__ import main
+from tailrace.child import begin_child
+begin_child(int(sys.argv.pop(1)))
+main()
+"""
 
 
 @contextlib.contextmanager
@@ -29,12 +34,13 @@ def own_server(model: str, say: Callable[[str], None]) -> Iterator[str]:
     """
     with tempfile.TemporaryDirectory(prefix="tailrace-chat-") as directory:
         command = [
-            sys.executable, "-m", "tailrace", "serve", model, "--host", "127.0.0.1", "--port", "0",
-            "--journal", "memory", "--database", f"sqlite:///{directory}/records.sqlite", "--drain-s", "0",
+            sys.executable, "-P", "-c", _PROGRAM, str(os.getpid()), "serve", model,
+            "--host", "127.0.0.1", "--port", "0", "--drain-s", "0",
+            "--journal", "memory", "--database", f"sqlite:///{directory}/records.sqlite",
         ]  # fmt: skip
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            start_new_session=True, preexec_fn=partial(begin_child, os.getpid()),  # Ctrl-C is for this process alone
+            start_new_session=True,  # Ctrl-C is for this process alone
         )  # fmt: skip
         assert process.stderr is not None
         try:
