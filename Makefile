@@ -48,7 +48,7 @@ test: install-dev
 COVERED := $(addprefix tests/,admission dialects durable generation streams text test_errors.py test_types.py)
 
 coverage: install-dev
-	$(BIN)/pytest -n 2 --dist loadfile -m "not deep" --cov --cov-report=term $(COVERED) $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile $(TRIES) -m "not deep" --cov --cov-report=term $(COVERED) $(ARGS)
 
 test-deep: install-dev
 	$(BIN)/pytest $(ARGS)

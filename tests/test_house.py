@@ -124,5 +124,28 @@ def test_no_turn_of_the_loop_stands_for_what_is_waited_for() -> None:
     assert found == {"waiting.py"}
 
 
+_BY_CHANCE = re.compile(r"new_\w*id|token_\w+|uuid\d|urandom|random\w*|time|monotonic|getpid")
+
+
+def _named_by_chance(source: str) -> set[str]:
+    """Calls in the parameters of tests that give something else in every process."""
+    calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
+    inner = [
+        ast.unparse(node.func)
+        for call in calls
+        if ast.unparse(call.func).endswith("parametrize")
+        for node in ast.walk(call)
+        if isinstance(node, ast.Call)
+    ]
+    return {name for name in inner if _BY_CHANCE.fullmatch(name.rpartition(".")[2])}
+
+
+def test_parameters_of_tests_are_no_chance() -> None:
+    """Each test process collects the tests, and they have to have the same names in all."""
+    assert _named_by_chance("@pytest.mark.parametrize('a', [1, os.urandom(2)])\ndef test(a): ...") == {"os.urandom"}
+    found = {_named(path): names for path in TESTS if (names := _named_by_chance(path.read_text("utf-8")))}
+    assert not found
+
+
 def test_no_file_is_long() -> None:
     assert not [_named(path) for path in TESTS if path.read_text("utf-8").count("\n") > 600]

@@ -49,7 +49,7 @@ def test_others_have_their_own(kept: KeptStreams) -> None:
     assert kept.get("me", log.stream_id) is None
 
 
-@pytest.mark.parametrize("bad", ["", "a\0b", "x" * 22 + "/", "é" * 22, new_stream_id()])
+@pytest.mark.parametrize("bad", ["", "a\0b", "x" * 22 + "/", "é" * 22, "A" * 22])
 def test_ids_of_none(kept: KeptStreams, bad: str) -> None:
     assert kept.get("me", bad) is None
 
