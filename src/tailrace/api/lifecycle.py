@@ -81,12 +81,6 @@ def build_app(models: Models, durable: DurableStore, settings: Settings, records
     router = Router(build_routes(models, durable, settings, records), redirect_slashes=False)
     keyring = records.keyring if records is not None else Keyring()
     keyring.on_revoked(models.end_streams_of)
-    if records is not None:
-        generators = [served.generator for served in models]
-        for generator in generators:
-            generator.observers.add(records.conversations)
-        running = [run.record for generator in generators for run in generator.live]
-        records.conversations.attend(models.first.generator.store, running, has_past=not records.is_absent())
     if settings.audit_log:
         for served in models:
             served.generator.observers.add(StreamAudit())
@@ -120,7 +114,14 @@ async def serve(
     async def serve_until_told() -> None:
         async with (
             open_records(settings) as records,
-            start_service(source, settings, data_path=data_path, cache_path=cache_path, more=more) as service,
+            start_service(
+                source,
+                settings,
+                data_path=data_path,
+                cache_path=cache_path,
+                more=more,
+                on_loaded=lambda models: records.conversations.attend([served.generator for served in models]),
+            ) as service,
             records.recording(service, data_path),
         ):
             ready.set()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,10 +48,17 @@ class Service:
 
 @contextlib.asynccontextmanager
 async def start_service(
-    source: Source, settings: Settings, *, data_path: Path, cache_path: str = "", more: Sequence[Source] = ()
+    source: Source,
+    settings: Settings,
+    *,
+    data_path: Path,
+    cache_path: str = "",
+    more: Sequence[Source] = (),
+    on_loaded: Callable[[Models], None] = lambda models: None,
 ) -> AsyncIterator[Service]:
     """The engine of the first model, loaded, and its streams in `data_path`. `more` are further models, which are
-    loaded when they are asked for. Leaving it kills the engines.
+    loaded when they are asked for. `on_loaded` is called before streams of an earlier process go on, for observers that
+    have to hear of their ends. Leaving it kills the engines.
 
     Raises: ModelError if an engine cannot load its model, or the journal cannot be kept.
     """
@@ -66,7 +73,7 @@ async def start_service(
             for one, model in zip(sources, served, strict=True):
                 model.generator = await _generator(one, model, store)
             models = Models(served, settings, group)
-            num_recovered = await _first_start(models, settings)
+            num_recovered = await _first_start(models, settings, on_loaded)
             yield Service(models, store, durable, num_recovered)
         finally:
             if models is not None:
@@ -119,12 +126,13 @@ async def _generator(source: Source, served: Served, store: LogStore) -> Generat
     return generator
 
 
-async def _first_start(models: Models, settings: Settings) -> int:
+async def _first_start(models: Models, settings: Settings, on_loaded: Callable[[Models], None]) -> int:
     """Wait for what has to be loaded before requests are taken, and take up what an earlier process left; returns how
     many streams go on. Raises: ModelError."""
     try:
         await models.first.started()
         models.begun(models.first)
+        on_loaded(models)
         num_recovered = await models.recover()
         if settings.load == "all":
             for served in models:

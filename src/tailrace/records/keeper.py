@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from tailrace.conversations.items import Branch, Place
 from tailrace.conversations.turns import Spoken, read_turn
 from tailrace.errors import JournalDamaged, ModelError, StorageError, StreamError, TailraceError
-from tailrace.generation.observers import Times
+from tailrace.generation import Generator, Times
 from tailrace.streams import LogStore, Record, StreamLog
 from tailrace.types import Asked, TextDelta
 
@@ -114,10 +114,17 @@ class ConversationKeeper:
 
     # Life
 
-    def attend(self, streams: LogStore, running: Iterable[Record], *, has_past: bool) -> None:
-        """From here on the streams are there. `running` are those that an earlier process has left, and that go on;
-        with `has_past` the database may have answers which that process did not come to write."""
-        self._streams = streams
+    def attend(self, generators: Sequence[Generator]) -> None:
+        """Be told of all their streams from here on. They have one store."""
+        self._streams = generators[0].store
+        for generator in generators:
+            generator.observers.add(self)
+
+    def take_up(self, running: Iterable[Record], *, has_past: bool) -> None:
+        """An earlier process has left streams, of which these go on. With `has_past` the database may have answers in
+        progress that ended without it."""
+        if self._streams is None:
+            return
         for record in running:
             self.on_begun(record)
         if has_past:

@@ -141,10 +141,13 @@ class Records:
 
     @contextlib.asynccontextmanager
     async def recording(self, service: Service, data_path: Path) -> AsyncIterator[None]:
-        """Record the requests of a server as soon as there is a database. Rows wait for it in `data_path`.
+        """Record the requests of a server as soon as there is a database, and the turns that an earlier one left. Rows
+        wait for it in `data_path`.
 
         Raises: StorageError, ModelError if what an earlier server left cannot be taken over.
         """
+        running = [run.record for served in service.models for run in served.generator.live]
+        self.conversations.take_up(running, has_past=not self.is_absent())
         self._recorded = service, data_path
         if self._database is not None:
             await self._record()

@@ -179,7 +179,7 @@ class StreamLog:
     def num_bytes(self) -> int:
         """About how much memory it takes."""
         text = sum(len(event.text) for event in self.events if isinstance(event, TextDelta))
-        return text + _EVENT_BYTES * len(self.events) + len(self.record.memo)
+        return text + _EVENT_BYTES * len(self.events) + len(self.record.memo) + len(self.record.turn)
 
     def append(self, event: Event) -> None:
         """Let an event be seen, and wake whoever waits for it. After the terminal event nothing is added any more.
