@@ -109,6 +109,14 @@ def test_a_cut_connection_resumes_where_it_was(server: Server) -> None:
     assert num_connections >= 3
 
 
+def test_a_cut_connection_at_a_terminal(server: Server) -> None:
+    cuts = [Line(to_client=Flow(end_after_bytes=2000, end="reset")), Line(to_client=Flow(end_after_bytes=1500))]
+    with Chaos(server.port, cuts) as chaos, terminal("chat", "--url", chaos.url, *_asked("scripted", "Hi.")) as shown:
+        assert shown.wait() == 0
+        assert "trying to go on" in shown.text
+        assert " ".join(shown.text.split()).endswith(" ".join(_expected("Hi.").decode().split()))
+
+
 def test_an_answer_outlives_its_server(tmp_path: Path) -> None:
     count = 300
     first = Server("scripted:tokens_per_s=100", "--data-dir", str(tmp_path)).wait_ready()

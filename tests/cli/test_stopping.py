@@ -136,6 +136,14 @@ def test_while_the_hub_is_asked(verb: str, start: Callable[..., _Command], tmp_p
             _check(command)
 
 
+def test_while_the_server_of_a_chat_starts(start: Callable[..., _Command]) -> None:
+    with socket.socket() as nobody:  # whose port is free, and stays so
+        nobody.bind(("127.0.0.1", 0))
+        command = start("chat scripted Hi.", TAILRACE_PORT=str(nobody.getsockname()[1]))
+        command.wait_child("serve")
+        _check(command)
+
+
 def test_while_a_worker_starts(start: Callable[..., _Command]) -> None:
     command = start("serve scripted --port 0")
     command.wait_child("tailrace.engines.worker")

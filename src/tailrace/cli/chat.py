@@ -135,7 +135,7 @@ async def _server(model: str, url: str | None, key: str) -> AsyncIterator[tuple[
                 raise click.UsageError(_no_model(client, model))
         if _is_prompt(model):
             raise click.UsageError(f'A prompt comes behind the model: tailrace chat {_DEFAULT_MODEL} "…"')
-        own_url = stack.enter_context(own_server(model or _DEFAULT_MODEL, say))
+        own_url = await stack.enter_async_context(own_server(model or _DEFAULT_MODEL, say))
         client = await stack.enter_async_context(connect(own_url))
         yield client, client.models[0]
 

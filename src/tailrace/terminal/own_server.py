@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from typing import IO
 
 from tailrace.terminal.client import AnswerFailed
@@ -25,8 +26,8 @@ main()
 """
 
 
-@contextlib.contextmanager
-def own_server(model: str, say: Callable[[str], None]) -> Iterator[str]:
+@contextlib.asynccontextmanager
+async def own_server(model: str, say: Callable[[str], None]) -> AsyncIterator[str]:
     """The URL of a server that has this model. What it says while it starts is passed on. It ends with the context, and
     with this process.
 
@@ -38,13 +39,14 @@ def own_server(model: str, say: Callable[[str], None]) -> Iterator[str]:
             "--host", "127.0.0.1", "--port", "0", "--drain-s", "0",
             "--journal", "memory", "--database", f"sqlite:///{directory}/records.sqlite",
         ]  # fmt: skip
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: ASYNC220 - starting one is quick
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             start_new_session=True,  # Ctrl-C is for this process alone
         )  # fmt: skip
         assert process.stderr is not None
         try:
-            yield _url(process.stderr, say)
+            # In a thread, so that Ctrl-C ends the wait: the end of the server ends the thread.
+            yield await asyncio.to_thread(_url, process.stderr, say)
         finally:
             process.kill()  # it has nothing to keep
             process.wait()

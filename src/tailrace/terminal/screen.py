@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Protocol, TextIO
 
 from tailrace.terminal.text import printable_text
@@ -55,7 +56,7 @@ class MarkdownScreen:
         self._has_printed = False
         self._live = Live(
             console=console, transient=True, refresh_per_second=12, vertical_overflow="visible",
-            redirect_stdout=False, redirect_stderr=False,
+            redirect_stdout=False, redirect_stderr=sys.stderr.isatty(),  # messages stand above what is drawn anew
         )  # fmt: skip
         self._live.start()
 
