@@ -141,7 +141,7 @@ class AccessRoutes:
             raise RequestError(str(error)) from None
         except ModelError as error:
             raise StorageError(error.message) from None
-        note("owner.forget", "done", request.scope, of=owner)
+        note("owner.forget", "done", request.scope, of_owner=owner)
         return JsonAnswer(msgspec.json.encode({"object": "owner.forgotten", "owner": owner, "deleted": deleted}))
 
     async def _issue_ticket(self, request: Request) -> ASGIApp:
