@@ -13,6 +13,7 @@ import pytest
 from tests.api.oracle import Answer, chat_ids
 from tests.api.process import TAILRACE, Server, environment
 from tests.gone import wait_gone
+from tests.http.certificates import write_certificate
 from tests.terminal.foreign import ForeignServer
 from tests.terminal.pty_process import terminal
 from tests.waiting import until
@@ -95,6 +96,18 @@ def test_a_key(tmp_path: Path) -> None:
     ran = _run(locked.url, "-", stdin="Hi.")
     assert ran.returncode == 1
     assert b"--key or TAILRACE_KEY takes a key." in ran.stderr
+    locked.close()
+
+
+def test_tls(tmp_path: Path) -> None:
+    certificate, key = write_certificate(tmp_path, "one")
+    locked = Server("scripted", "--tls-cert", str(certificate), "--tls-key", str(key))
+    locked.listening = r"Listening on https://127\.0\.0\.1:([0-9]+)"
+    url = locked.wait_ready().url.replace("http:", "https:")
+    assert _run(url, *_asked("-"), stdin="Hi.", SSL_CERT_FILE=str(certificate)).stdout == _expected("Hi.")
+    ran = _run(url, "-", stdin="Hi.")
+    assert ran.returncode == 1
+    assert b"a certificate that is not trusted; SSL_CERT_FILE" in ran.stderr
     locked.close()
 
 

@@ -17,7 +17,8 @@ Command = Callable[..., None]
 
 def default_url() -> str:
     """Where a server on this machine listens, if nothing else is said than what `tailrace serve` reads as well."""
-    return f"http://127.0.0.1:{os.environ.get('TAILRACE_PORT') or Settings().port}"
+    port = os.environ.get("TAILRACE_PORT", "")
+    return f"http://127.0.0.1:{port if port.isdigit() and int(port) else Settings().port}"
 
 
 def server_options(command: Command) -> Command:

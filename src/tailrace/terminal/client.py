@@ -218,11 +218,19 @@ async def connect(url: str, key: str = "") -> AsyncIterator[Client]:
     if not key.isascii() or not key.isprintable():
         raise ValueError("A key has only printable ASCII characters.")
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    async with httpx.AsyncClient(headers=headers, trust_env=not _is_on_this_machine(root)) as http:
+    certificates = httpx.create_ssl_context()  # SSL_CERT_FILE counts for every server, a proxy for those elsewhere
+    is_elsewhere = not _is_on_this_machine(root)
+    async with httpx.AsyncClient(headers=headers, verify=certificates, trust_env=is_elsewhere) as http:
         try:
             response = await http.get(f"{base}/models", timeout=httpx.Timeout(_FACTS_S, connect=_CONNECT_S))
-        except httpx.ConnectError:
+        except httpx.ConnectError as error:
+            if "CERTIFICATE_VERIFY_FAILED" in str(error):
+                raise AnswerFailed(
+                    f"the server at {root} shows a certificate that is not trusted; SSL_CERT_FILE names one that is"
+                ) from None
             raise NoServer(f"there is no server at {root}") from None
+        except httpx.TimeoutException:
+            raise AnswerFailed(f"the server at {root} does not answer in time") from None
         except httpx.HTTPError:
             raise AnswerFailed(f"the server at {root} does not answer as HTTP servers do") from None
         if response.status_code in (404, 405, 501):  # one that has a single model, and no list of them
