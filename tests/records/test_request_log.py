@@ -232,6 +232,7 @@ async def test_while_rows_cannot_be_kept_nothing_begins(house: _House, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(Spool, "append_all", refuse)
         house.world.finish(first)  # its own client notices nothing
+        await log.drain(house.store)
         with pytest.raises(StorageError):
             await house.world.generator.create(house.request(greedy(5)))
         await log.drain(house.store)

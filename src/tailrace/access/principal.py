@@ -80,9 +80,12 @@ def network_of(address: str) -> str:
     return str(ip.ipv4_mapped or ipaddress.IPv6Network((int(ip) >> 64 << 64, 64)))
 
 
+_LOOPBACK_NETWORK = network_of("::1")
+
+
 def is_loopback(caller: str) -> bool:
     """Whether a caller, as `network_of` names it, is on this machine, where it may be a proxy for many."""
-    return caller.startswith("127.") or caller == network_of("::1")
+    return caller.startswith("127.") or caller == _LOOPBACK_NETWORK
 
 
 def caller_of(scope: Scope) -> str:

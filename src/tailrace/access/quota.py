@@ -20,6 +20,7 @@ class Rate(msgspec.Struct, frozen=True):
 
     @property
     def field(self) -> str:
+        """Its name among the fields of a quota."""
         return f"{self.unit}_per_{self.period}"
 
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import NamedTuple, NoReturn
 
 from tailrace.access.principal import Principal
 from tailrace.access.quota import NO_LIMITS, Quota, Rate
@@ -60,8 +61,20 @@ class _Usage:
     """Of one account."""
 
     quota: Quota = NO_LIMITS
+    rates: tuple[tuple[Rate, int], ...] = ()  # of the quota
     windows: dict[str, _Window] = field(default_factory=lambda: {"minute": _Window(), "month": _Window()})
     num_streams: int = 0
+
+    def has(self, num_tokens: int, now_s: float) -> bool:
+        """Whether a request that may take so much is within all limits."""
+        most = self.quota.streams_at_once
+        if most is not None and self.num_streams >= most:
+            return False
+        windows = self.at(now_s)
+        return all(
+            windows[rate.period].used(rate.unit) + (num_tokens if rate.unit == "tokens" else 1) <= limit
+            for rate, limit in self.rates
+        )
 
     def at(self, now_s: float) -> dict[str, _Window]:
         """The windows of this moment. A clock that was set back stays in the window that it was in."""
@@ -71,15 +84,13 @@ class _Usage:
         return self.windows
 
 
-@dataclass(frozen=True, slots=True)
-class _Reservation:
+class _Reservation(NamedTuple):
     num_tokens: int
     accounts: tuple[_Usage, ...]
     windows: tuple[_Window, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class _Policy:
+class _Policy(NamedTuple):
     """One limit of an account, and where it stands."""
 
     name: str
@@ -102,7 +113,8 @@ class Quotas:
     def limit(self, account: Account, quota: Quota) -> None:
         """Set an account's limits. What it has used counts."""
         if quota != NO_LIMITS or account in self._usage:
-            self._of(account).quota = quota
+            usage = self._of(account)
+            usage.quota, usage.rates = quota, tuple(quota.rates())
 
     def spent_before(self, spendings: Sequence[Spending]) -> None:
         """Add what is recorded of the current minute and month."""
@@ -114,8 +126,8 @@ class Quotas:
 
     def answer_tokens(self, key_id: str, owner: str) -> int | None:
         """How long an answer may be."""
-        limits = [usage.quota.answer_tokens for usage in self._accounts(key_id, owner)]
-        return min((limit for limit in limits if limit is not None), default=None)
+        of_key, of_owner = (usage.quota.answer_tokens for usage in self._accounts(key_id, owner))
+        return min(of_key, of_owner) if of_key and of_owner else of_key or of_owner
 
     # What the generator asks for (generation.Meter)
 
@@ -127,21 +139,9 @@ class Quotas:
         if not record.key_id:
             return
         num_tokens, now_s = most_tokens(record), self._clock()
-        waits_s: dict[str, float] = {}
-        for name, usage in zip(("key", "owner"), self._accounts(record.key_id, record.owner), strict=True):
-            for policy in _policies(name, usage, now_s):
-                wanted = num_tokens if policy.rate is not None and policy.rate.unit == "tokens" else 1
-                if wanted > policy.limit:
-                    raise RequestError(
-                        f"This request may take {num_tokens} tokens, prompt and answer, and its {name} has "
-                        f"{policy.limit} a {policy.rate.period if policy.rate else ''}. Ask for fewer with max_tokens.",
-                        param="max_tokens",
-                    )
-                if wanted > policy.remaining:
-                    waits_s[_said(name, policy)] = policy.reset_s
-        if waits_s:
-            reason, wait_s = max(waits_s.items(), key=lambda item: item[1])
-            raise QuotaExceeded(reason, retry_after_s=wait_s)
+        accounts = self._accounts(record.key_id, record.owner)
+        if not all(usage.has(num_tokens, now_s) for usage in accounts):
+            self._refuse(accounts, num_tokens, now_s)
         self._take(record, num_tokens, now_s)
 
     def resume(self, record: Record) -> None:
@@ -165,12 +165,13 @@ class Quotas:
 
     def headers(self, principal: Principal) -> list[tuple[str, str]]:
         """Where the limits of a key and its owner stand: draft-ietf-httpapi-ratelimit-headers-10, and OpenAI's."""
-        if not principal.key_id:
+        accounts = self._accounts(principal.key_id, principal.owner)
+        if not principal.key_id or all(usage.quota is NO_LIMITS for usage in accounts):
             return []
         now_s = self._clock()
         policies = [
             policy
-            for name, usage in zip(("key", "owner"), self._accounts(principal.key_id, principal.owner), strict=True)
+            for name, usage in zip(("key", "owner"), accounts, strict=True)
             for policy in _policies(name, usage, now_s)
         ]
         if not policies:
@@ -180,6 +181,23 @@ class Quotas:
             ("ratelimit", ", ".join(map(_state_item, policies))),
             *_openai_headers(policies),
         ]
+
+    def _refuse(self, accounts: tuple[_Usage, _Usage], num_tokens: int, now_s: float) -> NoReturn:
+        """Raises: QuotaExceeded, RequestError."""
+        waits_s: dict[str, float] = {}
+        for name, usage in zip(("key", "owner"), accounts, strict=True):
+            for policy in _policies(name, usage, now_s):
+                wanted = num_tokens if policy.rate is not None and policy.rate.unit == "tokens" else 1
+                if wanted > policy.limit:
+                    raise RequestError(
+                        f"This request may take {num_tokens} tokens, prompt and answer, and its {name} has "
+                        f"{policy.limit} a {policy.rate.period if policy.rate else ''}. Ask for fewer with max_tokens.",
+                        param="max_tokens",
+                    )
+                if wanted > policy.remaining:
+                    waits_s[_said(name, policy)] = policy.reset_s
+        reason, wait_s = max(waits_s.items(), key=lambda item: item[1])
+        raise QuotaExceeded(reason, retry_after_s=wait_s)
 
     def _take(self, record: Record, num_tokens: int, now_s: float) -> None:
         accounts = self._accounts(record.key_id, record.owner)
@@ -233,7 +251,7 @@ def _bounds(period: str, now_s: float) -> tuple[float, float]:
 
 def _policies(name: str, usage: _Usage, now_s: float) -> Iterator[_Policy]:
     windows = usage.at(now_s)
-    for rate, limit in usage.quota.rates():
+    for rate, limit in usage.rates:
         window = windows[rate.period]
         yield _Policy(
             f"{name}-{rate.unit}-{rate.period}",

@@ -42,7 +42,8 @@ class RequestLog:
         self._with_text = with_text
         self._running: dict[str, RequestRow] = {}
         self._refused: dict[Asked, dict[str, RequestRow]] = {}  # by code: refusals since the last drain
-        self._unwritten: list[RequestRow] = []  # that the disk did not take
+        self._unwritten: list[RequestRow] = []  # of this turn of the event loop, or that the disk did not take
+        self._is_failing = False  # the disk
         self._drained = 0  # of the spool's bytes
         self._is_away = False
         self._draining = asyncio.Lock()
@@ -91,7 +92,9 @@ class RequestLog:
 
     async def _drain(self, requests: Callable[[], RequestStore]) -> None:
         try:
-            self._write_what_waits()
+            refused, self._refused = self._refused, {}
+            self._unwritten += [row for of_kind in refused.values() for row in of_kind.values() if row.num_requests]
+            self._flush()
             size = self._spool.size  # a torn line at the end is made whole before it grows
             while self._drained < size and (num_bytes := await asyncio.to_thread(self._copy, requests)):
                 self._drained += num_bytes
@@ -118,6 +121,7 @@ class RequestLog:
             self._drained = 0
 
     def close(self) -> None:
+        self._flush()
         self._spool.close()
 
     @property
@@ -129,7 +133,7 @@ class RequestLog:
 
     def reserve(self, record: Record) -> None:
         """Raises: StorageError while requests cannot be recorded; QuotaExceeded, RequestError as `Quotas.reserve`."""
-        if self._unwritten or self.num_waiting_bytes > _MAX_BYTES:
+        if self._is_failing or self.num_waiting_bytes > _MAX_BYTES:
             raise StorageError("Requests cannot be recorded just now.", retry_after_s=_RETRY_S)
         self._quotas.reserve(record)
 
@@ -169,24 +173,24 @@ class RequestLog:
         self._quotas.on_end(record, log.end)
 
     def _write(self, row: RequestRow) -> None:
-        try:
-            self._spool.append(row)
-        except StorageError as error:
-            if not self._unwritten:
-                logger.error("%s New streams are refused until then.", error)
-            self._unwritten.append(row)
+        """Rows of one turn of the event loop are written together at its end, as the events of streams are."""
+        if not self._unwritten:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unwritten.append(row)
 
-    def _write_what_waits(self) -> None:
-        """Raises: StorageError."""
-        refused, self._refused = self._refused, {}
-        rows = [row for of_kind in refused.values() for row in of_kind.values() if row.num_requests]
-        waiting, self._unwritten = self._unwritten + rows, []
+    def _flush(self) -> None:
+        """Write what waits; it waits on if the disk does not take it."""
+        if not self._unwritten:
+            return
         try:
-            if waiting:
-                self._spool.append_all(waiting)
-        except StorageError:
-            self._unwritten = waiting
-            raise
+            self._spool.append_all(self._unwritten)
+        except StorageError as error:
+            if not self._is_failing:
+                logger.error("%s New streams are refused until then.", error)
+            self._is_failing = True
+        else:
+            self._unwritten = []
+            self._is_failing = False
 
     def _copy(self, requests: Callable[[], RequestStore]) -> int:
         """Bring the next part of the spool into the database; returns its bytes. Blocks."""

@@ -125,16 +125,15 @@ class RequestStore:
 
     def _add(self, connection: Connection, rows: Sequence[RequestRow]) -> None:
         insert = _insert_of(connection)
-        values = [{name: getattr(row, name) for name in RequestRow.__struct_fields__} for row in rows]
-        added = connection.execute(
-            insert(requests).on_conflict_do_nothing().returning(requests.c.request_id), values
-        ).scalars()
-        new = set(added)
+        by_id = {row.request_id: row for row in reversed(rows)}
+        # One server at a time has a request's rows, so that none comes in between.
+        known = set(connection.execute(select(requests.c.request_id).where(requests.c.request_id.in_(by_id))).scalars())
+        new = [row for name, row in by_id.items() if name not in known]
+        if not new:
+            return
+        connection.execute(insert(requests).on_conflict_do_nothing(), [msgspec.structs.asdict(row) for row in new])
         sums: dict[tuple[Any, ...], list[float]] = {}  # Any: text and one number
-        for row in rows:
-            if row.request_id not in new:
-                continue
-            new.discard(row.request_id)
+        for row in new:
             day = int(row.created_s // _DAY_S * _DAY_S)
             sum_ = sums.setdefault((day, row.owner, row.key_id, row.model, row.wire), [0] * len(_COUNTS))
             is_refused = row.status == REFUSED
@@ -148,16 +147,15 @@ class RequestStore:
                 )
             ):
                 sum_[number] += value
-        if sums:
-            statement = insert(usage_days)
-            table = usage_days.c
-            statement = statement.on_conflict_do_update(
-                index_elements=_KEY, set_={name: table[name] + statement.excluded[name] for name in _COUNTS}
-            )
-            connection.execute(
-                statement,
-                [dict(zip((*_KEY, *_COUNTS), (*key, *counts), strict=True)) for key, counts in sorted(sums.items())],
-            )
+        statement, table = insert(usage_days), usage_days.c
+        statement = statement.on_conflict_do_update(
+            index_elements=_KEY, set_={name: table[name] + statement.excluded[name] for name in _COUNTS}
+        )
+        named = (*_KEY, *_COUNTS)
+        # In their order, so that two servers do not wait for each other.
+        connection.execute(
+            statement, [dict(zip(named, (*key, *counts), strict=True)) for key, counts in sorted(sums.items())]
+        )
 
 
 def _insert_of(connection: Connection) -> Any:  # Any: the two have no common type with what is needed here

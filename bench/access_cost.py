@@ -1,0 +1,154 @@
+"""What keys, quotas and records cost: a server with them beside one without, in turns.
+
+    python bench/access_cost.py [--turns 7]
+
+Both run the scripted engine at full speed. Requests are completions of one token, 16 at a time; events are those of 8
+streams of 4,000 tokens as server-sent events. Of each turn it takes the rate, and the processor time of the server's
+own process for each request or event: that is steadier on a machine with other work. It prints medians and their
+ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import httpx
+import psutil
+
+from tailrace.access.quota import Quota
+from tailrace.records.database import RecordDatabase
+from tailrace.records.keys import KeyStore
+
+_NUM_REQUESTS = 3000
+_NUM_CLIENTS = 16
+_NUM_STREAMS = 8
+_NUM_TOKENS = 4000
+_PORTS = {"without": 8971, "with": 8972}
+_MUCH = Quota(requests_per_minute=10**9, tokens_per_minute=10**12, tokens_per_month=10**14, streams_at_once=10**6)
+
+
+class _Server:
+    def __init__(self, name: str, directory: Path, *flags: str, token: str = "") -> None:
+        self._port = _PORTS[name]
+        self._headers = f"Authorization: Bearer {token}\r\n" if token else ""
+        log = (directory / "log").open("w")
+        self._process = subprocess.Popen(
+            [str(Path(sys.executable).parent / "tailrace"), "serve", "scripted", "--port", str(self._port),
+             "--data-dir", str(directory), "--max-concurrent-requests", "1000", *flags],
+            stderr=log,
+        )  # fmt: skip
+        for _ in range(300):
+            try:
+                if httpx.get(f"http://127.0.0.1:{self._port}/readyz", trust_env=False).status_code == 200:
+                    break
+            except httpx.HTTPError:
+                pass
+            time.sleep(0.1)
+
+    def close(self) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+    def cpu_s(self) -> float:
+        times = psutil.Process(self._process.pid).cpu_times()
+        return times.user + times.system
+
+    async def ask_many(self) -> int:
+        """Returns how many requests were answered."""
+        body = b'{"model":"scripted","prompt":"Hi","max_tokens":1}'
+        request = self._request("POST", "/v1/completions", body)
+
+        async def ask() -> None:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+            for _ in range(_NUM_REQUESTS // _NUM_CLIENTS):
+                writer.write(request)
+                head = await reader.readuntil(b"\r\n\r\n")
+                if not head.startswith(b"HTTP/1.1 200"):
+                    raise RuntimeError(head.decode())
+                length = int(head.lower().partition(b"content-length: ")[2].partition(b"\r\n")[0])
+                await reader.readexactly(length)
+            writer.close()
+
+        await asyncio.gather(*(ask() for _ in range(_NUM_CLIENTS)))
+        return _NUM_REQUESTS // _NUM_CLIENTS * _NUM_CLIENTS
+
+    async def stream(self) -> int:
+        """Returns how many events came."""
+        body = b'{"prompt":"Hi","max_tokens":%d,"stream":true,"ignore_eos":true}' % _NUM_TOKENS
+        request = self._request("POST", "/v1/completions", body)
+
+        async def follow() -> int:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=2**20)
+            writer.write(request)
+            num_events = 0
+            while b"[DONE]" not in (chunk := await reader.read(2**20)) and chunk:
+                num_events += chunk.count(b"data: {")
+            writer.close()
+            return num_events
+
+        return sum(await asyncio.gather(*(follow() for _ in range(_NUM_STREAMS))))
+
+    def _request(self, method: str, path: str, body: bytes) -> bytes:
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n{self._headers}"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        return head.encode() + body
+
+
+def _measure(server: _Server, act: Callable[[], Awaitable[int]]) -> tuple[float, float]:
+    """Things a second, and microseconds of the server's processor for each."""
+
+    async def run() -> int:
+        return await act()
+
+    cpu_s, start_s = server.cpu_s(), time.perf_counter()
+    count = asyncio.run(run())
+    took_s = time.perf_counter() - start_s
+    return count / took_s, (server.cpu_s() - cpu_s) / count * 1e6
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--turns", type=int, default=7)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as plain, tempfile.TemporaryDirectory() as keyed:
+        url = f"sqlite:///{Path(keyed) / 'records.sqlite'}"
+        database = RecordDatabase(url)
+        database.prepare()
+        token = KeyStore(database).create("alice", quota=_MUCH).token
+        database.close()
+        servers = {
+            "without": _Server("without", Path(plain)),
+            "with": _Server("with", Path(keyed), "--database", url, token=token),
+        }
+        found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        try:
+            for turn in range(args.turns + 1):
+                for name, server in sorted(servers.items(), reverse=bool(turn % 2)):
+                    for what, act in (("requests", server.ask_many), ("events", server.stream)):
+                        measured = _measure(server, act)
+                        if turn:  # the first one warms up
+                            found.setdefault((what, name), []).append(measured)
+        finally:
+            for server in servers.values():
+                server.close()
+    for what in ("requests", "events"):
+        rates, costs = {}, {}
+        for name in servers:
+            rates[name], costs[name] = (statistics.median(part) for part in zip(*found[what, name], strict=True))
+            print(f"{name:>8} keys: {rates[name]:10,.0f} {what}/s, {costs[name]:7.2f} µs of the server for each")
+        rate, cost = rates["with"] / rates["without"], costs["with"] / costs["without"]
+        print(f"   ratio: {rate:.3f} of the rate, {cost:.3f} of the processor time")
+
+
+if __name__ == "__main__":
+    main()
