@@ -130,7 +130,7 @@ class Records:
             await asyncio.sleep(_POLL_S)
             try:
                 await self.read_keys()
-            except (ModelError, StorageError) as error:
+            except (ModelError, StorageError, OSError) as error:
                 if not is_away:
                     logger.warning("the keys stay as they were: %s", error)
                 is_away = True
@@ -205,7 +205,7 @@ class Records:
         if time.monotonic() - self._tidied_s < _TIDY_S:
             return
         self._tidied_s = time.monotonic()
-        with contextlib.suppress(StorageError, ModelError):  # next time, then
+        with contextlib.suppress(StorageError, ModelError, OSError):  # as without descriptors; next time, then
             await asyncio.to_thread(self._delete_rows)
 
     def _delete_rows(self) -> None:
