@@ -54,12 +54,14 @@ class House:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if error is None:
-            self.check()
-        self._is_open = False
-        with self._moved:
-            self._moved.notify_all()
-        self.server.close()
+        try:
+            if error is None:
+                self.check()
+        finally:
+            self._is_open = False
+            with self._moved:
+                self._moved.notify_all()
+            self.server.close()
 
     def launch(self, *flags: str) -> Server:
         """One server more over the same directory; it need not come up."""
