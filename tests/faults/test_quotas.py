@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -156,3 +157,25 @@ def test_a_database_that_is_away_delays_no_token_and_loses_no_row(tmp_path: Path
         assert {row.status for row in rows} <= {"done", "cancelled"}
         assert "Traceback" not in server.log
         database.close()
+
+
+def test_a_database_that_hangs_holds_up_no_stream_and_no_end(tmp_path: Path) -> None:
+    with OwnPostgresql(tmp_path / "pg") as postgresql:
+        database = RecordDatabase(postgresql.url)
+        database.prepare()
+        token = KeyStore(database).create("alice").token
+        database.close()
+        server = Server("scripted", "--database", postgresql.url).wait_ready()
+        server.http.headers["authorization"] = f"Bearer {token}"
+        try:
+            postgresql.freeze()
+            try:
+                for _ in range(50):  # more than there are threads
+                    assert server.post("/v1/completions", {"prompt": "Hi", "max_tokens": 2}).status_code == 200
+                server.send_signal(signal.SIGTERM)
+                assert server.wait(timeout_s=45) == 0
+            finally:
+                postgresql.thaw()
+        finally:
+            server.close()
+        assert "Traceback" not in server.log

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -29,6 +31,16 @@ def _programs() -> Path:
     raise AssertionError
 
 
+def _free_port() -> int:
+    """A port that the system gives to no outgoing connection. Of others, one that asks for the server while it is away
+    may get the server's own, and be connected with itself."""
+    for port in random.sample(range(15_000, 32_000), 100):
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
+
+
 class OwnPostgresql:
     """Leaving it stops the server. It refuses to run as root, and runs as `postgres` then."""
 
@@ -36,9 +48,7 @@ class OwnPostgresql:
         self._programs = _programs()
         self._data = directory / "data"
         self._user = _USER if os.geteuid() == 0 else None
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
+        self._port = _free_port()
         directory.mkdir()
         self._directory = directory
         if self._user is not None:
@@ -64,7 +74,7 @@ class OwnPostgresql:
     def start(self) -> None:
         self._run(
             "pg_ctl", "-D", str(self._data), "-w", "-l", str(self._data / "log"), "-o",
-            f"-p {self._port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self._data}", "start",
+            f"-p {self._port} -c listen_addresses=127.0.0.1 -c unix_socket_directories=''", "start",
         )  # fmt: skip
 
     def kill(self) -> None:

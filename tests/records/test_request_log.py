@@ -21,6 +21,7 @@ from tailrace.records.request_log import RequestLog
 from tailrace.records.requests import RequestStore
 from tailrace.records.rows import RequestRow
 from tailrace.records.spool import Spool
+from tailrace.records.threads import DatabaseThreads
 from tailrace.types import Asked, GenerateRequest, Sampling
 
 _KEY = "abcdefghjkmn"
@@ -46,8 +47,8 @@ class _House:
     async def start(self, quota: Quota | None = None) -> RequestLog:
         quotas = Quotas()
         quotas.limit(("key", _KEY), quota or Quota())
-        log = RequestLog(Spool(self._directory), quotas, with_text=self.with_text)
-        await log.take_over([self.world.generator], self.world.store, self.store)
+        log = RequestLog(Spool(self._directory), quotas, self.store, DatabaseThreads(2), with_text=self.with_text)
+        await log.begin([self.world.generator], self.world.store)
         return log
 
     def rows(self) -> list[RequestRow]:
@@ -68,7 +69,7 @@ async def test_a_stream_has_one_row_with_all_that_is_known(house: _House) -> Non
     log = await house.start()
     run = await house.world.generator.create(house.request(greedy(5, stop=("never",), n=2)))
     house.world.finish(run)
-    await log.drain(house.store)
+    await log.drain()
     (row,) = house.rows()
     assert (row.request_id, row.owner, row.key_id, row.wire) == (run.log.stream_id, "alice", _KEY, "openai")
     assert (row.num_prompt_tokens, row.num_completion_tokens, row.num_choices) == (2, 10, 2)
@@ -87,7 +88,7 @@ async def test_text_is_kept_only_where_it_is_asked_for(house: _House) -> None:
     log = await house.start()
     run = await house.world.generator.create(house.request(greedy(5)))
     house.world.finish(run)
-    await log.drain(house.store)
+    await log.drain()
     (row,) = house.rows()
     assert (row.prompt, row.answer) == ("Hi", run.log.text())
 
@@ -100,10 +101,10 @@ async def test_while_the_database_is_away_rows_wait_and_none_is_lost(house: _Hou
         run = await house.world.generator.create(house.request(greedy(3)))
         house.world.finish(run)
         ids.add(run.log.stream_id)
-        await log.drain(house.store)
+        await log.drain()
     assert house.rows() == []
     house.is_away = False
-    await log.drain(house.store)
+    await log.drain()
     assert {row.request_id for row in house.rows()} == ids
     assert log.num_waiting_bytes == 0
 
@@ -124,7 +125,7 @@ async def test_the_next_server_takes_over_what_waits(house: _House) -> None:
     log = await house.start()
     for run in (running, unseen):
         house.world.finish(run)
-    await log.drain(house.store)
+    await log.drain()
     rows = {row.request_id: row for row in house.rows()}
     assert {name: row.num_completion_tokens for name, row in rows.items()} == {
         ended.log.stream_id: 3, running.log.stream_id: 30, unseen.log.stream_id: 4,
@@ -155,7 +156,7 @@ async def test_a_stream_that_ends_while_it_is_taken_over_has_its_row(
     monkeypatch.setattr(RequestStore, "add", add_late)
     log = await house.start()
     assert run.log.end is not None
-    await log.drain(house.store)
+    await log.drain()
     (row,) = house.rows()
     assert (row.request_id, row.status, row.num_completion_tokens) == (run.log.stream_id, "done", 7)
 
@@ -193,7 +194,7 @@ async def test_replayed_tokens_are_not_paid_twice(house: _House) -> None:
         house.world.engine.lose(EngineLost("gone"))
         house.world.engine.come_back()
     house.world.finish(run)
-    await log.drain(house.store)
+    await log.drain()
     (row,) = house.rows()
     assert (row.num_completion_tokens, row.replays) == (9, 2)
     await house.world.generator.create(house.request(greedy(1000 - 11 - 2)))
@@ -214,7 +215,7 @@ async def test_refusals_are_recorded_and_a_flood_of_them_is_short(house: _House)
     for _ in range(1000):
         log.on_refused(_ASKED, UnknownModel("There is no such model here."))
     log.on_refused(_ASKED, QuotaExceeded("no"))
-    await log.drain(house.store)
+    await log.drain()
     rows = house.rows()
     assert len(rows) == 3
     assert sum(row.num_requests for row in rows if row.finish == "model_not_found") == 1000
@@ -232,10 +233,10 @@ async def test_while_rows_cannot_be_kept_nothing_begins(house: _House, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(Spool, "append_all", refuse)
         house.world.finish(first)  # its own client notices nothing
-        await log.drain(house.store)
+        await log.drain()
         with pytest.raises(StorageError):
             await house.world.generator.create(house.request(greedy(5)))
-        await log.drain(house.store)
-    await log.drain(house.store)
+        await log.drain()
+    await log.drain()
     assert [row.request_id for row in house.rows()] == [first.log.stream_id]
     await house.world.generator.create(house.request(greedy(5)))

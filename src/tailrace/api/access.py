@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -179,7 +178,7 @@ class AccessRoutes:
     async def _ask(self, call: Callable[[KeyStore], _Result]) -> _Result:
         """Ask the database, beside the event loop. Raises: RequestError, UnknownKey, StorageError."""
         try:
-            return await asyncio.to_thread(lambda: call(self._records.keys()))
+            return await self._records.threads.run(lambda: call(self._records.keys()))
         except ValueError as error:
             raise RequestError(str(error)) from None
         except ModelError as error:

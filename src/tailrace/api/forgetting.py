@@ -33,7 +33,7 @@ class Forgetting:
         deleted.
         """
         check_owner(owner)
-        revoked = await asyncio.to_thread(self._revoke, owner)
+        revoked = await self._records.threads.run(lambda: self._revoke(owner))
         self._records.keyring.update(revoked)
         num_streams = 0
         for stream_id in self._streams.streams_of(owner):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import io
 import time
@@ -76,7 +75,7 @@ class UsageRoutes:
     async def _ask(self, call: Callable[[RequestStore], _Result]) -> _Result:
         """Ask the database, beside the event loop. Raises: StorageError."""
         try:
-            return await asyncio.to_thread(lambda: call(self._records.requests()))
+            return await self._records.threads.run(lambda: call(self._records.requests()))
         except ModelError as error:
             raise StorageError(error.message) from None
 

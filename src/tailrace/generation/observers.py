@@ -79,6 +79,9 @@ class Observers:
     def add(self, observer: Observer) -> None:
         self._observers.append(observer)
 
+    def remove(self, observer: Observer) -> None:
+        self._observers.remove(observer)
+
     def on_asked(self, asked: Asked) -> None:
         self._tell(lambda observer: observer.on_asked(asked))
 

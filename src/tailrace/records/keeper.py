@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from tailrace.conversations.items import Branch, Place
 from tailrace.conversations.turns import Spoken, read_turn
 from tailrace.errors import JournalDamaged, ModelError, StorageError, StreamError, TailraceError
 from tailrace.generation import Generator, Times
+from tailrace.records.threads import DatabaseThreads
 from tailrace.streams import LogStore, Record, StreamLog
 from tailrace.types import Asked, TextDelta
 
@@ -52,8 +52,7 @@ class ConversationKeeper:
         self._open_store = open_store
         self._open_kept = open_kept
         self._may_keep = may_keep
-        # Of its own: a database that hangs must not hold up prompts, which are read in the event loop's threads.
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="conversations")
+        self._threads = DatabaseThreads(_THREADS)
         self._streams: LogStore | None = None
         self._queue: asyncio.Queue[tuple[str, str] | asyncio.Future[None]] = asyncio.Queue()
         self._is_writing = False
@@ -209,9 +208,8 @@ class ConversationKeeper:
 
     async def _beside(self, open_it: Callable[[], _Opened], call: Callable[[_Opened], _Result]) -> _Result:
         """Ask the database, beside the event loop. Raises: what the call raises; StorageError."""
-        loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._threads, lambda: call(open_it()))
+            return await self._threads.run(lambda: call(open_it()), within_s=None)
         except ModelError as error:
             raise StorageError(error.message, retry_after_s=_RETRY_S) from None
 

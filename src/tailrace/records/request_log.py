@@ -6,7 +6,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -16,6 +16,7 @@ from tailrace.generation import Generator, Times
 from tailrace.records.requests import RequestStore
 from tailrace.records.rows import RUNNING, RequestRow, row_of_refusal, row_of_start, row_with_end
 from tailrace.records.spool import Spool
+from tailrace.records.threads import DatabaseThreads
 from tailrace.streams import LogStore, Record, StreamLog
 from tailrace.types import Asked
 
@@ -36,9 +37,19 @@ class RequestLog:
     recorded, and quotas could be exceeded.
     """
 
-    def __init__(self, spool: Spool, quotas: Quotas, *, with_text: bool) -> None:
+    def __init__(
+        self,
+        spool: Spool,
+        quotas: Quotas,
+        requests: Callable[[], RequestStore],
+        threads: DatabaseThreads,
+        *,
+        with_text: bool,
+    ) -> None:
         self._spool = spool
         self._quotas = quotas
+        self._requests = requests  # raises ModelError, StorageError
+        self._threads = threads
         self._with_text = with_text
         self._running: dict[str, RequestRow] = {}
         self._refused: dict[Asked, dict[str, RequestRow]] = {}  # by code: refusals since the last drain
@@ -48,15 +59,14 @@ class RequestLog:
         self._is_away = False
         self._draining = asyncio.Lock()
 
-    async def take_over(
-        self, generators: Iterable[Generator], store: LogStore, requests: Callable[[], RequestStore]
-    ) -> None:
-        """Begin to record what these generators do. Settle what earlier servers left, with the streams that go on here;
-        and count what was spent before.
+    async def begin(self, generators: Sequence[Generator], store: LogStore) -> None:
+        """Record from now on what these generators do. Settle what earlier servers left, with the streams that go on
+        here; and count what was spent before.
 
-        Raises: StorageError, ModelError.
+        Raises: StorageError, ModelError. Nothing is recorded then, and another one can begin.
         """
-        left, size = self._spool.take_over(), self._spool.size
+        left = self._spool.take_over()
+        size = self._spool.size
         lives = set()
         for generator in generators:
             generator.observers.add(self)
@@ -66,15 +76,22 @@ class RequestLog:
                 row = row_of_start(run.record, with_text=self._with_text)
                 self._running[run.record.stream_id] = msgspec.structs.replace(row, replays=1)
                 self._quotas.resume(run.record)
-        # From here on streams may end.
-        complete = [
-            row if row.status != RUNNING else await self._settled(row, store)
-            for row in left
-            if row.request_id not in lives
-        ]
-        await asyncio.to_thread(lambda: requests().add(complete))
+        try:  # from here on streams may end
+            await self._settle([row for row in left if row.request_id not in lives], store)
+            spent = await self._threads.run(lambda: self._requests().spent(time.time()))
+        except BaseException:
+            for generator in generators:
+                generator.observers.remove(self)
+                generator.meter = None
+            self.close()
+            raise
         self._spool.drop(size, self._running.values())
-        self._quotas.spent_before(await asyncio.to_thread(lambda: requests().spent(time.time())))
+        self._quotas.spent_before(spent)
+
+    async def _settle(self, left: Sequence[RequestRow], store: LogStore) -> None:
+        """Bring what earlier servers left into the database. Raises: StorageError, ModelError."""
+        complete = [row if row.status != RUNNING else await self._settled(row, store) for row in left]
+        await self._threads.run(lambda: self._requests().add(complete), within_s=None)
 
     async def _settled(self, row: RequestRow, store: LogStore) -> RequestRow:
         try:
@@ -85,18 +102,18 @@ class RequestLog:
             return row.lost()
         return row_with_end(row, log, with_text=self._with_text) if log.end is not None else row.lost()
 
-    async def drain(self, requests: Callable[[], RequestStore]) -> None:
+    async def drain(self) -> None:
         """Bring all that has ended into the database, if it can be reached."""
         async with self._draining:
-            await self._drain(requests)
+            await self._drain()
 
-    async def _drain(self, requests: Callable[[], RequestStore]) -> None:
+    async def _drain(self) -> None:
         try:
             refused, self._refused = self._refused, {}
             self._unwritten += [row for of_kind in refused.values() for row in of_kind.values() if row.num_requests]
             self._flush()
             size = self._spool.size  # a torn line at the end is made whole before it grows
-            while self._drained < size and (num_bytes := await asyncio.to_thread(self._copy, requests)):
+            while self._drained < size and (num_bytes := await self._copied()):
                 self._drained += num_bytes
             if self._drained and (self._drained >= _TIDY_BYTES or not self._running):
                 self._spool.drop(self._drained, self._running.values())
@@ -110,11 +127,11 @@ class RequestLog:
                 logger.warning("request records are in the database again")
             self._is_away = False
 
-    async def forget(self, owner: str, requests: Callable[[], RequestStore]) -> None:
+    async def forget(self, owner: str) -> None:
         """Bring what waits into the database, so that nothing of an owner is left in files. Raises: StorageError."""
         async with self._draining:
             self._refused = {asked: rows for asked, rows in self._refused.items() if asked.owner != owner}
-            await self._drain(requests)
+            await self._drain()
             if self._is_away:
                 raise StorageError("The database cannot be reached just now.", retry_after_s=_RETRY_S)
             self._spool.drop(self._drained, self._running.values())
@@ -192,10 +209,13 @@ class RequestLog:
             self._unwritten = []
             self._is_failing = False
 
-    def _copy(self, requests: Callable[[], RequestStore]) -> int:
-        """Bring the next part of the spool into the database; returns its bytes. Blocks."""
+    async def _copied(self) -> int:
+        """Bring the next part of the spool into the database; returns its bytes. It takes as long as it takes: if it
+        were tried again meanwhile, sums would count twice. Raises: StorageError, ModelError."""
         rows, num_bytes = self._spool.read(self._drained, _READ_BYTES)
-        requests().add([row for row in rows if row.status != RUNNING])
+        ended = [row for row in rows if row.status != RUNNING]
+        if ended:
+            await self._threads.run(lambda: self._requests().add(ended), within_s=None)
         return num_bytes
 
 

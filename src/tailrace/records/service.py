@@ -18,6 +18,7 @@ from tailrace.errors import ModelError, StorageError
 from tailrace.generation.service import Service
 from tailrace.models.places import data_path
 from tailrace.records.keeper import ConversationKeeper
+from tailrace.records.threads import DatabaseThreads
 from tailrace.settings import Settings
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ __all__ = ["Records", "open_database", "open_records"]
 
 logger = logging.getLogger("tailrace.records")
 
+_THREADS = 4
 _DRAIN_S = 0.5
+_PATIENCE_S = 5.0  # at the end, with a database that does not answer
 _TIDY_S = 3600.0
 _DAY_S = 86_400.0
 _SPOOL = "records"  # in a server's data directory
@@ -71,6 +74,7 @@ class Records:
         self.keyring = Keyring()
         self.conversations = ConversationKeeper(self._conversations, self._kept_streams, self._keeps_responses)
         self._settings = settings
+        self.threads = DatabaseThreads(_THREADS)
         self._opening = threading.Lock()
         self._database: RecordDatabase | None = None
         self._version = 0  # of the newest change that the keyring has
@@ -118,7 +122,7 @@ class Records:
         """Take in what has changed since the last time. Raises: ModelError, StorageError."""
         if self._database is None and self.is_absent():
             return
-        changes = await asyncio.to_thread(lambda: self.keys().changed_since(self._version))
+        changes = await self.threads.run(lambda: self.keys().changed_since(self._version))
         await self._record()  # first: what is asked for with a new key is recorded, and counts
         self.keyring.update(changes.keys, changes.owners)
         self._version = changes.version
@@ -144,20 +148,25 @@ class Records:
         """Record the requests of a server as soon as there is a database, and the turns that an earlier one left. Rows
         wait for it in `data_path`.
 
-        Raises: StorageError, ModelError if what an earlier server left cannot be taken over.
+        Raises: ModelError if what an earlier server left cannot be taken over.
         """
         running = [run.record for served in service.models for run in served.generator.live]
         self.conversations.take_up(running, has_past=not self.is_absent())
         self._recorded = service, data_path
         if self._database is not None:
-            await self._record()
+            try:
+                await self._record()
+            except StorageError as error:
+                raise ModelError(error.message) from None
         stopping = asyncio.Event()
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._drain(stopping))
+            draining = group.create_task(self._drain(stopping))
             try:
                 yield
             finally:
                 stopping.set()
+                await asyncio.wait([draining], timeout=_PATIENCE_S)
+                draining.cancel()  # what is left waits in its file for the next server
 
     async def _record(self) -> None:
         """Begin to record, if it has not begun. Raises: StorageError, ModelError."""
@@ -168,28 +177,35 @@ class Records:
             from tailrace.records.spool import Spool
 
             service, data_path = self._recorded
-            log = RequestLog(Spool(data_path / _SPOOL), self.keyring.quotas, with_text=self._settings.record_text)
-            generators = [served.generator for served in service.models]
-            await log.take_over(generators, service.store, self.requests)
+            log = RequestLog(
+                Spool(data_path / _SPOOL),
+                self.keyring.quotas,
+                self.requests,
+                self.threads,
+                with_text=self._settings.record_text,
+            )
+            await log.begin([served.generator for served in service.models], service.store)
             self._log = log
 
     async def _drain(self, stopping: asyncio.Event) -> None:
         """Bring rows into the database as they come, and the last ones when the server stops."""
-        while not stopping.is_set():
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), _DRAIN_S)
+        try:
+            while not stopping.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(stopping.wait(), _DRAIN_S)
+                if self._log is not None:
+                    await self._log.drain()
+                    await self._delete_old()
+        finally:
             if self._log is not None:
-                await self._log.drain(self.requests)
-                await self._delete_old()
-        if self._log is not None:
-            self._log.close()
+                self._log.close()
 
     async def forget(self, owner: str) -> dict[str, int]:
         """Delete all that the database has of an owner, whose keys were revoked and whose streams have ended; returns
         how many there were of each kind. Raises: StorageError, ModelError."""
         await self.conversations.finish()
         if self._log is not None:
-            await self._log.forget(owner, self.requests)
+            await self._log.forget(owner)
 
         def delete() -> dict[str, int]:
             return {
@@ -198,7 +214,7 @@ class Records:
                 "keys": self.keys().forget(owner),
             }
 
-        return await asyncio.to_thread(delete)
+        return await self.threads.run(delete, within_s=None)
 
     async def _delete_old(self) -> None:
         """Delete rows that are older than they should be, now and then."""
@@ -206,7 +222,7 @@ class Records:
             return
         self._tidied_s = time.monotonic()
         with contextlib.suppress(StorageError, ModelError, OSError):  # as without descriptors; next time, then
-            await asyncio.to_thread(self._delete_rows)
+            await self.threads.run(self._delete_rows, within_s=None)
 
     def _delete_rows(self) -> None:
         now_s = time.time()

@@ -71,7 +71,7 @@ class Spool:
 
     def read(self, start: int, most_bytes: int) -> tuple[list[RequestRow], int]:
         """The rows behind a place in the file, as many as are whole in so many bytes or at least one; and the bytes
-        that they take. May be called from another thread."""
+        that they take."""
         with _trying():
             text = os.pread(self._file, most_bytes, start)
             while b"\n" not in text and (more := os.pread(self._file, most_bytes, start + len(text))):

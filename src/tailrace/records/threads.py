@@ -1,0 +1,70 @@
+"""Threads for calls of a database that may never answer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tailrace.errors import StorageError
+
+__all__ = ["DatabaseThreads"]
+
+_Result = TypeVar("_Result")
+_Call = tuple[Callable[[], Any], asyncio.AbstractEventLoop, asyncio.Future[Any]]  # Any: of each call
+
+_RETRY_S = 2.0
+
+
+class DatabaseThreads:
+    """Runs calls beside the event loop. They are not the event loop's own threads, in which prompts are read and for
+    which the end of the process waits: a database that hangs holds up neither."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._threads: list[threading.Thread] = []
+        self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
+
+    async def run(self, call: Callable[[], _Result], *, within_s: float | None = 15.0) -> _Result:
+        """What the call returns. Without a time it waits as long as it takes.
+
+        Cancellation: a call that has begun goes on, and nobody hears of it. Raises: what the call raises; StorageError
+        when the time is over.
+        """
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[_Result] = loop.create_future()
+        self._calls.put((call, loop, future))
+        if len(self._threads) < self._number:
+            thread = threading.Thread(target=self._work, name="database", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+        try:
+            async with asyncio.timeout(within_s):
+                return await future
+        except TimeoutError:
+            raise StorageError("The database does not answer.", retry_after_s=_RETRY_S) from None
+
+    def _work(self) -> None:
+        while True:
+            call, loop, future = self._calls.get()
+            if future.cancelled():
+                continue
+            try:
+                result, error = call(), None
+            except BaseException as raised:  # whatever it is, it is the caller's
+                result, error = None, raised
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it
+                loop.call_soon_threadsafe(_settle, future, result, error)
+            del call, future, result, error
+
+
+def _settle(future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:  # Any: as above
+    if future.cancelled():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)
