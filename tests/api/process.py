@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -24,6 +25,7 @@ __all__ = ["TAILRACE", "Server", "environment"]
 TAILRACE = str(Path(sys.executable).parent / "tailrace")
 
 
+_numbers = itertools.count()
 _records = tempfile.TemporaryDirectory(prefix="tailrace-records-")
 
 
@@ -34,6 +36,16 @@ def environment() -> dict[str, str]:
     return (
         kept if "TAILRACE_HOME" in kept else kept | {"TAILRACE_DATABASE": f"sqlite:///{_records.name}/records.sqlite"}
     )
+
+
+def _environment_of(flags: tuple[str, ...]) -> dict[str, str]:
+    """A server's: its database is in its data directory or its own, so that no test sees another one's records."""
+    variables = environment()
+    if "TAILRACE_DATABASE" in variables and "--data-dir" in flags:
+        del variables["TAILRACE_DATABASE"]
+    elif "TAILRACE_DATABASE" in variables:
+        variables["TAILRACE_DATABASE"] = f"sqlite:///{_records.name}/{next(_numbers)}.sqlite"
+    return variables
 
 
 class Server:
@@ -48,7 +60,7 @@ class Server:
         self.process = subprocess.Popen(
             [*self.command, self.verb, source, "--port", "0", "--drain-s", "0.2", *flags],
             cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
-            text=True, env=environment(), start_new_session=True,
+            text=True, env=_environment_of(flags), start_new_session=True,
         )  # fmt: skip
         self.port = 0
         self._lines: list[str] = []

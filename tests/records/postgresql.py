@@ -79,9 +79,9 @@ class OwnPostgresql:
 
     def kill(self) -> None:
         """As if the machine had lost its power."""
-        path = self._data / "postmaster.pid"
-        if path.exists():
-            self._run("pg_ctl", "-D", str(self._data), "-m", "immediate", "-w", "stop")
+        if (self._data / "postmaster.pid").exists():
+            with contextlib.suppress(subprocess.CalledProcessError):  # it has gone meanwhile
+                self._run("pg_ctl", "-D", str(self._data), "-m", "immediate", "-w", "stop")
 
     def freeze(self) -> None:
         """It answers nobody, and closes nothing."""
