@@ -154,6 +154,7 @@ def test_a_database_that_is_away_delays_no_token_and_loses_no_row(tmp_path: Path
             server.close()
         rows = _rows(database, "alice")
         assert sorted(row.request_id for row in rows) == sorted(clients.begun)
+        print(f"the longest pause in a stream: {clients.late_s:.2f} s")  # no limit: the machine may be busy
         assert {row.status for row in rows} <= {"done", "cancelled"}
         assert "Traceback" not in server.log
         database.close()
