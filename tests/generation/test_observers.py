@@ -6,14 +6,14 @@ import pytest
 from tests.generation.world import World, greedy
 
 from tailrace.errors import EngineLost, TailraceError, UnknownModel
-from tailrace.generation import Times
+from tailrace.generation import Observer, Times
 from tailrace.generation.models import Served
 from tailrace.settings import Settings
 from tailrace.streams import Record, StreamLog
 from tailrace.types import Asked, End
 
 
-class _Notes:
+class _Notes(Observer):
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
         self.ends: list[End] = []
@@ -45,7 +45,7 @@ class _Notes:
         self.losses.append(times.num_losses)
 
 
-class _Broken:
+class _Broken(Observer):
     def on_asked(self, asked: Asked) -> None:
         raise RuntimeError("asked")
 

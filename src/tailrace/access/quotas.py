@@ -155,7 +155,7 @@ class Quotas:
         for window in reservation.windows if reservation is not None else ():
             window.requests -= 1
 
-    # What it is told of streams (generation.Observer)
+    # What it is told of streams
 
     def on_end(self, record: Record, end: End) -> None:
         """It pays what it took."""

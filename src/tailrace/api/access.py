@@ -178,11 +178,9 @@ class AccessRoutes:
     async def _ask(self, call: Callable[[KeyStore], _Result]) -> _Result:
         """Ask the database, beside the event loop. Raises: RequestError, UnknownKey, StorageError."""
         try:
-            return await self._records.threads.run(lambda: call(self._records.keys()))
+            return await self._records.ask(self._records.keys, call)
         except ValueError as error:
             raise RequestError(str(error)) from None
-        except ModelError as error:
-            raise StorageError(error.message) from None
 
 
 def key_json(key: Key) -> dict[str, Any]:  # Any: of each field's type

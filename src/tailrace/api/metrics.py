@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from tailrace.dialects.wire import failure_of
 from tailrace.errors import AdmissionError, EngineError, RequestError, TailraceError
-from tailrace.generation import Generator, Times
+from tailrace.generation import Generator, Observer, Times
 from tailrace.streams import Record, StreamLog
 from tailrace.types import Asked
 
@@ -33,7 +33,7 @@ _SECONDS = tuple(0.0001 * 1.5**power for power in range(1, 36))  # TGI's bounds
 _TOKENS = tuple(float(2**power) for power in range(18))
 
 
-class Metrics:
+class Metrics(Observer):
     """Counts what each model's generator does. With several models, what is one's has its name as a label."""
 
     def __init__(self, *generators: Generator) -> None:
@@ -84,15 +84,6 @@ class Metrics:
 
     def on_refused(self, asked: Asked, error: TailraceError) -> None:
         self._of(self._failure, asked.model, _reason(error)).inc()
-
-    def on_begun(self, record: Record) -> None:
-        """Counted when it ends."""
-
-    def on_admitted(self, record: Record, times: Times) -> None:
-        """Counted when it ends."""
-
-    def on_first_token(self, record: Record, times: Times) -> None:
-        """Counted when it ends."""
 
     def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
         model, end = record.model, log.end

@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -18,16 +17,12 @@ from starlette.types import ASGIApp
 from tailrace.access.principal import principal_of
 from tailrace.access.quotas import month_start
 from tailrace.api.routes import route
-from tailrace.errors import ModelError, RequestError, StorageError
+from tailrace.errors import RequestError
 from tailrace.http.answers import JsonAnswer
 from tailrace.records.service import Records
 
-if TYPE_CHECKING:
-    from tailrace.records.requests import RequestStore
-
 __all__ = ["UsageRoutes"]
 
-_Result = TypeVar("_Result")
 _PARAMETERS = ("by", "owner", "key", "since", "until", "format")
 
 
@@ -58,26 +53,20 @@ class UsageRoutes:
         if form not in ("json", "csv"):
             raise RequestError("format is json or csv.", param="format")
         by = _groups(query.get("by", "owner"))
-        found = await self._ask(
+        found = await self._records.ask(
+            self._records.requests,
             lambda store: store.usage(
                 by=by,
                 owner=owner,
                 key_id=query.get("key"),
                 since_s=month_start(time.time()) if since_s is None else since_s,
                 until_s=until_s,
-            )
+            ),
         )
         rows = [msgspec.to_builtins(one) for one in found]
         if form == "csv":
             return Response(_csv(rows), media_type="text/csv; charset=utf-8")
         return JsonAnswer(msgspec.json.encode({"object": "list", "data": rows}))
-
-    async def _ask(self, call: Callable[[RequestStore], _Result]) -> _Result:
-        """Ask the database, beside the event loop. Raises: StorageError."""
-        try:
-            return await self._records.threads.run(lambda: call(self._records.requests()))
-        except ModelError as error:
-            raise StorageError(error.message) from None
 
 
 def _groups(text: str) -> list[str]:

@@ -34,8 +34,9 @@ class Times:
         return Spent(self.ended_s - self.asked_s, self.first_s - self.admitted_s, self.ended_s - self.first_s)
 
 
-class Observer(Protocol):
-    """Told of each request, on the event loop: it must not block. The record has the prompts in each call.
+class Observer:
+    """Told of each request, on the event loop: it must not block. The record has the prompts in each call. A class that
+    inherits from this one has only what it wants to know.
 
     A request comes to `on_asked`, then to `on_refused` or `on_begun`. An Idempotency-Key that finds its stream again
     comes to neither. A stream of an earlier process, and one that ends early, may be told of by `on_end` alone.

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, TypeVar
 
 from tailrace.conversations.items import Branch, Place
 from tailrace.conversations.turns import Spoken, read_turn
-from tailrace.errors import JournalDamaged, ModelError, StorageError, StreamError, TailraceError
-from tailrace.generation import Generator, Times
+from tailrace.errors import JournalDamaged, ModelError, StorageError, StreamError
+from tailrace.generation import Generator, Observer, Times
 from tailrace.records.threads import DatabaseThreads
 from tailrace.streams import LogStore, Record, StreamLog
-from tailrace.types import Asked, TextDelta
+from tailrace.types import TextDelta
 
 if TYPE_CHECKING:
     from tailrace.records.conversations import ConversationStore
@@ -37,7 +37,7 @@ _MOST_QUEUED = 10_000
 _THREADS = 4
 
 
-class ConversationKeeper:
+class ConversationKeeper(Observer):
     """The conversations of a server, and the streams that it keeps for longer than others, as long as `may_keep`.
 
     `open_store` and `open_kept` block, and raise ModelError where there is no database.
@@ -91,21 +91,9 @@ class ConversationKeeper:
 
     # What streams say
 
-    def on_asked(self, asked: Asked) -> None:
-        pass
-
-    def on_refused(self, asked: Asked, error: TailraceError) -> None:
-        pass
-
     def on_begun(self, record: Record) -> None:
         if record.turn:
             self._put(record.owner, record.stream_id)
-
-    def on_admitted(self, record: Record, times: Times) -> None:
-        pass
-
-    def on_first_token(self, record: Record, times: Times) -> None:
-        pass
 
     def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
         if record.turn or (record.keep and self._may_keep()):

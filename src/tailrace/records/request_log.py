@@ -12,7 +12,7 @@ import msgspec
 
 from tailrace.access.quotas import Quotas
 from tailrace.errors import ModelError, StorageError, TailraceError, UnknownStream
-from tailrace.generation import Generator, Times
+from tailrace.generation import Generator, Meter, Observer, Times
 from tailrace.records.requests import RequestStore
 from tailrace.records.rows import RUNNING, RequestRow, row_of_refusal, row_of_start, row_with_end
 from tailrace.records.spool import Spool
@@ -30,7 +30,7 @@ _TIDY_BYTES = 2**20  # of rows that are in the database, before the file is begu
 _READ_BYTES = 2**20  # at once
 
 
-class RequestLog:
+class RequestLog(Observer, Meter):
     """Told of all requests (generation.Observer, generation.Meter). Nothing in front of a token waits for the database.
 
     While more than 256 MiB wait for the database, or the disk takes no rows, no stream begins: else it would not be
@@ -159,9 +159,6 @@ class RequestLog:
 
     # generation.Observer
 
-    def on_asked(self, asked: Asked) -> None:
-        """What comes of it is recorded."""
-
     def on_refused(self, asked: Asked, error: TailraceError) -> None:
         """The first of its kind is written at once, and how many came behind it when the next rows are drained."""
         of_kind = self._refused.setdefault(asked, {})
@@ -175,12 +172,6 @@ class RequestLog:
     def on_begun(self, record: Record) -> None:
         row = self._running[record.stream_id] = row_of_start(record, with_text=self._with_text)
         self._write(row)
-
-    def on_admitted(self, record: Record, times: Times) -> None:
-        """Told with the end."""
-
-    def on_first_token(self, record: Record, times: Times) -> None:
-        """Told with the end."""
 
     def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
         assert log.end is not None

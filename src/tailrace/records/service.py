@@ -9,9 +9,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from tailrace.access.keyring import Keyring
 from tailrace.errors import ModelError, StorageError
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from tailrace.records.requests import RequestStore
 
 __all__ = ["Records", "open_database", "open_records"]
+
+_Store = TypeVar("_Store")
+_Result = TypeVar("_Result")
 
 logger = logging.getLogger("tailrace.records")
 
@@ -111,6 +114,13 @@ class Records:
         """Where nobody made a database, none is made for responses; and what is sealed in the journal is not written
         open into the database."""
         return not self._settings.journal_key_file and (self._database is not None or not self.is_absent())
+
+    async def ask(self, open_it: Callable[[], _Store], call: Callable[[_Store], _Result]) -> _Result:
+        """Ask one of the stores, beside the event loop. Raises: what the call raises; StorageError."""
+        try:
+            return await self.threads.run(lambda: call(open_it()))
+        except ModelError as error:
+            raise StorageError(error.message) from None
 
     def _opened(self) -> RecordDatabase:
         with self._opening:
