@@ -8,9 +8,9 @@ BIN := .venv/bin
 # it imports it: compiling every module of every package beforehand takes 5 s more of a processor.
 install: .venv/.installed
 
-.venv/.installed: pyproject.toml
+.venv/.installed: pyproject.toml hatch_build.py package-lock.json
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "Installing tailrace into .venv: about 120 MB to download, 430 MB on disk."
+	@echo "Installing tailrace into .venv: about 180 MB to download, 430 MB on disk."
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-compile --editable .
 	@touch $@
 

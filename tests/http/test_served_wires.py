@@ -15,7 +15,7 @@ from tailrace.http.wires import OWN_PATHS, overlap, served_wires
 def test_every_path_that_the_server_routes_is_known() -> None:
     sources = "\n".join(path.read_text() for path in Path(tailrace.api.__file__).parent.glob("*.py"))
     routed = set(re.findall(r"""[Rr]oute\(\s*(?:"[A-Z]+",\s*)?"(/[^"]*)\"""", sources)) - {"/{path:path}"}
-    assert {"/metrics", "/page/{name}", "/v1/ws"} <= routed <= set(OWN_PATHS)
+    assert {"/metrics", "/page/{name:path}", "/v1/ws"} <= routed <= set(OWN_PATHS)
 
 
 def test_ours_are_served_first() -> None:

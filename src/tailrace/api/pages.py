@@ -1,4 +1,5 @@
-"""The page for people: a few static files, read once and served from memory under the names they have here.
+"""The page for people: static files, read once and served from memory under the names that they have in `page`. Its
+folder `lib` has libraries, which the build puts there (hatch_build.py).
 
 They may load nothing from elsewhere and talk to nobody but this server; the headers hold the browser to that, whatever
 text a model writes.
@@ -22,16 +23,10 @@ __all__ = ["Pages", "wants_page"]
 
 _INDEX = "index.html"
 _MEDIA_TYPES = {
-    _INDEX: "text/html; charset=utf-8",
-    "docs.css": "text/css; charset=utf-8",
-    "chats.js": "text/javascript; charset=utf-8",
-    "icon.svg": "image/svg+xml",
-    "page.css": "text/css; charset=utf-8",
-    "page.js": "text/javascript; charset=utf-8",
-    "scrolling.js": "text/javascript; charset=utf-8",
-    "streams.js": "text/javascript; charset=utf-8",
-    "turns.js": "text/javascript; charset=utf-8",
-    "writer.js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
 }
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -55,16 +50,20 @@ class _File:
 
 
 class Pages:
-    """The page and its files. Raises: OSError if the installation lacks one."""
+    """The page and its files. Raises: OSError if one cannot be read."""
 
     def __init__(self) -> None:
-        folder = resources.files("tailrace.api").joinpath("page")
-        self._files = {name: _read(folder.joinpath(name).read_bytes(), kind) for name, kind in _MEDIA_TYPES.items()}
+        with resources.as_file(resources.files("tailrace.api").joinpath("page")) as folder:
+            self._files = {
+                path.relative_to(folder).as_posix(): _read(path.read_bytes(), _MEDIA_TYPES[path.suffix])
+                for path in folder.rglob("*")
+                if path.suffix in _MEDIA_TYPES
+            }
         self._docs: _File | None = None
 
     def table(self) -> list[Route]:
         """The routes of what the page loads; the page itself is `index`, for whoever `wants_page`."""
-        return [Route("/page/{name}", self.show_file, methods=["GET"])]
+        return [Route("/page/{name:path}", self.show_file, methods=["GET"])]
 
     async def index(self, request: Request) -> Response:
         return _answer(request, self._files[_INDEX], {"vary": "accept"})
@@ -72,7 +71,7 @@ class Pages:
     async def show_docs(self, request: Request) -> Response:
         """All routes; made when somebody asks for it first."""
         if self._docs is None:
-            self._docs = _read(routes_page(msgspec.json.decode(document())), _MEDIA_TYPES[_INDEX])
+            self._docs = _read(routes_page(msgspec.json.decode(document())), _MEDIA_TYPES[".html"])
         return _answer(request, self._docs, {})
 
     async def show_file(self, request: Request) -> Response:

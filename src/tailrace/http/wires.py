@@ -25,7 +25,7 @@ OWN_PATHS = (
     "/metrics",
     "/openapi.json",
     "/docs",
-    "/page/{name}",
+    "/page/{name:path}",
     "/v1/ws",
     "/v1/tickets",
     "/v1/admin/keys",
