@@ -15,6 +15,7 @@ import msgspec
 
 __all__ = [
     "ANONYMOUS",
+    "Allowance",
     "Asked",
     "Continuity",
     "End",
@@ -130,7 +131,6 @@ class GenerateRequest:
     owner: str = ANONYMOUS
     key_id: str = ""  # of the key that the request came with
     wire: str = ""
-    most_answer_tokens: int | None = None  # that its key may have; None: as many as the model can
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +141,13 @@ class Asked:
     wire: str
     owner: str = ANONYMOUS
     key_id: str = ""
+
+
+class Allowance(NamedTuple):
+    """The most tokens that a request may take; None is no limit."""
+
+    answer_tokens: int | None = None  # of each answer
+    all_tokens: int | None = None  # of all prompts and answers
 
 
 class Prompt(NamedTuple):

@@ -15,7 +15,7 @@ from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.access.quotas import LIMIT_HEADERS, Quotas, Spending, month_start
 from tailrace.errors import QuotaExceeded, RequestError
 from tailrace.streams import Record
-from tailrace.types import End, Sampling, Usage
+from tailrace.types import Allowance, End, Sampling, Usage
 
 _KEY = "abcdefghjkmn"
 _START_S = datetime(2026, 11, 23, 10, 0, 30, tzinfo=UTC).timestamp()  # in the middle of a minute
@@ -184,11 +184,13 @@ def test_headers() -> None:
     assert set(_headers(quotas)) == set(LIMIT_HEADERS)
 
 
-def test_the_longest_answer_is_the_lesser_of_the_two() -> None:
-    quotas, _ = _quotas(Quota(answer_tokens=50), Quota(answer_tokens=20))
-    assert quotas.answer_tokens(_KEY, "alice") == 20
-    assert quotas.answer_tokens(_KEY, "bob") == 50
-    assert quotas.answer_tokens("other", "bob") is None
+def test_the_allowance_of_a_request_has_the_smaller_limits_of_key_and_owner() -> None:
+    quotas, _ = _quotas(Quota(answer_tokens=50, tokens_per_month=900), Quota(answer_tokens=20, tokens_per_minute=1000))
+    assert quotas.allowance(_KEY, "alice") == Allowance(20, 900)
+    assert quotas.allowance(_KEY, "bob") == Allowance(50, 900)
+    assert quotas.allowance("other", "alice") == Allowance(20, 1000)
+    assert quotas.allowance("other", "bob") == Allowance()
+    assert quotas.allowance("", "alice") == Allowance()
 
 
 @pytest.mark.parametrize("said", ['{"tokens_per_minute": 0}', '{"tokens_a_minute": 5}', '{"streams_at_once": "4"}'])

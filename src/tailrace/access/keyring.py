@@ -73,8 +73,7 @@ class Keyring:
         key = self._keys.get(key_id, _NOBODYS)
         if not key.accepts(secret, time.time()):
             raise Unauthenticated(f"This key is not valid here. {_HOW}", param="authorization")
-        longest = self.quotas.answer_tokens(key.key_id, key.owner)
-        return Principal(key.owner, key.key_id, key.scopes, most_answer_tokens=longest)
+        return Principal(key.owner, key.key_id, key.scopes)
 
     def _holder_of_ticket(self, scope: Scope) -> Principal:
         may_have = scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD")

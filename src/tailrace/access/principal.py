@@ -23,8 +23,7 @@ class Principal:
     """Whose streams a request may begin, follow, stop and delete, and what else it may do.
 
     `scopes` are those of its key; None is everything, where no keys are in use. A ticket's principal has `stream_id`,
-    the only stream that it may follow. `most_answer_tokens` is
-    how long an answer may be that it asks for; None leaves that to the model.
+    the only stream that it may follow.
 
     Raises: ValueError for an empty name, or one with a NUL character.
     """
@@ -33,7 +32,6 @@ class Principal:
     key_id: str = ""
     scopes: tuple[str, ...] | None = None
     stream_id: str | None = None
-    most_answer_tokens: int | None = None
 
     def __post_init__(self) -> None:
         if not self.owner or "\0" in self.owner:
@@ -119,5 +117,4 @@ def sent_by(scope: Scope, request: GenerateRequest, *, wire: str, model: str) ->
         owner=principal.owner,
         key_id=principal.key_id,
         wire=wire,
-        most_answer_tokens=principal.most_answer_tokens,
     )

@@ -17,7 +17,7 @@ from tailrace.access.principal import Principal
 from tailrace.access.quota import NO_LIMITS, Quota, Rate
 from tailrace.errors import QuotaExceeded, RequestError
 from tailrace.streams import Record
-from tailrace.types import End
+from tailrace.types import Allowance, End
 
 __all__ = ["LIMIT_HEADERS", "Account", "Quotas", "Spending", "month_start", "most_tokens"]
 
@@ -124,12 +124,17 @@ class Quotas:
             window.requests += one.num_requests
             window.tokens += one.num_tokens
 
-    def answer_tokens(self, key_id: str, owner: str) -> int | None:
-        """How long an answer may be."""
-        of_key, of_owner = (usage.quota.answer_tokens for usage in self._accounts(key_id, owner))
-        return min(of_key, of_owner) if of_key and of_owner else of_key or of_owner
-
     # What the generator asks for (generation.Meter)
+
+    def allowance(self, key_id: str, owner: str) -> Allowance:
+        """How much one request may take at all: the smallest limits of its key and its owner."""
+        if not key_id:
+            return Allowance()
+        quotas = [usage.quota for usage in self._accounts(key_id, owner)]
+        return Allowance(
+            min((quota.answer_tokens for quota in quotas if quota.answer_tokens is not None), default=None),
+            min((limit for quota in quotas for rate, limit in quota.rates() if rate.unit == "tokens"), default=None),
+        )
 
     def reserve(self, record: Record) -> None:
         """Take the most that a request may use out of what its key and its owner have left.
@@ -191,7 +196,8 @@ class Quotas:
                 if wanted > policy.limit:
                     raise RequestError(
                         f"This request may take {num_tokens} tokens, prompt and answer, and its {name} has "
-                        f"{policy.limit} a {policy.rate.period if policy.rate else ''}. Ask for fewer with max_tokens.",
+                        f"{policy.limit} a {policy.rate.period if policy.rate else ''}. Ask for fewer with max_tokens, "
+                        "or with a shorter prompt.",
                         param="max_tokens",
                     )
                 if wanted > policy.remaining:

@@ -29,7 +29,7 @@ from tailrace.generation.prompts import PromptEncoder
 from tailrace.generation.recovery import Recovery
 from tailrace.generation.run import Run
 from tailrace.streams import Claim, Lease, LogStore, Record, new_stream_id
-from tailrace.types import GenerateRequest, Sampling, means_any_model
+from tailrace.types import Allowance, GenerateRequest, Sampling, means_any_model
 
 __all__ = ["Generator", "Limits"]
 
@@ -139,7 +139,9 @@ class Generator:
             prompts = await self.prompts.encode(request)
         longest = max(len(prompt.ids) for prompt in prompts)
         num_choices = len(prompts) * request.sampling.n
-        sampling = self._complete(request.sampling, longest, num_choices, request.most_answer_tokens)
+        num_prompt_tokens = sum(len(prompt.ids) for prompt in prompts)
+        allowance = self.meter.allowance(request.key_id, request.owner) if self.meter is not None else Allowance()
+        sampling = self._complete(request.sampling, longest, num_prompt_tokens, num_choices, allowance)
         assert sampling.max_tokens is not None
         linger_s = self.limits.linger_s if request.linger_s is None else request.linger_s
         record = Record(
@@ -151,7 +153,7 @@ class Generator:
             keep=request.keep,
             prompts=prompts,
             sampling=sampling,
-            num_prompt_tokens=sum(len(prompt.ids) for prompt in prompts),
+            num_prompt_tokens=num_prompt_tokens,
             num_choices=num_choices,
             linger_s=linger_s if request.on_disconnect == "detach" else 0.0,
             exact=request.exact,
@@ -328,18 +330,22 @@ class Generator:
         return self.prompts.count(request)
 
     def _complete(
-        self, sampling: Sampling, num_prompt_tokens: int, num_choices: int, most_answer_tokens: int | None
+        self, sampling: Sampling, longest: int, num_prompt_tokens: int, num_choices: int, allowance: Allowance
     ) -> Sampling:
-        """Fill in what the client left open. An answer is as long as its key may. Raises: ContextLengthExceeded."""
-        room = self.limit_tokens(num_choices) - num_prompt_tokens
+        """Fill in what the client left open. `longest` is the number of tokens of the longest prompt. The default
+        length of an answer shrinks to what its key can have at all. Raises: ContextLengthExceeded."""
+        room = self.limit_tokens(num_choices) - longest
         max_tokens = sampling.max_tokens
         if max_tokens is None:
-            max_tokens = max(1, min(self.limits.default_max_tokens, room))
+            max_tokens = min(self.limits.default_max_tokens, room)
+            if allowance.all_tokens is not None:
+                max_tokens = min(max_tokens, (allowance.all_tokens - num_prompt_tokens) // num_choices)
+            max_tokens = max(1, max_tokens)
         if max_tokens > room:
             asked = sampling.max_tokens or 0
-            raise ContextLengthExceeded(num_prompt_tokens, self.limit_tokens(num_choices), max_tokens=asked)
-        if most_answer_tokens is not None:
-            max_tokens = min(max_tokens, most_answer_tokens)
+            raise ContextLengthExceeded(longest, self.limit_tokens(num_choices), max_tokens=asked)
+        if allowance.answer_tokens is not None:
+            max_tokens = min(max_tokens, allowance.answer_tokens)
         seed = sampling.seed if sampling.seed is not None else secrets.randbits(32)
         return replace(sampling, max_tokens=max_tokens, seed=seed)
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tailrace.errors import TailraceError
 from tailrace.streams import Record, StreamLog
-from tailrace.types import Asked, Spent
+from tailrace.types import Allowance, Asked, Spent
 
 __all__ = ["Meter", "Observer", "Observers", "Times"]
 
@@ -63,6 +63,9 @@ class Observer:
 
 class Meter(Protocol):
     """Whoever may refuse a stream for what its owner has used. Observers hear of its end."""
+
+    def allowance(self, key_id: str, owner: str) -> Allowance:
+        """How much a request of theirs can take at all, whatever is left just now."""
 
     def reserve(self, record: Record) -> None:
         """Before it is kept. Raises: AdmissionError, RequestError, StorageError."""

@@ -18,7 +18,7 @@ from tailrace.records.rows import RUNNING, RequestRow, row_of_refusal, row_of_st
 from tailrace.records.spool import Spool
 from tailrace.records.threads import DatabaseThreads
 from tailrace.streams import LogStore, Record, StreamLog
-from tailrace.types import Asked
+from tailrace.types import Allowance, Asked
 
 __all__ = ["RequestLog"]
 
@@ -147,6 +147,9 @@ class RequestLog(Observer, Meter):
         return self._spool.size - self._drained
 
     # generation.Meter
+
+    def allowance(self, key_id: str, owner: str) -> Allowance:
+        return self._quotas.allowance(key_id, owner)
 
     def reserve(self, record: Record) -> None:
         """Raises: StorageError while requests cannot be recorded; QuotaExceeded, RequestError as `Quotas.reserve`."""
