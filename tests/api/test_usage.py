@@ -87,14 +87,18 @@ async def test_limits_are_set_shown_and_hold_at_once(tmp_path: Path) -> None:
 
 async def test_an_answer_without_max_tokens_is_as_long_as_a_small_limit_allows(tmp_path: Path) -> None:
     async with serving_with_keys(tmp_path) as house:
-        token = house.key("alice", quota=Quota(tokens_per_minute=100))
-        async with house.client(token) as alice:
-            answer = await alice.post("/v1/completions", json={"model": "scripted", "prompt": "Hi.", "n": 2})
+
+        async def ask(client: httpx.AsyncClient, text: str) -> httpx.Response:
+            body = {"model": "scripted", "messages": [{"role": "user", "content": text}], "n": 2}
+            return await client.post("/v1/chat/completions", json=body)
+
+        async with house.client(house.key("alice", quota=Quota(tokens_per_minute=100))) as alice:
+            answer = await ask(alice, "Hi.")
             assert answer.status_code == 200, answer.text
             usage = answer.json()["usage"]
             assert usage["completion_tokens"] == (100 - usage["prompt_tokens"]) // 2 * 2
             assert {choice["finish_reason"] for choice in answer.json()["choices"]} == {"length"}
-            too_long = await alice.post("/v1/completions", json={"model": "scripted", "prompt": "Hi. " * 40})
+            too_long = await ask(alice, "Hi. " * 40)
             assert too_long.status_code == 400
             assert "100 a minute" in too_long.json()["error"]["message"]
             assert "shorter prompt" in too_long.json()["error"]["message"]
