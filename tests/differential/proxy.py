@@ -3,6 +3,8 @@
 Requests pass as they are. Of an answer's chunked body every byte becomes a chunk and a write of its own, so that a
 client gets to see it alone however fast it reads; or the connection is cut at a place in it. What a WebSocket says is
 one long body.
+
+Or it puts a key in place of the one that each request has, and answers pass as they are.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ __all__ = ["Cut", "Proxy"]
 
 _FINE_BYTES = 32_768  # of a body go byte by byte; the rest in pieces of a size that divides nothing
 _COARSE_BYTES = 97
+_REQUEST_LINE = re.compile(rb"([A-Z]{3,7} [^ \r\n]+ HTTP/1\.1\r\n)")
+_KEY_LINE = re.compile(rb"\r\n(?:authorization|x-api-key): [^\r]*(?=\r\n)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +60,10 @@ class Proxy:
     `retry: 1000` becomes `retry: 0001`, since nobody is going to wait that long.
     """
 
-    def __init__(self, port: int, cut: Cut | None = None) -> None:
+    def __init__(self, port: int, cut: Cut | None = None, *, key: str = "") -> None:
         self._server_port = port
         self._cut = cut
+        self._key = key
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="proxy")
         self._bound: Future[int] = Future()
@@ -105,8 +110,10 @@ class Proxy:
     async def _connect(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self._server_port)
         to_client.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        requests = self._loop.create_task(_pass_on(from_client, to_server))
+        requests = self._loop.create_task(_pass_on(from_client, to_server, self._key))
         try:
+            if self._key:
+                await _pass_on(from_server, to_client)
             while await self._answer(from_server, to_client):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError):
@@ -151,9 +158,13 @@ class Proxy:
         return True
 
 
-async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str = "") -> None:
+    """Clients write the lines of a request's head in one go, and no body has such lines."""
     with contextlib.suppress(ConnectionError):
         while received := await reader.read(1 << 16):
+            if key:
+                received = _KEY_LINE.sub(b"", received)
+                received = _REQUEST_LINE.sub(rb"\1Authorization: Bearer %b\r\n" % key.encode(), received)
             writer.write(received)
             await writer.drain()
         writer.close()
