@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -216,3 +217,17 @@ async def test_keys_are_administered_over_http(tmp_path: Path) -> None:
         ):
             answer = await admin.request(method, path, json=body)
             assert answer.status_code == status, (path, body, answer.text)
+
+
+@pytest.mark.parametrize("path", ["/v1/admin/keys", "/v1/tickets"])
+async def test_what_is_small_has_a_small_body(path: str, tmp_path: Path) -> None:
+    async with serving_with_keys(tmp_path) as house, house.client(house.key(scopes=("admin", "read"))) as client:
+        for pieces in (b'"%b"' % (b"x" * 2**16), _in_pieces()):
+            refused = await client.post(path, content=pieces, headers={"content-type": "application/json"})
+            assert refused.status_code == 413
+            assert "65536 bytes" in refused.text
+
+
+async def _in_pieces() -> AsyncIterator[bytes]:
+    for _ in range(2**16 + 1):
+        yield b" "

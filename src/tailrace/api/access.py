@@ -31,6 +31,7 @@ __all__ = ["AccessRoutes", "key_json"]
 
 _Result = TypeVar("_Result")
 _MAX_LIFETIME_S = 100 * 365 * 86_400.0
+_MOST_BODY_BYTES = 2**16
 
 
 class _NewKeyBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -171,7 +172,7 @@ class AccessRoutes:
     async def _read(self, request: Request, kind: type[T]) -> T:
         """Raises: RequestError in one of its kinds."""
         require_plain_utf8(request.headers)
-        with self._bodies.reader(caller_of(request.scope)) as reader:
+        with self._bodies.reader(caller_of(request.scope), most_bytes=_MOST_BODY_BYTES) as reader:
             text = await reader.read(request.headers, request.receive)
         return read_fields(read_json(text or b"{}"), kind, strict=True)[0]
 

@@ -38,9 +38,13 @@ class BodyBudget:
         self._num_bytes = 0
         self._by_caller: Counter[str] = Counter()  # bytes
 
-    def reader(self, caller: str) -> BodyReader:
-        """For one request. Use it as a context manager, for as long as what was read is kept."""
-        return BodyReader(self, self._settings, caller)
+    def reader(self, caller: str, *, most_bytes: int | None = None) -> BodyReader:
+        """For one request, whose body may have `most_bytes` if the settings allow as many. Use it as a context
+        manager, for as long as what was read is kept."""
+        limit_bytes = self._settings.body_bytes
+        return BodyReader(
+            self, self._settings, caller, limit_bytes if most_bytes is None else min(most_bytes, limit_bytes)
+        )
 
     def take(self, caller: str, num_bytes: int, own_bytes: int) -> None:
         """Add to a body that has `own_bytes` already. Raises: AdmissionError if it would be too large just now."""
@@ -69,12 +73,13 @@ class BodyBudget:
 class BodyReader:
     """Reads one request's body. Its place in the budget is free again when the context is left."""
 
-    __slots__ = ("_budget", "_caller", "_num_bytes", "_settings")
+    __slots__ = ("_budget", "_caller", "_limit_bytes", "_num_bytes", "_settings")
 
-    def __init__(self, budget: BodyBudget, settings: Settings, caller: str) -> None:
+    def __init__(self, budget: BodyBudget, settings: Settings, caller: str, limit_bytes: int) -> None:
         self._budget = budget
         self._caller = caller
         self._settings = settings
+        self._limit_bytes = limit_bytes
         self._num_bytes = 0
 
     def __enter__(self) -> BodyReader:
@@ -99,7 +104,7 @@ class BodyReader:
         Raises: BodyTooLarge; BodyTimeout; AdmissionError if the budget is used up; ConnectionError if the client left.
         """
         declared = headers.get("content-length", "")
-        if declared.isdigit() and int(declared[:20]) > self._settings.body_bytes:
+        if declared.isdigit() and int(declared[:20]) > self._limit_bytes:
             await _discard(receive)
             raise self._too_large()
         chunks: list[bytes] = []
@@ -113,7 +118,7 @@ class BodyReader:
             if message["type"] == "http.disconnect":
                 raise ConnectionResetError
             chunk = message.get("body", b"")
-            if self._num_bytes + len(chunk) > self._settings.body_bytes:
+            if self._num_bytes + len(chunk) > self._limit_bytes:
                 await _discard(receive)
                 raise self._too_large()
             try:
@@ -129,7 +134,7 @@ class BodyReader:
                 return b"".join(chunks)
 
     def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"The body is larger than {self._settings.body_bytes} bytes.")
+        return BodyTooLarge(f"The body is larger than {self._limit_bytes} bytes.")
 
 
 async def _discard(receive: Receive) -> None:
