@@ -1,6 +1,6 @@
 """Send grammars to a real server, of every kind and at random, and see whether its engine dies of one or stands still.
 
-    python bench/fuzz_grammars.py --minutes 20 --engine openvino|llamacpp|transformers
+    python bench/fuzz_grammars.py --minutes 20 --engine openvino|llamacpp|transformers|vllm
 
 It starts `tailrace serve` with the engine, has one client read an endless stream, and others send regular
 expressions, JSON schemas and choices to all fields that take them. A finding is: an answer of status 500 or above,
@@ -338,8 +338,8 @@ async def _run(engine: str, model: str, minutes: float, seed: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Fuzz the grammars of a real engine.")
     parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--engine", choices=("openvino", "llamacpp", "transformers"), default="openvino")
-    parser.add_argument("--model", default="", help="what tailrace serve takes; transformers needs a directory")
+    parser.add_argument("--engine", choices=("openvino", "llamacpp", "transformers", "vllm"), default="openvino")
+    parser.add_argument("--model", default="", help="what tailrace serve takes; transformers and vllm need a directory")
     parser.add_argument("--seed", type=int, default=0)
     asked = parser.parse_args()
     return asyncio.run(_run(asked.engine, asked.model, asked.minutes, asked.seed))

@@ -170,8 +170,8 @@ def test_headers() -> None:
     )
     quotas.reserve(_record(10, 20))
     assert _headers(quotas) == {
-        "ratelimit-policy": '"key-requests-minute";q=5;w=60, "key-tokens-minute";q=100;w=60;qu="tokens", '
-        '"key-streams";q=3;qu="concurrent-requests", "owner-tokens-month";q=1000;w=2592000;qu="tokens"',
+        "ratelimit-policy": '"key-requests-minute";q=5;w=60, "key-tokens-minute";q=100;qu="tokens";w=60, '
+        '"key-streams";q=3;qu="concurrent-requests", "owner-tokens-month";q=1000;qu="tokens";w=2592000',
         "ratelimit": '"key-requests-minute";r=4;t=30, "key-tokens-minute";r=70;t=30, "key-streams";r=2, '
         f'"owner-tokens-month";r=970;t={math.ceil(datetime(2026, 12, 1, tzinfo=UTC).timestamp() - _START_S)}',
         "x-ratelimit-limit-requests": "5",

@@ -33,6 +33,7 @@ class Keyring:
         self.tickets = Tickets()
         self.quotas = Quotas()
         self._keys: dict[str, Key] = {}
+        self._principals: dict[str, Principal] = {}
         self._on_revoked: list[Callable[[str], None]] = []
 
     @property
@@ -51,6 +52,7 @@ class Keyring:
         for key in keys:
             before = self._keys.get(key.key_id)
             self._keys[key.key_id] = key
+            self._principals[key.key_id] = Principal(key.owner, key.key_id, key.scopes)
             self.quotas.limit(("key", key.key_id), key.quota)
             if key.revoked_s is not None and before is not None and before.revoked_s is None:
                 for call in self._on_revoked:
@@ -73,7 +75,7 @@ class Keyring:
         key = self._keys.get(key_id, _NOBODYS)
         if not key.accepts(secret, time.time()):
             raise Unauthenticated(f"This key is not valid here. {_HOW}", param="authorization")
-        return Principal(key.owner, key.key_id, key.scopes)
+        return self._principals[key.key_id]
 
     def _holder_of_ticket(self, scope: Scope) -> Principal:
         may_have = scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD")

@@ -30,6 +30,8 @@ LIMIT_HEADERS = (
     *(f"x-ratelimit-{fact}-{unit}" for fact in ("limit", "remaining", "reset") for unit in ("requests", "tokens")),
 )
 
+_NO_ALLOWANCE = Allowance()
+
 Account = tuple[str, str]  # "key" or "owner", and its name
 
 
@@ -52,29 +54,59 @@ class _Window:
     requests: int = 0
     tokens: int = 0
 
-    def used(self, unit: str) -> int:
-        return self.requests if unit == "requests" else self.tokens
+
+class _Limit(NamedTuple):
+    """One limit of an account."""
+
+    name: str
+    most: int
+    rate: Rate | None  # None: streams at once
+    policy: str  # its item in the header RateLimit-Policy, without the window
+
+    def asks(self, num_tokens: int) -> int:
+        """How much of it a request takes."""
+        return num_tokens if self.rate is not None and self.rate.unit == "tokens" else 1
+
+
+class _State(NamedTuple):
+    """Where a limit stands."""
+
+    limit: _Limit
+    remaining: int
+    reset_s: float
+    window_s: float = 0.0
 
 
 @dataclass(slots=True)
 class _Usage:
-    """Of one account."""
+    """What one account has used, and its limits."""
 
-    quota: Quota = NO_LIMITS
-    rates: tuple[tuple[Rate, int], ...] = ()  # of the quota
+    limits: tuple[_Limit, ...] = ()
+    allowance: Allowance = _NO_ALLOWANCE
     windows: dict[str, _Window] = field(default_factory=lambda: {"minute": _Window(), "month": _Window()})
     num_streams: int = 0
 
     def has(self, num_tokens: int, now_s: float) -> bool:
-        """Whether a request that may take so much is within all limits."""
-        most = self.quota.streams_at_once
-        if most is not None and self.num_streams >= most:
-            return False
+        """Return whether a request that takes at most `num_tokens` is within all limits."""
         windows = self.at(now_s)
-        return all(
-            windows[rate.period].used(rate.unit) + (num_tokens if rate.unit == "tokens" else 1) <= limit
-            for rate, limit in self.rates
-        )
+        return all(limit.asks(num_tokens) <= limit.most - self._used(limit, windows) for limit in self.limits)
+
+    def states(self, now_s: float) -> list[_State]:
+        windows = self.at(now_s)
+        states = []
+        for limit in self.limits:
+            remaining, reset_s, window_s = max(0, limit.most - self._used(limit, windows)), _WAIT_FOR_A_STREAM_S, 0.0
+            if limit.rate is not None:
+                window = windows[limit.rate.period]
+                reset_s, window_s = max(0.0, window.end_s - now_s), window.end_s - window.start_s
+            states.append(_State(limit, remaining, reset_s, window_s))
+        return states
+
+    def _used(self, limit: _Limit, windows: dict[str, _Window]) -> int:
+        if limit.rate is None:
+            return self.num_streams
+        window = windows[limit.rate.period]
+        return window.requests if limit.rate.unit == "requests" else window.tokens
 
     def at(self, now_s: float) -> dict[str, _Window]:
         """The windows of this moment. A clock that was set back stays in the window that it was in."""
@@ -90,17 +122,6 @@ class _Reservation(NamedTuple):
     windows: tuple[_Window, ...]
 
 
-class _Policy(NamedTuple):
-    """One limit of an account, and where it stands."""
-
-    name: str
-    limit: int
-    remaining: int
-    rate: Rate | None = None  # None: streams at once
-    window_s: float = 0.0
-    reset_s: float = 0.0
-
-
 class Quotas:
     """Counts each key and each owner, also those without limits: one may be set at any time. Who has no key is not
     counted. Each server counts what it has let in itself, on top of what was recorded when it started."""
@@ -114,7 +135,9 @@ class Quotas:
         """Set an account's limits. What it has used counts."""
         if quota != NO_LIMITS or account in self._usage:
             usage = self._of(account)
-            usage.quota, usage.rates = quota, tuple(quota.rates())
+            usage.limits = tuple(_limits(account[0], quota))
+            tokens = [limit for rate, limit in quota.rates() if rate.unit == "tokens"]
+            usage.allowance = Allowance(quota.answer_tokens, min(tokens, default=None))
 
     def spent_before(self, spendings: Sequence[Spending]) -> None:
         """Add what is recorded of the current minute and month."""
@@ -129,11 +152,10 @@ class Quotas:
     def allowance(self, key_id: str, owner: str) -> Allowance:
         """How much one request may take at all: the smallest limits of its key and its owner."""
         if not key_id:
-            return Allowance()
-        quotas = [usage.quota for usage in self._accounts(key_id, owner)]
+            return _NO_ALLOWANCE
+        of_key, of_owner = self._of(("key", key_id)).allowance, self._of(("owner", owner)).allowance
         return Allowance(
-            min((quota.answer_tokens for quota in quotas if quota.answer_tokens is not None), default=None),
-            min((limit for quota in quotas for rate, limit in quota.rates() if rate.unit == "tokens"), default=None),
+            _least(of_key.answer_tokens, of_owner.answer_tokens), _least(of_key.all_tokens, of_owner.all_tokens)
         )
 
     def reserve(self, record: Record) -> None:
@@ -170,38 +192,34 @@ class Quotas:
 
     def headers(self, principal: Principal) -> list[tuple[str, str]]:
         """Where the limits of a key and its owner stand: draft-ietf-httpapi-ratelimit-headers-10, and OpenAI's."""
-        accounts = self._accounts(principal.key_id, principal.owner)
-        if not principal.key_id or all(usage.quota is NO_LIMITS for usage in accounts):
+        if not principal.key_id:
             return []
         now_s = self._clock()
-        policies = [
-            policy
-            for name, usage in zip(("key", "owner"), accounts, strict=True)
-            for policy in _policies(name, usage, now_s)
-        ]
-        if not policies:
+        states = [state for usage in self._accounts(principal.key_id, principal.owner) for state in usage.states(now_s)]
+        if not states:
             return []
         return [
-            ("ratelimit-policy", ", ".join(map(_policy_item, policies))),
-            ("ratelimit", ", ".join(map(_state_item, policies))),
-            *_openai_headers(policies),
+            ("ratelimit-policy", ", ".join(map(_policy_item, states))),
+            ("ratelimit", ", ".join(map(_state_item, states))),
+            *_openai_headers(states),
         ]
 
     def _refuse(self, accounts: tuple[_Usage, _Usage], num_tokens: int, now_s: float) -> NoReturn:
         """Raises: QuotaExceeded, RequestError."""
         waits_s: dict[str, float] = {}
-        for name, usage in zip(("key", "owner"), accounts, strict=True):
-            for policy in _policies(name, usage, now_s):
-                wanted = num_tokens if policy.rate is not None and policy.rate.unit == "tokens" else 1
-                if wanted > policy.limit:
+        for usage in accounts:
+            for limit, remaining, reset_s, _ in usage.states(now_s):
+                asks = limit.asks(num_tokens)
+                holder = limit.name.partition("-")[0]
+                if asks > limit.most:
+                    assert limit.rate is not None  # only of tokens does one request take more than one
                     raise RequestError(
-                        f"This request may take {num_tokens} tokens, prompt and answer, and its {name} has "
-                        f"{policy.limit} a {policy.rate.period if policy.rate else ''}. Ask for fewer with max_tokens, "
-                        "or with a shorter prompt.",
+                        f"This request may take {num_tokens} tokens, prompt and answer, and its {holder} has "
+                        f"{limit.most} a {limit.rate.period}. Ask for fewer with max_tokens, or with a shorter prompt.",
                         param="max_tokens",
                     )
-                if wanted > policy.remaining:
-                    waits_s[_said(name, policy)] = policy.reset_s
+                if asks > remaining:
+                    waits_s[_reason(holder, limit)] = reset_s
         reason, wait_s = max(waits_s.items(), key=lambda item: item[1])
         raise QuotaExceeded(reason, retry_after_s=wait_s)
 
@@ -255,47 +273,44 @@ def _bounds(period: str, now_s: float) -> tuple[float, float]:
     return start.timestamp(), end.timestamp()
 
 
-def _policies(name: str, usage: _Usage, now_s: float) -> Iterator[_Policy]:
-    windows = usage.at(now_s)
-    for rate, limit in usage.rates:
-        window = windows[rate.period]
-        yield _Policy(
-            f"{name}-{rate.unit}-{rate.period}",
-            limit,
-            max(0, limit - window.used(rate.unit)),
-            rate,
-            window.end_s - window.start_s,
-            max(0.0, window.end_s - now_s),
-        )
-    if usage.quota.streams_at_once is not None:
-        most = usage.quota.streams_at_once
-        yield _Policy(f"{name}-streams", most, max(0, most - usage.num_streams), reset_s=_WAIT_FOR_A_STREAM_S)
+def _least(one: int | None, other: int | None) -> int | None:
+    return one if other is None else other if one is None else min(one, other)
 
 
-def _said(name: str, policy: _Policy) -> str:
-    if policy.rate is None:
-        return f"The {name} has {policy.limit} streams at once, and they are in use."
-    return f"The {name} has {policy.limit} {policy.rate.unit} a {policy.rate.period}, and not enough of them are left."
+def _limits(holder: str, quota: Quota) -> Iterator[_Limit]:
+    for rate, most in quota.rates():
+        name = f"{holder}-{rate.unit}-{rate.period}"
+        unit = "" if rate.unit == "requests" else ';qu="tokens"'
+        yield _Limit(name, most, rate, f'"{name}";q={most}{unit}')
+    if quota.streams_at_once is not None:
+        name, most = f"{holder}-streams", quota.streams_at_once
+        yield _Limit(name, most, None, f'"{name}";q={most};qu="concurrent-requests"')
 
 
-def _policy_item(policy: _Policy) -> str:
-    if policy.rate is None:
-        return f'"{policy.name}";q={policy.limit};qu="concurrent-requests"'
-    unit = "" if policy.rate.unit == "requests" else ';qu="tokens"'
-    return f'"{policy.name}";q={policy.limit};w={policy.window_s:.0f}{unit}'
+def _reason(holder: str, limit: _Limit) -> str:
+    if limit.rate is None:
+        return f"The {holder} has {limit.most} streams at once, and they are in use."
+    return f"The {holder} has {limit.most} {limit.rate.unit} a {limit.rate.period}, and not enough of them are left."
 
 
-def _state_item(policy: _Policy) -> str:
-    reset = f";t={math.ceil(policy.reset_s)}" if policy.rate is not None else ""
-    return f'"{policy.name}";r={policy.remaining}{reset}'
+def _policy_item(state: _State) -> str:
+    return state.limit.policy if state.limit.rate is None else f"{state.limit.policy};w={state.window_s:.0f}"
 
 
-def _openai_headers(policies: Sequence[_Policy]) -> Iterator[tuple[str, str]]:
+def _state_item(state: _State) -> str:
+    item = f'"{state.limit.name}";r={state.remaining}'
+    return item if state.limit.rate is None else f"{item};t={math.ceil(state.reset_s)}"
+
+
+def _openai_headers(states: Sequence[_State]) -> Iterator[tuple[str, str]]:
     """x-ratelimit-*, of the limit of each unit that is nearest."""
-    for unit in ("requests", "tokens"):
-        found = [policy for policy in policies if policy.rate is not None and policy.rate.unit == unit]
-        if found:
-            nearest = min(found, key=lambda policy: policy.remaining)
-            yield f"x-ratelimit-limit-{unit}", str(nearest.limit)
-            yield f"x-ratelimit-remaining-{unit}", str(nearest.remaining)
-            yield f"x-ratelimit-reset-{unit}", f"{math.ceil(nearest.reset_s)}s"
+    nearest: dict[str, _State] = {}
+    for state in states:
+        rate = state.limit.rate
+        if rate is not None and (rate.unit not in nearest or state.remaining < nearest[rate.unit].remaining):
+            nearest[rate.unit] = state
+    for unit in sorted(nearest):
+        limit, remaining, reset_s, _ = nearest[unit]
+        yield f"x-ratelimit-limit-{unit}", str(limit.most)
+        yield f"x-ratelimit-remaining-{unit}", str(remaining)
+        yield f"x-ratelimit-reset-{unit}", f"{math.ceil(reset_s)}s"

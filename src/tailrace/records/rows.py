@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from dataclasses import fields
+from operator import attrgetter
 
 import msgspec
 
@@ -17,7 +19,9 @@ __all__ = ["REFUSED", "RUNNING", "RequestRow", "row_of_refusal", "row_of_start",
 RUNNING = "running"  # of a row that is not complete: never in the database
 REFUSED = "refused"
 _LOST = "lost"
-_PLAIN = Sampling()
+_SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
+_values = attrgetter(*_SAMPLING_FIELDS)
+_DEFAULTS = _values(Sampling())
 
 
 class RequestRow(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -108,9 +112,8 @@ def _times(times: Times) -> dict[str, float | None]:
 def _parameters(sampling: Sampling) -> str:
     """What was asked for and is not the default. Of texts only that they were there."""
     given: dict[str, object] = {}
-    for name in Sampling.__slots__:
-        value = getattr(sampling, name)
-        if value == getattr(_PLAIN, name):
+    for name, value, default in zip(_SAMPLING_FIELDS, _values(sampling), _DEFAULTS, strict=True):
+        if value == default:
             continue
         if name == "grammar":
             value = sampling.grammar.kind if sampling.grammar is not None else None
