@@ -77,6 +77,17 @@ def test_who_leaves_the_queue_has_no_turn_any_more() -> None:
     assert door.gate.num_waiting == 0
 
 
+def test_the_place_in_the_queue_goes_by_turns() -> None:
+    door = _Door()
+    door.ask("alice")
+    tickets = {f"{owner}{number}": door.ask(owner) for owner in ("alice", "bob") for number in range(3)}
+    assert {name: door.gate.num_ahead(ticket) for name, ticket in tickets.items()} == {
+        "alice0": 0, "bob0": 1, "alice1": 2, "bob1": 3, "alice2": 4, "bob2": 5,
+    }  # fmt: skip
+    door.finish()
+    assert [door.gate.num_ahead(tickets[name]) for name in ("alice0", "bob0", "alice1", "bob1")] == [0, 0, 1, 2]
+
+
 def test_a_full_house_lets_others_in_up_to_their_share() -> None:
     door = _Door(max_requests=8)
     for _ in range(8):

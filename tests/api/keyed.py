@@ -25,11 +25,16 @@ class House:
     """A server in this process, its keys and its clients."""
 
     def __init__(self, service: Service, database: str) -> None:
-        self.records = Records(Settings(database=database))
+        self._database = database
+        self.records = self.twin()
         self.records.keys()  # makes the database
         self.service = service
         self.settings = Settings()
         self.app = build_app(service.models, service.durable, self.settings, self.records)
+
+    def twin(self) -> Records:
+        """The records of another server over the same database."""
+        return Records(Settings(database=self._database))
 
     def key(self, owner: str = "me", **given: Any) -> str:  # Any: of KeyStore.create
         made = self.records.keys().create(owner, **given)

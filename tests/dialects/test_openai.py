@@ -538,7 +538,14 @@ def test_echo_with_logprobs_is_refused() -> None:
 
 def test_models() -> None:
     server = FakeServer(model="a\u00df", started_s=5, max_total_tokens=99)
-    model = {"id": "a\u00df", "object": "model", "created": 5, "owned_by": "tailrace", "max_model_len": 99}
+    model = {
+        "id": "a\u00df",
+        "object": "model",
+        "created": 5,
+        "owned_by": "tailrace",
+        "max_model_len": 99,
+        "state": "ready",
+    }
     reply = openai.list_models(asked(server=server))
     assert (reply.status, reply.media_type) == (200, "application/json")
     assert json.loads(reply.body) == {"object": "list", "data": [model]}

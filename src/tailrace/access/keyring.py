@@ -13,10 +13,11 @@ from tailrace.access.keys import Key, split_token
 from tailrace.access.principal import Principal
 from tailrace.access.quota import Quota
 from tailrace.access.quotas import Quotas
+from tailrace.access.sessions import Sessions, session_token
 from tailrace.access.tickets import Tickets
 from tailrace.errors import Unauthenticated
 
-__all__ = ["Keyring"]
+__all__ = ["Keyring", "token_in"]
 
 # Kept where a key is not known, so that a wrong id takes as long as a wrong secret.
 _NOBODYS = Key("", "nobody", revoked_s=0.0)
@@ -31,6 +32,7 @@ class Keyring:
 
     def __init__(self) -> None:
         self.tickets = Tickets()
+        self.sessions = Sessions()
         self.quotas = Quotas()
         self._keys: dict[str, Key] = {}
         self._principals: dict[str, Principal] = {}
@@ -61,21 +63,29 @@ class Keyring:
     def authenticate(self, scope: Scope, headers: Headers) -> Principal:
         """Who sends this request.
 
-        The key is in `Authorization: Bearer`, or in `x-api-key` as Anthropic's clients send it. A GET request or a
-        WebSocket may have `?ticket=` instead.
+        The key is in `Authorization: Bearer`, or in `x-api-key` as Anthropic's clients send it. A page of this server
+        may have the cookie of a session instead, and a GET request or a WebSocket `?ticket=`.
 
         Raises: Unauthenticated.
         """
         if self.is_empty:
             return Principal()
-        token = _token_in(headers)
+        token = token_in(headers)
         if token is None:
-            return self._holder_of_ticket(scope)
+            cookie = session_token(scope, headers)
+            return self._holder_of_session(cookie) if cookie is not None else self._holder_of_ticket(scope)
         key_id, secret = split_token(token) or ("", "")
         key = self._keys.get(key_id, _NOBODYS)
         if not key.accepts(secret, time.time()):
             raise Unauthenticated(f"This key is not valid here. {_HOW}", param="authorization")
         return self._principals[key.key_id]
+
+    def _holder_of_session(self, cookie: str) -> Principal:
+        session = self.sessions.find(cookie, time.time())
+        key = self._keys.get(session.key_id) if session is not None else None
+        if session is None or key is None or not key.accepts_hash(session.secret_hash, time.time()):
+            raise Unauthenticated("You are not signed in any more. Sign in with a key.", param="cookie")
+        return Principal(key.owner, key.key_id, key.scopes)
 
     def _holder_of_ticket(self, scope: Scope) -> Principal:
         may_have = scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD")
@@ -89,7 +99,7 @@ class Keyring:
         return Principal(key.owner, key.key_id, ("read",), ticket.stream_id)
 
 
-def _token_in(headers: Headers) -> str | None:
+def token_in(headers: Headers) -> str | None:
     scheme, _, token = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer":
         return token.strip()

@@ -19,6 +19,7 @@ __all__ = [
     "NewKey",
     "check_owner",
     "check_scopes",
+    "hash_of",
     "new_key",
     "rotated",
     "split_token",
@@ -60,7 +61,10 @@ class Key(msgspec.Struct, frozen=True):
 
     def accepts(self, secret: str, now_s: float) -> bool:
         """Whether this is the key's secret, and the key can be used. Takes the same time for each wrong secret."""
-        given = hash_of(secret)
+        return self.accepts_hash(hash_of(secret), now_s)
+
+    def accepts_hash(self, given: bytes, now_s: float) -> bool:
+        """The same for the hash of a secret."""
         is_new = hmac.compare_digest(given, self.secret_hash or _NO_SECRET)
         is_old = hmac.compare_digest(given, self.old_secret_hash or _NO_SECRET)
         old_works = self.old_expires_s is not None and now_s < self.old_expires_s

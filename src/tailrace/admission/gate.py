@@ -206,6 +206,10 @@ class Gate:
         elif ticket.expire is not None:
             ticket.expire()
 
+    def num_ahead(self, ticket: Ticket) -> int:
+        """How many tickets wait in front of one, going by the turns of their owners; 0 for one that does not wait."""
+        return self._waiting.num_ahead(ticket) if ticket.admitted_s is None else 0
+
     def leave(self, ticket: Ticket) -> None:
         """Give a place back, waiting or running."""
         if ticket.timer is not None:

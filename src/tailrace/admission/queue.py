@@ -31,6 +31,15 @@ class FairQueue(Generic[_T]):
         for tickets in self._by_owner.values():
             yield from tickets
 
+    def num_ahead(self, ticket: _T) -> int:
+        """How many have their turn before a ticket that waits. Raises: KeyError, ValueError if it does not wait."""
+        place = self._by_owner[ticket.owner].index(ticket)
+        before, is_behind = 0, False
+        for owner, tickets in self._by_owner.items():
+            is_behind = is_behind or owner == ticket.owner
+            before += place if owner == ticket.owner else min(len(tickets), place + (not is_behind))
+        return before
+
     def append(self, ticket: _T) -> None:
         self._by_owner.setdefault(ticket.owner, deque()).append(ticket)
         self._size += 1

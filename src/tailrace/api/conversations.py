@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, TypeVar
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 from starlette.requests import Request
 from starlette.routing import Route
 from starlette.types import ASGIApp
@@ -120,13 +120,16 @@ class ConversationRoutes:
 
     async def _tree(self, request: Request) -> ASGIApp:
         owner, its_id = reader_of(request), request.path_params["conversation_id"]
-        conversation, items = await self._conversations.ask(lambda store: store.tree(owner, its_id))
+        (conversation, items), answers = await self._conversations.ask(
+            lambda store: (store.tree(owner, its_id), store.answers(owner, its_id))
+        )
         return _answer(
             {
                 "object": "conversation.tree",
                 "conversation_id": its_id,
                 "head": conversation.head,
                 "data": [item_json(item) for item in items],
+                "answers": {stream_id: structs.asdict(facts) for stream_id, facts in answers.items()},
             }
         )
 

@@ -11,7 +11,7 @@ __all__ = ["facts_of", "running_streams"]
 
 def facts_of(served: Served, log: StreamLog) -> StreamFacts:
     """What a dialect's encoder may know of a stream of this model."""
-    record = log.record
+    record, status = log.record, log.status
     return StreamFacts(
         stream_id=log.stream_id,
         model=record.model,
@@ -22,7 +22,8 @@ def facts_of(served: Served, log: StreamLog) -> StreamFacts:
         prompt_ids=tuple(prompt.ids for prompt in record.prompts),
         vocabulary=served.generator.prompts.tokenizer,
         num_choices=record.num_choices,
-        status=log.status,
+        status=status,
+        num_ahead=served.generator.num_ahead(log) if status == "queued" else None,
         expires_in_s=log.expires_in_s,
         memo=record.memo,
     )

@@ -21,6 +21,7 @@ from tailrace.api.durable import DurableRoutes
 from tailrace.api.forgetting import Forgetting
 from tailrace.api.metrics import Metrics
 from tailrace.api.routes import Routes
+from tailrace.api.sessions import SessionRoutes
 from tailrace.api.sockets import Sockets
 from tailrace.api.usage import UsageRoutes
 from tailrace.durable.store import DurableStore
@@ -71,7 +72,9 @@ def build_routes(
         files = ConversationFileRoutes(records.conversations, bodies)
         forgetting = Forgetting(records, models.first.generator.store, durable)
         access, usage = AccessRoutes(records, bodies, forgetting), UsageRoutes(records)
-        own = [*access.table(), *usage.table(), *files.table(), *talks.table()]  # `export` is no conversation's id
+        sessions = SessionRoutes(records)
+        own = [*access.table(), *sessions.table(), *usage.table()]
+        own += [*files.table(), *talks.table()]  # in this order: `export` is no conversation's id
     return [*own, *streams.table(), *routes.table(), *sockets.table()]
 
 

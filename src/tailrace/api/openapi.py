@@ -73,6 +73,9 @@ _RECORDS = (
         "post", "/v1/tickets", "issue_ticket", "Gives leave to follow one stream for a short while, in ?ticket=.",
         {"stream_id": "gvwLjBV1_uZRlZgD76TSZw"},
     ),
+    _OfRecords("get", "/v1/session", "show_session", "Says who is signed in."),
+    _OfRecords("post", "/v1/session", "begin_session", "Signs a browser in with the key of the request."),
+    _OfRecords("delete", "/v1/session", "end_session", "Signs a browser out."),
     _OfRecords(
         "get", "/v1/conversations", "list_conversations", "Lists conversations, the last changed first.",
         query=("limit", "after", "search"),

@@ -47,9 +47,9 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return chained(self.said, ids, self.parent_id, created_s)
 
     def answer(self, stream_id: str, spoken: Spoken, parent_id: str | None, created_s: float) -> list[Item]:
-        """The items of the answer, one at least, behind `parent_id`. One that is in progress has no text yet."""
+        """The items of the answer, one at least, behind `parent_id`. One that is in progress has its prefix only."""
         items = self._items(stream_id, spoken.text) if spoken.status != "in_progress" else []
-        items = [replace(item, stream_id=stream_id) for item in items or [Item(role="assistant")]]
+        items = [replace(item, stream_id=stream_id) for item in items or [Item(role="assistant", text=self.prefix)]]
         items[-1] = replace(items[-1], status=spoken.status)
         ids = (f"{ID_PREFIXES[item.kind]}_{stream_id}_{number}" for number, item in enumerate(items))
         return chained(items, ids, parent_id, created_s)

@@ -13,8 +13,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from tailrace.dialects.answers import EventStreamView, readiness, show_live
+from tailrace.conversations.items import Branch, messages_of
+from tailrace.dialects.answers import EventStreamView, ToolsView, readiness, show_live
 from tailrace.dialects.bodies import JsonBody, quote, read_fields, refuse, to_json
+from tailrace.dialects.conversations import ConversationField, chat_in, open_branch, place_of
 from tailrace.dialects.fields import Messages, SamplingFields, read_messages, sampling_of
 from tailrace.dialects.wire import (
     Encoder,
@@ -34,9 +36,9 @@ from tailrace.dialects.wire import (
     pick_named,
     usage_json,
 )
-from tailrace.errors import RequestError, TailraceError
+from tailrace.errors import RequestError, TailraceError, UnsupportedParameter
 from tailrace.streams import event_id, parse_cursor
-from tailrace.types import End, Event, GenerateRequest, TextDelta
+from tailrace.types import End, Event, GenerateRequest, Message, TextDelta
 
 __all__ = [
     "RETRY_MS",
@@ -59,6 +61,8 @@ class NativeBody(SamplingFields, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: Messages | None = None
+    instructions: str | None = None
+    conversation: ConversationField = None
     logprobs: bool | None = None
     on_disconnect: Literal["cancel", "detach"] = "detach"
     linger_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
@@ -83,25 +87,45 @@ def parse(request: ParsedRequest) -> GenerateCall | Following:
     if cursor is not None:
         return Following(*parse_cursor(cursor), NativeView())
     streams = "text/event-stream" in request.headers.get("accept", "")
-    return GenerateCall(parse_body(request.body), NativeView(), stream=streams, at_once=True, status=201)
+    return GenerateCall(
+        parse_body(request.body, request.branch), NativeView(), stream=streams, at_once=True, status=201
+    )
 
 
-def parse_body(body: JsonBody) -> GenerateRequest:
-    """Raises: RequestError; unknown fields are refused, since a typing mistake here has no other witness."""
+def parse_body(body: JsonBody, branch: Branch | None = None) -> GenerateRequest:
+    """A request that goes on from the branch of its conversation, where it names one.
+
+    Raises: RequestError; unknown fields are refused, since a typing mistake here has no other witness.
+    """
     refuse(body, _REFUSED)
     known = {name: value for name, value in body.items() if name not in _REFUSED}
     fields, _ = read_fields(known, NativeBody, strict=True)
     if (fields.prompt is None) == (fields.messages is None):
         raise RequestError("Give either prompt or messages.", param="prompt")
-    return GenerateRequest(
+    if fields.conversation is not None and branch is None:
+        raise UnsupportedParameter("Conversations are taken by POST /v1/streams, and not here.", param="conversation")
+    if fields.messages is None and (branch is not None or fields.instructions is not None):
+        raise RequestError("conversation and instructions go with messages.", param="messages")
+    before: tuple[Message, ...] = ()
+    if branch is not None:
+        branch = open_branch(branch, is_asked=bool(fields.messages))
+        before = messages_of(branch.items)
+    messages = read_messages(fields.messages, before) if fields.messages is not None else ()
+    generate = GenerateRequest(
         model=fields.model,
         prompts=(fields.prompt,) if fields.prompt is not None else (),
-        messages=read_messages(fields.messages) if fields.messages is not None else (),
+        messages=messages,
         sampling=replace(sampling_of(fields), logprobs=bool(fields.logprobs)),
         on_disconnect=fields.on_disconnect,
         linger_s=fields.linger_s,
         exact=fields.continuity == "exact",
     )
+    if branch is not None:
+        is_continued = messages[-1].role == "assistant" and not messages[-1].tool_calls
+        generate = chat_in(branch, replace(generate, continue_final=is_continued), len(before), ToolsView())
+    if fields.instructions:
+        generate = replace(generate, messages=(Message("system", fields.instructions), *generate.messages))
+    return generate
 
 
 def parse_following(request: ParsedRequest) -> Following:
@@ -188,7 +212,7 @@ class _NothingEncoder(NativeEncoder):
 def _state(facts: StreamFacts, num_events: int) -> JsonBody:
     """What there is to say of a stream besides its text."""
     path = f"/v1/streams/{facts.stream_id}"
-    return {
+    state: JsonBody = {
         "id": facts.stream_id,
         "status": facts.status,
         "model": facts.model,
@@ -197,6 +221,7 @@ def _state(facts: StreamFacts, num_events: int) -> JsonBody:
         "events_url": path + "/events",
         "cancel_url": path + "/cancel",
     }
+    return state if facts.num_ahead is None else state | {"num_ahead": facts.num_ahead}
 
 
 def event_json(event: Event) -> str:
@@ -253,7 +278,7 @@ WIRE = Wire(
         Operation(
             "POST",
             "/v1/streams",
-            Generate(parse),
+            Generate(parse, conversation=place_of),
             "Begin a stream; answered with its events where the client accepts text/event-stream.",
             body=NativeBody,
             example={"messages": [{"role": "user", "content": "Tell me a story about dogs."}], "max_tokens": 64},

@@ -284,6 +284,7 @@ def _model(server: ServerFacts) -> JsonBody:
         "created": server.started_s,
         "owned_by": "tailrace",
         "max_model_len": server.max_total_tokens,
+        "state": server.state,
     }
 
 

@@ -89,6 +89,7 @@ class StreamFacts:
     vocabulary: TokenVocabulary
     num_choices: int = 1
     status: str = "running"  # queued, running, or how it ended, at the time of asking
+    num_ahead: int | None = None  # of a queued one: the requests that wait in front of it
     expires_in_s: float | None = None
     memo: bytes = b""  # what the wire that began the stream asked to be kept (GenerateRequest.memo)
 
@@ -110,7 +111,7 @@ class ServerFacts(Protocol):
     def is_ready(self) -> bool: ...
     @property
     def state(self) -> str:
-        """ready; unloaded, where the next request loads the model; or why not: draining, engine, journal."""
+        """ready; unloaded, where the next request loads the model; loading; or why not: draining, engine, journal."""
 
     @property
     def replay(self) -> str | None:

@@ -28,7 +28,7 @@ from tailrace.generation.observers import Meter, Observers, Times
 from tailrace.generation.prompts import PromptEncoder
 from tailrace.generation.recovery import Recovery
 from tailrace.generation.run import Run
-from tailrace.streams import Claim, Lease, LogStore, Record, new_stream_id
+from tailrace.streams import Claim, Lease, LogStore, Record, StreamLog, new_stream_id
 from tailrace.types import Allowance, GenerateRequest, Sampling, means_any_model
 
 __all__ = ["Generator", "Limits"]
@@ -122,6 +122,10 @@ class Generator:
         """Names of the sampling parameters that can be honoured now."""
         capabilities = self._supervisor.capabilities
         return _ALWAYS | (capabilities.parameters if capabilities is not None else frozenset())
+
+    def num_ahead(self, log: StreamLog) -> int:
+        """How many requests wait in front of a queued stream."""
+        return next((run.num_ahead for run in self.live if run.log is log), 0)
 
     async def create(self, request: GenerateRequest, claim: Claim | None = None) -> Run:
         """Begin a stream, which an idempotency key may claim.

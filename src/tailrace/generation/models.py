@@ -78,7 +78,7 @@ class Served:
 
     @property
     def state(self) -> str:
-        return self.generator.state
+        return "loading" if self.loading is not None else self.generator.state
 
     @property
     def parameters(self) -> frozenset[str]:

@@ -47,6 +47,11 @@ class Run(EngineSide):
             return self.log.end.status
         return "running" if self._ticket is not None and self._ticket.admitted_s is not None else "queued"
 
+    @property
+    def num_ahead(self) -> int:
+        """How many requests wait in front of it; 0 once it is admitted."""
+        return self.gate.num_ahead(self._ticket) if self._ticket is not None else 0
+
     def enter(self, num_tokens: int, *, queue_s: float, is_slowed: bool = False) -> None:
         """Take a place in the queue, for at most `queue_s`, as `Ticket` counts them."""
         self.times.entered_s = time.monotonic()

@@ -28,6 +28,7 @@ OWN_PATHS = (
     "/page/{name:path}",
     "/v1/ws",
     "/v1/tickets",
+    "/v1/session",
     "/v1/admin/keys",
     "/v1/admin/keys/{key_id}",
     "/v1/admin/keys/{key_id}/rotate",

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, replace
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, insert, or_, select, update
 
@@ -28,9 +28,22 @@ from tailrace.records._conversation_rows import (
     write,
 )
 from tailrace.records.database import RecordDatabase
-from tailrace.records.tables import conversation_items, conversations
+from tailrace.records.tables import conversation_items, conversations, requests
 
-__all__ = ["ConversationStore"]
+__all__ = ["AnswerFacts", "ConversationStore"]
+
+
+class AnswerFacts(Struct, frozen=True):
+    """How a stream went, as its request was recorded. Times are seconds from the request on."""
+
+    model: str
+    status: str
+    finish: str  # stop, length …; the code of the error
+    num_prompt_tokens: int
+    num_completion_tokens: int
+    queue_s: float | None
+    first_token_s: float | None
+    total_s: float
 
 
 class ConversationStore:
@@ -202,6 +215,21 @@ class ConversationStore:
         with self._database.begin() as connection:
             return find(connection, owner, conversation_id), read_items(connection, conversation_id)
 
+    def answers(self, owner: str, conversation_id: str) -> dict[str, AnswerFacts]:
+        """What is recorded of the streams that wrote its answers, by their ids. Those that run have nothing yet."""
+        columns = [requests.c[name] for name in AnswerFacts.__struct_fields__]
+        query = (
+            select(requests.c.request_id, *columns)
+            .join(conversation_items, conversation_items.c.stream_id == requests.c.request_id)
+            .where(conversation_items.c.conversation_id == conversation_id, requests.c.owner == owner)
+        )
+        with self._database.begin() as connection:
+            rows = connection.execute(query).mappings().all()
+        return {
+            row["request_id"]: AnswerFacts(**{name: row[name] for name in AnswerFacts.__struct_fields__})
+            for row in rows
+        }
+
     # Turns
 
     def branch(self, owner: str, conversation_id: str, parent_id: str | UnsetType | None = UNSET) -> Branch:
@@ -228,7 +256,7 @@ class ConversationStore:
             if not known:
                 came = _whole_turn(connection, before, turn, stream_id, spoken, created_s)
                 head = came[-1].item_id
-            elif spoken.status == "in_progress" or not _is_awaited(known):
+            elif spoken.status == "in_progress" or not _is_awaited(known, turn.prefix):
                 return
             else:
                 awaited, head = known[0], before.head
@@ -280,9 +308,9 @@ def _whole_turn(
     return said + turn.answer(stream_id, spoken, said[-1].item_id if said else parent, created_s)
 
 
-def _is_awaited(answer: Sequence[Item]) -> bool:
+def _is_awaited(answer: Sequence[Item], prefix: str) -> bool:
     """Whether it is what stands for an answer that has not come; it may have been abandoned."""
-    return len(answer) == 1 and answer[0].status != "completed" and not answer[0].text
+    return len(answer) == 1 and answer[0].status != "completed" and answer[0].text in ("", prefix)
 
 
 def _is(conversation_id: str, item_id: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:

@@ -11,11 +11,12 @@ from sqlalchemy import Connection, delete, insert, select, update
 
 from tailrace.access.keys import DEFAULT_SCOPES, Key, NewKey, check_owner, new_key, rotated
 from tailrace.access.quota import NO_LIMITS, Quota
+from tailrace.access.sessions import Session
 from tailrace.errors import UnknownKey
 from tailrace.records.database import RecordDatabase
-from tailrace.records.tables import key_changes, keys, owners
+from tailrace.records.tables import key_changes, keys, owners, sessions
 
-__all__ = ["Changes", "KeyStore"]
+__all__ = ["Changes", "KeyStore", "next_version"]
 
 
 class Changes(msgspec.Struct, frozen=True):
@@ -23,6 +24,7 @@ class Changes(msgspec.Struct, frozen=True):
 
     keys: Sequence[Key]
     owners: dict[str, Quota]
+    sessions: Sequence[Session]
     version: int  # the newest
 
 
@@ -46,7 +48,7 @@ class KeyStore:
         expires_s = now_s + lifetime_s if lifetime_s is not None else None
         made = new_key(owner, now_s=now_s, name=name, scopes=scopes, expires_s=expires_s, quota=quota)
         with self._database.begin() as connection:
-            connection.execute(insert(keys).values(**_row(made.key), version=_next_version(connection)))
+            connection.execute(insert(keys).values(**_row(made.key), version=next_version(connection)))
         return made
 
     def list(self, owner: str | None = None) -> Sequence[Key]:
@@ -64,7 +66,7 @@ class KeyStore:
     def revoke(self, key_id: str) -> Key:
         """It is of no use from now on. Revoking twice changes nothing. Raises: UnknownKey."""
         with self._database.begin() as connection:
-            version = _next_version(connection)  # first: it is what other writers wait for
+            version = next_version(connection)  # first: it is what other writers wait for
             key = _locked(connection, key_id)
             if key.revoked_s is None:
                 key = msgspec.structs.replace(key, revoked_s=time.time())
@@ -74,7 +76,7 @@ class KeyStore:
     def rotate(self, key_id: str, *, grace_s: float) -> NewKey:
         """A new secret; the old one works for `grace_s` more. Raises: UnknownKey; ValueError for a revoked key."""
         with self._database.begin() as connection:
-            version = _next_version(connection)
+            version = next_version(connection)
             key = _locked(connection, key_id)
             if key.revoked_s is not None:
                 raise ValueError("A revoked key is not rotated. Create a new one.")
@@ -85,7 +87,7 @@ class KeyStore:
     def limit(self, key_id: str, quota: Quota) -> Key:
         """Set a key's quota. Raises: UnknownKey."""
         with self._database.begin() as connection:
-            version = _next_version(connection)
+            version = next_version(connection)
             key = msgspec.structs.replace(_locked(connection, key_id), quota=quota)
             _save(connection, key, version)
         return key
@@ -94,7 +96,7 @@ class KeyStore:
         """Set an owner's quota, which all their keys share. Raises: ValueError for an owner that cannot be."""
         check_owner(owner)
         with self._database.begin() as connection:
-            values = {"quota": _text(quota), "version": _next_version(connection)}
+            values = {"quota": _text(quota), "version": next_version(connection)}
             if not connection.execute(update(owners).where(owners.c.owner == owner).values(**values)).rowcount:
                 connection.execute(insert(owners).values(owner=owner, **values))
         return quota
@@ -106,12 +108,14 @@ class KeyStore:
         return _quota(text or "{}")
 
     def changed_since(self, version: int) -> Changes:
-        """The keys and the owners' quotas that were changed after a version."""
+        """The keys, the owners' quotas and the sessions that were changed after a version."""
         with self._database.begin() as connection:
             rows = connection.execute(select(keys).where(keys.c.version > version)).all()
             limited = connection.execute(select(owners).where(owners.c.version > version)).all()
-        newest = max((row.version for row in (*rows, *limited)), default=version)
-        return Changes([_key(row) for row in rows], {row.owner: _quota(row.quota) for row in limited}, newest)
+            signed_in = connection.execute(select(sessions).where(sessions.c.version > version)).all()
+        newest = max((row.version for row in (*rows, *limited, *signed_in)), default=version)
+        found = [Session(**{name: getattr(row, name) for name in Session.__struct_fields__}) for row in signed_in]
+        return Changes([_key(row) for row in rows], {row.owner: _quota(row.quota) for row in limited}, found, newest)
 
     def forget(self, owner: str) -> int:
         """Delete an owner's keys and limits; returns how many keys there were. Servers that run let them in until they
@@ -125,7 +129,7 @@ class KeyStore:
             return [_key(row) for row in connection.execute(query)]
 
 
-def _next_version(connection: Connection) -> int:
+def next_version(connection: Connection) -> int:
     connection.execute(update(key_changes).values(version=key_changes.c.version + 1))
     return int(connection.execute(select(key_changes.c.version)).scalar_one())
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tailrace.records.keys import KeyStore
     from tailrace.records.request_log import RequestLog
     from tailrace.records.requests import RequestStore
+    from tailrace.records.sessions import SessionStore
 
 __all__ = ["Records", "open_database", "open_records"]
 
@@ -92,6 +93,12 @@ class Records:
 
         return KeyStore(self._opened())
 
+    def sessions(self) -> SessionStore:
+        """Blocks, the first time for long. Raises: ModelError."""
+        from tailrace.records.sessions import SessionStore
+
+        return SessionStore(self._opened())
+
     def requests(self) -> RequestStore:
         """Blocks, the first time for long. Raises: ModelError."""
         from tailrace.records.requests import RequestStore
@@ -135,6 +142,7 @@ class Records:
         changes = await self.threads.run(lambda: self.keys().changed_since(self._version))
         await self._record()  # first: what is asked for with a new key is recorded, and counts
         self.keyring.update(changes.keys, changes.owners)
+        self.keyring.sessions.update(changes.sessions, time.time())
         self._version = changes.version
 
     async def follow_keys(self) -> None:

@@ -25,6 +25,7 @@ __all__ = [
     "keys",
     "owners",
     "requests",
+    "sessions",
     "usage_days",
 ]
 
@@ -61,6 +62,18 @@ owners = Table(
     Column("owner", String(200), primary_key=True),
     Column("quota", Text, nullable=False),  # JSON
     Column("version", BigInteger, nullable=False, index=True),
+)
+
+# Of browsers that have signed in with a key.
+sessions = Table(
+    "sessions",
+    METADATA,
+    Column("token_hash", LargeBinary(32), primary_key=True),
+    Column("key_id", String(12), ForeignKey("keys.key_id", ondelete="CASCADE"), nullable=False, index=True),
+    Column("secret_hash", LargeBinary(32), nullable=False),  # of the key, when the session began
+    Column("expires_s", Float(53), nullable=False),
+    Column("ended_s", Float(53)),
+    Column("version", BigInteger, nullable=False, index=True),  # of the last change
 )
 
 # One row, which each change of a key locks and raises. So versions come into sight in their order, and a server that

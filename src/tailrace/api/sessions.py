@@ -1,0 +1,78 @@
+"""`/v1/session`: who is signed in. A browser that shows a key gets a cookie, and needs the key no longer."""
+
+from __future__ import annotations
+
+import time
+
+from starlette.requests import Request
+from starlette.routing import Route
+from starlette.types import ASGIApp
+
+from tailrace.access.audit import note
+from tailrace.access.keyring import token_in
+from tailrace.access.keys import hash_of, split_token
+from tailrace.access.principal import Principal, principal_of
+from tailrace.access.sessions import LIFETIME_S, cookie_name, is_from_own_page, new_session, session_token
+from tailrace.api.routes import route
+from tailrace.dialects.bodies import JsonBody, to_json
+from tailrace.errors import Forbidden, RequestError, Unauthenticated
+from tailrace.http.answers import JsonAnswer
+from tailrace.records.service import Records
+
+__all__ = ["SessionRoutes"]
+
+
+class SessionRoutes:
+    """Signing in needs the key itself, in the header in which all requests have it; a cookie cannot renew itself."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+
+    def table(self) -> list[Route]:
+        return [
+            route("GET", "/v1/session", self._show),
+            route("POST", "/v1/session", self._begin),
+            route("DELETE", "/v1/session", self._end),
+        ]
+
+    async def _show(self, request: Request) -> ASGIApp:
+        return JsonAnswer(to_json(_session_json(principal_of(request.scope))))
+
+    async def _begin(self, request: Request) -> ASGIApp:
+        principal = principal_of(request.scope)
+        if not principal.key_id:
+            raise RequestError("This server needs no key.")
+        if not is_from_own_page(request.scope, request.headers):
+            raise Forbidden("Only a page of this server can sign in.", param="origin")
+        _, secret = split_token(token_in(request.headers) or "") or ("", "")
+        if not secret:
+            raise Unauthenticated("Send the key in Authorization: Bearer to sign in.", param="authorization")
+        token, session = new_session(principal.key_id, hash_of(secret), time.time())
+        await self._records.ask(self._records.sessions, lambda sessions: sessions.add(session))
+        self._records.keyring.sessions.update([session], time.time())
+        note("session.begin", "done", request.scope)
+        headers = {"set-cookie": _cookie(request, token, int(LIFETIME_S)), "cache-control": "no-store"}
+        return JsonAnswer(to_json(_session_json(principal)), 201, headers)
+
+    async def _end(self, request: Request) -> ASGIApp:
+        token = session_token(request.scope, request.headers)
+        session = self._records.keyring.sessions.find(token, time.time()) if token else None
+        if session is not None:
+            await self._records.ask(self._records.sessions, lambda sessions: sessions.end(session.token_hash))
+            self._records.keyring.sessions.drop(session)
+            note("session.end", "done", request.scope)
+        headers = {"set-cookie": _cookie(request, "", 0)}
+        return JsonAnswer(to_json({"object": "session.ended", "ended": session is not None}), 200, headers)
+
+
+def _session_json(principal: Principal) -> JsonBody:
+    """`scopes` is null where there are no keys, and everybody may do everything."""
+    scopes = list(principal.scopes) if principal.scopes is not None else None
+    return {"object": "session", "owner": principal.owner, "key_id": principal.key_id or None, "scopes": scopes}
+
+
+def _cookie(request: Request, token: str, lifetime_s: int) -> str:
+    """Behind a proxy that speaks TLS, only the browser knows that it is spoken: its Origin says so."""
+    is_secure = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https:")
+    parts = f"{cookie_name(request.headers)}={token}; Path=/; Max-Age={lifetime_s}; HttpOnly; SameSite=Strict"
+    return f"{parts}; Secure" if is_secure else parts

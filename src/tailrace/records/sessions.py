@@ -1,0 +1,43 @@
+"""Sessions of browsers in the database."""
+
+from __future__ import annotations
+
+import time
+
+import msgspec
+from sqlalchemy import delete, func, insert, select, update
+
+from tailrace.access.sessions import Session
+from tailrace.records.database import RecordDatabase
+from tailrace.records.keys import next_version
+from tailrace.records.tables import sessions
+
+__all__ = ["SessionStore"]
+
+_MOST_OF_A_KEY = 100
+
+
+class SessionStore:
+    """Keeps and ends sessions. Calls block; each is one transaction. Raises: StorageError."""
+
+    def __init__(self, database: RecordDatabase) -> None:
+        self._database = database
+
+    def add(self, session: Session) -> None:
+        """A key has a limited number of sessions: the one that ends first makes room."""
+        of_key = sessions.c.key_id == session.key_id
+        with self._database.begin() as connection:
+            version = next_version(connection)
+            connection.execute(delete(sessions).where(sessions.c.expires_s < time.time()))
+            live = of_key & sessions.c.ended_s.is_(None)
+            if (connection.execute(select(func.count()).where(live)).scalar() or 0) >= _MOST_OF_A_KEY:
+                oldest = select(sessions.c.token_hash).where(live).order_by(sessions.c.expires_s).limit(1)
+                one = sessions.c.token_hash == oldest.scalar_subquery()
+                connection.execute(update(sessions).where(one).values(ended_s=time.time(), version=version))
+            connection.execute(insert(sessions).values(**msgspec.structs.asdict(session), version=version))
+
+    def end(self, token_hash: bytes) -> None:
+        """Does nothing to one that is not there."""
+        with self._database.begin() as connection:
+            values = {"ended_s": time.time(), "version": next_version(connection)}
+            connection.execute(update(sessions).where(sessions.c.token_hash == token_hash).values(**values))
