@@ -124,7 +124,7 @@ _OTHER_USER = {"role": "user", "content": "Ho"}
 _NATIVE_SAMPLES = _SAMPLING | {
     "continuity": "exact",
     "best_of": 2, "functions": [_TOOL], "id": "mine", "linger_s": 5, "logprobs": True, "messages": [_OTHER_USER],
-    "on_disconnect": "cancel", "prompt": "Ho", "tools": [_TOOL], "top_logprobs": 2,
+    "on_disconnect": "cancel", "prompt": "Ho", "reasoning": "text", "tools": [_TOOL], "top_logprobs": 2,
 }  # fmt: skip
 _NATIVE_FIELDS = fields_of(native.NativeBody) | set(native.WIRE.refused)
 
@@ -262,6 +262,9 @@ APIS = [
             "tools": [_TOOL],
             "top_logprobs": 2,
             "parallel_tool_calls": False,
+            "include_reasoning": False,
+            "reasoning_effort": "low",
+            "reasoning_format": "none",
         },
         _STREAMED | {"top_logprobs": {"logprobs": True}, "tool_choice": {"tools": [_TOOL]}},
     ),

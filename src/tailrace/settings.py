@@ -116,6 +116,12 @@ class Settings:
     prompt_template: str = _setting(
         "", "What prompts of the bare wires (/?prompt=, /query-stream, /generate-stream) are put into, at {prompt}."
     )
+    reasoning: str = _model_setting(
+        "auto",
+        "What becomes of the reasoning of a model that thinks before it answers: auto tells it apart from the text in "
+        "chats, text leaves it in the text.",
+        choices=("auto", "text"),
+    )
     strict: bool = _setting(False, "Refuse fields that have no effect, instead of naming them in X-Tailrace-Ignored.")
     queue_s: float = _setting(60.0, "How long a request may wait for its turn.")
     linger_s: float = _setting(60.0, "How long a stream of /v1/streams runs on with nobody reading.")

@@ -26,6 +26,7 @@ __all__ = [
     "Grammar",
     "Message",
     "Prompt",
+    "ReasoningFormat",
     "Sampling",
     "Spent",
     "Status",
@@ -65,6 +66,7 @@ class Message:
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""  # what a message of role `tool` answers
+    reasoning: str = ""  # of an assistant's: what the model thought before the content
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ class GenerateRequest:
     tools: tuple[dict[str, Any], ...] = ()
     template_values: Mapping[str, TemplateValue] = field(default_factory=dict)
     continue_final: bool = False  # the last message is the beginning of the answer
+    split_reasoning: bool = True  # of a chat; without it the text is as the model wrote it
     sampling: Sampling = field(default_factory=Sampling)
     truncate: int | None = None  # keep only the last so many prompt tokens
     on_disconnect: Literal["cancel", "detach"] = "cancel"
@@ -150,11 +153,22 @@ class Allowance(NamedTuple):
     all_tokens: int | None = None  # of all prompts and answers
 
 
+class ReasoningFormat(NamedTuple):
+    """How a model marks the reasoning that stands before its answer."""
+
+    opens: tuple[str, ...]  # any of these begins it
+    closes: tuple[str, ...]  # any of these ends it
+    # Where the model goes on behind the prompt: before a marker that may come, behind one that ends the prompt, or in
+    # the midst of reasoning that is continued.
+    begins: Literal["before", "opened", "inside"] = "before"
+
+
 class Prompt(NamedTuple):
     """One prompt of a request: its text as the client knows it, "" where ids were given, and its ids."""
 
     text: str
     ids: tuple[int, ...]
+    reasoning: ReasoningFormat | None = None  # how it is told from the answers' text; None: it is a part of that
 
 
 class Usage(NamedTuple):
@@ -176,7 +190,7 @@ TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]  # ids and logprobs of th
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
     """What one engine step added to one choice of a stream. Text may lag behind its tokens: half a character and what
-    could yet become a stop string are held back."""
+    could yet become a stop string or a marker of reasoning are held back. It adds text or reasoning, never both."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -185,6 +199,7 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
     finish_reason: FinishReason | None = None  # on the last delta of a choice, and only there
     stop: str | None = None  # the stop string that ended the choice
     top_logprobs: tuple[TopLogprobs, ...] = ()  # for each token, where asked for
+    reasoning: str = ""  # what the model thinks before its answer; no part of the text
 
 
 class Spent(NamedTuple):
@@ -203,6 +218,7 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
     failure: Failure | None = None
     spent: Spent | None = None  # of an answer that is complete
     continuity: Continuity | None = None  # of one that outlived its engine or its server
+    num_reasoning_tokens: int = 0  # of the answers' tokens
 
 
 Event: TypeAlias = TextDelta | End

@@ -35,11 +35,13 @@ def _compact(value: object) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """`count` tokens to a prompt, which ends by its length."""
+    """`count` tokens to a prompt, which ends by its length. So many of them are between the markers of reasoning as
+    `thinks` says."""
 
     prompt: str | tuple[int, ...]
     count: int
     seed: int = 0
+    thinks: int = 0
 
     @cached_property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -47,7 +49,7 @@ class Answer:
 
     @cached_property
     def token_ids(self) -> list[int]:
-        return [scripted_token(self.prompt_ids, self.seed, index) for index in range(self.count)]
+        return [scripted_token(self.prompt_ids, self.seed, index, thinks=self.thinks) for index in range(self.count)]
 
     @cached_property
     def texts(self) -> list[str]:
@@ -63,6 +65,12 @@ class Answer:
     @property
     def text(self) -> str:
         return "".join(self.texts)
+
+    @property
+    def split(self) -> tuple[str, str]:
+        """Reasoning and text."""
+        reasoning, _, text = self.text.removeprefix("<think>").partition("</think>")
+        return reasoning.strip(), text.lstrip()
 
     @property
     def usage(self) -> dict[str, int]:

@@ -58,6 +58,9 @@ class FakeServer:
     max_prompts: int = 64
     takes_tools: bool = True
     prompt_template: str = ""
+    splits_reasoning: bool = True
+    takes_reasoning: bool = True
+    template_values: frozenset[str] = frozenset({"enable_thinking", "reasoning_effort"})
 
     def past(self, stream_id: str) -> tuple[StreamFacts, list[Event]]:
         raise UnknownStream("There is no such stream.")

@@ -310,7 +310,7 @@ def test_a_choice_goes_to_its_end() -> None:
     choice.on_submit()
     assert choice.state is State.RUNNING
     event = choice.take(Delta(1, 0, (97,), (), "length"))
-    assert event == TextDelta("a", (97,), 0, (), "length")
+    assert event == (TextDelta("a", (97,), 0, (), "length"),)
     choice.on_complete()
     assert (choice.state, choice.is_on_engine) == (State.ENDING, True)
     choice.on_engine_done()
@@ -319,11 +319,11 @@ def test_a_choice_goes_to_its_end() -> None:
 
 def test_a_replay_shows_nothing_until_it_says_something_new() -> None:
     choice = _choice()
-    assert choice.start_replay([97, 98]) == "ab"
+    assert choice.start_replay([97, 98]) == ("", "ab")
     choice.on_submit()
     states = [choice.state]
-    assert choice.take(Delta(1, 0, (97,))) is None
-    assert choice.take(Delta(1, 1, (98, 99))) == TextDelta("c", (99,), 0)
+    assert choice.take(Delta(1, 0, (97,))) == ()
+    assert choice.take(Delta(1, 1, (98, 99))) == (TextDelta("c", (99,), 0),)
     assert [*states, choice.state] == [State.REPLAYING, State.RUNNING]
     assert choice.num_tokens == 3
 

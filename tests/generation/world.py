@@ -12,11 +12,18 @@ import msgspec
 from tailrace.admission import Gate
 from tailrace.engines import EngineSpec, Receiver, Supervisor
 from tailrace.engines.promise import Delta, Sequence
-from tailrace.engines.scripted.engine import CHAT_TEMPLATE, ScriptedEngine, scripted_token, tokenizer_json
+from tailrace.engines.scripted.engine import (
+    CHAT_TEMPLATE,
+    THINKING_TEMPLATE,
+    ScriptedEngine,
+    scripted_token,
+    tokenizer_json,
+)
 from tailrace.errors import EngineError, EngineLost, SequenceFailed
 from tailrace.generation import Generator, Limits, PromptEncoder, Run
 from tailrace.streams import MemoryLogStore, StreamLog
 from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
+from tailrace.text.reasoning import find_format
 from tailrace.types import End, Event, GenerateRequest, Sampling, TextDelta
 
 __all__ = ["HandStepped", "World", "end_of", "greedy", "oracle", "text_of", "tokenizer"]
@@ -157,6 +164,7 @@ class World:
     kv_tokens: int = 10_000
     max_requests: int = 16
     has_chat: bool = True
+    thinks: bool = False  # the chat template says that the model does
     limits: Limits = field(default_factory=Limits)
     options: dict[str, float] = field(default_factory=dict)
     store: MemoryLogStore = field(default_factory=MemoryLogStore)
@@ -169,14 +177,16 @@ class World:
             max_sequences=self.max_sequences,
             options=self.options,
         )
-        template = ChatTemplate(CHAT_TEMPLATE, bos_token="", eos_token="<|end|>")
+        source = THINKING_TEMPLATE if self.thinks else CHAT_TEMPLATE
+        template = ChatTemplate(source, bos_token="", eos_token="<|end|>")
+        known = find_format(source, tokenizer().pieces)
         self.engine = HandStepped(spec, lambda: self.generator.on_engine_change())
         self.gate = Gate(max_requests=self.max_requests)
         self.generator = Generator(
             model="scripted",
             prompts=PromptEncoder(
                 tokenizer=tokenizer(),
-                chat=ChatEncoder(tokenizer(), template) if self.has_chat else None,
+                chat=ChatEncoder(tokenizer(), template, known) if self.has_chat else None,
                 context_tokens=self.context_tokens,
                 add_bos=False,
             ),

@@ -22,6 +22,9 @@ Divergences from the tutorial's server:
    would leave a client's leaving unnoticed, and its answer running.
 7. Leaving cancels the answer within a step.
 
+8. What a model thinks is a part of the answer: a text frame has no place beside it. Chat templates know how to leave
+   it out of earlier turns.
+
 A limit that the protocol has by nature: `<<Response Finished>>` is text like any other, and a model can say it. A
 client cannot tell. `/v1/ws` does not have this limit.
 """
@@ -69,7 +72,8 @@ class ChatbotConversation:
         messages: list[Message] = []
         for turn in self._turns:
             messages += (Message("user", turn.prompt), Message("assistant", turn.answer))
-        return GenerateRequest(messages=(*messages, Message("user", prompt)), sampling=sampling)
+        messages.append(Message("user", prompt))
+        return GenerateRequest(messages=tuple(messages), sampling=sampling, split_reasoning=False)
 
     def add(self, prompt: str, answer: str, usage: Usage) -> None:
         """Keep a turn. `usage` is that of the whole conversation, from which follows what this turn takes."""

@@ -188,7 +188,7 @@ class DurableTokenStream:
         pieces: list[bytes] = []
         num_bytes = 0
         for event in self._log.events[position : position + _TAKE_EVENTS]:
-            pieces.append(event_json(event).encode("ascii"))
+            pieces.append(event_json(event, reasoning_name="reasoning").encode("ascii"))
             num_bytes += len(pieces[-1])
             if num_bytes >= limit_bytes:
                 break

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
 from tailrace.dialects.bodies import to_json
 from tailrace.errors import RequestError
-from tailrace.types import Message, Sampling, ToolCall
+from tailrace.types import Message, Sampling, TemplateValue, ToolCall
 
 __all__ = [
     "MAX_MESSAGES",
@@ -19,6 +20,7 @@ __all__ = [
     "Messages",
     "RepetitionPenalty",
     "SamplingFields",
+    "TemplateValues",
     "TextPart",
     "Tokens",
     "ToolCallBody",
@@ -26,9 +28,13 @@ __all__ = [
     "require_question",
     "sampling_of",
     "stops",
+    "template_values",
 ]
 
 _MAX_STOPS = 4
+_MAX_TEMPLATE_VALUES = 16
+_MOST = 2**53
+_WORD = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 MAX_MESSAGES = 10_000
 _MAX_STOP_CHARACTERS = 256
 
@@ -82,9 +88,13 @@ class ChatMessage(msgspec.Struct):
     content: str | list[TextPart] | None = None
     tool_calls: list[ToolCallBody] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
 
 Messages = Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)]
+
+
+TemplateValues: TypeAlias = dict[str, TemplateValue]  # by the names that the chat template asks for
 
 
 _SAMPLING = set(SamplingFields.__struct_fields__) - {"max_completion_tokens", "stop"}  # as in `Sampling`
@@ -118,6 +128,8 @@ def read_messages(messages: Sequence[ChatMessage], before: tuple[Message, ...] =
             raise RequestError("A message has no content.", param="messages")
         if message.tool_calls and message.role != "assistant":
             raise RequestError("Only an assistant's message has tool_calls.", param="messages")
+        if message.reasoning_content and message.role != "assistant":
+            raise RequestError("Only an assistant's message has reasoning_content.", param="messages")
     read = before + tuple(_message(message) for message in messages)
     require_question(read)
     return read
@@ -136,7 +148,7 @@ def _message(message: ChatMessage) -> Message:
     )
     # The newer name of the same role, which templates do not know.
     role = "system" if message.role == "developer" else message.role
-    return Message(role, _text(message.content), calls, message.tool_call_id or "")
+    return Message(role, _text(message.content), calls, message.tool_call_id or "", message.reasoning_content or "")
 
 
 def _arguments(arguments: str | dict[str, Any]) -> str:
@@ -145,6 +157,23 @@ def _arguments(arguments: str | dict[str, Any]) -> str:
 
 def _text(content: str | list[TextPart] | None) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content or [])
+
+
+def template_values(given: TemplateValues | None) -> TemplateValues:
+    """vLLM's name for what a template takes besides messages. Texts are single words: nothing that could become a
+    control token. Raises: RequestError."""
+    param, values = "chat_template_kwargs", given or {}
+    if len(values) > _MAX_TEMPLATE_VALUES:
+        raise RequestError(f"{param} has more than {_MAX_TEMPLATE_VALUES} entries.", param=param)
+    if not all(_is_plain(value) for value in values.values()):
+        raise RequestError(f"{param} takes numbers, true, false, null and single words as values.", param=param)
+    return values
+
+
+def _is_plain(value: TemplateValue) -> bool:
+    if isinstance(value, str):
+        return _WORD.fullmatch(value) is not None
+    return value is None or abs(value) < _MOST
 
 
 def stops(stop: str | list[str] | None, *, name: str = "stop") -> tuple[str, ...]:

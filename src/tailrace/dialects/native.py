@@ -1,6 +1,6 @@
 """tailrace's own wire: `/v1/streams`, server-sent events that resume.
 
-Each event is one `id:` line, one `data:` line of JSON and, where it is the terminal one, an `event:` line that says how
+Each event is one `id:` line, one `data:` line of JSON and, where it is no text, an `event:` line: `reasoning`, or how
 the stream ended. The rules of emission are chosen so that every known client reads the same: LF only, no block without
 data, `retry:` inside the first event, nothing beyond ASCII.
 """
@@ -17,7 +17,14 @@ from tailrace.conversations.items import Branch, messages_of
 from tailrace.dialects.answers import EventStreamView, ToolsView, readiness, show_live
 from tailrace.dialects.bodies import JsonBody, quote, read_fields, refuse, to_json
 from tailrace.dialects.conversations import ConversationField, chat_in, open_branch, place_of
-from tailrace.dialects.fields import Messages, SamplingFields, read_messages, sampling_of
+from tailrace.dialects.fields import (
+    Messages,
+    SamplingFields,
+    TemplateValues,
+    read_messages,
+    sampling_of,
+    template_values,
+)
 from tailrace.dialects.wire import (
     Encoder,
     Follow,
@@ -64,6 +71,8 @@ class NativeBody(SamplingFields, kw_only=True):
     instructions: str | None = None
     conversation: ConversationField = None
     logprobs: bool | None = None
+    reasoning: Literal["auto", "text"] = "auto"
+    chat_template_kwargs: TemplateValues | None = None
     on_disconnect: Literal["cancel", "detach"] = "detach"
     linger_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
     continuity: Literal["any", "exact"] = "any"
@@ -115,6 +124,8 @@ def parse_body(body: JsonBody, branch: Branch | None = None) -> GenerateRequest:
         model=fields.model,
         prompts=(fields.prompt,) if fields.prompt is not None else (),
         messages=messages,
+        template_values=template_values(fields.chat_template_kwargs),
+        split_reasoning=fields.reasoning == "auto",
         sampling=replace(sampling_of(fields), logprobs=bool(fields.logprobs)),
         on_disconnect=fields.on_disconnect,
         linger_s=fields.linger_s,
@@ -190,15 +201,22 @@ class NativeEncoder:
         if type(event) is End:
             return f"event: {event.status}\ndata: {event_json(event)}\n{self._id}{seq}\n\n".encode("ascii")
         retry = f"retry: {RETRY_MS}\n" if seq == 1 else ""
-        return f"{retry}data: {event_json(event)}\n{self._id}{seq}\n\n".encode("ascii")
+        kind = "event: reasoning\n" if type(event) is TextDelta and event.reasoning else ""
+        return f"{retry}{kind}data: {event_json(event)}\n{self._id}{seq}\n\n".encode("ascii")
 
     def whole(self, events: Sequence[Event]) -> bytes:
-        """The stream's state, and its text so far."""
+        """The stream's state, its text so far, and the reasoning before it, if there is any."""
         facts = self._facts
-        texts = ["".join(delta.text for delta in deltas) for deltas in deltas_by_choice(events, facts.num_choices)]
+        choices = deltas_by_choice(events, facts.num_choices)
+        texts = ["".join(delta.text for delta in deltas) for deltas in choices]
+        reasonings = ["".join(delta.reasoning for delta in deltas) for deltas in choices]
         state = _state(facts, len(events)) | {"expires_in_s": facts.expires_in_s, "text": texts[0]}
         if len(texts) > 1:
             state["choices"] = texts
+        if any(reasonings):
+            state["reasoning"] = reasonings[0]
+            if len(texts) > 1:
+                state["choices_reasoning"] = reasonings
         if events and isinstance(events[-1], End):
             state |= end_fields(events[-1])
         return to_json(state)
@@ -224,8 +242,9 @@ def _state(facts: StreamFacts, num_events: int) -> JsonBody:
     return state if facts.num_ahead is None else state | {"num_ahead": facts.num_ahead}
 
 
-def event_json(event: Event) -> str:
-    """An event as one line of JSON: `{"text", "token_ids"}` and what else there is, or how the stream ended."""
+def event_json(event: Event, *, reasoning_name: str = "text") -> str:
+    """An event as one line of JSON: `{"text", "token_ids"}` and what else there is, or how the stream ended. Reasoning
+    has a name of its own where nothing beside the JSON tells the two apart."""
     if type(event) is End:
         return to_json(end_fields(event)).decode()
     assert type(event) is TextDelta
@@ -234,6 +253,8 @@ def event_json(event: Event) -> str:
     extra = ""
     if event.finish_reason is not None or event.choice or event.logprobs:
         extra = _extra_json(event)
+    if event.reasoning:
+        return f'{{"{reasoning_name}":{quote(event.reasoning)},"token_ids":[{ids}]{extra}}}'
     return f'{{"text":{quote(event.text)},"token_ids":[{ids}]{extra}}}'
 
 

@@ -115,7 +115,7 @@ def parse_generate(request: ParsedRequest) -> GenerateCall | Reply:
         messages = (Message("system", fields.system), Message("user", fields.prompt))
         generate = GenerateRequest(messages=messages, sampling=sampling)
     else:
-        generate = bare_request(request.server, fields.prompt, sampling)
+        generate = replace(bare_request(request.server, fields.prompt, sampling), split_reasoning=True)
     return _call(request, fields, generate, ignored)
 
 

@@ -12,7 +12,6 @@ with an assistant's message is continued from there, as with TGI. 4. A call that
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -22,10 +21,19 @@ from tailrace.conversations.items import messages_of
 from tailrace.dialects.answers import no_embeddings
 from tailrace.dialects.bodies import JsonBody, read_known, to_json
 from tailrace.dialects.conversations import ConversationField, chat_in, open_branch, place_of
-from tailrace.dialects.fields import Messages, SamplingFields, Tokens, read_messages, sampling_of
+from tailrace.dialects.fields import (
+    Messages,
+    SamplingFields,
+    TemplateValues,
+    Tokens,
+    read_messages,
+    sampling_of,
+    template_values,
+)
 from tailrace.dialects.grammars import read_response_format
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.openai_chunks import ChatView, TextView, UsageShown
+from tailrace.dialects.reasoning import Effort, effort_values, unread_reasoning
 from tailrace.dialects.structured_outputs import StructuredOutputs, read_structured_outputs
 from tailrace.dialects.tools import ChosenTool, Tool, choice_of, choose_tools
 from tailrace.dialects.wire import (
@@ -40,7 +48,7 @@ from tailrace.dialects.wire import (
     pick_named,
 )
 from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
-from tailrace.types import GenerateRequest, Grammar, Message, Sampling, TemplateValue
+from tailrace.types import GenerateRequest, Grammar, Message, Sampling
 
 __all__ = [
     "WIRE",
@@ -50,10 +58,8 @@ __all__ = [
     "parse_completion",
 ]
 
-_MAX_TEMPLATE_VALUES = 16
 _MAX_BIASED = 300
-_MOST = 2**53
-_WORD = re.compile(r"[A-Za-z0-9_.-]{0,64}")
+_REASONING_FIELD = "messages[].reasoning_content"
 _DEFAULT_COMPLETION_TOKENS = 16  # what OpenAI's reference says
 _REFUSED: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": ([],),
@@ -113,7 +119,10 @@ class OpenAIChatBody(_Body, kw_only=True):
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, TemplateValue] | None = None
+    chat_template_kwargs: TemplateValues | None = None
+    reasoning_effort: Effort | None = None
+    reasoning_format: Literal["auto", "deepseek", "none"] | None = None
+    include_reasoning: bool | None = None
     conversation: ConversationField = None
 
 
@@ -138,12 +147,18 @@ def parse_chat(request: ParsedRequest) -> GenerateCall:
         branch = open_branch(branch, is_asked=bool(fields.messages))
         before = messages_of(branch.items)
     messages = read_messages(fields.messages, before)
+    continues = messages[-1].role == "assistant" and not messages[-1].tool_calls
+    effort = effort_values(request.server, fields.reasoning_effort)
+    ignored += unread_reasoning(messages[len(before) :], request.server, continues=continues, name=_REASONING_FIELD)
+    if fields.reasoning_effort is not None and not effort:
+        ignored += ("reasoning_effort",)
     generate = GenerateRequest(
         model=fields.model,
         messages=messages,
         tools=tools.shown,
-        template_values=_template_values(fields.chat_template_kwargs or {}),
-        continue_final=messages[-1].role == "assistant" and not messages[-1].tool_calls,
+        template_values=effort | template_values(fields.chat_template_kwargs),
+        continue_final=continues,
+        split_reasoning=fields.reasoning_format != "none",
         truncate=fields.truncate_prompt_tokens,
         sampling=replace(
             _sampling(fields),
@@ -159,6 +174,7 @@ def parse_chat(request: ParsedRequest) -> GenerateCall:
         reads_tools=bool(tools.shown),
         forced_tool=tools.forced is not None,
         single_call=is_single,
+        shows_reasoning=fields.include_reasoning is not False,
     )
     if branch is not None:
         generate = chat_in(branch, generate, len(before), view)
@@ -202,23 +218,6 @@ def _sampling(fields: _Body) -> Sampling:
         logit_bias=tuple((int(name), value) for name, value in bias.items()),
         include_stop=bool(fields.include_stop_str_in_output),
     )
-
-
-def _template_values(given: dict[str, TemplateValue]) -> dict[str, TemplateValue]:
-    """vLLM's name for what a template takes besides messages. Texts are single words: nothing that could become a
-    control token. Raises: RequestError."""
-    param = "chat_template_kwargs"
-    if len(given) > _MAX_TEMPLATE_VALUES:
-        raise RequestError(f"{param} has more than {_MAX_TEMPLATE_VALUES} entries.", param=param)
-    if not all(_is_plain(value) for value in given.values()):
-        raise RequestError(f"{param} takes numbers, true, false, null and single words as values.", param=param)
-    return given
-
-
-def _is_plain(value: TemplateValue) -> bool:
-    if isinstance(value, str):
-        return _WORD.fullmatch(value) is not None
-    return value is None or abs(value) < _MOST
 
 
 def _grammar(fields: _Body) -> Grammar | None:

@@ -23,6 +23,7 @@ _DONE = b"data: [DONE]\n\n"
 class ChatView(ToolsView):
     usage: UsageShown = "never"
     logprobs: bool = False
+    shows_reasoning: bool = True
 
     def open(self, facts: StreamFacts) -> Encoder:
         return ChatChunkEncoder(facts, self)
@@ -88,7 +89,8 @@ class _Encoder:
 
 
 class ChatChunkEncoder(_Encoder):
-    """`chat.completion.chunk`s: the role first, then content and tool calls, then the finish_reason by itself."""
+    """`chat.completion.chunk`s: the role first, then reasoning, content and tool calls, then the finish_reason by
+    itself."""
 
     object_name = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
@@ -98,6 +100,7 @@ class ChatChunkEncoder(_Encoder):
         self._opened: set[int] = set()
         self._unsaid: dict[int, list[TextDelta]] = {}  # whose logprobs wait for a chunk, by choice
         self._readers = [view.reader() for _ in range(facts.num_choices)]
+        self._shows_reasoning = view.shows_reasoning
 
     def encode(self, seq: int, event: Event) -> bytes:
         if type(event) is End:
@@ -111,7 +114,10 @@ class ChatChunkEncoder(_Encoder):
         self._count(len(event.token_ids))
         finish: str | None = event.finish_reason
         reader = self._readers[choice]
-        if reader is not None:
+        if event.reasoning and self._shows_reasoning:
+            logprobs = to_json(self._logprobs_json([event])).decode() if self._logprobs else "null"
+            chunks += self._chunk(choice, f'{{"reasoning_content":{quote(event.reasoning)}}}', logprobs, "null")
+        elif reader is not None:
             parts = reader.push(event.text) + (reader.flush() if finish else [])
             self._unsaid.setdefault(choice, []).append(event)
             for part in parts:
@@ -137,6 +143,9 @@ class ChatChunkEncoder(_Encoder):
     def _whole_choice(self, index: int, deltas: Sequence[TextDelta]) -> JsonBody:
         finish: str | None = deltas[-1].finish_reason
         message: JsonBody = {"role": "assistant", "content": "".join(delta.text for delta in deltas), "refusal": None}
+        reasoning = "".join(delta.reasoning for delta in deltas)
+        if reasoning and self._shows_reasoning:
+            message["reasoning_content"] = reasoning
         reader = self._readers[index]
         if reader is not None:
             parts = reader.push(message["content"]) + reader.flush()

@@ -48,13 +48,14 @@ def bare_sampling(server: ServerFacts, fields: SamplingFields) -> Sampling:
 
 def bare_request(server: ServerFacts, prompt: str, sampling: Sampling) -> GenerateRequest:
     """A prompt without anything around it: put into `--prompt-template` if there is one, else one turn of a chat where
-    the model can chat, else taken as it stands. Raises: RequestError if it is empty."""
+    the model can chat, else taken as it stands. The answer is all that the model writes: these wires have no place for
+    reasoning. Raises: RequestError if it is empty."""
     if not prompt:
         raise RequestError("The prompt is empty.", param="prompt")
     if server.prompt_template:
         return GenerateRequest(prompts=(server.prompt_template.replace("{prompt}", prompt),), sampling=sampling)
     if server.can_chat:
-        return GenerateRequest(messages=(Message("user", prompt),), sampling=sampling)
+        return GenerateRequest(messages=(Message("user", prompt),), sampling=sampling, split_reasoning=False)
     return GenerateRequest(prompts=(prompt,), sampling=sampling)
 
 

@@ -152,11 +152,12 @@ def _parse_follow(fields: _Follow) -> FollowCommand:
 class Frames:
     """What a socket says of one stream that it follows."""
 
-    __slots__ = ("_delta", "_head")
+    __slots__ = ("_delta", "_head", "_reasoning")
 
     def __init__(self, name: str | None, facts: StreamFacts) -> None:
         self._head = f'"id":{quote(name or facts.stream_id)},"stream_id":"{facts.stream_id}"'.encode("ascii")
         self._delta = b'{"type":"delta",%b,"seq":' % self._head
+        self._reasoning = b'{"type":"reasoning",%b,"seq":' % self._head
 
     def created(self) -> bytes:
         return b'{"type":"created",%b}' % self._head
@@ -176,7 +177,7 @@ class Frames:
         fields = event_json(event)[1:].encode("ascii")
         if isinstance(event, End):
             return b'{"type":"%b",%b,"seq":%d,%b' % (event.status.encode("ascii"), self._head, seq, fields)
-        return b"%b%d,%b" % (self._delta, seq, fields)
+        return b"%b%d,%b" % (self._reasoning if event.reasoning else self._delta, seq, fields)
 
 
 def encode_status(name: str | None, stream_id: str, status: str) -> bytes:

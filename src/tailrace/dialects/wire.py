@@ -142,6 +142,18 @@ class ServerFacts(Protocol):
         """The chat template shows tools to the model."""
 
     @property
+    def splits_reasoning(self) -> bool:
+        """In chats, reasoning is told apart from the text."""
+
+    @property
+    def takes_reasoning(self) -> bool:
+        """The chat template asks for the reasoning of earlier answers."""
+
+    @property
+    def template_values(self) -> frozenset[str]:
+        """Names of the values that the chat template is known to ask for."""
+
+    @property
     def prompt_template(self) -> str:
         """What the prompts of bare wires are put into, with `{prompt}` in it, or nothing."""
 
@@ -387,8 +399,11 @@ def deltas_by_choice(events: Sequence[Event], num_choices: int) -> list[list[Tex
 
 def usage_json(end: End) -> JsonBody:
     """Token counts as OpenAI names them."""
-    return {
+    usage: JsonBody = {
         "prompt_tokens": end.usage.num_prompt_tokens,
         "completion_tokens": end.usage.num_completion_tokens,
         "total_tokens": sum(end.usage),
     }
+    if end.num_reasoning_tokens:
+        usage["completion_tokens_details"] = {"reasoning_tokens": end.num_reasoning_tokens}
+    return usage

@@ -9,8 +9,8 @@ from typing import Literal
 
 from tailrace.engines.promise import Delta, Sequence
 from tailrace.errors import Diverged, EngineError, EngineLost, RequestRefused, SequenceFailed, TailraceError
-from tailrace.text import Detokenizer, StopMatcher, Tokenizer, ToolCallReader
-from tailrace.types import TextDelta
+from tailrace.text import Detokenizer, ReasoningSplitter, StopMatcher, Tokenizer, ToolCallReader
+from tailrace.types import FinishReason, ReasoningFormat, TextDelta
 
 __all__ = ["SEEDS", "Choice", "Problem", "State"]
 
@@ -69,8 +69,10 @@ class Choice:
     index: int
     sequence: Sequence
     _tokenizer: Tokenizer
+    reasoning_format: ReasoningFormat | None = None
     state: State = _WAITING
     num_tokens: int = 0  # of the answer, so far
+    num_reasoning_tokens: int = 0  # of those: up to the end of the reasoning
     usage: tuple[int, int] | None = None  # tokens of prompt and answer, of an engine that counts otherwise
     _num_prompted: int = 0  # ids of the answer that are part of the sequence's prompt
     _num_prompted_usage: int = 0  # tokens of those, as in `usage`
@@ -82,6 +84,7 @@ class Choice:
     _detokenizer: Detokenizer = field(init=False)
     _stops: StopMatcher | None = field(init=False)
     _tool_calls: ToolCallReader | None = field(init=False)
+    _splitter: ReasoningSplitter | None = field(init=False)  # until the answer itself has begun
 
     def __post_init__(self) -> None:
         self._reset_text()
@@ -105,42 +108,34 @@ class Choice:
         """Of the answer so far, as the model counts them."""
         return self.num_tokens if self.usage is None else self.usage[1]
 
-    def take(self, delta: Delta) -> TextDelta | Problem | None:
-        """What the engine said: the event that it makes, with a finish_reason if it is the last, or why it makes none.
-        None is a replay that has shown nothing new yet, or more than the log will have."""
+    def take(self, delta: Delta) -> tuple[TextDelta, ...] | Problem:
+        """What the engine said: the events that it makes, the last of them with a finish_reason if nothing more comes,
+        or why it makes none. A replay that has shown nothing new yet makes none, nor does what comes when the log has
+        all. There are two where reasoning ends and text begins."""
         state = self.state
         if state is _ENDING:
-            return None
+            return ()
         finish = delta.finish_reason
         if finish == "error":
             return self._problem(delta)
         if delta.start != self._next_index:
             return Problem("failed", EngineError("The engine's output has a gap."))
-        num_tokens = len(delta.token_ids)
-        self._next_index += num_tokens
+        self._next_index += len(delta.token_ids)
         if state is _REPLAYING:
             verified = self._verify(delta)
             if not isinstance(verified, Delta):
-                return verified
-            delta, num_tokens = verified, len(verified.token_ids)
+                return () if verified is None else verified
+            delta = verified
         if delta.usage is not None:
             num_prompt, num_answer = delta.usage
             self.usage = (num_prompt - self._num_prompted_usage, num_answer + self._num_prompted_usage)
-        token_ids, logprobs, top = delta.token_ids, delta.logprobs, delta.top_logprobs
-        stop, is_cut = None, False
-        if self._stops is None and self._tool_calls is None:
-            text = self._detokenizer.push(token_ids)
-        else:
-            text, num_tokens, stop = self._push_each(token_ids)
-            token_ids, logprobs, top = token_ids[:num_tokens], logprobs[:num_tokens], top[:num_tokens]
-            is_cut = stop is not None or (self._tool_calls is not None and self._tool_calls.is_over)
-        self.num_tokens += num_tokens
-        if is_cut:
-            finish = "stop" if stop is not None else "tool_calls"
-        elif finish is not None:
-            rest, stop = self._flush()
-            text, finish = text + rest, "stop" if stop else finish
-        return TextDelta(text, token_ids, self.index, logprobs, finish, stop, top)
+        if self._stops is not None or self._tool_calls is not None or self._splitter is not None:
+            return self._take_each(delta)
+        text = self._detokenizer.push(delta.token_ids)
+        self.num_tokens += len(delta.token_ids)
+        if finish is not None:
+            text += self._detokenizer.flush()
+        return (TextDelta(text, delta.token_ids, self.index, delta.logprobs, finish, None, delta.top_logprobs),)
 
     # Where it stands
 
@@ -179,14 +174,23 @@ class Choice:
         """Give the sequence another id, since one is used once only."""
         self.sequence = replace(self.sequence, sequence_id=sequence_id)
 
-    def start_replay(self, token_ids: Ids[int]) -> str:
-        """The sequence is to run again, with these tokens in the log; returns the text that they give."""
+    def restore(self, token_ids: Ids[int]) -> None:
+        """An earlier process has delivered these tokens."""
+        self.num_tokens = 0
+        if self._splitter is not None:
+            self._push_each(token_ids)
+        self.num_tokens = len(token_ids)
+
+    def start_replay(self, token_ids: Ids[int]) -> tuple[str, str]:
+        """The sequence is to run again, with these tokens in the log; returns the reasoning and the text that they
+        give."""
         self._reset_text()
-        text = self._push_each(token_ids)[0]
+        self.num_tokens = self.num_reasoning_tokens = 0
+        shown = self._push_each(token_ids)
         self.num_tokens = len(token_ids)
         self._expected_ids = self._tokenizer.comparable(token_ids[self._num_prompted :])
         self._num_verified = self._next_index = 0
-        return text
+        return shown.reasoning, shown.text
 
     def continue_from(self, sequence_id: int, token_ids: Ids[int]) -> None:
         """Another sequence is to go on behind these tokens, which are in the log."""
@@ -244,32 +248,87 @@ class Choice:
         )
 
     def _reset_text(self) -> None:
-        sampling = self.sequence.sampling
+        sampling, known = self.sequence.sampling, self.reasoning_format
         self._detokenizer = Detokenizer(self._tokenizer)
+        self._splitter = ReasoningSplitter(known, self._tokenizer.control_tokens) if known is not None else None
         self._stops = StopMatcher(sampling.stop, sampling.include_stop) if sampling.stop else None
         self._tool_calls = ToolCallReader(single=True) if sampling.single_call else None
 
-    def _push_each(self, token_ids: Ids[int]) -> tuple[str, int, str | None]:
-        """The text that may be shown, how many of the ids it took, and the stop string that one of them completed. The
-        ids that follow a stop string or the only call are not taken."""
-        text = ""
-        for num_taken, token_id in enumerate(token_ids, 1):
-            shown, stop = self._detokenizer.push((token_id,)), None
-            if self._stops is not None:
-                shown, stop = self._stops.push(shown)
-            text += shown
-            is_called = False  # the only call, behind which nothing more is wanted
-            if self._tool_calls is not None:
-                self._tool_calls.push(shown)
-                is_called = self._tool_calls.is_over
-            if stop is not None or is_called:
-                return text, num_taken, stop
-        return text, len(token_ids), None
+    def _take_each(self, delta: Delta) -> tuple[TextDelta, ...]:
+        """The events of a delta whose tokens are looked at one by one."""
+        finish, shown = delta.finish_reason, self._push_each(delta.token_ids)
+        if shown.stop is not None:
+            finish = "stop"
+        elif self._tool_calls is not None and self._tool_calls.is_over:
+            finish = "tool_calls"
+        elif finish is not None:
+            self._flush(shown)
+            finish = "stop" if shown.stop else finish
+        self.num_tokens += shown.num_taken
+        if not (shown.reasoning and shown.text):
+            return (self._event(delta, shown, 0, shown.num_taken, finish),)
+        thought = replace(shown, text="", stop=None)
+        return (
+            self._event(delta, thought, 0, shown.num_thought, None),
+            self._event(delta, replace(shown, reasoning=""), shown.num_thought, shown.num_taken, finish),
+        )
 
-    def _flush(self) -> tuple[str, str | None]:
-        """What was held back; the rest of a character may still complete a stop string."""
-        text = self._detokenizer.flush()
-        if self._stops is None:
-            return text, None
-        shown, stop = self._stops.push(text)
-        return (shown, stop) if stop is not None else (shown + self._stops.flush(), None)
+    def _event(self, delta: Delta, shown: _Shown, start: int, stop: int, finish: FinishReason | None) -> TextDelta:
+        """What the tokens from `start` to `stop` of a delta show."""
+        ids, logprobs, top = delta.token_ids[start:stop], delta.logprobs[start:stop], delta.top_logprobs[start:stop]
+        return TextDelta(shown.text, ids, self.index, logprobs, finish, shown.stop, top, shown.reasoning)
+
+    def _push_each(self, token_ids: Ids[int]) -> _Shown:
+        """What these ids may show. Those that follow a stop string or the only call are not taken."""
+        shown = _Shown()
+        for token_id in token_ids:
+            shown.num_taken += 1
+            self._show(shown, *self._read(token_id, self.num_tokens + shown.num_taken))
+            if shown.stop is not None or (self._tool_calls is not None and self._tool_calls.is_over):
+                break
+        return shown
+
+    def _read(self, token_id: int, num_tokens: int) -> tuple[str, str]:
+        """The reasoning and the text of a token, which is that number of the answer's."""
+        splitter = self._splitter
+        if splitter is None:
+            return "", self._detokenizer.push((token_id,))
+        was_reasoning = splitter.is_reasoning
+        spelling = splitter.spellings.get(token_id)
+        parts = splitter.push(self._detokenizer.push((token_id,)) if spelling is None else spelling)
+        if was_reasoning or splitter.is_reasoning:
+            self.num_reasoning_tokens = num_tokens
+        if splitter.is_over:
+            self._splitter = None
+        return parts
+
+    def _show(self, shown: _Shown, reasoning: str, text: str) -> None:
+        """Add what may be shown. Stop strings and calls are looked for in the text alone."""
+        if reasoning:
+            shown.reasoning += reasoning
+            shown.num_thought = shown.num_taken
+        if self._stops is not None:
+            text, shown.stop = self._stops.push(text)
+        if self._tool_calls is not None:
+            self._tool_calls.push(text)
+        shown.text += text
+
+    def _flush(self, shown: _Shown) -> None:
+        """Add what was held back; the rest of a character may still complete a stop string."""
+        reasoning, text = "", self._detokenizer.flush()
+        if self._splitter is not None:
+            reasoning, text = map("".join, zip(self._splitter.push(text), self._splitter.flush(), strict=True))
+        self._show(shown, reasoning, text)
+        if self._stops is not None and shown.stop is None:
+            shown.text += self._stops.flush()
+
+
+@dataclass(slots=True)
+class _Shown:
+    """What tokens come to."""
+
+    reasoning: str = ""
+    text: str = ""
+    stop: str | None = None  # the stop string that one of them completed
+    num_taken: int = 0
+    num_thought: int = 0  # of those, up to the last that adds to the reasoning

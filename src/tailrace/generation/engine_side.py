@@ -119,7 +119,7 @@ class EngineSide(ABC):
     # What the engine says (engines.Receiver)
 
     def push(self, delta: Delta) -> None:
-        outcome: TextDelta | Problem | None
+        outcome: tuple[TextDelta, ...] | Problem
         try:
             choice = self._on_engine[delta.sequence_id]
         except KeyError:
@@ -132,26 +132,26 @@ class EngineSide(ABC):
         is_last = delta.finish_reason is not None
         if is_last:
             self._leave_engine(choice)
-        if type(outcome) is TextDelta:
+        if isinstance(outcome, Problem):
+            self._on_problem(choice, outcome)
+        elif outcome:
             if self.times.first_s is None and self.continuity is None:  # else an earlier process had the first token
                 self.times.first_s = self.log.first_s = time.monotonic()
                 self.observers.on_first_token(self.record, self.times)
             if self.is_watched:
                 self._on_watched_progress()
-            is_complete = outcome.finish_reason is not None
+            is_complete = outcome[-1].finish_reason is not None
             if is_complete:
                 choice.on_complete()
             if not self.is_handed_over:
                 try:
-                    self.store.append(self.lease, (outcome,))
+                    self.store.append(self.lease, outcome)
                 except LeaseLost:
                     self._on_lease_lost()
             if is_complete:
                 if choice.is_on_engine:
                     self.engine.abort(choice.sequence.sequence_id)
                 self._end_if_complete()
-        elif isinstance(outcome, Problem):
-            self._on_problem(choice, outcome)
         if is_last and not self.is_suspended and not self._on_engine:
             self._release()
 
@@ -200,19 +200,19 @@ class EngineSide(ABC):
                 choice.reopen()
         running = [choice for choice in self.choices if not choice.is_complete]
         for choice in running:
-            if choice.start_replay(ids[choice.index]) != self.log.text(choice.index):
+            kept = self.log.reasoning(choice.index), self.log.text(choice.index)
+            if choice.start_replay(ids[choice.index]) != kept:
                 self.fail(JournalDamaged("What was kept of this stream does not fit together."))
                 return
         self._submit(running)
 
     def restore(self) -> None:
         """Take over what the log has of an earlier process's work. If that was all, end it."""
+        for choice, token_ids in zip(self.choices, self._delivered_ids(), strict=True):
+            choice.restore(token_ids)
         for event in self.log.events:
-            if isinstance(event, TextDelta):
-                choice = self.choices[event.choice]
-                choice.num_tokens += len(event.token_ids)
-                if event.finish_reason is not None:
-                    choice.on_complete()
+            if isinstance(event, TextDelta) and event.finish_reason is not None:
+                self.choices[event.choice].on_complete()
         self._end_if_complete()
 
     def _submit(self, choices: Iterable[Choice]) -> None:

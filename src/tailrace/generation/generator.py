@@ -367,8 +367,9 @@ class Generator:
         for index in range(record.num_choices):
             number, nth = divmod(index, record.sampling.n)
             sampling = replace(record.sampling, seed=(record.seed + nth) % SEEDS)
-            sequence = Sequence(self.new_sequence_id(), record.prompts[number].ids, sampling)
-            choices.append(Choice(index, sequence, self.prompts.tokenizer))
+            prompt = record.prompts[number]
+            sequence = Sequence(self.new_sequence_id(), prompt.ids, sampling)
+            choices.append(Choice(index, sequence, self.prompts.tokenizer, prompt.reasoning))
         run = Run(
             lease=lease,
             choices=choices,

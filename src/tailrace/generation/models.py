@@ -94,6 +94,21 @@ class Served:
         return chat is not None and chat.takes_tools
 
     @property
+    def splits_reasoning(self) -> bool:
+        chat = self.generator.prompts.chat
+        return chat is not None and chat.reasoning is not None
+
+    @property
+    def takes_reasoning(self) -> bool:
+        chat = self.generator.prompts.chat
+        return chat is not None and chat.takes_reasoning
+
+    @property
+    def template_values(self) -> frozenset[str]:
+        chat = self.generator.prompts.chat
+        return chat.value_names if chat is not None else frozenset()
+
+    @property
     def context_tokens(self) -> int:
         return self.generator.prompts.context_tokens
 

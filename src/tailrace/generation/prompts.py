@@ -8,7 +8,7 @@ from itertools import chain
 
 from tailrace.errors import ContextLengthExceeded, RequestError, UnsupportedParameter
 from tailrace.text import ChatEncoder, Tokenizer
-from tailrace.types import GenerateRequest, Message, Prompt
+from tailrace.types import GenerateRequest, Message, Prompt, ReasoningFormat
 
 __all__ = ["PromptEncoder"]
 
@@ -80,18 +80,26 @@ class PromptEncoder:
     def _encode(self, request: GenerateRequest, texts: Iterable[str]) -> tuple[Prompt, ...]:
         if request.messages:
             assert self.chat is not None
-            encoded = [
-                self.chat.encode(
-                    request.messages,
-                    tools=request.tools,
-                    values=request.template_values,
-                    continue_final=request.continue_final,
-                )
-            ]
+            ids, reasoning = self._encode_chat(self.chat, request)
+            encoded = [ids]
         else:
-            encoded = [self._ids(prompt) for prompt in request.prompts]
+            encoded, reasoning = [self._ids(prompt) for prompt in request.prompts], None
         cut = slice(-request.truncate if request.truncate is not None else None, None)
-        return tuple(Prompt(text, tuple(ids[cut])) for text, ids in zip(texts, encoded, strict=True))
+        return tuple(Prompt(text, tuple(ids[cut]), reasoning) for text, ids in zip(texts, encoded, strict=True))
+
+    def _encode_chat(self, chat: ChatEncoder, request: GenerateRequest) -> tuple[list[int], ReasoningFormat | None]:
+        messages, continues = request.messages, request.continue_final
+        has_grammar = request.sampling.grammar is not None  # which holds from the first token on
+        ids = chat.encode(
+            messages,
+            tools=request.tools,
+            values=request.template_values,
+            continue_final=continues,
+            without_reasoning=has_grammar,
+        )
+        if not request.split_reasoning:
+            return ids, None
+        return ids, chat.reasoning_behind(messages, ids, continue_final=continues, without_reasoning=has_grammar)
 
     def _ids(self, prompt: str | tuple[int, ...]) -> list[int]:
         if isinstance(prompt, str):
@@ -120,4 +128,4 @@ def _texts_of(messages: Iterable[Message]) -> Iterator[str]:
     """All that somebody wrote in these messages: their texts, and the calls of tools."""
     for message in messages:
         calls = ((call.name, call.arguments) for call in message.tool_calls)
-        yield from (message.content, *chain.from_iterable(calls))
+        yield from (message.content, message.reasoning, *chain.from_iterable(calls))

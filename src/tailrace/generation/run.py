@@ -155,7 +155,8 @@ class Run(EngineSide):
         self.times.ended_s = time.monotonic()
         failure = Failure(error.code, error.message) if error is not None else None
         spent = self.times.spent() if status == "done" else None
-        self.end = End(status, usage or self.usage, failure, spent, self.continuity)
+        num_reasoning_tokens = sum(choice.num_reasoning_tokens for choice in self.choices if choice.usage is None)
+        self.end = End(status, usage or self.usage, failure, spent, self.continuity, num_reasoning_tokens)
         self._complete_all()
         self.read()
         try:

@@ -22,6 +22,7 @@ from tailrace.settings import Settings, settings_table
 from tailrace.streams import LogStore, MemoryLogStore, SqliteLogStore, open_sqlite, read_key
 from tailrace.streams.old_journals import lifetime_s
 from tailrace.text import ByteTokenizer, ChatEncoder, ChatTemplate, MessageEncoder, Tokenizer
+from tailrace.text.reasoning import find_format
 
 __all__ = ["Service", "engine_spec", "open_log_store", "start_service"]
 
@@ -102,8 +103,8 @@ def _served(source: Source, settings: Settings, *, cache_path: str) -> Served:
 
 
 async def _generator(source: Source, served: Served, store: LogStore) -> Generator:
-    tokenizer, chat = await asyncio.to_thread(_text, source.card)
     settings = served.settings
+    tokenizer, chat = await asyncio.to_thread(_text, source.card, splits_reasoning=settings.reasoning == "auto")
     generator = Generator(
         model=source.card.name,
         prompts=PromptEncoder(
@@ -202,14 +203,15 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
     )
 
 
-def _text(card: ModelCard) -> tuple[Tokenizer, ChatEncoder | None]:
+def _text(card: ModelCard, *, splits_reasoning: bool) -> tuple[Tokenizer, ChatEncoder | None]:
     if card.format == "upstream":
         return ByteTokenizer(), MessageEncoder(continues=card.architecture != "openai")
     tokenizer = Tokenizer.from_json(card.tokenizer_json)
     if card.chat_template is None:
         return tokenizer, None
     template = ChatTemplate(card.chat_template, bos_token=card.bos_token, eos_token=card.eos_token)
-    return tokenizer, ChatEncoder(tokenizer, template)
+    reasoning = find_format(card.chat_template, tokenizer.pieces) if splits_reasoning else None
+    return tokenizer, ChatEncoder(tokenizer, template, reasoning)
 
 
 def _load_failure(reason: str) -> str:

@@ -9,7 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.engines import all_kinds, choose
-from tailrace.engines.scripted.engine import CHAT_TEMPLATE, CONTROL_TOKENS, EOS_ID, OPTIONS, tokenizer_json
+from tailrace.engines.scripted.engine import (
+    CHAT_TEMPLATE,
+    CONTROL_TOKENS,
+    EOS_ID,
+    OPTIONS,
+    THINKING_TEMPLATE,
+    tokenizer_json,
+)
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard, Progress, resolve
 from tailrace.models.upstream import find_upstream
@@ -45,7 +52,8 @@ def find_source(source: str, progress: Progress, engine: str = "auto") -> Source
     kind, _, rest = source.partition(":")
     address = ""
     if kind == "scripted":
-        card, options = _scripted_card(), _options(rest)
+        options = _options(rest)
+        card = _scripted_card(thinks=bool(options.get("thinks")))
     elif kind in ("openai", "tgi"):
         card, place = find_upstream(source)
         options, address = {}, str(place)
@@ -112,13 +120,13 @@ def _pair(text: str) -> tuple[str, str]:
     return name, source.strip()
 
 
-def _scripted_card() -> ModelCard:
+def _scripted_card(*, thinks: bool) -> ModelCard:
     return ModelCard(
         name="scripted",
         path=Path(),
         format="scripted",
         tokenizer_json=tokenizer_json(),
-        chat_template=CHAT_TEMPLATE,
+        chat_template=THINKING_TEMPLATE if thinks else CHAT_TEMPLATE,
         bos_token="",
         eos_token=CONTROL_TOKENS[0],
         add_bos=False,

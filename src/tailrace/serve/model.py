@@ -212,6 +212,7 @@ def _request(asked: JsonBody, sampling: JsonBody) -> GenerateRequest:
         prompts=(read.prompt,) if read.prompt is not None else (),
         messages=read_messages(read.messages) if read.messages is not None else (),
         sampling=sampling_of(read),
+        split_reasoning=False,
     )
     try:
         "".join([read.prompt or "", *(message.content for message in request.messages)]).encode()

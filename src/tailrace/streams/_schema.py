@@ -43,6 +43,8 @@ _MIGRATIONS = (
     ALTER TABLE streams ADD COLUMN owner TEXT NOT NULL DEFAULT 'anonymous';
     ALTER TABLE expired ADD COLUMN owner TEXT NOT NULL DEFAULT 'anonymous';
     """,
+    # Events may hold reasoning, which versions before this one would take for damage.
+    "",
 )
 
 

@@ -178,7 +178,7 @@ class StreamLog:
     @property
     def num_bytes(self) -> int:
         """About how much memory it takes."""
-        text = sum(len(event.text) for event in self.events if isinstance(event, TextDelta))
+        text = sum(len(event.text) + len(event.reasoning) for event in self.events if isinstance(event, TextDelta))
         return text + _EVENT_BYTES * len(self.events) + len(self.record.memo) + len(self.record.turn)
 
     def append(self, event: Event) -> None:
@@ -213,6 +213,10 @@ class StreamLog:
         self.is_parked = True
         for reader in (*self._waiting, *self._ending):
             reader.wake()
+
+    def reasoning(self, choice: int = 0) -> str:
+        """All the reasoning of a choice so far."""
+        return "".join(event.reasoning for event in self.events if type(event) is TextDelta and event.choice == choice)
 
     def text(self, choice: int = 0) -> str:
         """All the text of a choice so far."""

@@ -119,7 +119,7 @@ class Client:
                                 return
                             last_id = event.id
                             fields = _json(event.data)
-                            if fields.get("choice", 0) == choice:
+                            if event.event != "reasoning" and fields.get("choice", 0) == choice:
                                 yield str(fields.get("text", ""))
                     reason = "the server has closed the connection"
                 except httpx.TransportError:

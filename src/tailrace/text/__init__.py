@@ -1,8 +1,8 @@
 """Text is the server's work, once for all engines; engines see ids only.
 
 Everything here is pure: no event loop, no files, no clock but the one that chat templates ask for. `Tokenizer`,
-`ChatTemplate` and `ChatEncoder` belong to a model and are shared by threads; `Detokenizer`, `StopMatcher` and
-`ToolCallReader` belong to one sequence.
+`ChatTemplate` and `ChatEncoder` belong to a model and are shared by threads; `Detokenizer`, `StopMatcher`,
+`ReasoningSplitter` and `ToolCallReader` belong to one sequence.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from tailrace.text.chat import ChatEncoder
 from tailrace.text.detokenizer import Detokenizer
 from tailrace.text.packed import ByteTokenizer, MessageEncoder
+from tailrace.text.reasoning import ReasoningSplitter
 from tailrace.text.stops import StopMatcher
 from tailrace.text.templates import ChatTemplate, TemplateError
 from tailrace.text.tokenizer import Tokenizer
@@ -21,6 +22,7 @@ __all__ = [
     "ChatTemplate",
     "Detokenizer",
     "MessageEncoder",
+    "ReasoningSplitter",
     "StopMatcher",
     "TemplateError",
     "Tokenizer",

@@ -8,6 +8,9 @@ touched, so templates that look at contents see what they expect.
 
 A template that builds control tokens from the role (`<|{{ role }}|>`) goes on working; it is the dialects that refuse
 roles which do not exist.
+
+Most templates leave the reasoning of earlier turns out, and know no answer that goes on inside of it. So an answer that
+has begun with reasoning is continued behind the template's own beginning of an answer.
 """
 
 from __future__ import annotations
@@ -15,23 +18,37 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from tailrace.errors import RequestError
+from tailrace.text.reasoning import is_opened, split_beginning
 from tailrace.text.templates import ChatTemplate, TemplateError, Turn, turn_of
 from tailrace.text.tokenizer import Tokenizer
 from tailrace.text.tool_prompt import has_tool_turns, write_tools
-from tailrace.types import Message, TemplateValue
+from tailrace.types import Message, ReasoningFormat, TemplateValue
 
 __all__ = ["ChatEncoder"]
 
+_TAIL_TOKENS = 64  # of a prompt, in which a marker at its end stands
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 
-class ChatEncoder:
-    """Renders chats with one model's template and encodes them. Threads may share it."""
+class _Begun(NamedTuple):
+    """The beginning of an answer."""
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate) -> None:
+    reasoning: str
+    text: str
+    is_inside: bool  # it ends inside of the reasoning
+
+
+class ChatEncoder:
+    """Renders chats with one model's template and encodes them. Threads may share it.
+
+    `reasoning` is how the model marks its reasoning, None where that is a part of its text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, reasoning: ReasoningFormat | None = None) -> None:
+        self.reasoning = reasoning
         self._tokenizer = tokenizer
         self._template = template
         spellings = set(tokenizer.control_tokens)
@@ -47,9 +64,45 @@ class ChatEncoder:
         """The template shows tools to the model. Without it `encode` describes them in plain text."""
         return self._template.takes_tools
 
+    @property
+    def value_names(self) -> frozenset[str]:
+        """Names of the values that the template is known to ask for."""
+        return frozenset(self._template.names)
+
+    @property
+    def takes_reasoning(self) -> bool:
+        """The template asks for the reasoning of earlier answers."""
+        return bool(self._template.reasoning_name)
+
     def knows(self, name: str) -> bool:
         """Whether the template asks for a value of this name."""
         return name in self._template.names
+
+    def reasoning_behind(
+        self, messages: Sequence[Message], ids: Sequence[int], *, continue_final: bool, without_reasoning: bool = False
+    ) -> ReasoningFormat | None:
+        """How the reasoning of an answer is told from its text; None if no reasoning can come. `ids` are what `encode`
+        gives for the same messages."""
+        known = self.reasoning
+        if known is None:
+            return None
+        if not continue_final:
+            tail = b"".join(self._tokenizer.pieces[token_id] for token_id in ids[-_TAIL_TOKENS:])
+            return known._replace(begins="opened" if is_opened(known, tail.decode("utf-8", "replace")) else "before")
+        begun = self._begun(messages[-1])
+        if begun is not None:
+            is_inside = begun.is_inside and not without_reasoning
+            return known._replace(begins="inside" if begun.reasoning else "opened") if is_inside else None
+        return None if messages[-1].content else known
+
+    def _begun(self, message: Message) -> _Begun | None:
+        """An answer that has begun with reasoning, in a field of its own or in its text."""
+        if self.reasoning is None:
+            return None
+        if message.reasoning:
+            return _Begun(message.reasoning, message.content, not message.content)
+        begun = _Begun(*split_beginning(self.reasoning, message.content))
+        return begun if begun.reasoning or begun.is_inside else None
 
     def _plain(self, messages: Sequence[Message], tools: Sequence[Turn]) -> Sequence[Message]:
         """The messages as this template can show them: with tools as plain text where it has no place for them."""
@@ -65,20 +118,22 @@ class ChatEncoder:
         values: Mapping[str, TemplateValue] | None = None,
         add_generation_prompt: bool = True,
         continue_final: bool = False,
+        without_reasoning: bool = False,
     ) -> list[int]:
-        """The prompt for these messages as ids. With `continue_final` the last message is left open at its end.
+        """The prompt for these messages as ids. With `continue_final` the last message is left open at its end. With
+        `without_reasoning` the answer begins behind reasoning that the prompt would have left open.
 
         Equal to encoding the rendered text with its special tokens where no message contains the spelling of one.
 
         Raises: TemplateError from the template; RequestError for text with lone surrogates.
         """
-        parts = self._render(messages, tools, values, add_generation_prompt, continue_final)
+        parts = self._render(messages, tools, values, add_generation_prompt, continue_final, without_reasoning)
         return self._tokenizer.encode_parts(parts)
 
     def offsets(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int, int]]]:
         """The prompt for these messages as text, and the ids that `encode` gives with the range of characters that each
         stands for. Raises: as `encode`."""
-        return self._tokenizer.offsets_of_parts(list(self._render(messages, (), None, True, False)))
+        return self._tokenizer.offsets_of_parts(list(self._render(messages, (), None, True, False, False)))
 
     def _render(
         self,
@@ -87,10 +142,14 @@ class ChatEncoder:
         values: Mapping[str, TemplateValue] | None,
         add_generation_prompt: bool,
         continue_final: bool,
+        without_reasoning: bool,
     ) -> Iterator[str | int]:
         """The prompt as plain text and ids of control tokens, in turns."""
-        turns = [turn_of(message) for message in self._plain(messages, tools)]
+        turns = [turn_of(message, self._template.reasoning_name) for message in self._plain(messages, tools)]
         tools = tools if self._template.takes_tools else ()
+        begun = self._begun(messages[-1]) if continue_final else None
+        if begun is not None:
+            turns[-1] = {"reasoning": begun.reasoning, "content": begun.text}
         texts = set(_texts_in(turns)).union(_texts_in(list(tools)))
         risks = {text: starts for text in texts if (starts := self._risks(text))}
         chars = {text[i] for text, starts in risks.items() for i in starts}
@@ -99,12 +158,37 @@ class ChatEncoder:
             swapped = {text: _swap(text, starts, disguise) for text, starts in risks.items()}
             turns, tools = _replace_texts(turns, swapped), _replace_texts(list(tools), swapped)
         rendered = self._template.render_turns(
-            turns, tools=tools, values=values, add_generation_prompt=add_generation_prompt and not continue_final
+            turns if begun is None else turns[:-1],
+            tools=tools,
+            values=values,
+            add_generation_prompt=begun is not None or (add_generation_prompt and not continue_final),
         )
-        if continue_final:
+        if begun is not None:
+            rendered = self._with_reasoning(rendered, turns[-1]["reasoning"])
+            rendered += "" if begun.is_inside else self._close + turns[-1]["content"]
+        elif continue_final:
             rendered = _open_end(rendered, turns[-1]["content"])
+        if without_reasoning and self._is_left_open(rendered, begun):
+            rendered += self._close
         undo = {ord(private): char for char, private in disguise.items()}
         return self._parts(rendered, undo)
+
+    @property
+    def _close(self) -> str:
+        """What stands between reasoning and text."""
+        assert self.reasoning is not None
+        return f"\n{self.reasoning.closes[0]}\n\n"
+
+    def _with_reasoning(self, rendered: str, reasoning: str) -> str:
+        """A prompt that ends where an answer begins, and the answer's reasoning."""
+        assert self.reasoning is not None
+        opening = "" if is_opened(self.reasoning, rendered) else f"{self.reasoning.opens[0]}\n"
+        return rendered + opening + reasoning
+
+    def _is_left_open(self, rendered: str, begun: _Begun | None) -> bool:
+        if begun is not None:
+            return begun.is_inside
+        return self.reasoning is not None and is_opened(self.reasoning, rendered)
 
     def _risks(self, text: str) -> set[int]:
         """Where the characters stand that must be disguised: at the start of every control token, overlapping ones too,

@@ -22,7 +22,7 @@ from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.text.chat import ChatEncoder
 from tailrace.text.templates import Turn
 from tailrace.text.tokenizer import Tokenizer, utf8_bytes
-from tailrace.types import Message, TemplateValue
+from tailrace.types import Message, ReasoningFormat, TemplateValue
 
 __all__ = ["CHAT_ID", "END_ID", "ByteTokenizer", "MessageEncoder", "PackedChat", "pack", "unpack"]
 
@@ -134,8 +134,12 @@ class PackedChat(msgspec.Struct):
 class MessageEncoder(ChatEncoder):
     """Chats for a server that has the template. With `continues`, it goes on with a message that is left open."""
 
-    def __init__(self, *, continues: bool) -> None:
+    value_names: frozenset[str] = frozenset()  # which that server's template asks for is not known
+    takes_reasoning = False
+
+    def __init__(self, *, continues: bool, reasoning: ReasoningFormat | None = None) -> None:
         self._continues = continues
+        self.reasoning = reasoning
 
     @property
     def takes_tools(self) -> bool:
@@ -145,6 +149,11 @@ class MessageEncoder(ChatEncoder):
     def knows(self, name: str) -> bool:
         """That server has to know."""
         return True
+
+    def reasoning_behind(
+        self, messages: Sequence[Message], ids: Sequence[int], *, continue_final: bool, without_reasoning: bool = False
+    ) -> ReasoningFormat | None:
+        return None if continue_final and messages[-1].content else self.reasoning
 
     def offsets(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int, int]]]:
         """Raises: UnsupportedParameter, always."""
@@ -158,6 +167,7 @@ class MessageEncoder(ChatEncoder):
         values: Mapping[str, TemplateValue] | None = None,
         add_generation_prompt: bool = True,
         continue_final: bool = False,
+        without_reasoning: bool = False,
     ) -> list[int]:
         """The messages, tools and all. With `continue_final` the last one is the beginning of the answer.
 

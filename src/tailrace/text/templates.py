@@ -9,6 +9,7 @@ nothing are not bounded, so the number of messages should be.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -29,6 +30,7 @@ from tailrace.types import Message, TemplateValue, ToolCall
 __all__ = ["ChatTemplate", "TemplateError", "Turn", "is_deeper", "turn_of"]
 
 _MAX_DEPTH = 64
+_REASONING = re.compile(r"\b(reasoning_content)\b|message\.(thinking)\b")  # gpt-oss has the second
 MAX_OUTPUT_CHARS = 1 << 20
 MAX_GROWTH = 8
 MAX_MESSAGE_CHARS = 200
@@ -37,9 +39,12 @@ MAX_MESSAGE_CHARS = 200
 Turn = dict[str, Any]  # Any: what templates look into, which differs from model to model
 
 
-def turn_of(message: Message) -> Turn:
-    """A message in the form that templates are written for: arguments of tool calls as values, not as text."""
+def turn_of(message: Message, reasoning_name: str = "") -> Turn:
+    """A message in the form that templates are written for: arguments of tool calls as values, not as text. Its
+    reasoning has the name by which the template asks for it, if it does."""
     turn: Turn = {"role": message.role, "content": message.content}
+    if message.reasoning and reasoning_name:
+        turn[reasoning_name] = message.reasoning
     if message.tool_calls:
         turn["tool_calls"] = [
             {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": _arguments(call)}}
@@ -145,6 +150,8 @@ class ChatTemplate:
         self.takes_tools = "tools" in asked
         given = {*self._names, *environment.globals, "add_generation_prompt", "messages"}
         self.names = asked - given  # which others may give it
+        found = _REASONING.search(source)
+        self.reasoning_name = found[1] or found[2] if found else ""  # of a message's reasoning; "" if it asks for none
 
     @cached_property
     def takes_system(self) -> bool:
@@ -158,7 +165,8 @@ class ChatTemplate:
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The prompt for these messages, control tokens spelled out. Raises: as `render_turns`."""
         return self.render_turns(
-            [turn_of(message) for message in messages], add_generation_prompt=add_generation_prompt
+            [turn_of(message, self.reasoning_name) for message in messages],
+            add_generation_prompt=add_generation_prompt,
         )
 
     def render_turns(
@@ -176,7 +184,8 @@ class ChatTemplate:
         Raises: TemplateError for anything that goes wrong in the template. Only the text that the template itself gave
         to `raise_exception` is repeated.
         """
-        num_given = sum(len(turn["content"]) for turn in turns) + (len(repr(tools)) if tools else 0)
+        num_given = sum(len(turn["content"]) + len(turn.get(self.reasoning_name, "")) for turn in turns)
+        num_given += len(repr(tools)) if tools else 0
         limit = MAX_OUTPUT_CHARS + MAX_GROWTH * num_given
         names = self._names | ({"tools": list(tools)} if tools else {}) | dict(values or {})
         parts: list[str] = []

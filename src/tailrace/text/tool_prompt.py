@@ -56,7 +56,7 @@ def _with_calls(message: Message) -> Message:
         f'{CALL_OPEN}\n{{"name": {json.dumps(call.name)}, "arguments": {call.arguments or "{}"}}}\n{CALL_CLOSE}'
         for call in message.tool_calls
     ]
-    return Message(message.role, "\n".join([message.content, *calls] if message.content else calls))
+    return replace(message, content="\n".join([message.content, *calls] if message.content else calls), tool_calls=())
 
 
 def _with_description(turns: list[Message], description: str, *, has_system: bool) -> list[Message]:

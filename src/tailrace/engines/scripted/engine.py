@@ -7,7 +7,8 @@ has emitted `fault_after` tokens: `<|crash|>` kills the worker, `<|stall|>` hang
 `<|garbage|>` raises.
 
 Options: `tokens_per_s` (of each sequence; 0 is as fast as it goes), `utf8` (0 or 1), `fault_after` (tokens),
-`eos_after` (tokens; 0 never), `text` (recite that one of `TEXTS` and end; -1 takes its number from the prompt, and
+`eos_after` (tokens; 0 never), `thinks` (so many tokens between `<think>` and `</think>` before the answer, unless the
+chat template was told not to), `text` (recite that one of `TEXTS` and end; -1 takes its number from the prompt, and
 numbers beyond the texts are the faults in the order above, for wires on which control tokens stay text), `drift` (in a
 thousand tokens; each process has its own idea of so many, so that what is run again comes out different).
 """
@@ -34,6 +35,7 @@ __all__ = [
     "EOS_ID",
     "OPTIONS",
     "TEXTS",
+    "THINKING_TEMPLATE",
     "ScriptedEngine",
     "recited_tokens",
     "scripted_token",
@@ -50,7 +52,7 @@ CONTROL_TOKENS = (
     "<|assistant|>",
     "<|system|>",
 )
-OPTIONS = ("drift", "eos_after", "fault_after", "text", "tokens_per_s", "utf8")
+OPTIONS = ("drift", "eos_after", "fault_after", "text", "thinks", "tokens_per_s", "utf8")
 EOS_ID, CRASH_ID, STALL_ID, FAIL_ID, GARBAGE_ID = range(256, 261)
 _FIRST_WORD_ID = 256 + len(CONTROL_TOKENS)
 _WORDS = [
@@ -64,11 +66,34 @@ CHAT_TEMPLATE = (
     "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
+THINKING_TEMPLATE = (
+    "{% for message in messages %}<|{{ message.role }}|>"
+    "{% if message.reasoning_content %}<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ message.content }}\n{% endfor %}{% if add_generation_prompt %}<|assistant|>"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+_THINK_OPEN, _THINK_CLOSE = b"<think>\n", b"\n</think>\n\n"
 
 
-def scripted_token(prompt_ids: tuple[int, ...], seed: int, index: int, *, utf8: bool = True) -> int:
+def scripted_token(prompt_ids: tuple[int, ...], seed: int, index: int, *, utf8: bool = True, thinks: int = 0) -> int:
     """Token `index` of the answer to `prompt_ids`: the oracle of every test that uses this engine."""
-    return _token(_prompt_hash(prompt_ids, seed), index, utf8)
+    return _token_behind(_prompt_hash(prompt_ids, seed), index, utf8, thinks if _may_think(prompt_ids) else 0)
+
+
+def _may_think(prompt_ids: tuple[int, ...]) -> bool:
+    return prompt_ids[-len(_THINK_CLOSE) :] != tuple(_THINK_CLOSE)
+
+
+def _token_behind(key: int, index: int, utf8: bool, thinks: int) -> int:
+    """As `_token`, behind so many tokens of reasoning between their markers."""
+    if thinks:
+        index -= len(_THINK_OPEN)
+        if index < 0:
+            return _THINK_OPEN[index]
+        if thinks <= index < thinks + len(_THINK_CLOSE):
+            return _THINK_CLOSE[index - thinks]
+        index -= len(_THINK_CLOSE) if index >= thinks else 0
+    return _token(key, index, utf8)
 
 
 def _prompt_hash(prompt_ids: tuple[int, ...], seed: int) -> int:
@@ -129,14 +154,20 @@ def _number_in(prompt_ids: tuple[int, ...]) -> int:
 
 
 class _Run:
-    __slots__ = ("aborted", "count", "due_s", "eos_after", "fault", "key", "limit", "logprobs", "script", "sequence_id")
+    __slots__ = (
+        "aborted", "count", "due_s", "eos_after", "fault", "key", "limit", "logprobs", "script", "sequence_id",
+        "thinks",
+    )  # fmt: skip
 
-    def __init__(self, sequence: Sequence, limit: int, eos_after: int, script: tuple[int, ...], now_s: float) -> None:
+    def __init__(
+        self, sequence: Sequence, limit: int, eos_after: int, script: tuple[int, ...], thinks: int, now_s: float
+    ) -> None:
         self.sequence_id = sequence.sequence_id
         self.key = _prompt_hash(sequence.prompt_ids, sequence.sampling.seed or 0)
         self.limit = limit
         self.eos_after = eos_after
         self.script = script
+        self.thinks = thinks if _may_think(sequence.prompt_ids) else 0
         self.count = 0
         self.due_s = now_s
         self.aborted = False
@@ -152,6 +183,7 @@ class ScriptedEngine:
         self._interval_s = 1 / options["tokens_per_s"] if options.get("tokens_per_s") else 0.0
         self._utf8 = bool(options.get("utf8", 1))
         self._drift = int(options.get("drift", 0))
+        self._thinks = int(options.get("thinks", 0))
         self._fault_after = int(options.get("fault_after", 3))
         self._eos_after = int(options.get("eos_after", 0))
         self._text = int(options["text"]) if "text" in options else None
@@ -177,7 +209,7 @@ class ScriptedEngine:
         eos_after = 0 if sequence.sampling.ignore_eos else len(script) or self._eos_after
         if eos_after:
             limit = min(limit, eos_after)
-        run = _Run(sequence, limit, eos_after, script, time.monotonic())
+        run = _Run(sequence, limit, eos_after, script, self._thinks, time.monotonic())
         if number is not None and number >= len(TEXTS):
             run.fault = CRASH_ID + (number - len(TEXTS)) % 4
         self._runs[sequence.sequence_id] = run
@@ -215,9 +247,12 @@ class ScriptedEngine:
         if run.count == run.eos_after:
             return Delta(run.sequence_id, index, (EOS_ID,), run.logprobs, "stop")
         script = run.script
-        token_id = script[index % len(script)] if script else _token(self._key(run, index), index, self._utf8)
+        token_id = script[index % len(script)] if script else self._written(run, index)
         finish_reason: FinishReason | None = "length" if run.count == run.limit else None
         return Delta(run.sequence_id, index, (token_id,), run.logprobs, finish_reason)
+
+    def _written(self, run: _Run, index: int) -> int:
+        return _token_behind(self._key(run, index), index, self._utf8, run.thinks)
 
     def _key(self, run: _Run, index: int) -> int:
         drifts = self._drift and zlib.crc32(b"%d %d %d" % (run.key, index, os.getpid())) % 1000 < self._drift

@@ -1,0 +1,198 @@
+"""Reasoning on tailrace's own wires, over real sockets: resumed to the byte, whoever dies and in whichever channel."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.api.oracle import Answer, chat_ids
+from tests.api.process import Server
+from tests.clients.talking import dial, hear, say
+from tests.http.wire import as_json
+
+SSE = {"accept": "text/event-stream"}
+THINKS = 24
+MARKERS = 8 + 11  # tokens, one for each byte
+PROMPT = "Why do rivers bend?"
+ANSWER = Answer(chat_ids(PROMPT), MARKERS + THINKS + 20, 7, THINKS)
+ASKED = {"role": "user", "content": PROMPT}
+BODY = {"messages": [ASKED], "max_tokens": ANSWER.count, "seed": ANSWER.seed}
+NUM_REASONING = 8 + THINKS + 9  # the white space behind the second marker is none of it
+SOURCE = f"scripted:thinks={THINKS}"
+PACED = f"{SOURCE},tokens_per_s=100"
+
+
+@pytest.fixture(scope="module")
+def thinking() -> Iterator[Server]:
+    with contextlib.closing(Server(SOURCE)) as running:
+        yield running.wait_ready()
+
+
+def events_of(body: bytes) -> list[tuple[str, dict[str, Any]]]:  # Any: of JSON
+    """The name and the data of each event."""
+    found = []
+    for block in body.decode().split("\n\n"):
+        lines = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
+        if "data" in lines:
+            found.append((lines.get("event", "message"), json.loads(lines["data"])))
+    return found
+
+
+def joined(body: bytes) -> tuple[str, str]:
+    """Reasoning and text of a stream."""
+    events = events_of(body)
+    return tuple("".join(data["text"] for name, data in events if name == kind) for kind in ("reasoning", "message"))  # type: ignore[return-value]  # two of them
+
+
+def whole_stream(server: Server, stream_id: str) -> bytes:
+    return server.http.get(f"/v1/streams/{stream_id}/events").content
+
+
+def test_reasoning_has_events_of_its_own(thinking: Server) -> None:
+    stream_id = thinking.create(BODY)
+    body = whole_stream(thinking, stream_id)
+    assert joined(body) == ANSWER.split
+    events = events_of(body)
+    assert [token_id for _, data in events[:-1] for token_id in data["token_ids"]] == ANSWER.token_ids
+    details = {"completion_tokens_details": {"reasoning_tokens": NUM_REASONING}}
+    assert events[-1] == ("done", {"status": "done", "usage": ANSWER.usage | details})
+    state = thinking.state(stream_id)
+    assert (state["reasoning"], state["text"]) == ANSWER.split
+    assert state["usage"] == ANSWER.usage | details
+
+
+def test_a_stream_without_reasoning_has_none(server: Server) -> None:
+    assert "reasoning" not in server.wait_state(server.create(BODY), "done")
+
+
+def test_each_choice_has_reasoning(thinking: Server) -> None:
+    state = thinking.wait_state(thinking.create(BODY | {"n": 2}), "done")
+    answers = [Answer(ANSWER.prompt, ANSWER.count, ANSWER.seed + nth, THINKS).split for nth in (0, 1)]
+    assert state["choices_reasoning"] == [reasoning for reasoning, _ in answers]
+    assert state["choices"] == [text for _, text in answers]
+
+
+def test_a_prompt_is_continued_as_the_model_writes(thinking: Server) -> None:
+    state = thinking.wait_state(thinking.create({"prompt": "Rivers", "max_tokens": 40, "seed": 1}), "done")
+    assert state["text"] == Answer("Rivers", 40, 1, THINKS).text
+    assert "reasoning" not in state
+
+
+def test_over_a_socket_its_frames_have_a_type(thinking: Server) -> None:
+    with dial(thinking) as socket:
+        say(socket, type="create", id="a", **BODY)
+        frames = [hear(socket)]
+        while frames[-1]["type"] in ("created", "delta", "reasoning"):
+            frames.append(hear(socket))
+    texts = {kind: "".join(f["text"] for f in frames if f["type"] == kind) for kind in ("reasoning", "delta")}
+    assert (texts["reasoning"], texts["delta"]) == ANSWER.split
+    assert [frame["seq"] for frame in frames[1:]] == list(range(1, len(frames)))
+
+
+def test_as_a_durable_stream_it_has_a_name(thinking: Server) -> None:
+    stream_id = thinking.create(BODY)
+    thinking.wait_state(stream_id, "done")
+    messages = thinking.http.get(f"/v1/durable/streams/{stream_id}").json()
+    assert "".join(one.get("reasoning", "") for one in messages) == ANSWER.split[0]
+    assert "".join(one.get("text", "") for one in messages) == ANSWER.split[1]
+
+
+def test_a_server_may_leave_it_in_the_text(serve: Callable[..., Server]) -> None:
+    server = serve(SOURCE, "--reasoning", "text")
+    state = server.wait_state(server.create(BODY), "done")
+    assert state["text"] == ANSWER.text
+    assert "reasoning" not in state
+
+
+# Somebody dies
+
+_POSITIONS = [4, 8 + 6, 8 + THINKS + 4, MARKERS + THINKS + 6]  # in each marker, in the reasoning, in the text
+
+
+def _read(server: Server, num_events: int) -> tuple[str, bytes]:
+    """The first events of a new stream, and its id."""
+    with server.wire() as wire:
+        wire.send("POST", "/v1/streams", BODY | {"linger_s": 600}, SSE)
+        assert wire.head() == 200
+        return wire.headers["x-stream-id"], b"".join(wire.event() for _ in range(num_events))
+
+
+def _rest(server: Server, stream_id: str, seen: int) -> bytes:
+    with server.wire() as wire:
+        wire.send("GET", f"/v1/streams/{stream_id}/events", headers={"last-event-id": f"{stream_id}-{seen}"})
+        assert wire.head() == 200
+        return wire.body()
+
+
+def check(server: Server, stream_id: str, first: bytes, seen: int) -> None:
+    """What was read before and behind a death is the whole stream, and that is what it would have been."""
+    body = first + _rest(server, stream_id, seen)
+    assert body == whole_stream(server, stream_id)
+    assert joined(body) == ANSWER.split
+    end = events_of(body)[-1][1]
+    assert end["continuity"] == "replayed"
+    assert end["usage"]["completion_tokens_details"] == {"reasoning_tokens": NUM_REASONING}
+
+
+@pytest.mark.parametrize("seen", _POSITIONS)
+def test_the_engine_is_killed(seen: int, serve: Callable[..., Server]) -> None:
+    server = serve(PACED)
+    stream_id, first = _read(server, seen)
+    server.worker().kill()
+    check(server, stream_id, first, seen)
+
+
+@pytest.mark.parametrize("seen", _POSITIONS)
+def test_the_server_is_killed(seen: int, tmp_path: Path) -> None:
+    with contextlib.closing(Server(PACED, "--data-dir", str(tmp_path))) as server:
+        stream_id, first = _read(server.wait_ready(), seen)
+        server.send_signal(signal.SIGKILL)
+        server.wait()
+    # What was begun is finished as it was begun, whatever the next server would do.
+    with contextlib.closing(Server(PACED, "--data-dir", str(tmp_path), "--reasoning", "text")) as server:
+        check(server.wait_ready(), stream_id, first, seen)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"reasoning_format": "deepseek-legacy"}, "reasoning_format"),
+        ({"reasoning_effort": "very"}, "reasoning_effort"),
+        ({"include_reasoning": "no"}, "include_reasoning"),
+        ({"messages": [{**ASKED, "reasoning_content": "b"}]}, "messages"),
+        ({"messages": [ASKED, {"role": "assistant", "reasoning_content": "a\0b"}]}, "prompt"),
+        ({"messages": [ASKED, {"role": "assistant", "reasoning_content": 7}]}, "messages[1].reasoning_content"),
+    ],
+)
+def test_what_cannot_be_is_refused(more: dict[str, Any], param: str, thinking: Server) -> None:
+    answer = thinking.post("/v1/chat/completions", BODY | more)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_a_field_without_effect_is_named(thinking: Server, server: Server) -> None:
+    said = [ASKED, {"role": "assistant", "content": "So.", "reasoning_content": "Hm."}, ASKED]
+    asked = {"messages": said, "max_tokens": 3, "reasoning_effort": "low"}
+    ignored = server.post("/v1/chat/completions", asked).headers["x-tailrace-ignored"]
+    assert ignored == "messages[].reasoning_content, reasoning_effort"
+    # This template asks for earlier reasoning, and does not know of effort.
+    assert thinking.post("/v1/chat/completions", asked).headers["x-tailrace-ignored"] == "reasoning_effort"
+    off = thinking.post("/v1/chat/completions", BODY | {"reasoning_effort": "none"})
+    assert "x-tailrace-ignored" not in off.headers
+    assert "reasoning_content" not in off.json()["choices"][0]["message"]
+
+
+def test_data_of_events_is_read(thinking: Server) -> None:
+    """The lines of an event stand in the order that every client reads."""
+    body = whole_stream(thinking, thinking.create(BODY))
+    first = next(block for block in body.split(b"\n\n") if b"event: reasoning" in block)
+    assert [line.partition(b":")[0] for line in first.splitlines()] == [b"event", b"data", b"id"]
+    assert as_json(first.splitlines()[1].removeprefix(b"data: "))["token_ids"]

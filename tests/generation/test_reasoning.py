@@ -1,0 +1,178 @@
+"""Reasoning on its way from ids to events: told from the text, whatever comes in between."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.generation.world import World, asked, end_of, text_of, tokenizer
+from tests.streams.virtual_time import run as run_scenario
+
+from tailrace.engines.scripted.engine import scripted_token
+from tailrace.errors import EngineLost
+from tailrace.generation import Run
+from tailrace.streams import StreamLog
+from tailrace.text.reasoning import split_beginning
+from tailrace.types import End, GenerateRequest, Message, Sampling, TextDelta
+
+THINKS = 16  # tokens of reasoning
+OPEN, CLOSE = 8, 11  # tokens of the markers, with the white space around them
+WHOLE = OPEN + THINKS + CLOSE + 12
+
+
+def thinking(**options: float) -> World:
+    return World(options={"thinks": THINKS, **options}, thinks=True)
+
+
+async def begin(world: World, content: str = "Hi", **asked: object) -> Run:
+    sampling = Sampling(temperature=0.0, seed=1, max_tokens=WHOLE)
+    given = {"messages": (Message("user", content),), "sampling": sampling, **asked}
+    return await world.generator.create(GenerateRequest(on_disconnect="detach", linger_s=1e6, **given))  # type: ignore[arg-type]  # of several kinds
+
+
+def reasoning_of(log: StreamLog, choice: int = 0) -> str:
+    return "".join(e.reasoning for e in log.events if isinstance(e, TextDelta) and e.choice == choice)
+
+
+def written(run: Run, num_tokens: int, seed: int = 1) -> str:
+    """What the engine writes, markers and all."""
+    ids = [scripted_token(asked(run), seed, index, thinks=THINKS) for index in range(num_tokens)]
+    return b"".join(tokenizer().pieces[i] for i in ids).decode("utf-8", "replace")
+
+
+def oracle(run: Run, num_tokens: int = WHOLE, seed: int = 1) -> tuple[str, str]:
+    known = run.choices[0].reasoning_format
+    assert known is not None
+    return split_beginning(known, written(run, num_tokens, seed))[:2]
+
+
+@settings(max_examples=40)
+@given(num_steps=st.integers(1, WHOLE), num_tokens=st.integers(1, WHOLE))
+def test_reasoning_is_told_from_text(num_steps: int, num_tokens: int) -> None:
+    async def scenario() -> None:
+        world = thinking()
+        run = await begin(world, sampling=Sampling(temperature=0.0, seed=1, max_tokens=num_tokens))
+        world.finish(run, num_steps=num_steps)
+        assert (reasoning_of(run.log), text_of(run.log)) == oracle(run, num_tokens)
+        deltas = [event for event in run.log.events if isinstance(event, TextDelta)]
+        assert not any(delta.text and delta.reasoning for delta in deltas)
+        assert sum(len(delta.token_ids) for delta in deltas) == num_tokens
+        assert [delta.finish_reason for delta in deltas] == [None] * (len(deltas) - 1) + ["length"]
+        assert end_of(run.log).num_reasoning_tokens == _num_reasoning(num_tokens)
+        world.check_idle()
+
+    run_scenario(scenario())
+
+
+def _num_reasoning(num_tokens: int) -> int:
+    """From the whole first marker to the end of the second, without the white space behind that."""
+    return min(num_tokens, OPEN + THINKS + CLOSE - 2) if num_tokens >= OPEN - 1 else 0
+
+
+@pytest.mark.parametrize("num_given", range(1, WHOLE))
+async def test_it_goes_on_where_the_engine_died(num_given: int) -> None:
+    """In the middle of either marker, too."""
+    world = thinking()
+    run = await begin(world)
+    for _ in range(num_given):
+        world.engine.step()
+    before = list(run.log.events)
+    world.engine.lose(EngineLost("gone"))
+    world.engine.come_back()
+    world.finish(run)
+    assert run.log.events[: len(before)] == before
+    assert (reasoning_of(run.log), text_of(run.log)) == oracle(run)
+    assert end_of(run.log).continuity == "replayed"
+    assert end_of(run.log).num_reasoning_tokens == _num_reasoning(WHOLE)
+    world.check_idle()
+
+
+@pytest.mark.parametrize("num_given", [3, OPEN + 4, OPEN + THINKS + 5, OPEN + THINKS + CLOSE + 4])
+async def test_it_goes_on_behind_what_came_out_differently(num_given: int) -> None:
+    world = thinking()
+    run = await begin(world)
+    world.engine.step(num_given)
+    before = reasoning_of(run.log), text_of(run.log)
+    world.engine.twist = 1
+    world.engine.lose(EngineLost("gone"))
+    world.engine.come_back()
+    world.finish(run)
+    reasoning, text = reasoning_of(run.log), text_of(run.log)
+    assert reasoning.startswith(before[0])
+    assert text.startswith(before[1])
+    assert end_of(run.log).usage.num_completion_tokens == WHOLE
+
+
+@pytest.mark.parametrize("num_steps", [1, 5, WHOLE])
+async def test_stop_strings_are_looked_for_in_the_text_alone(num_steps: int) -> None:
+    world = thinking()
+    run = await begin(world)
+    world.finish(run)
+    reasoning, text = oracle(run)
+    word = next(letter for letter in text if letter.isalpha() and letter in reasoning)
+    stopped = await begin(world, sampling=Sampling(temperature=0.0, seed=1, max_tokens=WHOLE, stop=(word,)))
+    world.finish(stopped, num_steps=num_steps)
+    assert (reasoning_of(stopped.log), text_of(stopped.log)) == (reasoning, text.partition(word)[0])
+    last = stopped.log.events[-2]
+    assert isinstance(last, TextDelta)
+    assert (last.finish_reason, last.stop) == ("stop", word)
+
+
+async def test_each_choice_has_its_own_reasoning() -> None:
+    world = thinking()
+    run = await begin(world, sampling=Sampling(temperature=0.0, seed=1, max_tokens=WHOLE, n=2))
+    world.finish(run, num_steps=3)
+    for choice in (0, 1):
+        assert (reasoning_of(run.log, choice), text_of(run.log, choice)) == oracle(run, seed=1 + choice)
+    assert end_of(run.log).num_reasoning_tokens == 2 * _num_reasoning(WHOLE)
+
+
+async def test_it_may_be_left_in_the_text() -> None:
+    world = thinking()
+    run = await begin(world, split_reasoning=False)
+    world.finish(run)
+    assert (reasoning_of(run.log), text_of(run.log)) == ("", written(run, WHOLE))
+    assert end_of(run.log).num_reasoning_tokens == 0
+
+
+async def test_a_prompt_is_continued_as_the_model_writes() -> None:
+    world = thinking()
+    run = await begin(world, messages=(), prompts=("Hi",))
+    world.finish(run)
+    assert (reasoning_of(run.log), text_of(run.log)) == ("", written(run, WHOLE))
+
+
+async def test_logprobs_stay_with_their_tokens() -> None:
+    world = thinking()
+    run = await begin(world, sampling=Sampling(temperature=0.0, seed=1, max_tokens=WHOLE, logprobs=True))
+    world.finish(run, num_steps=WHOLE)
+    deltas = [event for event in run.log.events if isinstance(event, TextDelta)]
+    assert [bool(delta.reasoning) for delta in deltas] == [True, False]
+    assert all(len(delta.logprobs) == len(delta.token_ids) for delta in deltas)
+
+
+async def test_an_answer_that_was_cut_off_in_its_reasoning_is_continued_there() -> None:
+    world = thinking()
+    first = await begin(world, sampling=Sampling(temperature=0.0, seed=1, max_tokens=OPEN + 4))
+    world.finish(first)
+    thought = reasoning_of(first.log)
+    assert thought
+    said = (Message("user", "Hi"), Message("assistant", "", reasoning=thought))
+    run = await begin(world, messages=said, continue_final=True)
+    world.finish(run)
+    prompt = b"".join(tokenizer().pieces[i] for i in asked(run)).decode()
+    assert prompt.endswith(f"<|assistant|><think>\n{thought}")
+    assert (reasoning_of(run.log), text_of(run.log)) == oracle(run)
+    assert reasoning_of(run.log).startswith("<think>")  # the scripted engine begins anew
+
+
+async def test_a_stream_of_two_choices_is_counted_after_a_restart() -> None:
+    world = thinking()
+    run = await begin(world, sampling=Sampling(temperature=0.0, seed=1, max_tokens=WHOLE, n=2))
+    world.finish(run)
+    end = run.log.events[-1]
+    assert isinstance(end, End)
+    choice = run.choices[0]
+    ids = [i for e in run.log.events if isinstance(e, TextDelta) and e.choice == 0 for i in e.token_ids]
+    choice.start_replay(ids)
+    assert 2 * choice.num_reasoning_tokens == end.num_reasoning_tokens
