@@ -42,6 +42,7 @@ class Answer:
     count: int
     seed: int = 0
     thinks: int = 0
+    utf8: bool = True
 
     @cached_property
     def prompt_ids(self) -> tuple[int, ...]:
@@ -49,7 +50,8 @@ class Answer:
 
     @cached_property
     def token_ids(self) -> list[int]:
-        return [scripted_token(self.prompt_ids, self.seed, index, thinks=self.thinks) for index in range(self.count)]
+        ids, seed = self.prompt_ids, self.seed
+        return [scripted_token(ids, seed, at, utf8=self.utf8, thinks=self.thinks) for at in range(self.count)]
 
     @cached_property
     def texts(self) -> list[str]:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import httpx
 import psutil
@@ -53,12 +53,13 @@ class Server:
 
     command: tuple[str, ...] = (TAILRACE,)
     verb = "serve"
+    usual_flags: tuple[str, ...] = ("--port", "0", "--drain-s", "0.2")
     patience_s = 15.0
     listening = r"Listening on http://127\.0\.0\.1:([0-9]+)"
 
     def __init__(self, source: str, *flags: str, directory: Path | None = None) -> None:
         self.process = subprocess.Popen(
-            [*self.command, self.verb, source, "--port", "0", "--drain-s", "0.2", *flags],
+            [*self.command, self.verb, source, *self.usual_flags, *flags],
             cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             text=True, env=_environment_of(flags), start_new_session=True,
         )  # fmt: skip
@@ -102,7 +103,7 @@ class Server:
         assert found, f"no line with {pattern!r} in:\n{self.log}"
         return found[0]
 
-    def wait_ready(self, *, timeout_s: float = LONG_S) -> Server:
+    def wait_ready(self, *, timeout_s: float = LONG_S) -> Self:
         self.port = int(self.wait_line(self.listening, timeout_s=timeout_s)[1])
         return self
 

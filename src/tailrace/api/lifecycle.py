@@ -57,9 +57,13 @@ _HEADERS = {
 
 
 def build_routes(
-    models: Models, durable: DurableStore, settings: Settings, records: Records | None = None
+    models: Models,
+    durable: DurableStore,
+    settings: Settings,
+    records: Records | None = None,
+    own_routes: Sequence[BaseRoute] = (),
 ) -> list[BaseRoute]:
-    """All that the server answers."""
+    """All that the server answers; first what a program of its own adds."""
     metrics = Metrics(*(served.generator for served in models))
     bodies = BodyBudget(settings)
     conversations = records.conversations if records is not None else None
@@ -75,13 +79,19 @@ def build_routes(
         sessions = SessionRoutes(records)
         own = [*access.table(), *sessions.table(), *usage.table()]
         own += [*files.table(), *talks.table()]  # in this order: `export` is no conversation's id
-    return [*own, *streams.table(), *routes.table(), *sockets.table()]
+    return [*own_routes, *own, *streams.table(), *routes.table(), *sockets.table()]
 
 
-def build_app(models: Models, durable: DurableStore, settings: Settings, records: Records | None = None) -> ASGIApp:
+def build_app(
+    models: Models,
+    durable: DurableStore,
+    settings: Settings,
+    records: Records | None = None,
+    own_routes: Sequence[BaseRoute] = (),
+) -> ASGIApp:
     """The ASGI application over the models. Without records there are no keys, and nobody needs one;
     nor are conversations kept."""
-    router = Router(build_routes(models, durable, settings, records), redirect_slashes=False)
+    router = Router(build_routes(models, durable, settings, records, own_routes), redirect_slashes=False)
     keyring = records.keyring if records is not None else Keyring()
     keyring.on_revoked(models.end_streams_of)
     if settings.audit_log:
@@ -101,9 +111,10 @@ async def serve(
     more: Sequence[Source] = (),
     on_ready: Callable[[Service], None] = lambda service: None,
     on_drain: Callable[[int], None] = lambda num_streams: None,
+    own_routes: Callable[[Service], Sequence[BaseRoute]] = lambda service: (),
 ) -> None:
     """Serve on a bound socket until SIGTERM or SIGINT, then drain. A second signal leaves at once, and so does the
-    first while the engine loads.
+    first while the engine loads. `own_routes` are answered beside all others.
 
     Raises: ModelError if the engine cannot load the model.
     """
@@ -136,7 +147,7 @@ async def serve(
                 sock.listen(BACKLOG)
             except OSError as error:  # somebody else began to, meanwhile
                 raise ModelError(f"Cannot listen on {settings.host}:{settings.port}: {error.strerror}.") from None
-            app = build_app(service.models, service.durable, settings, records)
+            app = build_app(service.models, service.durable, settings, records, own_routes(service))
             server = Uvicorn(app, settings)
             async with asyncio.TaskGroup() as serving:
                 serving.create_task(server.serve(sockets=[sock]))

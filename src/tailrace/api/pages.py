@@ -19,9 +19,8 @@ from starlette.routing import Route
 
 from tailrace.api.openapi import document, routes_page
 
-__all__ = ["Pages", "wants_page"]
+__all__ = ["PageFiles", "Pages", "wants_page"]
 
-_INDEX = "index.html"
 _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -49,16 +48,30 @@ class _File:
     etag: str
 
 
-class Pages:
-    """The page and its files. Raises: OSError if one cannot be read."""
+class PageFiles:
+    """The files in the folder `page` of a package. Raises: OSError if one cannot be read."""
 
-    def __init__(self) -> None:
-        with resources.as_file(resources.files("tailrace.api").joinpath("page")) as folder:
+    def __init__(self, package: str) -> None:
+        with resources.as_file(resources.files(package).joinpath("page")) as folder:
             self._files = {
                 path.relative_to(folder).as_posix(): _read(path.read_bytes(), _MEDIA_TYPES[path.suffix])
                 for path in folder.rglob("*")
                 if path.suffix in _MEDIA_TYPES
             }
+
+    def answer(self, request: Request, name: str, headers: dict[str, str] | None = None) -> Response:
+        """Raises: HTTPException if there is no such file."""
+        file = self._files.get(name)
+        if file is None:
+            raise HTTPException(404)
+        return _answer(request, file, headers or {})
+
+
+class Pages:
+    """The page and its files. Raises: OSError if one cannot be read."""
+
+    def __init__(self) -> None:
+        self._files = PageFiles("tailrace.api")
         self._docs: _File | None = None
 
     def table(self) -> list[Route]:
@@ -66,7 +79,7 @@ class Pages:
         return [Route("/page/{name:path}", self.show_file, methods=["GET"])]
 
     async def index(self, request: Request) -> Response:
-        return _answer(request, self._files[_INDEX], {"vary": "accept"})
+        return self._files.answer(request, "index.html", {"vary": "accept"})
 
     async def show_docs(self, request: Request) -> Response:
         """All routes; made when somebody asks for it first."""
@@ -75,10 +88,7 @@ class Pages:
         return _answer(request, self._docs, {})
 
     async def show_file(self, request: Request) -> Response:
-        file = self._files.get(request.path_params["name"])
-        if file is None:
-            raise HTTPException(404)
-        return _answer(request, file, {})
+        return self._files.answer(request, request.path_params["name"])
 
 
 def wants_page(request: Request) -> bool:

@@ -261,6 +261,11 @@ class Models:
         if error is not None:
             raise EngineLost(error.message, retry_after_s=error.retry_after_s)
 
+    def preload(self, served: Served) -> None:
+        """Begin to load a model for which nobody has asked yet."""
+        if not served.takes_memory:
+            served.loading = self._begin(self._load(served))
+
     def begun(self, served: Served) -> None:
         """It has been loaded: unload it when its time has come."""
         if served.settings.idle_unload_s and served.model not in self._timers:

@@ -1,0 +1,205 @@
+"""What the demo's page asks, beside the wires that every server has.
+
+Two routes kill a process: the engine's worker, or this server. They need a token that only a page of this server can
+read, from a connection of this machine that no proxy has passed on, and no page of another origin may ask.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import signal
+from collections import OrderedDict
+from pathlib import Path
+
+import msgspec
+from starlette.background import BackgroundTask
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
+
+from tailrace import __version__
+from tailrace.access.principal import caller_of, is_loopback, owner_of
+from tailrace.api.asking import is_from_elsewhere
+from tailrace.api.facts import facts_of
+from tailrace.api.pages import PageFiles
+from tailrace.api.routes import route
+from tailrace.demo.plain import PlainAnswer, PlainBody
+from tailrace.dialects import View
+from tailrace.dialects.bodies import read_fields, read_json, require_json
+from tailrace.dialects.native import NativeView
+from tailrace.dialects.openai_chunks import ChatView
+from tailrace.dialects.plain import TEXT
+from tailrace.dialects.tgi_answers import TGIView
+from tailrace.errors import EngineLost, Forbidden, UnknownModel, UnknownStream
+from tailrace.generation import Observer, Times
+from tailrace.generation.models import NO_SUCH_MODEL, Served
+from tailrace.generation.service import Service
+from tailrace.http.answers import STREAM_HEADERS, JsonAnswer, StreamAnswer
+from tailrace.http.bodies import BodyBudget
+from tailrace.settings import Settings
+from tailrace.streams import Record
+
+__all__ = ["TOKEN_HEADER", "DemoRoutes"]
+
+TOKEN_HEADER = "x-tailrace-demo"  # noqa: S105 - the name of a header
+_FORWARDED = ("forwarded", "via", "x-forwarded-for", "x-forwarded-host", "x-real-ip")  # what proxies add
+_MAX_TIMES = 256
+_VIEWS: dict[str, View] = {
+    "native": NativeView(),
+    "openai": ChatView(),
+    "plain": TEXT,
+    "tgi": TGIView(whole_in_list=False, details=False, prefill=False, full_text=False, sampled=True),
+}
+
+
+class _Stations(Observer):
+    """When streams of this process came to the engine and to their first token: the last of them, by id."""
+
+    def __init__(self) -> None:
+        self._times: OrderedDict[str, Times] = OrderedDict()
+
+    def on_admitted(self, record: Record, times: Times) -> None:
+        self._times[record.stream_id] = times
+        if len(self._times) > _MAX_TIMES:
+            self._times.popitem(last=False)
+
+    def spent(self, stream_id: str) -> dict[str, float | None]:
+        """Raises: UnknownStream."""
+        times = self._times.get(stream_id)
+        if times is None or times.admitted_s is None:
+            raise UnknownStream("This process has not begun such a stream.")
+        prefill_s = None if times.first_s is None else times.first_s - times.admitted_s
+        return {"queue_s": times.admitted_s - times.asked_s, "prefill_s": prefill_s}
+
+
+class DemoRoutes:
+    """The page and its files, the state of the demo, and what it does. `fetch_file` is where the parent says how far
+    the model is."""
+
+    def __init__(self, service: Service, settings: Settings, fetch_file: Path) -> None:
+        self._service = service
+        self._settings = settings
+        self._fetch_file = fetch_file
+        self._token = secrets.token_urlsafe(24)
+        self._bodies = BodyBudget(settings)
+        self._stations = _Stations()
+        for served in service.models:
+            served.generator.observers.add(self._stations)
+        self._page = PageFiles("tailrace.demo")
+
+    def table(self) -> list[BaseRoute]:
+        return [
+            route("GET", "/demo", self.show_page),
+            route("GET", "/demo/page/{name}", self.show_file),
+            route("GET", "/demo/state", self.show_state),
+            route("GET", "/demo/streams/{stream_id}/times", self.show_times),
+            route("GET", "/demo/streams/{stream_id}/as/{wire}", self.show_stream),
+            route("POST", "/demo/plain", self.stream_plainly),
+            route("POST", "/demo/kill/engine", self.kill_engine),
+            route("POST", "/demo/kill/server", self.kill_server),
+        ]
+
+    async def show_page(self, request: Request) -> ASGIApp:
+        return self._page.answer(request, "index.html")
+
+    async def show_file(self, request: Request) -> ASGIApp:
+        return self._page.answer(request, request.path_params["name"])
+
+    async def show_state(self, request: Request) -> ASGIApp:
+        """Who runs, and the token with which they can be killed."""
+        state = {
+            "version": __version__,
+            "token": self._token,
+            "server": {"pid": os.getpid(), "life": self._service.store.epoch},
+            "max_sequences": self._settings.max_sequences,
+            "models": [_model_state(served) for served in self._service.models],
+            "fetch": self._fetch(),
+        }
+        return JsonAnswer(msgspec.json.encode(state))
+
+    async def show_times(self, request: Request) -> ASGIApp:
+        """How long a stream waited, and how long its prompt was read, in seconds."""
+        return JsonAnswer(msgspec.json.encode(self._stations.spent(request.path_params["stream_id"])))
+
+    async def show_stream(self, request: Request) -> ASGIApp:
+        """Any stream on any of four wires, whichever it began on. Raises: as `LogStore.read`."""
+        view = _VIEWS.get(request.path_params["wire"])
+        if view is None:
+            raise HTTPException(404)
+        log = await self._service.store.read(owner_of(request.scope), request.path_params["stream_id"])
+        encoder = view.open(facts_of(self._service.models.of(log), log))
+        return StreamAnswer(log, encoder, view, after=0, headers=(), heartbeat_s=self._settings.heartbeat_s)
+
+    async def stream_plainly(self, request: Request) -> ASGIApp:
+        require_json(request.headers)
+        with self._bodies.reader(caller_of(request.scope)) as reader:
+            body = read_json(await reader.read(request.headers, request.receive))
+            fields, _ = read_fields(body, PlainBody, strict=True)
+        headers = {**STREAM_HEADERS, "content-type": "text/event-stream; charset=utf-8"}
+        return PlainAnswer(self._find(fields.model), fields, headers)
+
+    async def kill_engine(self, request: Request) -> ASGIApp:
+        """SIGKILL to the worker of `?model=`. Raises: EngineLost if it is not there just now."""
+        self._check_killer(request)
+        pid = self._find(request.query_params.get("model")).supervisor.pid
+        if pid is None:
+            raise EngineLost("This engine does not run just now.", retry_after_s=1.0)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        return JsonAnswer(msgspec.json.encode({"killed": pid}))
+
+    async def kill_server(self, request: Request) -> ASGIApp:
+        """SIGKILL to this process, once the answer is written."""
+        self._check_killer(request)
+        pid = os.getpid()
+
+        async def kill() -> None:
+            asyncio.get_running_loop().call_soon(os.kill, pid, signal.SIGKILL)
+
+        return JsonAnswer(msgspec.json.encode({"killed": pid}), background=BackgroundTask(kill))
+
+    def _check_killer(self, request: Request) -> None:
+        """Raises: Forbidden. The edge has looked at Host and Origin before."""
+        given = request.headers.get(TOKEN_HEADER, "").encode()
+        if not secrets.compare_digest(given, self._token.encode()):
+            raise Forbidden("The token of this demo is missing or wrong.", param=TOKEN_HEADER)
+        if not is_loopback(caller_of(request.scope)) or any(name in request.headers for name in _FORWARDED):
+            raise Forbidden("Only this machine itself may do that, without a proxy.")
+        if is_from_elsewhere(request):
+            raise Forbidden("Other pages may not do that.", param="sec-fetch-site")
+
+    def _find(self, name: str | None) -> Served:
+        """Raises: UnknownModel."""
+        served = self._service.models.find(name)
+        if served is None:
+            raise UnknownModel(NO_SUCH_MODEL, param="model")
+        return served
+
+    def _fetch(self) -> object:
+        """How far the model is; None if nothing is fetched."""
+        try:
+            return msgspec.json.decode(self._fetch_file.read_bytes())
+        except (OSError, msgspec.DecodeError):
+            return None
+
+
+def _model_state(served: Served) -> dict[str, object]:
+    capabilities = served.supervisor.capabilities
+    if served.is_loaded:
+        state = "ready" if served.supervisor.is_ready else "restarting"
+    elif served.loading is not None:
+        state = "loading"
+    else:
+        state = "failed" if served.refusal else "unloaded"
+    return {
+        "name": served.model,
+        "engine": capabilities.engine if capabilities is not None else served.supervisor.spec.engine,
+        "is_simulated": served.supervisor.spec.engine == "scripted",
+        "can_chat": served.can_chat,
+        "state": state,
+        "pid": served.supervisor.pid,
+    }

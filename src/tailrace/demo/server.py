@@ -1,0 +1,81 @@
+"""The demo's server: `tailrace serve` with the simulated engine and the real model, and what the page asks beside.
+
+Run by `keeper` as `python -m tailrace.demo.server PARENT DIRECTORY PORT MODEL`; an empty MODEL is the simulated engine
+alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import click
+
+from tailrace import eventloop
+from tailrace.api.lifecycle import serve
+from tailrace.child import begin_child
+from tailrace.demo.keeper import FETCH_FILE
+from tailrace.demo.routes import DemoRoutes
+from tailrace.errors import ModelError
+from tailrace.generation.service import Service
+from tailrace.generation.source import find_source
+from tailrace.http.listening import bind
+from tailrace.models import NoProgress
+from tailrace.models.places import prepared_path
+from tailrace.settings import Settings
+
+__all__ = ["SIMULATED", "main"]
+
+SIMULATED = "scripted:tokens_per_s=24,utf8=0"
+_MAX_SEQUENCES = 8  # the size of the batch that the page shows; a ninth stream is seen to wait
+
+
+def main() -> None:
+    """Serve until SIGTERM. Exit status 1 where that cannot be, with a line that says why."""
+    parent, directory, port, model = sys.argv[1:]
+    begin_child(int(parent))
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the event loop takes it over
+    logging.basicConfig(level=logging.WARNING, format="tailrace: %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    settings = Settings(
+        port=int(port), data_dir=directory, max_sequences=_MAX_SEQUENCES, drain_s=0.0, default_max_tokens=200
+    )
+    try:
+        eventloop.run(_serve(settings, Path(directory), model))
+    except* ModelError as group:
+        click.echo(f"tailrace: {eventloop.first_error(group)}", err=True)
+        sys.exit(1)
+
+
+async def _serve(settings: Settings, directory: Path, model: str) -> None:
+    try:
+        sock = bind(settings)
+    except OSError as error:
+        raise ModelError(f"Cannot listen on {settings.host}:{settings.port} ({error.strerror}).") from None
+    simulated = find_source(SIMULATED, NoProgress())
+    real = [find_source(model, NoProgress(), settings.engine)] if model else []
+
+    def on_ready(service: Service) -> None:
+        for served in list(service.models)[1:]:
+            service.models.preload(served)
+        on = {0: "", 1: " 1 stream goes on."}.get(service.num_recovered, f" {service.num_recovered} streams go on.")
+        click.echo(f"Server {os.getpid()} is ready: http://127.0.0.1:{settings.port}/demo{on}", err=True)
+
+    with sock:
+        await serve(
+            simulated,
+            settings,
+            sock,
+            data_path=directory,
+            cache_path=prepared_path(),
+            more=real,
+            on_ready=on_ready,
+            own_routes=lambda service: DemoRoutes(service, settings, directory / FETCH_FILE).table(),
+        )
+
+
+if __name__ == "__main__":
+    main()
