@@ -52,8 +52,7 @@ class PlainAnswer:
         generator, supervisor, body = self._served.generator, self._served.supervisor, self._body
         _running.add(self)
         try:
-            asked = (Message("user", body.prompt),) if self._served.can_chat else ()
-            request = GenerateRequest(messages=asked, prompts=() if asked else (body.prompt,))
+            request = GenerateRequest(messages=(Message("user", body.prompt),))
             (prompt,) = await generator.prompts.encode(request)
             sampling = Sampling(temperature=body.temperature, seed=body.seed, max_tokens=body.max_tokens)
             sequence = Sequence(generator.new_sequence_id(), prompt.ids, sampling)

@@ -199,7 +199,6 @@ def _model_state(served: Served) -> dict[str, object]:
         "name": served.model,
         "engine": capabilities.engine if capabilities is not None else served.supervisor.spec.engine,
         "is_simulated": served.supervisor.spec.engine == "scripted",
-        "can_chat": served.can_chat,
         "state": state,
         "pid": served.supervisor.pid,
     }

@@ -57,6 +57,8 @@ async def _serve(settings: Settings, directory: Path, model: str) -> None:
         raise ModelError(f"Cannot listen on {settings.host}:{settings.port} ({error.strerror}).") from None
     simulated = find_source(SIMULATED, NoProgress())
     real = [find_source(model, NoProgress(), settings.engine)] if model else []
+    if any(source.card.chat_template is None for source in real):
+        raise ModelError("The demo asks in chats, and this model has no chat template.")
 
     def on_ready(service: Service) -> None:
         for served in list(service.models)[1:]:

@@ -1,0 +1,75 @@
+/** One stream alone, then eight together: what a batch gives. */
+
+import { useSignal } from "/page/lib/signals.js";
+
+import { Panel, Section, Start, Text, html, now } from "/demo/page/parts.js";
+import { Snippets, atOnce } from "/demo/page/snippets.js";
+import { asking, begin, speaker } from "/demo/page/state.js";
+import { together } from "/demo/page/streams.js";
+
+const TOKENS = 60;
+const TOPICS = ["a river", "a lighthouse", "a dog", "a mill", "a bridge", "the rain", "a boat", "the stars"];
+const NOBODY = { texts: TOPICS.map(() => ""), alone: null, all: null, phase: "" };
+
+export function Batch() {
+  const shown = useSignal(NOBODY);
+  const model = useSignal(null);
+
+  /** Tokens a second of some of the topics together, from the first token to the last. */
+  async function measure(topics, signal) {
+    const bodies = new Map(topics.map((topic) => [topic, question(model.value, topic)]));
+    let tokens = 0;
+    let first = null;
+    let last = null;
+    const token = (topic, { text, token_ids }) => {
+      last = now();
+      if (first === null) first = last;
+      else tokens += token_ids.length;
+      const texts = shown.value.texts.with(TOPICS.indexOf(topic), shown.value.texts[TOPICS.indexOf(topic)] + text);
+      shown.value = { ...shown.value, texts };
+    };
+    await together(bodies, { token }, signal);
+    return last > first ? tokens / (last - first) : null;
+  }
+
+  async function start() {
+    const signal = begin();
+    model.value = speaker.value;
+    try {
+      shown.value = { ...NOBODY, phase: "One stream alone …" };
+      const alone = await measure(TOPICS.slice(0, 1), signal);
+      if (signal.aborted) return;
+      shown.value = { ...NOBODY, alone, phase: "Eight streams together …" };
+      const all = await measure(TOPICS, signal);
+      if (!signal.aborted) shown.value = { ...shown.value, all };
+    } finally {
+      shown.value = { ...shown.value, phase: "" };
+    }
+  }
+
+  const { texts, alone, all, phase } = shown.value;
+  const most = Math.max(alone ?? 0, all ?? 0, 1);
+  return html`<${Section} id="batch" number="5" title="Eight streams, one batch">
+    <p>An engine reads all its weights for each token. Eight streams in a batch share that: each is slower than alone, and
+      together they are faster.${model.value?.is_simulated && html` <strong>The simulated engine reads no weights</strong>: it gives
+      each stream the same number of tokens a second, however many there are.`}</p>
+    <div class="actions"><${Start} onStart=${start}>Ask one, then eight<//><span class="soft" role="status">${phase}</span></div>
+    <${Rate} name="alone" rate=${alone} most=${most} />
+    <${Rate} name="eight together" rate=${all} most=${most} />
+    ${alone && all ? html`<p id="gain"><strong>${(all / alone).toFixed(1)} times</strong> the tokens in the same time.</p>` : ""}
+    <div class="grid">
+      ${texts.map((text, index) => html`<${Panel} key=${index} title=${TOPICS[index]} mood=${text && phase ? "running" : text ? "ended" : "idle"}>
+        <${Text}>${text}<//>
+      <//>`)}
+    </div>
+    <${Snippets} programs=${() => atOnce(TOPICS.map((topic) => question(speaker.value, topic)))} />
+  <//>`;
+}
+
+const question = (model, topic) => asking(model, TOKENS, `Tell me a story about ${topic}.`);
+
+function Rate({ name, rate, most }) {
+  return html`<div class="rate"><span>${name}</span>
+    <svg viewBox="0 0 100 6" preserveAspectRatio="none" aria-hidden="true"><rect width=${(100 * (rate ?? 0)) / most} height="6" /></svg>
+    <span>${rate === null ? "" : `${rate.toFixed(1)} tokens/s`}</span></div>`;
+}

@@ -1,0 +1,53 @@
+/** Two models side by side: the same question to the real one and to the simulated one. */
+
+import { useSignal } from "/page/lib/signals.js";
+
+import { Panel, Section, Start, Text, html, now, seconds } from "/demo/page/parts.js";
+import { Snippets, atOnce } from "/demo/page/snippets.js";
+import { asking, begin, real, simulated } from "/demo/page/state.js";
+import { create, follow } from "/demo/page/streams.js";
+
+const TOKENS = 80;
+
+export function Models() {
+  const answers = useSignal({}); // by the name of a model: {text, mood, state}
+  const both = [real.value, simulated.value].filter(Boolean);
+
+  async function ask(model, signal) {
+    const since = now();
+    const put = (change) => (answers.value = { ...answers.value, [model.name]: { ...answers.value[model.name], ...change } });
+    put({ text: "", mood: "waiting", state: model.state === "ready" ? "" : "It is being loaded." });
+    let tokens = 0;
+    let first = null;
+    const token = ({ text }) => {
+      tokens += 1;
+      first ??= now();
+      put({ text: answers.value[model.name].text + text, mood: "running", state: `first token after ${seconds(first - since)}` });
+    };
+    try {
+      const end = await follow(await create(asking(model, TOKENS), signal), { token }, signal);
+      const rate = tokens > 1 ? `, ${((tokens - 1) / (now() - first)).toFixed(1)} tokens/s` : "";
+      put({ mood: "ended", state: end ? `${answers.value[model.name].state}${rate}` : "stopped" });
+    } catch (error) {
+      put({ mood: "failed", state: signal.aborted ? "stopped" : error.message });
+    }
+  }
+
+  async function start() {
+    const signal = begin();
+    await Promise.all(both.map((model) => ask(model, signal)));
+  }
+
+  return html`<${Section} id="models" number="6" title="Two models, one server">
+    <p>One address, several models; a request names the one that it means. Each has an engine process of its own, so that one
+      may die and the other does not notice.${real.value ? "" : html` <strong>Only the simulated engine is here so far.</strong>`}</p>
+    <div class="actions"><${Start} onStart=${start}>${both.length > 1 ? "Ask both" : "Ask"}<//></div>
+    <div class="pair">
+      ${both.map((model) => {
+        const { text, mood, state } = answers.value[model.name] ?? { text: "", mood: "idle" };
+        return html`<${Panel} key=${model.name} title=${model.engine.split("-")[0]} model=${model} mood=${mood} state=${state}><${Text}>${text.trimStart()}<//><//>`;
+      })}
+    </div>
+    <${Snippets} programs=${() => atOnce(both.map((model) => asking(model, TOKENS)))} />
+  <//>`;
+}

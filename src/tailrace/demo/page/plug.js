@@ -1,0 +1,123 @@
+/** Pull the plug: the engine or the server is killed under two streams, one that is kept and one that is not. */
+
+import { useSignal } from "/page/lib/signals.js";
+
+import { Panel, Section, Start, Text, html, now, seconds } from "/demo/page/parts.js";
+import { Snippets, resuming } from "/demo/page/snippets.js";
+import { asking, begin, demo, isAway, kill, look, prompt, speaker } from "/demo/page/state.js";
+import { create, events, follow, post } from "/demo/page/streams.js";
+
+const TOKENS = 250;
+const LATE_S = 0.05; // so long after a kill, what comes is from the next process, which took longer to start
+const NOTHING = { parts: [], tokens: 0, mood: "idle", state: "" };
+
+export function Plug() {
+  const plain = useSignal(NOTHING);
+  const kept = useSignal(NOTHING);
+  const model = useSignal(null);
+  const deaths = useSignal([]); // since the stream came back last: {what, at}
+
+  async function start() {
+    const signal = begin();
+    model.value = speaker.value;
+    deaths.value = [];
+    plain.value = kept.value = { ...NOTHING, mood: "waiting" };
+    await Promise.all([runPlain(model.value, plain, signal), runKept(model.value, kept, deaths, signal)]);
+  }
+
+  async function pull(what) {
+    await kill(what, model.value);
+    deaths.value = [...deaths.value, { what, at: now() }];
+    await look();
+  }
+
+  const isRunning = ["running", "waiting"].includes(kept.value.mood) && !isAway.value;
+  const hasEngine = isRunning && demo.value?.models.some(({ name, pid }) => name === model.value?.name && pid);
+  return html`<${Section} id="plug" number="3" title="Pull the plug">
+    <p>Two streams of the same answer. The left one is what most servers do: tokens go to the socket and are forgotten.
+      The right one is tailrace's: every token has a number and is kept before it is sent. Start both, then kill
+      something. It is a real <code>SIGKILL</code> of a real process on this machine.</p>
+    <div class="actions">
+      <${Start} onStart=${start}>Start both<//>
+      <${Start} class="danger" disabled=${!hasEngine} onStart=${() => pull("engine")}>Kill the engine<//>
+      <${Start} class="danger" disabled=${!isRunning} onStart=${() => pull("server")}>Kill the server<//>
+    </div>
+    <p class="soft" id="processes">${processes(model.value ?? speaker.value)}</p>
+    <div class="pair">
+      <${Side} title="A plain server" model=${model.value} side=${plain.value} />
+      <${Side} title="tailrace" model=${model.value} side=${kept.value} />
+    </div>
+    <${Snippets} programs=${() => resuming(asking(speaker.value, TOKENS))} />
+  <//>`;
+}
+
+function processes(model) {
+  if (isAway.value) return "The server does not answer.";
+  if (!demo.value || !model) return "";
+  const { server, models } = demo.value;
+  const engine = models.find(({ name }) => name === model.name)?.pid;
+  return `Server: process ${server.pid}, the ${ordinal(server.life)} of this demo. Engine: ${engine ? `process ${engine}` : "starting"}.`;
+}
+
+function ordinal(number) {
+  const end = number % 100 > 10 && number % 100 < 14 ? "th" : (["th", "st", "nd", "rd"][number % 10] ?? "th");
+  return `${number}${end}`;
+}
+
+function Side({ title, model, side }) {
+  const { parts, tokens, mood, state } = side;
+  return html`<${Panel} title=${title} model=${model} mood=${mood}
+      state=${html`<span>${tokens} tokens</span><strong>${state}</strong>`}>
+    <${Text}>${parts.map((part) => (typeof part === "string" ? part : html`<mark class=${part.kind}>${part.text}</mark>`))}<//>
+  <//>`;
+}
+
+/** The parts with more text behind them; marks stand between texts. */
+function grown(parts, text) {
+  return typeof parts.at(-1) === "string" ? [...parts.slice(0, -1), parts.at(-1) + text] : [...parts, text];
+}
+
+async function runPlain(model, side, signal) {
+  const { max_tokens, temperature, seed } = asking(model, TOKENS);
+  let isWhole = false;
+  try {
+    const body = { model: model.name, prompt: prompt.value, max_tokens, temperature, seed };
+    for await (const { data } of events(await post("/demo/plain", body, { signal }))) {
+      if (data === "[DONE]") isWhole = true;
+      else {
+        const { parts, tokens } = side.value;
+        side.value = { parts: grown(parts, JSON.parse(data).text), tokens: tokens + 1, mood: "running", state: "" };
+      }
+    }
+  } catch {
+    // The connection broke, before or while tokens came: what that means is said below.
+  }
+  if (isWhole) side.value = { ...side.value, mood: "ended", state: "complete" };
+  else if (signal.aborted) side.value = { ...side.value, mood: "ended", state: "stopped" };
+  else {
+    const mark = { kind: "broken", text: "connection broken; there is nothing to go on with" };
+    side.value = { ...side.value, parts: [...side.value.parts, mark], mood: "failed", state: "broken: the rest is lost" };
+  }
+}
+
+async function runKept(model, side, deaths, signal) {
+  const stream = await create(asking(model, TOKENS), signal);
+  let last = now();
+  const token = ({ text }) => {
+    const { parts, tokens } = side.value;
+    const gap = now() - last;
+    const isBack = deaths.value.length > 0 && now() - deaths.value[0].at > LATE_S;
+    const killed = deaths.value.map(({ what }) => what).join(" and ");
+    const marks = isBack ? [{ kind: "survived", text: `${killed} killed: ${seconds(gap)}` }] : [];
+    if (isBack) deaths.value = [];
+    last = now();
+    side.value = { parts: grown([...parts, ...marks], text), tokens: tokens + 1, mood: "running", state: "" };
+  };
+  const waiting = (state) => () => (side.value = { ...side.value, mood: "waiting", state });
+  const reader = { token, connected: waiting(""), disconnected: waiting("connection lost; coming back with the last id") };
+  const end = await follow(stream, reader, signal);
+  const state = { replayed: "complete; each token as it would have been", continued: "complete; it went on differently" };
+  side.value = end
+    ? { ...side.value, mood: end.status === "done" ? "ended" : "failed", state: state[end.fields.continuity] ?? (end.fields.error?.message ?? "complete") }
+    : { ...side.value, mood: "ended", state: "stopped" };
+}

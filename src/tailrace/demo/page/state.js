@@ -1,0 +1,66 @@
+/** Who runs, who speaks, and what the page asks: shared by all sections. */
+
+import { computed, signal } from "/page/lib/signals.js";
+
+import { post } from "/demo/page/streams.js";
+
+const LOOK_MS = 1000;
+
+/** What /demo/state said last; null before the first answer. */
+export const demo = signal(null);
+export const isAway = signal(false); // the server did not answer
+export const chosen = signal(null); // the model that the visitor has picked; null is the best there is
+export const prompt = signal("Tell me a story about a river.");
+
+const models = computed(() => demo.value?.models ?? []);
+export const simulated = computed(() => models.value.find((model) => model.is_simulated));
+export const real = computed(() => models.value.find((model) => !model.is_simulated));
+
+/** The model that answers: the one that was picked, or the real one as soon as it is loaded. */
+export const speaker = computed(() => {
+  const picked = models.value.find(({ name }) => name === chosen.value);
+  if (picked) return picked;
+  return real.value?.state === "ready" || real.value?.state === "restarting" ? real.value : simulated.value;
+});
+
+/** The body of a request for `model`, as /v1/streams takes it. The seed makes two runs the same. */
+export function asking(model, maxTokens, text = prompt.value) {
+  const messages = [{ role: "user", content: text }];
+  return { model: model.name, messages, max_tokens: maxTokens, temperature: 0.6, seed: 7 };
+}
+
+export async function look() {
+  try {
+    const answer = await fetch("/demo/state", { cache: "no-store", signal: AbortSignal.timeout(5 * LOOK_MS) });
+    demo.value = await answer.json();
+    isAway.value = false;
+  } catch {
+    isAway.value = true;
+  }
+}
+
+/** Look, again and again while the page is seen. */
+export async function watch() {
+  for (;;) {
+    if (!document.hidden || !demo.value) await look();
+    await new Promise((resolve) => setTimeout(resolve, LOOK_MS));
+  }
+}
+
+/** Kill the engine of `model`, or the server, with SIGKILL; returns the id of the process. The token is that of the
+ * server which runs now. Throws: as `post`. */
+export async function kill(what, model) {
+  await look();
+  const query = what === "engine" ? `?model=${encodeURIComponent(model.name)}` : "";
+  const answer = await post(`/demo/kill/${what}${query}`, {}, { headers: { "x-tailrace-demo": demo.value.token } });
+  return (await answer.json()).killed;
+}
+
+let running = new AbortController();
+
+/** One thing runs at a time: what ran before is stopped. Returns the signal that will stop this one. */
+export function begin() {
+  running.abort();
+  running = new AbortController();
+  return running.signal;
+}

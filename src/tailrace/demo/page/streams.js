@@ -1,0 +1,121 @@
+/** What the demo asks of the server: streams on several wires, and how they come. */
+
+const ENDS = new Set(["done", "cancelled", "error", "interrupted"]);
+const RETRY_MS = 200;
+
+/** The server was reached, and it said no. */
+export class Refusal extends Error {}
+
+/** POST JSON. Throws: Refusal; anything else means that the server was not reached, or that `signal` was aborted. */
+export async function post(path, body, { signal, headers = {} } = {}) {
+  const answer = await fetch(path, {
+    method: "POST",
+    headers: { "content-type": "application/json", ...headers },
+    body: JSON.stringify(body),
+    cache: "no-store",
+    signal,
+  });
+  if (answer.ok) return answer;
+  const refused = await answer.json().catch(() => ({}));
+  throw new Refusal(refused.error?.message ?? `The server answered with status ${answer.status}.`);
+}
+
+export function pause(ms, signal) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    signal?.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
+  });
+}
+
+/** The body of an answer as text, piece by piece, with its size: `{text, bytes}`. Throws if the connection breaks. */
+export async function* pieces(answer) {
+  const decoder = new TextDecoder();
+  const reader = answer.body.getReader();
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    yield { text: decoder.decode(value, { stream: true }), bytes: value.byteLength };
+  }
+}
+
+/** The server-sent events of an answer: `{name, data, id}`. What is cut off before its end is not given. */
+export async function* events(answer) {
+  let rest = "";
+  for await (const { text } of pieces(answer)) {
+    rest += text;
+    const blocks = rest.split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const event = { name: "message", data: "", id: "" };
+      for (const line of block.split("\n")) {
+        const [, field, value] = /^(\w+): ?(.*)$/.exec(line) ?? [];
+        if (field === "event") event.name = value;
+        else if (field === "data") event.data += value;
+        else if (field === "id") event.id = value;
+      }
+      if (event.data) yield event;
+    }
+  }
+}
+
+export async function create(body, signal) {
+  return (await post("/v1/streams", body, { signal })).json();
+}
+
+/** Follow a stream to its end, over any number of connections.
+ *
+ * Tells `reader` of each token, once and in order, and of the connection: `token(fields)`, `connected()`,
+ * `disconnected()`. Returns `{status, fields}`, or null where `signal` was aborted. Throws: Refusal if it is gone. */
+export async function follow(stream, reader, signal) {
+  let last = "";
+  while (!signal.aborted) {
+    try {
+      const answer = await fetch(stream.events_url, {
+        headers: last ? { "last-event-id": last } : {},
+        cache: "no-store",
+        signal,
+      });
+      if (answer.status === 404 || answer.status === 410) throw new Refusal("The server no longer knows this stream.");
+      if (answer.ok) {
+        reader.connected?.();
+        for await (const { name, data, id } of events(answer)) {
+          last = id;
+          if (ENDS.has(name)) return { status: name, fields: JSON.parse(data) };
+          reader.token(JSON.parse(data));
+        }
+      }
+    } catch (error) {
+      if (error instanceof Refusal) throw error;
+    }
+    if (signal.aborted) break;
+    reader.disconnected?.();
+    await pause(RETRY_MS, signal);
+  }
+  return null;
+}
+
+/** Stop a stream; it does no harm if that is not heard. */
+export function cancel(stream) {
+  fetch(stream.cancel_url, { method: "POST" }).catch(() => {});
+}
+
+/** Begin several streams over one WebSocket: `bodies` by name. Tells `reader` of `token(name, fields)`, and returns when
+ * all have ended. Throws: Refusal, also if the socket breaks. */
+export function together(bodies, reader, signal) {
+  return new Promise((resolve, reject) => {
+    const socket = new WebSocket(`${location.origin.replace("http", "ws")}/v1/ws`);
+    const running = new Set(bodies.keys());
+    signal.addEventListener("abort", () => (socket.close(), resolve()), { once: true });
+    socket.onopen = () => {
+      for (const [id, body] of bodies) socket.send(JSON.stringify({ type: "create", id, on_disconnect: "cancel", ...body }));
+    };
+    socket.onmessage = ({ data }) => {
+      const { type, id, ...fields } = JSON.parse(data);
+      if (type === "delta") reader.token(id, fields);
+      else if (type === "refused") reject(new Refusal(fields.error.message));
+      else if (ENDS.has(type)) running.delete(id);
+      if (!running.size) (socket.close(), resolve());
+    };
+    socket.onclose = () => reject(new Refusal("The connection broke."));
+  });
+}

@@ -1,0 +1,64 @@
+/** One stream on four wires at once, and what a token weighs on each. */
+
+import { useSignal } from "/page/lib/signals.js";
+
+import { Panel, Section, Start, Text, html } from "/demo/page/parts.js";
+import { Snippets, fourWires } from "/demo/page/snippets.js";
+import { asking, begin, prompt, speaker } from "/demo/page/state.js";
+import { create, pieces } from "/demo/page/streams.js";
+
+const TOKENS = 60;
+const SHOWN = 1200; // characters, the last ones
+const WIRES = [
+  { id: "native", title: "tailrace: SSE with ids", about: "resumes" },
+  { id: "openai", title: "OpenAI: chat chunks", about: "OpenAI's clients" },
+  { id: "tgi", title: "Text Generation Inference", about: "Hugging Face's clients" },
+  { id: "plain", title: "Plain text", about: "curl" },
+];
+const EMPTY = { text: "", bytes: 0, mood: "idle" };
+
+export function Wires() {
+  const shown = useSignal(Object.fromEntries(WIRES.map(({ id }) => [id, EMPTY])));
+  const model = useSignal(null);
+  const tokens = useSignal(0); // of the stream, once it is over
+
+  async function start() {
+    const signal = begin();
+    model.value = speaker.value;
+    tokens.value = 0;
+    const stream = await create(asking(model.value, TOKENS), signal);
+    const put = (id, change) => (shown.value = { ...shown.value, [id]: { ...shown.value[id], ...change } });
+    await Promise.all(
+      WIRES.map(async ({ id }) => {
+        put(id, { ...EMPTY, mood: "running" });
+        try {
+          const answer = await fetch(`/demo/streams/${stream.id}/as/${id}`, { cache: "no-store", signal });
+          for await (const { text, bytes } of pieces(answer)) {
+            const before = shown.value[id];
+            put(id, { text: (before.text + text).slice(-SHOWN), bytes: before.bytes + bytes });
+          }
+        } finally {
+          put(id, { mood: "ended" });
+        }
+      }),
+    );
+    tokens.value = (await (await fetch(`/v1/streams/${stream.id}`, { signal })).json()).usage.completion_tokens;
+  }
+
+  return html`<${Section} id="wires" number="4" title="One stream, four wires">
+    <p>The model answers once. The same stream is shown at the same time as four kinds of clients want it, byte by byte as
+      it stands in the answer. Numbers, names and envelopes cost bytes.</p>
+    <div class="actions"><${Start} onStart=${start}>Ask once<//></div>
+    <div class="pair">
+      ${WIRES.map(({ id, title, about }) => {
+        const { text, bytes, mood } = shown.value[id];
+        const each = tokens.value ? html`<strong>${(bytes / tokens.value).toFixed(1)} bytes a token</strong>` : "";
+        return html`<${Panel} key=${id} title=${title} model=${model.value} mood=${mood}
+            state=${html`<span>${about}</span><span>${bytes} bytes</span>${each}`} data-wire=${id}>
+          <${Text}><code>${text}</code><//>
+        <//>`;
+      })}
+    </div>
+    <${Snippets} programs=${() => fourWires(asking(speaker.value, TOKENS), prompt.value)} />
+  <//>`;
+}
