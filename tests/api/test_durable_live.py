@@ -16,7 +16,7 @@ from tests.api.process import Server
 from tests.streams import virtual_time
 
 from tailrace.api.durable_live import Tail
-from tailrace.durable.asked import Creation, ProducerBatch
+from tailrace.durable.operations import Creation, ProducerBatch
 from tailrace.durable.store import DurableStore
 
 _NAMES = count()

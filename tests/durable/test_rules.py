@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 from tests.streams import virtual_time
 
-from tailrace.durable.asked import Creation, ProducerBatch
+from tailrace.durable.operations import Creation, ProducerBatch
 from tailrace.durable.page import page_of, position_of
 from tailrace.durable.records import Stamp
 from tailrace.durable.store import DurableStore

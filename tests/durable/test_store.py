@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.durable.asked import Creation, ProducerBatch
+from tailrace.durable.operations import Creation, ProducerBatch
 from tailrace.durable.page import position_of
 from tailrace.durable.records import DurableRecord, Stamp
 from tailrace.durable.store import DurableStore

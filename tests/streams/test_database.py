@@ -23,7 +23,7 @@ def test_what_is_appended_at_once_is_there_or_none_of_it(tmp_path: Path, count: 
         rows = [TailRow(database.begin(f"stream-{number}", b"record"), 1, b"event") for number in range(count)]
         database.append(rows)
         assert num_rows() == count
-        database.be_patient(False)
+        database.set_lock_wait(False)
         with closing(sqlite3.connect(tmp_path / "journal.sqlite", isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
             with pytest.raises(StorageError):

@@ -98,7 +98,7 @@ def test_a_server_takes_no_lock_on_a_removed_file(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(fcntl, "flock", remove_first)
     lock = hold_lock(directory / "journal.lock")
     assert removed == [directory.name]
-    with pytest.raises(ModelError, match="Another server keeps its journal"):
+    with pytest.raises(ModelError, match="Another server uses the journal"):
         DiskJournal(directory)
     os.close(lock)
 

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from typing import Literal, cast
 from urllib.parse import unquote
 
-from tailrace.durable.asked import Creation, ProducerBatch
+from tailrace.durable.operations import Creation, ProducerBatch
 from tailrace.durable.records import Stamp
 from tailrace.errors import Forbidden, RequestError, UnknownStream
 from tailrace.types import ANONYMOUS

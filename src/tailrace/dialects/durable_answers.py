@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 
 from tailrace.dialects.bodies import to_json
 from tailrace.dialects.native import encode_error, event_json
-from tailrace.durable.asked import Receipt
+from tailrace.durable.operations import Receipt
 from tailrace.durable.page import Page, offset_text
 from tailrace.durable.records import Created
 from tailrace.durable.stream import is_json

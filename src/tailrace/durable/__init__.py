@@ -1,4 +1,4 @@
-"""Durable Streams: logs that clients make and append to.
+"""Durable Streams: logs that clients create and append to.
 
-The room's law: the protocol's rules, with no sockets and no disk. A log store keeps what it says.
+This package has the rules of the protocol, without sockets and without disk access. A log store keeps its records.
 """

@@ -1,4 +1,4 @@
-"""What a body appends: its bytes, or the messages of a JSON stream."""
+"""Split the body of an append into messages."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from tailrace.text.templates import is_deeper
 
 __all__ = ["read_pieces"]
 
-_MAX_BRACKETS = 100_000  # of lists and objects: looking through them takes about 40 ms
+_MAX_BRACKETS = 100_000  # lists and objects in a body; parsing so many takes about 40 ms
 
 
-# Line ends to clients that split lines as Unicode does. In JSON these bytes stand in strings only, and never behind a
-# backslash, so that they can be replaced as they are.
+# Some clients split server-sent events at Unicode's line ends. In JSON these bytes occur only inside strings, and never
+# after a backslash, so they can be replaced byte by byte.
 _LINE_ENDS = ((b"\xe2\x80\xa8", rb"\u2028"), (b"\xe2\x80\xa9", rb"\u2029"), (b"\xc2\x85", rb"\u0085"))
 
 
 def read_pieces(body: bytes, *, json: bool) -> tuple[bytes, ...]:
-    """The pieces of an append. A JSON list is flattened by one level, and what a message looks like is kept as it is,
-    but for Unicode's own line ends, which are escaped.
+    """Return the pieces of an append: the whole body, or the messages of a JSON stream. The items of a JSON list become
+    messages. The text of a message does not change, except that Unicode's line ends are escaped.
 
-    Raises: RequestError if it is no JSON, which never repeats what was sent.
+    Raises: RequestError if the body is not valid JSON. The error does not repeat the input.
     """
     if not json or not body:
         return (body,) if body else ()

@@ -1,7 +1,7 @@
-"""Looking at a stream page by page.
+"""Pages of a stream, and the offsets between them.
 
-A position counts the appends before it. On the wire it is an offset: that count and the bytes so far, sixteen digits
-each, so that offsets sort as text and one that was not given out here is noticed.
+A position is the number of appends before it. On the wire a position is an offset: the position and the number of bytes
+before it, with sixteen digits each. So offsets sort as text, and an invented offset is detected.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ def offset_text(position: int, num_bytes: int) -> str:
 
 
 class Follower(Protocol):
-    """One who waits at a cursor. A context manager for as long as it follows."""
+    """A reader that waits for appends after its cursor. A context manager: it follows the stream while it is open."""
 
     cursor: int
 
     def __enter__(self) -> Follower: ...
     def __exit__(self, *exc_info: object) -> None: ...
     async def wait(self) -> None:
-        """Return when there is something behind the cursor, when nothing more will come, or when woken."""
+        """Return when there is an append after the cursor, when no more will come, or when `wake` was called."""
 
     def wake(self) -> None: ...
 
 
 class Readable(Protocol):
-    """What can be read in the manner of a durable stream."""
+    """A stream that can be read with the protocol."""
 
     @property
     def content_type(self) -> str: ...
@@ -44,29 +44,29 @@ class Readable(Protocol):
     def incarnation(self) -> str: ...
     @property
     def tail(self) -> int:
-        """The position behind all that is there."""
+        """Return the position after the last append."""
 
     @property
     def is_closed(self) -> bool: ...
     @property
     def is_gone(self) -> bool:
-        """It was deleted while somebody followed it."""
+        """Return whether the stream was deleted."""
 
     @property
     def is_halted(self) -> bool:
-        """Nothing more comes from here: it was deleted, or the server goes away."""
+        """Return whether followers must leave: the stream was deleted, or the server shuts down."""
 
     def offset(self, position: int) -> str: ...
     def take(self, position: int, limit_bytes: int) -> tuple[Sequence[bytes], int]:
-        """What stands behind a position, and the position behind that: at least one append where there is one, and no
-        further one once there are `limit_bytes`."""
+        """Return the pieces after a position, and the position after them. Takes at least one append if there is one,
+        and stops when there are `limit_bytes` or more."""
 
     def follower(self, position: int) -> Follower: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What one look at a stream shows."""
+    """One page of a stream."""
 
     content_type: str
     incarnation: str
@@ -75,7 +75,7 @@ class Page:
     pieces: Sequence[bytes]
     position: int  # of `next`
     is_up_to_date: bool
-    is_closed: bool  # and this is its end
+    is_closed: bool  # the stream is closed, and this page is its end
 
 
 def page_of(stream: Readable, position: int, limit_bytes: int) -> Page:
@@ -94,7 +94,7 @@ def page_of(stream: Readable, position: int, limit_bytes: int) -> Page:
 
 
 def position_of(stream: Readable, offset: str) -> int:
-    """Raises: SeqOutOfRange for what is no offset of this stream."""
+    """Raises: SeqOutOfRange if the text is not an offset of this stream."""
     match = _OFFSET.fullmatch(offset)
     position = int(match[1]) if match else -1
     if not 0 <= position <= stream.tail or stream.offset(position) != offset:

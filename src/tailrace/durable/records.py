@@ -1,7 +1,7 @@
-"""What happens to durable streams, as records: each says one change whole, so that replaying them gives the same state.
+"""The records of durable streams. Each record is one complete change, so replaying the records restores the state.
 
-Records of all streams are replayed in the order in which they were made, since a fork begins with what its source held.
-After `Dropped`, no earlier record of that stream is of use to anybody.
+The records of all streams are replayed in the order of writing, because a fork starts with the content of its source.
+After `Dropped`, the earlier records of that stream are not needed.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["Appended", "Created", "Dropped", "DurableRecord", "Fork", "Hidden", 
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
-    """Which batch of which producer an append is."""
+    """Identifies a batch of a producer."""
 
     producer: str
     epoch: int
@@ -20,42 +20,41 @@ class Stamp(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Fork(msgspec.Struct, frozen=True, array_like=True):
-    """Where a stream branches off from another."""
+    """Where a stream forks from its source."""
 
-    source: bytes  # its key
-    position: int  # so many appends of the source, from its first
-    part: int = 0  # of the append behind them: so many bytes, or messages of JSON
-    asked_offset: str | None = None  # as the client gave it, by which a repeated request is known
+    source: bytes  # key of the source
+    position: int  # how many appends of the source the fork has
+    part: int = 0  # how much of the next append it has: bytes, or messages of a JSON stream
+    asked_offset: str | None = None  # as the client sent it; compared when the request is repeated
 
 
 class Created(msgspec.Struct, frozen=True, tag=True):
     """A new stream. At most one of `ttl_s` and `expires_s` is set."""
 
     content_type: str
-    incarnation: str  # random; tells this stream from an earlier one at its path
+    incarnation: str  # random; differs from that of an earlier stream at the same path
     pieces: tuple[bytes, ...] = ()  # as in `Appended`
-    ttl_s: int | None = None  # how long it lives with nobody reading or writing
+    ttl_s: int | None = None  # how long it lives without a read or write
     expires_s: float | None = None  # since the epoch
     is_closed: bool = False
     fork: Fork | None = None
 
 
 class Appended(msgspec.Struct, frozen=True, tag=True):
-    """An append, a closing, or both at once; and the state of its producer, so that one cannot be kept without the
-    other."""
+    """An append, a close, or both, with the state of the producer. One record, so that they are stored together."""
 
-    pieces: tuple[bytes, ...] = ()  # the messages of a JSON stream, otherwise one run of bytes; () appends nothing
+    pieces: tuple[bytes, ...] = ()  # messages of a JSON stream, else one byte string; () appends nothing
     stamp: Stamp | None = None
     seq: str | None = None  # Stream-Seq
     closes: bool = False
 
 
 class Hidden(msgspec.Struct, frozen=True, tag=True):
-    """Deleted, or at the end of its life, and kept for the forks that begin with it."""
+    """Deleted or expired, but kept for its forks."""
 
 
 class Dropped(msgspec.Struct, frozen=True, tag=True):
-    """Gone, with all that it held."""
+    """Deleted or expired, with all its content."""
 
 
 DurableRecord = Created | Appended | Hidden | Dropped

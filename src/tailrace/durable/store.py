@@ -1,12 +1,13 @@
-"""Durable streams: named logs that clients make, append to, fork, close and delete.
+"""Durable streams: named logs that clients create, append to, fork, close and delete.
 
-A change is decided by `create`, `append` and `delete`, becomes a record, goes to the journal, and only then is applied,
-by `apply` alone. So what was kept gives the same state again.
+`create`, `append` and `delete` check a change and make a record of it. The record goes to the journal; then `apply`
+changes the state. Nothing else changes the state, so replaying the journal restores it.
 
-All that streams take counts towards one budget: their bytes, and a fixed charge for every stream, append, message and
-producer, which bounds the number of each. Streams whose time has passed go when somebody asks for them, or for room.
+All streams share one memory budget. It counts their bytes, and a fixed charge for every stream, append, message and
+producer, which limits the number of each. Expired streams are removed when a client requests them, or when room is
+needed.
 
-After a restart every sliding time begins anew: when a stream was last read is not worth a record.
+A TTL starts again after a restart, because reads are not recorded.
 """
 
 from __future__ import annotations
@@ -17,9 +18,17 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Literal
 
-from tailrace.durable.asked import Creation, ProducerBatch, Receipt, fork_of, is_as_asked, is_repeated, kind_of
-from tailrace.durable.damage import not_there
+from tailrace.durable.damage import missing_stream_error
 from tailrace.durable.messages import read_pieces
+from tailrace.durable.operations import (
+    Creation,
+    ProducerBatch,
+    Receipt,
+    fork_of,
+    is_duplicate,
+    matches_creation,
+    media_type,
+)
 from tailrace.durable.records import Appended, Created, Dropped, DurableRecord, Hidden, Stamp
 from tailrace.durable.stream import DurableStream, is_json
 from tailrace.errors import (
@@ -39,8 +48,8 @@ _STREAM_BYTES = 1200
 _CHUNK_BYTES = 150
 _PIECE_BYTES = 50
 _PRODUCER_BYTES = 300
-_SHARED_BYTES = 8  # an append that a fork has from its source
-_SWEEP_S = 1.0  # streams are looked through for room no more often than this
+_SHARED_BYTES = 8  # an append that a fork shares with its source
+_SWEEP_S = 1.0  # shortest time between two sweeps for expired streams
 
 
 class DurableStore:
@@ -50,7 +59,7 @@ class DurableStore:
         self, *, budget_bytes: int, journal: Callable[[bytes, DurableRecord], None] = lambda key, record: None
     ) -> None:
         self.journal = journal
-        self.damaged_until_s = -math.inf  # until then, on the monotonic clock, streams may be missing by damage
+        self.damaged_until_s = -math.inf  # monotonic; until then a missing stream may have been lost by damage
         self.num_bytes = 0
         self._budget_bytes = budget_bytes
         self.streams: dict[bytes, DurableStream] = {}
@@ -61,12 +70,12 @@ class DurableStore:
         return len(self.streams)
 
     def restore(self, records: Iterable[tuple[bytes, DurableRecord]]) -> None:
-        """Replay what a journal has kept, in its order. Nothing is journaled again."""
+        """Replay the records of a journal in their order, without writing them again."""
         for key, record in records:
             self.apply(key, record)
 
     def close(self) -> None:
-        """Send everybody away who waits, now and from now on."""
+        """Send away all followers, present and future."""
         self._is_closing = True
         for stream in self.streams.values():
             stream.halt()
@@ -74,92 +83,92 @@ class DurableStore:
     # Decisions
 
     def find(self, key: bytes) -> DurableStream:
-        """Raises: UnknownStream, StreamExpired for one that is kept for its forks only, or JournalDamaged for one that
-        may have been lost."""
+        """Raises: UnknownStream, StreamExpired if the stream is kept only for its forks, JournalDamaged if it may have
+        been lost."""
         stream = self.streams.get(key)
-        if stream is not None and stream.is_over:
+        if stream is not None and stream.is_expired:
             self._remove(stream)
             stream = self.streams.get(key)
         if stream is None:
-            raise not_there(self.damaged_until_s)
+            raise missing_stream_error(self.damaged_until_s)
         if stream.is_gone:
-            raise StreamExpired("This stream was deleted; only its forks are left.")
+            raise StreamExpired("This stream was deleted; only its forks remain.")
         return stream
 
-    def create(self, key: bytes, asked: Creation, body: bytes) -> tuple[DurableStream, bool]:
-        """The stream, and whether it is new. Raises: StreamConflict, SeqOutOfRange, StreamsFull and RequestError;
-        UnknownStream and JournalDamaged for the source of a fork."""
-        present = self._present(key)
+    def create(self, key: bytes, creation: Creation, body: bytes) -> tuple[DurableStream, bool]:
+        """Create a stream. Returns the stream and whether it is new. Raises: StreamConflict, SeqOutOfRange,
+        StreamsFull, RequestError; UnknownStream and JournalDamaged for the source of a fork."""
+        present = self._find_or_none(key)
         if present is None:
-            created = self._planned(asked, body)
+            created = self._plan_creation(creation, body)
             position = created.fork.position if created.fork is not None else 0
-            self._need(_STREAM_BYTES + len(key) + position * _SHARED_BYTES + _cost(created.pieces))
+            self._check_room(_STREAM_BYTES + len(key) + position * _SHARED_BYTES + _cost(created.pieces))
             self._commit(key, created)
             return self.streams[key], True
-        if not is_as_asked(present, asked):
-            raise StreamConflict("There is a stream at this path already, with other settings.")
+        if not matches_creation(present, creation):
+            raise StreamConflict("This path already has a stream with other settings.")
         present.touch()
         return present, False
 
     def append(self, key: bytes, batch: ProducerBatch) -> Receipt:
-        """Append, close, or both. Raises: what `find` does, StreamConflict and its kinds, StaleEpoch,
-        StreamsFull, RequestError."""
+        """Append, close, or both. Raises: as `find`; StreamConflict and its subclasses, StaleEpoch, StreamsFull,
+        RequestError."""
         stream = self.find(key)
         if not batch.body and not batch.closes:
-            raise RequestError("An append has a body.")
+            raise RequestError("The body of the append is empty.")
         if batch.body and batch.content_type is None:
-            raise RequestError("Say what the body is with Content-Type.", param="content-type")
+            raise RequestError("The Content-Type header is missing.", param="content-type")
         if stream.is_closed:
             if batch.body and (batch.stamp is None or batch.stamp != stream.closed_by):
                 raise StreamClosed(stream.end)
             return self._receipt(stream, "repeated", batch.stamp)
-        if batch.body and kind_of(batch.content_type) != kind_of(stream.content_type):
+        if batch.body and media_type(batch.content_type) != media_type(stream.content_type):
             raise StreamConflict("The stream has another content type.", param="content-type")
         pieces = read_pieces(batch.body, json=is_json(stream.content_type))
         if batch.body and not pieces:
             raise RequestError("An empty list appends nothing.")
-        if batch.stamp is not None and is_repeated(stream, batch.stamp):
+        if batch.stamp is not None and is_duplicate(stream, batch.stamp):
             return self._receipt(stream, "repeated", batch.stamp)
         if batch.seq is not None and stream.last_seq is not None and batch.seq <= stream.last_seq:
-            raise StreamConflict("Stream-Seq is not behind the last one.", param="stream-seq")
+            raise StreamConflict("Stream-Seq must be larger than the last one.", param="stream-seq")
         is_new = batch.stamp is not None and batch.stamp.producer not in stream.producers
-        self._need(_cost(pieces) + _PRODUCER_BYTES * is_new)
+        self._check_room(_cost(pieces) + _PRODUCER_BYTES * is_new)
         self._commit(key, Appended(pieces, batch.stamp, batch.seq, batch.closes))
         return self._receipt(stream, "appended" if pieces else "closed", batch.stamp)
 
     def delete(self, key: bytes) -> None:
-        """Raises: what `find` does."""
+        """Raises: as `find`."""
         self._remove(self.find(key))
 
     def delete_below(self, prefix: bytes) -> int:
-        """Delete all streams whose keys begin so; returns how many there were."""
+        """Delete all streams whose keys start with `prefix`. Returns how many there were."""
         found = [stream for key, stream in self.streams.items() if key.startswith(prefix)]
         for stream in found:
             if stream.key in self.streams and not stream.is_gone:
                 self._remove(stream)
         return len(found)
 
-    def _present(self, key: bytes) -> DurableStream | None:
+    def _find_or_none(self, key: bytes) -> DurableStream | None:
         try:
             return self.find(key)
-        except (UnknownStream, JournalDamaged):  # whatever was lost, a stream can be made there
+        except (UnknownStream, JournalDamaged):  # a lost stream does not block its path
             return None
         except StreamExpired:
-            raise StreamConflict("This path is taken by a deleted stream that has forks.") from None
+            raise StreamConflict("This path belongs to a deleted stream that still has forks.") from None
 
-    def _planned(self, asked: Creation, body: bytes) -> Created:
-        content_type, ttl_s, expires_s, fork = asked.content_type, asked.ttl_s, asked.expires_s, None
-        if asked.source is not None:
-            source = self._source(asked.source)
-            if content_type is not None and kind_of(content_type) != kind_of(source.content_type):
+    def _plan_creation(self, creation: Creation, body: bytes) -> Created:
+        content_type, ttl_s, expires_s, fork = creation.content_type, creation.ttl_s, creation.expires_s, None
+        if creation.source is not None:
+            source = self._source(creation.source)
+            if content_type is not None and media_type(content_type) != media_type(source.content_type):
                 raise StreamConflict("The source has another content type.", param="content-type")
             content_type = content_type or source.content_type
             if ttl_s is None and expires_s is None:
                 ttl_s, expires_s = source.created.ttl_s, source.created.expires_s
-            fork = fork_of(source, asked)
+            fork = fork_of(source, creation)
         content_type = content_type or "application/octet-stream"
         pieces = read_pieces(body, json=is_json(content_type))
-        return Created(content_type, secrets.token_hex(6), pieces, ttl_s, expires_s, asked.closes, fork)
+        return Created(content_type, secrets.token_hex(6), pieces, ttl_s, expires_s, creation.closes, fork)
 
     def _source(self, key: bytes) -> DurableStream:
         try:
@@ -176,7 +185,8 @@ class DurableStore:
         return Receipt(outcome, stream.end, stream.is_closed, last)
 
     def _remove(self, stream: DurableStream) -> None:
-        """Hide a stream that has forks; drop any other, and the hidden ones that were kept for it alone."""
+        """Hide a stream that has forks. Drop a stream without forks, and also its hidden source if no other fork needs
+        it."""
         if stream.num_forks:
             self._commit(stream.key, Hidden())
             return
@@ -186,16 +196,16 @@ class DurableStore:
         if source is not None and source.is_gone and not source.num_forks:
             self._remove(source)
 
-    def _need(self, num_bytes: int) -> None:
-        """Make sure of room. Raises: StreamsFull."""
+    def _check_room(self, num_bytes: int) -> None:
+        """Check that the budget has room, and remove expired streams if not. Raises: StreamsFull."""
         if self.num_bytes + num_bytes <= self._budget_bytes:
             return
         if time.monotonic() >= self._swept_s + _SWEEP_S:
             self._swept_s = time.monotonic()
-            for stream in [stream for stream in self.streams.values() if stream.is_over]:
+            for stream in [stream for stream in self.streams.values() if stream.is_expired]:
                 self._remove(stream)
         if self.num_bytes + num_bytes > self._budget_bytes:
-            raise StreamsFull("There is no room for more; delete streams, or start with a larger --durable-bytes.")
+            raise StreamsFull("The memory for durable streams is full. Delete streams, or raise --durable-bytes.")
 
     # Changes
 
@@ -204,7 +214,7 @@ class DurableStore:
         self.apply(key, record)
 
     def apply(self, key: bytes, record: DurableRecord) -> None:
-        """Make the change that a record says."""
+        """Apply the change of a record."""
         if isinstance(record, Created):
             self._begin(key, record)
             return
@@ -241,7 +251,7 @@ class DurableStore:
             stream.chunks = source.chunks[: created.fork.position]
             num_bytes += len(stream.chunks) * _SHARED_BYTES
             if created.fork.part:
-                part = source.chunks[created.fork.position].cut(created.fork.part, json=is_json(created.content_type))
+                part = source.chunks[created.fork.position].head(created.fork.part, json=is_json(created.content_type))
                 num_bytes += _cost(part)
                 stream.extend(part)
         stream.extend(created.pieces)

@@ -1,4 +1,4 @@
-"""One durable stream: appends that stay as they are, and whoever follows."""
+"""One durable stream: its appends, and the readers that follow it."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ __all__ = ["Chunk", "DurableReader", "DurableStream", "is_json"]
 
 
 def is_json(content_type: str) -> bool:
-    """Whether a stream of this type is one of messages."""
+    """Return whether a stream of this content type consists of JSON messages."""
     return content_type.partition(";")[0].strip().lower() == "application/json"
 
 
 class Chunk(msgspec.Struct, frozen=True, gc=False):
-    """One append. Forks hold the chunks of their source."""
+    """One append. A fork shares the chunks of its source."""
 
     pieces: tuple[bytes, ...]
-    end_bytes: int  # of the stream, up to here
+    end_bytes: int  # bytes of the stream up to the end of this chunk
 
-    def cut(self, part: int, *, json: bool) -> tuple[bytes, ...]:
-        """The first so many bytes, or messages. Raises: SeqOutOfRange if there are not as many."""
+    def head(self, part: int, *, json: bool) -> tuple[bytes, ...]:
+        """Return the first `part` bytes or JSON messages. Raises: SeqOutOfRange if there are fewer."""
         if part > (len(self.pieces) if json else len(self.pieces[0])):
-            raise SeqOutOfRange("The sub-offset is beyond the next append.", param="stream-fork-sub-offset")
+            raise SeqOutOfRange("The sub-offset is larger than the next append.", param="stream-fork-sub-offset")
         return self.pieces[:part] if json else (self.pieces[0][:part],)
 
 
 class DurableStream:
-    """A stream's state. Only `DurableStore` changes it, by applying records."""
+    """The state of a stream. Only `DurableStore.apply` changes it."""
 
     __slots__ = (
         "_waiting",
@@ -57,7 +57,7 @@ class DurableStream:
         self.key = key
         self.created = created
         self.chunks = list(chunks)
-        self.producers: dict[str, tuple[int, int]] = {}  # epoch, and last seq in it
+        self.producers: dict[str, tuple[int, int]] = {}  # name: epoch, last seq in this epoch
         self.last_seq: str | None = None
         self.is_closed = created.is_closed
         self.closed_by: Stamp | None = None
@@ -83,13 +83,13 @@ class DurableStream:
 
     @property
     def end(self) -> str:
-        """The offset of the tail."""
+        """Return the offset of the tail."""
         return self.offset(len(self.chunks))
 
     @property
-    def is_over(self) -> bool:
-        """Its time has passed, which a sliding one does not while somebody follows; or it was deleted, and now its
-        forks are, too."""
+    def is_expired(self) -> bool:
+        """Return whether the stream can be removed: it has expired, or it was deleted and has no forks any more. A TTL
+        does not run while a reader follows the stream."""
         created = self.created
         if self.is_gone:
             return not self.num_forks
@@ -100,7 +100,7 @@ class DurableStream:
         return time.monotonic() >= self.touched_s + created.ttl_s
 
     def touch(self) -> None:
-        """Somebody has read or written."""
+        """Restart the TTL, after a read or write."""
         self.touched_s = time.monotonic()
 
     def offset(self, position: int) -> str:
@@ -126,18 +126,18 @@ class DurableStream:
         return DurableReader(self, position)
 
     def halt(self) -> None:
-        """Send all followers away."""
+        """Send away all followers."""
         self.is_halted = True
         self.wake()
 
     def wake(self) -> None:
-        """Make all followers look."""
+        """Wake all followers."""
         for reader in list(self._waiting):
             reader.wake()
 
 
 class DurableReader:
-    """A follower of a durable stream. A context manager: while it lasts, the stream's sliding time does not pass."""
+    """A reader that follows a durable stream. A context manager: the stream's TTL does not run while it is open."""
 
     __slots__ = ("_stream", "_wakeup", "cursor")
 

@@ -1,7 +1,8 @@
 """Streams: the append-only log of each request, and the readers that follow it.
 
-The room's law: store before log, log before wire. A log knows nothing of engines or sockets; readers pull at their
-own pace with a cursor of their own, so that a slow one costs nobody anything; what was appended is never changed.
+Order of writes: first the store, then the log, then the wire. A log knows nothing about engines or sockets. Each reader
+has its own cursor and pulls events at its own pace, so a slow reader delays nobody. Events are never changed after they
+are appended.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""When something was, in a form that another process can read after somebody has set the clock.
+"""Timestamps that another process can read, and that stay correct when the system clock is set.
 
-Within one boot of the machine the kernel's boot clock tells how long ago that is, whatever the time of day says; after
-a reboot only the time of day is left, and an age that it makes negative counts as none.
+Until the next reboot, ages are computed from the kernel's boot clock. After a reboot they are computed from the time of
+day; a negative age counts as 0.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ def _since_boot_s() -> float:
 
 
 def stamp() -> str:
-    """Now."""
+    """Return the current time as a timestamp."""
     return f"{time.time():.3f} {_boot_id()} {_since_boot_s():.3f}"
 
 
 def age_s(stamped: str) -> float:
-    """Seconds since `stamped`, never negative. Raises: ValueError if it is no stamp."""
+    """Return the seconds since the timestamp `stamped`, at least 0. Raises: ValueError if it is not a timestamp."""
     wall, boot_id, since_boot = stamped.split(" ")
     if boot_id == _boot_id() != "unknown":
         return max(0.0, _since_boot_s() - float(since_boot))

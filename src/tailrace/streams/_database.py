@@ -1,8 +1,8 @@
-"""The journal's file: an SQLite database in WAL mode, written by one process through one connection.
+"""The journal file: an SQLite database in WAL mode. One process writes it, through one connection.
 
-Events of running streams are appended to the table `tail`, a row for what one stream got in one turn, so that a commit
-touches one page or two. When a stream has ended they are moved into one row of `streams`. Every row that matters has a
-checksum, over what says whose it is as well: a row that was moved or changed is as good as none.
+Events of running streams are appended to the table `tail`: one row per stream and turn of the event loop. So a commit
+touches one or two pages. When a stream has ended, its events move into one row of `streams`. Rows have checksums that
+also cover the key of the row. A row that was moved or changed is ignored.
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from tailrace.errors import ModelError, StorageError
 from tailrace.streams._clock import age_s, stamp
 from tailrace.streams._files import has_lost_commits, hold_lock, open_own
 from tailrace.streams._rows import checksum, intact
-from tailrace.streams._schema import OTHERWISE, migrate
-from tailrace.streams._troubles import as_storage_error, is_damage, journal_full
+from tailrace.streams._schema import DATA_DIR_HINT, migrate
+from tailrace.streams._sqlite_errors import as_storage_error, is_damage, journal_full
 from tailrace.types import ANONYMOUS
 
 __all__ = ["DAMAGED_FACT", "Database", "FinishedRow", "TailRow"]
 
 _LOCK_MS = 50
-_WAL_BYTES = 16 * 2**20  # of the write-ahead log's file that are kept when it begins anew
-_SWEEP_ROWS = 4_000  # at once: a few milliseconds
+_WAL_BYTES = 16 * 2**20  # file size to which the write-ahead log is truncated when it restarts
+_SWEEP_ROWS = 4_000  # per sweep: takes a few milliseconds
 _SWEEP_STREAMS = 500
 _INSERT, _ROW = "INSERT INTO tail (row, stream, seq, events, crc) VALUES ", "(?, ?, ?, ?, ?)"
-_ROWS_AT_ONCE = 128  # older builds of SQLite take 999 values in a statement
-DAMAGED_FACT = "damaged"  # when streams were lost
-RESERVE_BYTES = 2**20  # given back when the disk is full, so that streams can still be ended
+_ROWS_AT_ONCE = 128  # older builds of SQLite allow 999 values in a statement
+DAMAGED_FACT = "damaged"  # the time when streams were lost
+RESERVE_BYTES = 2**20  # freed when the disk is full, so that the ends of streams can still be written
 
 
 class TailRow(NamedTuple):
-    """Events of a running stream: the first has number `seq`. None where they are not what was written."""
+    """Events of a running stream. `seq` is the number of the first event. `events` is None if the row is damaged."""
 
     stream: int
     seq: int
@@ -51,11 +51,11 @@ class FinishedRow(NamedTuple):
     stream_id: str
     record: bytes
     events: bytes
-    finished: str  # when
+    finished: str  # timestamp (`_clock.stamp`)
 
 
 class _Sweep(NamedTuple):
-    """A pass over the tail, which goes from `row` to `last`."""
+    """A pass over the tail that deletes dead rows, from `row` to `last`."""
 
     dead: list[int]
     row: int
@@ -63,11 +63,13 @@ class _Sweep(NamedTuple):
 
 
 class Database:
-    """Raises StorageError, and JournalFull where room is short, from whatever writes. With `erases` what is deleted is
-    overwritten, too.
+    """The connection to the journal file.
 
-    Raises: ModelError if the file cannot be opened at all: it is another server's, a newer version's, or no place to
-    write to.
+    All methods that write raise StorageError, or JournalFull if the disk is full. With `erases`, SQLite overwrites
+    deleted data with zeros.
+
+    Raises: ModelError if the file cannot be opened: another server uses it, a newer version wrote it, or the directory
+    is not writable.
     """
 
     def __init__(self, directory: Path, *, erases: bool = False) -> None:
@@ -77,18 +79,18 @@ class Database:
         try:
             self._lock = hold_lock(directory / "journal.lock")
         except BlockingIOError:
-            raise ModelError(f"Another server keeps its journal in {directory}. {OTHERWISE}") from None
+            raise ModelError(f"Another server uses the journal in {directory}. {DATA_DIR_HINT}") from None
         except OSError as error:
-            raise ModelError(f"The journal cannot be kept in {directory}: {error.strerror}. {OTHERWISE}") from None
-        self.is_cut = False  # the end of the write-ahead log was damaged, and is lost
-        self._num_rows = 0  # ever, in the tail
-        self._dead: set[int] = set()  # streams whose rows of the tail nobody needs
+            raise ModelError(f"The journal cannot be kept in {directory}: {error.strerror}. {DATA_DIR_HINT}") from None
+        self.has_lost_commits = False  # whether the end of the write-ahead log was damaged and is lost
+        self._num_rows = 0  # the largest row number of the tail
+        self._dead: set[int] = set()  # streams whose rows of the tail can be deleted
         self._sweep: _Sweep | None = None
         try:
-            self.set_aside = self._open()
-            self.be_patient(True)
-            if self.is_cut or self.set_aside is not None:
-                self.keep_damage()
+            self.damaged_path = self._open()
+            self.set_lock_wait(True)
+            if self.has_lost_commits or self.damaged_path is not None:
+                self.record_damage()
             with self._writing() as connection:
                 connection.execute(
                     "DELETE FROM tail WHERE stream NOT IN (SELECT number FROM streams WHERE finished IS NULL)"
@@ -97,35 +99,35 @@ class Database:
         except StorageError as error:
             self._connection.close()
             os.close(self._lock)
-            raise ModelError(f"The journal cannot be kept in {directory}: {error.message} {OTHERWISE}") from None
+            raise ModelError(f"The journal cannot be kept in {directory}: {error.message} {DATA_DIR_HINT}") from None
         except BaseException:
             os.close(self._lock)
             raise
 
     def _open(self) -> Path | None:
-        """Open the file; one that is no longer readable is set aside, and a new one begun. Returns where it went."""
+        """Open the file. A damaged file is renamed, and a new one is created; returns the path of the renamed file."""
         try:
-            self._connection = self._first()
+            self._connection = self._open_writer()
             return None
         except OSError as error:
-            raise ModelError(f"The journal {self.path} cannot be opened: {error.strerror}. {OTHERWISE}") from None
+            raise ModelError(f"The journal {self.path} cannot be opened: {error.strerror}. {DATA_DIR_HINT}") from None
         except sqlite3.DatabaseError as error:
             if not is_damage(error):
-                raise ModelError(f"The journal {self.path} cannot be opened: {error}. {OTHERWISE}") from None
+                raise ModelError(f"The journal {self.path} cannot be opened: {error}. {DATA_DIR_HINT}") from None
         except UnicodeDecodeError:
-            pass  # the name of a table was damaged, and what SQLite says about it cannot be read
+            pass  # the name of a table is damaged, so SQLite's error message cannot be decoded
         aside = self.path.with_name(f"journal.damaged-{datetime.now(UTC):%Y%m%dT%H%M%S}.sqlite")
         self.path.rename(aside)
         for suffix in ("-wal", "-shm"):
             with suppress(FileNotFoundError):
                 self.path.with_name(self.path.name + suffix).rename(aside.with_name(aside.name + suffix))
-        self._connection = self._first()
+        self._connection = self._open_writer()
         return aside
 
-    def _first(self) -> sqlite3.Connection:
-        """The first connection, to a file that is there and whole."""
-        # Made here, since SQLite lets others read what it makes; its further files are like this one. Never while it
-        # is open: closing any descriptor of a file gives up all the locks that a process has on it.
+    def _open_writer(self) -> sqlite3.Connection:
+        """Open the connection that writes. Creates the file if it is missing, and checks that it is not damaged."""
+        # SQLite would create a file that other users can read. Its further files get the mode of this one. Do this only
+        # before the database is open: closing any descriptor of a file releases all locks of the process on it.
         os.close(open_own(self.path, os.O_RDWR))
         connection = self.connect(is_first=True)
         try:
@@ -136,13 +138,13 @@ class Database:
         return connection
 
     def connect(self, *, is_first: bool = False) -> sqlite3.Connection:
-        """A connection; the second one is for checkpoints, in a thread of their own."""
+        """Open a connection: the first one writes, the second one runs checkpoints in a thread."""
         connection = sqlite3.connect(self.path, isolation_level=None, check_same_thread=False)
-        connection.text_factory = lambda text: text.decode("utf-8", "replace")  # what is damaged is found by checksums
+        connection.text_factory = lambda text: text.decode("utf-8", "replace")  # checksums find damage
         try:
-            if is_first:  # and nothing is written yet, which would be over what is lost
+            if is_first:  # before any write, which could overwrite the lost commits
                 _, num_read, _ = connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-                self.is_cut = has_lost_commits(self.path.with_name(self.path.name + "-wal"), max(num_read, 0))
+                self.has_lost_commits = has_lost_commits(self.path.with_name(self.path.name + "-wal"), max(num_read, 0))
             connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = NORMAL")
@@ -154,13 +156,14 @@ class Database:
             raise
         return connection
 
-    def be_patient(self, patient: bool) -> None:
-        """Whether writing waits a moment for a lock. Not where it has been in vain: there are streams to serve."""
-        self._connection.execute(f"PRAGMA busy_timeout = {_LOCK_MS if patient else 0}")
+    def set_lock_wait(self, waits: bool) -> None:
+        """Set whether a write waits for a locked database. After a write failed, it must not block the event loop
+        again."""
+        self._connection.execute(f"PRAGMA busy_timeout = {_LOCK_MS if waits else 0}")
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """One transaction, of which all is kept or nothing."""
+        """Run the block in a transaction: commit it, or roll it back if the block raises."""
         connection = self._connection
         try:
             connection.execute("BEGIN IMMEDIATE")
@@ -174,35 +177,35 @@ class Database:
         except sqlite3.Error as error:
             raise as_storage_error(error) from error
 
-    def _select(self, query: str, *values: object) -> Iterator[Any]:  # Any: rows, each as its query has it
+    def _select(self, query: str, *values: object) -> Iterator[Any]:  # Any: the columns depend on the query
         try:
             yield from self._connection.execute(query, values).fetchall()
         except sqlite3.Error as error:
             raise as_storage_error(error) from error
 
-    def fact(self, name: str) -> bytes | None:
-        """What is kept under a name."""
+    def read_fact(self, name: str) -> bytes | None:
+        """Return the value that is stored under a name, or None."""
         row = next(self._select("SELECT value FROM facts WHERE name = ?", name), None)
         return row[0] if row is not None else None
 
-    def keep_fact(self, name: str, value: bytes) -> None:
+    def write_fact(self, name: str, value: bytes) -> None:
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO facts VALUES (?, ?)", (name, value))
 
-    def keep_damage(self) -> None:
-        """Note that streams were lost just now, nobody knows which."""
-        self.keep_fact(DAMAGED_FACT, stamp().encode())
+    def record_damage(self) -> None:
+        """Store the time at which an unknown set of streams was lost: now."""
+        self.write_fact(DAMAGED_FACT, stamp().encode())
 
     def damage_age_s(self) -> float | None:
-        """Seconds since streams were lost because the file was damaged; None if that is not known to have been."""
+        """Return the seconds since streams were lost because the file was damaged; None if no loss is recorded."""
         try:
-            kept = self.fact(DAMAGED_FACT)
+            kept = self.read_fact(DAMAGED_FACT)
             return None if kept is None else age_s(kept.decode())
         except (AttributeError, UnicodeDecodeError, ValueError):  # the fact may be damaged, too
             return None
 
     def begin(self, stream_id: str, record: bytes, owner: str = ANONYMOUS) -> int:
-        """Keep a new stream; returns its number."""
+        """Write a new stream; returns its number."""
         with self._writing() as connection:
             cursor = connection.execute(
                 "INSERT INTO streams (stream_id, record, record_crc, owner) VALUES (?, ?, ?, ?)",
@@ -212,7 +215,8 @@ class Database:
         return cursor.lastrowid
 
     def append(self, rows: Sequence[TailRow]) -> None:
-        """One statement, as a rule, which is a transaction by itself: BEGIN and COMMIT take a third as long again."""
+        """Write rows of the tail in one transaction."""
+        # A single statement is a transaction by itself. BEGIN and COMMIT would add a third to the time.
         if len(rows) <= _ROWS_AT_ONCE:
             try:
                 self._insert(rows, self._num_rows + 1)
@@ -231,7 +235,7 @@ class Database:
         self._connection.execute(_INSERT + ",".join([_ROW] * len(rows)), values)
 
     def finish(self, streams: Sequence[FinishedRow]) -> None:
-        """Put finished streams into a row each; their rows of the tail are dead from then on."""
+        """Write each finished stream into one row. Its rows of the tail are dead from then on."""
         with self._writing() as connection:
             connection.executemany(
                 "UPDATE streams SET record = ?, record_crc = ?, events = ?, events_crc = ?, finished = ?"
@@ -244,14 +248,15 @@ class Database:
         self._dead.update(stream.number for stream in streams)
 
     def drop(self, streams: Sequence[tuple[int, str]], *, most_expired: int) -> None:
-        """Keep of finished streams, given as (number, id), nothing but that they were there."""
+        """Replace finished streams, given as (number, id), by tombstones."""
         self.forget([stream_id for _, stream_id in streams], most_expired=most_expired)
         self._dead.update(number for number, _ in streams)
 
     def sweep(self) -> bool:
-        """Take some dead rows off the tail; whether there are more.
+        """Delete some dead rows of the tail. Returns whether there are more.
 
-        The rows of streams that ran together lie side by side, so they are passed once for all that have died by then.
+        Rows of streams that ran at the same time are interleaved. So one pass deletes the rows of all streams that are
+        dead when it starts.
         """
         if self._sweep is None:
             if not self._dead:
@@ -263,14 +268,14 @@ class Database:
         marks = ",".join("?" * len(dead))
         with self._writing() as connection:
             connection.execute(
-                f"DELETE FROM tail WHERE row >= ? AND row < ? AND stream IN ({marks})",  # noqa: S608  # question marks
+                f"DELETE FROM tail WHERE row >= ? AND row < ? AND stream IN ({marks})",  # noqa: S608  # only question marks
                 (row, row + _SWEEP_ROWS, *dead),
             )
         self._sweep = _Sweep(dead, row + _SWEEP_ROWS, last) if row + _SWEEP_ROWS <= last else None
         return self._sweep is not None or bool(self._dead)
 
     def forget(self, stream_ids: Sequence[str], *, most_expired: int) -> None:
-        """Keep of these only that they were there, and that of the last `most_expired`."""
+        """Replace streams by tombstones. Only the newest `most_expired` tombstones are kept."""
         ids = [(stream_id,) for stream_id in stream_ids]
         with self._writing() as connection:
             connection.executemany(
@@ -282,7 +287,7 @@ class Database:
             connection.execute("DELETE FROM expired WHERE row <= (SELECT max(row) FROM expired) - ?", (most_expired,))
 
     def count_recovery(self) -> None:
-        """Note that the unfinished streams are about to be taken up: the how many-th time since they last got on."""
+        """Count a recovery of each unfinished stream. The count restarts when a stream has got new events."""
         with self._writing() as connection:
             connection.execute(
                 "UPDATE streams SET recoveries = 0 WHERE number IN"
@@ -292,7 +297,8 @@ class Database:
             connection.execute("INSERT OR REPLACE INTO facts VALUES ('recovered', ?)", (self._num_rows,))
 
     def finished(self) -> Iterator[tuple[str, bytes | None, int, str]]:
-        """Id, record (None where it is damaged), bytes and end of all finished streams, oldest first."""
+        """Yield id, record (None if damaged), size in bytes and time of the end of all finished streams, oldest
+        first."""
         query = (
             "SELECT stream_id, record, record_crc, length(record) + length(events), finished FROM streams"
             " WHERE finished IS NOT NULL ORDER BY rowid"
@@ -301,7 +307,7 @@ class Database:
             yield stream_id, intact(record, crc, stream_id), num_bytes or 0, finished
 
     def load(self, stream_id: str) -> tuple[bytes, bytes] | None:
-        """Record and events of a finished stream; None where they are not, or not any more, what was written."""
+        """Return record and events of a finished stream; None if it is missing or damaged."""
         query = "SELECT number, record, record_crc, events, events_crc FROM streams WHERE stream_id = ?"
         row = next(self._select(query, stream_id), None)
         if row is None:
@@ -311,7 +317,7 @@ class Database:
         return (record, events) if record is not None and events is not None else None
 
     def unfinished(self) -> list[tuple[int, str, bytes | None, int]]:
-        """Number, id, record (None where it is damaged) and recoveries of streams without an end."""
+        """Return number, id, record (None if damaged) and count of recoveries of the streams that have not ended."""
         query = (
             "SELECT number, stream_id, record, record_crc, recoveries FROM streams"
             " WHERE finished IS NULL ORDER BY number"
@@ -322,40 +328,39 @@ class Database:
         ]
 
     def tail(self) -> Iterator[TailRow]:
-        """All rows of the tail, in the order of writing."""
+        """Yield all rows of the tail in the order in which they were written."""
         query = "SELECT stream, seq, events, crc FROM tail ORDER BY row"
         for stream, seq, events, crc in self._select(query):
             yield TailRow(stream, seq, intact(events, crc, stream, seq))
 
     def expired(self) -> list[tuple[str, str]]:
-        """Ids of streams that are no longer kept, and whose they were, oldest first."""
+        """Return (stream id, owner) of the tombstones, oldest first."""
         return [*self._select("SELECT stream_id, owner FROM expired ORDER BY row")]
 
     def note(self, key: bytes, body: bytes) -> None:
-        """Keep a record of a durable stream."""
+        """Write a record of a durable stream."""
         with self._writing() as connection:
             connection.execute("INSERT INTO notes (key, body, crc) VALUES (?, ?, ?)", (key, body, checksum(body, key)))
 
     def erase(self, key: bytes) -> None:
-        """Forget all records of a durable stream."""
+        """Delete all records of a durable stream."""
         with self._writing() as connection:
             connection.execute("DELETE FROM notes WHERE key = ?", (key,))
 
     def notes(self) -> Iterator[tuple[int, bytes, bytes | None]]:
-        """All records of durable streams with their rows, in the order of writing; None where they are not what was
-        written."""
+        """Yield row, key and body (None if damaged) of all records of durable streams, in the order of writing."""
         for row, key, body, crc in self._select("SELECT row, key, body, crc FROM notes ORDER BY row"):
             yield row, key, intact(body, crc, key) if isinstance(key, bytes) else None
 
-    def cut_notes(self, cuts: Mapping[bytes, int]) -> None:
-        """Forget the records of durable streams from a row on, given by key."""
+    def truncate_notes(self, cuts: Mapping[bytes, int]) -> None:
+        """Delete the records of durable streams from a row on. `cuts` maps keys to rows."""
         with self._writing() as connection:
             connection.executemany("DELETE FROM notes WHERE key = ? AND row >= ?", cuts.items())
 
-    def give_room_back(self, num_pages: int) -> bool:
-        """Return some unused pages to the file system; whether there are more."""
+    def vacuum(self, num_pages: int) -> bool:
+        """Return some unused pages to the file system. Returns whether there are more."""
         try:
-            # Not `execute`: it takes the first step only, which is one page.
+            # `execute` would only take the first step, which frees one page.
             self._connection.executescript(f"PRAGMA incremental_vacuum({num_pages})")
             (num_unused,) = self._connection.execute("PRAGMA freelist_count").fetchone()
             return bool(num_unused)
@@ -363,15 +368,16 @@ class Database:
             raise as_storage_error(error) from error
 
     def checkpoint(self, *, truncate: bool = False) -> None:
-        """Move what is left of the write-ahead log into the database. Between two commits of the only writer there is
-        nobody to wait for, and the log begins anew with the next one; or is empty at once."""
+        """Move the rest of the write-ahead log into the database. The next commit then starts at the beginning of the
+        log file; with `truncate` the file is emptied now. Never waits, since it runs between two commits of the only
+        writer."""
         try:
             self._connection.execute(f"PRAGMA wal_checkpoint({'TRUNCATE' if truncate else 'PASSIVE'})").fetchall()
         except sqlite3.Error as error:
             raise as_storage_error(error) from error
 
     def hold_reserve(self) -> None:
-        """Set some of the disk aside for hard times. Raises: StorageError if it has none."""
+        """Allocate the reserve file. Raises: StorageError if the disk has no room for it."""
         try:
             descriptor = open_own(self._reserve, os.O_WRONLY)
             try:
@@ -380,16 +386,17 @@ class Database:
                 os.close(descriptor)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.EPERM, errno.EISDIR, errno.ENXIO):
-                raise StorageError("The file journal.reserve is not a plain file of this user's.") from error
+                raise StorageError("The file journal.reserve is not a regular file of this user.") from error
             self.use_reserve()
             raise journal_full() from error
 
     def use_reserve(self) -> None:
+        """Free the reserve."""
         with suppress(OSError):
             self._reserve.unlink(missing_ok=True)
 
     def probe(self) -> None:
-        """Whether something can be written. Raises: StorageError."""
+        """Write something, to test that the disk takes it. Raises: StorageError."""
         with self._writing() as connection:
             connection.execute("INSERT OR REPLACE INTO facts VALUES ('probe', randomblob(8192))")
 

@@ -1,4 +1,4 @@
-"""The journal's files: opened only where they are our own, and a write-ahead log looked through for damage."""
+"""Open the journal's files safely, lock them, and find damage in a write-ahead log."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _HEADER = struct.Struct(">8I")  # magic, version, bytes of a page, checkpoints, 
 _FRAME = struct.Struct(">4I")  # page, pages in the database if it ends a transaction, salt 1 and 2
 _FRAME_BYTES = 24  # with two checksums
 _LOCK_TRIES = 100
-_MAGIC = 0x377F0682  # or one more, where checksums are big-endian
+_MAGIC = 0x377F0682  # plus 1 if checksums are big-endian
 
 
 def open_own(path: Path, flags: int) -> int:
-    """A descriptor of a file that only its owner may read or write; it is made if it is not there.
+    """Open a file that only its owner may read or write, and return its descriptor. Creates the file if it is missing.
 
-    Raises: OSError if it cannot be had, is a symbolic link, is not a plain file, or belongs to somebody else.
+    Raises: OSError if it cannot be opened, is a symbolic link, is not a regular file, or belongs to another user.
     """
-    # Without O_NONBLOCK, a pipe would be waited for.
+    # Without O_NONBLOCK, opening a pipe would block.
     flags |= os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o600)
     try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode) or os.geteuid() not in (0, found.st_uid):
-            raise PermissionError(errno.EPERM, "it is not a plain file of this user's", str(path))
+            raise PermissionError(errno.EPERM, "it is not a regular file of this user", str(path))
         os.fchmod(descriptor, 0o600)
     except BaseException:
         os.close(descriptor)
@@ -39,9 +39,9 @@ def open_own(path: Path, flags: int) -> int:
 
 
 def hold_lock(path: Path) -> int:
-    """Make a lock file, with its directories, and lock it; returns its descriptor, whose closing unlocks it.
+    """Create a lock file with its directories, and lock it. Returns its descriptor; closing it unlocks the file.
 
-    Raises: BlockingIOError if another process holds it, and OSError as `open_own`.
+    Raises: BlockingIOError if another process holds the lock, and OSError as `open_own`.
     """
     missing: OSError = OSError(errno.ESTALE, os.strerror(errno.ESTALE), str(path))
     for _ in range(_LOCK_TRIES):
@@ -50,7 +50,7 @@ def hold_lock(path: Path) -> int:
             descriptor = open_own(path, os.O_RDWR)
         except FileNotFoundError as error:
             missing = error
-            continue  # the directory has just been removed with an old journal
+            continue  # another process has just removed the directory with an old journal
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
@@ -58,22 +58,22 @@ def hold_lock(path: Path) -> int:
             raise
         if is_at(descriptor, path):
             return descriptor
-        os.close(descriptor)  # the file has just been removed with an old journal: a lock on it keeps nobody out
-    raise missing  # nobody removes it that often: this is no place for files, such as /proc
+        os.close(descriptor)  # another process has just removed the file with an old journal, so this lock is useless
+    raise missing  # no other process removes it so often: this file system, such as /proc, takes no files
 
 
 def is_at(descriptor: int, path: Path) -> bool:
-    """Whether the file that is open is the one that has this path now."""
+    """Return whether the open file is still the file at this path."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
     return False
 
 
 def has_lost_commits(path: Path, num_read: int) -> bool:
-    """Whether a write-ahead log of SQLite's has transactions behind the `num_read` frames that SQLite has read.
+    """Return whether an SQLite write-ahead log has transactions after the `num_read` frames that SQLite has read.
 
-    SQLite stops reading at the first frame that is not what was written, and says nothing. The last transaction does
-    not count: it may be one that was never complete.
+    SQLite silently stops reading at the first damaged frame. The last transaction does not count, since it may be
+    incomplete.
     *Source:* https://www.sqlite.org/fileformat2.html#walformat
     """
     try:
@@ -85,7 +85,7 @@ def has_lost_commits(path: Path, num_read: int) -> bool:
     magic, _, page_bytes, _, *rest = _HEADER.unpack_from(content)
     salts, checksums = tuple(rest[:2]), tuple(rest[2:])
     if magic & ~1 != _MAGIC or _checksums(content[:24], is_big=bool(magic & 1)) != checksums:
-        return len(content) > _HEADER.size  # whatever is there, nothing of it can be read
+        return len(content) > _HEADER.size  # without a valid header, SQLite reads no frames
     num_commits = 0
     step = _FRAME_BYTES + page_bytes
     for start in range(_HEADER.size + num_read * step, len(content) - step + 1, step):

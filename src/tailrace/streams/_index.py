@@ -1,4 +1,4 @@
-"""The streams of one machine: which can still be read, whose they are, and for how long."""
+"""The index of the streams on one machine: their owners, and how long they are kept."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from itertools import takewhile
 from typing import NamedTuple, Protocol
 
-from tailrace.durable.damage import not_there
+from tailrace.durable.damage import missing_stream_error
 from tailrace.errors import Draining, IdempotencyConflict, JournalDamaged, SeqOutOfRange, StreamExpired
 from tailrace.streams.log import Claim, StreamLog, is_stream_id
 from tailrace.streams.log_store import Lease
@@ -18,12 +18,12 @@ from tailrace.types import ANONYMOUS
 
 __all__ = ["Archive", "Finished", "LocalLogStore", "StreamIndex"]
 
-_MAX_TOMBSTONES = 100_000  # of expired ids, so that they answer 410 and not 404; about 10 MB when full
-_CACHED_BYTES = 64 * 2**20  # of finished streams that are on disk as well
+_MAX_TOMBSTONES = 100_000  # expired ids, which answer 410 and not 404; about 10 MB when full
+_CACHED_BYTES = 64 * 2**20  # memory for finished streams that are also on disk
 
 
 class Finished(NamedTuple):
-    """A finished stream that an earlier process left."""
+    """A finished stream of an earlier process."""
 
     stream_id: str
     age_s: float  # since its end
@@ -33,16 +33,16 @@ class Finished(NamedTuple):
 
 
 class Archive(Protocol):
-    """Where finished streams are kept, so that they need not be in memory."""
+    """A store of finished streams outside of memory."""
 
     def load(self, stream_id: str) -> StreamLog:
-        """Raises: JournalDamaged if it is lost, StorageError if it cannot be read now."""
+        """Raises: JournalDamaged if the stream is lost, StorageError if it cannot be read now."""
 
     def forget(self, stream_ids: Sequence[str]) -> None:
-        """Keep of these streams only that they were there once."""
+        """Replace these streams by tombstones."""
 
 
-class _Kept(NamedTuple):
+class _FinishedEntry(NamedTuple):
     """A finished stream."""
 
     expires_s: float  # monotonic
@@ -51,11 +51,11 @@ class _Kept(NamedTuple):
 
 
 class StreamIndex:
-    """Streams by id. A finished one stays for `retention_s`, or until the finished ones together take more than
-    `budget_bytes`, oldest first. Running streams are never dropped.
+    """Streams by id. Finished streams are dropped after `retention_s`. When finished streams take more than
+    `budget_bytes` together, the oldest are dropped earlier. Running streams are never dropped.
 
-    With an `archive` that `is_complete`, not all finished streams stay in memory: they are loaded when they are asked
-    for.
+    With an `archive` that `is_complete`, finished streams can be evicted from memory. They are loaded again when they
+    are read.
     """
 
     def __init__(
@@ -71,28 +71,28 @@ class StreamIndex:
         self._may_evict = archive is not None and is_complete
         self._budget_bytes = budget_bytes
         self._running: dict[str, StreamLog] = {}
-        self._cached: OrderedDict[str, StreamLog] = OrderedDict()  # finished ones in memory, by last use
+        self._cached: OrderedDict[str, StreamLog] = OrderedDict()  # finished streams in memory, by last use
         self._cached_bytes = 0
-        self._finished: OrderedDict[str, _Kept] = OrderedDict()
+        self._finished: OrderedDict[str, _FinishedEntry] = OrderedDict()
         self._finished_bytes = 0
         self._expired: OrderedDict[str, str] = OrderedDict()  # id: owner
         self._claims: dict[tuple[str, str], tuple[bytes, str]] = {}  # owner and key: fingerprint, stream id
         self._claim_of: dict[str, tuple[str, str]] = {}
         self._timer: asyncio.TimerHandle | None = None
-        self.damaged_until_s = -math.inf  # until then, on the monotonic clock, streams may be missing by damage
+        self.damaged_until_s = -math.inf  # monotonic; until then a missing stream may have been lost by damage
 
     def __len__(self) -> int:
         return len(self._running) + len(self._finished)
 
     def admit(self, log: StreamLog) -> None:
-        """A stream has begun."""
+        """Add a running stream."""
         self._running[log.stream_id] = log
         if log.record.claim is not None:
             self._claim(log.record.owner, log.record.claim, log.stream_id)
 
     def get(self, stream_id: str, owner: str = ANONYMOUS) -> StreamLog:
-        """Raises: UnknownStream if this owner never had such a stream, StreamExpired if it is no longer kept,
-        StorageError if it cannot be read just now, JournalDamaged if it may have been lost."""
+        """Raises: UnknownStream if this owner never had such a stream, StreamExpired if it has expired, StorageError if
+        it cannot be read now, JournalDamaged if it may have been lost."""
         log = self._running.get(stream_id) or self._cached.get(stream_id)
         if log is not None and log.record.owner == owner:
             return log
@@ -107,18 +107,19 @@ class StreamIndex:
             return log
         if self._expired.get(stream_id) == owner:
             raise StreamExpired("This stream is no longer kept.")
-        raise not_there(self.damaged_until_s if is_stream_id(stream_id) else -math.inf)
+        raise missing_stream_error(self.damaged_until_s if is_stream_id(stream_id) else -math.inf)
 
     def finish(self, log: StreamLog) -> None:
-        """Start the retention of a stream that has its terminal event."""
+        """Start the retention time of a stream that has its terminal event."""
         log.record = log.record.finished()
         self._running.pop(log.stream_id, None)
-        self._retain(log.stream_id, _Kept(time.monotonic() + self.retention_s, log.num_bytes, log.record.owner))
+        expires_s = time.monotonic() + self.retention_s
+        self._retain(log.stream_id, _FinishedEntry(expires_s, log.num_bytes, log.record.owner))
         self._cache(log)
         self._schedule()
 
     def ids_of(self, owner: str) -> list[str]:
-        """Of the running and the finished ones."""
+        """Return the ids of the owner's streams, running and finished."""
         running = [log.stream_id for log in self._running.values() if log.record.owner == owner]
         return running + [stream_id for stream_id, kept in self._finished.items() if kept.owner == owner]
 
@@ -126,23 +127,23 @@ class StreamIndex:
         return stream_id in self._finished
 
     def delete(self, log: StreamLog) -> None:
-        """Forget a finished stream before its time."""
+        """Drop a finished stream before it expires."""
         if log.stream_id in self._finished:
             self._drop([log.stream_id])
 
     def restore(self, finished: Iterable[Finished], expired: Iterable[tuple[str, str]] = ()) -> None:
-        """Take in what an earlier process left. Its idempotency keys hold again from here on."""
+        """Add the streams of an earlier process. Its idempotency keys are valid again from then on."""
         now = time.monotonic()
         for kept in sorted(finished, key=lambda kept: -kept.age_s):
             expires_s = now + self.retention_s - kept.age_s
-            self._retain(kept.stream_id, _Kept(expires_s, kept.num_bytes, kept.owner))
+            self._retain(kept.stream_id, _FinishedEntry(expires_s, kept.num_bytes, kept.owner))
             if kept.claim is not None:
                 self._claim(kept.owner, kept.claim, kept.stream_id)
         self._sweep()
         self._expired |= OrderedDict(expired)
 
     def recall(self, claim: Claim, owner: str = ANONYMOUS) -> StreamLog | None:
-        """The stream that an idempotency key began, as long as it is kept.
+        """Return the stream that an idempotency key started; None if there is none or it has expired.
 
         Raises: IdempotencyConflict if the key came with another request, StorageError.
         """
@@ -162,14 +163,14 @@ class StreamIndex:
         self._claims[owner, claim.key] = (claim.fingerprint, stream_id)
         self._claim_of[stream_id] = (owner, claim.key)
 
-    def _retain(self, stream_id: str, kept: _Kept) -> None:
+    def _retain(self, stream_id: str, kept: _FinishedEntry) -> None:
         self._finished[stream_id] = kept
         self._finished_bytes += kept.num_bytes
         while self._finished_bytes > self._budget_bytes and len(self._finished) > 1:
             self._drop([next(iter(self._finished))])
 
     def _cache(self, log: StreamLog) -> None:
-        """Hold a finished stream in memory, and let others go for it that are on disk as well."""
+        """Keep a finished stream in memory. Streams that are also on disk are evicted to make room."""
         kept = self._finished[log.stream_id]
         log.expires_s = kept.expires_s
         self._cached[log.stream_id] = log
@@ -181,7 +182,7 @@ class StreamIndex:
         log = self._cached.pop(stream_id, None)
         if log is not None:
             self._cached_bytes -= self._finished[stream_id].num_bytes
-            log.producer = None  # without the circle its memory is free at once, and not when the collector comes
+            log.producer = None  # breaks a reference cycle, so that the memory is freed at once
 
     def _drop(self, stream_ids: list[str]) -> None:
         for stream_id in stream_ids:
@@ -191,7 +192,8 @@ class StreamIndex:
             kept = self._finished.pop(stream_id)
             self._finished_bytes -= kept.num_bytes
             claim = self._claim_of.pop(stream_id, None)
-            if claim is not None and self._claims.get(claim, (b"", ""))[1] == stream_id:  # it may have got another
+            # Another stream may have got the key.
+            if claim is not None and self._claims.get(claim, (b"", ""))[1] == stream_id:
                 del self._claims[claim]
             self._expired[stream_id] = kept.owner
             if len(self._expired) > _MAX_TOMBSTONES:
@@ -213,12 +215,12 @@ class StreamIndex:
 
 
 class LocalLogStore:
-    """The part of the `LogStore` promise that needs no more than an index: no other server can take a stream away."""
+    """The part of `LogStore` that all stores on one machine share. No other server can take over their streams."""
 
     def __init__(self, index: StreamIndex, epoch: int) -> None:
         self.index = index
         self.epoch = epoch
-        self._valid_epoch = epoch  # of the leases that may write; 0, which is of none, when this is closed
+        self._valid_epoch = epoch  # leases of this epoch may write; 0, the epoch of no lease, when closed
 
     @property
     def num_streams(self) -> int:
@@ -230,7 +232,7 @@ class LocalLogStore:
     async def read(self, owner: str, stream_id: str, after: int = 0) -> StreamLog:
         log = self.index.get(stream_id, owner)
         if after > log.last_seq:
-            raise SeqOutOfRange("This stream has not come that far.", param="last-event-id")
+            raise SeqOutOfRange("This stream has fewer events.", param="last-event-id")
         return log
 
     async def recall(self, owner: str, claim: Claim) -> StreamLog | None:
@@ -240,12 +242,12 @@ class LocalLogStore:
         return self.index.ids_of(owner)
 
     def _stop(self, log: StreamLog) -> None:
-        """Raises: Draining if it goes on in the next process."""
+        """Raises: Draining if the stream was handed over to the next server."""
         if log.is_parked and log.end is None:
-            raise Draining("This stream goes on in the next server.", retry_after_s=5.0)
+            raise Draining("The next server continues this stream.", retry_after_s=5.0)
         log.cancel()
 
     def close(self) -> None:
-        """Take no more events, and let no stream expire. Harmless when repeated."""
+        """Refuse further events, and stop the expiry of streams. May be called again."""
         self._valid_epoch = 0
         self.index.close()

@@ -1,7 +1,8 @@
-"""Records and events as the bytes of a row: msgpack, sealed where there is a key, and the checksum beside it.
+"""Encode records and events as the bytes of a row: msgpack, encrypted if there is a key; and compute checksums.
 
-The first byte of a row says whether it is sealed, so that a journal that was begun without a key can go on with one. A
-sealed row is AES-256-GCM (NIST SP 800-38D) with a random nonce, bound to its stream: it opens nowhere else.
+The first byte of a row says whether the row is encrypted, so a key can be added to a journal later. Encryption is
+AES-256-GCM (NIST SP 800-38D) with a random nonce. The stream's id is authenticated with it, so a row cannot be moved to
+another stream.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ __all__ = ["Rows", "checksum", "intact", "read_key"]
 
 _PLAIN, _SEALED = b"\0", b"\1"
 _NONCE_BYTES = 12
-_LEAST_KEY_BYTES = 32
-_SPREAD = 2_654_435_761  # numbers of streams over 32 bits (Knuth, 6.4)
+_MIN_KEY_BYTES = 32
+_SPREAD = 2_654_435_761  # spreads the numbers of streams over 32 bits (Knuth, 6.4)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_record = msgspec.msgpack.Decoder(Record).decode
@@ -34,91 +35,92 @@ _decode_note = msgspec.msgpack.Decoder(DurableRecord).decode
 
 
 class Rows:
-    """Both ways, with a key of 32 bytes or none. What is read raises JournalDamaged where it is not what was written,
-    and so does None: a row whose checksum is wrong."""
+    """Encodes and decodes rows, with a key of 32 bytes or without one. Reading raises JournalDamaged if a row is
+    damaged or None, which stands for a row with a wrong checksum."""
 
     def __init__(self, key: bytes | None) -> None:
-        self._aead: Any = None  # Any: of a library that is imported late, since it takes longer than opening a journal
+        # Any: the library is imported only if needed, since the import takes longer than opening a journal.
+        self._aead: Any = None
         if key is not None:
             from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
             self._aead = AESGCM(key)
 
-    def seal(self, body: bytes, whose: str) -> bytes:
+    def encrypt(self, body: bytes, row_key: str) -> bytes:
         if self._aead is None:
             return _PLAIN + body
         nonce = os.urandom(_NONCE_BYTES)
-        sealed: bytes = self._aead.encrypt(nonce, body, whose.encode())
+        sealed: bytes = self._aead.encrypt(nonce, body, row_key.encode())
         return _SEALED + nonce + sealed
 
-    def open(self, row: bytes | None, whose: str) -> bytes:
-        """Raises: JournalDamaged if it is not what was sealed for this stream."""
+    def open(self, row: bytes | None, row_key: str) -> bytes:
+        """Raises: JournalDamaged if the row was not encrypted with this key and for this stream."""
         if row is None:
             raise JournalDamaged("a wrong checksum")
         if row[:1] == _PLAIN:
             return row[1:]
         if self._aead is None:
-            raise JournalDamaged("a sealed row, and no key")
+            raise JournalDamaged("an encrypted row, and no key")
         from cryptography.exceptions import InvalidTag
 
         try:
-            body: bytes = self._aead.decrypt(row[1 : 1 + _NONCE_BYTES], row[1 + _NONCE_BYTES :], whose.encode())
+            body: bytes = self._aead.decrypt(row[1 : 1 + _NONCE_BYTES], row[1 + _NONCE_BYTES :], row_key.encode())
         except (InvalidTag, ValueError) as error:
-            raise JournalDamaged("a row that this key does not open") from error
+            raise JournalDamaged("a row that cannot be decrypted with this key") from error
         return body
 
-    def of_record(self, record: Record) -> bytes:
-        return self.seal(_encode(record), record.stream_id)
+    def encode_record(self, record: Record) -> bytes:
+        return self.encrypt(_encode(record), record.stream_id)
 
-    def of_events(self, stream_id: str, events: Sequence[Event]) -> bytes:
-        return self.seal(_encode(events), stream_id)
+    def encode_events(self, stream_id: str, events: Sequence[Event]) -> bytes:
+        return self.encrypt(_encode(events), stream_id)
 
-    def of_note(self, key: bytes, record: DurableRecord) -> bytes:
-        return self.seal(_encode(record), key.hex())
+    def encode_note(self, key: bytes, record: DurableRecord) -> bytes:
+        return self.encrypt(_encode(record), key.hex())
 
     def read_record(self, stream_id: str, row: bytes | None) -> Record:
         try:
             return _decode_record(self.open(row, stream_id))
         except msgspec.DecodeError as error:
-            raise JournalDamaged("no record") from error
+            raise JournalDamaged("not a record") from error
 
     def read_events(self, stream_id: str, row: bytes | None) -> list[Event]:
         try:
             return _decode_events(self.open(row, stream_id))
         except msgspec.DecodeError as error:
-            raise JournalDamaged("no events") from error
+            raise JournalDamaged("not a list of events") from error
 
     def read_note(self, key: bytes, row: bytes | None) -> DurableRecord:
         try:
             note: DurableRecord = _decode_note(self.open(row, key.hex()))
         except msgspec.DecodeError as error:
-            raise JournalDamaged("no note") from error
+            raise JournalDamaged("not a record of a durable stream") from error
         return note
 
 
-def checksum(body: bytes, whose: str | bytes | int, seq: int = 0) -> int:
-    """The checksum of a row, which begins with whose it is: what is right for one is wrong for any other."""
-    if isinstance(whose, int):
-        return zlib.crc32(body, whose * _SPREAD + seq & 0xFFFFFFFF)
-    return zlib.crc32(body, zlib.crc32(whose.encode() if isinstance(whose, str) else whose))
+def checksum(body: bytes, row_key: str | bytes | int, seq: int = 0) -> int:
+    """Return the checksum of a row. It covers the key of the row (`row_key`), so that it does not fit any other row."""
+    if isinstance(row_key, int):
+        return zlib.crc32(body, row_key * _SPREAD + seq & 0xFFFFFFFF)
+    return zlib.crc32(body, zlib.crc32(row_key.encode() if isinstance(row_key, str) else row_key))
 
 
-def intact(body: bytes, crc: int, whose: str | bytes | int, seq: int = 0) -> bytes | None:
-    """The body, if all of it is what was written. A bit that flips may turn a value into one of any kind."""
+def intact(body: bytes, crc: int, row_key: str | bytes | int, seq: int = 0) -> bytes | None:
+    """Return the body, or None if it is damaged. A flipped bit may even change the type of a value."""
     try:
-        return body if checksum(body, whose, seq) == crc else None
+        return body if checksum(body, row_key, seq) == crc else None
     except (TypeError, UnicodeEncodeError):
         return None
 
 
 def read_key(path: Path) -> bytes:
-    """The key that stands for what is in a file. Raises: ModelError if that is too little, or not there."""
+    """Derive the key from the content of a file. Raises: ModelError if the file is missing or too short."""
     try:
         secret = path.read_bytes().strip()
     except OSError as error:
-        raise ModelError(f"The key of the journal cannot be read from {path}: {error.strerror}.") from None
-    if len(secret) < _LEAST_KEY_BYTES:
+        raise ModelError(f"Cannot read the journal key from {path}: {error.strerror}.") from None
+    if len(secret) < _MIN_KEY_BYTES:
         raise ModelError(
-            f"The key in {path} is too short: it needs {_LEAST_KEY_BYTES} characters. Make one: openssl rand -base64 32"
+            f"The key in {path} is too short: it needs {_MIN_KEY_BYTES} characters. Make one: openssl rand -base64 32"
         )
     return hashlib.sha256(b"tailrace journal" + secret).digest()

@@ -1,4 +1,4 @@
-"""The tables of the journal, and how older ones become them."""
+"""The tables of the journal, and the migrations from older versions."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 from tailrace.errors import ModelError
 
-__all__ = ["OTHERWISE", "migrate"]
+__all__ = ["DATA_DIR_HINT", "migrate"]
 
-OTHERWISE = "Give another place with --data-dir, or --journal memory to keep nothing."
+DATA_DIR_HINT = "Choose another directory with --data-dir, or keep nothing on disk with --journal memory."
 
-# What each version of the schema adds to the one before. Never changed, only added to.
+# What each version of the schema adds to the previous one. Never change an entry; append new ones.
 _MIGRATIONS = (
     """
     CREATE TABLE streams (
@@ -49,16 +49,16 @@ _MIGRATIONS = (
 
 
 def migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the tables up to date, and look whether the file is whole.
+    """Migrate the tables to the newest version, and check that the file is not damaged.
 
-    Raises: ModelError for a newer journal, sqlite3.DatabaseError for one that is damaged.
+    Raises: ModelError for a journal of a newer version, sqlite3.DatabaseError for a damaged one.
     """
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     if version > len(_MIGRATIONS):
-        raise ModelError(f"The journal {path} was written by a newer version of tailrace. {OTHERWISE}")
+        raise ModelError(f"The journal {path} was written by a newer version of tailrace. {DATA_DIR_HINT}")
     for number, script in enumerate(_MIGRATIONS[version:], version + 1):
         connection.executescript(f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;")
-    if connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok" or _tables(connection) != _meant():
+    if connection.execute("PRAGMA quick_check(1)").fetchone()[0] != "ok" or _tables(connection) != _expected_tables():
         raise sqlite3.DatabaseError("malformed")
 
 
@@ -66,8 +66,8 @@ def _tables(connection: sqlite3.Connection) -> list[tuple[object, ...]]:
     return connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_schema ORDER BY name").fetchall()
 
 
-def _meant() -> list[tuple[object, ...]]:
-    """The tables as they are in a new file: SQLite believes whatever it finds."""
+def _expected_tables() -> list[tuple[object, ...]]:
+    """Return the tables of a new file. SQLite itself does not notice a damaged schema."""
     with contextlib.closing(sqlite3.connect(":memory:")) as new:
         for script in _MIGRATIONS:
             new.executescript(script)

@@ -1,4 +1,4 @@
-"""The journal's write-ahead log on its way to the disk, which is waited for in threads."""
+"""Sync and checkpoint the journal's write-ahead log, in threads."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _RESTART_BYTES = 32 * 2**20
 
 
 class WriteAheadLog:
-    """Holds a descriptor, so that syncing works when there is none to be had, and a connection of its own."""
+    """Has its own connection, and an open descriptor, so that syncing works when the process has no descriptors
+    left."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -27,11 +28,11 @@ class WriteAheadLog:
         self._descriptor = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
 
     async def sync(self) -> None:
-        """Return when the disk has what was committed. Raises: OSError."""
+        """Sync all commits to the disk. Raises: OSError."""
         await asyncio.to_thread(os.fdatasync, self._descriptor)
 
     async def checkpoint(self) -> None:
-        """Empty the log in time: most of it beside the writer, and the little that is left then between two commits."""
+        """Checkpoint a large log: most of it in a thread beside the writer, the rest between two commits."""
         with contextlib.suppress(OSError, sqlite3.Error, StorageError):
             num_bytes = self._path.stat().st_size
             if num_bytes > _CHECKPOINT_BYTES:
@@ -41,7 +42,7 @@ class WriteAheadLog:
                 self._database.checkpoint()
 
     async def empty(self) -> None:
-        """Leave nothing in it, as far as writers let that be."""
+        """Checkpoint and truncate the log, as far as concurrent commits allow."""
         with contextlib.suppress(sqlite3.Error, StorageError):
             await asyncio.to_thread(_passive, self._second)
             self._database.checkpoint(truncate=True)

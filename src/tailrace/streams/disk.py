@@ -1,12 +1,12 @@
 """The journal on disk.
 
-Its law: what a reader has seen is in the file. Events that come in one turn of the event loop are committed together at
-its end, and shown then; so an engine's step costs one commit, whatever the number of streams. A commit goes to the
-operating system, which keeps it whatever happens to this process; every `sync_s` the file is synced, which is what a
-power cut may take. See docs/durability.md.
+Readers see only events that are committed to the file. Events of one turn of the event loop are committed together at
+its end, and shown then. So an engine's step costs one commit, however many streams there are. A commit goes to the
+operating system and survives a crash of this process. The file is synced every `sync_s`; a power cut may lose the
+commits since the last sync. See docs/durability.md.
 
-When the file cannot be written, events wait and are not shown. After `give_up_after_s` no stream can go on: all are
-ended, for which a reserve of disk is given up.
+When the file cannot be written, events wait and are not shown. After `give_up_after_s` all streams are ended. A reserve
+file is deleted first, to make room for the terminal events.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from pathlib import Path
 
 from tailrace.durable.records import Dropped, DurableRecord
 from tailrace.errors import JournalDamaged, ModelError, StorageError
-from tailrace.streams import _inheritance as inheritance
+from tailrace.streams import _startup_recovery as startup_recovery
+from tailrace.streams._compaction import MAX_EXPIRED, Compaction
 from tailrace.streams._database import Database, TailRow
 from tailrace.streams._index import Finished
 from tailrace.streams._rows import Rows
-from tailrace.streams._tidying import MAX_EXPIRED, Tidying
 from tailrace.streams._wal import WriteAheadLog
 from tailrace.streams.log import Record, StreamLog
 from tailrace.streams.old_journals import LIFETIME_FACT
@@ -38,19 +38,20 @@ _EPOCH_FACT = "epoch"
 _EPOCH_BYTES = 8
 _RETRY_S = 0.02
 _PROBE_S = 1.0
-_QUIET_S = 0.5  # a write error that is over by then is not logged
-_CLEANUP_PAUSE_S = 0.005  # between two steps of tidying up, for everybody else; or
-_CLEANUP_PAUSE = 2.0  # times what the last one took
+_QUIET_S = 0.5  # shorter write errors are not logged
+_CLEANUP_PAUSE_S = 0.005  # shortest pause between two steps of compaction
+_CLEANUP_PAUSE = 2.0  # length of the pause, as a multiple of the last step's time
 
 
 class DiskJournal:
-    """Streams in a directory of its own, which is locked. `close` it at the end.
+    """Streams in a directory that this journal locks. The caller must `close` it.
 
-    `epoch` counts the servers that have had the directory, this one included. The functions in `on_write_failure` are
-    called when events could not be kept for `give_up_after_s`; they are to end all streams.
+    `epoch` counts the servers that have used the directory, including this one. The functions in `on_write_failure` are
+    called when no event could be written for `give_up_after_s`; they must end all streams.
 
-    `keep_finished=False` leaves no finished stream on disk. `lifetime_s` is how long after the last write the streams
-    can still be asked for; other servers read it before they remove an old journal. Without it they never do.
+    `keep_finished=False` deletes streams from the disk when they finish. `lifetime_s` is how long after the last write
+    clients can still read the streams. Other servers use it to remove old journals; a journal without it is never
+    removed.
 
     Raises: ModelError if the directory cannot be used.
     """
@@ -69,9 +70,9 @@ class DiskJournal:
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self._database.close)
             try:
-                self._rows = self._keyed(key)
+                self._rows = self._open_rows(key)
                 if lifetime_s is not None:
-                    self._database.keep_fact(LIFETIME_FACT, repr(lifetime_s).encode())
+                    self._database.write_fact(LIFETIME_FACT, repr(lifetime_s).encode())
                 self.epoch = self._next_epoch()
                 self._database.hold_reserve()
             except StorageError as error:
@@ -80,57 +81,57 @@ class DiskJournal:
         self.keeps_finished = keep_finished
         self._sync_s = sync_s
         self._give_up_after_s = give_up_after_s
-        self.write_error: StorageError | None = None  # why nothing can be kept just now
+        self.write_error: StorageError | None = None  # why nothing can be written at the moment
         self.on_write_failure: list[Callable[[StorageError], None]] = []
         self._failing_since_s = 0.0
         self._writable_since_s = -_QUIET_S
-        self._retrying: asyncio.TimerHandle | None = None
+        self._retry_timer: asyncio.TimerHandle | None = None
         self._has_given_up = False
         self._is_logged = False  # the write error
-        self._is_broken = False  # for good
-        self._decided = asyncio.Event()  # whether the write error is over or lasts
+        self._is_broken = False  # a sync failed, so the journal is unusable until a restart
+        self._write_error_settled = asyncio.Event()  # set when the write error is over or the journal has given up
         self._pending: list[tuple[StreamLog, Event]] = []
         self._is_scheduled = False
-        self._tidying = Tidying(self._database, self._rows, keeps=keep_finished)
-        self._committed = asyncio.Event()  # something that is not synced
-        self._untidy = asyncio.Event()
-        if self._database.set_aside is not None:
-            logger.error("the journal was damaged and is now %s; a new one is begun", self._database.set_aside)
-        elif self._database.is_cut:
-            logger.error("the end of the journal was damaged, and is lost")
+        self._compaction = Compaction(self._database, self._rows, keeps=keep_finished)
+        self._committed = asyncio.Event()  # set while commits are not synced
+        self._compaction_due = asyncio.Event()
+        if self._database.damaged_path is not None:
+            logger.error("the journal was damaged and is now %s; a new one was created", self._database.damaged_path)
+        elif self._database.has_lost_commits:
+            logger.error("the end of the journal was damaged and is lost")
 
-    def _keyed(self, key: bytes | None) -> Rows:
-        """Raises: ModelError if the journal was sealed with another key."""
+    def _open_rows(self, key: bytes | None) -> Rows:
+        """Raises: ModelError if the journal was encrypted with another key."""
         rows = Rows(key)
-        sealed = self._database.fact(_SEALED_FACT)
+        sealed = self._database.read_fact(_SEALED_FACT)
         try:
             if sealed is not None:
                 rows.open(sealed, _SEALED_FACT)
             elif key is not None:
-                self._database.keep_fact(_SEALED_FACT, rows.seal(b"", _SEALED_FACT))
+                self._database.write_fact(_SEALED_FACT, rows.encrypt(b"", _SEALED_FACT))
         except JournalDamaged:
-            raise ModelError("The journal is sealed with another key: --journal-key-file names its file.") from None
+            raise ModelError("The journal was encrypted with another key: see --journal-key-file.") from None
         return rows
 
     # Writing
 
     def _next_epoch(self) -> int:
         """Raises: StorageError."""
-        last = self._database.fact(_EPOCH_FACT)
+        last = self._database.read_fact(_EPOCH_FACT)
         is_whole = isinstance(last, bytes) and len(last) == _EPOCH_BYTES  # a damaged fact may be anything
         epoch = int.from_bytes(last) % 2 ** (8 * _EPOCH_BYTES - 1) + 1 if last is not None and is_whole else 1
-        self._database.keep_fact(_EPOCH_FACT, epoch.to_bytes(_EPOCH_BYTES))
+        self._database.write_fact(_EPOCH_FACT, epoch.to_bytes(_EPOCH_BYTES))
         return epoch
 
     def begin(self, record: Record) -> StreamLog:
-        """Keep a new stream; when this returns, it is safe. Raises: StorageError."""
-        with self._at_once():
-            number = self._database.begin(record.stream_id, self._rows.of_record(record), record.owner)
+        """Write a new stream. It is committed when this returns. Raises: StorageError."""
+        with self._write_now():
+            number = self._database.begin(record.stream_id, self._rows.encode_record(record), record.owner)
         return StreamLog(record, number=number)
 
     @contextlib.contextmanager
-    def _at_once(self) -> Iterator[None]:
-        """Around what is kept now or not at all. Raises: StorageError."""
+    def _write_now(self) -> Iterator[None]:
+        """Context of a write that is not retried later. Raises: StorageError."""
         if self.write_error is not None:
             raise self.write_error.with_traceback(None)
         try:
@@ -141,21 +142,20 @@ class DiskJournal:
         self._committed.set()
 
     def append(self, log: StreamLog, event: Event) -> None:
-        """Keep an event at the end of this turn of the event loop, and let it be seen then; while there is a write
-        error, it waits."""
+        """Queue an event. It is committed and shown at the end of this turn of the event loop. During a write error it
+        waits."""
         self._pending.append((log, event))
         if not self._is_scheduled:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self.flush)
 
     def retract(self, log: StreamLog) -> None:
-        """Flush, and drop what was appended to a log and could not be kept."""
+        """Flush, then drop the events of a log that could not be written."""
         self.flush()
         self._pending = [entry for entry in self._pending if entry[0] is not log]
 
     def flush(self, *, only_ends: bool = False) -> None:
-        """Keep what was appended now, if it can be kept now. A disk that is broken is trusted with nothing any more,
-        but for the ends of streams."""
+        """Commit the queued events now, if that is possible. After a failed sync only terminal events are written."""
         self._is_scheduled = False
         pending = self._pending
         if not pending or (self._is_broken and self.write_error is not None and not only_ends):
@@ -175,7 +175,7 @@ class DiskJournal:
             log.append(event)
 
     def _rows_of(self, pending: Sequence[tuple[StreamLog, Event]]) -> list[TailRow]:
-        """A row for each stream that has not ended, with no event behind its terminal one."""
+        """Return one row per stream that has not ended. Events after the terminal one are dropped."""
         events_of: dict[StreamLog, list[Event]] = {}
         for log, event in pending:
             events = events_of.get(log)
@@ -184,9 +184,10 @@ class DiskJournal:
                     events_of[log] = [event]
             elif type(events[-1]) is not End:
                 events.append(event)
-        of_events = self._rows.of_events
+        encode_events = self._rows.encode_events
         return [
-            TailRow(log.number, log.last_seq + 1, of_events(log.stream_id, events)) for log, events in events_of.items()
+            TailRow(log.number, log.last_seq + 1, encode_events(log.stream_id, events))
+            for log, events in events_of.items()
         ]
 
     # Write errors
@@ -194,35 +195,35 @@ class DiskJournal:
     def _write_failed(self, error: StorageError) -> None:
         loop = asyncio.get_running_loop()
         if self.write_error is None:
-            self._decided.clear()
-            self._database.be_patient(False)
-            if loop.time() - self._writable_since_s > _QUIET_S:  # else it never was over
+            self._write_error_settled.clear()
+            self._database.set_lock_wait(False)
+            if loop.time() - self._writable_since_s > _QUIET_S:  # otherwise it is the same write error
                 self._failing_since_s = loop.time()
-            self._retrying = loop.call_later(_RETRY_S, self._retry)
+            self._retry_timer = loop.call_later(_RETRY_S, self._retry)
         self.write_error = error
 
     def _recovered(self) -> None:
-        if self._retrying is not None:
-            self._retrying.cancel()
+        if self._retry_timer is not None:
+            self._retry_timer.cancel()
         self._writable_since_s = asyncio.get_running_loop().time()
         if self._is_logged:
             logger.warning("The journal can be written again.")
         self.write_error = None
         self._has_given_up = self._is_logged = False
-        self._database.be_patient(True)
-        self._decided.set()
+        self._database.set_lock_wait(True)
+        self._write_error_settled.set()
 
     async def wait_writable(self) -> None:
-        """Return when there is no write error. Raises: StorageError if that takes too long."""
+        """Return when there is no write error. Raises: StorageError if it lasts too long."""
         while self.write_error is not None:
             if self._has_given_up:
                 raise self.write_error.with_traceback(None)
-            await self._decided.wait()
+            await self._write_error_settled.wait()
 
     def _retry(self) -> None:
-        """Until it goes on, or has not for too long."""
+        """Try to write again, on a timer, until it works. Gives up all streams when it took too long."""
         loop = asyncio.get_running_loop()
-        self._retrying = loop.call_later(_PROBE_S if self._has_given_up else _RETRY_S, self._retry)
+        self._retry_timer = loop.call_later(_PROBE_S if self._has_given_up else _RETRY_S, self._retry)
         self.flush()
         if not self._pending:
             self._probe()
@@ -231,7 +232,7 @@ class DiskJournal:
         waited_s = loop.time() - self._failing_since_s
         if not self._is_logged and waited_s > _QUIET_S:
             self._is_logged = True
-            logger.error("%s Streams wait.", self.write_error.message)
+            logger.error("%s Streams are paused.", self.write_error.message)
         if not self._has_given_up and waited_s >= self._give_up_after_s:
             self._give_up(self.write_error)
 
@@ -247,62 +248,62 @@ class DiskJournal:
         self._recovered()
 
     def _give_up(self, error: StorageError) -> None:
-        """End every stream: behind what was seen of it, since what waits never will be."""
+        """End all streams. Events that wait are dropped; readers never see them."""
         self._has_given_up = True
-        self._decided.set()
+        self._write_error_settled.set()
         self._pending.clear()
         for fail_all in self.on_write_failure:
             fail_all(error)
         self._database.use_reserve()
         self.flush(only_ends=True)
-        # Even the reserve was not enough. Nobody sees an end that is not kept, and nobody is left waiting for it.
+        # The reserve was too small. Terminal events that cannot be written are not shown, so send the readers away.
         for log, _ in self._pending:
             log.park()
 
     # Ends
 
     def finish(self, log: StreamLog) -> None:
-        """A stream has ended: put its events into one row, in time."""
-        self._tidying.finished.append(log)
-        self._untidy.set()
+        """Queue a stream that has ended for compaction."""
+        self._compaction.finished.append(log)
+        self._compaction_due.set()
 
     def forget(self, stream_ids: Sequence[str]) -> None:
-        """Keep of these finished streams only that they were there once."""
-        self._tidying.expired += stream_ids
-        self._untidy.set()
+        """Replace these finished streams by tombstones, later."""
+        self._compaction.expired += stream_ids
+        self._compaction_due.set()
 
     def delete(self, stream_id: str) -> None:
-        """Forget a finished stream for good before this returns. Raises: StorageError."""
+        """Delete a finished stream before this returns. Raises: StorageError."""
         self._database.forget([stream_id], most_expired=MAX_EXPIRED)
 
     # Reading
 
     def load(self, stream_id: str) -> StreamLog:
-        """A finished stream. Raises: JournalDamaged if it is lost, StorageError if it cannot be read now."""
-        for log in self._tidying.finished:  # which still wait for their row
+        """Read a finished stream. Raises: JournalDamaged if it is lost, StorageError if it cannot be read now."""
+        for log in self._compaction.finished:
             if log.stream_id == stream_id:
                 return log
         found = self._database.load(stream_id)
         if found is None:
-            raise JournalDamaged("This stream was damaged on disk, and is lost.")
+            raise JournalDamaged("This stream was damaged on disk and is lost.")
         record, events = found
         return StreamLog(self._rows.read_record(stream_id, record), self._rows.read_events(stream_id, events))
 
     def finished(self) -> Sequence[Finished]:
-        """The finished streams that an earlier process left, in no order."""
-        return inheritance.finished(self._database, self._rows)
+        """Return the finished streams of earlier processes, in no particular order."""
+        return startup_recovery.finished(self._database, self._rows)
 
     def expired(self) -> Sequence[tuple[str, str]]:
-        """The ids of streams that are no longer kept, and whose they were, oldest first."""
+        """Return (stream id, owner) of expired streams, oldest first."""
         return self._database.expired()
 
     def damage_age_s(self) -> float | None:
-        """Seconds since streams were lost by damage, nobody knows which; None if none were."""
+        """Return the seconds since an unknown set of streams was lost by damage; None if none was."""
         return self._database.damage_age_s()
 
     def unfinished(self) -> list[StreamLog]:
-        """The streams that an earlier process could not finish, in the order in which they began."""
-        found = inheritance.unfinished(self._database, self._rows)
+        """Return the streams that an earlier process did not finish, in the order in which they began."""
+        found = startup_recovery.unfinished(self._database, self._rows)
         for log, end in found:
             if end is not None:
                 self.append(log, end)
@@ -312,27 +313,27 @@ class DiskJournal:
     # Durable streams
 
     def note(self, key: bytes, record: DurableRecord) -> None:
-        """Keep what is about to happen to a durable stream before this returns. Raises: StorageError."""
-        with self._at_once():
+        """Commit a record of a durable stream before this returns. Raises: StorageError."""
+        with self._write_now():
             if isinstance(record, Dropped):
                 self._database.erase(key)
             else:
-                self._database.note(key, self._rows.of_note(key, record))
+                self._database.note(key, self._rows.encode_note(key, record))
 
     def notes(self) -> Iterator[tuple[bytes, DurableRecord]]:
-        """What happened to the durable streams that there are, in the order in which it did."""
-        return inheritance.notes(self._database, self._rows)
+        """Yield key and record of all changes of durable streams, in the order in which they happened."""
+        return startup_recovery.notes(self._database, self._rows)
 
-    # Keeping up
+    # Maintenance
 
-    async def keep_up(self) -> None:
-        """Sync what was committed, tidy up, and empty the write-ahead log; until cancelled."""
+    async def maintain(self) -> None:
+        """Sync, compact and checkpoint the journal until cancelled."""
         with contextlib.closing(WriteAheadLog(self._database)) as wal:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._keep_synced(wal))
-                group.create_task(self._keep_tidy(wal))
+                group.create_task(self._sync_commits(wal))
+                group.create_task(self._compact(wal))
 
-    async def _keep_synced(self, wal: WriteAheadLog) -> None:
+    async def _sync_commits(self, wal: WriteAheadLog) -> None:
         while True:
             await self._committed.wait()
             await asyncio.sleep(self._sync_s)
@@ -340,35 +341,35 @@ class DiskJournal:
             await self._sync(wal)
             await wal.checkpoint()
 
-    async def _keep_tidy(self, wal: WriteAheadLog) -> None:
+    async def _compact(self, wal: WriteAheadLog) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await self._untidy.wait()
+            await self._compaction_due.wait()
             await asyncio.sleep(self._sync_s)
-            self._untidy.clear()
+            self._compaction_due.clear()
             try:
                 begun_s = loop.time()
-                while self._tidying.step():
+                while self._compaction.step():
                     await asyncio.sleep(max(_CLEANUP_PAUSE_S, _CLEANUP_PAUSE * (loop.time() - begun_s)))
                     begun_s = loop.time()
                 if not self.keeps_finished:
                     await wal.empty()
             except StorageError:
-                self._untidy.set()
+                self._compaction_due.set()
 
     async def _sync(self, wal: WriteAheadLog) -> None:
         try:
             await wal.sync()
         except OSError as error:
-            # What the kernel has dropped it does not try again: nothing here can be relied on any more.
+            # The kernel does not write the lost pages again, so the file cannot be trusted any more.
             logger.error("The journal cannot be synced: %s.", error.strerror)
             self._is_broken = True
             self._write_failed(StorageError("The journal of this server cannot be written."))
 
     def close(self) -> None:
-        """Put everything away. What could not be written is lost with this process."""
+        """Flush, compact and close the file. Events that cannot be written are lost."""
         with contextlib.suppress(StorageError):
             self.flush()
-            while self._tidying.step():
+            while self._compaction.step():
                 pass
         self._database.close()

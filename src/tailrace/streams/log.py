@@ -1,4 +1,4 @@
-"""One stream: what was asked, its events in order, numbered from 1 by their place, and whoever follows them."""
+"""One stream: the record of its request, its events, which are numbered from 1, and the readers that follow it."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ __all__ = [
 
 logger = logging.getLogger("tailrace.streams")
 
-_TAKE_EVENTS = 512  # so that a long replay neither blocks the loop nor piles up in front of a slow socket
+_TAKE_EVENTS = 512  # so that a long replay neither blocks the event loop nor fills the buffer of a slow socket
 _SEQ = re.compile(r"(?:0|[1-9][0-9]{0,14})", re.ASCII)
 _EVENT_ID = re.compile(r"([A-Za-z0-9_-]{1,64})-(0|[1-9][0-9]{0,14})", re.ASCII)
 _STREAM_ID = re.compile(r"[A-Za-z0-9_-]{22}", re.ASCII)
-_EVENT_BYTES = 200  # of one event in memory, apart from its text (CPython 3.11, measured over 100,000 events)
+_EVENT_BYTES = 200  # memory of one event without its text (CPython 3.11, measured over 100,000 events)
 
 
 def new_stream_id() -> str:
-    """128 random bits, which work as the right to read the stream."""
+    """Return 128 random bits as text. Nobody can guess the id of another client's stream."""
     return secrets.token_urlsafe(16)
 
 
 def is_stream_id(text: str) -> bool:
-    """Whether it looks like one of ours, whether there is such a stream or not."""
+    """Return whether the text has the form of a stream id."""
     return _STREAM_ID.fullmatch(text) is not None
 
 
 def event_id(stream_id: str, seq: int) -> str:
-    """As it stands on the wire, so that a bare Last-Event-ID finds stream and position."""
+    """Return the event id for the wire. It names stream and position, so a Last-Event-ID alone is enough to resume."""
     return f"{stream_id}-{seq}"
 
 
 def parse_cursor(cursor: str, stream_id: str | None = None) -> tuple[str, int]:
-    """The stream and the last `seq` seen, out of an event id or, where the stream is known, a bare number.
+    """Parse an event id or, if `stream_id` is given, a plain number. Returns the stream id and the last `seq` seen.
 
-    Raises: SeqOutOfRange if it is neither, ForeignCursor if it belongs to another stream than `stream_id`.
+    Raises: SeqOutOfRange if it is neither, ForeignCursor if it names another stream than `stream_id`.
     """
     if stream_id is not None and _SEQ.fullmatch(cursor):
         return stream_id, int(cursor)
@@ -67,65 +67,65 @@ def parse_cursor(cursor: str, stream_id: str | None = None) -> tuple[str, int]:
 
 
 class Claim(msgspec.Struct, frozen=True, array_like=True):
-    """An Idempotency-Key, and what request it came with."""
+    """An Idempotency-Key and the fingerprint of its request."""
 
     key: str
     fingerprint: bytes
 
 
 class Record(msgspec.Struct, frozen=True):
-    """A stream as it was asked for: enough to show it on any wire, and to run it again. Written before anybody hears of
-    the stream."""
+    """The request of a stream: enough to show the stream on any wire, and to run it again. Written before a client gets
+    the stream's id."""
 
     stream_id: str
     created_s: float  # since the epoch
     model: str = ""
-    memo: bytes = b""  # what the wire that began it wants to see again
+    memo: bytes = b""  # opaque data of the wire that began it
     turn: bytes = b""  # what a conversation keeps of it (GenerateRequest.turn)
     keep: bool = False  # GenerateRequest.keep
-    prompts: tuple[Prompt, ...] = ()  # as long as it runs
+    prompts: tuple[Prompt, ...] = ()  # only while it runs
     sampling: Sampling = Sampling()  # seed and max_tokens are set
     num_prompt_tokens: int = 0
     num_choices: int = 1
-    linger_s: float = 0.0  # how long nobody may read before it is cancelled; 0: not at all
+    linger_s: float = 0.0  # how long it runs without a reader before it is cancelled
     exact: bool = False  # GenerateRequest.exact
     claim: Claim | None = None
-    caller: str = ""  # GenerateRequest.caller, as long as it runs
-    owner: str = ANONYMOUS  # only they can follow, stop or delete it
-    key_id: str = ""  # of the key that it was begun with
-    wire: str = ""  # that it was begun on
+    caller: str = ""  # GenerateRequest.caller; only while it runs
+    owner: str = ANONYMOUS  # only the owner can follow, stop or delete it
+    key_id: str = ""  # the key that began it
+    wire: str = ""  # the wire that began it
 
     @property
     def seed(self) -> int:
         return self.sampling.seed or 0
 
     def finished(self) -> Record:
-        """What is still worth knowing once the stream has ended: not what was asked, nor by whom."""
+        """Return the record of the ended stream, without prompts and caller."""
         return msgspec.structs.replace(self, prompts=(), caller="")
 
 
 class Producer(Protocol):
-    """Who feeds a log, as far as its readers are concerned."""
+    """What a log needs to know about the run that produces its events."""
 
     @property
     def status(self) -> str:
-        """queued, running, or how it ended."""
+        """Return queued, running, or the status of its end."""
 
     def cancel(self) -> None:
-        """End the stream as cancelled. Does nothing when it has ended."""
+        """End the stream as cancelled. Does nothing if it has ended."""
 
     def unread(self) -> None:
-        """The last reader has left."""
+        """Called when the last reader has left."""
 
     def read(self) -> None:
-        """Somebody reads again."""
+        """Called when the first reader has come."""
 
     def ended(self) -> None:
-        """The terminal event can be read."""
+        """Called when the terminal event can be read."""
 
 
 class StreamLog:
-    """The events of one request, as far as they may be seen. Used from one event loop only."""
+    """The events of one request that readers may see. Used from one event loop only."""
 
     __slots__ = (
         "_ending", "_readers", "_waiting", "end", "events", "expires_s", "first_s", "is_parked", "number", "producer",
@@ -138,10 +138,10 @@ class StreamLog:
         self.events: list[Event] = list(events)  # seq n is events[n - 1]
         last = self.events[-1] if self.events else None
         self.end: End | None = last if isinstance(last, End) else None
-        self.is_parked = False  # it has not ended, but nothing more comes from this process
+        self.is_parked = False  # handed over: it has not ended, but this process adds no more events
         self.producer: Producer | None = None
-        self.first_s: float | None = None  # monotonic; when its first token came, in this process
-        self.expires_s: float | None = None  # monotonic; None while it runs, and when it is no longer kept
+        self.first_s: float | None = None  # monotonic; time of the first token in this process
+        self.expires_s: float | None = None  # monotonic; None while it runs, and after it has expired
         self._readers = 0
         self._waiting: set[Reader] = set()  # for the next event
         self._ending: set[Reader] = set()  # for the terminal one
@@ -152,7 +152,7 @@ class StreamLog:
 
     @property
     def num_waiting(self) -> int:
-        """Readers that wait for an event."""
+        """Return how many readers wait for an event."""
         return len(self._waiting) + len(self._ending)
 
     @property
@@ -161,14 +161,14 @@ class StreamLog:
 
     @property
     def status(self) -> str:
-        """queued, running, or the status of the terminal event."""
+        """Return queued, running, or the status of the terminal event."""
         if self.end is not None:
             return self.end.status
         return self.producer.status if self.producer is not None else "running"
 
     @property
     def expires_in_s(self) -> float | None:
-        """Seconds until a finished stream is dropped at the latest; None while it runs."""
+        """Return the seconds until a finished stream is dropped at the latest; None while it runs."""
         return None if self.expires_s is None else max(0.0, self.expires_s - time.monotonic())
 
     @property
@@ -177,14 +177,14 @@ class StreamLog:
 
     @property
     def num_bytes(self) -> int:
-        """About how much memory it takes."""
+        """Return about how much memory the stream takes."""
         text = sum(len(event.text) + len(event.reasoning) for event in self.events if isinstance(event, TextDelta))
         return text + _EVENT_BYTES * len(self.events) + len(self.record.memo) + len(self.record.turn)
 
     def append(self, event: Event) -> None:
-        """Let an event be seen, and wake whoever waits for it. After the terminal event nothing is added any more.
+        """Add an event, and wake the readers that wait for it. Ignored after the terminal event.
 
-        Whoever produces events hands them to the log store, which keeps them before they come here.
+        Only a log store calls this, after it has committed the event.
         """
         if self.end is not None:
             return
@@ -200,33 +200,33 @@ class StreamLog:
             if self.producer is not None:
                 try:
                     self.producer.ended()
-                except Exception:  # a defect of ours must not keep other streams' events from being seen
-                    logger.exception("the end of a stream could not be attended to")
+                except Exception:  # a bug here must not stop the events of other streams
+                    logger.exception("the end of a stream could not be processed")
 
     def cancel(self) -> None:
-        """Have the stream end as cancelled, if it has not ended."""
+        """End the stream as cancelled, if it has not ended."""
         if self.end is None and self.producer is not None:
             self.producer.cancel()
 
     def park(self) -> None:
-        """Send the readers away: what is to come will come from another process."""
+        """Hand the stream over: readers are sent away, since another process adds the next events."""
         self.is_parked = True
         for reader in (*self._waiting, *self._ending):
             reader.wake()
 
     def reasoning(self, choice: int = 0) -> str:
-        """All the reasoning of a choice so far."""
+        """Return the reasoning of a choice so far."""
         return "".join(event.reasoning for event in self.events if type(event) is TextDelta and event.choice == choice)
 
     def text(self, choice: int = 0) -> str:
-        """All the text of a choice so far."""
+        """Return the text of a choice so far."""
         return "".join(event.text for event in self.events if type(event) is TextDelta and event.choice == choice)
 
 
 class Reader:
-    """One who follows a log from behind `after`. A context manager: leaving it is what the log notices.
+    """Follows a log, from the event after `after`. A context manager: the log counts its open readers.
 
-    With `at_end_only` it is woken by the terminal event alone, for answers that are given in one piece.
+    With `at_end_only`, only the terminal event wakes the reader. Answers in one piece use this.
     """
 
     __slots__ = ("_log", "_wakeup", "at_end_only", "cursor")
@@ -251,19 +251,19 @@ class Reader:
             log.producer.unread()
 
     def take(self) -> Sequence[Event]:
-        """Events that this reader has not had, at most so many at once, and the cursor moved behind them."""
+        """Return the next events, at most `_TAKE_EVENTS`, and advance the cursor."""
         events = self._log.events[self.cursor : self.cursor + _TAKE_EVENTS]
         self.cursor += len(events)
         return events
 
     @property
     def is_finished(self) -> bool:
-        """Nothing more will come."""
+        """Return whether this reader has taken all events, and no more will come."""
         log = self._log
         return (log.end is not None or log.is_parked) and self.cursor >= len(log.events)
 
     async def wait(self) -> None:
-        """Return when there is something to take, or when `wake` was called.
+        """Return when there are events to take, or when `wake` was called.
 
         Cancellation: leaves the reader as it was.
         """

@@ -1,10 +1,10 @@
-"""The promise that every home of streams keeps: memory, a file on this machine, or a service that many servers share.
+"""The interface of a log store: memory, a file on this machine, or a service that many servers share.
 
-A server opens a stream and gets a *lease*, the right to write it. It appends events; a reader sees an event when it is
-kept, and not before. When the server dies, another one takes its streams over, with a larger *epoch*: from then on the
-old lease is refused. A home on one machine always wins its own streams.
+A server opens a stream and gets a *lease*, the right to write it. The server appends events; readers see an event after
+it is committed. When the server dies, another server takes its streams over with a larger *epoch*. From then on the old
+lease is refused. On one machine the next server always takes over all streams.
 
-`tailrace.testing.check_log_store` states the laws as code.
+`tailrace.testing.check_log_store` tests that a store keeps these rules.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["Lease", "LogStore"]
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write one stream, which one server has at a time.
+    """The right to write one stream. One server has it at a time.
 
-    `log` holds what is kept of the stream so far. The store adds to it; its owner never does.
+    `log` holds the committed events. Only the store adds to it.
     """
 
     log: StreamLog
@@ -38,88 +38,91 @@ class Lease:
 class LogStore(Protocol):
     """Keeps streams. Used from one event loop only.
 
-    Methods that are not coroutines return at once, whatever the home: they stand on the path of every token.
-    Coroutines may wait for another machine. A home on this machine never suspends them.
+    Methods that are not coroutines never wait, because every token passes them. Coroutines may wait for another
+    machine. Stores on this machine never suspend them.
     """
 
     @property
     def epoch(self) -> int:
-        """Of this server, from 1. Each server over the same home has a larger one than those before it."""
+        """Return the epoch of this server, from 1. It is larger than the epochs of all earlier servers over the same
+        store."""
 
     @property
     def is_durable(self) -> bool:
-        """Whether the next server finds the streams of this one."""
+        """Return whether the next server finds the streams of this one."""
 
     @property
     def num_streams(self) -> int:
-        """Streams of this server that can be read, running or finished."""
+        """Return how many streams of this server can be read, running or finished."""
 
     @property
     def write_error(self) -> StorageError | None:
-        """Why nothing can be kept just now."""
+        """Return why nothing can be written at the moment; None if it can."""
 
     async def wait_writable(self) -> None:
-        """Return when there is no write error. Raises: StorageError if that takes too long."""
+        """Return when there is no write error. Raises: StorageError if it lasts too long."""
 
     def on_write_failure(self, fail_all: Callable[[StorageError], None]) -> None:
-        """Have `fail_all` called when nothing could be kept for too long. It ends all streams that it has leases of:
-        the events that still wait are given up before it is called."""
+        """Register a function that is called when nothing could be written for too long. Queued events are dropped
+        before the call. `fail_all` must end all streams that the caller has leases of."""
 
     async def open(self, record: Record) -> Lease:
-        """Keep a new stream, owned by `record.owner`. When this returns, the stream is safe.
+        """Store a new stream of `record.owner`. It is committed when this returns.
 
         Cancellation: leaves no stream. Raises: StorageError.
         """
 
     def append(self, lease: Lease, events: Sequence[Event]) -> None:
-        """Queue events. All that is queued in one turn of the event loop is kept together at its end, and readers see
-        it then; while there is a write error, it waits. Behind the terminal event nothing is kept.
+        """Queue events. Events of one turn of the event loop are committed together at its end; then readers see them.
+        During a write error they wait. Events after the terminal event are dropped.
 
         Raises: LeaseLost if another server has taken the stream over, or this store is closed.
         """
 
     def flush(self) -> None:
-        """Keep what is queued now, if it can be kept now."""
+        """Commit the queued events now, if that is possible."""
 
     def retract(self, lease: Lease) -> None:
-        """Flush, then drop what is still queued for this stream. Afterwards `lease.log` is all that will be seen."""
+        """Flush, then drop the events of this stream that are still queued. Readers will see only `lease.log`."""
 
     def end(self, lease: Lease) -> None:
-        """The terminal event can be read: the time that the stream is kept begins."""
+        """Start the retention time of a stream whose terminal event can be read."""
 
     async def read(self, owner: str, stream_id: str, after: int = 0) -> StreamLog:
-        """The stream, with `after` events at least. It grows as events are kept, up to the terminal one. `Reader`
-        follows it.
+        """Return the log of a stream, which has at least `after` events. The log grows until the terminal event. Follow
+        it with a `Reader`.
 
-        Raises: UnknownStream if this owner never had such a stream, StreamExpired if it is no longer kept,
-        SeqOutOfRange if it has fewer events than `after`, StorageError if it cannot be read now, JournalDamaged if it
-        may have been lost.
+        Raises: UnknownStream if this owner never had such a stream, StreamExpired if it has expired, SeqOutOfRange if
+        it has fewer events than `after`, StorageError if it cannot be read now, JournalDamaged if it may have been
+        lost.
         """
 
     async def recall(self, owner: str, claim: Claim) -> StreamLog | None:
-        """The stream that this owner's idempotency key began, while it is kept. Two owners may use the same key.
+        """Return the stream that this owner's idempotency key started; None if there is none. Two owners may use the
+        same key.
 
         Raises: IdempotencyConflict if the key came with another request, StorageError.
         """
 
     async def stop(self, owner: str, stream_id: str) -> StreamLog:
-        """Have a stream end as cancelled. Its end can be read when this returns. Does nothing to one that has ended.
+        """End a stream as cancelled. Its end can be read when this returns. Does nothing if the stream has ended.
 
-        Raises: as `read`; Draining if the stream goes on in the next server, StorageError if its end cannot be kept.
+        Raises: as `read`; Draining if the next server continues the stream, StorageError if its end cannot be written.
         """
 
     async def delete(self, owner: str, stream_id: str) -> None:
-        """Forget a finished stream for good before this returns; running ones stay.
+        """Delete a finished stream before this returns. Does nothing to a running stream.
 
-        Raises: as `read`; StorageError if that cannot be kept.
+        Raises: as `read`; StorageError if the deletion cannot be written.
         """
 
     def streams_of(self, owner: str) -> list[str]:
-        """The ids of an owner's streams that can be read here, running or finished."""
+        """Return the ids of an owner's streams that can be read here, running or finished."""
 
     async def take_over(self) -> list[Lease]:
-        """The streams of servers that are gone, as far as they have not ended, in the order in which they began. Each
-        is handed to exactly one server, once. Finished streams and idempotency keys are found from then on as well.
+        """Return leases of the unfinished streams of servers that are gone, in the order in which the streams began.
+        Each stream goes to exactly one server, once. From then on finished streams and idempotency keys can be read,
+        too.
 
         Raises: StorageError.
         """

@@ -1,4 +1,4 @@
-"""Streams in memory: what is appended can be read at once, and is gone with the process."""
+"""The log store in memory. Readers see events at once; the streams end with the process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["MemoryLogStore"]
 
 
 class MemoryLogStore(LocalLogStore):
-    """Keeps the `LogStore` promise until the process ends. `close` it then."""
+    """A `LogStore` in memory. The caller must `close` it."""
 
     is_durable = False
     write_error: StorageError | None = None
@@ -27,7 +27,7 @@ class MemoryLogStore(LocalLogStore):
         pass
 
     def on_write_failure(self, fail_all: Callable[[StorageError], None]) -> None:
-        pass  # memory takes everything
+        pass  # writing to memory does not fail
 
     async def open(self, record: Record) -> Lease:
         log = StreamLog(record)
@@ -59,5 +59,5 @@ class MemoryLogStore(LocalLogStore):
         return []
 
     def durable_streams(self, budget_bytes: int) -> DurableStore:
-        """The streams that clients make, of which nothing is kept either."""
+        """Return a store for durable streams, also in memory only."""
         return DurableStore(budget_bytes=budget_bytes)

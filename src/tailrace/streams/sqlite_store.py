@@ -1,4 +1,4 @@
-"""Streams in a file on this machine: the journal, which the next server finds."""
+"""The log store in a file on this machine: the journal, which the next server finds."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["SqliteLogStore", "open_sqlite"]
 
 
 class SqliteLogStore(LocalLogStore):
-    """Keeps the `LogStore` promise in a journal. `open_sqlite` makes one.
+    """A `LogStore` over a journal. `open_sqlite` makes one.
 
-    The journal's directory is locked, so that one server has it at a time: its streams are this server's.
+    The journal's directory is locked, so only one server uses it at a time.
     """
 
     is_durable = True
@@ -95,14 +95,14 @@ class SqliteLogStore(LocalLogStore):
         for log in logs:
             lease = Lease(log, self.epoch)
             self.index.admit(log)
-            if log.end is not None:  # the earlier process only had not come to put it away
+            if log.end is not None:  # the earlier process stopped before compaction
                 self.end(lease)
             else:
                 leases.append(lease)
         return leases
 
     def durable_streams(self, budget_bytes: int) -> DurableStore:
-        """The streams that clients make, as the journal has them. Raises: StorageError."""
+        """Return the durable streams of the journal. Raises: StorageError."""
         durable = DurableStore(budget_bytes=budget_bytes, journal=self._journal.note)
         durable.restore(self._journal.notes())
         until_s = damaged_until_s(self._journal.damage_age_s(), self.index.retention_s)  # reading may have found damage
@@ -125,8 +125,8 @@ async def open_sqlite(
     lifetime_s: float | None = None,
     sync_s: float = 0.1,
 ) -> AsyncIterator[SqliteLogStore]:
-    """A store in a directory of its own, which is synced to the disk every `sync_s` and tidied up meanwhile. The other
-    settings are those of `DiskJournal` and `StreamIndex`.
+    """Open a store in its own directory. A background task syncs it every `sync_s` and compacts it. The other settings
+    are those of `DiskJournal` and `StreamIndex`.
 
     Raises: ModelError if the directory cannot be used.
     """
@@ -134,8 +134,8 @@ async def open_sqlite(
     store = SqliteLogStore(journal, retention_s=retention_s, budget_bytes=budget_bytes)
     try:
         async with asyncio.TaskGroup() as group:
-            keeping_up = group.create_task(journal.keep_up())
+            maintenance = group.create_task(journal.maintain())
             yield store
-            keeping_up.cancel()
+            maintenance.cancel()
     finally:
         store.close()

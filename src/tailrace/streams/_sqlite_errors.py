@@ -1,4 +1,4 @@
-"""What SQLite raises, as errors of ours."""
+"""Translate SQLite's errors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["as_storage_error", "is_damage", "journal_full"]
 
 
 def journal_full() -> JournalFull:
-    return JournalFull("No room is left where this server keeps its streams.", retry_after_s=5.0)
+    return JournalFull("The disk of this server's journal is full.", retry_after_s=5.0)
 
 
 def is_damage(error: sqlite3.DatabaseError) -> bool:
@@ -19,7 +19,7 @@ def is_damage(error: sqlite3.DatabaseError) -> bool:
 
 
 def as_storage_error(error: sqlite3.Error) -> StorageError:
-    """The same as one of ours; what SQLite says goes into the server's log only."""
+    """Translate an error of SQLite. SQLite's own message is not sent to clients."""
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
     if code == sqlite3.SQLITE_FULL:
         return journal_full()

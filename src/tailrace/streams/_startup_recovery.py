@@ -1,4 +1,4 @@
-"""What an earlier process left in the journal, as far as it is what was written."""
+"""Read what an earlier process left in the journal, and skip what is damaged."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import NamedTuple
 from tailrace.durable.records import Appended, Created, DurableRecord
 from tailrace.errors import Interrupted, JournalDamaged
 from tailrace.streams._clock import age_s
+from tailrace.streams._compaction import MAX_EXPIRED
 from tailrace.streams._database import Database, TailRow
 from tailrace.streams._index import Finished
 from tailrace.streams._rows import Rows
-from tailrace.streams._tidying import MAX_EXPIRED
 from tailrace.streams.log import StreamLog
 from tailrace.types import End, Event, Failure, Status, TextDelta, Usage
 
@@ -20,28 +20,28 @@ __all__ = ["Unfinished", "finished", "notes", "unfinished"]
 
 logger = logging.getLogger("tailrace.journal")
 
-_MAX_RECOVERIES = 20  # of a stream that never got on: it may be what takes the server down
-_LOST = "stream %s was damaged on disk, and is lost"
+_MAX_RECOVERIES = 20  # of a stream that makes no progress: it may be the cause of the crashes
+_LOST_STREAM = "stream %s was damaged on disk and is lost"
 _DAMAGED = Failure(JournalDamaged.code, "The rest of this stream was damaged on disk.")
-_HOPELESS = Failure(Interrupted.code, "The server stopped again and again while this stream was taken up.")
+_TOO_MANY_RECOVERIES = Failure(Interrupted.code, "The server stopped many times while it recovered this stream.")
 
 
 class Unfinished(NamedTuple):
-    """A stream without an end, and the one that it gets where it cannot go on."""
+    """A stream without a terminal event. `end` is the terminal event that it gets if it cannot continue, else None."""
 
     log: StreamLog
     end: End | None
 
 
 def finished(database: Database, rows: Rows) -> list[Finished]:
-    """Those that can still be read; of the others it is kept that they were there."""
+    """Return the finished streams that can be read. Damaged streams are replaced by tombstones."""
     found, lost = [], []
     for stream_id, row, num_bytes, since in database.finished():
         try:
             record = rows.read_record(stream_id, row)
             found.append(Finished(stream_id, age_s(since), num_bytes, record.claim, record.owner))
-        except (JournalDamaged, ValueError, AttributeError):  # the time may be anything, too
-            logger.error(_LOST, stream_id)
+        except (JournalDamaged, ValueError, AttributeError):  # the timestamp may be damaged, too
+            logger.error(_LOST_STREAM, stream_id)
             lost.append(stream_id)
     if lost:
         database.forget(lost, most_expired=MAX_EXPIRED)
@@ -49,7 +49,7 @@ def finished(database: Database, rows: Rows) -> list[Finished]:
 
 
 def unfinished(database: Database, rows: Rows) -> list[Unfinished]:
-    """Those that had not ended, in the order in which they began. That they are taken up is counted."""
+    """Return the streams that have not ended, in the order in which they began, and count a recovery of each."""
     tail: dict[int, list[TailRow]] = {}
     for row in database.tail():
         tail.setdefault(row.stream, []).append(row)
@@ -59,17 +59,17 @@ def unfinished(database: Database, rows: Rows) -> list[Unfinished]:
         try:
             record = rows.read_record(stream_id, sealed)
         except JournalDamaged:
-            logger.error(_LOST, stream_id)
+            logger.error(_LOST_STREAM, stream_id)
             lost.append((number, stream_id))
             continue
         events, is_whole = _events(rows, stream_id, tail.get(number, []))
         log = StreamLog(record, events, number=number)
         end = None
         if log.end is None and not is_whole:
-            logger.error("stream %s was damaged on disk, and ends where it was", stream_id)
+            logger.error("stream %s was damaged on disk and ends before the damage", stream_id)
             end = _end(log, "error", _DAMAGED)
         elif log.end is None and isinstance(recoveries, int) and recoveries > _MAX_RECOVERIES:
-            end = _end(log, "interrupted", _HOPELESS)
+            end = _end(log, "interrupted", _TOO_MANY_RECOVERIES)
         found.append(Unfinished(log, end))
     if lost:
         database.drop(lost, most_expired=MAX_EXPIRED)
@@ -77,8 +77,8 @@ def unfinished(database: Database, rows: Rows) -> list[Unfinished]:
 
 
 def notes(database: Database, rows: Rows) -> Iterator[tuple[bytes, DurableRecord]]:
-    """What happened to durable streams, each up to the first record that is not what was written, or that rests on
-    one. From there on its records are forgotten: what is appended from now on would be found behind the damage."""
+    """Yield the records of durable streams. A stream's records are deleted from the first one on that is damaged or
+    depends on a damaged one; otherwise later appends would be read as if they followed the damage."""
     lengths: dict[bytes, int] = {}
     cuts: dict[bytes, int] = {}
     for row, key, body in database.notes():
@@ -88,35 +88,35 @@ def notes(database: Database, rows: Rows) -> Iterator[tuple[bytes, DurableRecord
             record = rows.read_note(key, body)
             lengths[key] = _length(lengths, key, record)
         except JournalDamaged:
-            end = "ends where it was" if key in lengths else "is lost"
-            logger.error("a durable stream was damaged on disk, and %s", end)
+            end = "ends before the damage" if key in lengths else "is lost"
+            logger.error("a durable stream was damaged on disk and %s", end)
             cuts[key] = row
             continue
         yield key, record
     if cuts:
-        database.cut_notes(cuts)
+        database.truncate_notes(cuts)
     if not cuts.keys() <= lengths.keys():
-        database.keep_damage()
+        database.record_damage()
 
 
 def _length(lengths: Mapping[bytes, int], key: bytes, record: DurableRecord) -> int:
-    """How many appends a durable stream has after a record, given how many each has before it. Raises: JournalDamaged
-    if the record needs what is not there."""
+    """Return how many appends a durable stream has after a record. `lengths` has the number of each stream before the
+    record. Raises: JournalDamaged if the record depends on a lost one."""
     if isinstance(record, Created) and record.fork is not None:
         length = record.fork.position + bool(record.fork.part)
         if lengths.get(record.fork.source, -1) < length:
-            raise JournalDamaged("a fork of what is lost")
+            raise JournalDamaged("a fork of a lost stream")
     elif isinstance(record, Created):
         length = 0
     elif key in lengths:
         length = lengths[key]
     else:
-        raise JournalDamaged("a stream without its beginning")
+        raise JournalDamaged("a stream without its first record")
     return length + bool(record.pieces) if isinstance(record, Created | Appended) else length
 
 
 def _events(rows: Rows, stream_id: str, tail: Sequence[TailRow]) -> tuple[list[Event], bool]:
-    """The events up to the first that is not there as it was written, and whether that is all of them."""
+    """Return the events before the first damaged one, and whether these are all events."""
     events: list[Event] = []
     for row in tail:
         if row.seq != len(events) + 1:

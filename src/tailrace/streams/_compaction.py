@@ -1,4 +1,4 @@
-"""What can wait: finished streams into one row each, expired ones and dead rows away, room back to the file system."""
+"""Compaction: moves finished streams into one row each, deletes expired streams and dead rows, frees disk space."""
 
 from __future__ import annotations
 
@@ -8,28 +8,28 @@ from tailrace.streams._database import Database, FinishedRow
 from tailrace.streams._rows import Rows
 from tailrace.streams.log import StreamLog
 
-__all__ = ["MAX_EXPIRED", "Tidying"]
+__all__ = ["MAX_EXPIRED", "Compaction"]
 
 MAX_EXPIRED = 100_000
-_EVENTS_AT_ONCE = 4_000  # so that it never holds the loop for long
+_EVENTS_AT_ONCE = 4_000  # so that a step does not block the event loop for long
 _STREAMS_AT_ONCE = 64
 _PAGES_AT_ONCE = 64
 
 
-class Tidying:
-    """Done in small steps, in the order in which it came up. With `keeps` finished streams stay, else only that they
-    were there."""
+class Compaction:
+    """Compacts the journal in small steps. With `keeps`, finished streams are kept; otherwise they are replaced by
+    tombstones."""
 
     def __init__(self, database: Database, rows: Rows, *, keeps: bool) -> None:
         self._database = database
         self._rows = rows
         self._keeps = keeps
-        self.finished: list[StreamLog] = []  # which wait for their row
+        self.finished: list[StreamLog] = []  # not compacted yet
         self.expired: list[str] = []
-        self._has_room = False  # unused, in the file
+        self._has_unused_pages = False  # whether the file has unused pages
 
     def step(self) -> bool:
-        """Some of it; whether there is more. Raises: StorageError, and nothing is lost then."""
+        """Do some of the work. Returns whether there is more. Raises: StorageError; the step can then be repeated."""
         num_finished = num_events = 0
         while num_finished < len(self.finished) and num_events < _EVENTS_AT_ONCE:
             num_events += self.finished[num_finished].last_seq
@@ -43,18 +43,18 @@ class Tidying:
                 self._database.drop([(log.number, log.stream_id) for log in finished], most_expired=MAX_EXPIRED)
             if expired:
                 self._database.forget(expired, most_expired=MAX_EXPIRED)
-                self._has_room = True
+                self._has_unused_pages = True
             has_dead = self._database.sweep()
         except StorageError:
             self.finished[:0], self.expired[:0] = finished, expired
             raise
         if has_dead or self.finished or self.expired:
             return True
-        if self._has_room:
-            self._has_room = self._database.give_room_back(_PAGES_AT_ONCE)
-        return self._has_room
+        if self._has_unused_pages:
+            self._has_unused_pages = self._database.vacuum(_PAGES_AT_ONCE)
+        return self._has_unused_pages
 
     def _row(self, log: StreamLog) -> FinishedRow:
         stream_id = log.stream_id
-        record = self._rows.of_record(log.record.finished())
-        return FinishedRow(log.number, stream_id, record, self._rows.of_events(stream_id, log.events), stamp())
+        record = self._rows.encode_record(log.record.finished())
+        return FinishedRow(log.number, stream_id, record, self._rows.encode_events(stream_id, log.events), stamp())
