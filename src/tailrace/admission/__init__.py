@@ -1,7 +1,7 @@
-"""Who may run, who waits and who is turned away.
+"""Admission: which requests run, which wait in the queue, and which are refused.
 
-The room's law: every wait is bounded and every refusal says when to come back. What is counted is tokens of
-the engine's memory (prompt and the longest possible answer), so that the engine never reaches the end of it by itself.
+Every wait has a limit, and every refusal has a Retry-After. The budget counts tokens of the engine's memory: the prompt
+and the longest possible answer. So the engine never runs out of memory.
 """
 
 from __future__ import annotations

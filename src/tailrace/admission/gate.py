@@ -1,11 +1,12 @@
-"""A queue in front of a budget of tokens and sequences: owners in turns, and each owner's requests as they came.
+"""A queue in front of a budget of tokens and sequences. Owners take turns; each owner's requests run in order of
+arrival.
 
-Places are shared, too. Once all are taken, an owner who has fewer than an equal share of them is still let in, so that
-one who asks for everything does not shut the others out.
+The slots for running and queued requests are shared fairly, too. When all slots are taken, an owner who has fewer than
+an equal share still gets one. So one owner cannot lock out the others.
 
-Requests of a caller who keeps killing engines are *slowed*. They begin one at a time: the next one is started when the
-one before has given some tokens, or has ended. They also wait while the gate `rest`s, so that the streams which already
-run get somewhere between two kills. Requests of other callers overtake them meanwhile.
+Requests of a caller who repeatedly crashes engines are *slowed*. They start one at a time: the next one starts when the
+previous one has produced some tokens or has ended. They also wait during a pause (`rest`), so that running streams make
+progress between two crashes. Requests of other callers overtake them.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from tailrace.types import ANONYMOUS
 
 __all__ = ["Gate", "Ticket"]
 
-_MAX_LOST_S = 300.0  # of the time in the queue, which the engine lost and which does not count
-_MIN_WAIT_S = 0.25  # between two looks at the time that is left in the queue while that grows
+_MAX_LOST_S = 300.0  # engine downtime that extends a request's time in the queue at most
+_MIN_WAIT_S = 0.25  # shortest extension of a request's time in the queue
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Ticket:
-    """A request's place. `start` is called once, when it may run: at once, inside `Gate.enter`, or later.
+    """A request's slot. `start` is called once, when the request may run: inside `Gate.enter`, or later.
 
-    `expire` is called when it has waited for `queue_s`. The time in which the engine is away, or repeats what it had
-    done, does not count, but for what exceeds five minutes.
+    `expire` is called when the request has waited for `queue_s`. Up to five minutes in which the engine is down, or
+    replays sequences, do not count.
     """
 
     num_tokens: int
     num_sequences: int
     start: Callable[[], None]
     owner: str = ANONYMOUS
-    is_slowed: bool = False  # its caller keeps killing engines
+    is_slowed: bool = False  # its caller repeatedly crashes engines
     queue_s: float = 0.0
     expire: Callable[[], None] | None = None
     admitted_s: float | None = field(init=False, default=None)  # None: still waiting
@@ -47,11 +48,11 @@ class Ticket:
 
 
 class Gate:
-    """Admits tickets while they fit.
+    """Starts tickets while they fit into the budget.
 
-    `max_requests` bounds those that run and those that wait, together; with several owners, twice as many. `open` and
-    `shut` follow the engine: while it is shut nothing starts, and what comes waits its turn unless `reason` says that
-    there is nothing to wait for.
+    `max_requests` limits the running and queued requests together; with several owners, up to twice as many are
+    possible. `open` and `shut` follow the engine. While the gate is shut nothing starts: new requests are queued, or
+    refused if `shut` got a reason.
     """
 
     def __init__(self, *, max_requests: int = 128) -> None:
@@ -65,12 +66,12 @@ class Gate:
         self._refusal: EngineLost | Draining | None = None
         self._waiting: FairQueue[Ticket] = FairQueue()
         self._num_running = 0
-        self._num_held: Counter[str] = Counter()  # places by owner: running, waiting and coming
+        self._num_held: Counter[str] = Counter()  # slots by owner: running, queued and `coming` requests
         self._is_admitting = False
         self._mean_service_s = 1.0
-        self._beginning: Ticket | None = None  # the slowed one that has not shown yet that it does no harm
+        self._beginning: Ticket | None = None  # the slowed ticket that runs but is not `settle`d yet
         self._rest: asyncio.TimerHandle | None = None
-        self._lost_s: float | None = time.monotonic()  # since when `total_lost_s` grows; None while it does not
+        self._lost_s: float | None = time.monotonic()  # since when the engine is down or replays; None if it is not
         self._total_lost_s = 0.0
 
     @property
@@ -83,7 +84,7 @@ class Gate:
 
     @property
     def total_lost_s(self) -> float:
-        """How long the engine has been away, or has repeated what it had done before, all in all."""
+        """Return the total time in which the engine was down or replayed sequences."""
         return self._total_lost_s + (time.monotonic() - self._lost_s if self._lost_s is not None else 0.0)
 
     @property
@@ -91,7 +92,7 @@ class Gate:
         return isinstance(self._refusal, Draining)
 
     def open(self, *, capacity_tokens: int, capacity_sequences: int, block_tokens: int) -> None:
-        """An engine is there, with room for so much. `caught_up` follows when nothing is left to be repeated."""
+        """An engine with this capacity is ready. Call `caught_up` when its replays are done."""
         self._capacity_tokens = capacity_tokens
         self._capacity_sequences = capacity_sequences
         self._block_tokens = block_tokens
@@ -101,7 +102,7 @@ class Gate:
         self._admit()
 
     def shut(self, reason: EngineLost | None = None) -> None:
-        """No engine now. With a reason, nobody is let into the queue either."""
+        """The engine is down. With a reason, new requests are refused with it."""
         self._is_open = False
         if self._lost_s is None:
             self._lost_s = time.monotonic()
@@ -109,21 +110,21 @@ class Gate:
             self._refusal = reason
 
     def caught_up(self) -> None:
-        """What ran when the gate was shut has come to where it was."""
+        """The replays of an engine's crash are done."""
         self._total_lost_s, self._lost_s = self.total_lost_s, None
 
     def drain(self, retry_after_s: float) -> None:
-        """Let nobody in any more; who is in goes on."""
+        """Refuse new requests. Running and queued requests continue."""
         self._refusal = Draining("The server is shutting down.", retry_after_s=retry_after_s)
 
     def rest(self, seconds: float) -> None:
-        """Start no slowed request for so long. Needs a running event loop."""
+        """Start no slowed request for this time. Needs a running event loop."""
         if self._rest is not None:
             self._rest.cancel()
         self._rest = asyncio.get_running_loop().call_later(seconds, self._rested)
 
     def settle(self, ticket: Ticket) -> None:
-        """This one has shown that it does no harm, or has ended: the next slowed one may begin."""
+        """This slowed request has produced tokens or has ended: let the next one start."""
         if self._beginning is ticket:
             self._beginning = None
             self._admit()
@@ -137,10 +138,11 @@ class Gate:
         owner: str = ANONYMOUS,
         is_slowed: bool = False,
     ) -> int:
-        """Whether such a request could ever run here; returns the tokens that it takes. Slowed ones may not take the
-        last quarter of the places.
+        """Check that a request can run here, and return its number of tokens. Slowed requests may not take the last
+        quarter of the slots.
 
-        Raises: ContextLengthExceeded and RequestError if never; QueueFull, Draining, EngineLost if not now.
+        Raises: ContextLengthExceeded and RequestError if it can never run; QueueFull, Draining, EngineLost if it cannot
+        be queued now.
         """
         self._check_refusal()
         num_tokens = self.demand(num_prompt_tokens, max_tokens, num_sequences)
@@ -148,8 +150,8 @@ class Gate:
         return num_tokens
 
     def demand(self, num_prompt_tokens: int, max_tokens: int, num_sequences: int) -> int:
-        """The tokens that such a request takes. Raises: ContextLengthExceeded, RequestError if it can never run."""
-        # Memory is handed out in blocks, and a sequence's last one is partly empty.
+        """Return how many tokens a request needs. Raises: ContextLengthExceeded, RequestError if it can never run."""
+        # Memory is allocated in blocks, and the last block of a sequence is partly empty.
         block = self._block_tokens
         num_blocks = -(-(num_prompt_tokens + max_tokens) // block) + (block > 1)
         num_tokens = num_sequences * num_blocks * block
@@ -158,11 +160,11 @@ class Gate:
                 limit = self._capacity_tokens // num_sequences
                 raise ContextLengthExceeded(num_prompt_tokens, limit, max_tokens=max_tokens)
             if num_sequences > self._capacity_sequences:
-                raise RequestError(f"n is at most {self._capacity_sequences} here.", param="n")
+                raise RequestError(f"n must be at most {self._capacity_sequences} here.", param="n")
         return num_tokens
 
     def check_open(self, owner: str = ANONYMOUS, *, is_slowed: bool = False) -> None:
-        """Whether the owner is let in now, whatever they ask. Raises: QueueFull, Draining, EngineLost."""
+        """Check that an owner may queue a request now, whatever its size. Raises: QueueFull, Draining, EngineLost."""
         self._check_refusal()
         num_places = max(1, 3 * self._max_requests // 4) if is_slowed else self._max_requests
         num_held = self._num_held.total()
@@ -172,11 +174,11 @@ class Gate:
 
     def _check_refusal(self) -> None:
         if self._refusal is not None:
-            raise self._refusal.with_traceback(None)  # else it would remember all that it was raised for
+            raise self._refusal.with_traceback(None)  # otherwise its traceback would grow with each raise
 
     @contextmanager
     def coming(self, owner: str = ANONYMOUS) -> Iterator[None]:
-        """Count a request among those that wait while it is being looked at. Raises: as `check_open`."""
+        """Reserve a slot while a request is parsed and checked, before `enter`. Raises: as `check_open`."""
         self.check_open(owner)
         self._num_held[owner] += 1
         try:
@@ -185,7 +187,8 @@ class Gate:
             self._give_back(owner)
 
     def enter(self, ticket: Ticket) -> None:
-        """Queue a ticket, and start it if its turn has come. Call `check` first, without waiting in between."""
+        """Queue a ticket, and start it if it is its turn. Call `check` immediately before, without an await in
+        between."""
         self._waiting.append(ticket)
         self._num_held[ticket.owner] += 1
         self._admit()
@@ -197,8 +200,8 @@ class Gate:
         ticket.timer = asyncio.get_running_loop().call_later(wait_s, self._look_at, ticket, self.total_lost_s, last_s)
 
     def _look_at(self, ticket: Ticket, lost_s: float, last_s: float) -> None:
-        """The ticket's time is over, but for what the engine lost of it, which was `lost_s` when the time began. At
-        `last_s` it is over in any case."""
+        """Expire a ticket, or extend its wait by the engine's downtime since `total_lost_s` was `lost_s`. It expires at
+        `last_s` (monotonic) at the latest."""
         now_lost_s = self.total_lost_s
         left_s = min(max(_MIN_WAIT_S, now_lost_s - lost_s), last_s - time.monotonic())
         if now_lost_s > lost_s and left_s > 0:
@@ -211,7 +214,7 @@ class Gate:
         return self._waiting.num_ahead(ticket) if ticket.admitted_s is None else 0
 
     def leave(self, ticket: Ticket) -> None:
-        """Give a place back, waiting or running."""
+        """Free the slot of a queued or running request."""
         if ticket.timer is not None:
             ticket.timer.cancel()
         self._give_back(ticket.owner)
@@ -228,12 +231,12 @@ class Gate:
 
     @property
     def retry_after_s(self) -> float:
-        """When a place should be free, going by how long requests have taken lately."""
+        """Return an estimate of when a slot becomes free, from the recent duration of requests."""
         share = (len(self._waiting) + 1) / max(1, self._num_running)
         return min(30.0, max(1.0, self._mean_service_s * share))
 
     def _admit(self) -> None:
-        if self._is_admitting:  # a ticket left as soon as it was started; the loop below goes on
+        if self._is_admitting:  # called by a ticket that ended in `start`; the outer loop continues
             return
         self._is_admitting = True
         try:
@@ -256,8 +259,8 @@ class Gate:
             self._is_admitting = False
 
     def _next(self) -> Ticket | None:
-        """Whose turn it is: the first that waits, of those that may begin now."""
-        is_resting = self._rest is not None and self._num_running > 0  # else there is nobody to rest for
+        """Return the first queued ticket that may start now."""
+        is_resting = self._rest is not None and self._num_running > 0  # a pause only protects running streams
         may_slowed_begin = self._beginning is None and not is_resting
         return next((ticket for ticket in self._waiting if may_slowed_begin or not ticket.is_slowed), None)
 

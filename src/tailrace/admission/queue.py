@@ -1,4 +1,4 @@
-"""Who waits: each owner's tickets in order of arrival, and the owners in turns."""
+"""A fair queue: owners take turns, and each owner's tickets are in order of arrival."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ _T = TypeVar("_T", bound=_Owned)
 
 
 class FairQueue(Generic[_T]):
-    """One owner's thousand tickets hold another one's first up for a single turn. Iterating begins with the one whose
-    turn it is."""
+    """However many tickets one owner has, another owner's first ticket waits for only one turn. Iteration starts with
+    the ticket whose turn it is."""
 
     def __init__(self) -> None:
         self._by_owner: dict[str, deque[_T]] = {}  # in the order of their turns
@@ -45,13 +45,13 @@ class FairQueue(Generic[_T]):
         self._size += 1
 
     def take(self, ticket: _T) -> None:
-        """It has its turn: its owner's next one comes behind those of all others."""
+        """Remove a ticket that starts. Its owner's next turn comes after those of all other owners."""
         self.remove(ticket)
         if ticket.owner in self._by_owner:
             self._by_owner[ticket.owner] = self._by_owner.pop(ticket.owner)
 
     def remove(self, ticket: _T) -> None:
-        """It waits no longer. Raises: KeyError, ValueError if it does not wait."""
+        """Remove a ticket. Raises: KeyError, ValueError if it is not in the queue."""
         tickets = self._by_owner[ticket.owner]
         tickets.remove(ticket)
         self._size -= 1

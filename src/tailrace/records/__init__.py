@@ -1,2 +1,2 @@
-"""What is kept for people, in a relational database: keys, and a row for each request. Nothing here is in the path of a
-token: a database that is slow or away delays no stream."""
+"""Records in a relational database: keys, conversations, and one row per request. No token waits for the database, so a
+slow or unreachable database delays no stream."""

@@ -1,4 +1,4 @@
-"""Rows of conversations and their items: found, written and read within a transaction."""
+"""Read and write the rows of conversations and their items, within a transaction of the caller."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ __all__ = [
 ]
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
-_AT_ONCE = 500  # items that one statement names or writes
+_AT_ONCE = 500  # items per statement
 
 
 def find(connection: Connection, owner: str, conversation_id: str) -> Conversation:
-    """Raises: UnknownConversation if this owner does not have it."""
+    """Raises: UnknownConversation if this owner has no such conversation."""
     if _ID.fullmatch(conversation_id):
         query = select(conversations).where(
             conversations.c.conversation_id == conversation_id, conversations.c.owner == owner
@@ -43,7 +43,7 @@ def find(connection: Connection, owner: str, conversation_id: str) -> Conversati
 
 
 def lock(connection: Connection, owner: str, conversation_id: str) -> Conversation:
-    """The first statement of what changes a conversation: other writers wait here. Raises: UnknownConversation."""
+    """Lock a conversation against other writers, as the first statement of a change. Raises: UnknownConversation."""
     if _ID.fullmatch(conversation_id):
         connection.execute(
             update(conversations)
@@ -63,7 +63,7 @@ def as_json(metadata: Mapping[str, str]) -> str:
 
 
 def read_items(connection: Connection, conversation_id: str, ids: Sequence[str] | None = None) -> list[Item]:
-    """Those with these ids, or all, in the order in which they came."""
+    """Return the items with these ids, or all, in order of creation."""
     columns = [conversation_items.c[name] for name in Item.__struct_fields__]
     query = select(*columns).where(conversation_items.c.conversation_id == conversation_id)
     if ids is not None:
@@ -81,7 +81,7 @@ def read_item(connection: Connection, conversation_id: str, item_id: str, *, par
 
 
 def path_to(connection: Connection, conversation_id: str, item_id: str | None) -> list[str]:
-    """The ids of the items that lead to one, from the first on."""
+    """Return the ids of the items from the root to an item, including it."""
     query = select(conversation_items.c.item_id, conversation_items.c.parent_id).where(
         conversation_items.c.conversation_id == conversation_id
     )
@@ -94,7 +94,7 @@ def path_to(connection: Connection, conversation_id: str, item_id: str | None) -
 
 
 def write(connection: Connection, conversation_id: str, items: Sequence[Item]) -> None:
-    """Add items behind all that there are."""
+    """Add items after all existing ones."""
     last = select(func.max(conversation_items.c.number)).where(conversation_items.c.conversation_id == conversation_id)
     number = connection.execute(last).scalar()
     first = 0 if number is None else number + 1
@@ -107,7 +107,7 @@ def write(connection: Connection, conversation_id: str, items: Sequence[Item]) -
 
 
 def follow(connection: Connection, conversation_id: str, item_id: str, parent_id: str | None) -> None:
-    """Have what follows an item follow another one."""
+    """Move the children of an item to another parent."""
     connection.execute(
         update(conversation_items)
         .where(conversation_items.c.conversation_id == conversation_id, conversation_items.c.parent_id == item_id)
@@ -118,7 +118,8 @@ def follow(connection: Connection, conversation_id: str, item_id: str, parent_id
 def refresh(
     connection: Connection, owner: str, before: Conversation, *, head: str | None, came: Sequence[Item] = ()
 ) -> Conversation:
-    """Count a conversation's items anew, and name it after what came, if it has no title. Returns it as it is now."""
+    """Update a conversation's counts and head, and give it a title from the new items if it has none. Returns the
+    conversation."""
     of_it = conversation_items.c.conversation_id == before.conversation_id
     counts = select(func.count(), func.coalesce(func.sum(func.length(conversation_items.c.text)), 0)).where(of_it)
     num_items, num_characters = connection.execute(counts).one()
@@ -136,9 +137,9 @@ def refresh(
 
 
 def require_room(conversation: Conversation) -> None:
-    """Raises: RequestError if it has more than one may have."""
+    """Raises: RequestError if the conversation is larger than allowed."""
     if conversation.num_items > MAX_ITEMS:
-        raise RequestError(f"A conversation has at most {MAX_ITEMS} items. Begin another one.", param="items")
+        raise RequestError(f"A conversation has at most {MAX_ITEMS} items. Start a new conversation.", param="items")
     if conversation.num_characters > MAX_CHARACTERS:
-        text = f"The texts of a conversation have at most {MAX_CHARACTERS} characters together. Begin another one."
+        text = f"The texts of a conversation have at most {MAX_CHARACTERS} characters together. Start a new one."
         raise RequestError(text, param="items")

@@ -49,8 +49,8 @@ class AnswerFacts(Struct, frozen=True):
 class ConversationStore:
     """Conversations of all owners. Calls block; each is one transaction.
 
-    Raises: UnknownConversation for a conversation that this owner does not have, or an item that it does not have;
-    RequestError if there would be more than it may have; StorageError.
+    Raises: UnknownConversation if this owner has no such conversation, or the conversation no such item; RequestError
+    if it would become too large; StorageError.
     """
 
     def __init__(self, database: RecordDatabase) -> None:
@@ -61,7 +61,7 @@ class ConversationStore:
     def create(
         self, owner: str, *, title: str = "", metadata: Mapping[str, str] | None = None, items: Sequence[Item] = ()
     ) -> Conversation:
-        """The items follow each other."""
+        """Create a conversation. Each item is the child of the previous one."""
         now_s = time.time()
         placed = chained(items, _new_ids(items), None, now_s)
         head = placed[-1].item_id if placed else None
@@ -69,8 +69,8 @@ class ConversationStore:
         return self.take_in(owner, [(made, placed)])[0]
 
     def take_in(self, owner: str, given: Sequence[tuple[Conversation, Sequence[Item]]]) -> list[Conversation]:
-        """Keep whole conversations, all of them or none. Each gets an id of its own, and the time if it has none; items
-        keep theirs."""
+        """Import whole conversations, all or none. Each gets a new id, and the current time if it has none. Items keep
+        their ids."""
         made, now_s = [], time.time()
         with self._database.begin() as connection:
             for conversation, items in given:
@@ -91,8 +91,8 @@ class ConversationStore:
     def page(
         self, owner: str, *, limit: int, after: str | None = None, search: str = ""
     ) -> tuple[list[Conversation], bool]:
-        """Those that changed last come first; and whether there are more. `search` stands in the title or in an item's
-        text, in capitals or not."""
+        """Return conversations, the last changed first, and whether there are more. `search` filters for text in the
+        title or in an item; case is ignored."""
         query = select(conversations).where(conversations.c.owner == owner)
         if search:
             in_an_item = exists().where(
@@ -127,7 +127,7 @@ class ConversationStore:
         metadata: Mapping[str, str] | None = None,
         head: str | UnsetType | None = UNSET,
     ) -> Conversation:
-        """Change what is given. `head` makes the branch current that ends in this item; None is before the first."""
+        """Change the given fields. `head` selects the branch that ends in this item; None selects the empty branch."""
         changed: dict[str, Any] = {}  # Any: of each column's type
         if title is not None:
             changed["title"] = title
@@ -159,8 +159,8 @@ class ConversationStore:
     def add(
         self, owner: str, conversation_id: str, items: Sequence[Item], parent_id: str | UnsetType | None = UNSET
     ) -> list[Item]:
-        """Put items behind one another, the first behind `parent_id` or, without, at the end of the current branch. The
-        current branch leads to the last of them then."""
+        """Add a chain of items after `parent_id`, or at the end of the current branch. The last item becomes the end of
+        the current branch."""
         with self._database.begin() as connection:
             before = lock(connection, owner, conversation_id)
             parent = before.head if isinstance(parent_id, UnsetType) else parent_id
@@ -181,7 +181,7 @@ class ConversationStore:
         after: str | None = None,
         is_descending: bool = True,
     ) -> tuple[list[Item], bool]:
-        """Items of the current branch, and whether there are more."""
+        """Return items of the current branch, and whether there are more."""
         with self._database.begin() as connection:
             path = path_to(connection, conversation_id, find(connection, owner, conversation_id).head)
             if is_descending:
@@ -199,7 +199,7 @@ class ConversationStore:
             return read_item(connection, conversation_id, item_id)
 
     def delete_item(self, owner: str, conversation_id: str, item_id: str) -> Conversation:
-        """What followed it follows its parent then. Raises: ConversationLocked for an answer in progress."""
+        """Delete an item; its children move to its parent. Raises: ConversationLocked for an answer in progress."""
         with self._database.begin() as connection:
             before = lock(connection, owner, conversation_id)
             item = read_item(connection, conversation_id, item_id)
@@ -211,7 +211,7 @@ class ConversationStore:
             return refresh(connection, owner, before, head=head)
 
     def tree(self, owner: str, conversation_id: str) -> tuple[Conversation, list[Item]]:
-        """The items of all branches, in the order in which they came."""
+        """Return the items of all branches in order of creation."""
         with self._database.begin() as connection:
             return find(connection, owner, conversation_id), read_items(connection, conversation_id)
 
@@ -233,7 +233,8 @@ class ConversationStore:
     # Turns
 
     def branch(self, owner: str, conversation_id: str, parent_id: str | UnsetType | None = UNSET) -> Branch:
-        """What leads to an item; without one, the current branch. Raises: RequestError if the conversation is full."""
+        """Return the branch that ends in an item, or the current branch. Raises: RequestError if the conversation is
+        full."""
         with self._database.begin() as connection:
             found = find(connection, owner, conversation_id)
             if isinstance(parent_id, str):
@@ -244,8 +245,8 @@ class ConversationStore:
         return Branch(conversation_id=conversation_id, items=tuple(items[item_id] for item_id in path))
 
     def put_turn(self, owner: str, turn: Turn, stream_id: str, spoken: Spoken, created_s: float) -> None:
-        """Keep a turn as far as it has come. Once its answer is kept, this changes nothing any more, nor where the
-        conversation is gone."""
+        """Write the current state of a turn. Does nothing if its answer is already complete, or the conversation was
+        deleted."""
         head: str | None
         with self._database.begin() as connection:
             try:
@@ -265,12 +266,13 @@ class ConversationStore:
                 follow(connection, turn.conversation_id, awaited.item_id, came[-1].item_id)
                 if head == awaited.item_id:
                     head = came[-1].item_id
-            came = [replace(item, text=item.text.replace("\0", "\ufffd")) for item in came]  # PostgreSQL takes none
+            came = [replace(item, text=item.text.replace("\0", "\ufffd")) for item in came]  # PostgreSQL rejects NUL
             write(connection, turn.conversation_id, came)
             refresh(connection, owner, before, head=head, came=came)
 
     def abandon(self, owner: str, conversation_id: str, item_id: str) -> None:
-        """Nobody here writes this answer that is in progress. If another server does after all, its end counts."""
+        """Mark an answer in progress as incomplete, because this server does not write it. If another server does, its
+        `put_turn` replaces this."""
         with self._database.begin() as connection:
             lock(connection, owner, conversation_id)
             is_open = conversation_items.c.status == "in_progress"
@@ -279,7 +281,7 @@ class ConversationStore:
             )
 
     def in_progress(self) -> Sequence[tuple[str, str]]:
-        """Owner and stream of each answer that is being written, or was when its server died."""
+        """Return (owner, stream id) of each answer that is in progress, or was when its server died."""
         its_conversation = conversations.c.conversation_id == conversation_items.c.conversation_id
         query = (
             select(conversations.c.owner, conversation_items.c.stream_id)
@@ -300,16 +302,16 @@ class ConversationStore:
 def _whole_turn(
     connection: Connection, before: Conversation, turn: Turn, stream_id: str, spoken: Spoken, created_s: float
 ) -> list[Item]:
-    """Input and answer of a turn of which nothing is kept."""
+    """Return input and answer of a turn that has no rows yet."""
     parent = turn.parent_id
     if parent is not None and not read_items(connection, turn.conversation_id, [parent]):
-        parent = before.head  # somebody has deleted it meanwhile
+        parent = before.head  # the parent was deleted
     said = replace(turn, parent_id=parent).input(stream_id, created_s)
     return said + turn.answer(stream_id, spoken, said[-1].item_id if said else parent, created_s)
 
 
 def _is_awaited(answer: Sequence[Item], prefix: str) -> bool:
-    """Whether it is what stands for an answer that has not come; it may have been abandoned."""
+    """Return whether the items are only the placeholder of an answer in progress, which may be abandoned."""
     return len(answer) == 1 and answer[0].status != "completed" and answer[0].text in ("", prefix)
 
 

@@ -1,4 +1,4 @@
-"""The database: opened, and brought to this version's tables."""
+"""Open the database, and migrate it to this version's tables."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _WHAT_IT_TAKES = "--database takes a URL such as sqlite:///records.sqlite or pos
 
 
 class RecordDatabase:
-    """A connection pool. Calls block, so that a server makes them beside its event loop.
+    """A connection pool. Calls block, so a server makes them in threads.
 
-    Raises: ModelError for a URL that cannot be used, with what to do; never with its password.
+    Raises: ModelError for a URL that cannot be used. The message never has the password.
     """
 
     def __init__(self, url: str) -> None:
         self.engine = _engine(url)
 
     def prepare(self) -> None:
-        """Make the tables, or bring them to this version. Raises: ModelError."""
+        """Create the tables, or migrate them to this version. Raises: ModelError."""
         with self._saying():
             with self.engine.connect() as connection:
                 found = _version(connection)
@@ -42,7 +42,7 @@ class RecordDatabase:
                 self.migrate()
 
     def migrate(self, revision: str = "head") -> None:
-        """Go up, or down, to a revision. It is one transaction: a migration that fails has changed nothing."""
+        """Migrate up or down to a revision, in one transaction. Raises: ModelError."""
         from alembic import command
         from alembic.config import Config
         from alembic.script import ScriptDirectory
@@ -52,16 +52,15 @@ class RecordDatabase:
         config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
         with self._saying(), self.engine.connect() as connection:
             if connection.dialect.name == "sqlite":
-                connection.exec_driver_sql(
-                    "BEGIN IMMEDIATE"
-                )  # a second server waits here, and then finds nothing to do
+                # A second server waits here, and then finds nothing to do.
+                connection.exec_driver_sql("BEGIN IMMEDIATE")
             else:
                 connection.execute(text("SELECT pg_advisory_xact_lock(7218412935)"))
             found = _version(connection)
             known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
             if found is not None and found not in known:
                 raise ModelError(
-                    "The database was made by a newer version of tailrace. Install that, or give another --database."
+                    "The database was made by a newer version of tailrace. Install it, or choose another --database."
                 )
             config.attributes["connection"] = connection
             try:
@@ -75,13 +74,13 @@ class RecordDatabase:
 
     @contextlib.contextmanager
     def begin(self) -> Iterator[Connection]:
-        """A transaction. Raises: StorageError if the database is away, or does not do it."""
+        """Run the block in a transaction. Raises: StorageError if the database is unreachable or refuses."""
         try:
             with self.engine.begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
             logger.debug("the database: %s", error)
-            raise StorageError("The database cannot be reached just now.", retry_after_s=1.0) from None
+            raise StorageError("The database cannot be reached at the moment.", retry_after_s=1.0) from None
 
     def close(self) -> None:
         self.engine.dispose()
@@ -124,7 +123,7 @@ def _sqlite(url: URL) -> Engine:
     if url.database and url.database != ":memory:":
         path = Path(url.database)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)  # hashes of keys and, perhaps, what people wrote
+        path.touch(mode=0o600)  # the file has hashes of keys, and texts of conversations
     engine = create_engine(url, connect_args={"timeout": _BUSY_S})
 
     @event.listens_for(engine, "connect")

@@ -1,9 +1,9 @@
-"""Writes what streams say into their conversations, behind the streams: no token waits for the database. It also keeps
-responses there.
+"""Writes the answers of streams into their conversations, and stored responses into the database, in the background. No
+token waits for the database.
 
-Streams wait in one queue, and one task writes them in order. Whoever asks for a conversation waits until it has written
-those that came before, so that nobody misses the answer that they have just read. While the database is away, turns
-wait, and so do they who ask, for a while.
+Streams are queued, and one task writes them in order. Reading a conversation waits for the writes that were queued
+before. So clients find an answer that they have just read. While the database is unreachable, turns stay in the queue,
+and reads wait until a timeout.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ logger = logging.getLogger("tailrace.records")
 _Opened = TypeVar("_Opened")
 _Result = TypeVar("_Result")
 _RETRY_S = 1.0
-_PATIENCE_S = 10.0  # how long a request, or the server's end, waits for what is queued
+_PATIENCE_S = 10.0  # for queued writes, before a read and at shutdown
 _MOST_QUEUED = 10_000
 _THREADS = 4
 
 
 class ConversationKeeper(Observer):
-    """The conversations of a server, and the streams that it keeps for longer than others, as long as `may_keep`.
+    """The conversations of a server, and its stored responses, if `may_keep` returns true.
 
-    `open_store` and `open_kept` block, and raise ModelError where there is no database.
+    `open_store` and `open_kept` block, and raise ModelError if the database cannot be opened.
     """
 
     def __init__(
@@ -57,31 +57,32 @@ class ConversationKeeper(Observer):
         self._queue: asyncio.Queue[tuple[str, str] | asyncio.Future[None]] = asyncio.Queue()
         self._is_writing = False
 
-    # What asks
+    # Reading
 
     async def ask(self, call: Callable[[ConversationStore], _Result]) -> _Result:
-        """Ask the database, beside the event loop, once what came before is written.
+        """Run a call on the store in a thread, after the writes that are queued now.
 
-        Raises: what the call raises; StorageError if the database is away.
+        Raises: what the call raises; StorageError if the database is unreachable.
         """
         await self._caught_up()
         return await self._beside(self._open_store, call)
 
     async def kept(self, owner: str, stream_id: str) -> StreamLog | None:
-        """A stream that is kept for longer than others, once its log store has forgotten it. Raises: StorageError."""
+        """Return the stream of a stored response, which may have expired in the log store. Raises: StorageError."""
         if not self._may_keep():
             return None
         await self._caught_up()
         return await self._beside(self._open_kept, lambda kept: kept.get(owner, stream_id))
 
     async def forget(self, owner: str, stream_id: str) -> None:
-        """Raises: StorageError."""
+        """Delete a stored response. Raises: StorageError."""
         if self._may_keep():
             await self._caught_up()
             await self._beside(self._open_kept, lambda kept: kept.delete(owner, stream_id))
 
     async def branch(self, owner: str, place: Place) -> Branch:
-        """Where a request goes on. Its last item is in progress only if its stream is. Raises: as `ask`."""
+        """Return the branch that a request continues. Its last item is in progress only if its stream still runs.
+        Raises: as `ask`."""
         branch = await self.ask(lambda store: store.branch(owner, place.id, place.parent_id))
         last = branch.items[-1] if branch.items else None
         if last is None or last.status != "in_progress" or await self._find(owner, last.stream_id) is not None:
@@ -89,7 +90,7 @@ class ConversationKeeper(Observer):
         await self.ask(lambda store: store.abandon(owner, place.id, last.item_id))
         return await self.ask(lambda store: store.branch(owner, place.id, place.parent_id))
 
-    # What streams say
+    # Observing streams
 
     def on_begun(self, record: Record) -> None:
         if record.turn:
@@ -99,17 +100,17 @@ class ConversationKeeper(Observer):
         if record.turn or (record.keep and self._may_keep()):
             self._put(record.owner, record.stream_id)
 
-    # Life
+    # Start, writing, shutdown
 
     def attend(self, generators: Sequence[Generator]) -> None:
-        """Be told of all their streams from here on. They have one store."""
+        """Observe all streams of these generators from now on. All have the same log store."""
         self._streams = generators[0].store
         for generator in generators:
             generator.observers.add(self)
 
     def take_up(self, running: Iterable[Record], *, has_past: bool) -> None:
-        """An earlier process has left streams, of which these go on. With `has_past` the database may have answers in
-        progress that ended without it."""
+        """Take over the streams of an earlier process. `running` continue. With `has_past`, the database may have
+        answers in progress whose streams have ended."""
         if self._streams is None:
             return
         for record in running:
@@ -118,7 +119,7 @@ class ConversationKeeper(Observer):
             self._queue.put_nowait(("", ""))
 
     async def keep(self) -> None:
-        """Write what is queued, until cancelled."""
+        """Write the queued streams until cancelled."""
         while True:
             wanted = await self._queue.get()
             self._is_writing = True
@@ -130,11 +131,11 @@ class ConversationKeeper(Observer):
             self._is_writing = False
 
     async def finish(self) -> None:
-        """Wait until what is queued is written, for a limited time."""
+        """Wait until the queued streams are written, or a timeout."""
         try:
             await self._caught_up()
         except StorageError:
-            logger.error("the last answers of conversations could not be kept: the database is away")
+            logger.error("the last answers of conversations could not be written: the database is unreachable")
 
     async def _caught_up(self) -> None:
         """Raises: StorageError."""
@@ -153,11 +154,11 @@ class ConversationKeeper(Observer):
             self._queue.put_nowait((owner, stream_id))
         else:
             logger.error(
-                "stream %s is not kept in its conversation: the database has been away for too long", stream_id
+                "stream %s is not written to its conversation: the database was unreachable for too long", stream_id
             )
 
     async def _write(self, owner: str, stream_id: str) -> None:
-        """Keep a stream as far as it has come; without an id, those that were not written to their end."""
+        """Write the current state of a stream; with id "", of all streams whose answers are still in progress."""
         is_away = False
         while True:
             try:
@@ -169,11 +170,11 @@ class ConversationKeeper(Observer):
                 return
             except StorageError as error:
                 if not is_away:
-                    logger.warning("answers of conversations wait: %s", error)
+                    logger.warning("answers of conversations are not written yet: %s", error)
                 is_away = True
                 await asyncio.sleep(_RETRY_S)
-            except Exception:  # a defect must not keep other conversations from being written
-                logger.exception("stream %s could not be kept in its conversation", stream_id)
+            except Exception:  # a bug must not stop the writing of other conversations
+                logger.exception("stream %s could not be written to its conversation", stream_id)
                 return
 
     async def _write_stream(self, owner: str, stream_id: str) -> None:
@@ -187,7 +188,8 @@ class ConversationKeeper(Observer):
             await self._beside(self._open_kept, lambda kept: kept.put(log))
 
     async def _find(self, owner: str, stream_id: str) -> StreamLog | None:
-        """None where this server has no such stream; another one over the same database may have."""
+        """Return the stream's log, or None if this server does not have it. Another server over the same database
+        may."""
         assert self._streams is not None
         try:
             return await self._streams.read(owner, stream_id)
@@ -195,7 +197,7 @@ class ConversationKeeper(Observer):
             return None
 
     async def _beside(self, open_it: Callable[[], _Opened], call: Callable[[_Opened], _Result]) -> _Result:
-        """Ask the database, beside the event loop. Raises: what the call raises; StorageError."""
+        """Run a call in a database thread. Raises: what the call raises; StorageError."""
         try:
             return await self._threads.run(lambda: call(open_it()), within_s=None)
         except ModelError as error:

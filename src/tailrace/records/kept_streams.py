@@ -1,4 +1,4 @@
-"""Finished streams in the database, for longer than a log store keeps them."""
+"""Stored responses: finished streams in the database, which keeps them longer than the log store."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _decode = msgspec.msgpack.Decoder(tuple[Record, list[Event]]).decode
 
 
 class KeptStreams:
-    """Calls block; each is one transaction. Raises: StorageError."""
+    """Stores, reads and deletes finished streams. Calls block; each is one transaction. Raises: StorageError."""
 
     def __init__(self, database: RecordDatabase) -> None:
         self._database = database
 
     def put(self, log: StreamLog) -> None:
-        """Keep a stream that has ended. One that is kept stays as it is."""
+        """Store a finished stream. Does nothing if it is already stored."""
         record = log.record.finished()
         row = {
             "stream_id": record.stream_id,
@@ -37,7 +37,7 @@ class KeptStreams:
                 connection.execute(insert(kept_streams).values(**row))
 
     def get(self, owner: str, stream_id: str) -> StreamLog | None:
-        """None where this owner has no such stream."""
+        """Return a stream of this owner, or None."""
         if not is_stream_id(stream_id):
             return None
         query = select(kept_streams.c.stream).where(

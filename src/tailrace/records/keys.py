@@ -20,7 +20,7 @@ __all__ = ["Changes", "KeyStore", "next_version"]
 
 
 class Changes(msgspec.Struct, frozen=True):
-    """What has changed since a version."""
+    """What has changed after a version."""
 
     keys: Sequence[Key]
     owners: dict[str, Quota]
@@ -29,7 +29,7 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class KeyStore:
-    """Makes, shows and changes keys. Calls block; each is one transaction. Raises: StorageError."""
+    """Creates, lists and changes keys. Calls block; each is one transaction. Raises: StorageError."""
 
     def __init__(self, database: RecordDatabase) -> None:
         self._database = database
@@ -43,7 +43,7 @@ class KeyStore:
         lifetime_s: float | None = None,
         quota: Quota = NO_LIMITS,
     ) -> NewKey:
-        """Raises: ValueError for an owner or a scope that cannot be."""
+        """Raises: ValueError for an invalid owner or scope."""
         now_s = time.time()
         expires_s = now_s + lifetime_s if lifetime_s is not None else None
         made = new_key(owner, now_s=now_s, name=name, scopes=scopes, expires_s=expires_s, quota=quota)
@@ -52,7 +52,7 @@ class KeyStore:
         return made
 
     def list(self, owner: str | None = None) -> Sequence[Key]:
-        """The newest first."""
+        """Return keys, the newest first."""
         query = select(keys).order_by(keys.c.created_s.desc(), keys.c.key_id)
         return self._found(query if owner is None else query.where(keys.c.owner == owner))
 
@@ -64,9 +64,9 @@ class KeyStore:
         return found[0]
 
     def revoke(self, key_id: str) -> Key:
-        """It is of no use from now on. Revoking twice changes nothing. Raises: UnknownKey."""
+        """Revoke a key. Revoking it again changes nothing. Raises: UnknownKey."""
         with self._database.begin() as connection:
-            version = next_version(connection)  # first: it is what other writers wait for
+            version = next_version(connection)  # first, since this row is the lock of all writers
             key = _locked(connection, key_id)
             if key.revoked_s is None:
                 key = msgspec.structs.replace(key, revoked_s=time.time())
@@ -74,12 +74,13 @@ class KeyStore:
         return key
 
     def rotate(self, key_id: str, *, grace_s: float) -> NewKey:
-        """A new secret; the old one works for `grace_s` more. Raises: UnknownKey; ValueError for a revoked key."""
+        """Give a key a new secret. The old one stays valid for `grace_s`. Raises: UnknownKey; ValueError for a revoked
+        key."""
         with self._database.begin() as connection:
             version = next_version(connection)
             key = _locked(connection, key_id)
             if key.revoked_s is not None:
-                raise ValueError("A revoked key is not rotated. Create a new one.")
+                raise ValueError("A revoked key cannot be rotated. Create a new key.")
             made = rotated(key, now_s=time.time(), grace_s=grace_s)
             _save(connection, made.key, version)
         return made
@@ -93,7 +94,7 @@ class KeyStore:
         return key
 
     def limit_owner(self, owner: str, quota: Quota) -> Quota:
-        """Set an owner's quota, which all their keys share. Raises: ValueError for an owner that cannot be."""
+        """Set an owner's quota, which all their keys share. Raises: ValueError for an invalid owner."""
         check_owner(owner)
         with self._database.begin() as connection:
             values = {"quota": _text(quota), "version": next_version(connection)}
@@ -102,13 +103,13 @@ class KeyStore:
         return quota
 
     def quota_of(self, owner: str) -> Quota:
-        """An owner's quota; no limits, where none were set."""
+        """Return an owner's quota; no limits if none were set."""
         with self._database.begin() as connection:
             text = connection.execute(select(owners.c.quota).where(owners.c.owner == owner)).scalar()
         return _quota(text or "{}")
 
     def changed_since(self, version: int) -> Changes:
-        """The keys, the owners' quotas and the sessions that were changed after a version."""
+        """Return the keys, the owners' quotas and the sessions that were changed after a version."""
         with self._database.begin() as connection:
             rows = connection.execute(select(keys).where(keys.c.version > version)).all()
             limited = connection.execute(select(owners).where(owners.c.version > version)).all()
@@ -118,8 +119,8 @@ class KeyStore:
         return Changes([_key(row) for row in rows], {row.owner: _quota(row.quota) for row in limited}, found, newest)
 
     def forget(self, owner: str) -> int:
-        """Delete an owner's keys and limits; returns how many keys there were. Servers that run let them in until they
-        are started again, so revoke them first."""
+        """Delete an owner's keys and limits. Returns how many keys there were. Revoke the keys first: running servers
+        do not notice a deletion and would accept the keys until a restart."""
         with self._database.begin() as connection:
             connection.execute(delete(owners).where(owners.c.owner == owner))
             return connection.execute(delete(keys).where(keys.c.owner == owner)).rowcount

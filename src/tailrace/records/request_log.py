@@ -1,4 +1,4 @@
-"""One row for each request: written to a file when its stream begins and ends, brought into the database later."""
+"""One row per request: written to the spool file when its stream begins and ends, copied to the database later."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ __all__ = ["RequestLog"]
 
 logger = logging.getLogger("tailrace.records")
 
-_RETRY_S = 2.0  # while the database is away
-_MAX_BYTES = 256 * 2**20  # that may wait for the database
-_TIDY_BYTES = 2**20  # of rows that are in the database, before the file is begun anew
-_READ_BYTES = 2**20  # at once
+_RETRY_S = 2.0  # Retry-After while the database is unreachable
+_MAX_BYTES = 256 * 2**20  # of rows that are not in the database yet
+_TIDY_BYTES = 2**20  # of rows that are in the database, before they are removed from the file
+_READ_BYTES = 2**20  # of the file per transaction
 
 
 class RequestLog(Observer, Meter):
-    """Told of all requests (generation.Observer, generation.Meter). Nothing in front of a token waits for the database.
+    """Records all requests (generation.Observer, generation.Meter). No token waits for the database.
 
-    While more than 256 MiB wait for the database, or the disk takes no rows, no stream begins: else it would not be
-    recorded, and quotas could be exceeded.
+    New streams are refused while more than 256 MiB of rows wait for the database, or the disk takes no rows. Otherwise
+    requests would not be recorded, and quotas could be exceeded.
     """
 
     def __init__(
@@ -53,17 +53,17 @@ class RequestLog(Observer, Meter):
         self._with_text = with_text
         self._running: dict[str, RequestRow] = {}
         self._refused: dict[Asked, dict[str, RequestRow]] = {}  # by code: refusals since the last drain
-        self._unwritten: list[RequestRow] = []  # of this turn of the event loop, or that the disk did not take
-        self._is_failing = False  # the disk
-        self._drained = 0  # of the spool's bytes
-        self._is_away = False
+        self._unwritten: list[RequestRow] = []  # of this turn of the event loop, or after a write error
+        self._is_failing = False  # the disk takes no rows
+        self._drained = 0  # bytes of the spool that are in the database
+        self._is_away = False  # the database is unreachable
         self._draining = asyncio.Lock()
 
     async def begin(self, generators: Sequence[Generator], store: LogStore) -> None:
-        """Record from now on what these generators do. Settle what earlier servers left, with the streams that go on
-        here; and count what was spent before.
+        """Start recording the requests of these generators. Completes the rows of earlier servers, and loads what keys
+        and owners have spent.
 
-        Raises: StorageError, ModelError. Nothing is recorded then, and another one can begin.
+        Raises: StorageError, ModelError; nothing is recorded then, and another log may `begin`.
         """
         left = self._spool.take_over()
         size = self._spool.size
@@ -76,7 +76,7 @@ class RequestLog(Observer, Meter):
                 row = row_of_start(run.record, with_text=self._with_text)
                 self._running[run.record.stream_id] = msgspec.structs.replace(row, replays=1)
                 self._quotas.resume(run.record)
-        try:  # from here on streams may end
+        try:  # awaits: streams may end from here on
             await self._settle([row for row in left if row.request_id not in lives], store)
             spent = await self._threads.run(lambda: self._requests().spent(time.time()))
         except BaseException:
@@ -89,7 +89,7 @@ class RequestLog(Observer, Meter):
         self._quotas.spent_before(spent)
 
     async def _settle(self, left: Sequence[RequestRow], store: LogStore) -> None:
-        """Bring what earlier servers left into the database. Raises: StorageError, ModelError."""
+        """Copy the rows of earlier servers to the database. Raises: StorageError, ModelError."""
         complete = [row if row.status != RUNNING else await self._settled(row, store) for row in left]
         await self._threads.run(lambda: self._requests().add(complete), within_s=None)
 
@@ -98,12 +98,12 @@ class RequestLog(Observer, Meter):
             log = await store.read(row.owner, row.request_id)
         except TailraceError as error:
             if not isinstance(error, UnknownStream):
-                logger.warning("the end of stream %s is not known: %s", row.request_id, error)
+                logger.warning("the end of stream %s is unknown: %s", row.request_id, error)
             return row.lost()
         return row_with_end(row, log, with_text=self._with_text) if log.end is not None else row.lost()
 
     async def drain(self) -> None:
-        """Bring all that has ended into the database, if it can be reached."""
+        """Copy the rows of ended requests to the database, if it is reachable."""
         async with self._draining:
             await self._drain()
 
@@ -112,7 +112,7 @@ class RequestLog(Observer, Meter):
             refused, self._refused = self._refused, {}
             self._unwritten += [row for of_kind in refused.values() for row in of_kind.values() if row.num_requests]
             self._flush()
-            size = self._spool.size  # a torn line at the end is made whole before it grows
+            size = self._spool.size  # not more: a partial last line is completed before the file grows
             while self._drained < size and (num_bytes := await self._copied()):
                 self._drained += num_bytes
             if self._drained and (self._drained >= _TIDY_BYTES or not self._running):
@@ -120,20 +120,20 @@ class RequestLog(Observer, Meter):
                 self._drained = 0
         except (StorageError, ModelError) as error:
             if not self._is_away:
-                logger.warning("request records wait on the disk: %s", error)
+                logger.warning("request records stay on the disk for now: %s", error)
             self._is_away = True
         else:
             if self._is_away:
-                logger.warning("request records are in the database again")
+                logger.warning("request records are written to the database again")
             self._is_away = False
 
     async def forget(self, owner: str) -> None:
-        """Bring what waits into the database, so that nothing of an owner is left in files. Raises: StorageError."""
+        """Drain, so that no file has rows of this owner any more. Raises: StorageError."""
         async with self._draining:
             self._refused = {asked: rows for asked, rows in self._refused.items() if asked.owner != owner}
             await self._drain()
             if self._is_away:
-                raise StorageError("The database cannot be reached just now.", retry_after_s=_RETRY_S)
+                raise StorageError("The database cannot be reached at the moment.", retry_after_s=_RETRY_S)
             self._spool.drop(self._drained, self._running.values())
             self._drained = 0
 
@@ -143,7 +143,7 @@ class RequestLog(Observer, Meter):
 
     @property
     def num_waiting_bytes(self) -> int:
-        """What is not in the database yet."""
+        """Return how many bytes of rows are not in the database yet."""
         return self._spool.size - self._drained
 
     # generation.Meter
@@ -154,7 +154,7 @@ class RequestLog(Observer, Meter):
     def reserve(self, record: Record) -> None:
         """Raises: StorageError while requests cannot be recorded; QuotaExceeded, RequestError as `Quotas.reserve`."""
         if self._is_failing or self.num_waiting_bytes > _MAX_BYTES:
-            raise StorageError("Requests cannot be recorded just now.", retry_after_s=_RETRY_S)
+            raise StorageError("Requests cannot be recorded at the moment.", retry_after_s=_RETRY_S)
         self._quotas.reserve(record)
 
     def release(self, record: Record) -> None:
@@ -163,7 +163,8 @@ class RequestLog(Observer, Meter):
     # generation.Observer
 
     def on_refused(self, asked: Asked, error: TailraceError) -> None:
-        """The first of its kind is written at once, and how many came behind it when the next rows are drained."""
+        """Write the first refusal of a kind now. Further ones are counted, and written as one row with the next
+        drain."""
         of_kind = self._refused.setdefault(asked, {})
         before = of_kind.get(error.code)
         if before is None:
@@ -184,28 +185,29 @@ class RequestLog(Observer, Meter):
         self._quotas.on_end(record, log.end)
 
     def _write(self, row: RequestRow) -> None:
-        """Rows of one turn of the event loop are written together at its end, as the events of streams are."""
+        """Queue a row. The rows of one turn of the event loop are written together at its end."""
         if not self._unwritten:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unwritten.append(row)
 
     def _flush(self) -> None:
-        """Write what waits; it waits on if the disk does not take it."""
+        """Write the queued rows. They stay queued if the write fails."""
         if not self._unwritten:
             return
         try:
             self._spool.append_all(self._unwritten)
         except StorageError as error:
             if not self._is_failing:
-                logger.error("%s New streams are refused until then.", error)
+                logger.error("%s New streams are refused until that works.", error)
             self._is_failing = True
         else:
             self._unwritten = []
             self._is_failing = False
 
     async def _copied(self) -> int:
-        """Bring the next part of the spool into the database; returns its bytes. It takes as long as it takes: if it
-        were tried again meanwhile, sums would count twice. Raises: StorageError, ModelError."""
+        """Copy the next part of the spool to the database. Returns its size in bytes. Raises: StorageError,
+        ModelError."""
+        # No timeout: a second attempt while the first one still runs would count sums twice.
         rows, num_bytes = self._spool.read(self._drained, _READ_BYTES)
         ended = [row for row in rows if row.status != RUNNING]
         if ended:

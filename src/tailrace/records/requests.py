@@ -1,4 +1,4 @@
-"""Request records in the database: rows, and sums of them by the day."""
+"""Request records in the database: rows, and their sums per day."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ __all__ = ["GROUPS", "RequestStore", "UsageSum"]
 
 _DAY_S = 86_400
 _MINUTE_S = 60
-_BATCH = 200  # rows in one transaction: a moment, also for the event loop beside it
+_BATCH = 200  # rows per transaction; small, because the event loop runs beside it
 _PAGE = 1000
-# What sums can be made by.
+# The columns that sums can be grouped by.
 GROUPS = ("owner", "key_id", "model", "wire", "day")
 _COUNTS = ("num_requests", "num_refused", "num_prompt_tokens", "num_completion_tokens", "total_s")
 _KEY = ("day", "owner", "key_id", "model", "wire")
 
 
 class UsageSum(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A sum of requests. What was not asked to be told apart is None; `start_s` is since the epoch."""
+    """A sum of requests. Columns that were not grouped by are None. `start_s` is since the epoch."""
 
-    num_requests: int  # that were let in
+    num_requests: int  # that were accepted
     num_refused: int
     num_prompt_tokens: int
     num_completion_tokens: int
-    total_s: float  # from the requests to their ends, together
+    total_s: float  # sum of the durations
     owner: str | None = None
     key_id: str | None = None
     model: str | None = None
@@ -42,13 +42,13 @@ class UsageSum(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class RequestStore:
-    """Adds rows and sums them up. Calls block. Raises: StorageError."""
+    """Adds rows, and sums them. Calls block. Raises: StorageError."""
 
     def __init__(self, database: RecordDatabase) -> None:
         self._database = database
 
     def add(self, rows: Sequence[RequestRow]) -> None:
-        """Rows of requests that are there already change nothing."""
+        """Add rows. Rows of requests that are already there are ignored."""
         for start in range(0, len(rows), _BATCH):
             with self._database.begin() as connection:
                 self._add(connection, rows[start : start + _BATCH])
@@ -62,8 +62,8 @@ class RequestStore:
         since_s: float = 0.0,
         until_s: float | None = None,
     ) -> list[UsageSum]:
-        """Sums of the days (UTC) that end behind `since_s` and begin before `until_s`: one for each combination of
-        what `by` names, which is of `GROUPS`."""
+        """Return sums over the days (UTC) that end after `since_s` and begin before `until_s`: one for each combination
+        of the columns `by`, which are from `GROUPS`."""
         columns = {name: usage_days.c[name] for name in by}
         sums = [func.sum(usage_days.c[name]).label(name) for name in _COUNTS]
         query = select(*(column.label(name) for name, column in columns.items()), *sums)
@@ -83,7 +83,7 @@ class RequestStore:
     def rows(
         self, *, owner: str | None = None, key_id: str | None = None, since_s: float = 0.0, until_s: float | None = None
     ) -> Iterator[RequestRow]:
-        """The rows of requests that came in [since, until), the oldest first, read in pages."""
+        """Yield the rows of requests in [since, until), the oldest first. Reads them in pages."""
         after: tuple[float, str] = (since_s, "")
         while True:
             place = (requests.c.created_s > after[0]) | (
@@ -104,7 +104,7 @@ class RequestStore:
             after = (found[-1]["created_s"], found[-1]["request_id"])
 
     def spent(self, now_s: float) -> list[Spending]:
-        """What each key and each owner has spent in the current month and the current minute."""
+        """Return what each key and each owner has spent in the current month and in the current minute."""
         spendings: list[Spending] = []
         with self._database.begin() as connection:
             for kind, name in (("key", "key_id"), ("owner", "owner")):
@@ -113,12 +113,12 @@ class RequestStore:
         return spendings
 
     def delete_before(self, created_s: float) -> int:
-        """Delete the rows of requests that came before; returns how many. What was used stays in the sums."""
+        """Delete the rows of older requests. Returns how many there were. The sums stay."""
         with self._database.begin() as connection:
             return connection.execute(delete(requests).where(requests.c.created_s < created_s)).rowcount
 
     def forget(self, owner: str) -> int:
-        """Delete all that is recorded of an owner; returns the number of rows."""
+        """Delete all records of an owner. Returns how many rows there were."""
         with self._database.begin() as connection:
             connection.execute(delete(usage_days).where(usage_days.c.owner == owner))
             return connection.execute(delete(requests).where(requests.c.owner == owner)).rowcount
@@ -126,7 +126,7 @@ class RequestStore:
     def _add(self, connection: Connection, rows: Sequence[RequestRow]) -> None:
         insert = _insert_of(connection)
         by_id = {row.request_id: row for row in reversed(rows)}
-        # One server at a time has a request's rows, so that none comes in between.
+        # Only one server writes the rows of a request, so no other transaction adds them in between.
         known = set(connection.execute(select(requests.c.request_id).where(requests.c.request_id.in_(by_id))).scalars())
         new = [row for name, row in by_id.items() if name not in known]
         if not new:
@@ -152,17 +152,19 @@ class RequestStore:
             index_elements=_KEY, set_={name: table[name] + statement.excluded[name] for name in _COUNTS}
         )
         named = (*_KEY, *_COUNTS)
-        # In their order, so that two servers do not wait for each other.
+        # Sorted, so that two servers cannot deadlock.
         connection.execute(
             statement, [dict(zip(named, (*key, *counts), strict=True)) for key, counts in sorted(sums.items())]
         )
 
 
-def _insert_of(connection: Connection) -> Any:  # Any: the two have no common type with what is needed here
+def _insert_of(
+    connection: Connection,
+) -> Any:  # Any: the two dialects have no common type with `on_conflict_do_nothing`
     return postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert
 
 
-def _usage(row: Any) -> UsageSum:  # Any: a mapping of the columns that were asked for
+def _usage(row: Any) -> UsageSum:  # Any: a mapping of the selected columns
     named = {name: row[name] for name in ("owner", "key_id", "model", "wire") if name in row}
     start_s = int(row["day"]) if "day" in row else None
     num_requests, num_refused, num_prompt_tokens, num_completion_tokens = (int(row[name]) for name in _COUNTS[:-1])
@@ -178,7 +180,7 @@ def _usage(row: Any) -> UsageSum:  # Any: a mapping of the columns that were ask
 
 
 def _spent(connection: Connection, kind: str, name: str, period: str, since_s: float) -> Iterator[Spending]:
-    """From the sums for a month, and from the rows for a minute."""
+    """Sum the table of days for a month, and the rows for a minute."""
     table, start = (usage_days, usage_days.c.day) if period == "month" else (requests, requests.c.created_s)
     num_requests = func.sum(table.c.num_requests)
     tokens = func.sum(table.c.num_prompt_tokens + table.c.num_completion_tokens)

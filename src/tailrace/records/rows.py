@@ -1,4 +1,4 @@
-"""One request as it is kept: the row of the table `requests`."""
+"""One recorded request: a row of the table `requests`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tailrace.types import Asked, Sampling, TextDelta
 
 __all__ = ["REFUSED", "RUNNING", "RequestRow", "row_of_refusal", "row_of_start", "row_with_end"]
 
-RUNNING = "running"  # of a row that is not complete: never in the database
+RUNNING = "running"  # status of an incomplete row; never in the database
 REFUSED = "refused"
 _LOST = "lost"
 _SAMPLING_FIELDS = tuple(field.name for field in fields(Sampling))
@@ -25,37 +25,40 @@ _DEFAULTS = _values(Sampling())
 
 
 class RequestRow(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Times are seconds; `created_s` is since the epoch. `status` is done, cancelled, interrupted, error, refused, or
-    lost: its server died with it, and the tokens are the most that it can have had."""
+    """A request. `created_s` is since the epoch.
 
-    request_id: str  # the stream's, where it came to one
+    `status` is done, cancelled, interrupted, error, refused or lost. Lost means that the server died before the stream
+    ended; then the token counts are upper bounds.
+    """
+
+    request_id: str  # the stream's id, if a stream was started
     created_s: float
     owner: str
     key_id: str
     model: str
     wire: str
     status: str
-    finish: str = ""  # stop, length …; the code of the error
+    finish: str = ""  # stop, length, …; or the error code
     num_requests: int = 1  # refusals of one kind within a second share a row
-    parameters: str = "{}"  # JSON: numbers and names, never text of the client's
+    parameters: str = "{}"  # JSON: numbers and names, never the client's text
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
     num_choices: int = 1
-    queue_s: float | None = None  # from the request to its place on the engine
+    queue_s: float | None = None  # from the request to its start on the engine
     first_token_s: float | None = None  # from the request to the first token
     total_s: float = 0.0
-    replays: int = 0  # how often an engine or a server was lost under it
-    prompt: str | None = None  # with --record-text only
+    replays: int = 0  # how often an engine or server died while it ran
+    prompt: str | None = None  # only with --record-text
     answer: str | None = None
 
     def lost(self) -> RequestRow:
-        """This one, of which nothing more will be known."""
+        """Return this row with the status lost."""
         assert self.status == RUNNING
         return msgspec.structs.replace(self, status=_LOST, finish=_LOST)
 
 
 def row_of_start(record: Record, *, with_text: bool = False) -> RequestRow:
-    """A stream that has begun, with the most tokens that it can take."""
+    """Return the row of a stream that has begun. Its token counts are upper bounds."""
     return RequestRow(
         request_id=record.stream_id,
         created_s=record.created_s,
@@ -73,7 +76,7 @@ def row_of_start(record: Record, *, with_text: bool = False) -> RequestRow:
 
 
 def row_with_end(row: RequestRow, log: StreamLog, times: Times | None = None, *, with_text: bool = False) -> RequestRow:
-    """The row of a stream that has ended. Without its times it ended in an earlier process."""
+    """Return the row of a stream that has ended. `times` is None if it ended in an earlier process."""
     end = log.end
     assert end is not None
     reasons = [event.finish_reason for event in log.events if type(event) is TextDelta and event.finish_reason]
@@ -110,7 +113,7 @@ def _times(times: Times) -> dict[str, float | None]:
 
 
 def _parameters(sampling: Sampling) -> str:
-    """What was asked for and is not the default. Of texts only that they were there."""
+    """Return the parameters that differ from the defaults, as JSON. Texts are replaced by counts or kinds."""
     given: dict[str, object] = {}
     for name, value, default in zip(_SAMPLING_FIELDS, _values(sampling), _DEFAULTS, strict=True):
         if value == default:

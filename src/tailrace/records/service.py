@@ -1,5 +1,5 @@
-"""A server's records. Nothing of the database is imported before there is one: most servers have no keys, and it would
-take a quarter of the processor time of their start."""
+"""A server's records. The database library is imported only when there is a database: most servers have none, and the
+import would take a quarter of the CPU time of their start."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ logger = logging.getLogger("tailrace.records")
 
 _THREADS = 4
 _DRAIN_S = 0.5
-_PATIENCE_S = 5.0  # at the end, with a database that does not answer
+_PATIENCE_S = 5.0  # for the last rows at shutdown
 _TIDY_S = 3600.0
 _DAY_S = 86_400.0
 _SPOOL = "records"  # in a server's data directory
-_POLL_S = 0.4  # a revoked key's streams end within a second
+_POLL_S = 0.4  # so that a revoked key's streams end within a second
 _SQLITE = "sqlite:///"
 
 
@@ -53,8 +53,8 @@ def _url(settings: Settings) -> str:
 
 
 def open_database(settings: Settings) -> RecordDatabase:
-    """The database that the settings name, with this version's tables. Without a setting it is an SQLite file in the
-    data directory. Blocks. Raises: ModelError."""
+    """Open the database of the settings, and migrate its tables. The default is an SQLite file in the data directory.
+    Blocks. Raises: ModelError."""
     from tailrace.records.database import RecordDatabase
 
     database = RecordDatabase(_url(settings))
@@ -67,11 +67,9 @@ def open_database(settings: Settings) -> RecordDatabase:
 
 
 class Records:
-    """The database of a server: its keyring follows it, and requests are recorded in it. Conversations are kept
-    there.
+    """The database of a server. The keyring follows its keys; requests and conversations are written to it.
 
-    Where nobody made a database, requests are not recorded: it is made by the first key, the first
-    conversation, or by --database.
+    Without a database, requests are not recorded. The first key, the first conversation, or --database creates it.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -81,8 +79,8 @@ class Records:
         self.threads = DatabaseThreads(_THREADS)
         self._opening = threading.Lock()
         self._database: RecordDatabase | None = None
-        self._version = 0  # of the newest change that the keyring has
-        self._recorded: tuple[Service, Path] | None = None  # whose requests are recorded, and where they wait for it
+        self._version = 0  # of the newest change in the keyring
+        self._recorded: tuple[Service, Path] | None = None  # the service to record, and its data directory
         self._log: RequestLog | None = None
         self._beginning = asyncio.Lock()
         self._tidied_s = -math.inf
@@ -118,12 +116,12 @@ class Records:
         return KeptStreams(self._opened())
 
     def _keeps_responses(self) -> bool:
-        """Where nobody made a database, none is made for responses; and what is sealed in the journal is not written
-        open into the database."""
+        """Return whether responses are stored. They do not create a database by themselves, and texts that are
+        encrypted in the journal are not written to the database as plain text."""
         return not self._settings.journal_key_file and (self._database is not None or not self.is_absent())
 
     async def ask(self, open_it: Callable[[], _Store], call: Callable[[_Store], _Result]) -> _Result:
-        """Ask one of the stores, beside the event loop. Raises: what the call raises; StorageError."""
+        """Run a call on one of the stores in a thread. Raises: what the call raises; StorageError."""
         try:
             return await self.threads.run(lambda: call(open_it()))
         except ModelError as error:
@@ -136,17 +134,17 @@ class Records:
             return self._database
 
     async def read_keys(self) -> None:
-        """Take in what has changed since the last time. Raises: ModelError, StorageError."""
+        """Load the keys that have changed since the last call. Raises: ModelError, StorageError."""
         if self._database is None and self.is_absent():
             return
         changes = await self.threads.run(lambda: self.keys().changed_since(self._version))
-        await self._record()  # first: what is asked for with a new key is recorded, and counts
+        await self._record()  # before the update, so that requests with a new key are recorded and counted
         self.keyring.update(changes.keys, changes.owners)
         self.keyring.sessions.update(changes.sessions, time.time())
         self._version = changes.version
 
     async def follow_keys(self) -> None:
-        """Keep the keyring as the database is, until cancelled. While the database is away, keys stay as they were."""
+        """Load changed keys until cancelled. While the database is unreachable, the keyring does not change."""
         is_away = False
         while True:
             await asyncio.sleep(_POLL_S)
@@ -154,19 +152,19 @@ class Records:
                 await self.read_keys()
             except (ModelError, StorageError, OSError) as error:
                 if not is_away:
-                    logger.warning("the keys stay as they were: %s", error)
+                    logger.warning("the keys cannot be reloaded: %s", error)
                 is_away = True
             else:
                 if is_away:
-                    logger.warning("the database is back")
+                    logger.warning("the keys can be reloaded again")
                 is_away = False
 
     @contextlib.asynccontextmanager
     async def recording(self, service: Service, data_path: Path) -> AsyncIterator[None]:
-        """Record the requests of a server as soon as there is a database, and the turns that an earlier one left. Rows
-        wait for it in `data_path`.
+        """Record the requests of a server as soon as there is a database, and finish the turns of earlier servers. Rows
+        are spooled in `data_path`.
 
-        Raises: ModelError if what an earlier server left cannot be taken over.
+        Raises: ModelError if the rows of an earlier server cannot be taken over.
         """
         running = [run.record for served in service.models for run in served.generator.live]
         self.conversations.take_up(running, has_past=not self.is_absent())
@@ -184,10 +182,10 @@ class Records:
             finally:
                 stopping.set()
                 await asyncio.wait([draining], timeout=_PATIENCE_S)
-                draining.cancel()  # what is left waits in its file for the next server
+                draining.cancel()  # the next server finds the remaining rows in the spool
 
     async def _record(self) -> None:
-        """Begin to record, if it has not begun. Raises: StorageError, ModelError."""
+        """Start recording, unless it has started. Raises: StorageError, ModelError."""
         async with self._beginning:
             if self._recorded is None or self._log is not None:
                 return
@@ -206,7 +204,7 @@ class Records:
             self._log = log
 
     async def _drain(self, stopping: asyncio.Event) -> None:
-        """Bring rows into the database as they come, and the last ones when the server stops."""
+        """Drain the spool into the database regularly, and once more when the server stops."""
         try:
             while not stopping.is_set():
                 with contextlib.suppress(TimeoutError):
@@ -219,8 +217,8 @@ class Records:
                 self._log.close()
 
     async def forget(self, owner: str) -> dict[str, int]:
-        """Delete all that the database has of an owner, whose keys were revoked and whose streams have ended; returns
-        how many there were of each kind. Raises: StorageError, ModelError."""
+        """Delete all records of an owner. The owner's keys must be revoked, and all streams ended. Returns the number
+        of deleted records by kind. Raises: StorageError, ModelError."""
         await self.conversations.finish()
         if self._log is not None:
             await self._log.forget(owner)
@@ -235,11 +233,11 @@ class Records:
         return await self.threads.run(delete, within_s=None)
 
     async def _delete_old(self) -> None:
-        """Delete rows that are older than they should be, now and then."""
+        """Delete rows that have exceeded their retention time, once an hour."""
         if time.monotonic() - self._tidied_s < _TIDY_S:
             return
         self._tidied_s = time.monotonic()
-        with contextlib.suppress(StorageError, ModelError, OSError):  # as without descriptors; next time, then
+        with contextlib.suppress(StorageError, ModelError, OSError):
             await self.threads.run(self._delete_rows, within_s=None)
 
     def _delete_rows(self) -> None:
@@ -254,14 +252,14 @@ class Records:
             self._database.close()
 
     def is_absent(self) -> bool:
-        """Whether it would be an SQLite file, and nobody has made one yet."""
+        """Return whether the database is an SQLite file that does not exist yet."""
         url = _url(self._settings)
         return url.startswith(_SQLITE) and not Path(url.removeprefix(_SQLITE)).exists()
 
 
 @contextlib.asynccontextmanager
 async def open_records(settings: Settings) -> AsyncIterator[Records]:
-    """A server's records, which follow the database. A server whose keys cannot be read does not start.
+    """Open a server's records. Fails if the keys cannot be read, so that such a server does not start.
 
     Raises: ModelError.
     """

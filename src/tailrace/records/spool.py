@@ -1,4 +1,4 @@
-"""Rows on their way into the database, in a file, so that a database that is slow or away holds nobody up."""
+"""A file for rows that are not in the database yet. So a slow or unreachable database delays no request."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ __all__ = ["Spool"]
 
 logger = logging.getLogger("tailrace.records")
 
-_MAX_FILES = 100  # servers over one data directory
+_MAX_FILES = 100  # servers with the same data directory
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(RequestRow).decode
 
 
 class Spool:
-    """A file of rows, one JSON object a line, which one server has to itself. A row of the same request replaces the
-    one before. What is appended outlives the process.
+    """A file of rows, one JSON object per line, locked by one server. A later row of a request replaces the earlier
+    one. The file survives the process.
 
-    The file is made by the first row. Raises: StorageError if the disk does not take something.
+    The first row creates the file. Raises: StorageError if the disk cannot be written or read.
     """
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._path: Path | None = None
         self._file = -1
-        self._is_torn = False  # the last line is not whole
+        self._is_torn = False  # the last line may be partial
         self.size = 0  # bytes
 
     def take_over(self) -> list[RequestRow]:
-        """The rows that earlier servers left, whose files become this one's: the newest row of each request."""
+        """Return the newest row of each request of earlier servers. Their files are merged into this one."""
         rows: dict[str, RequestRow] = {}
         for path in sorted(self._directory.glob("requests*.jsonl")):
             with _trying():
                 file = _open_locked(path)
                 if file < 0:
-                    continue  # of a server that runs
+                    continue  # a running server has it
                 try:
                     rows |= {row.request_id: row for row in _parse(path.read_bytes())}
                     if self._path is None:
@@ -70,8 +70,7 @@ class Spool:
             self._write(text)
 
     def read(self, start: int, most_bytes: int) -> tuple[list[RequestRow], int]:
-        """The rows behind a place in the file, as many as are whole in so many bytes or at least one; and the bytes
-        that they take."""
+        """Return the complete rows in the next `most_bytes` after `start`, at least one, and their size in bytes."""
         with _trying():
             text = os.pread(self._file, most_bytes, start)
             while b"\n" not in text and (more := os.pread(self._file, most_bytes, start + len(text))):
@@ -80,7 +79,7 @@ class Spool:
         return list(_parse(text)), len(text)
 
     def drop(self, before: int, keep: Iterable[RequestRow]) -> None:
-        """Forget the file up to a size, but for these rows."""
+        """Remove the first `before` bytes of the file, except the rows `keep`."""
         if self._file < 0:
             return
         assert self._path is not None
@@ -105,7 +104,7 @@ class Spool:
             self._file, self.size = new, os.fstat(new).st_size
 
     def close(self) -> None:
-        """A file without rows goes."""
+        """Close the file. An empty file is removed."""
         if self._file < 0:
             return
         assert self._path is not None
@@ -124,7 +123,7 @@ class Spool:
             if self._file >= 0:
                 self._path, self.size = path, os.fstat(self._file).st_size
                 return
-        raise StorageError(f"Too many servers keep their records in {self._directory}.")
+        raise StorageError(f"Too many servers use {self._directory}.")
 
     def _write(self, text: bytes) -> None:
         if self._is_torn:
@@ -142,11 +141,11 @@ def _parse(text: bytes) -> Iterator[RequestRow]:
             try:
                 yield _decode(line)
             except msgspec.DecodeError:
-                logger.warning("a line of the request records is damaged, and left out")
+                logger.warning("a damaged line of the request records was skipped")
 
 
 def _open_locked(path: Path) -> int:
-    """The descriptor of a file that this process has to itself; -1 if another one has it. Raises: OSError."""
+    """Open and lock a file. Returns its descriptor, or -1 if another process has the lock. Raises: OSError."""
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

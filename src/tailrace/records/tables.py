@@ -1,4 +1,4 @@
-"""The tables. A change here takes a migration in `migrations/versions`; a test holds the two against each other."""
+"""The tables. Each change here needs a migration in `migrations/versions`; a test compares the two."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ keys = Table(
     Column("key_id", String(12), primary_key=True),
     Column("owner", String(200), nullable=False, index=True),
     Column("name", String(200), nullable=False),
-    Column("scopes", Text, nullable=False),  # with spaces between
+    Column("scopes", Text, nullable=False),  # separated by spaces
     Column("secret_hash", LargeBinary(32), nullable=False),
     Column("created_s", Float(53), nullable=False),  # all times: seconds since the epoch
     Column("expires_s", Float(53)),
@@ -55,7 +55,7 @@ keys = Table(
     Column("quota", Text, nullable=False, server_default="{}"),  # JSON
 )
 
-# Those that have limits of their own.
+# Owners that have limits.
 owners = Table(
     "owners",
     METADATA,
@@ -64,7 +64,7 @@ owners = Table(
     Column("version", BigInteger, nullable=False, index=True),
 )
 
-# Of browsers that have signed in with a key.
+# Sessions of browsers that have signed in with a key.
 sessions = Table(
     "sessions",
     METADATA,
@@ -76,8 +76,8 @@ sessions = Table(
     Column("version", BigInteger, nullable=False, index=True),  # of the last change
 )
 
-# One row, which each change of a key locks and raises. So versions come into sight in their order, and a server that
-# asks for those above the last one that it saw misses none.
+# One row. Each change of a key locks it and increments the version. So versions become visible in order, and a server
+# that reads the versions after its last one misses none.
 key_changes = Table(
     "key_changes",
     METADATA,
@@ -88,41 +88,42 @@ key_changes = Table(
 requests = Table(
     "requests",
     METADATA,
-    Column("request_id", String(64), primary_key=True),  # the stream's id, where it came to one
+    Column("request_id", String(64), primary_key=True),  # the stream's id, if a stream was started
     Column("created_s", Float(53), nullable=False),
     Column("owner", String(200), nullable=False),
-    Column("key_id", String(12), nullable=False),  # "" where no keys are in use
+    Column("key_id", String(12), nullable=False),  # "" if no keys are in use
     Column("model", String(200), nullable=False),
     Column("wire", String(40), nullable=False),
     Column("parameters", Text, nullable=False),  # JSON
     Column("num_prompt_tokens", BigInteger, nullable=False),
     Column("num_completion_tokens", BigInteger, nullable=False),
     Column("num_choices", Integer, nullable=False),
-    Column("queue_s", Float(53)),  # from the request to its place on the engine
+    Column("queue_s", Float(53)),  # from the request to its start on the engine
     Column("first_token_s", Float(53)),  # from the request to the first token
     Column("total_s", Float(53), nullable=False),
-    Column("status", String(20), nullable=False),  # records.rows.RequestRow says which
-    Column("finish", String(40), nullable=False),  # stop, length …; the code of the error
-    Column("num_requests", Integer, nullable=False, server_default="1"),  # that the row stands for
-    Column("replays", Integer, nullable=False),  # how often an engine or server was lost under it
-    Column("prompt", Text),  # with --record-text only
+    Column("status", String(20), nullable=False),  # see records.rows.RequestRow
+    Column("finish", String(40), nullable=False),  # stop, length, …; or the error code
+    Column("num_requests", Integer, nullable=False, server_default="1"),  # how many requests the row represents
+    Column("replays", Integer, nullable=False),  # how often an engine or server died while it ran
+    Column("prompt", Text),  # only with --record-text
     Column("answer", Text),
     Index(None, "owner", "created_s"),
     Index(None, "key_id", "created_s"),
     Index(None, "created_s"),
 )
 
-# Sums of the rows of one day. They stay when rows are deleted for their age, and answer what was used without reading
-# a million rows.
+# Sums of the rows per day. They stay when old rows are deleted, and make usage queries fast.
 usage_days = Table(
     "usage_days",
     METADATA,
-    Column("day", BigInteger, primary_key=True, autoincrement=False),  # its beginning in UTC, seconds since the epoch
+    Column(
+        "day", BigInteger, primary_key=True, autoincrement=False
+    ),  # start of the day in UTC, seconds since the epoch
     Column("owner", String(200), primary_key=True),
     Column("key_id", String(12), primary_key=True),
     Column("model", String(200), primary_key=True),
     Column("wire", String(40), primary_key=True),
-    Column("num_requests", BigInteger, nullable=False),  # that were let in
+    Column("num_requests", BigInteger, nullable=False),  # that were accepted
     Column("num_refused", BigInteger, nullable=False),
     Column("num_prompt_tokens", BigInteger, nullable=False),
     Column("num_completion_tokens", BigInteger, nullable=False),
@@ -138,13 +139,13 @@ conversations = Table(
     Column("created_s", Float(53), nullable=False),
     Column("updated_s", Float(53), nullable=False),
     Column("metadata", Text, nullable=False),  # JSON
-    Column("head", String(64)),  # the item that the current branch ends in
+    Column("head", String(64)),  # last item of the current branch
     Column("num_items", Integer, nullable=False),
-    Column("num_characters", BigInteger, nullable=False),  # of all items' texts
+    Column("num_characters", BigInteger, nullable=False),  # of the texts of all items
     Index(None, "owner", "updated_s"),
 )
 
-# Ids are a conversation's own, so that an imported one keeps those that it had.
+# Item ids are unique only within a conversation, so imported conversations keep theirs.
 conversation_items = Table(
     "conversation_items",
     METADATA,
@@ -156,7 +157,7 @@ conversation_items = Table(
     ),
     Column("item_id", String(64), primary_key=True),
     Column("parent_id", String(64)),
-    Column("number", Integer, nullable=False),  # in order of coming
+    Column("number", Integer, nullable=False),  # order of creation
     Column("kind", String(24), nullable=False),
     Column("role", String(20), nullable=False),
     Column("text", Text, nullable=False),
@@ -169,7 +170,7 @@ conversation_items = Table(
     Index(None, "status"),
 )
 
-# Responses that are kept for longer than streams.
+# Stored responses, which are kept longer than streams.
 kept_streams = Table(
     "kept_streams",
     METADATA,

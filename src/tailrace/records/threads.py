@@ -1,4 +1,4 @@
-"""Threads for calls of a database that may never answer."""
+"""Threads for database calls that may never return."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _RETRY_S = 2.0
 
 
 class DatabaseThreads:
-    """Runs calls beside the event loop. They are not the event loop's own threads, in which prompts are read and for
-    which the end of the process waits: a database that hangs holds up neither."""
+    """Runs calls in daemon threads. The event loop's own threads tokenize prompts, and the process waits for them at
+    exit; a database that hangs must not block either."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -29,10 +29,10 @@ class DatabaseThreads:
         self._calls: queue.SimpleQueue[_Call] = queue.SimpleQueue()
 
     async def run(self, call: Callable[[], _Result], *, within_s: float | None = 15.0) -> _Result:
-        """What the call returns. Without a time it waits as long as it takes.
+        """Run a call and return its result. `within_s` is a timeout; None waits without a limit.
 
-        Cancellation: a call that has begun goes on, and nobody hears of it. Raises: what the call raises; StorageError
-        when the time is over.
+        Cancellation: a call that has begun continues, and its result is dropped. Raises: what the call raises;
+        StorageError on a timeout.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Result] = loop.create_future()
@@ -54,9 +54,9 @@ class DatabaseThreads:
                 continue
             try:
                 result, error = call(), None
-            except BaseException as raised:  # whatever it is, it is the caller's
+            except BaseException as raised:  # raised again in the caller
                 result, error = None, raised
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits for it
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(_settle, future, result, error)
             del call, future, result, error
 
