@@ -210,7 +210,7 @@ class Gate:
             ticket.expire()
 
     def num_ahead(self, ticket: Ticket) -> int:
-        """How many tickets wait in front of one, going by the turns of their owners; 0 for one that does not wait."""
+        """Return how many queued tickets have their turn before this one; 0 if it is not queued."""
         return self._waiting.num_ahead(ticket) if ticket.admitted_s is None else 0
 
     def leave(self, ticket: Ticket) -> None:

@@ -32,7 +32,8 @@ class FairQueue(Generic[_T]):
             yield from tickets
 
     def num_ahead(self, ticket: _T) -> int:
-        """How many have their turn before a ticket that waits. Raises: KeyError, ValueError if it does not wait."""
+        """Return how many tickets have their turn before a queued one. Raises: KeyError, ValueError if it is not
+        queued."""
         place = self._by_owner[ticket.owner].index(ticket)
         before, is_behind = 0, False
         for owner, tickets in self._by_owner.items():

@@ -1,2 +1,2 @@
-"""What a conversation is, without the database that keeps it: items in a tree, what a request adds to it, and the
-forms in which people carry conversations from one program to another. Pure: no clock, no file, no network."""
+"""Conversations, without the database: items in a tree, the turns that requests add, and the file formats for import
+and export. Pure functions: no clock, no files, no network."""

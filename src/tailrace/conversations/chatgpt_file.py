@@ -1,4 +1,4 @@
-"""Conversations as ChatGPT exports them, in `conversations.json`: a `mapping` of nodes, each with its parent."""
+"""ChatGPT's export format, `conversations.json`: a `mapping` of nodes, each with its parent."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class _Message(msgspec.Struct):
     create_time: float | None = None
     recipient: str | None = None
     status: str | None = None
-    metadata: dict[str, Any] | None = None  # Any: of what OpenAI may add
+    metadata: dict[str, Any] | None = None  # Any: OpenAI may add fields
 
 
 class _Node(msgspec.Struct):
@@ -52,9 +52,10 @@ class _Export(msgspec.Struct):
 
 
 def read_chatgpt(value: object, where: str) -> Draft:
-    """What is no text is left out, and what follows it follows what came before. Raises: RequestError."""
+    """Read a conversation. Messages that are not text are skipped; their children move to their parents. Raises:
+    RequestError."""
     given = as_shape(value, _Export, where)
-    kept_as: dict[str, str | None] = {}  # the nearest item that is kept, by node
+    kept_as: dict[str, str | None] = {}  # node: its item, or that of its nearest ancestor
     items: list[Item] = []
     by_id: dict[str, Item] = {}
     num_left_out = 0
@@ -81,7 +82,7 @@ def read_chatgpt(value: object, where: str) -> Draft:
 
 
 def _in_order(mapping: dict[str, _Node], where: str) -> Iterator[tuple[str, _Node]]:
-    """Parents before their children. Raises: RequestError if there is a loop."""
+    """Yield the nodes, parents before their children. Raises: RequestError if there is a loop."""
     children: dict[str | None, list[str]] = {}
     for name, node in mapping.items():
         parent = node.parent if node.parent in mapping else None
@@ -94,7 +95,7 @@ def _in_order(mapping: dict[str, _Node], where: str) -> Iterator[tuple[str, _Nod
         yield name, mapping[name]
         waiting += children.get(name, [])[::-1]
     if num_seen < len(mapping):
-        raise RequestError(f"{where}.mapping: parents form a loop.", param=f"{where}.mapping")
+        raise RequestError(f"{where}.mapping: the parents form a loop.", param=f"{where}.mapping")
 
 
 def _item_of(message: _Message, before: Item | None, node: str) -> Item | None:

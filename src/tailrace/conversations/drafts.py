@@ -1,4 +1,4 @@
-"""A conversation on its way in, read from a file of another program or of ours."""
+"""A conversation that is imported from a file, before it is stored."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["Draft", "Json", "as_shape", "call_of", "clean", "draft_of", "seconds
 Json = dict[str, Any]  # Any: whatever a file has
 T = TypeVar("T")
 _LAST_S = 253_402_300_799.0  # the end of the year 9999
-_PLACE = re.compile(r" - at `\$(.*)`$")
+_LOCATION = re.compile(r" - at `\$(.*)`$")
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """Its items stand behind their parents. `num_left_out` messages are not of text, and are not kept."""
+    """An imported conversation. Items come after their parents. `num_left_out` messages were skipped."""
 
     conversation: Conversation
     items: list[Item]
@@ -50,28 +50,28 @@ def draft_of(
 
 
 def as_shape(value: object, shape: type[T], where: str) -> T:
-    """Raises: RequestError that says where in the file something is wrong, and repeats nothing."""
+    """Convert a value to a type. Raises: RequestError with the place in the file, without its content."""
     try:
         return msgspec.convert(value, shape)
     except msgspec.ValidationError as error:
-        place = _PLACE.search(str(error))
-        param = re.sub(r"\[[^]0-9][^]]*\]", "[…]", f"{where}{place[1] if place else ''}")  # keys are the file's own
+        place = _LOCATION.search(str(error))
+        param = re.sub(r"\[[^]0-9][^]]*\]", "[…]", f"{where}{place[1] if place else ''}")  # keys are content
         reason = re.sub(r"'.*'", "", str(error).partition(" - at ")[0])
         raise RequestError(f"{param}: {reason[:200].rstrip()}.", param=param[:100]) from None
 
 
 def seconds(given: float | None) -> float:
-    """A time since the epoch, 0 for one that cannot be."""
+    """Return a time since the epoch; 0 if it is missing or out of range."""
     return given if given is not None and 0 <= given <= _LAST_S else 0.0
 
 
 def clean(text: str) -> str:
-    """Without NUL characters, which no database takes."""
+    """Replace NUL characters, which databases reject."""
     return text.replace("\0", "\ufffd")
 
 
 def call_of(text: str, name: str, call_id: str) -> Item | None:
-    """A call of a function, if the text is arguments: a JSON object."""
+    """Return a function call, or None if the text is not a JSON object of arguments."""
     try:
         arguments = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError):

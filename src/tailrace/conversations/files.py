@@ -1,4 +1,4 @@
-"""Files of conversations: which forms there are, and which one a file has."""
+"""The file formats of conversations, and how to detect the format of a file."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ from tailrace.errors import RequestError
 
 __all__ = ["FORMS", "FRAMES", "read_file"]
 
-_MOST = 1000  # conversations in a file
+_MAX_CONVERSATIONS = 1000  # in a file
 _VERSION = 1
 
 Write = Callable[[Conversation, Sequence[Item]], Json]
 
 FORMS: dict[str, Write] = {"tailrace": write_own, "chatgpt": write_chatgpt, "sharegpt": write_sharegpt}
-# What stands before and behind the conversations, which have commas between them.
+# The text before and after the conversations, which are separated by commas.
 FRAMES = dict.fromkeys(FORMS, (b"[", b"]")) | {
     "tailrace": (f'{{"format":"{FORMAT}","version":{_VERSION},"conversations":['.encode(), b"]}")
 }
 
 
 def read_file(value: object) -> list[Draft]:
-    """What a file holds: ours, ChatGPT's `conversations.json`, ShareGPT's, or one conversation of theirs.
+    """Read a file of tailrace, ChatGPT's `conversations.json`, a ShareGPT file, or a single conversation of the latter
+    two.
 
-    Raises: RequestError that says where something is wrong.
+    Raises: RequestError with the place in the file.
     """
     if isinstance(value, dict) and value.get("format") == FORMAT:
         if value.get("version") != _VERSION:
-            raise RequestError("This file is of another version of tailrace.", param="version")
+            raise RequestError("This file was written by another version of tailrace.", param="version")
         given, where, read = value.get("conversations"), "conversations", read_own
     else:
         given, where, read = value if isinstance(value, list) else [value], "", _read_foreign
     if not isinstance(given, list):
-        raise RequestError("conversations is not a list.", param="conversations")
-    if len(given) > _MOST:
-        raise RequestError(f"A file has at most {_MOST} conversations. Split it.", param="conversations")
+        raise RequestError("conversations must be a list.", param="conversations")
+    if len(given) > _MAX_CONVERSATIONS:
+        text = f"A file can have at most {_MAX_CONVERSATIONS} conversations. Split the file."
+        raise RequestError(text, param="conversations")
     return [read(one, f"{where}[{place}]") for place, one in enumerate(given)]
 
 
@@ -49,6 +51,6 @@ def _read_foreign(value: object, where: str) -> Draft:
     if isinstance(value, dict) and "conversations" in value:
         return read_sharegpt(value, where)
     raise RequestError(
-        f"{where}: this is no conversation of tailrace's, of ChatGPT's conversations.json, or of ShareGPT's form.",
+        f"{where}: not a conversation in the format of tailrace, ChatGPT (conversations.json) or ShareGPT.",
         param=where,
     )

@@ -1,4 +1,4 @@
-"""Conversations as tailrace writes them to a file: all branches, nothing lost."""
+"""tailrace's own export format. It has all branches and loses nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["FORMAT", "read_own", "write_own"]
 FORMAT = "tailrace.conversations"
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 _SHOWN = {"item_id": "id", "kind": "type", "created_s": "created_at"}
-_HIDDEN = ("stream_id",)  # of the server that wrote it
+_HIDDEN = ("stream_id",)  # means nothing to another server
 
 
 class _OwnItem(msgspec.Struct):
@@ -66,11 +66,11 @@ def read_own(value: object, where: str) -> Draft:
     for place, one in enumerate(given.items):
         here = f"{where}.items[{place}]"
         if not _ID.fullmatch(one.id) or one.id in seen:
-            raise RequestError(f"{here}: ids have 1 to 64 letters, digits, - and _, each once.", param=here)
+            raise RequestError(f"{here}: an id must be unique, and have 1 to 64 letters, digits, - and _.", param=here)
         if one.parent_id is not None and one.parent_id not in seen:
-            raise RequestError(f"{here}: its parent does not stand before it.", param=here)
+            raise RequestError(f"{here}: the parent must come before the item.", param=here)
         if (one.type == "message") != bool(one.role):
-            raise RequestError(f"{here}: a message has a role, and nothing else has.", param=here)
+            raise RequestError(f"{here}: a message needs a role; other items must not have one.", param=here)
         seen.add(one.id)
         items.append(_item(one))
     if given.head is not None and given.head not in seen:

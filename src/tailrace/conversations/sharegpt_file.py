@@ -1,5 +1,4 @@
-"""Conversations in ShareGPT's form, which data sets for training have: `{"conversations": [{"from", "value"}]}`. It has
-no branches."""
+"""ShareGPT's format, which training data sets use: `{"conversations": [{"from", "value"}]}`. It has no branches."""
 
 from __future__ import annotations
 
@@ -43,7 +42,7 @@ def read_sharegpt(value: object, where: str) -> Draft:
     """Raises: RequestError."""
     given = as_shape(value, _Talk, where)
     items = [Item(role="system", text=clean(given.system))] if given.system else []
-    unanswered: deque[str] = deque()  # ids of calls whose output has not come
+    unanswered: deque[str] = deque()  # ids of calls without output
     num_left_out = 0
     for place, said in enumerate(given.conversations):
         here = f"{where}.conversations[{place}]"
@@ -60,7 +59,7 @@ def read_sharegpt(value: object, where: str) -> Draft:
 
 
 def _item_of(said: _Said, unanswered: deque[str], here: str) -> Item | None:
-    """None for the output of no call."""
+    """Return the item, or None for an output without a call."""
     text = clean(said.value or "")
     if said.by in _OUTPUT:
         if not unanswered:
@@ -76,12 +75,12 @@ def _item_of(said: _Said, unanswered: deque[str], here: str) -> Item | None:
         return call_of(arguments, call.name, call_id) or Item(role="assistant", text=text)
     if said.by not in _ROLES:
         known = ", ".join(sorted({*_ROLES, *_CALL, *_OUTPUT}))
-        raise RequestError(f"{here}.from: not one of {known}.", param=f"{here}.from")
+        raise RequestError(f"{here}.from: must be one of {known}.", param=f"{here}.from")
     return Item(role=_ROLES[said.by], text=text)
 
 
 def write_sharegpt(conversation: Conversation, items: Sequence[Item]) -> Json:
-    """The current branch."""
+    """Write the current branch."""
     by_id = {item.item_id: item for item in items}
     branch: list[Json] = []
     at = conversation.head

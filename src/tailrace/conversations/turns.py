@@ -1,7 +1,7 @@
-"""A turn: what a request adds to a conversation, which is its input and the answer.
+"""A turn: what a request adds to a conversation, its input and the answer.
 
-It is kept with the stream, and says all that is needed to write both into the database, also after a crash. Ids are
-made of the stream's, so that a turn that is written twice is there once.
+A turn is stored with its stream. It has all that is needed to write both into the database, also after a crash. The ids
+of its items are derived from the stream's id, so writing a turn twice has no effect.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ __all__ = ["Spoken", "Turn", "read_turn"]
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """What a stream has come to: the answer's text, and whether there is more to come, or would have been."""
+    """The answer of a stream so far: its text, and whether it is complete."""
 
     text: str = ""
     status: ItemStatus = "in_progress"
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """`parent_id` is what the input follows. `prefix` is the beginning of the answer, where one goes on that was there
-    already. The rest says how calls are read out of the answer's text, and how the wire names them: by their number
-    among the calls, or among the items of the answer."""
+    """What a request adds to a conversation. The input follows the item `parent_id`. `prefix` is the existing text of
+    an answer that the request continues. The other fields say how tool calls are parsed from the answer's text, and how
+    the wire numbers them: among the calls, or among all items of the answer."""
 
     conversation_id: str
     parent_id: str | None = None
@@ -47,7 +47,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return chained(self.said, ids, self.parent_id, created_s)
 
     def answer(self, stream_id: str, spoken: Spoken, parent_id: str | None, created_s: float) -> list[Item]:
-        """The items of the answer, one at least, behind `parent_id`. One that is in progress has its prefix only."""
+        """Return the items of the answer after `parent_id`, at least one. An answer in progress has only its prefix."""
         items = self._items(stream_id, spoken.text) if spoken.status != "in_progress" else []
         items = [replace(item, stream_id=stream_id) for item in items or [Item(role="assistant", text=self.prefix)]]
         items[-1] = replace(items[-1], status=spoken.status)

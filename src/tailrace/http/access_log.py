@@ -1,7 +1,7 @@
-"""`--access-log`: one line for each request when it is over. Never a query, a header's value, a prompt or an answer.
+"""`--access-log`: one line per finished request. It never has a query string, a header value, a prompt or an answer.
 
-The line goes to the logger `tailrace.access`. Its fields are also in the record's attribute `fields`, for a formatter
-that writes JSON. A stream's id lets its holder read the stream, so whoever may read the log may read the streams.
+The line goes to the logger `tailrace.access`. The fields are also in the log record's attribute `fields`, for
+formatters that write JSON. A stream's id gives read access to the stream, so readers of the log can read the streams.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _GONE = ("http.disconnect", "websocket.disconnect")
 
 
 class AccessLog:
-    """ASGI middleware around everything else. `store` has the streams that answers show. With
-    `is_of_apps`, as in `tailrace run`, a line names neither wire nor tokens: a user's app has none."""
+    """ASGI middleware around the whole application. `store` has the streams. With `is_of_apps`, as in `tailrace run`, a
+    line has neither wire nor tokens, because a user's app has none."""
 
     def __init__(self, app: ASGIApp, store: LogStore, *, is_of_apps: bool = False) -> None:
         self._app = app
@@ -71,14 +71,14 @@ class AccessLog:
         try:
             return await self._store.read(owner_of(request.scope), request.stream_id)
         except TailraceError:
-            return None  # it was deleted
+            return None  # the stream was deleted
 
 
 _IN_FRONT = ("time", "client", "method", "path", "status")
 
 
 class _Request:
-    """What is known of one request."""
+    """The state of one request."""
 
     def __init__(self, scope: Scope) -> None:
         self.is_complete = False
@@ -93,7 +93,7 @@ class _Request:
         self._close_code: int | None = None
 
     def note(self, message: Message) -> None:
-        """Take in one message of the answer."""
+        """Record a message of the response."""
         match message["type"]:
             case "http.response.body" | "websocket.http.response.body":
                 if self._first_s is None and message.get("body"):
@@ -111,7 +111,7 @@ class _Request:
                 self._close_code = message.get("code", 1000)
 
     def fields(self, log: StreamLog | None, *, is_of_app: bool) -> dict[str, str | int | float]:
-        """What the line says, in its order. What is not known is left out."""
+        """Return the fields of the log line, in order. Unknown fields are omitted."""
         fields: dict[str, str | int | float] = {
             "time": self._begun.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
             "client": _address(self.scope),
@@ -140,8 +140,8 @@ class _Request:
         return log.first_s if log is not None else None
 
     def _end(self, log: StreamLog | None) -> str:
-        """How it ended: the stream's end where one was shown to its end; refused or failed by status; client_left; or
-        cut, where the server broke the answer off."""
+        """Return how the request ended: the stream's status if its end was sent; refused or failed, by the HTTP status;
+        client_left; or cut if the server aborted the response."""
         if self.scope["type"] == "websocket" and self._status == 101:
             return "done" if self._close_code is not None else "client_left"
         if not self.is_complete:

@@ -1,4 +1,4 @@
-"""Answers: refusals in the shape of their dialect, answers in one piece, and the writer of streams."""
+"""Responses: errors in the form of their dialect, answers in one piece, and the writer of streams."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = [
 ]
 
 STREAM_HEADERS = {
-    "cache-control": "no-cache, no-transform",  # no proxy may hold it back to compress it
-    "x-accel-buffering": "no",  # nor to fill a buffer
+    "cache-control": "no-cache, no-transform",  # proxies must not delay it to compress it
+    "x-accel-buffering": "no",  # nor buffer it
     "x-content-type-options": "nosniff",
 }
 
 
-_WRITE_BYTES = 64 * 2**10  # about as much of a stream is encoded and waits for a slow socket
+_WRITE_BYTES = 64 * 2**10  # about how much is encoded per write, and waits for a slow socket
 
 
 class JsonAnswer(Response):
@@ -41,18 +41,18 @@ class JsonAnswer(Response):
 
 
 def error_answer(wire: Wire, error: TailraceError) -> Response:
-    """A refusal before the first byte."""
+    """Return an error response."""
     status, body = wire.encode_error(error)
     headers = {}
     if error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
     if status in (408, 413):
-        headers["connection"] = "close"  # the rest of the body is nothing we want to read
+        headers["connection"] = "close"  # so that the rest of the body need not be read
     return JsonAnswer(body, status, headers)
 
 
 class WithHeaders:
-    """An answer, with these headers more."""
+    """An ASGI application that adds headers to another one's response."""
 
     def __init__(self, answer: ASGIApp, headers: Mapping[str, str]) -> None:
         self._answer = answer
@@ -68,7 +68,7 @@ class WithHeaders:
 
 
 async def left(receive: Receive) -> None:
-    """Until the client has left: servers do not tell a writer, they tell who asks."""
+    """Return when the client has disconnected. ASGI servers report this only to a pending `receive`."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -76,10 +76,10 @@ async def left(receive: Receive) -> None:
 class StreamAnswer:
     """Writes a log to one client: an ASGI application.
 
-    All that is ready goes out in one write, up to a bound. A reader that is behind by more is spared what the newest
-    event of a wire repeats anyway. When the client leaves, only its reader ends; what that means for the
-    stream is the producer's business. A stream that cannot be shown to its end is cut off without the chunk that would
-    make it look complete.
+    All events that are ready go out in one write of limited size. On wires whose newest event repeats the earlier ones,
+    a slow reader skips the earlier ones. When the client disconnects, only its reader ends; the producer decides what
+    happens to the stream. If the end of the stream cannot be sent, the connection is closed without the last chunk, so
+    that the answer does not look complete.
     """
 
     __slots__ = ("_after", "_encoder", "_farewell", "_headers", "_heartbeat", "_heartbeat_s", "_is_gone", "_log")
@@ -133,7 +133,7 @@ class StreamAnswer:
                 if len(chunk) >= _WRITE_BYTES:
                     self._catch_up(reader)
                 if reader.cursor < self._log.last_seq:
-                    await asyncio.sleep(0)  # a send that finds room returns at once, and there may be none to send
+                    await asyncio.sleep(0)  # `send` may return without suspending
             elif reader.is_finished:
                 if self._log.end is not None:
                     await send({"type": "http.response.body"})
@@ -144,8 +144,8 @@ class StreamAnswer:
                 await self._wait(reader, send)
 
     def _encode(self, reader: Reader) -> tuple[bytes, bool]:
-        """The bytes of the next events, as many as one write takes, and the reader moved behind them. Not whole where
-        the wire has no place for an error: an answer without its end has to say it, after what came before."""
+        """Encode the next events for one write, and advance the reader. Returns the bytes, and False if an event cannot
+        be encoded, because the wire has no form for an error. Then the answer must end without its last chunk."""
         chunks: list[bytes] = []
         num_bytes, seq = 0, reader.cursor
         try:
@@ -162,7 +162,7 @@ class StreamAnswer:
         return b"".join(chunks), True
 
     def _catch_up(self, reader: Reader) -> None:
-        """Leave out the events that the newest one makes needless."""
+        """Skip the events that the newest one repeats."""
         if isinstance(self._encoder, CumulativeEncoder):
             events = self._log.events[reader.cursor :]
             num_stale = self._encoder.num_stale(events)
@@ -188,7 +188,7 @@ class StreamAnswer:
 
 
 class WholeAnswer:
-    """Waits for the end of a log and answers in one piece: an ASGI application."""
+    """Waits for the end of a log, then answers in one piece: an ASGI application."""
 
     def __init__(self, log: StreamLog, encoder: Encoder, wire: Wire, headers: Mapping[str, str]) -> None:
         self._log = log
@@ -206,7 +206,7 @@ class WholeAnswer:
             return  # the client has left
         try:
             if self._log.end is None:
-                raise Draining("The answer cannot be completed just now; read its stream later.", retry_after_s=5.0)
+                raise Draining("The server is shutting down. Read the stream later.", retry_after_s=5.0)
             response: Response = JsonAnswer(self._encoder.whole(self._log.events), headers=self._headers)
         except TailraceError as error:
             response = error_answer(self._wire, error)

@@ -1,9 +1,9 @@
-"""The bodies of requests, read within limits of size, time and memory.
+"""Read request bodies, with limits on size, time and memory.
 
-All bodies whose requests have not begun to be answered share one budget. As long as half of it is free, a body may be
-as large as the settings allow. Then the limit for each body shrinks with what is free, so that a few large bodies
-cannot keep small ones out. The bodies of one caller share a quarter of the budget in the same way, so that one caller
-cannot keep others out. A caller on loopback has all of it, since it may be a proxy for many.
+The bodies of all requests that are not answered yet share one budget. While half of it is free, a body may be as large
+as the settings allow. After that the limit per body shrinks with the free part, so that a few large bodies cannot block
+small ones. In the same way the bodies of one caller share a quarter of the budget, so that one caller cannot block
+others. A caller on loopback may use the whole budget, since it may be a proxy for many clients.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from tailrace.settings import Settings
 __all__ = ["BodyBudget", "BodyReader"]
 
 _RETRY_S = 1.0
-_DISCARD_BYTES = 32 * 2**20  # of a body that is refused, so that its sender gets to read why
+_DISCARD_BYTES = 32 * 2**20  # of a refused body are read, so that the client can read the error
 _DISCARD_S = 0.5
 
 
 class BodyBudget:
-    """The memory that all pending bodies of a server may take together."""
+    """The memory budget of all pending bodies of a server."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -39,26 +39,27 @@ class BodyBudget:
         self._by_caller: Counter[str] = Counter()  # bytes
 
     def reader(self, caller: str, *, most_bytes: int | None = None) -> BodyReader:
-        """For one request, whose body may have `most_bytes` if the settings allow as many. Use it as a context
-        manager, for as long as what was read is kept."""
+        """Return a reader for one request. `most_bytes` lowers the size limit of the settings. Keep it open as a
+        context manager while the body is in memory."""
         limit_bytes = self._settings.body_bytes
         return BodyReader(
             self, self._settings, caller, limit_bytes if most_bytes is None else min(most_bytes, limit_bytes)
         )
 
     def take(self, caller: str, num_bytes: int, own_bytes: int) -> None:
-        """Add to a body that has `own_bytes` already. Raises: AdmissionError if it would be too large just now."""
+        """Reserve memory for a body that has `own_bytes` already. Raises: AdmissionError if it would be too large
+        now."""
         wanted_bytes = own_bytes + num_bytes
         fits = self._fits(wanted_bytes, self._num_bytes - own_bytes, self._limit_bytes)
         if fits and not is_loopback(caller):
             fits = self._fits(wanted_bytes, self._by_caller[caller] - own_bytes, self._share_bytes)
         if not fits:
-            raise AdmissionError("Too many request bodies are being read.", retry_after_s=_RETRY_S)
+            raise AdmissionError("Too many request bodies are being read. Try later.", retry_after_s=_RETRY_S)
         self._num_bytes += num_bytes
         self._by_caller[caller] += num_bytes
 
     def _fits(self, wanted_bytes: int, other_bytes: int, limit_bytes: int) -> bool:
-        """Whether a body may be as large as this beside others that share a limit with it."""
+        """Return whether a body of this size fits beside the others that share its limit."""
         free_bytes = limit_bytes - other_bytes
         is_crowded = wanted_bytes * limit_bytes > 2 * self._settings.body_bytes * free_bytes
         return not is_crowded and wanted_bytes <= free_bytes
@@ -71,7 +72,7 @@ class BodyBudget:
 
 
 class BodyReader:
-    """Reads one request's body. Its place in the budget is free again when the context is left."""
+    """Reads one request's body. A context manager: leaving it returns the memory to the budget."""
 
     __slots__ = ("_budget", "_caller", "_limit_bytes", "_num_bytes", "_settings")
 
@@ -92,16 +93,17 @@ class BodyReader:
         self._num_bytes = 0
 
     async def with_fields(self, query: dict[str, str], headers: Headers, receive: Receive) -> dict[str, str]:
-        """The fields of the address, and those of the body. Raises: RequestError, and as `read`."""
+        """Return the fields of the query and of the body. Raises: RequestError, and as `read`."""
         fields = read_fields_of_body(headers.get("content-type", ""), await self.read(headers, receive))
         if fields.keys() & query.keys():
-            raise RequestError("A field is given twice.")
+            raise RequestError("A field is in the query and in the body. Give it once.")
         return query | fields
 
     async def read(self, headers: Headers, receive: Receive) -> bytes:
-        """The whole body.
+        """Read the whole body.
 
-        Raises: BodyTooLarge; BodyTimeout; AdmissionError if the budget is used up; ConnectionError if the client left.
+        Raises: BodyTooLarge; BodyTimeout; AdmissionError if the budget is used up; ConnectionError if the client
+        disconnected.
         """
         declared = headers.get("content-length", "")
         if declared.isdigit() and int(declared[:20]) > self._limit_bytes:
@@ -114,7 +116,7 @@ class BodyReader:
                 async with asyncio.timeout(min(self._settings.body_gap_s, deadline_s - time.monotonic())):
                     message = await receive()
             except TimeoutError:
-                raise BodyTimeout("The body of the request did not arrive in time.") from None
+                raise BodyTimeout("The request body did not arrive in time.") from None
             if message["type"] == "http.disconnect":
                 raise ConnectionResetError
             chunk = message.get("body", b"")
@@ -134,11 +136,12 @@ class BodyReader:
                 return b"".join(chunks)
 
     def _too_large(self) -> BodyTooLarge:
-        return BodyTooLarge(f"The body is larger than {self._limit_bytes} bytes.")
+        return BodyTooLarge(f"The request body is larger than {self._limit_bytes} bytes.")
 
 
 async def _discard(receive: Receive) -> None:
-    """Take in some more, so that a client that writes before it reads does not see a reset connection."""
+    """Read and drop some more of the body. Otherwise a client that writes before it reads would see a connection
+    reset."""
     num_bytes = 0
     try:
         async with asyncio.timeout(_DISCARD_S):

@@ -1,13 +1,13 @@
-"""Who may be connected, and how fast a client has to take what it is sent.
+"""Limits on connections, and the write timeout for slow clients.
 
-A connection takes one slot among all and one among those of its client, which is an IPv4 address or an IPv6 network of
-64 bits. A client on loopback may have more slots than others, since it may be a proxy for many. The limits are looked
-at when somebody comes: the number of descriptors that the process may have can change while it runs. Some are kept back
-for what else is open, and for those who are told that there is no slot.
+There is a limit for all connections, and one for the connections of a client: an IPv4 address or an IPv6 /64 network. A
+client on loopback may have more connections, since it may be a proxy for many. The limits are computed for each new
+connection, because the process's limit of open files can change while it runs. Some descriptors are reserved for other
+files, and for connections that get an error response.
 
-The lowest pace: in each `write_s`, a client takes `PIECE_BYTES`, or all that waits for it. Nothing is written while
-anything waits, so what a slow client holds is one piece. The kernel keeps the same time for what waits in its own
-buffers, and notices clients that have vanished: unacknowledged bytes, and probes where there are none.
+The write timeout: within each `write_s` a client must take `PIECE_BYTES`, or all that is buffered for it. Nothing is
+written while anything is buffered, so a slow client holds one piece of memory. The kernel has the same timeout for its
+own buffers (TCP_USER_TIMEOUT), and sends keepalive probes to find clients that have vanished.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if sys.platform != "win32":
 __all__ = ["PIECE_BYTES", "Connections", "Slot"]
 
 PIECE_BYTES = 64 * 2**10
-_RESERVED = 64  # descriptors, of which the process has some dozens open at most
-_MAX_REFUSED = 16  # connections too many that are told so at a time; further ones are cut off at once
-_PROBE_S = 15  # silence after which the kernel asks whether the client is still there, and between two questions
+_RESERVED = 64  # descriptors for other files, of which the process has a few dozen
+_MAX_REFUSED = 16  # excess connections that get an error response at a time; further ones are closed at once
+_PROBE_S = 15  # idle time before the first keepalive probe, and between probes
 
 
 class Connections:
@@ -43,7 +43,7 @@ class Connections:
         self._by_client: Counter[str] = Counter()
 
     def enter(self, transport: asyncio.Transport, address: str) -> Slot:
-        """Everybody gets a slot, to be left again; it says whether that was one too many."""
+        """Count a new connection. The slot says whether the connection exceeds a limit. Every slot must be left."""
         client = network_of(address)
         self._num_open += 1
         self._by_client[client] += 1
@@ -62,7 +62,7 @@ class Connections:
 
 
 class Slot:
-    """One connection's. It keeps the time while the transport has bytes that its client does not take."""
+    """The slot of one connection, with the write timeout."""
 
     __slots__ = (
         "_client",
@@ -85,16 +85,16 @@ class Slot:
         self._num_waiting_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
         self.is_refused = num_excess > 0
-        self.gets_refusal = num_excess <= _MAX_REFUSED  # and is not just cut off
+        self.gets_refusal = num_excess <= _MAX_REFUSED  # otherwise it is closed without a response
 
     def begin(self) -> None:
-        """From now on any byte that waits is noticed, and nothing is put behind it. May pause writing at once."""
-        # TLS pauses from its limit on, TCP beyond it.
+        """Pause writing whenever a byte is buffered, from now on. May pause at once."""
+        # asyncio's TLS transport pauses at its limit, the TCP transport above it.
         limit_bytes = 0 if self._transport.get_extra_info("sslcontext") is None else 1
         self._transport.set_write_buffer_limits(high=limit_bytes)
 
     def leave(self) -> None:
-        """The connection is lost. Called once."""
+        """Free the slot of a lost connection. Called once."""
         self.resume_writing()
         self._connections.free(self._client)
 
@@ -124,16 +124,16 @@ def _within_descriptors(num_connections: int) -> int:
 
 
 def _tune(transport: asyncio.Transport, write_s: float) -> None:
-    """What the kernel is asked to see to, as far as it can."""
+    """Set the socket's keepalive and timeout options, as far as the system has them."""
     sock = transport.get_extra_info("socket")
     options = {
         "TCP_KEEPIDLE": _PROBE_S,
         "TCP_KEEPINTVL": _PROBE_S,
         "TCP_USER_TIMEOUT": int(write_s * 1000),
-        # Without it, the kernel keeps megabytes for a client that does not read, and we hear of that late.
+        # Otherwise the kernel buffers megabytes for a client that does not read, and writing pauses late.
         "TCP_NOTSENT_LOWAT": PIECE_BYTES,
     }
-    with contextlib.suppress(OSError):  # the client has left already
+    with contextlib.suppress(OSError):  # the client has disconnected
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, number in options.items():
             if hasattr(socket, name):

@@ -1,10 +1,10 @@
-"""The first and the last thing a request meets.
+"""The outermost middleware: checks each request first, and turns unhandled errors into responses last.
 
-First: is it addressed to us, from a page that may, and whose is it? Last: what nobody else has answered becomes a
-refusal, in the shape of the path's dialect.
+It checks Host, Origin and key. An error response has the form of the path's dialect.
 
-A server on loopback is reachable from every page in the user's browser, by its address or by a name that an attacker
-points at it. So the Host must be one of ours, and an Origin, where a browser sends one, too.
+Every page in the user's browser can reach a server on loopback, by its address, or by a domain name that an attacker
+points at it (DNS rebinding). So the Host must be a name of this server, and an Origin, which browsers send, must be
+this server or allowed.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}", re.ASCII)
 
 
 class Edge:
-    """ASGI middleware around everything else.
+    """ASGI middleware around the whole application.
 
-    Where a keyring has keys, each request needs one, whatever its path. `public` are the exceptions: paths that may be
-    read with GET or HEAD, and with a `/` at the end all paths below. `headers` are those of each answer over HTTP that
-    does not say otherwise; their names are in lower case.
+    If the keyring has keys, every request needs one. `public` are the exceptions: paths that need no key for GET and
+    HEAD; a path that ends with `/` includes all paths below it. `headers`, with names in lower case, are defaults for
+    each HTTP response.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Edge:
                     message["headers"] += [header for header in self._headers if header[0] not in said]
             await send(message)
 
-        scope["app"] = self  # makes the router raise what it cannot route
+        scope["app"] = self  # makes the router raise its errors instead of answering them
         scope["tailrace_request_id"] = request_id
         try:
             self._check(headers)
@@ -102,7 +102,7 @@ class Edge:
             with self._visits.of(principal.key_id):
                 await self._app(scope, receive, send_with_id)
         except ConnectionError:
-            return  # the client has left
+            return  # the client has disconnected
         except asyncio.CancelledError:
             if not self._visits.was_ended():
                 raise
@@ -115,14 +115,14 @@ class Edge:
                 logger.exception("request %s failed after its headers", request_id)
                 if scope["type"] == "websocket":
                     await send({"type": "websocket.close", "code": 1011, "reason": "The server failed."})
-                return  # without its end, the answer is cut off visibly
+                return  # without its last chunk, the client sees that the answer is incomplete
             await self._refuse(error, scope, receive, send_with_id)
 
     def _principal(self, scope: Scope, headers: Headers) -> Principal:
-        """Who sends the request. Raises: Unauthenticated, Forbidden."""
-        if PRINCIPAL in scope:  # an application around this one has found it out
+        """Authenticate the request. Raises: Unauthenticated, Forbidden."""
+        if PRINCIPAL in scope:  # an outer application has authenticated it
             return principal_of(scope)
-        path = scope["path"]  # never a URL that is put together from headers
+        path = scope["path"]  # never a URL that is built from headers
         if scope["type"] == "http" and scope["method"] in ("GET", "HEAD") and self._is_public(path):
             return Principal()
         principal = self._keyring.authenticate(scope, headers)
@@ -132,7 +132,7 @@ class Edge:
         return principal
 
     def _limits(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        """Headers that say what the key has left of its limits, if it has any."""
+        """Return headers with the rate limits of the key and what remains of them."""
         principal = principal_of(scope)
         if not principal.key_id:
             return []
@@ -145,7 +145,7 @@ class Edge:
         note_refusal(error, scope)
         request_id = scope["tailrace_request_id"]
         if scope["type"] == "websocket":
-            # Answers before the upgrade are HTTP: Starlette's know how, where the server lets them.
+            # Before the upgrade an error is an HTTP response, if the ASGI server supports that.
             if "websocket.http.response" not in scope.get("extensions", {}):
                 await send({"type": "websocket.close", "code": 1008})
                 return
@@ -159,7 +159,7 @@ class Edge:
     def _refusal(self, error: Exception, wire: Wire, request_id: str) -> Response:
         if isinstance(error, HTTPException):
             missing = error.status_code == 404
-            text = "There is nothing at this path; /openapi.json says what there is."
+            text = "There is nothing at this path. /openapi.json lists all paths."
             refusal = NotFound(text) if missing else MethodNotAllowed("This method is not allowed here.")
             answer = error_answer(wire, refusal)
             answer.headers.update(error.headers or {})
@@ -167,25 +167,26 @@ class Edge:
         if isinstance(error, TailraceError):
             return error_answer(wire, error)
         logger.error("request %s failed", request_id, exc_info=error)
-        return error_answer(wire, TailraceError("The server failed; its log says how."))
+        return error_answer(wire, TailraceError("Internal server error. See the server's log."))
 
     def _check(self, headers: Headers) -> None:
         hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._is_ours(hosts[0]):
             raise Forbidden(
-                "This server is not known under that name. Start it with --allowed-hosts to add one.", param="host"
+                "The Host header is not a name of this server. Add the name with --allowed-hosts.", param="host"
             )
         origin = headers.get("origin")
         if origin is None or self._any_origin or origin.lower() in self._origins:
             return
         if origin.lower().partition("://")[2] != hosts[0].lower():
             raise Forbidden(
-                "Pages of that origin may not call this server. Start it with --allowed-origins to let them.",
+                "Pages of this Origin may not call this server. Allow the origin with --allowed-origins.",
                 param="origin",
             )
 
     def _is_ours(self, host: str) -> bool:
-        """Names must be known, against rebinding; addresses cannot be rebound."""
+        """Return whether a Host is this server. Names must be known, against DNS rebinding; addresses cannot be
+        rebound."""
         if not _HOST.fullmatch(host):
             return False
         if self._any_host:
@@ -204,7 +205,7 @@ class Edge:
 
 
 def let_origins_read(app: ASGIApp, settings: Settings) -> ASGIApp:
-    """Answer browsers' preflights for the origins that are allowed, and let their pages read answers, refusals too."""
+    """Add CORS for the allowed origins: answers preflight requests, and lets pages read responses, including errors."""
     origins = _listed(settings.allowed_origins)
     if not origins:
         return app
@@ -212,7 +213,7 @@ def let_origins_read(app: ASGIApp, settings: Settings) -> ASGIApp:
         app,
         allow_origins=origins,
         allow_methods=["GET", "HEAD", "PUT", "POST", "DELETE"],
-        allow_headers=["*"],  # the clients of others send their own; an origin that is let in may say what it likes
+        allow_headers=["*"],  # clients of the various APIs send headers of their own
         expose_headers=[
             "location",
             "retry-after",
@@ -235,7 +236,7 @@ def _names(names: str) -> tuple[bool, set[str]]:
 
 
 def listens_on_loopback(host: str) -> bool:
-    """Whether a server that listens there is reached from this machine alone."""
+    """Return whether a server on this address can be reached from this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -1,5 +1,5 @@
-"""What flows between a WebSocket's transport and its application: messages one way, turns and frames the other. And
-the core of the `websockets` library that reads frames."""
+"""Parts of the WebSocket protocol: parsing frames with the `websockets` library, assembling messages, encoding frames,
+and turns between writers."""
 
 from __future__ import annotations
 
@@ -17,44 +17,44 @@ from websockets.server import ServerProtocol
 
 __all__ = ["SEND_MANY", "Core", "Deadline", "MessageAssembler", "WriteTurns", "frames_of"]
 
-# An extension of ASGI, and the type of its message: `frames`, a sequence of texts in UTF-8, to be sent in one write.
+# An ASGI extension, and the type of its message: `frames` is a sequence of UTF-8 texts, which are sent in one write.
 SEND_MANY = "tailrace.websocket.send"
 
 _Utf8 = codecs.getincrementaldecoder("utf-8")
-_TEXT, _BINARY = 0x81, 0x82  # first bytes of frames that are whole messages
+_TEXT, _BINARY = 0x81, 0x82  # first byte of a frame that is a whole message
 
 
 class Core(ServerProtocol):
-    """Reads frames, and knows where in a message it is."""
+    """Parses frames, and knows whether a message is incomplete."""
 
     def __init__(self, *, max_size: int | None, logger: logging.Logger) -> None:
         super().__init__(max_size=max_size, logger=logger)
-        self.debug = False  # else it logs what is in the frames
+        self.debug = False  # otherwise it logs the content of frames
         self._is_amid_frame = False
         at_eof = self.reader.at_eof
 
-        def wait_for_frame() -> Generator[None, None, bool]:  # the parser asks this between two frames
+        def wait_for_frame() -> Generator[None, None, bool]:  # the parser calls this between two frames
             self._is_amid_frame = False
             is_over = yield from at_eof()
             self._is_amid_frame = True
             return is_over
 
-        self.reader.at_eof = wait_for_frame  # type: ignore[method-assign]  # the parser has no other place for it
+        self.reader.at_eof = wait_for_frame  # type: ignore[method-assign]  # the parser has no other hook
 
     @property
     def is_amid_message(self) -> bool:
-        """A part of a message or of a frame has arrived, and the rest has not."""
+        """Return whether only a part of a message or of a frame has arrived."""
         return self._is_amid_frame or self.current_size is not None
 
     def recv_frame(self, frame: Frame) -> None:
-        """A close frame between the fragments of a message is answered like any other (Autobahn 7.1.5)."""
+        """Accept a close frame between the fragments of a message (Autobahn 7.1.5)."""
         if frame.opcode is Opcode.CLOSE:
             self.current_size = None
         super().recv_frame(frame)
 
 
 class Deadline:
-    """Calls something, unless what it waits for comes in time."""
+    """A timeout that calls a function, unless it is stopped before."""
 
     def __init__(self, delay_s: float, call: Callable[[], None]) -> None:
         self._delay_s = delay_s
@@ -62,7 +62,7 @@ class Deadline:
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """Does nothing while it runs."""
+        """Start the timeout. Does nothing if it runs already."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(self._delay_s, self._call)
 
@@ -73,15 +73,15 @@ class Deadline:
 
 
 class MessageAssembler:
-    """Puts fragments together as they come, so that a million of them take no more memory than their text."""
+    """Joins fragments as they arrive, so that a million fragments take no more memory than their text."""
 
     def __init__(self) -> None:
-        self._decoder: codecs.IncrementalDecoder | None = None  # of the message that is arriving, if it is text
+        self._decoder: codecs.IncrementalDecoder | None = None  # of the current message, if it is text
         self._text = io.StringIO()
         self._binary = bytearray()
 
     def add(self, frame: Frame) -> Message | None:
-        """The message that is complete with this frame, for the application. Raises: UnicodeDecodeError."""
+        """Add a frame. Returns the ASGI message if the frame completes it. Raises: UnicodeDecodeError."""
         if frame.opcode is Opcode.TEXT:
             self._decoder = _Utf8()
         if self._decoder is None:
@@ -98,20 +98,21 @@ class MessageAssembler:
 
 
 class WriteTurns:
-    """Who may write next, while the transport has no room: first come, first served, one frame each."""
+    """Lets several tasks write to one socket in turns, one frame each, in order of arrival, while the transport is
+    full."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
-        self.is_full = False  # the transport wants no more
+        self.is_full = False  # the transport has paused writing
 
     def __len__(self) -> int:
-        """How many wait."""
+        """Return how many tasks wait."""
         return len(self._waiting)
 
     async def wait(self) -> None:
-        """Return when it is one's turn. Call `next` when the turn has been used.
+        """Return when it is this task's turn. Call `next` after writing.
 
-        Cancellation: the turn goes to the next.
+        Cancellation: passes the turn on to the next task.
         """
         if not self.is_full and not self._waiting:
             return
@@ -125,7 +126,7 @@ class WriteTurns:
             raise
 
     def next(self) -> None:
-        """Wake the next writer, if there is room."""
+        """Wake the next task, if the transport has room."""
         while self._waiting and not self.is_full:
             turn = self._waiting.popleft()
             if not turn.done():
@@ -133,7 +134,7 @@ class WriteTurns:
                 return
 
     def open(self) -> None:
-        """Wake everybody: nothing can be written any more, and they should hear of it."""
+        """Wake all tasks, because the connection is closed."""
         for turn in self._waiting:
             if not turn.done():
                 turn.set_result(None)
@@ -141,7 +142,7 @@ class WriteTurns:
 
 
 def frames_of(message: Message) -> bytes:
-    """What an application sends, as it stands on the wire."""
+    """Encode an ASGI message as frames."""
     if message["type"] == SEND_MANY:
         return b"".join([_frame(_TEXT, frame) for frame in message["frames"]])
     text = message.get("text")
@@ -149,7 +150,7 @@ def frames_of(message: Message) -> bytes:
 
 
 def _frame(kind: int, payload: bytes) -> bytes:
-    """A server's frame. The core's way, with its checks and its masks, takes four times as long."""
+    """Encode a server's frame, four times as fast as the library, which also does checks and masking."""
     length = len(payload)
     if length < 126:
         return bytes((kind, length)) + payload

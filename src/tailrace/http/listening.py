@@ -1,4 +1,4 @@
-"""Sockets and signals: what every server of ours stands on, whatever it serves."""
+"""Listening sockets, uvicorn and signals, for `tailrace serve` and `tailrace run`."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tailrace.settings import Settings
 __all__ = ["BACKLOG", "Signals", "Uvicorn", "bind"]
 
 BACKLOG = 2048
-_CLOSE_S = 2.0  # for answers that are complete to reach their clients
+_CLOSE_S = 2.0  # for complete answers to reach their clients
 
 
 def bind(settings: Settings) -> socket.socket:
-    """The socket, bound before anything slow is begun. It listens when there is something to say.
+    """Bind the socket before anything slow starts. It does not listen yet.
 
-    Raises: OSError if the address cannot be had.
+    Raises: OSError if the address cannot be bound.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     sock = socket.socket(family, socket.SOCK_STREAM)
@@ -40,7 +40,8 @@ def bind(settings: Settings) -> socket.socket:
 
 
 class Uvicorn(uvicorn.Server):
-    """uvicorn, with signals left to us: ours drain. Raises: ModelError for a certificate that cannot be used."""
+    """uvicorn without its signal handlers; `Signals` has the ones that drain. Raises: ModelError for an invalid
+    certificate."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self._tls = Tls(settings) if settings.tls_cert else None
@@ -59,18 +60,18 @@ class Uvicorn(uvicorn.Server):
 
 
 class Signals:
-    """SIGINT and SIGTERM, once the event loop runs: the first means to leave, the second to hurry."""
+    """Handles SIGINT and SIGTERM: the first one starts a graceful shutdown, the second one forces it."""
 
     def __init__(self) -> None:
         self.leaving = asyncio.Event()
         self.hurrying = asyncio.Event()
         self._loop = asyncio.get_running_loop()
-        # Not the loop's own handlers: when it lets go of those, a signal kills for a moment.
+        # asyncio restores the default handlers when its loop closes; a signal would then kill the process.
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._tell)
 
     def _tell(self, *_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: we are leaving
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process exits already
             self._loop.call_soon_threadsafe(self._arrived)
 
     def _arrived(self) -> None:
@@ -80,13 +81,13 @@ class Signals:
 
 
 def _config(app: ASGIApp, settings: Settings, tls: Tls | None) -> uvicorn.Config:
-    """How HTTP and WebSockets are spoken."""
+    """Return uvicorn's configuration with our protocol classes."""
     return uvicorn.Config(
         app,
         log_config=None,
         access_log=False,
         lifespan="off",
-        # uvicorn only calls it
+        # uvicorn only calls this
         http=functools.partial(HttpProtocol, settings=settings, connections=Connections(settings)),  # type: ignore[arg-type]
         ws=functools.partial(WebSocketProtocol, message_s=settings.ws_message_s),  # type: ignore[arg-type]  # as above
         ws_max_size=settings.ws_message_bytes,

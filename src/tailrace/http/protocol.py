@@ -1,26 +1,26 @@
-"""The HTTP protocol under uvicorn, with limits: uvicorn 0.54 has none for what a client sends, or does not.
+"""The HTTP protocol class for uvicorn, with the limits and timeouts that uvicorn 0.54 lacks.
 
-What it keeps, for each connection:
+For each connection:
 
-- A head, which is the request line and the headers, is there within `header_s` of the connection or, behind an answer,
-  of its first byte; else 408. So is the rest of a body that nobody waited for. Where nothing is said, the connection is
-  closed without a word, behind an answer after `keep_alive_s`.
-- A head has a request target of up to 65,535 bytes (414), 100 headers, and 32 KiB of them (431). Trailers, which are
-  thrown away, and the extensions of a chunk have 8 KiB (431).
-- What is not HTTP/1.0 or 1.1, or leaves open where a body ends, is refused with 400, another version of HTTP with 505.
-  The parser reads RTSP and ICE as well and does not say so: the request line itself is looked at.
-- What proxies and servers could read differently is refused with 400: a second header of a name that has one value
-  only, chunks in HTTP/1.0, a target of another host, the handshake of a WebSocket with a body.
-- An upgrade to anything but WebSocket is ignored, as RFC 9110, 7.8 allows. The parser stops at the end of such a head
-  and would leave its body unread, so it is replaced, and the next one gets the head without its `Upgrade`.
-- All these refusals are JSON in the native shape and end the connection: our half is closed and what still comes is
-  thrown away for a second, since a connection closed over unread bytes is reset, and the client may never see why.
-- Where a refusal would stand in the middle of an answer, the connection is cut off instead.
-- Requests behind one that is not answered wait their turn, 64 of them. uvicorn tells only the last of them that the
-  client has left; here, the one that is running hears of it.
-- A connection too many, or a client that does not take what waits for it: see `connections.py`.
+- A head (the request line and the headers) must arrive within `header_s`, counted from the connection, or from the
+  head's first byte if there was a request before; else 408. The same timeout holds for the rest of a body that the
+  application did not read. An idle connection is closed without a response; after a response this takes `keep_alive_s`.
+- A head can have a request target of 65,535 bytes (else 414), 100 headers, and 32 KiB of headers (else 431). Trailers,
+  which are dropped, and chunk extensions can have 8 KiB (else 431).
+- 400 for a protocol other than HTTP/1.0 and 1.1, or an ambiguous body length; 505 for another version of HTTP. The
+  parser silently accepts RTSP and ICE, so the request line is checked here.
+- 400 for what proxies and servers may interpret differently: a repeated header that can have only one value, chunks in
+  HTTP/1.0, a target of another host, a WebSocket handshake with a body.
+- An upgrade to another protocol than WebSocket is ignored, as RFC 9110, 7.8 allows. The parser stops after such a head
+  and would not read its body. So a new parser gets the head without its `Upgrade`.
+- All these errors are JSON in the native form and end the connection. Our half is closed first, and input is dropped
+  for a second: closing a connection with unread input would reset it, and the client might not see the error.
+- If a response has begun already, the connection is aborted instead.
+- At most 64 pipelined requests wait for the running one. uvicorn reports a disconnect only to the last of them; here
+  the running one gets it.
+- `connections.py` has the limits on connections and the write timeout.
 
-A client that closes its half has left, as everywhere in uvicorn: keep it open until the answer is there.
+As everywhere in uvicorn, a client that closes its half of the connection counts as disconnected.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ from tailrace.settings import Settings
 
 __all__ = ["HttpProtocol"]
 
-_MAX_TARGET_BYTES = 65_535  # as long as httptools can take one apart
+_MAX_TARGET_BYTES = 65_535  # the limit of httptools' URL parser
 _MAX_HEADERS = 100
 _MAX_HEAD_BYTES = 32 * 2**10
-_MAX_FRAMING_BYTES = 8 * 2**10  # between two pieces of a body: a chunk's extensions, or trailers
-_PIECE_BYTES = 4096  # what the parser gets at once, since only between two pieces can be seen how far it has come
+_MAX_FRAMING_BYTES = 8 * 2**10  # chunk extensions or trailers
+_PIECE_BYTES = 4096  # what the parser gets at once; its progress is checked between two pieces
 _VERSIONS = ("1.0", "1.1")
 _MAX_PIPELINED = 64
-_MAX_HANDSHAKE_LINE_BYTES = 8_000  # `websockets` takes lines of 8,192 bytes
+_MAX_HANDSHAKE_LINE_BYTES = 8_000  # `websockets` allows lines of 8,192 bytes
 _SINGLE = frozenset(
     b"content-encoding content-type idempotency-key last-event-id origin referer sec-fetch-site "
     b"x-tailrace-continuity x-tailrace-linger stream-ttl stream-expires-at stream-closed stream-seq "
@@ -63,7 +63,7 @@ _RETRY_S = 5.0
 
 
 class _Part(enum.Enum):
-    """What of a request is arriving."""
+    """The part of a request that is being received."""
 
     NOTHING = enum.auto()
     HEAD = enum.auto()
@@ -77,10 +77,11 @@ def _refusal(status: int, message: str) -> RequestError:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection, until it is closed or becomes a WebSocket, which takes over its slot. There is one timer,
-    uvicorn's for idle connections, and it runs whenever the client owes us something."""
+    """One connection, until it is closed, or becomes a WebSocket, which takes over its slot. Its only timer is
+    uvicorn's for idle connections. It runs whenever the server waits for input."""
 
-    # Python shares the keys of instances' dictionaries up to 30 of them, and uvicorn has 27: a kilobyte a connection.
+    # Python shares the keys of instance dictionaries only up to 30 keys, and uvicorn's class has 27. Slots save a
+    # kilobyte per connection.
     __slots__ = (
         "_connections",
         "_header_s",
@@ -110,15 +111,15 @@ class HttpProtocol(HttpToolsProtocol):
         self._header_s = settings.header_s
         self._connections = connections
         self._part = _Part.NOTHING
-        self._num_head_bytes = 0  # in the headers that are complete
-        self._num_idle_bytes = 0  # received since the parser last had anything to show for them
-        self._recent = bytearray()  # received since the last request line, as long as a head may be in it
-        self._last_body = b""  # the last piece of a body that is in `_recent`
-        self._ignores_upgrade = False  # the head that is complete asks for one
+        self._num_head_bytes = 0  # of the complete headers
+        self._num_idle_bytes = 0  # received since the parser's last callback with progress
+        self._recent = bytearray()  # received since the last request line, while it may contain a head
+        self._last_body = b""  # the last piece of a body in `_recent`
+        self._ignores_upgrade = False  # the complete head has an upgrade that is ignored
         self._is_refused = False
-        self._running: RequestResponseCycle | None = None  # while `cycle` is the last one that has arrived
+        self._running: RequestResponseCycle | None = None  # the running request; `cycle` is the last one that arrived
 
-    # What the transport says
+    # Callbacks of the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast(asyncio.Transport, transport))  # uvloop's are not subclasses
@@ -127,7 +128,7 @@ class HttpProtocol(HttpToolsProtocol):
         if not self.slot.is_refused:
             self._within(self._header_s)
         elif self.slot.gets_refusal:
-            error = AdmissionError("As many connections are open as may be.", retry_after_s=_RETRY_S)
+            error = AdmissionError("The server has too many open connections.", retry_after_s=_RETRY_S)
             error.status = 503
             self._refuse(error)
         else:
@@ -150,7 +151,7 @@ class HttpProtocol(HttpToolsProtocol):
             rest = rest[len(piece) :]
 
     def _parse(self, piece: bytes | memoryview) -> None:
-        """Raises: HttpParserUpgrade, with the length of what belongs to the head that asks for one."""
+        """Raises: HttpParserUpgrade, with the number of bytes that belong to the head."""
         self._num_idle_bytes += len(piece)
         self._recent += piece
         try:
@@ -166,10 +167,10 @@ class HttpProtocol(HttpToolsProtocol):
             self._recent.clear()
             self._last_body = b""
         if self._num_idle_bytes > (_MAX_TARGET_BYTES + _MAX_HEAD_BYTES if in_head else _MAX_FRAMING_BYTES):
-            self._refuse(_refusal(431, "A part of the request that is no body is too long."))
+            self._refuse(_refusal(431, "The headers, trailers or chunk extensions are too long."))
 
     def _parse_without_upgrade(self) -> None:
-        """Parse the head that has just been read once more, so that its body is."""
+        """Parse the current head again without its upgrade, so that the parser reads its body."""
         self._ignores_upgrade = False
         method, version = self.parser.get_method(), self.parser.get_http_version().encode()
         lines = [b"%b %b HTTP/%b" % (method, self.url, version)]
@@ -194,7 +195,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().resume_writing()
         self.slot.resume_writing()
 
-    # What the parser says
+    # Callbacks of the parser
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -210,7 +211,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._part is not _Part.HEAD:
-            return  # a trailer, which uvicorn would have become a header of a request that is being answered
+            return  # a trailer, which uvicorn would add to the headers of the running request
         self._num_head_bytes += len(name) + len(value) + 4
         if self._num_head_bytes > _MAX_HEAD_BYTES:
             raise _refusal(431, f"The headers are longer than {_MAX_HEAD_BYTES} bytes.")
@@ -230,7 +231,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self.parser.should_upgrade():
             self._check_handshake()
         if len(self.pipeline) == _MAX_PIPELINED:
-            raise _refusal(400, "Too many requests wait behind one that is not answered.")
+            raise _refusal(400, "Too many pipelined requests.")
         self._unset_keepalive_if_required()
         super().on_headers_complete()
 
@@ -241,7 +242,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if self._ignores_upgrade:
-            return  # only the head is
+            return  # only the head is complete
         self._part = _Part.NOTHING
         self._num_idle_bytes = 0
         super().on_message_complete()
@@ -253,18 +254,18 @@ class HttpProtocol(HttpToolsProtocol):
         """Raises: RequestError for a request line that is not HTTP/1.0 or 1.1."""
         method, version = self.parser.get_method(), self.parser.get_http_version()
         if version not in _VERSIONS:
-            raise _refusal(505, "HTTP/1.1 is spoken here.")
+            raise _refusal(505, "Only HTTP/1.1 is supported.")
         line = b"%b %b HTTP/%b" % (method, self.url, version.encode())
         start = self._recent.find(line)
-        while start > 0 and not self._is_beginning(start):  # it is quoted in a header
+        while start > 0 and not self._is_beginning(start):  # this is a copy of the line inside a header
             start = self._recent.find(line, start + 1)
         if start < 0 or method == b"CONNECT":
-            raise _refusal(400, "This is not a request line of HTTP/1.1.")
+            raise _refusal(400, "This is not a valid request line of HTTP/1.1.")
         del self._recent[: start + len(line)]
         self._last_body = b""
 
     def _is_beginning(self, start: int) -> bool:
-        """Whether a request can begin at this place of `_recent`: behind the end of a line or of a body."""
+        """Return whether a request can begin at this index of `_recent`: after the end of a line or of a body."""
         return self._recent.endswith((b"\n", self._last_body or b"\n"), 0, start)
 
     def _check_headers(self) -> None:
@@ -273,38 +274,39 @@ class HttpProtocol(HttpToolsProtocol):
         for name, value in self.headers:
             if name == b"transfer-encoding":
                 if value.lower() != b"chunked":
-                    raise _refusal(400, "Of transfer codings, only chunked is understood.")
+                    raise _refusal(400, "The only supported transfer coding is chunked.")
                 if self.parser.get_http_version() == "1.0":
-                    raise _refusal(400, "There are no chunks in HTTP/1.0.")
+                    raise _refusal(400, "HTTP/1.0 does not have chunked bodies.")
             if name in _SINGLE:
                 if name in seen:
                     raise _refusal(400, f"There is more than one {name.decode()} header.")
                 seen.add(name)
 
     def _check_target(self) -> None:
-        """Leave the path and query. Raises: RequestError for a target with a fragment, or of another host."""
+        """Reduce the target to path and query. Raises: RequestError for a target with a fragment, or of another
+        host."""
         target = _TARGET.fullmatch(self.url)
         hosts = [value.lower() for name, value in self.headers if name == b"host"]
         if target is None or (target[1] is not None and hosts != [target[1].lower()]):
-            raise _refusal(400, "The target of the request is not a path of this server.")
+            raise _refusal(400, "The request target is not a path of this server.")
         if target[1] is not None:
             self.url = target[2] or b"/"
 
     def _check_handshake(self) -> None:
-        """Raises: RequestError for what `websockets` would refuse in words of its own, or not at all."""
+        """Raises: RequestError for a handshake that `websockets` would refuse with its own text, or wrongly accept."""
         for name, value in self.headers:
             if name == b"transfer-encoding" or (name == b"content-length" and value.strip() != b"0"):
-                raise _refusal(400, "The handshake of a WebSocket has no body.")
+                raise _refusal(400, "A WebSocket handshake must not have a body.")
             if len(name) + len(value) > _MAX_HANDSHAKE_LINE_BYTES:
                 raise _refusal(431, f"A header is longer than {_MAX_HANDSHAKE_LINE_BYTES} bytes.")
         if len(self.url) > _MAX_HANDSHAKE_LINE_BYTES:
             raise _refusal(414, f"The path and query are longer than {_MAX_HANDSHAKE_LINE_BYTES} bytes.")
 
-    # What uvicorn says
+    # Callbacks of uvicorn
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGIApp) -> None:  # type: ignore[override]
         self._running = cycle
-        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]  # uvicorn has ASGI's types a second time
+        super()._start_asgi_task(cycle, app)  # type: ignore[arg-type]  # uvicorn defines its own ASGI types
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -316,23 +318,23 @@ class HttpProtocol(HttpToolsProtocol):
         super().handle_websocket_upgrade()
 
     def timeout_keep_alive_handler(self) -> None:
-        """The client's time is up, whatever for."""
+        """The timer has expired: time out a head, or close an idle or refused connection."""
         self.timeout_keep_alive_task = None
         if self._is_refused:
             self.transport.abort()
         elif self._part is _Part.HEAD:
-            self._refuse(_refusal(408, "The head of the request did not arrive in time."))
+            self._refuse(_refusal(408, "The request headers did not arrive in time."))
         else:
             self.transport.close()
 
-    # The end
+    # Timeouts and errors
 
     def _within(self, delay_s: float) -> None:
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(delay_s, self.timeout_keep_alive_handler)
 
     def _refuse(self, error: TailraceError) -> None:
-        """Answer with this, and nothing else on this connection."""
+        """Send an error response and end the connection. Aborts it if a response is in progress."""
         self._is_refused = True
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:

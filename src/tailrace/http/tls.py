@@ -1,4 +1,4 @@
-"""The server's certificate, and what becomes of it when its files change."""
+"""The server's certificate, which is reloaded when its files change."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _LOOK_EVERY_S = 1.0
 
 
 class Tls:
-    """The context for new connections. It takes a new certificate when its files change, or on SIGHUP; connections that
-    are open keep theirs.
+    """The TLS context for new connections. The certificate is reloaded when its files change, or on SIGHUP. Open
+    connections keep the old one.
 
-    Raises: ModelError for files that cannot be used.
+    Raises: ModelError for invalid files.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -42,7 +42,7 @@ class Tls:
             raise ModelError(f"The certificate cannot be used: {_reason(error)}.") from None
 
     async def follow_files(self) -> None:
-        """Read the certificate again whenever its files change, until cancelled."""
+        """Reload the certificate when its files change, until cancelled."""
         hung_up = asyncio.Event()
         with eventloop.on_hangup(hung_up.set):
             while True:
@@ -56,16 +56,16 @@ class Tls:
 
     def _reload(self) -> None:
         try:
-            # Tried on a context of its own: one that fails half way would have a certificate without its key.
+            # Try a separate context first: a failed load could leave a certificate without its key.
             self._load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))
             self._load(self.context)
         except (OSError, ssl.SSLError) as error:
-            logger.warning("the new certificate cannot be used, the one before stays: %s", _reason(error))
+            logger.warning("the new certificate cannot be used, the old one stays: %s", _reason(error))
         else:
-            logger.info("the certificate was read again")
+            logger.info("the certificate was reloaded")
 
     def _load(self, context: ssl.SSLContext) -> None:
-        # A key with a password would have OpenSSL ask for it on the terminal.
+        # Otherwise OpenSSL would ask for a key's password on the terminal.
         context.load_cert_chain(self._certificate, self._key, password=_refuse_password)
 
     def _stamp(self) -> tuple[tuple[int, int], ...]:
@@ -81,7 +81,7 @@ class Tls:
 
 
 def _refuse_password() -> str:
-    raise OSError("its key has a password; decrypt it first")
+    raise OSError("the key has a password; remove the password first")
 
 
 def _reason(error: OSError) -> str:

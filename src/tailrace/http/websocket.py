@@ -1,4 +1,4 @@
-"""A WebSocket as its conversations see it: text frames in and out, and an end."""
+"""An accepted WebSocket: text frames in and out."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tailrace.http.flow import SEND_MANY
 
 __all__ = ["Over", "Socket", "end_of"]
 
-_MAX_FRAMES = 64  # in one write: enough to make it cheap, and other streams on the socket have their turn
-_IDLE = Close(1001, "Nothing was said for too long.")
+_MAX_FRAMES = 64  # per write: enough to be cheap, and other streams on the socket get their turn
+_IDLE = Close(1001, "The connection was idle for too long.")
 
 
 class Over(Exception):
-    """The conversation ends: with a close frame, or without one because the client has left."""
+    """The WebSocket ends: with a close frame, or without one because the client has disconnected."""
 
     def __init__(self, close: Close | None = None) -> None:
         super().__init__()
@@ -27,7 +27,8 @@ class Over(Exception):
 
 
 class Socket:
-    """One accepted WebSocket: text frames in and out. `max_frames` are sent at once, where the server can do that."""
+    """One accepted WebSocket. `max_frames` is how many frames one `say` may send; 1 if the ASGI server lacks the
+    extension."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, *, idle_s: float) -> None:
         self._receive = receive
@@ -40,7 +41,8 @@ class Socket:
         self._num_busy = 0
 
     async def text(self) -> str:
-        """The next frame. Raises: Over if there is none, or not one of text."""
+        """Return the next frame. Raises: Over if the client has disconnected, was idle too long, or sent a binary
+        frame."""
         try:
             async with asyncio.timeout_at(self._idle_at()) as self._idle:
                 message = await self._receive()
@@ -52,15 +54,15 @@ class Socket:
             raise Over
         text = message.get("text")
         if text is None:
-            raise Over(Close(1003, "Only text frames are understood here."))
+            raise Over(Close(1003, "Only text frames are supported."))
         assert isinstance(text, str)
         return text
 
     async def say(self, *frames: bytes) -> None:
-        """Send frames of UTF-8, at most `max_frames`, when there is room.
+        """Send UTF-8 frames, at most `max_frames`, when the transport has room.
 
-        Cancellation: either none has been sent or all of them.
-        Raises: ConnectionError if the client has left.
+        Cancellation: either all frames were sent or none.
+        Raises: ConnectionError if the client has disconnected.
         """
         if self.max_frames > 1:
             await self._send({"type": SEND_MANY, "frames": frames})
@@ -69,7 +71,7 @@ class Socket:
             await self._send({"type": "websocket.send", "text": frame.decode()})
 
     def busy(self) -> None:
-        """Something runs for the client, who need not say anything meanwhile. As often as `free`."""
+        """Suspend the idle timeout while a request of the client runs. Call `free` as often."""
         self._num_busy += 1
         self._reschedule()
 
@@ -88,7 +90,7 @@ class Socket:
 
 
 async def end_of(talk: Awaitable[None]) -> Over:
-    """How a talk ended. It has no other end than an exception."""
+    """Await a coroutine that only ends with an exception, and return how it ended."""
     over = Over()
     try:
         await talk
@@ -97,5 +99,5 @@ async def end_of(talk: Awaitable[None]) -> Over:
         assert isinstance(error, Over)
         over = error
     except* ConnectionError:
-        pass  # the client has left
+        pass  # the client has disconnected
     return over

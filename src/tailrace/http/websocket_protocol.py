@@ -1,22 +1,23 @@
-"""The WebSocket protocol under uvicorn: the `websockets` library's sans-I/O core in a shell of our own.
+"""The WebSocket protocol class for uvicorn, over the sans-I/O core of the `websockets` library.
 
-Why our own shell. uvicorn 0.54 has three. `websockets` is deprecated. `websockets-sansio` fails case 7.1.5 of the
-Autobahn suite, logs tracebacks for bad input of clients, keeps empty fragments without a bound, owes pongs without a
-bound to a client that does not read, and waits for ever to say goodbye to one. `wsproto` has no failing case, but
-shares the last two, and its core takes 4.6 microseconds a frame where `websockets` takes 1.8. What is left to do here
-is little: the core reads frames and keeps the state, uvicorn parses the handshake, its interface is four calls.
+Why our own class: uvicorn 0.54 has three. `websockets` is deprecated. `websockets-sansio` fails case 7.1.5 of the
+Autobahn suite, logs tracebacks for bad input, buffers empty fragments without a limit, buffers pongs without a limit
+for a client that does not read, and waits for such a client's close frame without a timeout. `wsproto` passes all
+cases, but has the last two problems, and takes 4.6 microseconds per frame, `websockets` 1.8. Little remains to be done
+here: the core parses frames and keeps the state, and uvicorn parses the handshake.
 
-What it promises to the application, beyond ASGI:
+Guarantees to the application beyond ASGI:
 
-- `send` returns when the transport has room, so that a client that does not read costs its socket's buffers and
-  nothing more. When several tasks send on one socket, they take turns, a frame each.
-- `send` raises ConnectionResetError once the client has left or has been failed, whatever the reason.
-- Reading goes on only while the application takes what was read. Keep a `receive` waiting, or leaving is not noticed.
-- A message is there within `message_s` of its first byte, or the client is failed with 1008.
-- No extension is offered: frames of a few bytes do not get smaller.
+- `send` returns when the transport has room, so a client that does not read costs only its socket buffers. Several
+  tasks that send on one socket take turns, one frame each.
+- `send` raises ConnectionResetError after the client has disconnected or its connection was failed.
+- Backpressure: reading pauses until the application takes the last message. Keep a `receive` pending, otherwise a
+  disconnect is not noticed.
+- A message must be complete within `message_s` of its first byte, otherwise the connection fails with 1008.
+- No extensions are offered: compression does not make frames of a few bytes smaller.
 
-A client that has answered neither of two pings is failed with 1011. One that does not finish a closing handshake is
-cut off after ten seconds; one that takes no frames, by `connections.py`.
+A client that does not answer two pings is failed with 1011. A client that does not finish the closing handshake is
+disconnected after ten seconds. `connections.py` has the write timeout.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ __all__ = ["WebSocketProtocol"]
 
 logger = logging.getLogger("tailrace.server.websocket")
 
-_CLOSE_S = 10.0  # for a client to finish the closing handshake and take what is on its way
-_SHUTDOWN_S = 1.0  # the same, when the server goes away
+_CLOSE_S = 10.0  # for a client to finish the closing handshake
+_SHUTDOWN_S = 1.0  # the same, at the server's shutdown
 _MAX_UNANSWERED = 2  # pings
 _SLICE_BYTES = 4096
 _NOTHING = memoryview(b"")
@@ -55,8 +56,8 @@ _OPEN = State.OPEN
 
 
 class WebSocketProtocol(asyncio.Protocol):
-    """One connection, from the end of its handshake's request on. Its settings are uvicorn's `ws_max_size` and
-    `ws_ping_interval`, and `message_s`, in which a whole message arrives."""
+    """One connection, after its handshake request was parsed. The settings are uvicorn's `ws_max_size` and
+    `ws_ping_interval`, and `message_s`, the timeout for a whole message."""
 
     def __init__(
         self, config: Config, server_state: ServerState, app_state: dict[str, Any], *, message_s: float
@@ -67,52 +68,52 @@ class WebSocketProtocol(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._predecessor: asyncio.BaseProtocol | None = None
-        self._unread = _NOTHING  # received, but not yet looked at
+        self._unread = _NOTHING  # received, but not parsed yet
         self._core = Core(max_size=config.ws_max_size, logger=logger)
-        self._inbox: asyncio.Queue[Message] = asyncio.Queue()  # bounded by reading no further while anything is in it
+        self._inbox: asyncio.Queue[Message] = asyncio.Queue()  # bounded: reading pauses while it is not empty
         late = partial(self._fail, CloseCode.POLICY_VIOLATION, "A message did not arrive in time.")
         self._deadline = Deadline(message_s, late)
         self._assembler = MessageAssembler()
-        self._accepting: Response | None = None  # the answer to a good handshake, until the application has decided
-        self._refusing: Response | None = None  # the answer that the application gives instead
-        self._is_ended = False  # the application gets no more frames
+        self._accepting: Response | None = None  # the response to a valid handshake, until the application has decided
+        self._refusing: Response | None = None  # an HTTP response of the application instead
+        self._is_ended = False  # the application gets no more messages
         self._is_reading = True
         self._is_finishing = False
         self._turns = WriteTurns()
-        self._pong: bytes | None = None  # the last that is owed
-        self._timer: asyncio.TimerHandle | None = None  # for the next ping, or for the end
+        self._pong: bytes | None = None  # the latest unsent one
+        self._timer: asyncio.TimerHandle | None = None  # for the next ping, or to abort the connection
         self._was_heard = False
         self._num_unanswered = 0
 
-    # What the transport says
+    # Callbacks of the transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are not subclasses
         self._server_state.connections.add(self)  # type: ignore[arg-type]  # a set of uvicorn's own shells
         before = self._transport.get_protocol()
-        self._slot: Slot | None = getattr(before, "slot", None)  # goes on from HTTP
-        cycle = getattr(before, "cycle", None)  # of uvicorn's HTTP shells: the latest request
+        self._slot: Slot | None = getattr(before, "slot", None)  # taken over from HTTP
+        cycle = getattr(before, "cycle", None)  # the latest request of uvicorn's HTTP class
         if cycle is not None and not cycle.response_complete:
             self._predecessor = before
 
     def data_received(self, data: bytes) -> None:
-        if self._predecessor is not None:  # an upgrade behind a request whose answer is not complete
+        if self._predecessor is not None:  # an upgrade that was pipelined after an unfinished request
             self._transport.abort()
             return
         self._was_heard = True
-        self._unread = memoryview(bytes(self._unread) + data)  # mostly nothing and data
+        self._unread = memoryview(bytes(self._unread) + data)  # `_unread` is mostly empty
         self._look()
 
     def _look(self) -> None:
-        """Read what has been received, a slice at a time: a frame takes up to 20 microseconds and no more than six
-        bytes, and others want to have their turn on the loop, too."""
+        """Parse received bytes, one slice per turn of the event loop. A slice can have hundreds of frames of six bytes,
+        and each takes up to 20 microseconds."""
         if self._core.state is State.CLOSED:
             return
         data, self._unread = self._unread[:_SLICE_BYTES], self._unread[_SLICE_BYTES:]
         if self._unread:
             self._loop.call_soon(self._look)
         else:
-            self._unread = _NOTHING  # and not the empty end of something large
+            self._unread = _NOTHING  # frees the buffer of an empty view
         core = self._core
         core.receive_data(bytes(data))
         for event in core.events_received():
@@ -124,7 +125,7 @@ class WebSocketProtocol(asyncio.Protocol):
             close = core.close_sent
             self._end(close.code if close else CloseCode.ABNORMAL_CLOSURE, close.reason if close else "")
         if self._turns.is_full and core.state is State.OPEN:
-            # Only pongs are answered to what arrives, and the last one will do (RFC 6455, 5.5.3).
+            # Only pongs are sent in response, and sending the latest one is enough (RFC 6455, 5.5.3).
             self._pong = b"".join(core.data_to_send()[-1:]) or self._pong
         else:
             self._flush()
@@ -159,10 +160,10 @@ class WebSocketProtocol(asyncio.Protocol):
         self._pong = None
         self._turns.next()
 
-    # What uvicorn says
+    # Callbacks of uvicorn
 
     def shutdown(self) -> None:
-        """The server goes away; running streams have had their time."""
+        """Close the connection, because the server shuts down."""
         if self._core.state is State.OPEN:
             self._close(CloseCode.SERVICE_RESTART, "The server is shutting down.", within_s=_SHUTDOWN_S)
         elif self._accepting is not None and not self._is_ended:
@@ -173,16 +174,16 @@ class WebSocketProtocol(asyncio.Protocol):
     def _open(self, request: Request) -> None:
         response = self._core.accept(request)
         if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
-            # The core's own message would repeat what was sent.
+            # The core's own message would repeat the input.
             if request.headers.get_all("sec-websocket-version") not in ([], ["13"]):
                 headers = Headers({"sec-websocket-version": "13", "upgrade": "websocket"})
-                self._refuse_with(426, "Version 13 of WebSocket is spoken here.", headers)
+                self._refuse_with(426, "Only version 13 of WebSocket is supported.", headers)
             else:
                 self._refuse_with(response.status_code, "This is not a valid WebSocket handshake.")
             return
         self._accepting = response
         self._inbox.put_nowait({"type": "websocket.connect"})
-        # Its parent is uvicorn's server, as it is for requests.
+        # uvicorn's server waits for these tasks, as for HTTP requests.
         task = self._loop.create_task(self._run(self._scope(request)))
         self._server_state.tasks.add(task)
         task.add_done_callback(self._server_state.tasks.discard)
@@ -207,7 +208,7 @@ class WebSocketProtocol(asyncio.Protocol):
         }
 
     def _refuse(self, status: int, headers: Headers, body: bytes) -> None:
-        """Answer the handshake with HTTP, and nothing else on this connection."""
+        """Answer the handshake with an HTTP response, and end the connection."""
         self._accepting = None
         headers.setdefault("content-length", str(len(body)))
         headers.setdefault("connection", "close")
@@ -216,26 +217,26 @@ class WebSocketProtocol(asyncio.Protocol):
         self._flush()
 
     def _refuse_with(self, status: int, message: str, headers: Headers | None = None) -> None:
-        """The same, where it is not the application that refuses."""
+        """Refuse the handshake with an error of the server."""
         error = RequestError(message)
         error.status = status
         headers = headers or Headers()
         headers["content-type"] = "application/json"
         self._refuse(status, headers, native.encode_error(error)[1])
 
-    # What the application says
+    # Calls of the application
 
     async def _run(self, scope: dict[str, Any]) -> None:
         code = CloseCode.NORMAL_CLOSURE
         try:
             await self._config.loaded_app(scope, self.receive, self.send)
         except ConnectionError:
-            pass  # the client has left
+            pass  # the client has disconnected
         except Exception:
             logger.exception("a WebSocket's application failed")
             code = CloseCode.INTERNAL_ERROR
         if self._accepting is not None and not self._is_ended:
-            self._refuse_with(500, "The server failed; its log says how.")
+            self._refuse_with(500, "Internal server error. See the server's log.")
         elif self._core.state is State.OPEN:
             self._close(code)
 
@@ -245,7 +246,7 @@ class WebSocketProtocol(asyncio.Protocol):
         return message
 
     async def send(self, message: Message) -> None:
-        """Raises: ConnectionResetError if nobody is there to take it."""
+        """Send an ASGI message. Raises: ConnectionResetError if the connection is closed."""
         kind = message["type"]
         if kind in (SEND_MANY, "websocket.send"):
             turns = self._turns
@@ -263,7 +264,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._decide(kind, message)
 
     def _decide(self, kind: str, message: Message) -> None:
-        """The application's answer to the handshake."""
+        """Accept or refuse the handshake, as the application says."""
         if self._is_ended or (self._accepting is None and self._refusing is None):
             raise ConnectionResetError("The WebSocket is closed.")
         pairs = [(name.decode("latin-1"), text.decode("latin-1")) for name, text in message.get("headers", [])]
@@ -286,13 +287,13 @@ class WebSocketProtocol(asyncio.Protocol):
                 refusing, self._refusing = self._refusing, None
                 self._refuse(refusing.status_code, refusing.headers, bytes(refusing.body or b""))
         else:
-            raise RuntimeError(f"{kind} is not what a WebSocket can send.")
+            raise RuntimeError(f"A WebSocket application cannot send {kind}.")
 
     # Frames
 
     def _take(self, frame: Frame) -> None:
         if self._core.current_size is None:
-            self._deadline.stop()  # what comes next has its own time
+            self._deadline.stop()  # the next message has its own timeout
         if frame.opcode is Opcode.CLOSE:
             close = self._core.close_rcvd
             assert close is not None
@@ -307,7 +308,7 @@ class WebSocketProtocol(asyncio.Protocol):
                     self._inbox.put_nowait(message)
 
     def _read_on(self) -> None:
-        """Read while the application keeps up; what arrives after the end is only thrown away."""
+        """Pause or resume reading: read while the application keeps up. After the end, input is read and dropped."""
         should_read = (self._is_ended or self._inbox.empty()) and not self._unread
         if should_read != self._is_reading and not self._transport.is_closing():
             self._is_reading = should_read
@@ -321,7 +322,7 @@ class WebSocketProtocol(asyncio.Protocol):
             self._deadline.stop()
 
     def _fail(self, code: CloseCode, reason: str) -> None:
-        """Close the connection over what the client has done."""
+        """Close the connection because of an error of the client."""
         if self._core.state is State.OPEN:
             self._core.fail(code, reason)
         self._end(code)
@@ -334,7 +335,7 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._core.eof_sent:
             self._finish()
 
-    # Pings, and the end
+    # Pings, and closing
 
     def _schedule_ping(self) -> None:
         if self._config.ws_ping_interval:
@@ -343,7 +344,7 @@ class WebSocketProtocol(asyncio.Protocol):
     def _ping(self) -> None:
         if self._core.state is not State.OPEN:
             return
-        # Where we do not read because the application has no time, the client's silence says nothing.
+        # While reading is paused because of the application, a missing pong means nothing.
         is_excused = not self._is_reading and not self._turns.is_full
         self._num_unanswered = 0 if self._was_heard or is_excused else self._num_unanswered + 1
         self._was_heard = False
@@ -356,14 +357,14 @@ class WebSocketProtocol(asyncio.Protocol):
         self._flush()
 
     def _close(self, code: int, reason: str = "", *, within_s: float = _CLOSE_S) -> None:
-        """Begin the closing handshake."""
+        """Start the closing handshake."""
         self._core.send_close(code, reason)
         self._end(code, reason)
         self._flush()
         self._cut_after(within_s)
 
     def _end(self, code: int, reason: str = "") -> None:
-        """Nothing more is for the application, but that it is over."""
+        """Deliver the disconnect to the application, once; no further messages follow."""
         if self._is_ended:
             return
         self._is_ended = True
@@ -372,8 +373,8 @@ class WebSocketProtocol(asyncio.Protocol):
         self._read_on()
 
     def _finish(self) -> None:
-        """All is said: close our half, and throw away what still comes, since closing over it would reset the
-        connection and lose the client our last frame."""
+        """Close our half of the connection, and drop further input. Closing with unread input would reset the
+        connection, and the client could lose our last frame."""
         if self._is_finishing or self._transport.is_closing():
             return
         self._is_finishing = True

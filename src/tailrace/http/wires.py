@@ -1,4 +1,4 @@
-"""The wires that are served, those that come with tailrace and those of other packages; and which one is meant."""
+"""The served wires, built in and of plugins, and which wire a request belongs to."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tailrace.plugins import load_plugins
 
 __all__ = ["OWN_PATHS", "is_meant", "overlap", "served_wires", "wire_of"]
 
-# Of the server itself, beside those of its wires.
+# Paths of the server itself, in addition to those of the wires.
 OWN_PATHS = (
     "/",
     "/metrics",
@@ -47,7 +47,7 @@ OWN_PATHS = (
     ROOT + "{path:path}",
 )
 
-_Sharing = list[tuple[Wire, Operation | None]]  # None: all that a wire has there
+_Sharing = list[tuple[Wire, Operation | None]]  # wires that share a path; None: all operations of the wire
 
 _PARAMETER = re.compile(r"\{[a-z_]+(:path)?\}")
 _LITERAL = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@/-]*")
@@ -55,14 +55,14 @@ _LITERAL = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@/-]*")
 
 @cache
 def served_wires() -> tuple[Wire, ...]:
-    """All wires, those of other packages behind ours. One that clashes with another wire, or cannot be shown in the
-    OpenAPI document, is left out with a line in the log."""
+    """Return all wires: first the built-in ones, then those of plugins. A plugin's wire is left out, with a line in the
+    log, if it conflicts with another wire or cannot be described in the OpenAPI document."""
     found = load_plugins(WIRES_GROUP, Wire, taken={wire.name for wire in WIRES}, refuses=_misfit).found
     return (*WIRES, *found.values())
 
 
 def wire_of(scope: Scope) -> Wire:
-    """Whose error shape a request gets; also for one that has no route."""
+    """Return the wire whose error format a request gets. The request need not have a route."""
     query, headers = QueryParams(scope["query_string"]), Headers(scope=scope)
     by_path, by_prefix = _by_path()
     begin_so = [sharing for prefix, sharing in by_prefix if scope["path"].startswith(prefix)]
@@ -74,8 +74,8 @@ def wire_of(scope: Scope) -> Wire:
 
 
 def is_meant(operation: Operation, query: Mapping[str, str], headers: Mapping[str, str]) -> bool:
-    """Whether a request with this query and these headers (in lower case) is for the operation, where wires share a
-    path."""
+    """Return whether a request belongs to an operation, if several wires share its path. Names of headers are in lower
+    case."""
     name, equals, value = (operation.only_with or "").partition("=")
     if name and not (query.get(name) == value if equals else name in query):
         return False
@@ -84,7 +84,7 @@ def is_meant(operation: Operation, query: Mapping[str, str], headers: Mapping[st
 
 @cache
 def _by_path() -> tuple[dict[str, _Sharing], list[tuple[str, _Sharing]]]:
-    """Wires by the paths that they have, and by what their paths begin with, the longest first."""
+    """Return the wires by path, and by prefixes of paths, the longest prefix first."""
     by_path: dict[str, _Sharing] = {}
     by_prefix: dict[str, _Sharing] = {wire.prefix: [(wire, None)] for wire in served_wires()}
     for wire in served_wires():
@@ -97,21 +97,21 @@ def _by_path() -> tuple[dict[str, _Sharing], list[tuple[str, _Sharing]]]:
 
 
 def _misfit(wire: Wire, others: Mapping[str, Wire]) -> str:
-    """Why a wire cannot be served beside ours and those of other packages; "" if it can. Raises: what the wire does."""
+    """Return why a plugin's wire cannot be served, or "". Raises: what the wire raises."""
     served = (*WIRES, *others.values())
     taken = (*OWN_PATHS, *_paths(served))
     for path in _paths([wire]):
         if not path.startswith("/") or not _LITERAL.fullmatch(_PARAMETER.sub("", path)):
             return f"{path!r} is not a path"
         if other := next((other for other in taken if overlap(path, other)), None):
-            return f"its path {path} is taken by {other}"
+            return f"its path {path} conflicts with {other}"
     others_begin = (*taken, *(other.prefix for other in served))
     if wire.prefix != NO_PREFIX and any(path.startswith(wire.prefix) for path in others_begin):
-        return f"its prefix {wire.prefix!r} is that of other paths"
+        return f"its prefix {wire.prefix!r} is also the prefix of other paths"
     msgspec.json.schema_components([one.body for one in wire.operations if one.body is not None])
     status, body = wire.encode_error(RequestError("…"))
     is_sound = status == RequestError.status and isinstance(msgspec.json.decode(body), dict)
-    return "" if is_sound else "encode_error does not give the error's status and a JSON object"
+    return "" if is_sound else "encode_error does not return the error's status and a JSON object"
 
 
 def _paths(wires: Iterable[Wire]) -> list[str]:
@@ -119,7 +119,7 @@ def _paths(wires: Iterable[Wire]) -> list[str]:
 
 
 def overlap(one: str, other: str) -> bool:
-    """Whether some request could be meant for both of two paths."""
+    """Return whether a request could match both paths."""
     for left, right in zip_longest(one.split("/"), other.split("/"), fillvalue=""):
         if ":path}" in left or ":path}" in right:
             return True

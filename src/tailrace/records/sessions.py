@@ -14,30 +14,30 @@ from tailrace.records.tables import sessions
 
 __all__ = ["SessionStore"]
 
-_MOST_OF_A_KEY = 100
+_MAX_SESSIONS = 100  # per key
 
 
 class SessionStore:
-    """Keeps and ends sessions. Calls block; each is one transaction. Raises: StorageError."""
+    """Stores and ends sessions. Calls block; each is one transaction. Raises: StorageError."""
 
     def __init__(self, database: RecordDatabase) -> None:
         self._database = database
 
     def add(self, session: Session) -> None:
-        """A key has a limited number of sessions: the one that ends first makes room."""
+        """Store a session. If its key has too many, the session that would expire first is ended."""
         of_key = sessions.c.key_id == session.key_id
         with self._database.begin() as connection:
             version = next_version(connection)
             connection.execute(delete(sessions).where(sessions.c.expires_s < time.time()))
             live = of_key & sessions.c.ended_s.is_(None)
-            if (connection.execute(select(func.count()).where(live)).scalar() or 0) >= _MOST_OF_A_KEY:
+            if (connection.execute(select(func.count()).where(live)).scalar() or 0) >= _MAX_SESSIONS:
                 oldest = select(sessions.c.token_hash).where(live).order_by(sessions.c.expires_s).limit(1)
                 one = sessions.c.token_hash == oldest.scalar_subquery()
                 connection.execute(update(sessions).where(one).values(ended_s=time.time(), version=version))
             connection.execute(insert(sessions).values(**msgspec.structs.asdict(session), version=version))
 
     def end(self, token_hash: bytes) -> None:
-        """Does nothing to one that is not there."""
+        """End a session. Does nothing if there is no such session."""
         with self._database.begin() as connection:
             values = {"ended_s": time.time(), "version": next_version(connection)}
             connection.execute(update(sessions).where(sessions.c.token_hash == token_hash).values(**values))
