@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install install-dev serve test coverage test-deep check bench release clean
+.PHONY: install install-dev serve demo test coverage test-deep check bench release clean
 
 # What serving needs. pip is not quiet: it shows what it downloads, and how far it is. Python compiles what it imports when
 # it imports it: compiling every module of every package beforehand takes 5 s more of a processor.
@@ -25,6 +25,9 @@ install-dev: .venv/.installed-dev
 
 serve: install
 	@$(BIN)/tailrace serve $(ARGS)
+
+demo: install
+	@$(BIN)/tailrace demo $(ARGS)
 
 check: install-dev
 	$(BIN)/ruff check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 import subprocess
@@ -128,6 +129,38 @@ def test_a_cut_connection_at_a_terminal(server: Server) -> None:
         assert shown.wait() == 0
         assert "trying to go on" in shown.text
         assert " ".join(shown.text.split()).endswith(" ".join(_expected("Hi.").decode().split()))
+
+
+def test_a_message_has_a_line_of_its_own(server: Server) -> None:
+    cuts = [Line(to_client=Flow(end_after_bytes=2000, end="reset"))]
+    asked = _asked("scripted", "Hi.")
+    with Chaos(server.port, cuts) as chaos, terminal("chat", "--plain", "--url", chaos.url, *asked) as shown:
+        assert shown.wait() == 0
+    before, said, after = re.split(r"\r?\n(tailrace: [^\r\n]+ trying to go on …)\r?\n", shown.text)
+    assert " ".join((before + after).split()) == " ".join(_expected("Hi.").decode().split()), said
+
+
+def test_a_server_that_stays_away_is_told_of_once(tmp_path: Path) -> None:
+    """However often the client asks for it meanwhile."""
+    first = Server("scripted:tokens_per_s=100", "--data-dir", str(tmp_path)).wait_ready()
+    with Chaos(first.port) as chaos:
+        asking = subprocess.Popen(
+            _command(chaos.url, *_asked("scripted", "Hi.", count=300)),
+            env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
+        )  # fmt: skip
+        assert asking.stdout is not None
+        asking.stdout.read(20)
+        first.send_signal(signal.SIGKILL)
+        first.wait()
+        num_connections = chaos.num_connections
+        until(lambda: chaos.num_connections >= num_connections + 3)
+        second = Server("scripted:tokens_per_s=100", "--data-dir", str(tmp_path)).wait_ready()
+        chaos.server_port = second.port
+        _, said = asking.communicate(timeout=50)
+    assert asking.returncode == 0, said
+    assert said.decode().splitlines().count("tailrace: the connection was lost; trying to go on …") == 1
+    first.close()
+    second.close()
 
 
 def test_an_answer_outlives_its_server(tmp_path: Path) -> None:

@@ -96,7 +96,9 @@ async def _chat(
     with server_failures():
         try:
             async with _server(model, url, key) as (client, name):
-                client.on_wait = lambda reason: say_error(f"{reason}; trying to go on …")
+                # A message has a line of its own, also on a terminal where the answer stands in the middle of one.
+                is_in_line = plain and sys.stdout.isatty() and sys.stderr.isatty()
+                client.on_wait = lambda reason: say_error(f"{reason}; trying to go on …", in_line=is_in_line)
                 if client.is_tailrace:
                     sampling.setdefault("temperature", _TEMPERATURE)
                 chat = Chat(client, name, say, say_error, system, sampling)

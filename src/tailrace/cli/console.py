@@ -23,9 +23,9 @@ def say(text: str) -> None:
     click.echo(text, err=True)
 
 
-def say_error(text: str) -> None:
-    """An error or a warning of the command itself."""
-    click.echo(PREFIX + text, err=True)
+def say_error(text: str, *, in_line: bool = False) -> None:
+    """An error or a warning of the command itself; `in_line` where something stands in the line already."""
+    click.echo(("\n" if in_line else "") + PREFIX + text, err=True)
 
 
 def show_log(level: str = "warning", *, as_json: bool = False, with_requests: bool = False) -> None:

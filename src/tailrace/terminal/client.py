@@ -103,7 +103,7 @@ class Client:
     async def _resumable(self, body: Json | None, stream_id: str = "", choice: int = 0) -> AsyncGenerator[str, None]:
         """Begin a stream, or follow one. It goes on behind the last event seen, whatever happens to the connection. The
         key makes the first request repeatable, too."""
-        key, last_id = secrets.token_urlsafe(16), ""
+        key, last_id, told = secrets.token_urlsafe(16), "", ""
         patience = _Patience()
         try:
             while True:
@@ -114,6 +114,7 @@ class Client:
                             return
                         async for event in _events(response):
                             patience.begin_anew()
+                            told = ""
                             if event.event in _TERMINAL:
                                 _check_end(event)
                                 return
@@ -128,7 +129,9 @@ class Client:
                     if not stream_id or error.status not in _PASSING:
                         raise
                     reason = str(error)
-                self.on_wait(reason)
+                if reason != told:
+                    self.on_wait(reason)
+                    told = reason
                 await patience.wait(reason)
         except (asyncio.CancelledError, GeneratorExit):
             if body is not None and stream_id:

@@ -19,8 +19,8 @@ export function Models() {
     put({ text: "", mood: "waiting", state: model.state === "ready" ? "" : "It is being loaded." });
     let tokens = 0;
     let first = null;
-    const token = ({ text }) => {
-      tokens += 1;
+    const token = ({ text, token_ids }) => {
+      tokens += token_ids.length;
       first ??= now();
       put({ text: answers.value[model.name].text + text, mood: "running", state: `first token after ${seconds(first - since)}` });
     };

@@ -103,7 +103,7 @@ async function runPlain(model, side, signal) {
 async function runKept(model, side, deaths, signal) {
   const stream = await create(asking(model, TOKENS), signal);
   let last = now();
-  const token = ({ text }) => {
+  const token = ({ text, token_ids }) => {
     const { parts, tokens } = side.value;
     const gap = now() - last;
     const isBack = deaths.value.length > 0 && now() - deaths.value[0].at > LATE_S;
@@ -111,7 +111,7 @@ async function runKept(model, side, deaths, signal) {
     const marks = isBack ? [{ kind: "survived", text: `${killed} killed: ${seconds(gap)}` }] : [];
     if (isBack) deaths.value = [];
     last = now();
-    side.value = { parts: grown([...parts, ...marks], text), tokens: tokens + 1, mood: "running", state: "" };
+    side.value = { parts: grown([...parts, ...marks], text), tokens: tokens + token_ids.length, mood: "running", state: "" };
   };
   const waiting = (state) => () => (side.value = { ...side.value, mood: "waiting", state });
   const reader = { token, connected: waiting(""), disconnected: waiting("connection lost; coming back with the last id") };

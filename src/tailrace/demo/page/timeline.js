@@ -25,9 +25,10 @@ export function Timeline() {
     run.value = mine;
     try {
       const stream = await create(asking(model, TOKENS), signal);
-      const token = ({ text }) => {
+      const token = ({ text, token_ids }) => {
         const { ticks } = run.value;
-        run.value = { ...run.value, ticks: [...ticks, now() - mine.since], text: run.value.text + text };
+        const come = token_ids.map(() => now() - mine.since); // mostly one
+        run.value = { ...run.value, ticks: [...ticks, ...come], text: run.value.text + text };
         if (!ticks.length) station(stream, run);
       };
       const showing = setInterval(() => (run.value = { ...run.value }), 100); // the width grows while nothing comes
