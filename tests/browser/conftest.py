@@ -62,7 +62,7 @@ async def open_tab(context: BrowserContext) -> AsyncIterator[Callable[[str], Awa
 
     async def open_at(url: str) -> Tab:
         tab = await Tab.open(context, url)
-        tabs.append((tab, url))
+        tabs.append((tab, url.partition("#")[0]))
         return tab
 
     yield open_at

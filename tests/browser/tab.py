@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from playwright.async_api import BrowserContext, ConsoleMessage, Page
+from playwright.async_api import BrowserContext, ConsoleMessage, Locator, Page
 
 __all__ = ["RIVER_TOKENS", "Tab"]
 
 RIVER_TOKENS = 80  # that the server of these tests answers
 
-_LAST = ".answer:last-child"
+_LAST = "#turns > .answer:last-child"
 _WATCH_POLICY = """addEventListener("securitypolicyviolation",
     (event) => console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`))"""
 
@@ -26,10 +26,13 @@ class Tab:
         page.on("console", self._on_console)
         page.on("pageerror", lambda error: self.faults.append(f"uncaught: {error}"))
         page.on("request", lambda request: self.requests.append(request.url))
-        self.question = page.get_by_label("Your message")
+        self.question = page.get_by_label("Your message", exact=True)
+        self.questions = page.locator(".question")
         self.answers = page.locator(".answer")
         self.answer = page.locator(_LAST)
-        self.notice = page.locator("#notice")
+        self.alarm = page.locator("#alarm")
+        self.note = page.locator("#note")
+        self.titles = page.locator("#conversations a")
 
     @classmethod
     async def open(cls, context: BrowserContext, url: str) -> Tab:
@@ -46,6 +49,10 @@ class Tab:
         await self.page.reload()
         await self.page.wait_for_selector("body.ready")
 
+    def button(self, name: str) -> Locator:
+        """The last one of that name."""
+        return self.page.get_by_role("button", name=name, exact=True).last
+
     async def send(self, question: str) -> None:
         await self.question.fill(question)
         await self.question.press("Enter")
@@ -60,8 +67,9 @@ class Tab:
         await self.until(f"document.querySelector('{_LAST} .state')?.textContent.includes({json.dumps(text)})")
 
     async def wait_end(self, mood: str = "ended") -> str:
-        """The last answer, once it is over."""
+        """The last answer, once it is over and all of it is shown."""
         await self.until(f"document.querySelector('{_LAST}')?.dataset.mood === '{mood}'")
+        await self.until(f"document.querySelector('{_LAST} .text').dataset.isWhole === 'true'")
         return await self.text()
 
     async def until(self, condition: str) -> None:
@@ -74,16 +82,17 @@ class Tab:
     async def state(self) -> str:
         return await self.answer.locator(".state").text_content() or ""
 
-    async def chat(self) -> dict[str, Any]:  # Any: of JSON
-        """What this tab keeps."""
-        kept = await self.page.evaluate("localStorage.getItem(sessionStorage.getItem('tailrace.place'))")
-        return dict(json.loads(kept or "{}"))
+    async def tree(self) -> dict[str, Any]:  # Any: of JSON
+        """The open conversation, as the server has it."""
+        path = f"/v1/conversations/{await self.conversation_id()}/tree"
+        return dict(await self.page.evaluate("async (path) => (await fetch(path)).json()", path))
 
-    async def last_answer(self) -> dict[str, Any]:  # Any: of JSON
-        return dict((await self.chat())["exchanges"][-1]["answer"])
+    async def conversation_id(self) -> str:
+        return str(await self.page.evaluate("location.hash.slice(1)"))
 
     async def stream_id(self) -> str:
-        return str((await self.last_answer())["events_url"]).split("/")[3]
+        """Of the last answer that was begun."""
+        return str((await self.tree())["data"][-1]["stream_id"])
 
     def _on_console(self, message: ConsoleMessage) -> None:
         # The browser reports each refused or broken connection; those the tests bring about themselves.

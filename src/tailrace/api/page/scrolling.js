@@ -1,23 +1,37 @@
 /** Keeps the newest text in sight, unless the reader has scrolled up. */
 
-let isAtBottom = true;
+import { signal } from "/page/lib/signals.js";
+
+export const isAtBottom = signal(true);
+
+let box = null;
 let last_y = 0;
 
 export function toBottom() {
-  isAtBottom = true;
-  scrollTo(0, document.documentElement.scrollHeight);
+  isAtBottom.value = true;
+  box?.scrollTo(0, box.scrollHeight);
 }
 
-/** `latest` is the button that leads back to the bottom. */
-export function watchScrolling(latest) {
-  addEventListener("scroll", () => {
-    const below = document.documentElement.scrollHeight - scrollY - innerHeight;
-    isAtBottom = below < (scrollY < last_y ? 2 : 24);
-    last_y = scrollY;
-    latest.hidden = isAtBottom;
-  });
+/** `element` scrolls, `content` grows in it. Returns what ends this. */
+export function keepAtBottom(element, content) {
+  box = element;
+  const onScroll = () => {
+    const below = element.scrollHeight - element.scrollTop - element.clientHeight;
+    isAtBottom.value = below < (element.scrollTop < last_y ? 2 : 32);
+    last_y = element.scrollTop;
+  };
   // A smooth scroll begins with small steps, or none: it must not be fought.
-  addEventListener("wheel", ({ deltaY }) => (isAtBottom &&= deltaY >= 0 || !scrollY));
-  new ResizeObserver(() => isAtBottom && toBottom()).observe(document.body);
-  latest.addEventListener("click", toBottom);
+  const onWheel = ({ deltaY }) => {
+    if (deltaY < 0 && element.scrollTop) isAtBottom.value = false;
+  };
+  element.addEventListener("scroll", onScroll);
+  element.addEventListener("wheel", onWheel, { passive: true });
+  const observer = new ResizeObserver(() => isAtBottom.value && toBottom());
+  observer.observe(content);
+  observer.observe(element);
+  return () => {
+    observer.disconnect();
+    element.removeEventListener("scroll", onScroll);
+    element.removeEventListener("wheel", onWheel);
+  };
 }

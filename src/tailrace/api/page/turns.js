@@ -1,123 +1,271 @@
-/** How questions and answers look. */
+/** Questions and answers, as they stand below each other. */
 
-import { Writer } from "/page/writer.js";
+import { useEffect, useLayoutEffect, useRef, useState } from "/page/lib/preact-hooks.js";
+import { html } from "/page/html.js";
+import { MarkdownView } from "/page/markdown.js";
+import { unwatchSight, watchSight } from "/page/frames.js";
+import { ask, asking, factsOf, isBusy, live, models, settings, showBranch, textOf, tree } from "/page/store.js";
 
 const COPIED_MS = 1500;
-const SPEAK_MS = 2000;
-const MEASURABLE_MS = 200; // an answer that came in less has no pace: it was ready, or came in one piece
+const LONG = 4000; // characters of an answer from which on it is not kept as nodes out of sight
 
-const template = (name) => document.getElementById(name).content.firstElementChild.cloneNode(true);
-
-export function showQuestion(text) {
-  const element = template("question-turn");
-  element.firstElementChild.textContent = text;
-  return element;
+export function Turns() {
+  const { branch } = tree.value;
+  const question = asking.value;
+  const place = question && branch.findIndex(({ id }) => id === question.parentId);
+  const shown = question ? branch.slice(0, place + 1) : branch;
+  return html`
+    ${shown.map((item, index) => html`<${Item} key=${item.id} item=${item} isLast=${index === shown.length - 1} />`)}
+    ${question && html`<${Asking} question=${question} />`}
+  `;
 }
 
-/** An answer, and below it a line that says how it stands. */
-export class AnswerView {
-  element = template("answer-turn");
-  #writer = new Writer(this.element.querySelector(".text"));
-  #state = this.element.querySelector(".state");
-  #pending = "";
-  #frame = 0;
-
-  constructor(answer, again) {
-    const copy = this.element.querySelector(".copy");
-    copy.hidden = !navigator.clipboard; // pages that are neither from this machine nor encrypted have none
-    copy.addEventListener("click", () => copyText(answer.text, copy));
-    this.element.querySelector(".again").addEventListener("click", again);
-    this.write(answer.text);
-    this.#flush();
-  }
-
-  /** Shown once a frame, however many tokens that is. */
-  write(text) {
-    this.#pending += text;
-    this.#frame ||= requestAnimationFrame(() => this.#flush());
-  }
-
-  /** `mood`: "waiting", "running", "ended" or "failed". */
-  say(text, mood) {
-    this.#state.textContent = text;
-    this.element.dataset.mood = mood;
-    this.element.ariaBusy = mood === "waiting" || mood === "running";
-  }
-
-  end() {
-    this.#flush();
-    this.#writer.end();
-  }
-
-  #flush() {
-    cancelAnimationFrame(this.#frame);
-    this.#frame = 0;
-    this.#writer.append(this.#pending);
-    this.#pending = "";
-  }
+function Item({ item, isLast }) {
+  if (item.type !== "message") return html`<${Tool} item=${item} />`;
+  if (item.role === "assistant") return html`<${Answer} item=${item} isLast=${isLast} />`;
+  return html`<${Question} item=${item} />`;
 }
 
-async function copyText(text, button) {
-  await navigator.clipboard.writeText(text);
-  button.textContent = "Copied";
-  setTimeout(() => (button.textContent = "Copy"), COPIED_MS);
+function Asking({ question }) {
+  const isReached = question.state.value !== "unreachable";
+  return html`
+    ${question.text !== null && html`<article class="question" aria-label="You"><p dir="auto">${question.text}</p></article>`}
+    <article class="answer" aria-label="Answer" aria-busy="true" data-mood="waiting">
+      <div class="text"></div>
+      <footer><p class="state">${isReached ? stateOfModel() : "The server cannot be reached. Trying again…"}</p></footer>
+    </article>
+  `;
 }
 
-/** Reads a growing text to screen readers, in phrases: they would stumble over tokens. */
-export class Announcer {
-  #element;
-  #pending = "";
-  #timer = 0;
-
-  constructor(element) {
-    this.#element = element;
-  }
-
-  add(text) {
-    this.#pending += text;
-    this.#timer ||= setTimeout(() => this.#speak(this.#pending.search(/\S*$/)), SPEAK_MS);
-  }
-
-  /** Whatever is left, and this. */
-  finish(text) {
-    this.#pending += `\n${text}`;
-    this.#speak(this.#pending.length);
-  }
-
-  #speak(length) {
-    clearTimeout(this.#timer);
-    this.#timer = 0;
-    const phrase = document.createElement("p");
-    phrase.textContent = this.#pending.slice(0, length);
-    this.#pending = this.#pending.slice(length);
-    while (this.#element.childElementCount > 2) this.#element.firstChild.remove();
-    if (phrase.textContent.trim()) this.#element.append(phrase);
-  }
+function stateOfModel() {
+  const wanted = models.value.find(({ id }) => id === settings.value.model) ?? models.value[0];
+  return wanted && ["unloaded", "loading"].includes(wanted.state) ? "The model is being loaded…" : "Sending…";
 }
+
+function Tool({ item }) {
+  const title = item.type === "function_call" ? `Call of ${item.name}` : "What the tool gave";
+  return html`<details class="aside"><summary>${title}</summary><p dir="auto">${textOf(item)}</p></details>`;
+}
+
+function Question({ item }) {
+  const [isEdited, setEdited] = useState(false);
+  if (item.role !== "user") {
+    return html`<details class="aside"><summary>System prompt</summary><p dir="auto">${textOf(item)}</p></details>`;
+  }
+  if (isEdited) return html`<${Edit} item=${item} close=${() => setEdited(false)} />`;
+  return html`
+    <article class="question" aria-label="You">
+      <p dir="auto">${textOf(item)}</p>
+      <footer>
+        <${Branches} item=${item} />
+        <button type="button" class="quiet edit" disabled=${isBusy.value} onClick=${() => setEdited(true)}>Edit</button>
+      </footer>
+    </article>
+  `;
+}
+
+function Edit({ item, close }) {
+  const field = useRef();
+  useLayoutEffect(() => {
+    field.current.focus();
+    field.current.setSelectionRange(field.current.value.length, field.current.value.length);
+  }, []);
+  const submit = async (event) => {
+    event.preventDefault();
+    const text = field.current.value.trim();
+    close();
+    if (text) await ask(item.parent_id, text);
+  };
+  const onKeyDown = (event) => {
+    if (event.key === "Escape") {
+      event.stopPropagation();
+      close();
+    } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+  };
+  return html`
+    <form class="edit-question" onSubmit=${submit}>
+      <textarea ref=${field} aria-label="Edit your message" rows="3" dir="auto" onKeyDown=${onKeyDown}>${textOf(item)}</textarea>
+      <footer>
+        <button type="button" class="quiet" onClick=${close}>Cancel</button>
+        <button type="submit" class="primary">Send</button>
+      </footer>
+    </form>
+  `;
+}
+
+/** "2 / 3", and the way to the others. */
+function Branches({ item }) {
+  const all = tree.value.siblings(item);
+  if (all.length < 2) return null;
+  const place = all.indexOf(item);
+  const to = (step) => () => showBranch(all[place + step]);
+  return html`
+    <span class="branches" role="group" aria-label="Versions">
+      <button type="button" class="quiet" aria-label="Version before" disabled=${place === 0} onClick=${to(-1)}>‹</button>
+      <span>${place + 1} / ${all.length}</span>
+      <button type="button" class="quiet" aria-label="Next version" disabled=${place === all.length - 1} onClick=${to(1)}>›</button>
+    </span>
+  `;
+}
+
+function Answer({ item, isLast }) {
+  const answer = live.value.get(item.stream_id);
+  const isRunning = item.status === "in_progress" && (answer ? answer.phase.value !== "over" : true);
+  const facts = item.status === "in_progress" && answer ? answer.facts.value : factsOf(item);
+  const mood = isRunning ? (answer?.phase.value === "writing" ? "running" : "waiting") : isFailed(item, facts) ? "failed" : "ended";
+  return html`
+    <article class="answer" aria-label="Answer" aria-busy=${isRunning} data-mood=${mood}>
+      <${Reasoning} item=${item} answer=${answer} />
+      <${Text} item=${item} answer=${answer} />
+      <footer>
+        <p class="state">${isRunning ? html`<${Progress} answer=${answer} />` : summary(item, facts)}</p>
+        ${!isRunning && html`<${Actions} item=${item} isLast=${isLast} facts=${facts} />`}
+      </footer>
+    </article>
+  `;
+}
+
+function Progress({ answer }) {
+  if (!answer) return "Waiting…";
+  if (!answer.isConnected.value) return "Connection lost. Reconnecting…";
+  const ahead = answer.numAhead.value;
+  return {
+    waiting: "Reading your message…",
+    queued: ahead ? `In the queue, ${ahead} ahead of you…` : "In the queue, you are next…",
+    thinking: "Thinking…",
+    writing: "",
+    stopping: "Stopping…",
+    over: "",
+  }[answer.phase.value];
+}
+
+/** What a model has thought before it answered, folded away. */
+function Reasoning({ item, answer }) {
+  const isThinking = answer?.phase.value === "thinking";
+  if (!isThinking && !answer?.reasoning && !item.reasoning) return null;
+  const seconds = answer?.thought_s.value ?? factsOf(item)?.thought_s;
+  const title = isThinking ? "Thinking…" : seconds ? `Thought for ${Math.max(1, Math.round(seconds))} s` : "Thoughts";
+  return html`<details class="aside reasoning"><summary>${title}</summary><${Thoughts} item=${item} answer=${answer} /></details>`;
+}
+
+function Thoughts({ item, answer }) {
+  const box = useRef();
+  useLayoutEffect(() => {
+    box.current.textContent = answer?.reasoning || item.reasoning || "";
+    if (!answer) return undefined;
+    const view = { text() {}, reasoning: (more) => box.current.append(more) };
+    answer.views.add(view);
+    return () => answer.views.delete(view);
+  }, [answer, item.reasoning]);
+  return html`<p dir="auto" ref=${box}></p>`;
+}
+
+/** The answer's text. What is far out of sight, and long, is one text node: it costs nothing, and can still be found. */
+function Text({ item, answer }) {
+  const box = useRef();
+  const shown = useRef({ text: "", view: null, isFolded: false });
+
+  useLayoutEffect(() => {
+    const state = shown.current;
+    const isRunning = item.status === "in_progress" && answer;
+    const whole = isRunning ? answer.text : textOf(item);
+    if (!state.view || !whole.startsWith(state.text)) {
+      box.current.replaceChildren();
+      Object.assign(state, { text: "", view: new MarkdownView(box.current), isFolded: false });
+    }
+    const write = (more) => {
+      state.view.append(more);
+      state.text += more;
+    };
+    if (whole.length > state.text.length) write(whole.slice(state.text.length));
+    if (!isRunning) {
+      state.view.end();
+      return undefined;
+    }
+    const view = { text: write, reasoning() {} };
+    answer.views.add(view);
+    return () => answer.views.delete(view);
+  }, [answer, item.status, item.id]);
+
+  useEffect(() => {
+    if (item.status === "in_progress" || textOf(item).length < LONG) return undefined;
+    const element = box.current;
+    watchSight(element, (isInSight) => fold(shown.current, element, textOf(item), !isInSight));
+    return () => unwatchSight(element);
+  }, [item.status, item.id]);
+
+  return html`<div class="text" ref=${box}></div>`;
+}
+
+function fold(state, element, text, isFolded) {
+  if (isFolded === state.isFolded) return;
+  state.isFolded = isFolded;
+  if (isFolded) {
+    element.style.height = `${element.offsetHeight}px`;
+    element.replaceChildren(document.createTextNode(text));
+    return;
+  }
+  element.replaceChildren();
+  state.view = new MarkdownView(element);
+  state.view.append(text);
+  state.view.end();
+  element.style.height = "";
+}
+
+function Actions({ item, isLast, facts }) {
+  const [isCopied, setCopied] = useState(false);
+  const others = models.value.length > 1 ? models.value.filter(({ id }) => id !== facts?.model) : [];
+  const copy = async () => {
+    await navigator.clipboard.writeText(textOf(item));
+    setCopied(true);
+    setTimeout(() => setCopied(false), COPIED_MS);
+  };
+  const again = (modelId) => ask(item.parent_id, null, { modelId });
+  const isCut = item.status === "incomplete" && textOf(item).trim() !== "" && isLast;
+  return html`
+    <span class="actions">
+      <${Branches} item=${item} />
+      ${navigator.clipboard && html`<button type="button" class="quiet copy" onClick=${copy}>${isCopied ? "Copied" : "Copy"}</button>`}
+      ${isCut && html`<button type="button" class="quiet continue" disabled=${isBusy.value} onClick=${() => ask(item.id)}>Continue</button>`}
+      <button type="button" class="quiet again" disabled=${isBusy.value} onClick=${() => again(null)}>
+        ${isFailed(item, facts) ? "Try again" : "Regenerate"}
+      </button>
+      ${others.length > 0 &&
+      html`<select
+        class="quiet" aria-label="Regenerate with another model" disabled=${isBusy.value} value=""
+        onChange=${(event) => event.target.value && again(event.target.value)}
+      >
+        <option value="">with…</option>
+        ${others.map(({ id }) => html`<option value=${id}>${id}</option>`)}
+      </select>`}
+    </span>
+  `;
+}
+
+const isFailed = (item, facts) => ["error", "interrupted", "lost"].includes(facts?.status) || (item.status === "in_progress" && facts?.status === undefined);
 
 /** What a finished answer has to tell of itself. */
-export function summary(answer) {
+export function summary(item, facts) {
+  if (!facts) return item.status === "completed" ? "" : "Not complete";
   const parts = [];
-  const ending = ENDINGS[answer.status]?.(answer);
+  const ending = ENDINGS[facts.status]?.(facts);
   if (ending) parts.push(ending);
-  if (answer.status === "done" && answer.isCut) parts.push("Cut off at its greatest length");
-  if (!answer.wasResumed && answer.first_ms) {
-    parts.push(`${seconds(answer.first_ms - answer.asked_ms)} to the first token`);
-    const took_ms = answer.last_ms - answer.first_ms;
-    const rate = ((answer.tokens - answer.firstTokens) / took_ms) * 1000;
-    if (took_ms >= MEASURABLE_MS && rate > 0) parts.push(`${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s`);
-  }
-  if (answer.tokens) parts.push(`${answer.tokens} token${answer.tokens === 1 ? "" : "s"}`);
+  if (facts.status === "done" && facts.finish === "length") parts.push("Cut off at its greatest length");
+  if (models.value.length > 1 && facts.model) parts.push(facts.model);
+  if (facts.first_token_s != null) parts.push(`${seconds(facts.first_token_s)} to the first token`);
+  const rate = facts.tokens_per_s ?? (facts.num_completion_tokens - 1) / (facts.total_s - facts.first_token_s);
+  if (rate > 0 && facts.total_s - facts.first_token_s >= 0.2) parts.push(`${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s`);
+  const count = facts.num_completion_tokens;
+  if (count) parts.push(`${count} token${count === 1 ? "" : "s"}`);
+  if (facts.num_prompt_tokens) parts.push(`${facts.num_prompt_tokens} read`);
   return parts.join(" · ");
 }
 
 const ENDINGS = {
-  cancelled: (answer) => (answer.isStopping ? "Stopped" : "Stopped, though not from this page"),
-  error: (answer) => `Failed: ${answer.reason}`,
+  cancelled: () => "Stopped",
+  error: (facts) => `Failed: ${facts.reason ?? facts.finish}`,
   interrupted: () => "Interrupted: the server was shut down",
-  lost: (answer) => answer.reason,
+  lost: (facts) => facts.reason ?? "Lost when the server died",
 };
 
-function seconds(ms) {
-  return ms < 1000 ? `${Math.max(0, Math.round(ms))} ms` : `${(ms / 1000).toFixed(1)} s`;
-}
+const seconds = (s) => (s < 1 ? `${Math.max(0, Math.round(s * 1000))} ms` : `${s.toFixed(1)} s`);

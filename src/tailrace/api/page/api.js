@@ -1,0 +1,59 @@
+/** The server's JSON. */
+
+const ASK_MS = 20_000;
+
+/** The server was reached, and it said no. */
+export class Refusal extends Error {
+  constructor(status, error, retryAfter) {
+    super(error.message ?? `The server answered with status ${status}.`);
+    this.status = status;
+    this.code = error.code;
+    this.param = error.param;
+    this.retryAfter = retryAfter;
+  }
+
+  /** What a person can read. */
+  get text() {
+    return this.retryAfter ? `${this.message} Try again in ${this.retryAfter} s.` : this.message;
+  }
+}
+
+let onSignedOut = () => {};
+
+/** Have this called whenever the server wants a key, or does not know the session any more. */
+export function whenSignedOut(call) {
+  onSignedOut = call;
+}
+
+/** Throws: Refusal; anything else means that the server was not reached. */
+export async function call(method, path, body, { headers = {}, wait_ms = ASK_MS } = {}) {
+  const isText = typeof body === "string";
+  const answer = await fetch(path, {
+    method,
+    headers: { accept: "application/json", ...(body !== undefined && { "content-type": "application/json" }), ...headers },
+    body: isText ? body : body && JSON.stringify(body),
+    cache: "no-store",
+    signal: AbortSignal.timeout(wait_ms),
+  });
+  if (answer.ok) return answer.json();
+  const refused = await answer.json().catch(() => ({}));
+  if (answer.status === 401 && !headers.authorization) onSignedOut();
+  throw new Refusal(answer.status, refused.error ?? {}, answer.headers.get("retry-after"));
+}
+
+export const explain = (error) => (error instanceof Refusal ? error.text : "The server cannot be reached.");
+
+/** Wait, unless or until somebody wants to stop. */
+export function pause(ms, signal) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(resolve, ms);
+    const hurry = () => (clearTimeout(timer), resolve());
+    if (signal?.aborted) hurry();
+    signal?.addEventListener("abort", hurry, { once: true });
+  });
+}
+
+export function randomName() {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, (byte) => byte.toString(16).padStart(2, "0")).join("");
+}
