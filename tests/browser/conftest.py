@@ -13,7 +13,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, BrowserContext, async_playwright
+from playwright.async_api import Browser, BrowserContext, async_playwright, expect
 from tests.api.process import Server
 from tests.browser.cable import Cable
 from tests.browser.tab import RIVER_TOKENS, Tab
@@ -24,6 +24,9 @@ _FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--no-proxy-server",
 ]  # fmt: skip
+
+_PATIENCE_MS = 30_000  # on a busy machine
+expect.set_options(timeout=_PATIENCE_MS)
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
@@ -51,7 +54,7 @@ def river() -> Iterator[Server]:
 async def context(browser: Browser) -> AsyncIterator[BrowserContext]:
     """A browser's profile of its own, empty."""
     async with await browser.new_context() as context:
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(_PATIENCE_MS)
         yield context
 
 

@@ -31,7 +31,7 @@ async def _violations(page: Page) -> list[Any]:  # Any: of JSON
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_axe_finds_nothing_serious(river: Server, browser: Browser, scheme: Any) -> None:  # Any: a literal
     async with await browser.new_context(color_scheme=scheme) as context:
-        context.set_default_timeout(10_000)
+        context.set_default_timeout(30_000)
         tab = await Tab.open(context, river.url)
         assert await _violations(tab.page) == []
         await let_ask(tab, max_tokens=8)
@@ -55,7 +55,7 @@ async def test_axe_finds_nothing_serious(river: Server, browser: Browser, scheme
 
 async def test_a_phone(river: Server, browser: Browser) -> None:
     async with await browser.new_context(viewport={"width": 360, "height": 640}, has_touch=True) as phone:
-        phone.set_default_timeout(10_000)
+        phone.set_default_timeout(30_000)
         tab = await Tab.open(phone, river.url)
         await expect(tab.page.locator("#sidebar")).to_have_count(0)
         await tab.send("word " * 60 + "x" * 300)

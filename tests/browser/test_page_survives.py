@@ -101,10 +101,10 @@ async def test_start_on_one_device_kill_the_server_finish_on_another(
     successor = await asyncio.to_thread(succeed)
     cable.port = successor.port
     async with await browser.new_context() as context:
-        context.set_default_timeout(20_000)
+        context.set_default_timeout(30_000)
         phone = await Tab.open(context, cable.url)
         await phone.titles.click()
-        await expect(laptop.note).to_have_text("The server was restarted. Nothing was lost.", timeout=20_000)
+        await expect(laptop.note).to_have_text("The server was restarted. Nothing was lost.")
         whole = (await phone.wait_end()).strip()
         assert whole.startswith(begun)
         assert whole == successor.state(await phone.stream_id())["text"].strip()

@@ -96,9 +96,12 @@ function Welcome() {
 
 /** Says how an answer stands to screen readers. Its text is there to be read, and is not read out token by token. */
 function Announcer() {
+  const awaited = useRef(""); // the conversation in which an answer was on its way
   const phase = asking.value ? "sending" : running.value?.phase.value;
   const said = { sending: "", waiting: "Waiting for the answer.", queued: "In the queue.", thinking: "Thinking.", writing: "The answer is coming.", stopping: "Stopping." };
-  const text = phase === undefined || phase === "over" ? (tree.value.last?.role === "assistant" ? "End of the answer." : "") : said[phase];
+  const isOver = phase === undefined || phase === "over";
+  if (!isOver) awaited.current = openId.value;
+  const text = isOver ? (awaited.current && awaited.current === openId.value ? "End of the answer." : "") : said[phase];
   return html`<div id="announcer" class="unseen" aria-live="polite">${text}</div>`;
 }
 
