@@ -137,6 +137,7 @@ _ANTHROPIC_SAMPLES: dict[str, Value] = {
     "top_k": 5, "top_p": 0.5,
 }  # fmt: skip
 _ANTHROPIC_COMPANIONS: dict[str, JsonBody] = {
+    "thinking": {"max_tokens": 2048},
     "tool_choice": {"tools": [_ANTHROPIC_TOOL]},
     "tool_choice.disable_parallel_tool_use": {"tools": [_ANTHROPIC_TOOL], "tool_choice": {"type": "auto"}},
 }
@@ -292,6 +293,7 @@ APIS = [
             "metadata": {"a": "b"},
             "parallel_tool_calls": False,
             "previous_response_id": "resp_known",
+            "reasoning": {"effort": "low"},
             "store": False,
             "text": {"format": {"type": "json_schema", "name": "a", "schema": _SCHEMA}},
             "tool_choice": "required",
@@ -329,7 +331,7 @@ APIS = [
         {"model": "scripted", "messages": [_USER]},
         {*CountParams.__annotations__} | fields_of(anthropic.CountBody) | set(anthropic.WIRE.refused),
         _ANTHROPIC_SAMPLES,
-        _ANTHROPIC_COMPANIONS,
+        {name: beside for name, beside in _ANTHROPIC_COMPANIONS.items() if name != "thinking"},
         {ANY: "it does not change how many tokens the prompt has"},
     ),
     Api(

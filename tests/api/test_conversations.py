@@ -275,7 +275,7 @@ def test_listed_and_found(server: Server) -> None:
         ("GET", "/{}/items/msg_none", {}, 404, "item_id"),
         ("DELETE", "/{}/items/msg_none", {}, 404, "item_id"),
         ("POST", "", {"items": 5}, 400, "items"),
-        ("POST", "", {"items": [{"type": "reasoning", "summary": []}]}, 400, "items"),
+        ("POST", "", {"items": [{"type": "image_generation_call", "result": ""}]}, 400, "items"),
         ("POST", "", {"items": [{"role": "tool", "content": "kanarienvogel"}]}, 400, "items"),
         ("POST", "", {"items": [_user("a\0")]}, 400, "items"),
         ("POST", "", {"title": "x" * 201}, 400, "title"),

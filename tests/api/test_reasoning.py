@@ -109,6 +109,49 @@ def test_a_server_may_leave_it_in_the_text(serve: Callable[..., Server]) -> None
     assert "reasoning" not in state
 
 
+# Conversations
+
+
+def _items(server: Server, its_id: str) -> list[dict[str, Any]]:  # Any: of JSON
+    return list(server.http.get(f"/v1/conversations/{its_id}/items", params={"order": "asc"}).json()["data"])
+
+
+def test_an_answer_is_kept_with_its_reasoning(thinking: Server) -> None:
+    its_id = thinking.post("/v1/conversations", {}).json()["id"]
+    thinking.post("/v1/chat/completions", {**BODY, "conversation": its_id})
+    question, answer = _items(thinking, its_id)
+    assert "reasoning" not in question
+    assert (answer["reasoning"], answer["content"][0]["text"]) == ANSWER.split
+    # The next turn shows it to a template that asks for it.
+    asked = {"role": "user", "content": "Go on."}
+    told = thinking.post("/v1/chat/completions", {**BODY, "messages": [asked], "conversation": its_id}).json()
+    said = f"<think>\n{ANSWER.split[0]}\n</think>\n\n{ANSWER.split[1]}\n".encode()
+    user, assistant = chat_ids("")[0], chat_ids("")[-1]
+    prompt = (*chat_ids(PROMPT), *said, user, *b"Go on.\n", assistant)
+    message = told["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == Answer(prompt, ANSWER.count, 7, THINKS).split
+    exported = thinking.http.get(f"/v1/conversations/{its_id}/export").json()
+    made = thinking.post("/v1/conversations/import", exported).json()["data"][0]["id"]
+    assert [one.get("reasoning") for one in _items(thinking, made)] == [
+        one.get("reasoning") for one in _items(thinking, its_id)
+    ]
+
+
+def test_an_answer_that_was_cut_off_in_its_reasoning_goes_on_there(thinking: Server) -> None:
+    its_id = thinking.post("/v1/conversations", {}).json()["id"]
+    asked = {**BODY, "conversation": its_id, "max_tokens": 8 + 5}
+    thinking.post("/v1/chat/completions", asked)
+    _, cut = _items(thinking, its_id)
+    assert cut["content"][0]["text"] == ""
+    assert cut["status"] == "incomplete"
+    thought = cut["reasoning"]
+    thinking.post("/v1/chat/completions", {**asked, "messages": [], "max_tokens": ANSWER.count})
+    _, answer = _items(thinking, its_id)
+    written = Answer((*chat_ids(PROMPT), *f"<think>\n{thought}".encode()), ANSWER.count, 7, THINKS).text
+    more, _, text = written.partition("\n</think>\n\n")
+    assert (answer["reasoning"], answer["content"][0]["text"]) == (thought + more, text.lstrip())
+
+
 # Somebody dies
 
 _POSITIONS = [4, 8 + 6, 8 + THINKS + 4, MARKERS + THINKS + 6]  # in each marker, in the reasoning, in the text

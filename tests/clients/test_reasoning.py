@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from typing import cast
 
 import pytest
+from anthropic import Anthropic, BadRequestError
+from anthropic.types import MessageParam
+from ollama import Client, ResponseError
 from openai import OpenAI
 from openai.types.chat import ChatCompletionMessageParam
+from openai.types.responses import ResponseInputParam, ResponseOutputMessage, ResponseReasoningItem
 from tests.api.oracle import Answer, chat_ids
 from tests.api.process import Server
 from tests.waiting import LONG_S
@@ -17,6 +21,8 @@ THINKS = 24
 PROMPT = "Why do rivers bend?"
 ANSWER = Answer(chat_ids(PROMPT), 60, 7, THINKS)
 REASONING, TEXT = ANSWER.split
+NUM_REASONING = 8 + THINKS + 9  # with the markers, and without the white space behind them
+SEED = {"seed": 7}
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": PROMPT}]
 
 
@@ -38,7 +44,7 @@ def test_a_chat_of_openai(openai: OpenAI) -> None:
     assert (getattr(message, "reasoning_content", None), message.content) == (REASONING, TEXT)
     assert answer.usage is not None
     assert answer.usage.completion_tokens_details is not None
-    assert answer.usage.completion_tokens_details.reasoning_tokens == 8 + THINKS + 9
+    assert answer.usage.completion_tokens_details.reasoning_tokens == NUM_REASONING
 
 
 def test_a_chat_of_openai_streams(openai: OpenAI) -> None:
@@ -90,3 +96,171 @@ def test_an_answer_that_was_cut_off_in_its_reasoning_is_continued(openai: OpenAI
     # The scripted engine begins anew, with a marker that is a part of the reasoning here.
     reasoning, _, text = Answer(prompt, ANSWER.count, 7, THINKS).text.partition("\n</think>\n\n")
     assert (getattr(message, "reasoning_content", None), message.content) == (reasoning, text.lstrip())
+
+
+# Responses
+
+
+def test_a_response(openai: OpenAI) -> None:
+    answer = openai.responses.create(model="scripted", input=PROMPT, max_output_tokens=ANSWER.count, extra_body=SEED)
+    thought, said = answer.output
+    assert isinstance(thought, ResponseReasoningItem)
+    assert isinstance(said, ResponseOutputMessage)
+    assert thought.content is not None
+    assert ([part.text for part in thought.content], thought.summary) == ([REASONING], [])
+    assert answer.output_text == TEXT
+    assert answer.usage is not None
+    assert answer.usage.output_tokens_details.reasoning_tokens == NUM_REASONING
+
+
+def test_a_response_streams(openai: OpenAI) -> None:
+    """Through the client's own stream, which checks that items come in order."""
+    with openai.responses.stream(
+        model="scripted", input=PROMPT, max_output_tokens=ANSWER.count, extra_body=SEED
+    ) as stream:
+        events = list(stream)
+    assert "".join(event.delta for event in events if event.type == "response.reasoning_text.delta") == REASONING
+    assert [event.text for event in events if event.type == "response.reasoning_text.done"] == [REASONING]
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == TEXT
+    last = events[-1]
+    assert last.type == "response.incomplete"
+    assert [item.type for item in last.response.output] == ["reasoning", "message"]
+
+
+def test_a_response_is_handed_back_as_input(openai: OpenAI) -> None:
+    """Its reasoning goes to templates that ask for it."""
+    first = openai.responses.create(model="scripted", input=PROMPT, max_output_tokens=ANSWER.count, extra_body=SEED)
+    again = cast("ResponseInputParam", [
+        {"role": "user", "content": PROMPT},
+        *(item.model_dump(exclude_none=True) for item in first.output),
+        {"role": "user", "content": "Go on."},
+    ])  # fmt: skip
+    answer = openai.responses.create(model="scripted", input=again, max_output_tokens=ANSWER.count, extra_body=SEED)
+    said = f"<think>\n{REASONING}\n</think>\n\n{TEXT}\n".encode()
+    user, assistant = chat_ids("")[0], chat_ids("")[-1]
+    prompt = (*chat_ids(PROMPT), *said, user, *b"Go on.\n", assistant)
+    assert answer.output_text == Answer(prompt, ANSWER.count, 7, THINKS).split[1]
+    previous = openai.responses.create(
+        model="scripted", input="Go on.", previous_response_id=first.id, max_output_tokens=ANSWER.count, extra_body=SEED
+    )
+    assert previous.output_text == answer.output_text
+
+
+# Anthropic
+
+
+@pytest.fixture
+def anthropic(thinking: Server) -> Iterator[Anthropic]:
+    with Anthropic(base_url=thinking.url, api_key="unused", timeout=LONG_S, max_retries=0) as client:
+        yield client
+
+
+ASKED: list[MessageParam] = [{"role": "user", "content": PROMPT}]
+# Its API has no seed: what is said differs from time to time, and so does where the length cuts it.
+LONG = 2000
+
+
+def test_a_message_of_anthropic(anthropic: Anthropic) -> None:
+    message = anthropic.messages.create(
+        model="scripted", max_tokens=LONG, messages=ASKED, thinking={"type": "enabled", "budget_tokens": 1024}
+    )
+    thought, said = message.content
+    assert thought.type == "thinking"
+    assert thought.signature
+    assert said.type == "text"
+    assert "think>" not in thought.thinking + said.text
+    assert message.usage.output_tokens_details is not None
+    assert message.usage.output_tokens_details.thinking_tokens == NUM_REASONING
+
+
+def test_a_message_of_anthropic_streams(anthropic: Anthropic) -> None:
+    with anthropic.messages.stream(
+        model="scripted", max_tokens=LONG, messages=ASKED, thinking={"type": "adaptive"}
+    ) as stream:
+        events = list(stream)
+        thought, said = stream.get_final_message().content
+    assert thought.type == "thinking"
+    assert said.type == "text"
+    assert "".join(event.thinking for event in events if event.type == "thinking") == thought.thinking
+    assert [event.signature for event in events if event.type == "signature"] == [thought.signature]
+    assert "".join(event.text for event in events if event.type == "text") == said.text
+    handed_back = cast("MessageParam", {"role": "assistant", "content": [thought.model_dump(), said.model_dump()]})
+    again = anthropic.messages.create(
+        model="scripted", max_tokens=9, messages=[*ASKED, handed_back, {"role": "user", "content": "Go on."}]
+    )
+    assert again.usage.output_tokens == 9
+
+
+def test_who_does_not_ask_anthropic_for_thinking_gets_none(anthropic: Anthropic, thinking: Server) -> None:
+    """The template is told so. With `omitted` the model thinks, unseen."""
+    message = anthropic.messages.create(model="scripted", max_tokens=60, messages=ASKED)
+    assert [block.type for block in message.content] == ["text"]
+    assert message.usage.output_tokens_details is None
+    unseen = anthropic.messages.create(
+        model="scripted", max_tokens=60, messages=ASKED, thinking={"type": "adaptive", "display": "omitted"}
+    )
+    assert [block.type for block in unseen.content] == ["text"]
+    assert unseen.usage.output_tokens_details is not None
+
+
+def test_a_model_that_does_not_think_says_so_to_anthropic(server: Server) -> None:
+    with (
+        Anthropic(base_url=server.url, api_key="unused", timeout=LONG_S, max_retries=0) as client,
+        pytest.raises(BadRequestError, match="thinking"),
+    ):
+        client.messages.create(
+            model="scripted", max_tokens=LONG, messages=ASKED, thinking={"type": "enabled", "budget_tokens": 1024}
+        )
+
+
+# Ollama
+
+OPTIONS = {"num_predict": ANSWER.count, "seed": 7}
+
+
+@pytest.fixture
+def ollama(thinking: Server) -> Iterator[Client]:
+    with Client(thinking.url, timeout=LONG_S) as client:
+        yield client
+
+
+@pytest.mark.parametrize("think", [None, True])
+def test_a_chat_of_ollama(think: bool | None, ollama: Client) -> None:
+    answer = ollama.chat("scripted", [{"role": "user", "content": PROMPT}], think=think, options=OPTIONS)
+    assert (answer.message.thinking, answer.message.content) == (REASONING, TEXT)
+    parts = list(
+        ollama.chat("scripted", [{"role": "user", "content": PROMPT}], think=think, options=OPTIONS, stream=True)
+    )
+    assert "".join(part.message.thinking or "" for part in parts) == REASONING
+    assert "".join(part.message.content or "" for part in parts) == TEXT
+
+
+def test_a_prompt_of_ollama(ollama: Client) -> None:
+    answer = ollama.generate("scripted", PROMPT, think=True, options=OPTIONS)
+    assert (answer.thinking, answer.response) == (REASONING, TEXT)
+    parts = list(ollama.generate("scripted", PROMPT, options=OPTIONS, stream=True))
+    assert "".join(part.thinking or "" for part in parts) == REASONING
+    assert "".join(part.response or "" for part in parts) == TEXT
+    raw = ollama.generate("scripted", PROMPT, raw=True, options=OPTIONS)
+    assert raw.thinking is None
+    assert raw.response == Answer(PROMPT, ANSWER.count, 7, THINKS).text
+
+
+def test_ollama_can_be_told_not_to_think(ollama: Client) -> None:
+    answer = ollama.chat("scripted", [{"role": "user", "content": PROMPT}], think=False, options=OPTIONS)
+    prompt = (*chat_ids(PROMPT), *b"<think>\n\n</think>\n\n")
+    assert (answer.message.thinking, answer.message.content) == (None, Answer(prompt, ANSWER.count, 7).text)
+
+
+def test_what_ollama_can_do_is_told(ollama: Client, server: Server) -> None:
+    assert ollama.show("scripted").capabilities == ["completion", "thinking"]
+    asked = [{"role": "user", "content": PROMPT}]
+    with pytest.raises(ResponseError, match="knows no degrees"):
+        ollama.chat("scripted", asked, think="high")
+    with pytest.raises(ResponseError, match="chat template"):
+        ollama.generate("scripted", PROMPT, raw=True, think=True)
+    with Client(server.url, timeout=LONG_S) as other:
+        assert other.show("scripted").capabilities == ["completion"]
+        with pytest.raises(ResponseError, match="does not support thinking"):
+            other.chat("scripted", asked, think=True)
+        assert other.chat("scripted", asked, think=False, options=OPTIONS).message.thinking is None

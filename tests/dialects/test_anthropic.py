@@ -214,7 +214,6 @@ def test_structured_output() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
         {"container": "c"},
         {"mcp_servers": [{"type": "url", "url": "http://a/", "name": "a"}]},
         {"context_management": {"edits": []}},
@@ -229,9 +228,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(body: JsonBody) -> None:
     assert refused.value.param in body
 
 
-@pytest.mark.parametrize(
-    "body", [{"thinking": {"type": "disabled"}}, {"thinking": {"type": "adaptive"}}, {"thinking": None}]
-)
+@pytest.mark.parametrize("body", [{"thinking": {"type": "disabled"}}, {"thinking": None}])
 def test_what_asks_for_no_thinking_is_taken(body: JsonBody) -> None:
     assert call_of(body) == call_of({})
 

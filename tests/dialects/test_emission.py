@@ -104,6 +104,9 @@ def test_usage_is_in_every_chunk_or_in_none(path: Path) -> None:
         assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
         assert chunks[-1]["choices"] == []
         assert chunks[-1]["usage"] == {"prompt_tokens": 4, "completion_tokens": 3, "total_tokens": 7}
+    elif path.stem == "thinking":
+        assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+        assert chunks[-1]["usage"]["completion_tokens_details"] == {"reasoning_tokens": 21}
     else:
         assert [chunk["usage"] for chunk in chunks] == [None] * len(chunks)
 
@@ -140,7 +143,8 @@ def test_native_streams_number_their_events_and_end_once(path: Path) -> None:
     assert [message.last_event_id for message in messages] == [
         f"{facts().stream_id}-{seq}" for seq in range(1, len(messages) + 1)
     ]
-    assert [message.event for message in messages[:-1]] == ["message"] * (len(messages) - 1)
+    events = {message.event for message in messages[:-1]}
+    assert events <= ({"message", "reasoning"} if path.stem == "thinking" else {"message"})
     assert messages[-1].event in ("done", "error", "cancelled", "interrupted")
     assert objects(messages[-1].text)["status"] == messages[-1].event
 
@@ -161,7 +165,8 @@ def deltas(draw: st.DrawFn, num_choices: int) -> TextDelta:
     token_ids = tuple(draw(st.lists(st.integers(0, vocabulary().vocab_size - 1), min_size=1, max_size=3)))
     values = tuple(draw(logprobs) for _ in token_ids)
     choice = draw(st.integers(0, num_choices - 1))
-    return TextDelta(draw(texts), token_ids, choice, draw(st.sampled_from([(), values])))
+    text, reasoning = draw(st.tuples(texts, st.just("")) | st.tuples(st.just(""), texts))
+    return TextDelta(text, token_ids, choice, draw(st.sampled_from([(), values])), reasoning=reasoning)
 
 
 @st.composite
@@ -185,6 +190,10 @@ def texts_of(events: list[Event]) -> list[str]:
     return both
 
 
+def reasoning_of(events: list[Event], choice: int) -> str:
+    return "".join(event.reasoning for event in events if isinstance(event, TextDelta) and event.choice == choice)
+
+
 @few
 @given(streams())
 def test_native_says_everything_there_is(events: list[Event]) -> None:
@@ -199,7 +208,8 @@ def test_native_says_everything_there_is(events: list[Event]) -> None:
             assert shown["usage"]["total_tokens"] == sum(event.usage)
             assert shown.get("error") == (dict(event.failure._asdict()) if event.failure else None)
         else:
-            assert (shown["text"], tuple(shown["token_ids"])) == (event.text, event.token_ids)
+            assert message.event == ("reasoning" if event.reasoning else "message")
+            assert (shown["text"], tuple(shown["token_ids"])) == (event.text or event.reasoning, event.token_ids)
             assert (shown.get("choice", 0), shown.get("finish_reason")) == (event.choice, event.finish_reason)
             assert shown.get("stop") == (event.stop if event.finish_reason else None)
             assert len(shown.get("logprobs", ())) == len(event.logprobs)
@@ -238,12 +248,15 @@ def test_openai_chunks_carry_the_whole_text_of_each_choice(view: str, events: li
     *messages, done = [message.text for message in parse(stream)]
     assert done == "[DONE]"
     chunks = [objects(text) for text in messages]
-    shown, finished = ["", ""], []
+    shown, thought, finished = ["", ""], ["", ""], []
     for chunk in chunks:
         for choice in chunk.get("choices", ()):
+            thought[choice["index"]] += choice.get("delta", {}).get("reasoning_content", "")
             shown[choice["index"]] += choice.get("text") or choice.get("delta", {}).get("content") or ""
             finished += [choice["index"]] if choice["finish_reason"] else []
     assert shown == texts_of(events)
+    if view == "chat_two":
+        assert thought == [reasoning_of(events, choice) for choice in (0, 1)]
     end = events[-1]
     assert isinstance(end, End)
     assert ("error" in chunks[-1]) == (end.status != "done")
@@ -286,6 +299,7 @@ def test_whole_answers_say_what_the_streams_say(events: list[Event]) -> None:
     text = texts_of(events)[0]
     chat = objects(VIEWS["chat"].open(facts()).whole(events).decode())
     assert chat["choices"][0]["message"]["content"] == text
+    assert chat["choices"][0]["message"].get("reasoning_content", "") == reasoning_of(events, 0)
     completion = objects(VIEWS["completion_logprobs"].open(facts()).whole(events).decode())
     assert completion["choices"][0]["text"] == text
     tgi = objects(VIEWS["tgi_details"].open(facts()).whole(events).decode())

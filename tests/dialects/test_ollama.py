@@ -109,7 +109,7 @@ def test_a_seed_of_minus_one_is_none() -> None:
 @pytest.mark.parametrize("model", ["scripted", "scripted:latest"])
 def test_a_model_may_have_the_tag_latest(model: str) -> None:
     assert generate({"model": model}).request.model == "scripted"
-    assert shown("/api/show", {"model": model})["capabilities"] == ["completion", "tools"]
+    assert shown("/api/show", {"model": model})["capabilities"] == ["completion", "tools", "thinking"]
 
 
 def test_another_model_is_left_for_the_server_to_refuse() -> None:
@@ -207,8 +207,6 @@ def test_logprobs() -> None:
         {"images": ["aGk="]},
         {"suffix": "x"},
         {"template": "{{ .Prompt }}"},
-        {"think": True},
-        {"think": "high"},
         {"truncate": True},
         {"options": {"mirostat": 2}},
         {"options": {"repeat_last_n": 64}},
@@ -320,7 +318,7 @@ def test_what_is_said_about_the_model() -> None:
         assert len(model["digest"]) == 64
     assert shown("/api/tags", server=FakeServer(model="a:b"))["models"][0]["name"] == "a:b"
     found = shown("/api/show", {"name": "scripted"}, server=BARE)
-    assert found["capabilities"] == ["completion"]
+    assert found["capabilities"] == ["completion", "thinking"]
     architecture = found["model_info"]["general.architecture"]
     assert found["model_info"][f"{architecture}.context_length"] == 4096
     assert [int(part) for part in shown("/api/version")["version"].split(".")] >= [0, 6, 4]

@@ -209,7 +209,7 @@ def test_background_answers_live_on_without_readers() -> None:
 
 
 def test_what_nobody_knows_is_ignored_and_named() -> None:
-    assert call_of({"service_tier": "auto", "reasoning": {}}).ignored == ("reasoning", "service_tier")
+    assert call_of({"service_tier": "auto", "safety_identifier": "a"}).ignored == ("safety_identifier", "service_tier")
 
 
 IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "http://a/"}]}
@@ -228,8 +228,10 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "http:
            [{"type": "item_reference", "id": "i"}], [{"type": "function_call", "call_id": "c", "name": "n"}],
            [{"type": "function_call_output", "output": "o"}])),
         ({"input": ["Hi"]}, "input[0]", RequestError),
-        *(({"include": value}, "include", UnsupportedParameter) for value in
-          (["reasoning.encrypted_content"], ["message.output_text.logprobs", "kanarienvogel"])),
+        ({"include": ["message.output_text.logprobs", "kanarienvogel"]}, "include", UnsupportedParameter),
+        ({"reasoning": "high"}, "reasoning", RequestError),
+        ({"reasoning": {"effort": "kanarienvogel"}}, "reasoning.effort", RequestError),
+        ({"input": [{"type": "reasoning", "content": "a"}]}, "input", RequestError),
         ({"include": [5]}, "include[0]", RequestError),
         ({"instructions": []}, "instructions", RequestError),
         ({"max_output_tokens": 0}, "max_output_tokens", RequestError),
@@ -418,7 +420,9 @@ def test_states_name_their_stream() -> None:
 MESSAGE = r"output_item\.added content_part\.added( output_text\.delta)* output_text\.done "
 MESSAGE += r"content_part\.done output_item\.done"
 FUNCTION = r"output_item\.added( function_call_arguments\.delta)* function_call_arguments\.done output_item\.done"
+REASONING = MESSAGE.replace("output_text", "reasoning_text")
 ENDS = {"length": "incomplete", "cut_call": "incomplete", "cancelled": "incomplete error"}
+ENDS |= dict.fromkeys(("thinking", "thinking_cut"), "incomplete")
 ENDS |= dict.fromkeys(("error", "interrupted", "refused"), "failed error")
 
 
@@ -430,7 +434,7 @@ def test_events_are_in_the_order_that_clients_build_on(path: Path) -> None:
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     names = " ".join(event["type"].removeprefix("response.") for event in events)
     end = "incomplete" if "unicode" in path.stem else ENDS.get(path.stem, "completed")
-    assert re.fullmatch(rf"created in_progress( {MESSAGE}| {FUNCTION})* {end}", names), names
+    assert re.fullmatch(rf"created in_progress( {REASONING})?( {MESSAGE}| {FUNCTION})* {end}", names), names
     _check_items(events)
 
 

@@ -42,9 +42,10 @@ def _step(
     logprobs: tuple[float, ...] = (),
     finish_reason: FinishReason | None = None,
     stop: str | None = None,
+    reasoning: str = "",
 ) -> TextDelta:
     """A delta whose ids may be written as the bytes that they stand for."""
-    return TextDelta(text, tuple(token_ids), choice, logprobs, finish_reason, stop)
+    return TextDelta(text, tuple(token_ids), choice, logprobs, finish_reason, stop, reasoning=reasoning)
 
 
 def _spelled(text: str, finish_reason: FinishReason | None = None) -> TextDelta:
@@ -153,6 +154,31 @@ STREAMS: dict[str, list[Event]] = {
         _spelled('ty": "Bo', finish_reason="length"),
         End("done", Usage(4, 56)),
     ],
+    # Reasoning and its markers, then text.
+    "thinking": [
+        _step("", b"<think>\n"),
+        _step("", (RIVER,), reasoning="river"),
+        _step("", b"\xf0\x9f\x8c"),
+        _step("", b"\x8a", reasoning="\U0001f30a"),
+        _step("", b"</think>\n\n"),
+        _step("the", (THE,)),
+        _step(" river", (RIVER,), finish_reason="length"),
+        End("done", Usage(4, 25), num_reasoning_tokens=21),
+    ],
+    # The length cuts it off.
+    "thinking_cut": [
+        _step("", b"<think>"),
+        _step("", (RIVER,), finish_reason="length", reasoning=" river"),
+        End("done", Usage(4, 8), num_reasoning_tokens=8),
+    ],
+    # Reasoning, and a call behind it.
+    "thinking_call": [
+        _step("", b"<think>the", reasoning="the"),
+        _step("", b"</think>"),
+        _spelled('<tool_call>{"name": "weather", "arguments": {}}</tool_call>'),
+        _step("", (EOS_ID,), finish_reason="stop"),
+        End("done", Usage(4, 78), num_reasoning_tokens=18),
+    ],
     # Never began: the end is the first event.
     "refused": [End("error", Usage(4, 0), _BUSY)],
 }
@@ -190,6 +216,7 @@ VIEWS: dict[str, View] = {
     "native": native({"prompt": "Hi"}).view,
     "chat": chat(_CHAT).view,
     "chat_usage": chat(_CHAT | _USAGE).view,
+    "chat_tools": chat(_CHAT | {"tools": [_TOOL]}).view,
     "chat_two": chat(_CHAT | {"n": 2}).view,
     "chat_logprobs": chat(_CHAT | {"logprobs": True}).view,
     "completion": completion(_TEXT).view,
@@ -203,6 +230,9 @@ VIEWS: dict[str, View] = {
     "cumulative": cumulative.parse(asked({"prompt": "Hi"})).view,
     "cumulative_followed": cumulative.parse_following(asked(query={"stream_id": _STREAM_ID})).view,
     "anthropic": view_of(anthropic.parse(asked(_MESSAGES))),
+    "anthropic_thinking": view_of(
+        anthropic.parse(asked({**_MESSAGES, "tools": [_LOOK], "thinking": {"type": "adaptive"}}))
+    ),
     "anthropic_tools": view_of(anthropic.parse(asked({**_MESSAGES, "tools": [_LOOK]}))),
     "anthropic_forced": view_of(
         anthropic.parse(asked({**_MESSAGES, "tools": [_LOOK], "tool_choice": {"type": "any"}}))
@@ -222,9 +252,10 @@ VIEWS: dict[str, View] = {
 _ENDS = ("error", "cancelled", "interrupted", "refused")
 _ALL = ("plain", "unicode", "stop", "length", *_ENDS)
 STREAMED: dict[str, tuple[str, ...]] = {
-    "native": (*_ALL, "two", "logprobs"),
-    "chat": _ALL,
-    "chat_usage": ("plain", "error"),
+    "native": (*_ALL, "two", "logprobs", "thinking"),
+    "chat": (*_ALL, "thinking", "thinking_cut"),
+    "chat_usage": ("plain", "error", "thinking"),
+    "chat_tools": ("thinking_call",),
     "chat_two": ("two",),
     "chat_logprobs": ("logprobs",),
     "completion": _ALL,
@@ -236,23 +267,25 @@ STREAMED: dict[str, tuple[str, ...]] = {
     "plain": ("plain", "unicode", "stop"),
     "cumulative": _ALL,
     "cumulative_followed": ("plain", "unicode", *_ENDS),
-    "anthropic": _ALL,
+    "anthropic": (*_ALL, "thinking"),
+    "anthropic_thinking": ("thinking", "thinking_cut", "thinking_call"),
     "anthropic_tools": ("plain", "calls", "cut_call", "stop", "error"),
     "anthropic_forced": ("forced_call",),
-    "ollama_chat": _ALL,
-    "ollama_tools": ("plain", "calls", "cut_call"),
-    "ollama_generate": ("plain", "unicode", "stop", "length", "error"),
+    "ollama_chat": (*_ALL, "thinking", "thinking_cut"),
+    "ollama_tools": ("plain", "calls", "cut_call", "thinking_call"),
+    "ollama_generate": ("plain", "unicode", "stop", "length", "error", "thinking"),
     "ollama_logprobs": ("logprobs",),
     "triton": _ALL,
     "triton_parameters": ("plain",),
-    "responses": _ALL,
-    "responses_tools": ("plain", "calls", "cut_call", "error"),
+    "responses": (*_ALL, "thinking", "thinking_cut"),
+    "responses_tools": ("plain", "calls", "cut_call", "error", "thinking_call"),
     "responses_forced": ("forced_call",),
     "responses_logprobs": ("logprobs",),
     "responses_background": ("plain", "length", "cancelled"),
 }
 WHOLE: dict[str, tuple[str, ...]] = {
-    "chat": ("plain", "unicode", "stop"),
+    "chat": ("plain", "unicode", "stop", "thinking", "thinking_cut"),
+    "chat_tools": ("thinking_call",),
     "chat_two": ("two",),
     "chat_logprobs": ("logprobs",),
     "completion": ("plain",),
@@ -262,18 +295,19 @@ WHOLE: dict[str, tuple[str, ...]] = {
     "tgi_details": ("stop_shown", "logprobs"),
     "tgi_root": ("plain",),
     "cumulative": ("plain", "unicode"),
-    "anthropic": ("plain", "unicode", "stop", "length"),
+    "anthropic": ("plain", "unicode", "stop", "length", "thinking"),
+    "anthropic_thinking": ("thinking", "thinking_cut", "thinking_call"),
     "anthropic_tools": ("plain", "calls", "cut_call"),
     "anthropic_forced": ("forced_call",),
-    "ollama_chat": ("plain", "unicode", "stop"),
-    "ollama_tools": ("calls", "cut_call"),
-    "ollama_generate": ("plain", "length"),
+    "ollama_chat": ("plain", "unicode", "stop", "thinking"),
+    "ollama_tools": ("calls", "cut_call", "thinking_call"),
+    "ollama_generate": ("plain", "length", "thinking"),
     "ollama_logprobs": ("logprobs",),
     "triton": ("plain",),
     "triton_parameters": ("unicode",),
     "triton_tensors": ("plain", "unicode"),
-    "responses": ("plain", "unicode", "length"),
-    "responses_tools": ("calls", "cut_call"),
+    "responses": ("plain", "unicode", "length", "thinking", "thinking_cut"),
+    "responses_tools": ("calls", "cut_call", "thinking_call"),
     "responses_forced": ("forced_call",),
     "responses_logprobs": ("logprobs",),
     "responses_background": ("plain", *_ENDS),

@@ -104,3 +104,28 @@ def test_plain_text_ends_its_line() -> None:
             screen.show(piece)
         screen.close()
         assert out.getvalue() == shown
+
+
+def test_reasoning_is_gone_when_the_answer_is_there() -> None:
+    out = io.StringIO()
+    screen = MarkdownScreen(Console(file=out, width=60, force_terminal=True, color_system=None, legacy_windows=False))
+    screen.think("Hm, \x1b[31mrivers ")
+    screen.think("bend")
+    screen.show("They *do*.")
+    screen.close()
+    assert "\x1b[31m" not in out.getvalue()
+    out = io.StringIO()
+    alone = MarkdownScreen(Console(file=out, width=60, highlight=False))
+    alone.think("Hm")
+    alone.show("They *do*.")
+    alone.close()
+    assert _lines(out.getvalue()) == ["They do."]
+
+
+def test_in_a_pipe_there_is_the_answer_alone() -> None:
+    out = io.StringIO()
+    screen = PlainScreen(out)
+    screen.think("Hm")
+    screen.show("Yes")
+    screen.close()
+    assert out.getvalue() == "Yes\n"

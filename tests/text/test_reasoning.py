@@ -10,10 +10,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tailrace.text import ChatEncoder, ChatTemplate, ReasoningSplitter, Tokenizer
-from tailrace.text.reasoning import find_format, is_opened, split_beginning
+from tailrace.text.reasoning import THINK, find_format, is_opened, split_beginning
 from tailrace.types import Message, ReasoningFormat
 
-THINK = ReasoningFormat(("<think>",), ("</think>",))
 HARMONY = find_format("<|start|>assistant<|channel|>final<|message|>", ())
 FINAL = "<|channel|>final<|message|>"
 

@@ -57,6 +57,7 @@ class Item(msgspec.Struct, frozen=True, kw_only=True):
     kind: ItemKind = "message"
     role: str = ""  # of a message
     text: str = ""
+    reasoning: str = ""  # what the assistant thought before the text
     call_id: str = ""  # links a call and its output
     name: str = ""  # of the called function
     status: ItemStatus = "completed"
@@ -113,15 +114,18 @@ def messages_of(items: Iterable[Item]) -> tuple[Message, ...]:
     messages: list[Message] = []
     for are_calls, group in groupby(items, lambda item: item.kind == "function_call"):
         if are_calls:
-            calls = tuple(ToolCall(item.call_id, item.name, item.text) for item in group)
-            said = messages.pop().content if messages and messages[-1].role == "assistant" else ""
-            messages.append(Message("assistant", said, calls))
+            called = list(group)
+            calls = tuple(ToolCall(item.call_id, item.name, item.text) for item in called)
+            said = messages.pop() if messages and messages[-1].role == "assistant" else Message("assistant", "")
+            thought = said.reasoning or next((item.reasoning for item in called if item.reasoning), "")
+            messages.append(Message("assistant", said.content, calls, reasoning=thought))
             continue
         for item in group:
             if item.kind == "function_call_output":
                 messages.append(Message("tool", item.text, tool_call_id=item.call_id))
             else:  # chat templates do not know "developer", the newer name of the role "system"
-                messages.append(Message("system" if item.role == "developer" else item.role, item.text))
+                role = "system" if item.role == "developer" else item.role
+                messages.append(Message(role, item.text, reasoning=item.reasoning))
     return tuple(messages)
 
 
@@ -132,8 +136,8 @@ def items_of(messages: Iterable[Message]) -> tuple[Item, ...]:
         if message.role == "tool":
             items.append(Item(kind="function_call_output", text=message.content, call_id=message.tool_call_id))
             continue
-        if message.content or not message.tool_calls:
-            items.append(Item(role=message.role, text=message.content))
+        if message.content or message.reasoning or not message.tool_calls:
+            items.append(Item(role=message.role, text=message.content, reasoning=message.reasoning))
         items += (
             Item(kind="function_call", text=call.arguments, call_id=call.call_id, name=call.name)
             for call in message.tool_calls
@@ -154,9 +158,10 @@ def check_items(items: Iterable[Item]) -> None:
     """Raises: RequestError for NUL characters, or texts that are too long for a conversation."""
     num_characters = 0
     for item in items:
-        if any("\0" in text for text in (item.text, item.call_id, item.name)):
+        texts = (item.text, item.reasoning, item.call_id, item.name)
+        if any("\0" in text for text in texts):
             raise RequestError("Texts must not contain NUL characters.", param="items")
-        num_characters += len(item.text) + len(item.call_id) + len(item.name)
+        num_characters += sum(map(len, texts))
     if num_characters > MAX_CHARACTERS:
         raise RequestError(f"The texts of a conversation can have at most {MAX_CHARACTERS} characters.", param="items")
 

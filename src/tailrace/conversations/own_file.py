@@ -27,6 +27,7 @@ class _OwnItem(msgspec.Struct):
     type: Literal["message", "function_call", "function_call_output"] = "message"
     role: Literal["", "system", "developer", "user", "assistant"] = ""
     text: str = ""
+    reasoning: str = ""
     call_id: str = ""
     name: str = ""
     status: Literal["completed", "incomplete", "in_progress"] = "completed"
@@ -92,6 +93,7 @@ def _item(one: _OwnItem) -> Item:
         kind=one.type,
         role=one.role,
         text=clean(one.text),
+        reasoning=clean(one.reasoning),
         call_id=clean(one.call_id),
         name=clean(one.name),
         status=one.status,

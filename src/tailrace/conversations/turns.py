@@ -19,21 +19,23 @@ __all__ = ["Spoken", "Turn", "read_turn"]
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """The answer of a stream so far: its text, and whether it is complete."""
+    """The answer of a stream so far: its text, whether it is complete, and the reasoning before it."""
 
     text: str = ""
     status: ItemStatus = "in_progress"
+    reasoning: str = ""
 
 
 class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a request adds to a conversation. The input follows the item `parent_id`. `prefix` is the existing text of
-    an answer that the request continues. The other fields say how tool calls are parsed from the answer's text, and how
-    the wire numbers them: among the calls, or among all items of the answer."""
+    an answer that the request continues, and `reasoning_prefix` its reasoning. The other fields say how tool calls are
+    parsed from the answer's text, and how the wire numbers them: among the calls, or among all items of the answer."""
 
     conversation_id: str
     parent_id: str | None = None
     said: tuple[Item, ...] = ()  # the input
     prefix: str = ""
+    reasoning_prefix: str = ""
     reads_tools: bool = False
     forced_tool: bool = False
     single_call: bool = False
@@ -50,6 +52,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         """Return the items of the answer after `parent_id`, at least one. An answer in progress has only its prefix."""
         items = self._items(stream_id, spoken.text) if spoken.status != "in_progress" else []
         items = [replace(item, stream_id=stream_id) for item in items or [Item(role="assistant", text=self.prefix)]]
+        items[0] = replace(items[0], reasoning=self.reasoning_prefix + spoken.reasoning)
         items[-1] = replace(items[-1], status=spoken.status)
         ids = (f"{ID_PREFIXES[item.kind]}_{stream_id}_{number}" for number, item in enumerate(items))
         return chained(items, ids, parent_id, created_s)

@@ -1,7 +1,8 @@
 """Anthropic's wire: `/v1/messages` and `/v1/messages/count_tokens`. Answers: `anthropic_events.py`.
 
 The headers of its clients (`x-api-key`, `anthropic-version`, `anthropic-beta`) may be anything. Divergences, on
-purpose: 1. Thinking that is left to the model (`adaptive`) is taken, as the models here do none; `enabled` is refused.
+purpose: 1. Thinking is shown in full, never in a summary. Its `budget_tokens` are ignored, and named. Its signature is
+the stream's id, and is not checked when it comes back. A model that cannot be told not to think does so unseen.
 2. Blocks and turns that belong together are joined by a line end, since chat templates know one text a turn.
 3. `tool_choice` of `any` and `tool` makes exactly one call. 4. `is_error` of a tool's result and `cache_control` are
 ignored, and named. 5. A model's `created_at` is when the server started, as nobody here knows when it was made.
@@ -22,6 +23,7 @@ from tailrace.dialects.fields import (
     ChatMessage,
     FunctionCall,
     SamplingFields,
+    TemplateValues,
     TextPart,
     Tokens,
     ToolCallBody,
@@ -31,6 +33,7 @@ from tailrace.dialects.fields import (
 )
 from tailrace.dialects.grammars import grammar_of_schema
 from tailrace.dialects.queries import read_count
+from tailrace.dialects.reasoning import switch_values, unread_reasoning
 from tailrace.dialects.tools import Function, Tool, ToolChoice, choose_tools
 from tailrace.dialects.wire import (
     Generate,
@@ -43,7 +46,7 @@ from tailrace.dialects.wire import (
     Wire,
     pick_named,
 )
-from tailrace.errors import RequestError, UnknownModel
+from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
 from tailrace.types import GenerateRequest, means_any_model
 
 __all__ = ["WIRE"]
@@ -56,7 +59,6 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "inference_geo": (),
     "mcp_servers": ([],),
     "speed": ("standard",),
-    "thinking": ({"type": "disabled"}, {"type": "adaptive"}),
     "thread": (),
 }
 _DEFAULT_PAGE, _MAX_PAGE = 20, 1000  # models; what Anthropic's reference says
@@ -75,9 +77,14 @@ class ToolResult(msgspec.Struct, tag="tool_result"):
     content: str | list[TextPart] | None = None
 
 
+class Thinking(msgspec.Struct, tag="thinking"):
+    thinking: str
+    signature: str = ""
+
+
 class AnthropicTurn(msgspec.Struct):
     role: Literal["user", "assistant", "system"]
-    content: str | list[TextPart | ToolUse | ToolResult]
+    content: str | list[TextPart | Thinking | ToolUse | ToolResult]
 
 
 ToolName = Annotated[str, msgspec.Meta(pattern="^[a-zA-Z0-9_-]{1,128}$")]
@@ -96,6 +103,19 @@ class AnthropicToolChoice(msgspec.Struct):
     disable_parallel_tool_use: bool | None = None
 
 
+class ThinkingDisabled(msgspec.Struct, tag="disabled"):
+    pass
+
+
+class ThinkingAdaptive(msgspec.Struct, tag="adaptive"):
+    display: Literal["summarized", "omitted"] | None = None
+
+
+class ThinkingEnabled(msgspec.Struct, tag="enabled"):
+    budget_tokens: Annotated[int, msgspec.Meta(ge=1024, le=2**31 - 1)]
+    display: Literal["summarized", "omitted"] | None = None
+
+
 class Format(msgspec.Struct):
     type: Literal["json_schema"]
     schema: JsonBody
@@ -111,6 +131,7 @@ class CountBody(msgspec.Struct, kw_only=True):
     system: str | list[TextPart] | None = None
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
+    thinking: ThinkingDisabled | ThinkingAdaptive | ThinkingEnabled | None = None
 
 
 class MessagesBody(CountBody, kw_only=True):
@@ -126,7 +147,10 @@ class MessagesBody(CountBody, kw_only=True):
 def parse(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError."""
     fields, ignored = read_known(request.body, MessagesBody, _REFUSED)
-    generate, tools = _prompt(fields, request.server)
+    generate, tools, more = _prompt(fields, request.server)
+    thinking = fields.thinking
+    if isinstance(thinking, ThinkingEnabled) and thinking.budget_tokens >= fields.max_tokens:
+        raise RequestError("thinking.budget_tokens must be less than max_tokens.", param="thinking")
     form = fields.output_config.format if fields.output_config is not None else None
     grammar = grammar_of_schema(form.schema, "output_config") if form is not None else None
     if tools.shown and grammar is not None:
@@ -141,19 +165,24 @@ def parse(request: ParsedRequest) -> GenerateCall:
         single_call=is_single and tools.may_be_several,
         stop=stops(fields.stop_sequences, name="stop_sequences"),
     )
-    view = MessagesView(reads_tools=bool(tools.shown), forced_tool=tools.forced is not None, single_call=is_single)
-    return GenerateCall(replace(generate, sampling=sampling), view, bool(fields.stream), ignored + tools.ignored)
+    view = MessagesView(
+        reads_tools=bool(tools.shown),
+        forced_tool=tools.forced is not None,
+        single_call=is_single,
+        shows_thinking=isinstance(thinking, ThinkingAdaptive | ThinkingEnabled) and thinking.display != "omitted",
+    )
+    return GenerateCall(replace(generate, sampling=sampling), view, bool(fields.stream), ignored + more)
 
 
 def count_tokens(request: ParsedRequest) -> Reply:
     """Raises: RequestError."""
     fields, ignored = read_known(request.body, CountBody, _REFUSED)
-    generate, tools = _prompt(fields, request.server)
-    return Reply(to_json({"input_tokens": request.server.count_tokens(generate)}), ignored=ignored + tools.ignored)
+    generate, _, more = _prompt(fields, request.server)
+    return Reply(to_json({"input_tokens": request.server.count_tokens(generate)}), ignored=ignored + more)
 
 
-def _prompt(fields: CountBody, server: ServerFacts) -> tuple[GenerateRequest, ToolChoice]:
-    """What the model gets to see, and what becomes of the tools. Raises: RequestError."""
+def _prompt(fields: CountBody, server: ServerFacts) -> tuple[GenerateRequest, ToolChoice, tuple[str, ...]]:
+    """What the model gets to see, what becomes of the tools, and what is ignored. Raises: RequestError."""
     choice = fields.tool_choice or AnthropicToolChoice("auto")
     if (choice.type == "tool") != (choice.name is not None):
         raise RequestError("A name goes with the tool_choice of type tool.", param="tool_choice")
@@ -163,9 +192,27 @@ def _prompt(fields: CountBody, server: ServerFacts) -> tuple[GenerateRequest, To
     read = read_messages(messages)
     last = messages[-1]
     begins_answer = last.role == "assistant" and not last.tool_calls
-    if begins_answer and isinstance(last.content, list) and last.content[-1].text[-1].isspace():
+    if begins_answer and isinstance(last.content, list) and last.content and last.content[-1].text[-1].isspace():
         raise RequestError("The final assistant content cannot end with trailing whitespace.", param="messages")
-    return GenerateRequest(fields.model, messages=read, tools=tools.shown, continue_final=begins_answer), tools
+    values, ignored = _thinking(fields, server)
+    unread = unread_reasoning(read, server, continues=begins_answer, name="messages[].content[].thinking")
+    generate = GenerateRequest(
+        fields.model, messages=read, tools=tools.shown, continue_final=begins_answer, template_values=values
+    )
+    return generate, tools, tools.ignored + ignored + unread
+
+
+def _thinking(fields: CountBody, server: ServerFacts) -> tuple[TemplateValues, tuple[str, ...]]:
+    """What tells the chat template whether to think, and what has no effect. Who does not ask for thinking gets none,
+    as far as the template can be told. Raises: UnsupportedParameter."""
+    match fields.thinking:
+        case ThinkingAdaptive():
+            return {}, ()
+        case ThinkingEnabled():
+            if not server.splits_reasoning:
+                raise UnsupportedParameter("thinking: this model does none that is told apart here.", param="thinking")
+            return switch_values(server, on=True), ("thinking.budget_tokens",)
+    return switch_values(server, on=False), ()
 
 
 def _messages(fields: CountBody) -> list[ChatMessage]:
@@ -190,7 +237,10 @@ def _add(messages: list[ChatMessage], turn: AnthropicTurn) -> None:
         content = result.content if isinstance(result.content, str) else _joined(result.content or ())
         messages.append(ChatMessage("tool", content, None, result.tool_use_id))
     text = _joined([block for block in blocks if isinstance(block, TextPart)])
-    if not text and not calls:
+    thoughts = [block.thinking for block in blocks if isinstance(block, Thinking)]
+    if thoughts and turn.role != "assistant":
+        raise RequestError("thinking is an assistant's block.", param="messages")
+    if not text and not calls and not any(thoughts):
         if not results and turn.role != "assistant":
             raise RequestError("A message has no content.", param="messages")
         return
@@ -201,6 +251,7 @@ def _add(messages: list[ChatMessage], turn: AnthropicTurn) -> None:
     assert isinstance(before.content, list)
     if text:
         before.content.append(TextPart("\n" + text if before.content else text))
+    before.reasoning_content = "\n".join(filter(None, [before.reasoning_content, *thoughts])) or None
     before.tool_calls = [ToolCallBody(FunctionCall(call.name, call.input), call.id) for call in calls] or None
 
 

@@ -28,6 +28,7 @@ _TYPES = {
 
 @dataclass(frozen=True, slots=True)
 class MessagesView(ToolsView):
+    shows_thinking: bool = False
     heartbeat = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def open(self, facts: StreamFacts) -> Encoder:
@@ -51,16 +52,18 @@ class MessagesEncoder:
         if type(event) is End:
             if event.status != "done":
                 return b"event: error\ndata: " + encode_error(failure_of(event))[1] + b"\n\n"
-            frames.append(_frame("message_delta", {"delta": self._stop, "usage": _usage(event.usage)}))
+            frames.append(_frame("message_delta", {"delta": self._stop, "usage": _usage(event)}))
             frames.append(_frame("message_stop", {}))
             return "".join(frames).encode("ascii")
         assert type(event) is TextDelta
         if not self._has_begun:
             self._has_begun = True
-            usage = Usage(self._facts.num_prompt_tokens, 0)
-            message = self._message([], {"stop_reason": None, "stop_sequence": None}, usage)
+            before = End("done", Usage(self._facts.num_prompt_tokens, 0))
+            message = self._message([], {"stop_reason": None, "stop_sequence": None}, before)
             frames.append(_frame("message_start", {"message": message}))
         finish = event.finish_reason
+        if event.reasoning and self._view.shows_thinking:
+            frames.append(self._thinking(event.reasoning))
         if self._reader is None:
             frames.append(self._text(event.text))
         else:
@@ -80,6 +83,9 @@ class MessagesEncoder:
         if self._view.reads_tools:
             parts = reader.push(text) + reader.flush()
         content: list[JsonBody] = []
+        thinking = "".join(delta.reasoning for delta in deltas)
+        if thinking and self._view.shows_thinking:
+            content.append({"type": "thinking", "thinking": thinking, "signature": self._facts.stream_id})
         num_calls = 0
         for part in parts:
             if isinstance(part, WholeCall):
@@ -90,9 +96,9 @@ class MessagesEncoder:
                 content[-1]["text"] += part
             elif part:
                 content.append({"type": "text", "text": part})
-        return to_json(self._message(content, _stop_of(deltas[-1], reader, num_calls), end.usage))
+        return to_json(self._message(content, _stop_of(deltas[-1], reader, num_calls), end))
 
-    def _message(self, content: Sequence[JsonBody], stop: JsonBody, usage: Usage) -> JsonBody:
+    def _message(self, content: Sequence[JsonBody], stop: JsonBody, end: End) -> JsonBody:
         return {
             "id": f"msg_{self._facts.stream_id}",
             "type": "message",
@@ -100,11 +106,16 @@ class MessagesEncoder:
             "model": self._facts.model,
             "content": content,
             **stop,
-            "usage": _usage(usage),
+            "usage": _usage(end),
         }
 
     def _call_id(self, number: int) -> str:
         return f"toolu_{self._facts.stream_id}_{number}"
+
+    def _thinking(self, text: str) -> str:
+        block = {"type": "thinking", "thinking": "", "signature": ""}
+        begin = "" if self._open_kind == "thinking" else self._begin(block)
+        return begin + self._delta(f'{{"type":"thinking_delta","thinking":{quote(text)}}}')
 
     def _text(self, text: str) -> str:
         if not text:
@@ -132,8 +143,11 @@ class MessagesEncoder:
     def _close(self) -> str:
         if not self._open_kind:
             return ""
+        signed = ""
+        if self._open_kind == "thinking":
+            signed = self._delta(f'{{"type":"signature_delta","signature":{quote(self._facts.stream_id)}}}')
         self._open_kind = ""
-        return _frame("content_block_stop", {"index": self._block})
+        return signed + _frame("content_block_stop", {"index": self._block})
 
 
 def _frame(name: str, fields: JsonBody) -> str:
@@ -154,8 +168,11 @@ def _stop_of(last: TextDelta, reader: ToolCallReader | WholeCallReader | None, n
     return {"stop_reason": reason, "stop_sequence": last.stop}
 
 
-def _usage(usage: Usage) -> JsonBody:
-    return {"input_tokens": usage.num_prompt_tokens, "output_tokens": usage.num_completion_tokens}
+def _usage(end: End) -> JsonBody:
+    usage: JsonBody = {"input_tokens": end.usage.num_prompt_tokens, "output_tokens": end.usage.num_completion_tokens}
+    if end.num_reasoning_tokens:
+        usage["output_tokens_details"] = {"thinking_tokens": end.num_reasoning_tokens}
+    return usage
 
 
 def encode_error(error: TailraceError) -> tuple[int, bytes]:

@@ -14,7 +14,7 @@ from tailrace.dialects.answers import ToolsView
 from tailrace.dialects.bodies import read_fields
 from tailrace.dialects.wire import ParsedRequest
 from tailrace.errors import RequestError
-from tailrace.types import GenerateRequest
+from tailrace.types import GenerateRequest, Message
 
 __all__ = ["ConversationField", "chat_in", "keeping", "open_branch", "place_of"]
 
@@ -39,16 +39,16 @@ def open_branch(branch: Branch, *, is_asked: bool) -> Branch:
     if is_asked or not branch.items:
         return branch
     last = branch.items[-1]
-    has_failed = last.kind == "message" and last.role == "assistant" and not last.text.strip()
+    has_failed = last.kind == "message" and last.role == "assistant" and not (last.text + last.reasoning).strip()
     return branch.before_last() if has_failed else branch
 
 
 def chat_in(branch: Branch, request: GenerateRequest, num_before: int, view: ToolsView) -> GenerateRequest:
     """A chat whose first `num_before` messages are those of the branch. Where the answer goes on from a message that is
     there, it becomes another one with the same beginning. Raises: RequestError."""
-    said, prefix = request.messages[num_before:], ""
+    said, prefix = request.messages[num_before:], None
     if request.continue_final:
-        prefix = request.messages[-1].content
+        prefix = request.messages[-1]
         said, branch = (said[:-1], branch) if said else (said, branch.before_last())
     return keeping(request, branch, items_of(said), view, prefix=prefix)
 
@@ -59,7 +59,7 @@ def keeping(
     said: Sequence[Item],
     view: ToolsView,
     *,
-    prefix: str = "",
+    prefix: Message | None = None,
     calls_by_item: bool = False,
 ) -> GenerateRequest:
     """The request, with what the conversation keeps of it. It runs on for a while without a reader: its answer can be
@@ -71,7 +71,8 @@ def keeping(
         conversation_id=branch.conversation_id,
         parent_id=branch.parent_id,
         said=tuple(said),
-        prefix=prefix,
+        prefix=prefix.content if prefix is not None else "",
+        reasoning_prefix=prefix.reasoning if prefix is not None else "",
         reads_tools=view.reads_tools,
         forced_tool=view.forced_tool,
         single_call=view.single_call,

@@ -30,6 +30,7 @@ from tailrace.dialects.fields import (
     CommonFields,
     RepetitionPenalty,
     SamplingFields,
+    TemplateValues,
     ToolCallBody,
     read_messages,
     sampling_of,
@@ -37,6 +38,7 @@ from tailrace.dialects.fields import (
 from tailrace.dialects.grammars import ANY_OBJECT, grammar_of_schema
 from tailrace.dialects.ollama_answers import OllamaView, encode_error
 from tailrace.dialects.plain import bare_request
+from tailrace.dialects.reasoning import Effort, effort_values, switch_values, unread_reasoning
 from tailrace.dialects.tools import Tool, choose_tools
 from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, ServerFacts, Show, Wire
 from tailrace.errors import RequestError, UnsupportedParameter
@@ -53,7 +55,6 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "shift": (False,),
     "suffix": ("",),
     "template": ("",),
-    "think": (False,),
     "truncate": (False,),
 }
 _REFUSED_OPTIONS: dict[str, tuple[object, ...]] = {
@@ -76,6 +77,7 @@ class _Body(msgspec.Struct, kw_only=True):
     options: Options | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, msgspec.Meta(ge=0, le=20)] | None = None
+    think: bool | Literal["low", "medium", "high"] | None = None
 
 
 class OllamaGenerateBody(_Body, kw_only=True):
@@ -87,6 +89,7 @@ class OllamaGenerateBody(_Body, kw_only=True):
 class OllamaTurn(msgspec.Struct):
     role: Literal["system", "user", "assistant", "tool"]
     content: str | None = None
+    thinking: str | None = None
     images: list[str] | None = None
     tool_calls: list[ToolCallBody] | None = None
     tool_name: str | None = None
@@ -116,6 +119,8 @@ def parse_generate(request: ParsedRequest) -> GenerateCall | Reply:
         generate = GenerateRequest(messages=messages, sampling=sampling)
     else:
         generate = replace(bare_request(request.server, fields.prompt, sampling), split_reasoning=True)
+    if fields.think and not generate.messages:
+        raise RequestError("think is for prompts that the chat template makes.", param="think")
     return _call(request, fields, generate, ignored)
 
 
@@ -132,6 +137,7 @@ def parse_chat(request: ParsedRequest) -> GenerateCall | Reply:
     sampling = _sampling(request.server, fields, grammar)
     continues = messages[-1].role == "assistant" and not messages[-1].tool_calls
     generate = GenerateRequest(messages=messages, tools=tools.shown, continue_final=continues, sampling=sampling)
+    ignored += unread_reasoning(messages, request.server, continues=continues, name="messages[].thinking")
     return _call(request, fields, generate, ignored + tools.ignored)
 
 
@@ -149,9 +155,25 @@ def _call(request: ParsedRequest, fields: _Body, generate: GenerateRequest, igno
         is_chat=isinstance(fields, OllamaChatBody),
         logprobs=generate.sampling.logprobs,
         reads_tools=bool(generate.tools),
+        shows_thinking=fields.think is not False,
     )
-    named = replace(generate, model=models.served_name(request.server, fields.model))
+    values = _thinking(request.server, fields.think) if generate.messages else {}
+    named = replace(generate, model=models.served_name(request.server, fields.model), template_values=values)
     return GenerateCall(named, view, fields.stream is not False, ignored)
+
+
+def _thinking(server: ServerFacts, think: bool | Effort | None) -> TemplateValues:
+    """What tells the chat template whether to think. Raises: UnsupportedParameter for a model that does not, or does
+    not in degrees."""
+    if think is None:
+        return {}
+    if think and not server.splits_reasoning:
+        raise UnsupportedParameter("think: this model does not support thinking here.", param="think")
+    if isinstance(think, bool):
+        return switch_values(server, on=think)
+    if not (values := effort_values(server, think)):
+        raise UnsupportedParameter("think: this model thinks, but knows no degrees of it.", param="think")
+    return values
 
 
 def _loaded(request: ParsedRequest, name: str, shown: JsonBody) -> Reply:
@@ -233,7 +255,7 @@ def _messages(turns: Sequence[OllamaTurn]) -> tuple[Message, ...]:
         answered = turn.tool_call_id
         if turn.role == "tool" and not answered:
             answered = waiting.take(turn.tool_name)
-        messages.append(ChatMessage(turn.role, turn.content or "", turn.tool_calls, answered))
+        messages.append(ChatMessage(turn.role, turn.content or "", turn.tool_calls, answered, turn.thinking))
     return read_messages(messages)
 
 

@@ -21,6 +21,7 @@ class OllamaView:
     is_chat: bool
     logprobs: bool = False
     reads_tools: bool = False
+    shows_thinking: bool = True
     media_type = "application/x-ndjson"
 
     farewell = b""
@@ -53,6 +54,8 @@ class OllamaEncoder:
         if event.finish_reason is not None:
             self._reason = event.finish_reason
         logprobs = f',"logprobs":{to_json(self._logprobs([event])).decode()}' if self._view.logprobs else ""
+        if event.reasoning and self._view.shows_thinking:
+            return self._line('""', logprobs, thinking=f',"thinking":{quote(event.reasoning)}')
         if self._reader is None:
             return self._line(quote(event.text), logprobs) if event.text or logprobs else b""
         parts = self._reader.push(event.text) + (self._reader.flush() if event.finish_reason else [])
@@ -70,13 +73,18 @@ class OllamaEncoder:
         content = "".join(part for part in parts if isinstance(part, str))
         calls = [part for part in parts if isinstance(part, WholeCall)]
         answer = {**self._named, **_shown(self._view, content, calls), **self._done(end)}
+        thinking = "".join(delta.reasoning for delta in deltas)
+        if thinking and self._view.shows_thinking:
+            (answer["message"] if self._view.is_chat else answer)["thinking"] = thinking
         if self._view.logprobs:
             answer["logprobs"] = self._logprobs(deltas)
         return to_json(answer)
 
-    def _line(self, text: str, more: str = "") -> bytes:
+    def _line(self, text: str, more: str = "", *, thinking: str = "") -> bytes:
         """A piece of text, which is JSON already."""
-        shown = f'"message":{{"role":"assistant","content":{text}}}' if self._view.is_chat else f'"response":{text}'
+        shown = f'"response":{text}{thinking}'
+        if self._view.is_chat:
+            shown = f'"message":{{"role":"assistant","content":{text}{thinking}}}'
         return f'{self._head},{shown},"done":false{more}}}\n'.encode("ascii")
 
     def _part(self, part: str | WholeCall) -> bytes:

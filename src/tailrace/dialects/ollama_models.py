@@ -75,6 +75,8 @@ def show_model(request: ParsedRequest) -> Reply:
         raise RequestError("model is required", param="model")
     server = request.server
     require(server, name)
+    has = {"completion": True, "tools": server.takes_tools, "thinking": server.splits_reasoning}
+    capabilities = [name for name, is_there in has.items() if is_there]
     facts = {
         "details": _DETAILS,
         # Clients look for the length under a name that begins with the architecture's.
@@ -83,7 +85,7 @@ def show_model(request: ParsedRequest) -> Reply:
             "general.basename": server.model,
             "unknown.context_length": server.max_total_tokens,
         },
-        "capabilities": ["completion", "tools"] if server.takes_tools else ["completion"],
+        "capabilities": capabilities,
         "modified_at": time_of(server.started_s),
     }
     return Reply(to_json(facts), ignored=ignored)

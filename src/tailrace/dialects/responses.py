@@ -25,6 +25,7 @@ from tailrace.dialects.conversations import ConversationField, keeping, open_bra
 from tailrace.dialects.fields import MAX_MESSAGES, SamplingFields, require_question, sampling_of
 from tailrace.dialects.grammars import read_response_format
 from tailrace.dialects.native import encode_error
+from tailrace.dialects.reasoning import Effort, effort_values, unread_reasoning
 from tailrace.dialects.responses_events import ResponsesView, spoken
 from tailrace.dialects.responses_items import items_from, read_items
 from tailrace.dialects.tools import (
@@ -55,6 +56,7 @@ from tailrace.types import End, GenerateRequest, Message
 __all__ = ["WIRE"]
 
 _LOGPROBS = "message.output_text.logprobs"  # all that an answer here can include
+_ENCRYPTED = "reasoning.encrypted_content"  # which clients ask for by default; here reasoning is shown as it is
 _BACKGROUND_S = 3600.0  # how long an answer in the background may wait for somebody to look at it
 _REFUSED: dict[str, tuple[object, ...]] = {
     "context_management": ([],),
@@ -84,6 +86,10 @@ class TextOptions(msgspec.Struct):
     format: JsonBody | None = None
 
 
+class ReasoningOptions(msgspec.Struct):
+    effort: Effort | None = None
+
+
 class ResponsesBody(SamplingFields, kw_only=True):
     input: str | list[JsonBody]
     model: str | None = None
@@ -101,14 +107,18 @@ class ResponsesBody(SamplingFields, kw_only=True):
     tools: list[FunctionTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenByName | None = None
     parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
     user: str | None = None
 
 
 def parse(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError; StreamError for a previous response that is not there."""
     fields, ignored = read_known(request.body, ResponsesBody, _REFUSED)
-    if any(one != _LOGPROBS for one in fields.include or ()):
+    include = fields.include or []
+    if any(one not in (_LOGPROBS, _ENCRYPTED) for one in include):
         raise UnsupportedParameter(f"include takes {_LOGPROBS} only.", param="include")
+    if _ENCRYPTED in include:
+        ignored += (f"include.{_ENCRYPTED}",)
     if fields.background and fields.store is False:
         raise RequestError("An answer in the background has to be stored.", param="store")
     given = [Tool(Function(tool.name, tool.description, tool.parameters, tool.strict)) for tool in fields.tools or ()]
@@ -129,12 +139,18 @@ def parse(request: ParsedRequest) -> GenerateCall:
         raise RequestError(f"The conversation has more than {MAX_MESSAGES} messages.", param="previous_response_id")
     instructions = (Message("system", fields.instructions),) if fields.instructions else ()
     require_question(said, param="input")
-    wants_logprobs = bool(fields.include) or fields.top_logprobs is not None
+    values = effort_values(request.server, fields.reasoning.effort if fields.reasoning is not None else None)
+    if fields.reasoning is not None and fields.reasoning.effort is not None and not values:
+        ignored += ("reasoning.effort",)
+    new = messages_of(items)
+    ignored += unread_reasoning(new, request.server, continues=False, name="input[].reasoning")
+    wants_logprobs = _LOGPROBS in include or fields.top_logprobs is not None
     in_background = bool(fields.background)
     generate = GenerateRequest(
         model=fields.model,
         messages=instructions + said,
         tools=tools.shown,
+        template_values=values,
         sampling=replace(
             sampling_of(fields),
             logprobs=wants_logprobs,
@@ -187,7 +203,8 @@ def _before(request: ParsedRequest, response_id: str | None) -> tuple[Message, .
 
 def _memo(fields: ResponsesBody, said: tuple[Message, ...], tools: ToolChoice, logprobs: bool) -> bytes:
     names = ("background", "instructions", "max_output_tokens", "metadata", "parallel_tool_calls",
-             "previous_response_id", "temperature", "top_p", "top_logprobs", "tool_choice", "user")  # fmt: skip
+             "previous_response_id", "reasoning", "temperature", "top_p", "top_logprobs", "tool_choice",
+             "user")  # fmt: skip
     echo = {name: msgspec.to_builtins(value) for name in names if (value := getattr(fields, name)) is not None}
     if fields.conversation is not None:
         echo["conversation"] = {"id": getattr(fields.conversation, "id", fields.conversation)}

@@ -40,7 +40,7 @@ def spoken(facts: StreamFacts, events: Sequence[Event]) -> Message:
         for item in encoder.items
         if item["type"] == "function_call"
     )
-    return Message("assistant", text, calls)
+    return Message("assistant", text, calls, reasoning="".join(event.reasoning for event in _deltas(events)))
 
 
 class ResponsesEncoder:
@@ -106,6 +106,8 @@ class ResponsesEncoder:
             self._out.append(f"event: {kind}\ndata: {body}\n\n")
 
     def _grow(self, delta: TextDelta) -> None:
+        if delta.reasoning:
+            self._think(delta.reasoning)
         parts: list[str | CallPart] = [delta.text] if delta.text else []
         if self._reader is not None:
             parts = self._reader.push(delta.text) + (self._reader.flush() if delta.finish_reason else [])
@@ -119,6 +121,16 @@ class ResponsesEncoder:
         if delta.finish_reason is not None:
             self._finish = delta.finish_reason
 
+    def _think(self, text: str) -> None:
+        if not self.items:
+            name = f"rs_{self._facts.stream_id}"
+            item: JsonBody = {"id": name, "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+            self._begin(item)
+            item["content"] = [{"type": "reasoning_text", "text": ""}]
+            self._emit_of_item("response.content_part.added", {"part": item["content"][0]})
+        self._grown.append(text)
+        self._emit_of_item("response.reasoning_text.delta", {"delta": text})
+
     def _say(self, text: str) -> None:
         if not self.items or self.items[-1]["type"] != "message":
             self._open_message()
@@ -130,7 +142,7 @@ class ResponsesEncoder:
 
     def _open_message(self) -> None:
         item: JsonBody = {
-            "id": f"msg_{self._facts.stream_id}_{len(self.items)}",
+            "id": f"msg_{self._next_name}",
             "type": "message",
             "status": "in_progress",
             "role": "assistant",
@@ -140,10 +152,16 @@ class ResponsesEncoder:
         item["content"] = [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]
         self._emit_of_item("response.content_part.added", {"part": item["content"][0]})
 
+    @property
+    def _next_name(self) -> str:
+        """What tells an item from all others: its number, where reasoning does not count."""
+        num_said = sum(item["type"] != "reasoning" for item in self.items)
+        return f"{self._facts.stream_id}_{num_said}"
+
     def _call(self, part: CallPart) -> None:
         self._unsaid = []  # a call shows none
         if part.name:
-            name = f"{self._facts.stream_id}_{len(self.items)}"
+            name = self._next_name
             self._begin({"id": f"fc_{name}", "type": "function_call", "status": "in_progress",
                          "call_id": f"call_{name}", "name": part.name, "arguments": ""})  # fmt: skip
         else:
@@ -159,17 +177,17 @@ class ResponsesEncoder:
         """Emit an event within the last item."""
         item = self.items[-1]
         position = {"item_id": item["id"], "output_index": len(self.items) - 1}
-        if item["type"] == "message":
+        if item["type"] != "function_call":
             position["content_index"] = 0
         self._emit(kind, {**position, **fields})
 
     def _settle(self) -> None:
         """Give the last item what it has gained."""
         grown, self._grown = "".join(self._grown), []
-        if grown and self.items[-1]["type"] == "message":
-            self.items[-1]["content"][0]["text"] += grown
-        elif grown:
+        if grown and self.items[-1]["type"] == "function_call":
             self.items[-1]["arguments"] += grown
+        elif grown:
+            self.items[-1]["content"][0]["text"] += grown
 
     def _finish_item(self, status: str) -> None:
         """Close the item that is growing, if one is."""
@@ -181,6 +199,10 @@ class ResponsesEncoder:
         if item["type"] == "message":
             part = item["content"][0]
             self._emit_of_item("response.output_text.done", {"text": part["text"], "logprobs": part["logprobs"]})
+            self._emit_of_item("response.content_part.done", {"part": part})
+        elif item["type"] == "reasoning":
+            part = item["content"][0]
+            self._emit_of_item("response.reasoning_text.done", {"text": part["text"]})
             self._emit_of_item("response.content_part.done", {"part": part})
         else:
             done = {"name": item["name"], "arguments": item["arguments"]}
@@ -217,7 +239,7 @@ class ResponsesEncoder:
             "output": list(self.items),
             "parallel_tool_calls": echo.get("parallel_tool_calls", True),
             "previous_response_id": echo.get("previous_response_id"),
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": None, "summary": None} | echo.get("reasoning", {}),
             "store": echo.get("store", True),
             "temperature": echo.get("temperature", 1.0),
             "text": echo.get("text", {"format": {"type": "text"}}),
@@ -234,11 +256,17 @@ class ResponsesEncoder:
 
 def _joined(events: Sequence[Event]) -> Iterator[Event]:
     """What comes to the same as a stream's events, where nobody asks how its text was cut."""
-    deltas = [event for event in events if isinstance(event, TextDelta) and event.choice == 0]
+    deltas = _deltas(events)
+    if reasoning := "".join(delta.reasoning for delta in deltas):
+        yield TextDelta("", (), reasoning=reasoning)
     if deltas:
         yield TextDelta("".join(delta.text for delta in deltas), (), finish_reason=deltas[-1].finish_reason)
     if events and isinstance(events[-1], End):
         yield events[-1]
+
+
+def _deltas(events: Sequence[Event]) -> list[TextDelta]:
+    return [event for event in events if isinstance(event, TextDelta) and event.choice == 0]
 
 
 def _usage(end: End) -> JsonBody:
@@ -246,6 +274,6 @@ def _usage(end: End) -> JsonBody:
         "input_tokens": end.usage.num_prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": end.usage.num_completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": end.num_reasoning_tokens},
         "total_tokens": sum(end.usage),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -41,12 +42,22 @@ class FunctionCallItem(_Item, tag="function_call", kw_only=True):
     arguments: str
 
 
+class ReasoningText(TextPart, tag="reasoning_text"):
+    pass
+
+
+class ReasoningItem(_Item, tag="reasoning", kw_only=True):
+    content: list[ReasoningText] | None = None
+    summary: list[JsonBody] | None = None
+    encrypted_content: str | None = None
+
+
 class FunctionOutputItem(_Item, tag="function_call_output", kw_only=True):
     call_id: str
     output: str | list[InputText]
 
 
-InputItem: TypeAlias = InputMessage | FunctionCallItem | FunctionOutputItem
+InputItem: TypeAlias = InputMessage | ReasoningItem | FunctionCallItem | FunctionOutputItem
 
 
 class _Items(msgspec.Struct):
@@ -69,17 +80,31 @@ def read_items(
     except RequestError as error:
         which = (error.param or "input").partition(".")[0].replace("input", name, 1)
         raise RequestError(
-            f"{which} is not a message of text, a function_call or a function_call_output.", param=name
+            f"{which} is not a message of text, reasoning, a function_call or a function_call_output.", param=name
         ) from None
     return found.input, tuple(one.replace("input", name, 1) for one in ignored)
 
 
 def items_from(given: list[InputItem]) -> tuple[Item, ...]:
-    """As a conversation keeps them."""
-    return tuple(_item(one) for one in given)
+    """As a conversation keeps them: reasoning is a part of what the assistant has said or called behind it. An answer
+    that was cut off in its reasoning has no text."""
+    items: list[Item] = []
+    reasoning = ""
+    for one in given:
+        if isinstance(one, ReasoningItem):
+            reasoning += _text(one.content or [])
+            continue
+        item = _item(one)
+        if reasoning and (item.role == "assistant" or item.kind == "function_call"):
+            item = msgspec.structs.replace(item, reasoning=reasoning)
+        elif reasoning:
+            items.append(Item(role="assistant", reasoning=reasoning))
+        items.append(item)
+        reasoning = ""
+    return (*items, Item(role="assistant", reasoning=reasoning)) if reasoning else tuple(items)
 
 
-def _item(one: InputItem) -> Item:
+def _item(one: InputMessage | FunctionCallItem | FunctionOutputItem) -> Item:
     match one:
         case FunctionCallItem():
             return Item(kind="function_call", text=one.arguments, call_id=one.call_id, name=one.name)
@@ -90,8 +115,8 @@ def _item(one: InputItem) -> Item:
 
 
 def item_json(item: Item) -> JsonBody:
-    """An item of a conversation, with what OpenAI's do not have: `parent_id`, `created_at`, and the stream of an
-    answer."""
+    """An item of a conversation, with what OpenAI's do not have: `parent_id`, `created_at`, the stream of an
+    answer, and what was thought before it."""
     shown: JsonBody = {"id": item.item_id, "type": item.kind, "status": item.status}
     match item.kind:
         case "function_call":
@@ -103,9 +128,11 @@ def item_json(item: Item) -> JsonBody:
             if item.role == "assistant":
                 part = {"type": "output_text", "text": item.text, "annotations": [], "logprobs": []}
             shown |= {"role": item.role, "content": [part]}
+    if item.reasoning:
+        shown["reasoning"] = item.reasoning
     shown |= {"parent_id": item.parent_id, "created_at": int(item.created_s)}
     return shown | ({"stream_id": item.stream_id} if item.stream_id else {})
 
 
-def _text(content: str | list[InputText] | list[InputText | OutputText]) -> str:
+def _text(content: str | Sequence[TextPart]) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)

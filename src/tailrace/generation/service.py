@@ -22,7 +22,7 @@ from tailrace.settings import Settings, settings_table
 from tailrace.streams import LogStore, MemoryLogStore, SqliteLogStore, open_sqlite, read_key
 from tailrace.streams.old_journals import lifetime_s
 from tailrace.text import ByteTokenizer, ChatEncoder, ChatTemplate, MessageEncoder, Tokenizer
-from tailrace.text.reasoning import find_format
+from tailrace.text.reasoning import THINK, find_format
 
 __all__ = ["Service", "engine_spec", "open_log_store", "start_service"]
 
@@ -205,7 +205,8 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
 
 def _text(card: ModelCard, *, splits_reasoning: bool) -> tuple[Tokenizer, ChatEncoder | None]:
     if card.format == "upstream":
-        return ByteTokenizer(), MessageEncoder(continues=card.architecture != "openai")
+        known = THINK if splits_reasoning else None
+        return ByteTokenizer(), MessageEncoder(continues=card.architecture != "openai", reasoning=known)
     tokenizer = Tokenizer.from_json(card.tokenizer_json)
     if card.chat_template is None:
         return tokenizer, None

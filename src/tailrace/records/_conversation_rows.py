@@ -121,7 +121,8 @@ def refresh(
     """Update a conversation's counts and head, and give it a title from the new items if it has none. Returns the
     conversation."""
     of_it = conversation_items.c.conversation_id == before.conversation_id
-    counts = select(func.count(), func.coalesce(func.sum(func.length(conversation_items.c.text)), 0)).where(of_it)
+    length = func.length(conversation_items.c.text) + func.length(conversation_items.c.reasoning)
+    counts = select(func.count(), func.coalesce(func.sum(length), 0)).where(of_it)
     num_items, num_characters = connection.execute(counts).one()
     connection.execute(
         update(conversations)

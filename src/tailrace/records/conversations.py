@@ -11,6 +11,7 @@ from msgspec import UNSET, Struct, UnsetType
 from msgspec.structs import asdict, replace
 from sqlalchemy import ColumnElement, Connection, and_, delete, exists, insert, or_, select, update
 
+from tailrace.conversations.drafts import clean
 from tailrace.conversations.items import ID_PREFIXES, Branch, Conversation, Item, chained
 from tailrace.conversations.turns import Spoken, Turn
 from tailrace.errors import ConversationLocked, UnknownConversation
@@ -257,7 +258,7 @@ class ConversationStore:
             if not known:
                 came = _whole_turn(connection, before, turn, stream_id, spoken, created_s)
                 head = came[-1].item_id
-            elif spoken.status == "in_progress" or not _is_awaited(known, turn.prefix):
+            elif spoken.status == "in_progress" or not _is_awaited(known, turn):
                 return
             else:
                 awaited, head = known[0], before.head
@@ -266,7 +267,7 @@ class ConversationStore:
                 follow(connection, turn.conversation_id, awaited.item_id, came[-1].item_id)
                 if head == awaited.item_id:
                     head = came[-1].item_id
-            came = [replace(item, text=item.text.replace("\0", "\ufffd")) for item in came]  # PostgreSQL rejects NUL
+            came = [replace(item, text=clean(item.text), reasoning=clean(item.reasoning)) for item in came]
             write(connection, turn.conversation_id, came)
             refresh(connection, owner, before, head=head, came=came)
 
@@ -310,9 +311,11 @@ def _whole_turn(
     return said + turn.answer(stream_id, spoken, said[-1].item_id if said else parent, created_s)
 
 
-def _is_awaited(answer: Sequence[Item], prefix: str) -> bool:
+def _is_awaited(answer: Sequence[Item], turn: Turn) -> bool:
     """Return whether the items are only the placeholder of an answer in progress, which may be abandoned."""
-    return len(answer) == 1 and answer[0].status != "completed" and answer[0].text in ("", prefix)
+    item = answer[0]
+    has_come = item.text not in ("", turn.prefix) or item.reasoning not in ("", turn.reasoning_prefix)
+    return len(answer) == 1 and item.status != "completed" and not has_come
 
 
 def _is(conversation_id: str, item_id: str) -> tuple[ColumnElement[bool], ColumnElement[bool]]:

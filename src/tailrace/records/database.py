@@ -18,7 +18,7 @@ __all__ = ["HEAD", "RecordDatabase"]
 
 logger = logging.getLogger("tailrace.records")
 
-HEAD = "0005"  # the newest migration
+HEAD = "0006"  # the newest migration
 _BUSY_S = 15.0
 _CONNECT_S = 5
 _WHAT_IT_TAKES = "--database takes a URL such as sqlite:///records.sqlite or postgresql+psycopg://user@host/name."

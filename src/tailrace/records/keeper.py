@@ -209,4 +209,4 @@ def _spoken(log: StreamLog) -> Spoken:
         return Spoken()
     last = next((event for event in reversed(log.events) if isinstance(event, TextDelta)), None)
     is_whole = log.end.status == "done" and (last is None or last.finish_reason != "length")
-    return Spoken(log.text(), "completed" if is_whole else "incomplete")
+    return Spoken(log.text(), "completed" if is_whole else "incomplete", log.reasoning())

@@ -166,6 +166,7 @@ conversation_items = Table(
     Column("status", String(12), nullable=False),
     Column("stream_id", String(64), nullable=False),
     Column("created_s", Float(53), nullable=False),
+    Column("reasoning", Text, nullable=False, server_default=""),  # what was thought before it
     Index(None, "conversation_id", "number"),
     Index(None, "status"),
 )

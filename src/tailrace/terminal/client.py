@@ -64,6 +64,7 @@ class Client:
     is_tailrace: bool
     models: list[str]
     on_wait: Callable[[str], None] = field(default=lambda reason: None)  # told why there is a pause
+    on_reasoning: Callable[[str], None] = field(default=lambda piece: None)  # told what the model thinks
 
     def answer(self, model: str, messages: list[Turn], sampling: Mapping[str, float]) -> AsyncGenerator[str, None]:
         """The pieces of an answer, as they come.
@@ -120,7 +121,11 @@ class Client:
                                 return
                             last_id = event.id
                             fields = _json(event.data)
-                            if event.event != "reasoning" and fields.get("choice", 0) == choice:
+                            if fields.get("choice", 0) != choice:
+                                continue
+                            if event.event == "reasoning":
+                                self.on_reasoning(str(fields.get("text", "")))
+                            else:
                                 yield str(fields.get("text", ""))
                     reason = "the server has closed the connection"
                 except httpx.TransportError:
@@ -168,6 +173,8 @@ class Client:
                     if "error" in chunk:
                         raise AnswerFailed(_error_in(chunk) or "the server failed in the middle of its answer")
                     has_ended = has_ended or _has_ended(chunk)
+                    if thought := _content_of(chunk, "delta", "reasoning_content"):
+                        self.on_reasoning(thought)
                     if piece := _content_of(chunk, "delta"):
                         yield piece
         except httpx.ConnectError:
@@ -297,11 +304,11 @@ def _check_end(event: ServerSentEvent) -> None:
         raise AnswerFailed(_error_in(_json(event.data)) or f"the answer was {event.event}")
 
 
-def _content_of(chunk: Json, part: str) -> str:
+def _content_of(chunk: Json, part: str, name: str = "content") -> str:
     choices = chunk.get("choices")
     choice = choices[0] if isinstance(choices, list) and choices else None
     message = choice.get(part) if isinstance(choice, dict) else None
-    content = message.get("content") if isinstance(message, dict) else None
+    content = message.get(name) if isinstance(message, dict) else None
     return content if isinstance(content, str) else ""
 
 

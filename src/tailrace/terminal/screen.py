@@ -14,18 +14,24 @@ if TYPE_CHECKING:
 __all__ = ["MarkdownScreen", "PlainScreen", "Screen"]
 
 
+_SHOWN_THOUGHTS = 4000  # characters
+
+
 class Screen(Protocol):
     """Where one answer is shown."""
 
     def show(self, piece: str) -> None:
         """The next piece of the answer."""
 
+    def think(self, piece: str) -> None:
+        """The next piece of what the model thinks before its answer."""
+
     def close(self) -> None:
         """No more comes. What was shown stays, and the cursor is in a new line."""
 
 
 class PlainScreen:
-    """The text as it comes, without control characters."""
+    """The text as it comes, without control characters. Reasoning is none of it."""
 
     def __init__(self, out: TextIO) -> None:
         self._out = out
@@ -37,6 +43,9 @@ class PlainScreen:
             self._out.flush()
             self._is_in_line = not text.endswith("\n")
 
+    def think(self, piece: str) -> None:
+        pass
+
     def close(self) -> None:
         if self._is_in_line:
             self._out.write("\n")
@@ -45,7 +54,7 @@ class PlainScreen:
 
 class MarkdownScreen:
     """Markdown, rendered while it comes. A block that is complete is printed for good; the last one is drawn anew as it
-    grows, as much of it as the terminal has lines for."""
+    grows, as much of it as the terminal has lines for. Reasoning is there until the answer begins."""
 
     def __init__(self, console: Console) -> None:
         from rich.live import Live
@@ -53,6 +62,7 @@ class MarkdownScreen:
         self._console = console
         self._parser = _parser()
         self._text = ""  # of the block that still grows
+        self._thoughts = ""  # the end of them
         self._has_printed = False
         self._live = Live(
             console=console, transient=True, refresh_per_second=12, vertical_overflow="visible",
@@ -65,6 +75,12 @@ class MarkdownScreen:
         if "\n" in piece:
             self._print_complete_blocks()
         self._live.update(_LastLines(self._rendered(self._text), has_line_above=self._has_printed))
+
+    def think(self, piece: str) -> None:
+        from rich.text import Text
+
+        self._thoughts = (self._thoughts + printable_text(piece))[-_SHOWN_THOUGHTS:]
+        self._live.update(_LastLines(Text(self._thoughts, style="dim italic"), has_line_above=False))
 
     def close(self) -> None:
         self._live.update("")

@@ -57,6 +57,7 @@ class Chat:
 
         async def show() -> None:
             messages = [*system, *self.turns, asked]
+            self.client.on_reasoning = screen.think
             async with contextlib.aclosing(self.client.answer(self.model, messages, self.sampling)) as answer:
                 async for piece in answer:
                     pieces.append(piece)

@@ -14,13 +14,14 @@ from collections.abc import Collection, Mapping
 
 from tailrace.types import ReasoningFormat
 
-__all__ = ["SWITCHES", "ReasoningSplitter", "find_format", "is_opened", "split_beginning"]
+__all__ = ["SWITCHES", "THINK", "ReasoningSplitter", "find_format", "is_opened", "split_beginning"]
 
 SWITCHES = ("enable_thinking", "thinking")  # what templates call the value that says whether to think
 
 _HARMONY = "<|channel|>final<|message|>"  # gpt-oss names the channel of each message
+THINK = ReasoningFormat(("<think>",), ("</think>",))
 _FORMATS = (
-    ReasoningFormat(("<think>",), ("</think>",)),
+    THINK,
     ReasoningFormat(("[THINK]",), ("[/THINK]",)),
     ReasoningFormat(("<seed:think>",), ("</seed:think>",)),
     ReasoningFormat(("<|START_THINKING|>",), ("<|END_THINKING|>",)),

@@ -216,6 +216,28 @@ def test_text_and_usage_come_through() -> None:
     assert deltas[-1].usage == (11, 5)
 
 
+def thought(text: str, name: str = "reasoning_content") -> bytes:
+    return chat_chunk({name: text})
+
+
+@pytest.mark.parametrize(
+    ("chunks", "written"),
+    [
+        (thought("Hm, ") + thought("yes") + chat_chunk({"content": "So."}), "<think>\nHm, yes\n</think>\n\nSo."),
+        (thought("Hm", "reasoning") + chat_chunk({"content": "So."}), "<think>\nHm\n</think>\n\nSo."),
+        (chat_chunk({"reasoning_content": "Hm", "content": "So."}), "<think>\nHm\n</think>\n\nSo."),
+        (thought("Hm"), "<think>\nHm"),
+        (chat_chunk({"content": "So."}) + thought("late"), "So."),
+        (chat_chunk({"content": "So.", "reasoning": {"no": "text"}, "reasoning_content": None}), "So."),
+        (chat_chunk({"content": "<think>Hm</think>So."}), "<think>Hm</think>So."),
+    ],
+)
+def test_reasoning_is_written_before_the_text(chunks: bytes, written: str) -> None:
+    answer = SSE + chunks + chat_chunk({}, "stop") + done()
+    with FakeUpstream(answer) as upstream, engine_at(upstream.port) as engine:
+        assert text_of(run(engine, asking())[1]) == written
+
+
 def test_where_no_usage_is_told_chunks_are_counted() -> None:
     with FakeUpstream(said("a", "b", "c", usage=None)) as upstream, engine_at(upstream.port) as engine:
         assert run(engine, asking())[1][-1].usage == (1, 3)

@@ -220,9 +220,23 @@ def test_a_model_that_thinks_for_long_is_not_taken_for_one_that_hangs(serve: Ser
 
     with FakeUpstream(think, models=_MODELS) as upstream:
         server = serve(f"openai:{upstream.url}", "--stall-s", "1.5")
-        assert server.post("/v1/chat/completions", _CHAT).json()["choices"][0]["message"]["content"] == "so"
+        message = server.post("/v1/chat/completions", _CHAT).json()["choices"][0]["message"]
+        assert (message["reasoning_content"], message["content"]) == ("hm" * 30, "so")
         assert len(upstream.asked) == 1
         assert "no progress" not in server.log
+
+
+def test_reasoning_of_a_tailrace_comes_through(serve: Serve) -> None:
+    behind = serve("scripted:thinks=24")
+    for flags in ((), ("--reasoning", "text")):  # of the server in front
+        front = serve(f"openai:{behind.url}/v1", *flags)
+        asked = _CHAT | {"max_tokens": 60}
+        theirs = behind.post("/v1/chat/completions", asked).json()["choices"][0]["message"]
+        ours = front.post("/v1/chat/completions", asked).json()["choices"][0]["message"]
+        if flags:
+            assert ours["content"] == f"<think>\n{theirs['reasoning_content']}\n</think>\n\n{theirs['content']}"
+        else:
+            assert ours == theirs
 
 
 def test_another_chat_does_not_go_on_where_that_is_not_possible(fake: FakeUpstream, front: Server) -> None:

@@ -6,7 +6,7 @@ are always sent, and so are the neutral values of what some servers take other d
 tailrace. Seeds are folded into 31 bits, which all of them take.
 
 Answers: text, and the calls of tools, which OpenAI's wire has beside the text; they are written back into it in the
-form that tailrace reads (`<tool_call>`). Reasoning that a server keeps apart from the text is not passed on.
+form that tailrace reads (`<tool_call>`). So is reasoning that a server keeps apart, where it comes before all text.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tailrace.engines.promise import Sequence
 from tailrace.errors import SequenceFailed
 from tailrace.models.upstream import Address
 from tailrace.text.packed import CHAT_ID, PackedChat, unpack
+from tailrace.text.reasoning import THINK
 from tailrace.types import FinishReason, Sampling
 
 __all__ = ["PARAMETERS", "Ask", "Heard", "Trouble", "ask", "reader", "short"]
@@ -246,6 +247,12 @@ class _Part(msgspec.Struct):
 class _Said(msgspec.Struct):
     content: str | list[_Part] | None = None
     tool_calls: list[_ToolCall] | None = None
+    reasoning_content: Any = None  # Any: text, from all servers that are known
+    reasoning: Any = None  # what some call it
+
+    @property
+    def thought(self) -> str:
+        return next((one for one in (self.reasoning_content, self.reasoning) if isinstance(one, str)), "")
 
 
 class _Answer(msgspec.Struct):
@@ -289,6 +296,7 @@ class OpenAIReader:
     def __init__(self) -> None:
         self._call: _ToolCall | None = None  # the one that is being written, as it began
         self._has_arguments = False
+        self._thinks: bool | None = None  # None before the reasoning, False behind it
 
     def read(self, event: bytes) -> Heard:
         """Raises: Trouble; msgspec.DecodeError for what is no chunk."""
@@ -305,8 +313,20 @@ class OpenAIReader:
         text = "".join(part.text or "" for part in said) if isinstance(said, list) else said or ""
         for call in (answer.delta.tool_calls if answer.delta is not None else None) or ():
             text += self._write(call)
+        text = self._think(answer.delta.thought if answer.delta is not None else "", text)
         reason = _finish_reason(answer.finish_reason)
         return Heard(text + (self._close_call() if reason is not None else ""), reason, usage)
+
+    def _think(self, thought: str, text: str) -> str:
+        """The text, behind the reasoning that came before it."""
+        written = ""
+        if thought and self._thinks is not False:
+            written = thought if self._thinks else f"{THINK.opens[0]}\n{thought}"
+            self._thinks = True
+        if text:
+            written += f"\n{THINK.closes[0]}\n\n" if self._thinks else ""
+            self._thinks = False
+        return written + text
 
     def _write(self, call: _ToolCall) -> str:
         written = ""

@@ -1,0 +1,201 @@
+"""What is asked about reasoning on each wire, and what the chat template is told."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.dialects.asking import FakeServer, asked, chat, native, tutorial
+
+from tailrace.conversations.items import Item, messages_of
+from tailrace.conversations.turns import Spoken, read_turn
+from tailrace.dialects import GenerateCall, anthropic, cumulative, ollama, openai, responses, triton
+from tailrace.dialects.bodies import JsonBody
+from tailrace.dialects.responses_items import items_from, read_items
+from tailrace.errors import RequestError, UnsupportedParameter
+from tailrace.types import Message
+
+HI = {"role": "user", "content": "Hi"}
+UNABLE = FakeServer(splits_reasoning=False, takes_reasoning=False, template_values=frozenset())
+FIXED = FakeServer(template_values=frozenset())  # it thinks, whatever it is told
+
+
+def _anthropic(more: JsonBody, server: FakeServer | None = None) -> GenerateCall:
+    return anthropic.parse(asked({"model": "m", "max_tokens": 2000, "messages": [HI], **more}, server=server))
+
+
+def _ollama(more: JsonBody, server: FakeServer | None = None) -> GenerateCall:
+    call = ollama.parse_chat(asked({"model": "m", "messages": [HI], **more}, server=server))
+    assert isinstance(call, GenerateCall)
+    return call
+
+
+def _response(more: JsonBody, server: FakeServer | None = None) -> GenerateCall:
+    return responses.parse(asked({"input": "Hi", **more}, server=server))
+
+
+@pytest.mark.parametrize(
+    ("call", "values"),
+    [
+        (native({"messages": [HI]}), {}),
+        (native({"messages": [HI], "chat_template_kwargs": {"enable_thinking": False}}), {"enable_thinking": False}),
+        (chat({"messages": [HI], "reasoning_effort": "low"}), {"reasoning_effort": "low"}),
+        (
+            chat({"messages": [HI], "reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}),
+            {"reasoning_effort": "high"},
+        ),
+        (_response({"reasoning": {"effort": "high"}}), {"reasoning_effort": "high"}),
+        (_anthropic({}), {"enable_thinking": False}),
+        (_anthropic({"thinking": {"type": "disabled"}}), {"enable_thinking": False}),
+        (_anthropic({"thinking": {"type": "adaptive"}}), {}),
+        (_anthropic({"thinking": {"type": "enabled", "budget_tokens": 1024}}), {"enable_thinking": True}),
+        (_anthropic({}, FakeServer(template_values=frozenset({"thinking"}))), {"thinking": False}),
+        (_anthropic({}, UNABLE), {}),
+        (_ollama({}), {}),
+        (_ollama({"think": True}), {"enable_thinking": True}),
+        (_ollama({"think": False}), {"enable_thinking": False}),
+        (_ollama({"think": "high"}), {"reasoning_effort": "high"}),
+        (_ollama({"think": True}, FIXED), {}),
+        (_ollama({"think": False}, UNABLE), {}),
+    ],
+)
+def test_what_the_template_is_told(call: GenerateCall, values: dict[str, object]) -> None:
+    assert call.request.template_values == values
+
+
+@pytest.mark.parametrize(
+    ("call", "ignored"),
+    [
+        (openai.parse_chat(asked({"messages": [HI], "reasoning_effort": "low"}, server=FIXED)), "reasoning_effort"),
+        (openai.parse_chat(asked({"messages": [HI], "reasoning_effort": "none"}, server=FIXED)), "reasoning_effort"),
+        (_response({"reasoning": {"effort": "low"}}, FIXED), "reasoning.effort"),
+        (_response({"reasoning": {"summary": "auto"}}), "reasoning.summary"),
+        (_response({"include": ["reasoning.encrypted_content"]}), "include.reasoning.encrypted_content"),
+        (_anthropic({"thinking": {"type": "enabled", "budget_tokens": 1024}}), "thinking.budget_tokens"),
+    ],
+)
+def test_what_has_no_effect_is_named(call: GenerateCall, ignored: str) -> None:
+    assert call.ignored == (ignored,)
+
+
+_SAID: list[tuple[str, Any, Any]] = [  # Any: parsers and bodies of several kinds
+    ("messages[].reasoning_content", openai.parse_chat,
+     {"messages": [HI, {"role": "assistant", "content": "Ho", "reasoning_content": "Hm"}, HI]}),
+    ("messages[].thinking", ollama.parse_chat,
+     {"model": "m", "messages": [HI, {"role": "assistant", "content": "Ho", "thinking": "Hm"}, HI]}),
+    ("messages[].content[].thinking", anthropic.parse,
+     {"model": "m", "max_tokens": 9, "messages": [HI, {"role": "assistant", "content": [
+         {"type": "thinking", "thinking": "Hm", "signature": "s"}, {"type": "text", "text": "Ho"}]}, HI]}),
+    ("input[].reasoning", responses.parse,
+     {"input": [HI, {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]},
+                {"role": "assistant", "content": "Ho"}, HI]}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "parse", "body"), _SAID, ids=[name for name, _, _ in _SAID])
+def test_earlier_reasoning_is_handed_back(name: str, parse: Any, body: JsonBody) -> None:  # Any: of several wires
+    call = parse(asked(body))
+    assert call.request.messages[1] == Message("assistant", "Ho", reasoning="Hm")
+    assert call.ignored == ()
+    assert parse(asked(body, server=UNABLE)).ignored == (name,)
+
+
+def test_a_beginning_is_continued_whatever_the_template_asks_for() -> None:
+    begun = {"role": "assistant", "content": None, "reasoning_content": "Hm"}
+    call = openai.parse_chat(asked({"messages": [HI, begun]}, server=FakeServer(takes_reasoning=False)))
+    assert call.request.continue_final
+    assert call.ignored == ()
+    thought = {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm", "signature": ""}]}
+    assert _anthropic({"messages": [HI, thought]}).request.messages[-1] == Message("assistant", "", reasoning="Hm")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        tutorial({"prompt": "Hi"}),
+        cumulative.parse(asked({"prompt": "Hi"})),
+        triton.parse_stream(asked({"text_input": "Hi"}, path={"model": "scripted"})),
+        native({"messages": [HI], "reasoning": "text"}),
+        chat({"messages": [HI], "reasoning_format": "none"}),
+    ],
+)
+def test_where_it_is_left_in_the_text(call: GenerateCall) -> None:
+    assert not call.request.split_reasoning
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"thinking": {"type": "enabled", "budget_tokens": 1023}},
+        {"thinking": {"type": "enabled", "budget_tokens": 2000}},
+        {"thinking": {"type": "enabled"}},
+        {"thinking": {"type": "between_tools"}},
+        {"thinking": "yes"},
+        {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a", "signature": ""}]}]},
+        {"messages": [HI, {"role": "assistant", "content": [{"type": "thinking"}]}]},
+        {"messages": [HI, {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "a"}]}]},
+    ],
+)
+def test_what_anthropic_would_refuse(body: JsonBody) -> None:
+    with pytest.raises(RequestError) as refused:
+        _anthropic(body)
+    assert (refused.value.param or "").startswith(next(iter(body)))
+
+
+@pytest.mark.parametrize("think", ["very", 1, "", []])
+def test_what_ollama_would_refuse(think: object) -> None:
+    with pytest.raises(RequestError):
+        _ollama({"think": think})
+
+
+def test_a_model_that_does_not_think_is_not_asked_to() -> None:
+    with pytest.raises(UnsupportedParameter, match="think"):
+        _ollama({"think": True}, UNABLE)
+    with pytest.raises(UnsupportedParameter, match="degrees"):
+        _ollama({"think": "low"}, FIXED)
+    with pytest.raises(UnsupportedParameter, match="thinking"):
+        _anthropic({"thinking": {"type": "enabled", "budget_tokens": 1024}}, UNABLE)
+
+
+# In conversations
+
+
+def _thought(text: str) -> JsonBody:
+    return {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": text}]}
+
+
+def test_reasoning_items_belong_to_what_follows() -> None:
+    call = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+    given, ignored = read_items([HI, _thought("a"), {"role": "assistant", "content": "Ho"}, _thought("b"), call])
+    assert ignored == ()
+    items = items_from(given)
+    assert [(item.kind, item.role, item.reasoning) for item in items] == [
+        ("message", "user", ""), ("message", "assistant", "a"), ("function_call", "", "b"),
+    ]  # fmt: skip
+    assert messages_of(items)[1].reasoning == "a"
+    assert messages_of(items[2:])[0].reasoning == "b"
+
+
+@pytest.mark.parametrize("behind", [[], [HI]])
+def test_an_answer_that_was_cut_off_in_its_reasoning_has_no_text(behind: list[JsonBody]) -> None:
+    items = items_from(read_items([HI, _thought("a"), *behind])[0])
+    assert items[1] == Item(role="assistant", reasoning="a")
+    assert len(items) == 2 + len(behind)
+
+
+def test_a_chat_goes_on_inside_of_reasoning() -> None:
+    items = (Item(item_id="a", role="user", text="Hi"), Item(item_id="b", role="assistant", reasoning="Hm"))
+    call = openai.parse_chat(asked({"conversation": "conv_1", "messages": []}, items=items))
+    assert call.request.messages[-1] == Message("assistant", "", reasoning="Hm")
+    assert call.request.continue_final
+    turn = read_turn(call.request.turn)
+    (answer,) = turn.answer("s", Spoken("So", "completed", " yes"), "a", 0.0)
+    assert (answer.text, answer.reasoning) == ("So", "Hm yes")
+
+
+def test_an_answer_of_calls_alone_has_its_reasoning() -> None:
+    call = openai.parse_chat(asked({"conversation": "conv_1", "messages": [HI], "tools": [
+        {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]}))  # fmt: skip
+    text = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    (item,) = read_turn(call.request.turn).answer("s", Spoken(text, "completed", "Hm"), None, 0.0)
+    assert (item.kind, item.reasoning) == ("function_call", "Hm")
