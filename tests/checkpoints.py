@@ -1,4 +1,5 @@
-"""Models as Hugging Face directories: a tiny one made on the spot, and the default one made from its GGUF."""
+"""Models as Hugging Face directories: a tiny one made on the spot, and the default one made from its GGUF. And the
+default one with the chat template of a model that thinks."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import msgspec
 import pytest
@@ -86,6 +88,40 @@ def smollm2_dir() -> Path:
                 raise
         finally:
             shutil.rmtree(making, ignore_errors=True)
+    return path
+
+
+# As Qwen3's: the template shows earlier reasoning, and may open or close it in the prompt.
+_THINKING = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.reasoning_content %}<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ message.content }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if open_thinking %}<think>\n{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def smollm2_thinking() -> Path:
+    """The default model with a chat template that has markers of reasoning. Made once, in five seconds."""
+    import gguf
+    from gguf.scripts import gguf_new_metadata
+
+    try:
+        source = fetch(CATALOGUE["smollm2"], NoProgress())
+    except ModelError as error:
+        lack("smollm2", error.message)
+    path = cache_path() / "tests" / f"smollm2-thinking-{crc32(_THINKING.encode()):08x}.gguf"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as directory:
+            making = Path(directory) / path.name
+            writer = gguf.GGUFWriter(making, arch="llama", endianess=gguf.GGUFEndian.LITTLE)
+            template = gguf_new_metadata.MetadataDetails(gguf.GGUFValueType.STRING, _THINKING)
+            gguf_new_metadata.copy_with_new_metadata(
+                gguf.GGUFReader(source), writer, {gguf.Keys.Tokenizer.CHAT_TEMPLATE: template}, []
+            )
+            making.rename(path)
     return path
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from tests.checkpoints import smollm2_thinking
+
+__all__ = ["smollm2_thinking"]
 
 
 @pytest.fixture(autouse=True)
