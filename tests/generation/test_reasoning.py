@@ -9,7 +9,7 @@ from tests.generation.world import World, asked, end_of, text_of, tokenizer
 from tests.streams.virtual_time import run as run_scenario
 
 from tailrace.engines.scripted.engine import scripted_token
-from tailrace.errors import EngineLost
+from tailrace.errors import ContextLengthExceeded, EngineLost
 from tailrace.generation import Run
 from tailrace.streams import StreamLog
 from tailrace.text.reasoning import split_beginning
@@ -176,3 +176,14 @@ async def test_a_stream_of_two_choices_is_counted_after_a_restart() -> None:
     ids = [i for e in run.log.events if isinstance(e, TextDelta) and e.choice == 0 for i in e.token_ids]
     choice.start_replay(ids)
     assert 2 * choice.num_reasoning_tokens == end.num_reasoning_tokens
+
+
+async def test_earlier_reasoning_that_the_template_leaves_out_takes_no_room() -> None:
+    """Nobody knows how long a prompt is before the template has made it."""
+    world = World(context_tokens=200)
+    said = (Message("user", "Hi"), Message("assistant", "Ho", reasoning="hm " * 500), Message("user", "Hi"))
+    run = await begin(world, messages=said, sampling=Sampling(temperature=0.0, seed=1, max_tokens=9))
+    world.finish(run)
+    assert end_of(run.log).status == "done"
+    with pytest.raises(ContextLengthExceeded):
+        await begin(World(context_tokens=200, thinks=True), messages=said)

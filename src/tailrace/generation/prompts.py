@@ -35,7 +35,8 @@ class PromptEncoder:
                     "This model's chat template asks for no value of that name.", param="chat_template_kwargs"
                 )
         texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
-        if any("\0" in text for text in (*texts, *request.sampling.stop, *_texts_of(request.messages))):
+        reasoning = (message.reasoning for message in request.messages)
+        if any("\0" in text for text in (*texts, *request.sampling.stop, *_texts_of(request.messages), *reasoning)):
             raise RequestError("Text must not contain NUL characters.", param="prompt")
 
     async def encode(self, request: GenerateRequest) -> tuple[Prompt, ...]:
@@ -49,6 +50,7 @@ class PromptEncoder:
             if at_least > self.context_tokens and request.truncate is None:
                 raise ContextLengthExceeded(at_least, self.context_tokens, at_least=True)
         num_characters = sum(map(len, texts)) + _MESSAGE_CHARACTERS * (len(request.messages) + len(texts))
+        num_characters += sum(len(message.reasoning) for message in request.messages)
         if num_characters <= _INLINE_CHARACTERS and not request.tools:
             prompts = self._encode(request, texts)
         else:
@@ -125,7 +127,8 @@ class PromptEncoder:
 
 
 def _texts_of(messages: Iterable[Message]) -> Iterator[str]:
-    """All that somebody wrote in these messages: their texts, and the calls of tools."""
+    """All that somebody wrote in these messages: their texts, and the calls of tools. Reasoning is not among them: most
+    templates leave it out."""
     for message in messages:
         calls = ((call.name, call.arguments) for call in message.tool_calls)
-        yield from (message.content, message.reasoning, *chain.from_iterable(calls))
+        yield from (message.content, *chain.from_iterable(calls))
