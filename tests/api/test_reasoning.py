@@ -109,6 +109,29 @@ def test_a_server_may_leave_it_in_the_text(serve: Callable[..., Server]) -> None
     assert "reasoning" not in state
 
 
+def test_wires_without_a_place_for_it_show_all_that_the_model_writes(thinking: Server) -> None:
+    asked = {"max_tokens": ANSWER.count}
+    bare = thinking.http.post("/", params={"prompt": PROMPT, **asked}).text
+    article = thinking.http.get("/query-stream/", params={"query": PROMPT, **asked}).text
+    cumulative = thinking.post("/generate-stream", {"prompt": PROMPT, **asked})
+    triton = thinking.post("/v2/models/scripted/generate", {"text_input": PROMPT, **asked}).json()["text_output"]
+    tgi = thinking.post("/generate", {"inputs": PROMPT, "parameters": {"max_new_tokens": ANSWER.count}}).json()
+    for text in (bare, article, events_of(cumulative.content[: -len(b"data: [DONE]\n\n")])[-1][1]["text"], triton):
+        assert text.startswith("<think>\n")
+        assert "\n</think>\n\n" in text
+    assert tgi["generated_text"].startswith("<think>\n")
+
+
+def test_the_chatbot_shows_all_that_the_model_writes(thinking: Server) -> None:
+    with dial(thinking, "/") as socket:
+        for prompt in (PROMPT, "Go on."):  # the second time with the first answer before it
+            socket.send(prompt)
+            frames = [str(socket.recv())]
+            while frames[-1] != "<<Response Finished>>":
+                frames.append(str(socket.recv()))
+            assert "".join(frames).startswith("<think>\n")
+
+
 # Conversations
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from tests.api.oracle import Answer, chat_ids
 
 import tailrace
 from tailrace.dialects import native
@@ -104,6 +105,16 @@ async def test_what_is_taken(model: Model) -> None:
     assert all(isinstance(piece, str) and piece for piece in pieces)
     assert answer.end is not None
     assert (answer.end.status, answer.end.usage.num_completion_tokens) == ("done", 3)
+
+
+async def test_a_model_that_reasons_says_all_that_it_writes() -> None:
+    """An app gets one text, which has no place beside it."""
+    thinking = await tailrace.engine("scripted:thinks=4")
+    try:
+        text = await thinking.chat("hi", max_tokens=30, temperature=0, seed=1).text()
+    finally:
+        await thinking.aclose()
+    assert text == Answer(chat_ids("hi"), 30, 1, 4).text
 
 
 async def test_a_setting_that_there_is_not() -> None:
