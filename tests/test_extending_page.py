@@ -195,9 +195,9 @@ _LEFT_OUT = {
         "swallows": "its path /{rest:path} is taken by /",
         "any_name": "its path /{name} is taken by /",
         "relative": "'odd' is not a path",
-        "broad": "its prefix '/v1' is that of other paths",
+        "broad": "its prefix '/v1' is also the prefix of other paths",
         "says_nothing": "odd:says_nothing does not fit (",
-        "wrong_status": "encode_error does not give the error's status and a JSON object",
+        "wrong_status": "encode_error does not return the error's status and a JSON object",
         "twice": "its path /fits is taken by /fits",
     },
 }

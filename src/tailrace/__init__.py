@@ -1,4 +1,4 @@
-"""tailrace streams a local language model to whoever asks, and keeps each stream alive."""
+"""tailrace streams a local language model to clients over many APIs, and keeps each stream alive."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ telemetry.switch_off()
 
 
 def engine(model: str = "smollm2", **settings: Any) -> Model:  # Any: of each setting's type
-    """A model for a deployment of your own: the built-in engine with its continuous batching, in a process beside.
+    """Return a model for your own deployment: the built-in engine with continuous batching, in its own process.
 
-    `model` is what `tailrace serve` takes, `settings` are its settings (`max_sequences=32`). To be called on an event
-    loop, as constructors of deployments are; loading begins at once, and a deployment is not ready before it is done.
+    `model` and `settings` are as for `tailrace serve` (`max_sequences=32`). Call it on an event loop, for example in
+    the constructor of a deployment. Loading starts at once; the deployment is ready when the model is loaded.
 
-    Raises: TypeError for a setting that there is not.
+    Raises: TypeError for an unknown setting.
     """
     from tailrace.serve.model import Model
 

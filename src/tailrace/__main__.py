@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Run the command line. Ctrl-C ends the process without a traceback, also while modules are imported."""
+    """Run the command line. Ctrl-C ends the process without a traceback, also during imports."""
     stops = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # a shell's background jobs ignore it
     if stops:
         signal.signal(signal.SIGINT, _exit_at_once)

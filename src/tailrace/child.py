@@ -1,5 +1,5 @@
-"""What a child process owes its parent: to end with it, and to leave signals from the terminal to it. And what the
-parent sees of it."""
+"""Child processes: they end with their parent and ignore signals from the terminal; and their memory, for the
+parent."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from pathlib import Path
 __all__ = ["begin_child", "end_family_with_me", "resident_bytes"]
 
 _PR_SET_PDEATHSIG = 1
-_keepers: list[subprocess.Popen[bytes]] = []  # whose pipes must stay open
+_keepers: list[subprocess.Popen[bytes]] = []  # kept, so that their pipes stay open
 _KEEPER = "import os, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), 9)"
 
 
 def begin_child(parent_pid: int) -> None:
-    """Have this process die with its parent, on Linux even in the middle of a long call, and leave no core.
+    """Make this process die with its parent, on Linux even during a long call, and write no core dump.
 
-    The parent decides when it ends: a signal to the whole group would cut streams that the parent is still draining.
-    Start it in a session of its own as well: a Ctrl-C on the terminal may come before this is called.
+    It ignores SIGINT and SIGTERM: a signal to the whole process group would abort streams that the parent still drains.
+    Start the process in its own session as well, because a Ctrl-C on the terminal may come before this call.
     """
     if sys.platform == "linux":
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
-            score.write("500")  # out of memory takes the child before the parent, which can start another
+            score.write("500")  # out of memory, the kernel kills the child first; the parent can start another one
     if os.getppid() != parent_pid:
         os._exit(0)
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # what it leaves behind would hold people's prompts
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump would contain prompts
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def end_family_with_me() -> None:
-    """See to it that whatever processes this one starts end with it, however it ends; others' code may forget that.
+    """Make all child processes of this process end with it, however it ends. Users' code may start some.
 
-    They become a group, and a process of a few megabytes kills it when the pipe to its stdin breaks.
+    They are in one process group. A small watchdog process kills the group when the pipe to its stdin breaks.
     """
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
@@ -49,7 +49,7 @@ def end_family_with_me() -> None:
 
 
 def resident_bytes(pid: int) -> int:
-    """What a process has in memory; 0 where the system does not say, or it is gone."""
+    """Return the resident memory of a process; 0 if the process is gone or the system does not report it."""
     try:
         pages = Path(f"/proc/{pid}/statm").read_text().split()[1]
     except (OSError, IndexError):

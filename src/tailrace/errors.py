@@ -1,64 +1,64 @@
-"""Everything that tailrace can refuse or fail with.
+"""All errors of tailrace.
 
 ::
 
     TailraceError                   500
-      RequestError                  400  the client asked for something that cannot be
+      RequestError                  400  the request is invalid
         BodyTooLarge                413
         BodyTimeout                 408
         UnsupportedMediaType        415
-        UnsupportedParameter        400  the engine cannot honour it
-        UnsupportedOperation        400  a known path of an API that this server does not offer
-        NotFound                    404  nothing is at this path
+        UnsupportedParameter        400  the engine does not support it
+        UnsupportedOperation        400  a known operation of an API that this server does not support
+        NotFound                    404  nothing at this path
         MethodNotAllowed            405
         UpgradeRequired             426
-        ContextLengthExceeded       400  prompt (and answer) do not fit the model
+        ContextLengthExceeded       400  prompt (and answer) are too long for the model
         TemplateError               400  the model's chat template refuses the messages
-        RequestRefused              400  the engine does
+        RequestRefused              400  the engine refuses the request
         UnknownModel                404
         UnknownKey                  404
         UnknownConversation         404
-        ConversationLocked          409  an answer is being written there
-        Unauthenticated             401  no key, or one that is not valid
-        KeyRevoked                  401  the key that began the stream
-        Forbidden                   403  a Host or Origin that is not ours, or a key without the scope
+        ConversationLocked          409  its last answer is in progress
+        Unauthenticated             401  no key, or an invalid one
+        KeyRevoked                  401  the key of the stream was revoked
+        Forbidden                   403  an unknown Host or Origin, or a key without the scope
         IdempotencyConflict         409  the key was used for another request
       AdmissionError                429
         QueueFull                   429  try again after `retry_after_s`
-        QueueTimeout                429  it was not begun in time
-        QuotaExceeded               429  the key or its owner has used what it may
-        Draining                    503  this server is going away
+        QueueTimeout                429  the request waited too long
+        QuotaExceeded               429  the key or its owner has reached a limit
+        Draining                    503  the server is shutting down
       StreamError                   404
         UnknownStream               404
         StreamExpired               410
         ForeignCursor               409  a Last-Event-ID of another stream
         SeqOutOfRange               400
-        StreamConflict              409  the stream is there, but not as the request takes it to be
-          StreamClosed              409  nothing is appended any more
-          SequenceGap               409  a producer's batches between were not seen
-        StaleEpoch                  403  the producer has begun anew since
-        StreamsFull                 507  the memory for durable streams is used up
-        StreamTooLong               507  an app's stream is longer than may be kept
-      StorageError                  503  the journal cannot keep anything just now
-        JournalFull                 507  there is no room on its disk
-        JournalDamaged              500  what it has kept is not what was written
-        LeaseLost                   503  another server writes the stream now
+        StreamConflict              409  the stream is in another state than the request needs
+          StreamClosed              409  the stream takes no more appends
+          SequenceGap               409  batches of the producer are missing
+        StaleEpoch                  403  the producer has started a later epoch
+        StreamsFull                 507  the memory for durable streams is full
+        StreamTooLong               507  an app's stream is too long
+              StorageError                  503  the journal or the database cannot be used now
+        JournalFull                 507  the journal's disk is full
+        JournalDamaged              500  the journal was damaged
+        LeaseLost                   503  another server has taken the stream over
       EngineError                   500
-        SequenceFailed              500  one sequence; its neighbours live on
+        SequenceFailed              500  one sequence failed; the others continue
         EngineLost                  503  the worker died
         EngineStalled               504  the worker made no progress
-        PoisonRequest               422  a request that was proven to kill engines
+        PoisonRequest               422  the request was proven to crash engines
         Diverged                    500  a replay gave another answer
-        Interrupted                 503  the server went away
+        Interrupted                 503  the server stopped
         Cancelled                   499
-      AppFailed                     500  what a user deployed raised
-        AppUnavailable              503  no process of it can answer
-        AppOutput                   500  it gave what JSON cannot hold
+      AppFailed                     500  the user's app raised an exception
+        AppUnavailable              503  no process of the app can answer
+        AppOutput                   500  the app's output cannot be encoded as JSON
       ModelError                    -    a model cannot be found, fetched or read (command line)
 
-The classes are the table of codes and statuses; `KINDS` has them by code. `status`, `code` and `retry_after_s` are
-what a wire needs; only `http` turns them into HTTP, and after the headers they become an in-band event. Messages never
-repeat what the client sent, but for the cleaned name of an unknown field. A client that leaves is not an error.
+`KINDS` has the classes by code. Wires use `status`, `code` and `retry_after_s`. Only the package `http` makes HTTP
+responses of errors; after the response headers an error becomes an event in the stream. Messages never repeat the
+client's input, except the cleaned name of an unknown field. A disconnect of the client is not an error.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ __all__ = [
 
 
 class TailraceError(Exception):
-    """A defect of the server, or the root of the tree. `message` is written for the person who made the call."""
+    """A bug of the server, and the base of all errors. `message` is written for the user of the API."""
 
     status = 500
     code = "internal_error"
@@ -136,68 +136,68 @@ class TailraceError(Exception):
 
 
 class RequestError(TailraceError):
-    """The request itself is wrong; sending it again will not help."""
+    """The request is invalid. Sending it again does not help."""
 
     status = 400
     code = "invalid_request"
 
 
 class BodyTooLarge(RequestError):
-    """The body is larger than `--body-bytes`."""
+    """The request body is larger than `--body-bytes`."""
 
     status = 413
     code = "body_too_large"
 
 
 class BodyTimeout(RequestError):
-    """The body stopped coming."""
+    """The request body did not arrive in time."""
 
     status = 408
     code = "body_timeout"
 
 
 class UnsupportedMediaType(RequestError):
-    """A body that does not say that it is JSON."""
+    """The Content-Type of the body is not JSON."""
 
     status = 415
     code = "unsupported_media_type"
 
 
 class UnsupportedOperation(RequestError):
-    """The path belongs to an API that is spoken here, but this server does not do what it asks for."""
+    """An operation of a known API that this server does not support."""
 
     code = "unsupported_operation"
 
 
 class NotFound(RequestError):
-    """Nothing is at this path."""
+    """There is nothing at this path."""
 
     status = 404
     code = "not_found"
 
 
 class MethodNotAllowed(RequestError):
-    """The path is there, the method is not."""
+    """The path does not have this method."""
 
     status = 405
     code = "method_not_allowed"
 
 
 class UpgradeRequired(RequestError):
-    """`/v1/ws` was asked for without WebSocket's handshake."""
+    """A request to `/v1/ws` without a WebSocket handshake."""
 
     status = 426
     code = "upgrade_required"
 
 
 class UnsupportedParameter(RequestError):
-    """A known parameter that this engine or wire cannot honour; `param` names it."""
+    """A known parameter that this engine or wire does not support; `param` names it."""
 
     code = "unsupported_parameter"
 
 
 class ContextLengthExceeded(RequestError):
-    """The prompt, or prompt and answer together, exceed what the model or its memory holds. Counts are tokens."""
+    """The prompt, or prompt and answer together, have more tokens than the model or the engine's memory allows."""
 
     code = "context_length_exceeded"
 
@@ -205,9 +205,9 @@ class ContextLengthExceeded(RequestError):
         self, num_prompt_tokens: int, limit_tokens: int, *, max_tokens: int = 0, at_least: bool = False
     ) -> None:
         counted = f"{'at least ' if at_least else ''}{num_prompt_tokens} token{'s' * (num_prompt_tokens != 1)}"
-        answer = f" and {max_tokens} were asked for" if max_tokens else ""
+        answer = f" and max_tokens is {max_tokens}" if max_tokens else ""
         super().__init__(
-            f"The prompt has {counted}{answer}, but {limit_tokens} is the limit.",
+            f"The prompt has {counted}{answer}, but the limit is {limit_tokens}.",
             param="max_tokens" if max_tokens else "prompt",
         )
         self.num_prompt_tokens = num_prompt_tokens
@@ -216,19 +216,19 @@ class ContextLengthExceeded(RequestError):
 
 
 class TemplateError(RequestError):
-    """The model's chat template refuses these messages, or failed on them."""
+    """The model's chat template refuses the messages, or fails on them."""
 
     code = "template_error"
 
 
 class RequestRefused(RequestError):
-    """The engine, or the server behind it, does not run such a request."""
+    """The engine, or the upstream server behind it, refuses the request."""
 
     code = "request_refused"
 
 
 class UnknownModel(RequestError):
-    """The model is not one that this server runs."""
+    """This server does not have the model."""
 
     status = 404
     code = "model_not_found"
@@ -242,35 +242,35 @@ class UnknownKey(RequestError):
 
 
 class UnknownConversation(RequestError):
-    """There is no such conversation, or no such item in it."""
+    """There is no such conversation, or it has no such item."""
 
     status = 404
     code = "conversation_not_found"
 
 
 class ConversationLocked(RequestError):
-    """An answer is being written where the request would go on."""
+    """The last answer of the branch is still in progress."""
 
     status = 409
     code = "conversation_locked"
 
 
 class Unauthenticated(RequestError):
-    """The request has no key, or one that is not valid here."""
+    """The request has no key, or an invalid one."""
 
     status = 401
     code = "invalid_api_key"
 
 
 class KeyRevoked(RequestError):
-    """The key that began the stream was revoked."""
+    """The key of the stream was revoked."""
 
     status = 401
     code = "key_revoked"
 
 
 class Forbidden(RequestError):
-    """The Host or Origin is not one of ours, or the key does not have the scope."""
+    """The Host or Origin is not allowed, or the key does not have the scope."""
 
     status = 403
     code = "forbidden"
@@ -284,24 +284,24 @@ class IdempotencyConflict(RequestError):
 
 
 class AdmissionError(TailraceError):
-    """Not now; `retry_after_s` says when."""
+    """The server cannot take the request now. `retry_after_s` says when to try again."""
 
     status = 429
     code = "overloaded"
 
 
 class QueueFull(AdmissionError):
-    """As many requests are running and waiting as `--max-concurrent-requests` lets in."""
+    """`--max-concurrent-requests` requests are running and queued already."""
 
 
 class QueueTimeout(AdmissionError):
-    """The request waited for its turn longer than `--queue-s`."""
+    """The request was in the queue for longer than `--queue-s`."""
 
     code = "queue_timeout"
 
 
 class QuotaExceeded(AdmissionError):
-    """The key, or its owner, has used what it may; `retry_after_s` says when there is more."""
+    """The key or its owner has reached a limit. `retry_after_s` says when to try again."""
 
     code = "rate_limit_exceeded"
 
@@ -319,13 +319,13 @@ class StreamError(TailraceError):
 
 
 class UnknownStream(StreamError):
-    """There never was such a stream."""
+    """There is no such stream."""
 
     code = "unknown_stream"
 
 
 class StreamExpired(StreamError):
-    """The stream is no longer kept."""
+    """The stream has expired."""
 
     status = 410
     code = "stream_expired"
@@ -339,48 +339,48 @@ class ForeignCursor(StreamError):
 
 
 class SeqOutOfRange(StreamError):
-    """No event id, or one that the stream has not come to."""
+    """The event id is invalid, or the stream has fewer events."""
 
     status = 400
     code = "seq_out_of_range"
 
 
 class StorageError(TailraceError):
-    """The journal cannot keep anything just now, so that nothing new is begun."""
+    """The journal or the database cannot be used now, so no new stream can start."""
 
     status = 503
     code = "journal_unavailable"
 
 
 class JournalFull(StorageError):
-    """No room is left where the journal is."""
+    """The journal's disk is full."""
 
     status = 507
     code = "log_full"
 
 
 class JournalDamaged(StorageError):
-    """What the journal gives back is not what was written."""
+    """The journal was damaged on disk."""
 
     status = 500
     code = "journal_damaged"
 
 
 class LeaseLost(StorageError):
-    """Another server has taken the stream over, and only that one may write it. No client is told so."""
+    """Another server has taken the stream over. Clients never see this error."""
 
     code = "lease_lost"
 
 
 class StreamConflict(StreamError):
-    """The stream is there, but not as the request takes it to be."""
+    """The stream is in another state than the request needs."""
 
     status = 409
     code = "stream_conflict"
 
 
 class StreamClosed(StreamConflict):
-    """Nothing is appended to the stream any more."""
+    """The stream is closed and takes no more appends."""
 
     code = "stream_closed"
 
@@ -390,36 +390,36 @@ class StreamClosed(StreamConflict):
 
 
 class SequenceGap(StreamConflict):
-    """Batches of this producer are missing between the last one and this."""
+    """Batches of this producer are missing between the last one and this one."""
 
     code = "sequence_gap"
 
     def __init__(self, *, expected: int, received: int) -> None:
-        super().__init__(f"The producer's next batch is number {expected}.", param="producer-seq")
+        super().__init__(f"The producer's next batch must have the number {expected}.", param="producer-seq")
         self.expected = expected
         self.received = received
 
 
 class StaleEpoch(StreamError):
-    """The producer has begun anew since."""
+    """The producer has started a later epoch."""
 
     status = 403
     code = "stale_epoch"
 
     def __init__(self, epoch: int) -> None:
-        super().__init__("This producer has begun a later epoch.", param="producer-epoch")
+        super().__init__("This producer has started a later epoch.", param="producer-epoch")
         self.epoch = epoch
 
 
 class StreamsFull(StreamError):
-    """The memory for durable streams, `--durable-bytes`, is used up."""
+    """The memory for durable streams, `--durable-bytes`, is full."""
 
     status = 507
     code = "streams_full"
 
 
 class StreamTooLong(StreamError):
-    """One stream of an app is longer than 64 MiB."""
+    """The stream of an app is longer than 64 MiB."""
 
     status = 507
     code = "stream_too_long"
@@ -430,7 +430,7 @@ class EngineError(TailraceError):
 
 
 class SequenceFailed(EngineError):
-    """The engine refused or lost one sequence; the others are untouched."""
+    """The engine refused or lost one sequence. The others continue."""
 
     code = "sequence_failed"
 
@@ -450,7 +450,7 @@ class EngineLost(EngineError):
         is_crash: bool = False,
     ) -> None:
         super().__init__(message, param=param, retry_after_s=retry_after_s)
-        self.is_crash = is_crash  # it went by itself: nobody killed it
+        self.is_crash = is_crash  # it was not killed by the supervisor
 
 
 class EngineStalled(EngineError):
@@ -461,14 +461,14 @@ class EngineStalled(EngineError):
 
 
 class PoisonRequest(EngineError):
-    """The engine died with this request, and died again while this request alone ran on it."""
+    """The engine crashed with this request, and crashed again when only this request ran."""
 
     status = 422
     code = "poison_request"
 
 
 class Diverged(EngineError):
-    """After its engine was lost, the answer came out differently, and could not go on."""
+    """After its engine was lost, the replay gave another answer, and the stream could not continue."""
 
     code = "diverged"
 
@@ -481,27 +481,27 @@ class Interrupted(EngineError):
 
 
 class Cancelled(EngineError):
-    """Somebody cancelled the stream while an answer in one piece was awaited."""
+    """The stream was cancelled before its answer in one piece was complete."""
 
-    status = 499  # clients repeat a 409
+    status = 499  # with 409, clients would retry
     code = "cancelled"
 
 
 class AppFailed(TailraceError):
-    """What a user deployed raised an exception; the log has it."""
+    """The user's app raised an exception. The server's log has it."""
 
     code = "app_failed"
 
 
 class AppUnavailable(AppFailed):
-    """No process of what a user deployed can answer, or the one that did died."""
+    """No process of the user's app can answer, or the one that answered died."""
 
     status = 503
     code = "app_unavailable"
 
 
 class AppOutput(AppFailed):
-    """An app of the user's sent a value that JSON cannot hold."""
+    """The user's app sent a value that cannot be encoded as JSON."""
 
     code = "app_output"
 
@@ -518,5 +518,5 @@ def _with_subclasses(kind: type[TailraceError]) -> Iterator[type[TailraceError]]
         yield from _with_subclasses(subclass)
 
 
-# By code. Where a class and its base have the same code, the subclass stands for both.
+# By code. If a class and its base have the same code, the subclass is used.
 KINDS: dict[str, type[TailraceError]] = {kind.code: kind for kind in _with_subclasses(TailraceError)}

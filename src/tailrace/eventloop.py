@@ -1,4 +1,4 @@
-"""The event loop that every process of ours runs on."""
+"""The event loop of all processes, and SIGHUP."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _hangup_calls: list[Callable[[], None]] = []
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:  # Any: as in the type
-    """Run to the end, on uvloop where there is one: faster, and it waits for children without a thread for each."""
+    """Run a coroutine to its end. Uses uvloop if it is installed: it is faster, and waits for child processes without
+    threads."""
     try:
         import uvloop
     except ImportError:
@@ -24,14 +25,14 @@ def run(main: Coroutine[Any, Any, None]) -> None:  # Any: as in the type
 
 
 def first_error(error: BaseException) -> BaseException:
-    """What went wrong first, out of the groups that task groups raise."""
+    """Return the first error in the nested exception groups of task groups."""
     return first_error(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error
 
 
 @contextlib.contextmanager
 def on_hangup(call: Callable[[], None]) -> Iterator[None]:
-    """Have this called on the event loop at each SIGHUP, as long as the context lasts; there may be several. Without
-    any, SIGHUP ends the process. To be entered in the main thread."""
+    """Call a function on the event loop at each SIGHUP, within the context. Several contexts may be open; outside of
+    them SIGHUP ends the process. Enter it in the main thread."""
     loop = asyncio.get_running_loop()
 
     def call_all() -> None:
@@ -39,10 +40,10 @@ def on_hangup(call: Callable[[], None]) -> Iterator[None]:
             each()
 
     def tell(*_: object) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: we are leaving
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the process exits already
             loop.call_soon_threadsafe(call_all)
 
-    # Not the loop's own handlers: when it lets go of those, a signal kills for a moment.
+    # asyncio restores the default handlers when its loop closes; a signal would then kill the process.
     before = signal.signal(signal.SIGHUP, tell)
     _hangup_calls.append(call)
     try:

@@ -1,4 +1,4 @@
-"""Messages on a byte stream: each with its length in front."""
+"""Length-prefixed messages on a byte stream."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ _LENGTH = struct.Struct("<I")
 
 
 def framed(body: bytes) -> bytes:
-    """A message with its length in front, ready for the socket."""
+    """Return a message with its length prefix."""
     return _LENGTH.pack(len(body)) + body
 
 
 class FrameBuffer:
-    """Cuts a byte stream back into message bodies."""
+    """Splits a byte stream into message bodies."""
 
     __slots__ = ("_num_wanted", "_rest")
 
     def __init__(self) -> None:
-        self._rest = bytearray()  # of a message that is not complete
-        self._num_wanted = 0  # bytes of it, before it is worth looking at again
+        self._rest = bytearray()  # an incomplete message
+        self._num_wanted = 0  # size of `_rest` at which parsing can continue
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The bodies completed by `chunk`, in order.
+        """Return the bodies that `chunk` completes, in order.
 
-        Raises: ValueError if a length is beyond reason, which means that the peer talks something else.
+        Raises: ValueError if a length is larger than MAX_FRAME_BYTES: the peer speaks another protocol.
         """
         stream = chunk
         if self._rest:

@@ -1,6 +1,6 @@
-"""What other installed packages add to tailrace: they name it under an entry point, and it is looked for there.
+"""Plugins: objects that other installed packages add to tailrace with entry points.
 
-One that cannot be loaded, or that does not fit, is left out with a line in the log; the rest goes on without it.
+A plugin that cannot be loaded or does not fit is left out, with a line in the log. The others still work.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Plugins(Generic[T]):
-    """What was found, and what was left out with the reason; both by name."""
+    """The loaded plugins, and the reasons for those that were left out; both by name."""
 
     found: Mapping[str, T]
     left_out: Mapping[str, str]
@@ -36,11 +36,11 @@ def load_plugins(
     refuses: Callable[[T, Mapping[str, T]], str],
     only: str | None = None,
 ) -> Plugins[T]:
-    """Load the entry points of a group, or only those of one name, in the order of their names. Each gives an object of
-    the class `shape` whose attribute `name` is the entry point's.
+    """Load the entry points of a group, or only those of one name, sorted by name. Each must be an instance of `shape`
+    whose attribute `name` is the name of the entry point.
 
-    `taken` are names that no plugin may have. `refuses` says why an object is left out beside those that were loaded
-    before it, or "". Nothing that a plugin raises while it is loaded is passed on, but for KeyboardInterrupt.
+    `taken` are names that no plugin may have. `refuses` gets a plugin and the plugins that were loaded before it; it
+    returns why the plugin is left out, or "". Exceptions of plugins are not raised, except KeyboardInterrupt.
     """
     found: dict[str, T] = {}
     left_out: dict[str, str] = {}
@@ -49,9 +49,9 @@ def load_plugins(
             continue
         try:
             if point.name in taken:
-                raise _LeftOut("tailrace has one of that name")
+                raise _LeftOut("tailrace has one with this name")
             if point.name in found:
-                raise _LeftOut("another package has one of that name")
+                raise _LeftOut("another package has one with this name")
             loaded = _load(point, shape)
             _check(loaded, point, refuses, found)
             found[point.name] = loaded
@@ -62,14 +62,14 @@ def load_plugins(
 
 
 class _LeftOut(Exception):
-    """The message says why, without a full stop."""
+    """Why a plugin is left out. The message has no full stop."""
 
 
 def _load(point: EntryPoint, shape: type[T]) -> T:
-    """What an entry point names. Raises: _LeftOut."""
+    """Load the object of an entry point. Raises: _LeftOut."""
     try:
         loaded = point.load()
-    except (Exception, SystemExit) as error:  # other people's code may raise anything
+    except (Exception, SystemExit) as error:  # plugins may raise anything
         logger.debug("%s could not be loaded", point.value, exc_info=error)
         raise _LeftOut(f"{point.value} could not be loaded ({in_one_line(error)})") from None
     if not isinstance(loaded, shape):
@@ -83,7 +83,7 @@ def _check(loaded: T, point: EntryPoint, refuses: Callable[[T, Mapping[str, T]],
     """Raises: _LeftOut."""
     try:
         reason = refuses(loaded, others)
-    except Exception as error:  # what is in the object may be of any type
+    except Exception as error:  # attributes of the plugin may have any type
         logger.debug("%s could not be checked", point.value, exc_info=error)
         reason = f"{point.value} does not fit ({in_one_line(error)})"
     if reason:

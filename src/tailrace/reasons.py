@@ -1,4 +1,4 @@
-"""What a library raised, for people."""
+"""Exceptions of libraries in messages for users."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ __all__ = ["in_one_line"]
 
 
 def in_one_line(error: BaseException) -> str:
-    """The kind of an error and the first line of what it says, or what that announces, cut to a length that fits into a
-    sentence."""
+    """Return an exception's class and the first line of its message, shortened. If the first line ends with a colon,
+    the second line is added."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and lines[0].endswith(":"):
         lines[0] += f" {lines[1]}"

@@ -1,4 +1,4 @@
-"""Commands that install what is missing, made from the requirements that tailrace itself declares."""
+"""Commands that install missing packages, made from the requirements that tailrace declares."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _EXTRA = re.compile(r"""extra\s*==\s*['"]([\w-]+)['"]""")
 
 
 def requirements(*, extra: str = "") -> list[str]:
-    """What an extra of tailrace adds, or without one what tailrace always needs, as pip takes it: `torch>=2.10`.
+    """Return the requirements of an extra, or of tailrace itself, in pip's format: `torch>=2.10`.
 
-    Empty where tailrace is not installed as a package.
+    Empty if tailrace is not installed as a package.
     """
     try:
         declared = requires("tailrace") or []
@@ -28,17 +28,17 @@ def requirements(*, extra: str = "") -> list[str]:
 
 
 def pip_install(*arguments: str) -> str:
-    """A line for a shell that runs `pip install` with these arguments in the environment of this process. It names the
-    interpreter with its whole path: a `pip` on the PATH may be another environment's."""
+    """Return a shell command that runs `pip install` in the environment of this process. It has the full path of the
+    interpreter, because a `pip` on the PATH may belong to another environment."""
     return shlex.join([sys.executable, "-m", "pip", "install", *arguments])
 
 
 def install_command(*, extra: str = "", packages: Iterable[str] = ()) -> str:
-    """A line for a shell that installs an extra of tailrace into the environment of this process; without an extra, it
-    installs these packages again, in the versions that tailrace needs.
+    """Return a shell command that installs an extra of tailrace in the environment of this process; without an extra,
+    one that reinstalls packages in the versions that tailrace needs.
 
-    The requirements are named one by one: that works wherever tailrace itself was installed from. Where they are not
-    known, the line names the extra.
+    The command lists the requirements one by one, which works wherever tailrace was installed from. If they are
+    unknown, it names the extra.
     """
     names = {name.replace("_", "-") for name in packages}
     wanted = requirements(extra=extra)

@@ -1,4 +1,4 @@
-"""Names that somebody else wrote: what may have been meant by one that is unknown, and how a path is shown."""
+"""Suggestions for misspelled names, and paths in a form that is safe to print."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _PATH_CHARACTERS = "/:@!$&'()*+,;=-._~"  # the others are shown percent-encoded
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """` Did you mean x?`, to stand behind a sentence; nothing where no known name is close."""
+    """Return ` Did you mean x?`, to append to a sentence; "" if no known name is similar."""
     close = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.6)
     return f" Did you mean {close[0]}?" if close else ""
 
 
 def shown_path(path: str) -> str:
-    """A request's path for a log: in one line, and without characters that could change a terminal."""
+    """Return a request's path for a log: one line, without control characters."""
     return quote(path, safe=_PATH_CHARACTERS, errors="replace")[:_MAX_PATH]

@@ -240,7 +240,7 @@ def test_binary_frames_are_not_understood(path: str) -> None:
         async with Caller(app_of(World()), path) as caller:
             caller.say_bytes(b"Hi")
             await caller.moment()
-            assert caller.closing == (1003, "Only text frames are understood here.")
+            assert caller.closing == (1003, "Only text frames are supported.")
 
     run_scenario(main())
 
@@ -258,7 +258,7 @@ def test_silence_closes_a_socket_unless_something_runs(path: str) -> None:
             await asyncio.sleep(9.0)
             assert caller.is_open()
             await asyncio.sleep(1.1)
-            assert caller.closing == (1001, "Nothing was said for too long.")
+            assert caller.closing == (1001, "The connection was idle for too long.")
         async with Caller(app_of(world, ws_idle_s=0.0), path) as caller:
             await asyncio.sleep(1e6)
             assert caller.is_open()

@@ -154,7 +154,7 @@ def test_a_database_that_is_away_delays_no_token_and_loses_no_row(tmp_path: Path
                 until(lambda: clients.num_lines > num_lines + 500)
                 until(lambda: len(clients.begun) > num_begun + 20 and time.monotonic() - since_s > away_s)
                 postgresql.start()
-                until(lambda: "in the database again" in server.log)
+                until(lambda: "to the database again" in server.log)
             until(lambda: set(clients.begun) <= {row.request_id for row in _rows(database, "alice")})
         finally:
             server.close()

@@ -73,13 +73,13 @@ def test_a_new_certificate_cuts_no_stream(serve_tls: Callable[..., Server], tmp_
         lines = answer.iter_lines()
         next(lines)
         used[1].write_text("broken")
-        server.wait_line("the new certificate cannot be used, the one before stays")
+        server.wait_line("the new certificate cannot be used, the old one stays")
         assert httpx.get(f"{url}/livez", verify=_context(one[0])).status_code == 200
         for source, target in zip(other, used, strict=True):
             shutil.copy(source, target)
         if how == "SIGHUP":
             server.send_signal(signal.SIGHUP)
-        server.wait_line("the certificate was read again")
+        server.wait_line("the certificate was reloaded")
         assert httpx.get(f"{url}/livez", verify=_context(other[0])).status_code == 200
         with pytest.raises(httpx.ConnectError):
             httpx.get(f"{url}/livez", verify=_context(one[0]))

@@ -130,7 +130,7 @@ def test_one_who_answers_pings_stays_and_one_who_does_not_is_cut_off(impatient: 
 def test_silence_ends_a_socket(impatient: Server) -> None:
     with dial(impatient, "/") as chat, dial(impatient) as socket:
         for one in (chat, socket):
-            assert close_of(one) == (1001, "Nothing was said for too long.")
+            assert close_of(one) == (1001, "The connection was idle for too long.")
 
 
 # The handshake

@@ -1,1 +1,1 @@
-"""Who asks, and what they may do."""
+"""Authentication and authorization: keys, sessions, tickets, scopes, quotas, and the audit log."""

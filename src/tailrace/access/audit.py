@@ -1,6 +1,7 @@
-"""`--audit-log`: who did what, when, and what came of it; one JSON object a line. Never a secret, a token or a text.
+"""`--audit-log`: who did what and when, and the outcome; one JSON object per line. It never has a secret, a token or a
+text.
 
-A process has one audit log at most, and `note` writes to it from anywhere. Where there is none, `note` does nothing.
+A process has at most one audit log. `note` writes to it from anywhere, and does nothing if there is none.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ __all__ = ["note", "note_command", "note_refusal", "noting", "open_audit_log", "
 logger = logging.getLogger("tailrace.server")
 
 _REPEATS_S = 1.0
-_MAX_CALLERS = 10  # with refusals of their own in that time; the others share a line
+_MAX_CALLERS = 10  # callers per second whose refusals get their own lines; the others share a line
 
 
 class _AuditFile:
-    """Raises: OSError if it cannot be opened."""
+    """The open log file. Raises: OSError if it cannot be opened."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -44,11 +45,11 @@ class _AuditFile:
         self._is_counting = False
 
     def write(self, event: str, outcome: str, fields: dict[str, object]) -> None:
-        """Add a line. One that cannot be written is lost, and the log of the server says so."""
+        """Add a line. If the write fails, the line is lost, and the server's log has an error."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         line = {"time": now, "event": event, "outcome": outcome, **{name: it for name, it in fields.items() if it}}
         try:
-            os.write(self._handle, json.dumps(line).encode() + b"\n")  # at once, so that lines of processes do not mix
+            os.write(self._handle, json.dumps(line).encode() + b"\n")  # in one write
         except OSError as error:
             if not self._is_failing:
                 logger.error("the audit log cannot be written: %s", error.strerror)
@@ -57,7 +58,8 @@ class _AuditFile:
             self._is_failing = False
 
     def write_refusal(self, event: str, outcome: str, caller: str, fields: dict[str, object]) -> None:
-        """Add a line, unless the same caller had one within this second: those are counted, and told of at its end."""
+        """Add a line for a refusal. Repeated refusals of a caller within a second are counted, and written as one
+        line."""
         key = (event, outcome, caller)
         if key not in self._repeats and len(self._repeats) >= _MAX_CALLERS:
             key = (event, outcome, "others")
@@ -79,11 +81,11 @@ class _AuditFile:
         self._repeats.clear()
 
     def reopen(self) -> None:
-        """Go on in a new file, where the old one was moved away."""
+        """Open the file again, after log rotation has moved it."""
         try:
             handle = self._open()
         except OSError as error:
-            logger.error("the audit log cannot be opened again, and goes on in the file before: %s", error.strerror)
+            logger.error("the audit log cannot be reopened and continues in the old file: %s", error.strerror)
             return
         os.close(self._handle)
         self._handle = handle
@@ -98,7 +100,7 @@ class _AuditFile:
 
 @dataclass(slots=True)
 class _Repeats:
-    """How many more refusals there were like one that has a line."""
+    """How often a refusal was repeated since its line was written."""
 
     fields: dict[str, object]
     count: int = 0
@@ -109,7 +111,7 @@ _file: _AuditFile | None = None
 
 @contextlib.contextmanager
 def open_audit_log(settings: Settings) -> Iterator[None]:
-    """The audit log of this process, if the settings name one. On an event loop, SIGHUP has it opened again.
+    """Open the audit log of this process, if the settings have one. On an event loop, SIGHUP reopens it.
 
     Raises: ModelError if it cannot be written.
     """
@@ -132,22 +134,22 @@ def open_audit_log(settings: Settings) -> Iterator[None]:
 
 
 def note(event: str, outcome: str, scope: Scope | None = None, **what: object) -> None:
-    """Add a line: what happened; how it came out, `done` or the code of an error; who did it, if that was a request;
-    and what it was done to. Empty fields are left out."""
+    """Add a line: the event, its outcome (`done` or an error code), the client of the request `scope`, and further
+    fields. Empty fields are left out."""
     if _file is not None:
         _file.write(event, outcome, (_who(scope) if scope is not None else {}) | what)
 
 
 def note_command(event: str, outcome: str, **what: object) -> None:
-    """As `note`, of something that a person did on the command line of this machine."""
+    """Add a line for a command that a user ran on this machine."""
     if _file is not None:
         _file.write(event, outcome, {"user": _user()} | what)
 
 
 @contextlib.contextmanager
 def noting(event: str, scope: Scope, **what: object) -> Iterator[None]:
-    """Note what the block does, and the code of the error that it ends with, if it does. An id that is no stream's is
-    left out: it may be anything."""
+    """Add a line for the block, with its error code if it raises. An invalid stream id is left out, because it may be
+    any text."""
     stream = what.get("stream")
     if isinstance(stream, str) and not is_stream_id(stream):
         what = what | {"stream": None}
@@ -160,7 +162,7 @@ def noting(event: str, scope: Scope, **what: object) -> Iterator[None]:
 
 
 def note_refusal(error: Exception, scope: Scope) -> None:
-    """Note that a request was not let in, or not to this. Other errors are none of the audit log's."""
+    """Add a line if the error is a failed authentication or authorization. Other errors are ignored."""
     if _file is None or not isinstance(error, Unauthenticated | Forbidden):
         return
     event = "authenticate" if isinstance(error, Unauthenticated) else "authorize"
@@ -168,14 +170,14 @@ def note_refusal(error: Exception, scope: Scope) -> None:
 
 
 def what_is_noted(key: Key) -> dict[str, object]:
-    """The fields of a key that something was done to."""
+    """Return the fields of a key that was created or changed."""
     return {"of_key": key.key_id, "of_owner": key.owner, "scopes": key.scopes}
 
 
 def _who(scope: Scope) -> dict[str, object]:
     client = scope.get("client")
     who: dict[str, object] = {"client": client[0] if client else ""}
-    if PRINCIPAL not in scope:  # it was not let in
+    if PRINCIPAL not in scope:  # it was not authenticated
         return who
     principal = principal_of(scope)
     return {"owner": principal.owner, "key": principal.key_id} | who
@@ -184,7 +186,7 @@ def _who(scope: Scope) -> dict[str, object]:
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError):  # an id without a name
+    except (KeyError, OSError):  # a user id without a name
         return str(os.getuid())
 
 

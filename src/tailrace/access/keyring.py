@@ -1,4 +1,4 @@
-"""The keys that a server knows, and the one way in which a request shows one."""
+"""The keys of a server in memory, and the authentication of requests."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from tailrace.errors import Unauthenticated
 
 __all__ = ["Keyring", "token_in"]
 
-# Kept where a key is not known, so that a wrong id takes as long as a wrong secret.
+# Compared if the key id is unknown, so that a wrong id takes as long as a wrong secret.
 _NOBODYS = Key("", "nobody", revoked_s=0.0)
-_HOW = "Send Authorization: Bearer tr_…; `tailrace keys create` makes a key."
+_HOW = "Send the header Authorization: Bearer tr_…. `tailrace keys create` creates a key."
 
 
 class Keyring:
-    """All keys, in memory: a request's key is found without asking the database.
+    """All keys, in memory, so that authentication needs no database.
 
-    As long as no key was ever made, nobody needs one. A server whose keys are all revoked lets nobody in.
+    As long as no key was ever created, requests need none. If all keys are revoked, all requests are refused.
     """
 
     def __init__(self) -> None:
@@ -40,15 +40,15 @@ class Keyring:
 
     @property
     def is_empty(self) -> bool:
-        """Whether no key was ever made, so that everybody is let in as anonymous."""
+        """Return whether no key was ever created, so that all requests are anonymous."""
         return not self._keys
 
     def on_revoked(self, call: Callable[[str], None]) -> None:
-        """Have this called with the id of each key that is revoked from now on."""
+        """Register a function that is called with the id of each key that is revoked from now on."""
         self._on_revoked.append(call)
 
     def update(self, keys: Iterable[Key], owners: Mapping[str, Quota] | None = None) -> None:
-        """Take in keys and quotas of owners that are new or have changed."""
+        """Add keys and owners' quotas that are new or have changed."""
         for owner, quota in (owners or {}).items():
             self.quotas.limit(("owner", owner), quota)
         for key in keys:
@@ -61,10 +61,10 @@ class Keyring:
                     call(key.key_id)
 
     def authenticate(self, scope: Scope, headers: Headers) -> Principal:
-        """Who sends this request.
+        """Return the principal of a request.
 
-        The key is in `Authorization: Bearer`, or in `x-api-key` as Anthropic's clients send it. A page of this server
-        may have the cookie of a session instead, and a GET request or a WebSocket `?ticket=`.
+        The key is in `Authorization: Bearer`, or in `x-api-key`, which Anthropic's clients send. Instead, a page of
+        this server may send a session cookie, and a GET request or a WebSocket may have `?ticket=`.
 
         Raises: Unauthenticated.
         """
@@ -77,14 +77,14 @@ class Keyring:
         key_id, secret = split_token(token) or ("", "")
         key = self._keys.get(key_id, _NOBODYS)
         if not key.accepts(secret, time.time()):
-            raise Unauthenticated(f"This key is not valid here. {_HOW}", param="authorization")
+            raise Unauthenticated(f"This key is not valid. {_HOW}", param="authorization")
         return self._principals[key.key_id]
 
     def _holder_of_session(self, cookie: str) -> Principal:
         session = self.sessions.find(cookie, time.time())
         key = self._keys.get(session.key_id) if session is not None else None
         if session is None or key is None or not key.accepts_hash(session.secret_hash, time.time()):
-            raise Unauthenticated("You are not signed in any more. Sign in with a key.", param="cookie")
+            raise Unauthenticated("The session has ended. Sign in with a key.", param="cookie")
         return Principal(key.owner, key.key_id, key.scopes)
 
     def _holder_of_ticket(self, scope: Scope) -> Principal:
@@ -95,7 +95,7 @@ class Keyring:
         ticket = self.tickets.read(given[0])
         key = self._keys.get(ticket.key_id) if ticket is not None else None
         if ticket is None or key is None or key.state(time.time()) != "active":
-            raise Unauthenticated("This ticket is not valid, or has expired. Ask for another one.", param="ticket")
+            raise Unauthenticated("This ticket is invalid or has expired. Request a new one.", param="ticket")
         return Principal(key.owner, key.key_id, ("read",), ticket.stream_id)
 
 

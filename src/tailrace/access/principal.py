@@ -1,4 +1,4 @@
-"""Who asks, the same for every wire: the principal, as the edge found out, and the caller who is held responsible."""
+"""The principal of a request, which the edge has authenticated, and its caller, who is responsible for its effects."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ __all__ = [
     "sent_by",
 ]  # fmt: skip
 
-PRINCIPAL = "tailrace_principal"  # the key under which a scope has it
+PRINCIPAL = "tailrace_principal"  # the key of the principal in an ASGI scope
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whose streams a request may begin, follow, stop and delete, and what else it may do.
+    """The owner whose streams a request may start, follow, stop and delete, and the request's further rights.
 
-    `scopes` are those of its key; None is everything, where no keys are in use. A ticket's principal has `stream_id`,
-    the only stream that it may follow.
+    `scopes` are those of the key; None allows everything, because no keys are in use. The principal of a ticket has
+    `stream_id`, the only stream that it may follow.
 
     Raises: ValueError for an empty name, or one with a NUL character.
     """
@@ -35,22 +35,22 @@ class Principal:
 
     def __post_init__(self) -> None:
         if not self.owner or "\0" in self.owner:
-            raise ValueError("an owner's name is not empty and has no NUL character")
+            raise ValueError("an owner's name must not be empty or have a NUL character")
 
     def require(self, action: str) -> None:
-        """Raises: Forbidden if its key does not have this scope, one of `keys.ACTIONS`."""
+        """Raises: Forbidden if the key does not have this scope, one of `keys.ACTIONS`."""
         if self.scopes is not None and action not in self.scopes:
             raise Forbidden(f"This key does not have the scope {action}.", param="authorization")
 
     def require_within(self, kind: str, name: str) -> None:
-        """Raises: Forbidden if its key is limited to other wires or models; `kind` is wire or model."""
+        """Raises: Forbidden if the key is limited to other wires or models; `kind` is wire or model."""
         if self.scopes is None or f"{kind}:{name}" in self.scopes:
             return
         if any(scope.startswith(f"{kind}:") for scope in self.scopes):
-            raise Forbidden(f"This key is not for this {kind}.", param="authorization")
+            raise Forbidden(f"This key may not use this {kind}.", param="authorization")
 
     def require_stream(self, stream_id: str) -> None:
-        """Raises: Forbidden if it came with a ticket for another stream."""
+        """Raises: Forbidden if the request has a ticket for another stream."""
         if self.stream_id is not None and self.stream_id != stream_id:
             raise Forbidden("This ticket is for another stream.", param="ticket")
 
@@ -59,7 +59,8 @@ _ANYBODY = Principal()
 
 
 def principal_of(scope: Scope) -> Principal:
-    """Whose request it is: anonymous, where the edge put in nobody. Nothing that a client writes gets into a scope."""
+    """Return the principal that the edge has put into the scope, or the anonymous one. Clients cannot write to a
+    scope."""
     principal = scope.get(PRINCIPAL, _ANYBODY)
     assert isinstance(principal, Principal)
     return principal
@@ -70,8 +71,7 @@ def owner_of(scope: Scope) -> str:
 
 
 def network_of(address: str) -> str:
-    """Who has an address: an IPv4 address itself, or the /64 network of an IPv6 address, since a household has all of
-    that."""
+    """Return an IPv4 address itself, or the /64 network of an IPv6 address, which usually belongs to one customer."""
     if ":" not in address:
         return address
     ip = ipaddress.IPv6Address(address.partition("%")[0])
@@ -82,14 +82,15 @@ _LOOPBACK_NETWORK = network_of("::1")
 
 
 def is_loopback(caller: str) -> bool:
-    """Whether a caller, as `network_of` names it, is on this machine, where it may be a proxy for many."""
+    """Return whether a caller, in the form of `network_of`, is on this machine, where it may be a proxy for many
+    clients."""
     return caller.startswith("127.") or caller == _LOOPBACK_NETWORK
 
 
 def caller_of(scope: Scope) -> str:
-    """Who is held responsible for a request: the key that it came with. Without keys it is the network of the
-    connection's other end, or "" where that has no address. Other headers do not count, since a client writes them as
-    it likes. So without keys all clients of one proxy are one caller."""
+    """Return who is responsible for a request: its key. Without keys it is the client's network, or "" if the
+    connection has no address. Headers such as X-Forwarded-For do not count, because clients can forge them. So without
+    keys all clients of one proxy are one caller."""
     if key_id := principal_of(scope).key_id:
         return f"key {key_id}"
     client = scope.get("client")
@@ -97,15 +98,15 @@ def caller_of(scope: Scope) -> str:
 
 
 def asked_by(scope: Scope, *, wire: str, model: str) -> Asked:
-    """Who asks for a generation, before anything was looked at."""
+    """Return the identity of a request that is not parsed yet."""
     principal = principal_of(scope)
     return Asked(model, wire, principal.owner, principal.key_id)
 
 
 def sent_by(scope: Scope, request: GenerateRequest, *, wire: str, model: str) -> GenerateRequest:
-    """The request with who sent it, on which wire.
+    """Return the request with its caller, owner, key and wire.
 
-    Raises: Forbidden if the key is not for generating, for this wire or for this model.
+    Raises: Forbidden if the key may not generate, or not on this wire or with this model.
     """
     principal = principal_of(scope)
     principal.require("generate")

@@ -1,7 +1,7 @@
-"""What keys and owners have used, and whether they may use more.
+"""Rate limits: what keys and owners have used, and whether they may use more.
 
-A request reserves the most that it can take before it begins, and pays what it took when it has ended. So what is spent
-never exceeds a limit, whatever ends the stream.
+A request reserves the most tokens that it can use before it starts. When it has ended, the unused tokens are returned.
+So usage never exceeds a limit, however the stream ends.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Account = tuple[str, str]  # "key" or "owner", and its name
 
 @dataclass(frozen=True, slots=True)
 class Spending:
-    """What an account has spent in a period so far."""
+    """What an account has spent in the current period."""
 
     account: Account
     period: str  # minute or month
@@ -47,7 +47,7 @@ class Spending:
 
 @dataclass(slots=True)
 class _Window:
-    """One minute or one month of an account. Tokens are those spent and those reserved."""
+    """One minute or one month of an account. `tokens` are spent and reserved ones."""
 
     start_s: float = 0.0
     end_s: float = 0.0
@@ -60,16 +60,16 @@ class _Limit(NamedTuple):
 
     name: str
     most: int
-    rate: Rate | None  # None: streams at once
-    policy: str  # its item in the header RateLimit-Policy, without the window
+    rate: Rate | None  # None: concurrent streams
+    policy: str  # item of the header RateLimit-Policy, without the window
 
     def asks(self, num_tokens: int) -> int:
-        """How much of it a request takes."""
+        """Return how much of the limit a request takes."""
         return num_tokens if self.rate is not None and self.rate.unit == "tokens" else 1
 
 
 class _State(NamedTuple):
-    """Where a limit stands."""
+    """What remains of a limit, and when it is reset."""
 
     limit: _Limit
     remaining: int
@@ -79,7 +79,7 @@ class _State(NamedTuple):
 
 @dataclass(slots=True)
 class _Usage:
-    """What one account has used, and its limits."""
+    """The usage and the limits of one account."""
 
     limits: tuple[_Limit, ...] = ()
     allowance: Allowance = _NO_ALLOWANCE
@@ -109,7 +109,7 @@ class _Usage:
         return window.requests if limit.rate.unit == "requests" else window.tokens
 
     def at(self, now_s: float) -> dict[str, _Window]:
-        """The windows of this moment. A clock that was set back stays in the window that it was in."""
+        """Return the current windows. If the clock is set back, the later window stays."""
         for period, window in self.windows.items():
             if now_s >= window.end_s:
                 self.windows[period] = _Window(*_bounds(period, now_s))
@@ -123,8 +123,9 @@ class _Reservation(NamedTuple):
 
 
 class Quotas:
-    """Counts each key and each owner, also those without limits: one may be set at any time. Who has no key is not
-    counted. Each server counts what it has let in itself, on top of what was recorded when it started."""
+    """Counts the usage of each key and each owner, also of those without limits, because a limit may be set at any
+    time. Requests without a key are not counted. Each server counts its own requests, on top of what was recorded when
+    it started."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -132,7 +133,7 @@ class Quotas:
         self._reserved: dict[str, _Reservation] = {}  # by stream
 
     def limit(self, account: Account, quota: Quota) -> None:
-        """Set an account's limits. What it has used counts."""
+        """Set an account's limits. Earlier usage counts."""
         if quota != NO_LIMITS or account in self._usage:
             usage = self._of(account)
             usage.limits = tuple(_limits(account[0], quota))
@@ -140,17 +141,17 @@ class Quotas:
             usage.allowance = Allowance(quota.answer_tokens, min(tokens, default=None))
 
     def spent_before(self, spendings: Sequence[Spending]) -> None:
-        """Add what is recorded of the current minute and month."""
+        """Add the recorded usage of the current minute and month."""
         now_s = self._clock()
         for one in spendings:
             window = self._of(one.account).at(now_s)[one.period]
             window.requests += one.num_requests
             window.tokens += one.num_tokens
 
-    # What the generator asks for (generation.Meter)
+    # generation.Meter
 
     def allowance(self, key_id: str, owner: str) -> Allowance:
-        """How much one request may take at all: the smallest limits of its key and its owner."""
+        """Return how much one request may use at most: the smaller limits of its key and its owner."""
         if not key_id:
             return _NO_ALLOWANCE
         of_key, of_owner = self._of(("key", key_id)).allowance, self._of(("owner", owner)).allowance
@@ -159,9 +160,9 @@ class Quotas:
         )
 
     def reserve(self, record: Record) -> None:
-        """Take the most that a request may use out of what its key and its owner have left.
+        """Reserve the most tokens that a request can use, from its key and its owner.
 
-        Raises: QuotaExceeded if there is not as much left now; RequestError if there never is.
+        Raises: QuotaExceeded if not enough remain now; RequestError if the request exceeds a limit by itself.
         """
         if not record.key_id:
             return
@@ -172,26 +173,26 @@ class Quotas:
         self._take(record, num_tokens, now_s)
 
     def resume(self, record: Record) -> None:
-        """Reserve for a stream that an earlier process began, whatever is left."""
+        """Reserve tokens for a stream of an earlier process, without checking the limits."""
         if record.key_id and record.stream_id not in self._reserved:
             self._take(record, most_tokens(record), record.created_s)
 
     def release(self, record: Record) -> None:
-        """It has not begun after all."""
+        """Undo the reservation of a stream that did not start."""
         reservation = self._give_back(record, 0)
         for window in reservation.windows if reservation is not None else ():
             window.requests -= 1
 
-    # What it is told of streams
+    # generation.Observer
 
     def on_end(self, record: Record, end: End) -> None:
-        """It pays what it took."""
+        """Replace the reservation of an ended stream by its usage."""
         self._give_back(record, end.usage.num_prompt_tokens + end.usage.num_completion_tokens)
 
-    # What is told to clients
+    # Response headers
 
     def headers(self, principal: Principal) -> list[tuple[str, str]]:
-        """Where the limits of a key and its owner stand: draft-ietf-httpapi-ratelimit-headers-10, and OpenAI's."""
+        """Return rate limit headers of a key and its owner: draft-ietf-httpapi-ratelimit-headers-10, and OpenAI's."""
         if not principal.key_id:
             return []
         now_s = self._clock()
@@ -212,10 +213,10 @@ class Quotas:
                 asks = limit.asks(num_tokens)
                 holder = limit.name.partition("-")[0]
                 if asks > limit.most:
-                    assert limit.rate is not None  # only of tokens does one request take more than one
+                    assert limit.rate is not None  # a request takes more than 1 only of a limit of tokens
                     raise RequestError(
-                        f"This request may take {num_tokens} tokens, prompt and answer, and its {holder} has "
-                        f"{limit.most} a {limit.rate.period}. Ask for fewer with max_tokens, or with a shorter prompt.",
+                        f"Prompt and answer can take {num_tokens} tokens, but the limit of the {holder} is "
+                        f"{limit.most} per {limit.rate.period}. Lower max_tokens, or shorten the prompt.",
                         param="max_tokens",
                     )
                 if asks > remaining:
@@ -254,12 +255,12 @@ class Quotas:
 
 
 def most_tokens(record: Record) -> int:
-    """The most tokens that a stream can take, prompts and answers."""
+    """Return the most tokens that a stream can use, prompts and answers together."""
     return record.num_prompt_tokens + record.num_choices * (record.sampling.max_tokens or 0)
 
 
 def month_start(now_s: float) -> float:
-    """When the month began, in UTC."""
+    """Return the start of the month in UTC."""
     return _bounds("month", now_s)[0]
 
 
@@ -289,8 +290,8 @@ def _limits(holder: str, quota: Quota) -> Iterator[_Limit]:
 
 def _reason(holder: str, limit: _Limit) -> str:
     if limit.rate is None:
-        return f"The {holder} has {limit.most} streams at once, and they are in use."
-    return f"The {holder} has {limit.most} {limit.rate.unit} a {limit.rate.period}, and not enough of them are left."
+        return f"The {holder} may have {limit.most} streams at once, and all are in use."
+    return f"The {holder} may use {limit.most} {limit.rate.unit} per {limit.rate.period}, and too few remain."
 
 
 def _policy_item(state: _State) -> str:
@@ -303,7 +304,7 @@ def _state_item(state: _State) -> str:
 
 
 def _openai_headers(states: Sequence[_State]) -> Iterator[tuple[str, str]]:
-    """x-ratelimit-*, of the limit of each unit that is nearest."""
+    """Yield the headers x-ratelimit-*, for the limit of each unit that has the least remaining."""
     nearest: dict[str, _State] = {}
     for state in states:
         rate = state.limit.rate

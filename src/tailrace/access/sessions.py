@@ -1,8 +1,8 @@
-"""Sessions: a browser that has shown a key once, and shows a cookie from then on.
+"""Sessions: a browser signs in with a key once, and has a cookie from then on.
 
-A page that kept a key would have to keep it where scripts can read it. A cookie that is `HttpOnly` they cannot read.
-Browsers send a cookie by themselves, also when another site's page makes them ask. So it counts only where the browser
-says that the request is from a page of this server.
+A page would have to store a key where scripts can read it; scripts cannot read an `HttpOnly` cookie. Browsers send
+cookies also with requests that another site's page causes (CSRF). So the cookie counts only if the browser says that
+the request is from a page of this server.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LIFETIME_S = 14 * 86_400.0
 
 
 class Session(msgspec.Struct, frozen=True):
-    """A session as it is kept: the hash of its token, and of the secret that it was begun with. It is good as long as
-    that secret is. Times are seconds since the epoch."""
+    """A stored session: the hash of its token, and of the key's secret that started it. It is valid as long as that
+    secret. Times are seconds since the epoch."""
 
     token_hash: bytes
     key_id: str
@@ -33,13 +33,13 @@ class Session(msgspec.Struct, frozen=True):
 
 
 class Sessions:
-    """The sessions that have not ended, in memory."""
+    """The active sessions, in memory."""
 
     def __init__(self) -> None:
         self._by_hash: dict[bytes, Session] = {}
 
     def update(self, sessions: Iterable[Session], now_s: float) -> None:
-        """Take in those that are new or have ended."""
+        """Add new sessions, and remove ended ones."""
         for session in sessions:
             if session.ended_s is None and session.expires_s > now_s:
                 self._by_hash[session.token_hash] = session
@@ -58,7 +58,7 @@ class Sessions:
 
 
 def new_session(key_id: str, secret_hash: bytes, now_s: float) -> tuple[str, Session]:
-    """A session, and the only copy of its token."""
+    """Return the only copy of a new session's token, and the session."""
     token = secrets.token_urlsafe(32)
     return token, Session(hash_of_token(token), key_id, secret_hash, now_s + LIFETIME_S)
 
@@ -68,26 +68,27 @@ def hash_of_token(token: str) -> bytes:
 
 
 def cookie_name(headers: Headers) -> str:
-    """Cookies do not know ports: servers on several ports of a machine need names of their own."""
+    """Return the cookie's name. It has the port, because browsers share cookies between the ports of a host."""
     port = headers.get("host", "").rpartition(":")[2]
     return f"tailrace-{port}" if port.isascii() and port.isdigit() else "tailrace"
 
 
 def session_token(scope: Scope, headers: Headers) -> str | None:
-    """The token in the request's cookie. None where there is no cookie, or where the browser does not say that one of
-    this server's pages has sent it."""
+    """Return the token in the request's cookie; None if there is none, or the request is not from a page of this
+    server."""
     token = cookie_parser(headers.get("cookie", "")).get(cookie_name(headers))
     return token if token and is_from_own_page(scope, headers) else None
 
 
 def is_from_own_page(scope: Scope, headers: Headers) -> bool:
-    """Browsers send an Origin with all that changes something and with WebSockets, and Sec-Fetch-Site where the
-    connection is trusted. A GET over plain HTTP may have neither; `SameSite=Strict` keeps other sites' out."""
+    """Return whether a browser's request is from a page of this server. Browsers send Origin with WebSockets and all
+    requests that change something, and Sec-Fetch-Site over trusted connections. A GET over plain HTTP may have neither;
+    for those `SameSite=Strict` protects the cookie from other sites."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if origin is not None and origin.lower().partition("://")[2] != headers.get("host", "").lower():
         return False
     if site is not None:
-        return site == "same-origin" or (site == "none" and _only_reads(scope))  # none: somebody typed the address
+        return site == "same-origin" or (site == "none" and _only_reads(scope))  # none: the user typed the address
     return origin is not None or _only_reads(scope)
 
 

@@ -1,7 +1,7 @@
-"""Tickets: leave to follow one stream for a short while, for clients that cannot send a key.
+"""Tickets: the right to follow one stream for a short time, for clients that cannot send a key.
 
-A browser's EventSource and WebSocket send no header of ours, and a key in a URL ends up in logs. So a page asks for a
-ticket with its key, and puts that into the URL.
+A browser's EventSource and WebSocket cannot send an Authorization header, and a key in a URL would end up in logs. So a
+page requests a ticket with its key, and puts the ticket into the URL.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import msgspec
 
 __all__ = ["LIFETIME_S", "StreamTicket", "Tickets"]
 
-LIFETIME_S = 300.0  # an EventSource that reconnects uses the same one again
+LIFETIME_S = 300.0  # an EventSource sends the same ticket when it reconnects
 _MAC_BYTES = 32
 
 
 class StreamTicket(msgspec.Struct, frozen=True, array_like=True):
-    """What a ticket says."""
+    """The content of a ticket."""
 
     key_id: str
     stream_id: str
@@ -29,7 +29,7 @@ class StreamTicket(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Tickets:
-    """Issues and reads tickets. They are signed and not kept; a server that starts has another secret."""
+    """Issues and checks tickets. They are signed and not stored. Each server process has its own secret."""
 
     def __init__(self) -> None:
         self._secret = secrets.token_bytes(32)
@@ -39,7 +39,7 @@ class Tickets:
         return base64.urlsafe_b64encode(self._mac(said) + said).decode().rstrip("=")
 
     def read(self, text: str) -> StreamTicket | None:
-        """None for what was not issued here, or has expired."""
+        """Return the content of a ticket; None if it was not issued by this process, or has expired."""
         try:
             signed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         except ValueError:

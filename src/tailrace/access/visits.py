@@ -1,4 +1,4 @@
-"""Requests in progress, by key, so that they end with it."""
+"""The requests in progress by key, which are cancelled when their key is revoked."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from weakref import WeakSet
 
 __all__ = ["Visits"]
 
-# Streams that were begun with the key end at once, in the way of their wire. What is still open then is cut off.
+# Streams of a revoked key end at once, with an error in the form of their wire. Requests that are still open after this
+# time are cancelled.
 _GRACE_S = 0.3
 
 
 class Visits:
-    """Tasks that answer a request. They are cancelled a moment after their key was revoked."""
+    """Tasks that answer requests. They are cancelled a moment after their key was revoked."""
 
     def __init__(self) -> None:
         self._open: defaultdict[str, set[asyncio.Task[Any]]] = defaultdict(set)  # Any: of any result
@@ -24,7 +25,7 @@ class Visits:
 
     @contextmanager
     def of(self, key_id: str) -> Iterator[None]:
-        """The running task answers a request with this key; "" is none."""
+        """Register the running task under a key for the time of the block; "" is no key."""
         task = asyncio.current_task()
         if not key_id or task is None:
             yield
@@ -38,11 +39,11 @@ class Visits:
                 del self._open[key_id]
 
     def end(self, key_id: str) -> None:
-        """Cancel what is still open with this key after a moment."""
+        """Cancel the requests of a key, after a moment."""
         asyncio.get_running_loop().call_later(_GRACE_S, self._cancel, key_id)
 
     def was_ended(self) -> bool:
-        """Whether the running task was cancelled because of its key."""
+        """Return whether the running task was cancelled because of its key, and clear the cancellation."""
         task = asyncio.current_task()
         if task is None or task not in self._ended:
             return False
