@@ -177,7 +177,7 @@ twice = wire("twice", "/fits")
 """
 _LEFT_OUT = {
     "tailrace.engines": {
-        "openvino": "tailrace has one of that name",
+        "openvino": "tailrace has one with this name",
         "differs": "odd:another has another name than its entry point",
         "formats": "it names formats that there are not: onnx",
         "settings": "it names settings that there are not: speed",
@@ -189,16 +189,16 @@ _LEFT_OUT = {
         "leaves": "leaves could not be loaded (SystemExit: 3)",
     },
     "tailrace.wires": {
-        "native": "tailrace has one of that name",
-        "ours": "its path /v1/streams/{x}/events is taken by /v1/streams/{stream_id}/events",
-        "metrics": "its path /metrics is taken by /metrics",
-        "swallows": "its path /{rest:path} is taken by /",
-        "any_name": "its path /{name} is taken by /",
+        "native": "tailrace has one with this name",
+        "ours": "its path /v1/streams/{x}/events conflicts with /v1/streams/{stream_id}/events",
+        "metrics": "its path /metrics conflicts with /metrics",
+        "swallows": "its path /{rest:path} conflicts with /",
+        "any_name": "its path /{name} conflicts with /",
         "relative": "'odd' is not a path",
         "broad": "its prefix '/v1' is also the prefix of other paths",
         "says_nothing": "odd:says_nothing does not fit (",
         "wrong_status": "encode_error does not return the error's status and a JSON object",
-        "twice": "its path /fits is taken by /fits",
+        "twice": "its path /fits conflicts with /fits",
     },
 }
 _ELSEWHERE = {"differs": "odd:another", "raises": "raises", "leaves": "leaves"}
@@ -244,7 +244,7 @@ def test_two_packages_with_one_name(site: Path) -> None:
         source = _ODD.replace('Kind("else"', f'Kind("same", packages=("{package}_library",)')
         install(site, package, {f"{package}.py": source}, {"tailrace.engines": {"same": f"{package}:another"}})
     said = _said("--engine", "same")
-    assert "same of the package second is left out: another package has one of that name" in said
+    assert "same of the package second is left out: another package has one with this name" in said
 
 
 def test_an_engine_that_was_left_out_is_asked_for(site: Path) -> None:

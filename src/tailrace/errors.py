@@ -205,9 +205,9 @@ class ContextLengthExceeded(RequestError):
         self, num_prompt_tokens: int, limit_tokens: int, *, max_tokens: int = 0, at_least: bool = False
     ) -> None:
         counted = f"{'at least ' if at_least else ''}{num_prompt_tokens} token{'s' * (num_prompt_tokens != 1)}"
-        answer = f" and max_tokens is {max_tokens}" if max_tokens else ""
+        answer = f" and {max_tokens} were asked for" if max_tokens else ""
         super().__init__(
-            f"The prompt has {counted}{answer}, but the limit is {limit_tokens}.",
+            f"The prompt has {counted}{answer}, but {limit_tokens} is the limit.",
             param="max_tokens" if max_tokens else "prompt",
         )
         self.num_prompt_tokens = num_prompt_tokens

@@ -154,7 +154,7 @@ def test_listed_and_shown(url: str, token: str) -> None:
     [
         (("show", "abcdefghjkmn"), 1, "There is no key with this id."),
         (("create", "anonymous"), 2, "An owner's name"),
-        (("create", "a", "--scope", "all"), 2, "A scope is one of generate, read, admin, metrics"),
+        (("create", "a", "--scope", "all"), 2, "A scope must be generate, read, admin, metrics"),
         (("create", "a", "--expires", "soon"), 2, "'soon' is not a duration such as 90d"),
         (("rotate", "abcdefghjkmn", "--grace", "-1d"), 2, "is not a duration"),
     ],
