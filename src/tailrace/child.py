@@ -15,8 +15,8 @@ from pathlib import Path
 __all__ = ["begin_child", "end_family_with_me", "resident_bytes"]
 
 _PR_SET_PDEATHSIG = 1
-_keepers: list[subprocess.Popen[bytes]] = []  # kept, so that their pipes stay open
-_KEEPER = "import os, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), 9)"
+_watchdogs: list[subprocess.Popen[bytes]] = []  # kept, so that their pipes stay open
+_WATCHDOG = "import os, sys; sys.stdin.read(); os.killpg(int(sys.argv[1]), 9)"
 
 
 def begin_child(parent_pid: int) -> None:
@@ -44,8 +44,8 @@ def end_family_with_me() -> None:
     """
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
-    command = [sys.executable, "-I", "-S", "-c", _KEEPER, str(os.getpid())]
-    _keepers.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL))
+    command = [sys.executable, "-I", "-S", "-c", _WATCHDOG, str(os.getpid())]
+    _watchdogs.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL))
 
 
 def resident_bytes(pid: int) -> int:

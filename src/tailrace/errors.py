@@ -39,7 +39,7 @@
         StaleEpoch                  403  the producer has started a later epoch
         StreamsFull                 507  the memory for durable streams is full
         StreamTooLong               507  an app's stream is too long
-              StorageError                  503  the journal or the database cannot be used now
+      StorageError                  503  the journal or the database cannot be used now
         JournalFull                 507  the journal's disk is full
         JournalDamaged              500  the journal was damaged
         LeaseLost                   503  another server has taken the stream over

@@ -58,7 +58,7 @@ def test_the_longest_answer_is_reserved_and_what_was_not_used_comes_back() -> No
     quotas, _ = _quotas(Quota(tokens_per_minute=100))
     first = _record(10, 60)
     quotas.reserve(first)
-    with pytest.raises(QuotaExceeded, match="100 tokens a minute"):
+    with pytest.raises(QuotaExceeded, match="100 tokens per minute"):
         quotas.reserve(_record(10, 60))
     quotas.on_end(first, _end(10, 5))
     quotas.reserve(_record(10, 60))

@@ -58,7 +58,7 @@ async def test_each_wire_is_refused_before_its_first_byte(tmp_path: Path, wire: 
             second = await client.post(path, json=body)
         assert second.status_code == 429
         assert int(second.headers["retry-after"]) > 0
-        assert "1 requests a month" in second.text
+        assert "1 requests per month" in second.text
         assert '"key-requests-month";r=0;t=' in second.headers["ratelimit"]
         await wait_until(lambda: not house.service.generator.live)
 

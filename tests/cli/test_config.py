@@ -39,7 +39,7 @@ def test_no_password_is_shown() -> None:
 def test_a_setting_that_makes_no_sense() -> None:
     result = CliRunner().invoke(main, ["config", "--tls-key", "x"])
     assert result.exit_code == 2
-    assert "need a --tls-cert" in result.stderr
+    assert "need --tls-cert" in result.stderr
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

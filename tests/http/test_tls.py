@@ -104,7 +104,7 @@ def test_mistakes(tmp_path: Path) -> None:
     (tmp_path / "broken.crt").write_text("broken")
     other = write_certificate(tmp_path, "other")[1]
     for flags, status, said in (
-        (["--tls-key", str(key)], 2, "need a --tls-cert"),
+        (["--tls-key", str(key)], 2, "need --tls-cert"),
         (["--tls-cert", str(tmp_path / "none.crt")], 1, "The certificate cannot be used: No such file"),
         (["--tls-cert", str(tmp_path / "broken.crt"), "--tls-key", str(key)], 1, "The certificate cannot be used"),
         (["--tls-cert", str(certificate), "--tls-key", str(other)], 1, "key values mismatch"),

@@ -71,9 +71,9 @@ class _AuditFile:
         self.write(event, outcome, fields)
         if not self._is_counting:
             self._is_counting = True
-            asyncio.get_running_loop().call_later(_REPEATS_S, self._tell_repeats)
+            asyncio.get_running_loop().call_later(_REPEATS_S, self._write_repeats)
 
-    def _tell_repeats(self) -> None:
+    def _write_repeats(self) -> None:
         self._is_counting = False
         for (event, outcome, _), more in self._repeats.items():
             if more.count:
@@ -91,7 +91,7 @@ class _AuditFile:
         self._handle = handle
 
     def close(self) -> None:
-        self._tell_repeats()
+        self._write_repeats()
         os.close(self._handle)
 
     def _open(self) -> int:
@@ -125,7 +125,7 @@ def open_audit_log(settings: Settings) -> Iterator[None]:
         raise ModelError(f"The audit log {settings.audit_log} cannot be written: {error.strerror}.") from None
     try:
         with contextlib.ExitStack() as stack:
-            if _runs_here() and threading.current_thread() is threading.main_thread():
+            if _has_event_loop() and threading.current_thread() is threading.main_thread():
                 stack.enter_context(eventloop.on_hangup(_file.reopen))
             yield
     finally:
@@ -137,7 +137,7 @@ def note(event: str, outcome: str, scope: Scope | None = None, **what: object) -
     """Add a line: the event, its outcome (`done` or an error code), the client of the request `scope`, and further
     fields. Empty fields are left out."""
     if _file is not None:
-        _file.write(event, outcome, (_who(scope) if scope is not None else {}) | what)
+        _file.write(event, outcome, (_client_fields(scope) if scope is not None else {}) | what)
 
 
 def note_command(event: str, outcome: str, **what: object) -> None:
@@ -166,7 +166,7 @@ def note_refusal(error: Exception, scope: Scope) -> None:
     if _file is None or not isinstance(error, Unauthenticated | Forbidden):
         return
     event = "authenticate" if isinstance(error, Unauthenticated) else "authorize"
-    _file.write_refusal(event, error.code, caller_of(scope), _who(scope) | {"reason": error.message})
+    _file.write_refusal(event, error.code, caller_of(scope), _client_fields(scope) | {"reason": error.message})
 
 
 def what_is_noted(key: Key) -> dict[str, object]:
@@ -174,7 +174,7 @@ def what_is_noted(key: Key) -> dict[str, object]:
     return {"of_key": key.key_id, "of_owner": key.owner, "scopes": key.scopes}
 
 
-def _who(scope: Scope) -> dict[str, object]:
+def _client_fields(scope: Scope) -> dict[str, object]:
     client = scope.get("client")
     who: dict[str, object] = {"client": client[0] if client else ""}
     if PRINCIPAL not in scope:  # it was not authenticated
@@ -190,7 +190,7 @@ def _user() -> str:
         return str(os.getuid())
 
 
-def _runs_here() -> bool:
+def _has_event_loop() -> bool:
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -20,8 +20,8 @@ from tailrace.errors import Unauthenticated
 __all__ = ["Keyring", "token_in"]
 
 # Compared if the key id is unknown, so that a wrong id takes as long as a wrong secret.
-_NOBODYS = Key("", "nobody", revoked_s=0.0)
-_HOW = "Send the header Authorization: Bearer tr_…. `tailrace keys create` creates a key."
+_DUMMY_KEY = Key("", "nobody", revoked_s=0.0)
+_HINT = "Send the header Authorization: Bearer tr_…. `tailrace keys create` creates a key."
 
 
 class Keyring:
@@ -73,25 +73,25 @@ class Keyring:
         token = token_in(headers)
         if token is None:
             cookie = session_token(scope, headers)
-            return self._holder_of_session(cookie) if cookie is not None else self._holder_of_ticket(scope)
+            return self._principal_of_session(cookie) if cookie is not None else self._principal_of_ticket(scope)
         key_id, secret = split_token(token) or ("", "")
-        key = self._keys.get(key_id, _NOBODYS)
+        key = self._keys.get(key_id, _DUMMY_KEY)
         if not key.accepts(secret, time.time()):
-            raise Unauthenticated(f"This key is not valid. {_HOW}", param="authorization")
+            raise Unauthenticated(f"This key is not valid. {_HINT}", param="authorization")
         return self._principals[key.key_id]
 
-    def _holder_of_session(self, cookie: str) -> Principal:
+    def _principal_of_session(self, cookie: str) -> Principal:
         session = self.sessions.find(cookie, time.time())
         key = self._keys.get(session.key_id) if session is not None else None
         if session is None or key is None or not key.accepts_hash(session.secret_hash, time.time()):
             raise Unauthenticated("The session has ended. Sign in with a key.", param="cookie")
         return Principal(key.owner, key.key_id, key.scopes)
 
-    def _holder_of_ticket(self, scope: Scope) -> Principal:
+    def _principal_of_ticket(self, scope: Scope) -> Principal:
         may_have = scope["type"] == "websocket" or scope["method"] in ("GET", "HEAD")
         given = parse_qs(scope["query_string"].decode("latin-1")).get("ticket") if may_have else None
         if not given:
-            raise Unauthenticated(f"This server needs a key. {_HOW}", param="authorization")
+            raise Unauthenticated(f"This server needs a key. {_HINT}", param="authorization")
         ticket = self.tickets.read(given[0])
         key = self._keys.get(ticket.key_id) if ticket is not None else None
         if ticket is None or key is None or key.state(time.time()) != "active":

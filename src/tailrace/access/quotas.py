@@ -22,7 +22,7 @@ from tailrace.types import Allowance, End
 __all__ = ["LIMIT_HEADERS", "Account", "Quotas", "Spending", "month_start", "most_tokens"]
 
 _MINUTE_S = 60.0
-_WAIT_FOR_A_STREAM_S = 1.0
+_STREAM_RETRY_S = 1.0
 
 LIMIT_HEADERS = (
     "ratelimit",
@@ -63,7 +63,7 @@ class _Limit(NamedTuple):
     rate: Rate | None  # None: concurrent streams
     policy: str  # item of the header RateLimit-Policy, without the window
 
-    def asks(self, num_tokens: int) -> int:
+    def cost(self, num_tokens: int) -> int:
         """Return how much of the limit a request takes."""
         return num_tokens if self.rate is not None and self.rate.unit == "tokens" else 1
 
@@ -89,13 +89,13 @@ class _Usage:
     def has(self, num_tokens: int, now_s: float) -> bool:
         """Return whether a request that takes at most `num_tokens` is within all limits."""
         windows = self.at(now_s)
-        return all(limit.asks(num_tokens) <= limit.most - self._used(limit, windows) for limit in self.limits)
+        return all(limit.cost(num_tokens) <= limit.most - self._used(limit, windows) for limit in self.limits)
 
     def states(self, now_s: float) -> list[_State]:
         windows = self.at(now_s)
         states = []
         for limit in self.limits:
-            remaining, reset_s, window_s = max(0, limit.most - self._used(limit, windows)), _WAIT_FOR_A_STREAM_S, 0.0
+            remaining, reset_s, window_s = max(0, limit.most - self._used(limit, windows)), _STREAM_RETRY_S, 0.0
             if limit.rate is not None:
                 window = windows[limit.rate.period]
                 reset_s, window_s = max(0.0, window.end_s - now_s), window.end_s - window.start_s
@@ -154,9 +154,10 @@ class Quotas:
         """Return how much one request may use at most: the smaller limits of its key and its owner."""
         if not key_id:
             return _NO_ALLOWANCE
-        of_key, of_owner = self._of(("key", key_id)).allowance, self._of(("owner", owner)).allowance
+        key_allowance, owner_allowance = self._of(("key", key_id)).allowance, self._of(("owner", owner)).allowance
         return Allowance(
-            _least(of_key.answer_tokens, of_owner.answer_tokens), _least(of_key.all_tokens, of_owner.all_tokens)
+            _least(key_allowance.answer_tokens, owner_allowance.answer_tokens),
+            _least(key_allowance.all_tokens, owner_allowance.all_tokens),
         )
 
     def reserve(self, record: Record) -> None:
@@ -179,7 +180,7 @@ class Quotas:
 
     def release(self, record: Record) -> None:
         """Undo the reservation of a stream that did not start."""
-        reservation = self._give_back(record, 0)
+        reservation = self._settle(record, 0)
         for window in reservation.windows if reservation is not None else ():
             window.requests -= 1
 
@@ -187,7 +188,7 @@ class Quotas:
 
     def on_end(self, record: Record, end: End) -> None:
         """Replace the reservation of an ended stream by its usage."""
-        self._give_back(record, end.usage.num_prompt_tokens + end.usage.num_completion_tokens)
+        self._settle(record, end.usage.num_prompt_tokens + end.usage.num_completion_tokens)
 
     # Response headers
 
@@ -210,16 +211,16 @@ class Quotas:
         waits_s: dict[str, float] = {}
         for usage in accounts:
             for limit, remaining, reset_s, _ in usage.states(now_s):
-                asks = limit.asks(num_tokens)
+                cost = limit.cost(num_tokens)
                 holder = limit.name.partition("-")[0]
-                if asks > limit.most:
+                if cost > limit.most:
                     assert limit.rate is not None  # a request takes more than 1 only of a limit of tokens
                     raise RequestError(
                         f"Prompt and answer can take {num_tokens} tokens, but the limit of the {holder} is "
                         f"{limit.most} per {limit.rate.period}. Lower max_tokens, or shorten the prompt.",
                         param="max_tokens",
                     )
-                if asks > remaining:
+                if cost > remaining:
                     waits_s[_reason(holder, limit)] = reset_s
         reason, wait_s = max(waits_s.items(), key=lambda item: item[1])
         raise QuotaExceeded(reason, retry_after_s=wait_s)
@@ -234,7 +235,7 @@ class Quotas:
             usage.num_streams += 1
         self._reserved[record.stream_id] = _Reservation(num_tokens, accounts, windows)
 
-    def _give_back(self, record: Record, num_spent: int) -> _Reservation | None:
+    def _settle(self, record: Record, num_spent: int) -> _Reservation | None:
         reservation = self._reserved.pop(record.stream_id, None)
         if reservation is None:
             return None

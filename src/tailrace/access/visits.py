@@ -13,7 +13,7 @@ __all__ = ["Visits"]
 
 # Streams of a revoked key end at once, with an error in the form of their wire. Requests that are still open after this
 # time are cancelled.
-_GRACE_S = 0.3
+_CANCEL_DELAY_S = 0.3
 
 
 class Visits:
@@ -40,7 +40,7 @@ class Visits:
 
     def end(self, key_id: str) -> None:
         """Cancel the requests of a key, after a moment."""
-        asyncio.get_running_loop().call_later(_GRACE_S, self._cancel, key_id)
+        asyncio.get_running_loop().call_later(_CANCEL_DELAY_S, self._cancel, key_id)
 
     def was_ended(self) -> bool:
         """Return whether the running task was cancelled because of its key, and clear the cancellation."""

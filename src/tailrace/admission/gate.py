@@ -66,11 +66,11 @@ class Gate:
         self._refusal: EngineLost | Draining | None = None
         self._waiting: FairQueue[Ticket] = FairQueue()
         self._num_running = 0
-        self._num_held: Counter[str] = Counter()  # slots by owner: running, queued and `coming` requests
+        self._num_slots: Counter[str] = Counter()  # slots by owner: running, queued and `coming` requests
         self._is_admitting = False
         self._mean_service_s = 1.0
-        self._beginning: Ticket | None = None  # the slowed ticket that runs but is not `settle`d yet
-        self._rest: asyncio.TimerHandle | None = None
+        self._unsettled: Ticket | None = None  # the slowed ticket that runs but is not `settle`d yet
+        self._pause_timer: asyncio.TimerHandle | None = None
         self._lost_s: float | None = time.monotonic()  # since when the engine is down or replays; None if it is not
         self._total_lost_s = 0.0
 
@@ -119,14 +119,14 @@ class Gate:
 
     def rest(self, seconds: float) -> None:
         """Start no slowed request for this time. Needs a running event loop."""
-        if self._rest is not None:
-            self._rest.cancel()
-        self._rest = asyncio.get_running_loop().call_later(seconds, self._rested)
+        if self._pause_timer is not None:
+            self._pause_timer.cancel()
+        self._pause_timer = asyncio.get_running_loop().call_later(seconds, self._end_pause)
 
     def settle(self, ticket: Ticket) -> None:
         """This slowed request has produced tokens or has ended: let the next one start."""
-        if self._beginning is ticket:
-            self._beginning = None
+        if self._unsettled is ticket:
+            self._unsettled = None
             self._admit()
 
     def check(
@@ -166,10 +166,10 @@ class Gate:
     def check_open(self, owner: str = ANONYMOUS, *, is_slowed: bool = False) -> None:
         """Check that an owner may queue a request now, whatever its size. Raises: QueueFull, Draining, EngineLost."""
         self._check_refusal()
-        num_places = max(1, 3 * self._max_requests // 4) if is_slowed else self._max_requests
-        num_held = self._num_held.total()
-        share = num_places // len({owner, *self._num_held})
-        if num_held >= num_places and (self._num_held[owner] >= share or num_held >= 2 * num_places):
+        num_slots = max(1, 3 * self._max_requests // 4) if is_slowed else self._max_requests
+        num_used = self._num_slots.total()
+        share = num_slots // len({owner, *self._num_slots})
+        if num_used >= num_slots and (self._num_slots[owner] >= share or num_used >= 2 * num_slots):
             raise QueueFull("The model is overloaded.", retry_after_s=self.retry_after_s)
 
     def _check_refusal(self) -> None:
@@ -180,32 +180,32 @@ class Gate:
     def coming(self, owner: str = ANONYMOUS) -> Iterator[None]:
         """Reserve a slot while a request is parsed and checked, before `enter`. Raises: as `check_open`."""
         self.check_open(owner)
-        self._num_held[owner] += 1
+        self._num_slots[owner] += 1
         try:
             yield
         finally:
-            self._give_back(owner)
+            self._release_slot(owner)
 
     def enter(self, ticket: Ticket) -> None:
         """Queue a ticket, and start it if it is its turn. Call `check` immediately before, without an await in
         between."""
         self._waiting.append(ticket)
-        self._num_held[ticket.owner] += 1
+        self._num_slots[ticket.owner] += 1
         self._admit()
         if ticket.admitted_s is None and ticket.expire is not None:
             last_s = time.monotonic() + ticket.queue_s + _MAX_LOST_S
-            self._look_after(ticket.queue_s, ticket, last_s)
+            self._start_timer(ticket.queue_s, ticket, last_s)
 
-    def _look_after(self, wait_s: float, ticket: Ticket, last_s: float) -> None:
-        ticket.timer = asyncio.get_running_loop().call_later(wait_s, self._look_at, ticket, self.total_lost_s, last_s)
+    def _start_timer(self, wait_s: float, ticket: Ticket, last_s: float) -> None:
+        ticket.timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer, ticket, self.total_lost_s, last_s)
 
-    def _look_at(self, ticket: Ticket, lost_s: float, last_s: float) -> None:
+    def _on_timer(self, ticket: Ticket, lost_s: float, last_s: float) -> None:
         """Expire a ticket, or extend its wait by the engine's downtime since `total_lost_s` was `lost_s`. It expires at
         `last_s` (monotonic) at the latest."""
         now_lost_s = self.total_lost_s
         left_s = min(max(_MIN_WAIT_S, now_lost_s - lost_s), last_s - time.monotonic())
         if now_lost_s > lost_s and left_s > 0:
-            self._look_after(left_s, ticket, last_s)
+            self._start_timer(left_s, ticket, last_s)
         elif ticket.expire is not None:
             ticket.expire()
 
@@ -217,7 +217,7 @@ class Gate:
         """Free the slot of a queued or running request."""
         if ticket.timer is not None:
             ticket.timer.cancel()
-        self._give_back(ticket.owner)
+        self._release_slot(ticket.owner)
         if ticket.admitted_s is None:
             self._waiting.remove(ticket)
         else:
@@ -225,8 +225,8 @@ class Gate:
             self.used_sequences -= ticket.num_sequences
             self._num_running -= 1
             self._mean_service_s += 0.1 * (time.monotonic() - ticket.admitted_s - self._mean_service_s)
-        if self._beginning is ticket:
-            self._beginning = None
+        if self._unsettled is ticket:
+            self._unsettled = None
         self._admit()
 
     @property
@@ -253,22 +253,22 @@ class Gate:
                 if ticket.timer is not None:
                     ticket.timer.cancel()
                 if ticket.is_slowed:
-                    self._beginning = ticket
+                    self._unsettled = ticket
                 ticket.start()
         finally:
             self._is_admitting = False
 
     def _next(self) -> Ticket | None:
         """Return the first queued ticket that may start now."""
-        is_resting = self._rest is not None and self._num_running > 0  # a pause only protects running streams
-        may_slowed_begin = self._beginning is None and not is_resting
+        is_resting = self._pause_timer is not None and self._num_running > 0  # a pause only protects running streams
+        may_slowed_begin = self._unsettled is None and not is_resting
         return next((ticket for ticket in self._waiting if may_slowed_begin or not ticket.is_slowed), None)
 
-    def _give_back(self, owner: str) -> None:
-        self._num_held[owner] -= 1
-        if not self._num_held[owner]:
-            del self._num_held[owner]
+    def _release_slot(self, owner: str) -> None:
+        self._num_slots[owner] -= 1
+        if not self._num_slots[owner]:
+            del self._num_slots[owner]
 
-    def _rested(self) -> None:
-        self._rest = None
+    def _end_pause(self) -> None:
+        self._pause_timer = None
         self._admit()

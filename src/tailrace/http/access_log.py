@@ -23,7 +23,7 @@ __all__ = ["AccessLog"]
 
 logger = logging.getLogger("tailrace.access")
 
-_GONE = ("http.disconnect", "websocket.disconnect")
+_DISCONNECTS = ("http.disconnect", "websocket.disconnect")
 
 
 class AccessLog:
@@ -41,18 +41,18 @@ class AccessLog:
             return
         request = _Request(scope)
 
-        async def receive_and_note() -> Message:
+        async def receive_and_record() -> Message:
             message = await receive()
-            if message["type"] in _GONE and not request.is_complete:
+            if message["type"] in _DISCONNECTS and not request.is_complete:
                 request.client_left = True
             return message
 
-        async def send_and_note(message: Message) -> None:
-            request.note(message)
+        async def send_and_record(message: Message) -> None:
+            request.record(message)
             await send(message)
 
         try:
-            await self._app(scope, receive_and_note, send_and_note)
+            await self._app(scope, receive_and_record, send_and_record)
         except ConnectionError:
             request.client_left = True
             raise
@@ -61,8 +61,8 @@ class AccessLog:
 
     async def _write(self, request: _Request) -> None:
         fields = request.fields(await self._log(request), is_of_app=self._is_of_apps)
-        shown = " ".join(f"{name}={value}" for name, value in fields.items() if name not in _IN_FRONT)
-        front = " ".join(str(fields[name]) for name in _IN_FRONT)
+        shown = " ".join(f"{name}={value}" for name, value in fields.items() if name not in _UNNAMED_FIELDS)
+        front = " ".join(str(fields[name]) for name in _UNNAMED_FIELDS)
         logger.info("%s %s", front, shown, extra={"fields": fields})
 
     async def _log(self, request: _Request) -> StreamLog | None:
@@ -74,7 +74,7 @@ class AccessLog:
             return None  # the stream was deleted
 
 
-_IN_FRONT = ("time", "client", "method", "path", "status")
+_UNNAMED_FIELDS = ("time", "client", "method", "path", "status")
 
 
 class _Request:
@@ -92,7 +92,7 @@ class _Request:
         self._status = 0
         self._close_code: int | None = None
 
-    def note(self, message: Message) -> None:
+    def record(self, message: Message) -> None:
         """Record a message of the response."""
         match message["type"]:
             case "http.response.body" | "websocket.http.response.body":

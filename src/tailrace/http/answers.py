@@ -82,7 +82,16 @@ class StreamAnswer:
     that the answer does not look complete.
     """
 
-    __slots__ = ("_after", "_encoder", "_farewell", "_headers", "_heartbeat", "_heartbeat_s", "_is_gone", "_log")
+    __slots__ = (
+        "_after",
+        "_encoder",
+        "_farewell",
+        "_headers",
+        "_heartbeat",
+        "_heartbeat_s",
+        "_is_disconnected",
+        "_log",
+    )
 
     def __init__(
         self,
@@ -109,7 +118,7 @@ class StreamAnswer:
             for name, value in (*usual.items(), *given)
             if name != "content-length"
         ]
-        self._is_gone = False
+        self._is_disconnected = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self._headers})
@@ -123,7 +132,7 @@ class StreamAnswer:
                 watcher.cancel()
 
     async def _write(self, reader: Reader, send: Send) -> None:
-        while not self._is_gone:
+        while not self._is_disconnected:
             if reader.cursor < self._log.last_seq:
                 chunk, is_whole = self._encode(reader)
                 if chunk:
@@ -131,7 +140,7 @@ class StreamAnswer:
                 if not is_whole:
                     return
                 if len(chunk) >= _WRITE_BYTES:
-                    self._catch_up(reader)
+                    self._skip_stale(reader)
                 if reader.cursor < self._log.last_seq:
                     await asyncio.sleep(0)  # `send` may return without suspending
             elif reader.is_finished:
@@ -161,7 +170,7 @@ class StreamAnswer:
         reader.cursor = seq
         return b"".join(chunks), True
 
-    def _catch_up(self, reader: Reader) -> None:
+    def _skip_stale(self, reader: Reader) -> None:
         """Skip the events that the newest one repeats."""
         if isinstance(self._encoder, CumulativeEncoder):
             events = self._log.events[reader.cursor :]
@@ -178,12 +187,12 @@ class StreamAnswer:
             await reader.wait()
         finally:
             timer.cancel()
-        if not self._is_gone and reader.cursor == self._log.last_seq and not reader.is_finished:
+        if not self._is_disconnected and reader.cursor == self._log.last_seq and not reader.is_finished:
             await send({"type": "http.response.body", "body": self._heartbeat, "more_body": True})
 
     async def _watch(self, receive: Receive, reader: Reader) -> None:
         await left(receive)
-        self._is_gone = True
+        self._is_disconnected = True
         reader.wake()
 
 

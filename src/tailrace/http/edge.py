@@ -41,7 +41,7 @@ __all__ = ["Edge", "let_origins_read", "listens_on_loopback"]
 logger = logging.getLogger("tailrace.server")
 
 _HOST = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^][/@?#:\\\s]+)(?::[0-9]{0,5})?")
-_BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
+_START_MESSAGES = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._~-]{1,128}", re.ASCII)
 
 
@@ -69,8 +69,8 @@ class Edge:
         self._public_below = tuple(path for path in public if path.endswith("/") and path != "/")
         self._visits = Visits()
         self._keyring.on_revoked(self._visits.end)
-        self._any_host, self._hosts = _names(settings.allowed_hosts)
-        self._any_origin, self._origins = _names(settings.allowed_origins)
+        self._allows_any_host, self._hosts = _names(settings.allowed_hosts)
+        self._allows_any_origin, self._origins = _names(settings.allowed_origins)
         self._hosts |= {"localhost", settings.host.lower(), socket.gethostname().lower()}
         self._is_loopback = listens_on_loopback(settings.host)
 
@@ -85,13 +85,13 @@ class Edge:
 
         async def send_with_id(message: Message) -> None:
             nonlocal has_begun
-            if message["type"] in _BEGINNINGS:
+            if message["type"] in _START_MESSAGES:
                 has_begun = True
                 message["headers"].extend(self._limits(scope))
                 MutableHeaders(raw=message["headers"])["x-request-id"] = request_id
                 if message["type"] != "websocket.accept":
-                    said = {name for name, _ in message["headers"]}
-                    message["headers"] += [header for header in self._headers if header[0] not in said]
+                    present = {name for name, _ in message["headers"]}
+                    message["headers"] += [header for header in self._headers if header[0] not in present]
             await send(message)
 
         scope["app"] = self  # makes the router raise its errors instead of answering them
@@ -171,12 +171,12 @@ class Edge:
 
     def _check(self, headers: Headers) -> None:
         hosts = headers.getlist("host")
-        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+        if len(hosts) != 1 or not self._is_own_host(hosts[0]):
             raise Forbidden(
                 "The Host header is not a name of this server. Add the name with --allowed-hosts.", param="host"
             )
         origin = headers.get("origin")
-        if origin is None or self._any_origin or origin.lower() in self._origins:
+        if origin is None or self._allows_any_origin or origin.lower() in self._origins:
             return
         if origin.lower().partition("://")[2] != hosts[0].lower():
             raise Forbidden(
@@ -184,12 +184,12 @@ class Edge:
                 param="origin",
             )
 
-    def _is_ours(self, host: str) -> bool:
+    def _is_own_host(self, host: str) -> bool:
         """Return whether a Host is this server. Names must be known, against DNS rebinding; addresses cannot be
         rebound."""
         if not _HOST.fullmatch(host):
             return False
-        if self._any_host:
+        if self._allows_any_host:
             return True
         try:
             name = (urlsplit("//" + host).hostname or "").lower()

@@ -68,13 +68,13 @@ class Signals:
         self._loop = asyncio.get_running_loop()
         # asyncio restores the default handlers when its loop closes; a signal would then kill the process.
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._tell)
+            signal.signal(number, self._on_signal)
 
-    def _tell(self, *_: object) -> None:
+    def _on_signal(self, *_: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process exits already
-            self._loop.call_soon_threadsafe(self._arrived)
+            self._loop.call_soon_threadsafe(self._set_events)
 
-    def _arrived(self) -> None:
+    def _set_events(self) -> None:
         if self.leaving.is_set():
             self.hurrying.set()
         self.leaving.set()

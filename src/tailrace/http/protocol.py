@@ -52,13 +52,13 @@ _PIECE_BYTES = 4096  # what the parser gets at once; its progress is checked bet
 _VERSIONS = ("1.0", "1.1")
 _MAX_PIPELINED = 64
 _MAX_HANDSHAKE_LINE_BYTES = 8_000  # `websockets` allows lines of 8,192 bytes
-_SINGLE = frozenset(
+_SINGLE_HEADERS = frozenset(
     b"content-encoding content-type idempotency-key last-event-id origin referer sec-fetch-site "
     b"x-tailrace-continuity x-tailrace-linger stream-ttl stream-expires-at stream-closed stream-seq "
     b"producer-id producer-epoch producer-seq".split()
 )
 _TARGET = re.compile(rb"(?:https?://([^/?#]+))?(/[^#]*|)|\*", re.IGNORECASE)
-_LINGER_S = 1.0
+_DISCARD_S = 1.0
 _RETRY_S = 5.0
 
 
@@ -126,7 +126,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.slot = self._connections.enter(self.transport, self.client[0] if self.client else "")
         self.slot.begin()
         if not self.slot.is_refused:
-            self._within(self._header_s)
+            self._start_timer(self._header_s)
         elif self.slot.gets_refusal:
             error = AdmissionError("The server has too many open connections.", retry_after_s=_RETRY_S)
             error.status = 503
@@ -184,7 +184,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.slot.leave()
         self._unset_keepalive_if_required()
         if self._running is not None:
-            _tell_gone(self._running)
+            _report_disconnect(self._running)
         super().connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -202,7 +202,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._part = _Part.HEAD
         self._num_head_bytes = 0
         if self.cycle is not None and self.cycle.response_complete:
-            self._within(self._header_s)
+            self._start_timer(self._header_s)
 
     def on_url(self, url: bytes) -> None:
         if len(self.url) + len(url) > _MAX_TARGET_BYTES:
@@ -277,7 +277,7 @@ class HttpProtocol(HttpToolsProtocol):
                     raise _refusal(400, "The only supported transfer coding is chunked.")
                 if self.parser.get_http_version() == "1.0":
                     raise _refusal(400, "HTTP/1.0 does not have chunked bodies.")
-            if name in _SINGLE:
+            if name in _SINGLE_HEADERS:
                 if name in seen:
                     raise _refusal(400, f"There is more than one {name.decode()} header.")
                 seen.add(name)
@@ -311,7 +311,7 @@ class HttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.timeout_keep_alive_task is not None and self._part is not _Part.NOTHING:
-            self._within(self._header_s)
+            self._start_timer(self._header_s)
 
     def handle_websocket_upgrade(self) -> None:
         self._unset_keepalive_if_required()
@@ -329,7 +329,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     # Timeouts and errors
 
-    def _within(self, delay_s: float) -> None:
+    def _start_timer(self, delay_s: float) -> None:
         self._unset_keepalive_if_required()
         self.timeout_keep_alive_task = self.loop.call_later(delay_s, self.timeout_keep_alive_handler)
 
@@ -341,7 +341,7 @@ class HttpProtocol(HttpToolsProtocol):
             if cycle is not self._running or not cycle.more_body or cycle.response_started:
                 self.transport.abort()
                 return
-            _tell_gone(cycle)
+            _report_disconnect(cycle)
         status, body = native.encode_error(error)
         headers = [
             *self.server_state.default_headers,
@@ -355,10 +355,10 @@ class HttpProtocol(HttpToolsProtocol):
         self.transport.write(b"".join([STATUS_LINE[status], *lines, b"\r\n", body]))
         self.transport.write_eof()
         self.flow.resume_reading()
-        self._within(_LINGER_S)
+        self._start_timer(_DISCARD_S)
 
 
-def _tell_gone(cycle: RequestResponseCycle) -> None:
+def _report_disconnect(cycle: RequestResponseCycle) -> None:
     if not cycle.response_complete:
         cycle.disconnected = True
         cycle.message_event.set()

@@ -16,7 +16,7 @@ __all__ = ["Tls"]
 
 logger = logging.getLogger("tailrace.server")
 
-_LOOK_EVERY_S = 1.0
+_POLL_S = 1.0
 
 
 class Tls:
@@ -43,14 +43,14 @@ class Tls:
 
     async def follow_files(self) -> None:
         """Reload the certificate when its files change, until cancelled."""
-        hung_up = asyncio.Event()
-        with eventloop.on_hangup(hung_up.set):
+        reload_requested = asyncio.Event()
+        with eventloop.on_hangup(reload_requested.set):
             while True:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(hung_up.wait(), _LOOK_EVERY_S)
+                    await asyncio.wait_for(reload_requested.wait(), _POLL_S)
                 stamp = self._stamp()
-                if hung_up.is_set() or stamp != self._seen:
-                    hung_up.clear()
+                if reload_requested.is_set() or stamp != self._seen:
+                    reload_requested.clear()
                     self._seen = stamp
                     self._reload()
 

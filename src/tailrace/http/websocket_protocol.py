@@ -78,11 +78,11 @@ class WebSocketProtocol(asyncio.Protocol):
         self._refusing: Response | None = None  # an HTTP response of the application instead
         self._is_ended = False  # the application gets no more messages
         self._is_reading = True
-        self._is_finishing = False
+        self._is_half_closed = False
         self._turns = WriteTurns()
         self._pong: bytes | None = None  # the latest unsent one
         self._timer: asyncio.TimerHandle | None = None  # for the next ping, or to abort the connection
-        self._was_heard = False
+        self._has_received = False
         self._num_unanswered = 0
 
     # Callbacks of the transport
@@ -100,27 +100,27 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._predecessor is not None:  # an upgrade that was pipelined after an unfinished request
             self._transport.abort()
             return
-        self._was_heard = True
+        self._has_received = True
         self._unread = memoryview(bytes(self._unread) + data)  # `_unread` is mostly empty
-        self._look()
+        self._parse_slice()
 
-    def _look(self) -> None:
+    def _parse_slice(self) -> None:
         """Parse received bytes, one slice per turn of the event loop. A slice can have hundreds of frames of six bytes,
         and each takes up to 20 microseconds."""
         if self._core.state is State.CLOSED:
             return
         data, self._unread = self._unread[:_SLICE_BYTES], self._unread[_SLICE_BYTES:]
         if self._unread:
-            self._loop.call_soon(self._look)
+            self._loop.call_soon(self._parse_slice)
         else:
             self._unread = _NOTHING  # frees the buffer of an empty view
         core = self._core
         core.receive_data(bytes(data))
         for event in core.events_received():
             if isinstance(event, Request):
-                self._open(event)
+                self._on_request(event)
             elif isinstance(event, Frame):
-                self._take(event)
+                self._on_frame(event)
         if core.parser_exc is not None:
             close = core.close_sent
             self._end(close.code if close else CloseCode.ABNORMAL_CLOSURE, close.reason if close else "")
@@ -129,11 +129,11 @@ class WebSocketProtocol(asyncio.Protocol):
             self._pong = b"".join(core.data_to_send()[-1:]) or self._pong
         else:
             self._flush()
-        self._read_on()
+        self._update_reading()
 
     def eof_received(self) -> None:
         self._end(CloseCode.ABNORMAL_CLOSURE)
-        self._cut_after(_CLOSE_S)
+        self._abort_after(_CLOSE_S)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server_state.connections.discard(self)
@@ -171,7 +171,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     # The handshake
 
-    def _open(self, request: Request) -> None:
+    def _on_request(self, request: Request) -> None:
         response = self._core.accept(request)
         if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
             # The core's own message would repeat the input.
@@ -242,7 +242,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     async def receive(self) -> Message:
         message = await self._inbox.get()
-        self._read_on()
+        self._update_reading()
         return message
 
     async def send(self, message: Message) -> None:
@@ -291,7 +291,7 @@ class WebSocketProtocol(asyncio.Protocol):
 
     # Frames
 
-    def _take(self, frame: Frame) -> None:
+    def _on_frame(self, frame: Frame) -> None:
         if self._core.current_size is None:
             self._deadline.stop()  # the next message has its own timeout
         if frame.opcode is Opcode.CLOSE:
@@ -307,7 +307,7 @@ class WebSocketProtocol(asyncio.Protocol):
                 if message is not None:
                     self._inbox.put_nowait(message)
 
-    def _read_on(self) -> None:
+    def _update_reading(self) -> None:
         """Pause or resume reading: read while the application keeps up. After the end, input is read and dropped."""
         should_read = (self._is_ended or self._inbox.empty()) and not self._unread
         if should_read != self._is_reading and not self._transport.is_closing():
@@ -330,10 +330,10 @@ class WebSocketProtocol(asyncio.Protocol):
 
     def _flush(self) -> None:
         frames = b"".join(self._core.data_to_send())
-        if frames and not self._is_finishing and not self._transport.is_closing():
+        if frames and not self._is_half_closed and not self._transport.is_closing():
             self._transport.write(frames)
         if self._core.eof_sent:
-            self._finish()
+            self._close_half()
 
     # Pings, and closing
 
@@ -345,9 +345,9 @@ class WebSocketProtocol(asyncio.Protocol):
         if self._core.state is not State.OPEN:
             return
         # While reading is paused because of the application, a missing pong means nothing.
-        is_excused = not self._is_reading and not self._turns.is_full
-        self._num_unanswered = 0 if self._was_heard or is_excused else self._num_unanswered + 1
-        self._was_heard = False
+        is_reading_paused = not self._is_reading and not self._turns.is_full
+        self._num_unanswered = 0 if self._has_received or is_reading_paused else self._num_unanswered + 1
+        self._has_received = False
         if self._num_unanswered >= _MAX_UNANSWERED:
             self._core.fail(CloseCode.INTERNAL_ERROR, "Pings were not answered.")
             self._end(CloseCode.ABNORMAL_CLOSURE)
@@ -361,7 +361,7 @@ class WebSocketProtocol(asyncio.Protocol):
         self._core.send_close(code, reason)
         self._end(code, reason)
         self._flush()
-        self._cut_after(within_s)
+        self._abort_after(within_s)
 
     def _end(self, code: int, reason: str = "") -> None:
         """Deliver the disconnect to the application, once; no further messages follow."""
@@ -370,21 +370,21 @@ class WebSocketProtocol(asyncio.Protocol):
         self._is_ended = True
         self._inbox.put_nowait({"type": "websocket.disconnect", "code": int(code), "reason": reason})
         self._turns.open()
-        self._read_on()
+        self._update_reading()
 
-    def _finish(self) -> None:
+    def _close_half(self) -> None:
         """Close our half of the connection, and drop further input. Closing with unread input would reset the
         connection, and the client could lose our last frame."""
-        if self._is_finishing or self._transport.is_closing():
+        if self._is_half_closed or self._transport.is_closing():
             return
-        self._is_finishing = True
-        self._cut_after(_CLOSE_S)
+        self._is_half_closed = True
+        self._abort_after(_CLOSE_S)
         if self._transport.can_write_eof():
             self._transport.write_eof()
         else:
             self._transport.close()
 
-    def _cut_after(self, delay_s: float) -> None:
+    def _abort_after(self, delay_s: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(delay_s, self._transport.abort)

@@ -47,7 +47,7 @@ OWN_PATHS = (
     ROOT + "{path:path}",
 )
 
-_Sharing = list[tuple[Wire, Operation | None]]  # wires that share a path; None: all operations of the wire
+_Candidates = list[tuple[Wire, Operation | None]]  # wires that share a path; None: all operations of the wire
 
 _PARAMETER = re.compile(r"\{[a-z_]+(:path)?\}")
 _LITERAL = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@/-]*")
@@ -57,7 +57,7 @@ _LITERAL = re.compile(r"[A-Za-z0-9._~!$&'()*+,;=:@/-]*")
 def served_wires() -> tuple[Wire, ...]:
     """Return all wires: first the built-in ones, then those of plugins. A plugin's wire is left out, with a line in the
     log, if it conflicts with another wire or cannot be described in the OpenAPI document."""
-    found = load_plugins(WIRES_GROUP, Wire, taken={wire.name for wire in WIRES}, refuses=_misfit).found
+    found = load_plugins(WIRES_GROUP, Wire, taken={wire.name for wire in WIRES}, refuses=_conflict_of).found
     return (*WIRES, *found.values())
 
 
@@ -65,9 +65,9 @@ def wire_of(scope: Scope) -> Wire:
     """Return the wire whose error format a request gets. The request need not have a route."""
     query, headers = QueryParams(scope["query_string"]), Headers(scope=scope)
     by_path, by_prefix = _by_path()
-    begin_so = [sharing for prefix, sharing in by_prefix if scope["path"].startswith(prefix)]
-    for sharing in (by_path.get(scope["path"], []), *begin_so):
-        for wire, operation in sharing:
+    with_prefix = [candidates for prefix, candidates in by_prefix if scope["path"].startswith(prefix)]
+    for candidates in (by_path.get(scope["path"], []), *with_prefix):
+        for wire, operation in candidates:
             if operation is None or is_meant(operation, query, headers):
                 return wire
     return WIRES[0]
@@ -83,20 +83,20 @@ def is_meant(operation: Operation, query: Mapping[str, str], headers: Mapping[st
 
 
 @cache
-def _by_path() -> tuple[dict[str, _Sharing], list[tuple[str, _Sharing]]]:
+def _by_path() -> tuple[dict[str, _Candidates], list[tuple[str, _Candidates]]]:
     """Return the wires by path, and by prefixes of paths, the longest prefix first."""
-    by_path: dict[str, _Sharing] = {}
-    by_prefix: dict[str, _Sharing] = {wire.prefix: [(wire, None)] for wire in served_wires()}
+    by_path: dict[str, _Candidates] = {}
+    by_prefix: dict[str, _Candidates] = {wire.prefix: [(wire, None)] for wire in served_wires()}
     for wire in served_wires():
         for operation in wire.operations:
             head, brace, _ = operation.path.partition("{")
             (by_prefix if brace else by_path).setdefault(head, []).append((wire, operation))
-    for sharing in (*by_path.values(), *by_prefix.values()):
-        sharing.sort(key=lambda entry: entry[1] is None or not entry[1].is_particular)
+    for candidates in (*by_path.values(), *by_prefix.values()):
+        candidates.sort(key=lambda entry: entry[1] is None or not entry[1].is_particular)
     return by_path, sorted(by_prefix.items(), key=lambda entry: -len(entry[0]))
 
 
-def _misfit(wire: Wire, others: Mapping[str, Wire]) -> str:
+def _conflict_of(wire: Wire, others: Mapping[str, Wire]) -> str:
     """Return why a plugin's wire cannot be served, or "". Raises: what the wire raises."""
     served = (*WIRES, *others.values())
     taken = (*OWN_PATHS, *_paths(served))

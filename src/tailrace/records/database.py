@@ -21,7 +21,7 @@ logger = logging.getLogger("tailrace.records")
 HEAD = "0006"  # the newest migration
 _BUSY_S = 15.0
 _CONNECT_S = 5
-_WHAT_IT_TAKES = "--database takes a URL such as sqlite:///records.sqlite or postgresql+psycopg://user@host/name."
+_URL_HINT = "--database takes a URL such as sqlite:///records.sqlite or postgresql+psycopg://user@host/name."
 
 
 class RecordDatabase:
@@ -35,7 +35,7 @@ class RecordDatabase:
 
     def prepare(self) -> None:
         """Create the tables, or migrate them to this version. Raises: ModelError."""
-        with self._saying():
+        with self._as_model_errors():
             with self.engine.connect() as connection:
                 found = _version(connection)
             if found != HEAD:
@@ -50,7 +50,7 @@ class RecordDatabase:
 
         config = Config()
         config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-        with self._saying(), self.engine.connect() as connection:
+        with self._as_model_errors(), self.engine.connect() as connection:
             if connection.dialect.name == "sqlite":
                 # A second server waits here, and then finds nothing to do.
                 connection.exec_driver_sql("BEGIN IMMEDIATE")
@@ -86,7 +86,7 @@ class RecordDatabase:
         self.engine.dispose()
 
     @contextlib.contextmanager
-    def _saying(self) -> Iterator[None]:
+    def _as_model_errors(self) -> Iterator[None]:
         try:
             yield
         except SQLAlchemyError as error:
@@ -105,9 +105,9 @@ def _engine(given: str) -> Engine:
     try:
         url = make_url(given)
     except ArgumentError:
-        raise ModelError(_WHAT_IT_TAKES) from None
+        raise ModelError(_URL_HINT) from None
     if url.get_backend_name() not in ("sqlite", "postgresql"):
-        raise ModelError(_WHAT_IT_TAKES)
+        raise ModelError(_URL_HINT)
     try:
         return _sqlite(url) if url.get_backend_name() == "sqlite" else _postgresql(url)
     except (ImportError, NoSuchModuleError):

@@ -32,8 +32,8 @@ logger = logging.getLogger("tailrace.records")
 _Opened = TypeVar("_Opened")
 _Result = TypeVar("_Result")
 _RETRY_S = 1.0
-_PATIENCE_S = 10.0  # for queued writes, before a read and at shutdown
-_MOST_QUEUED = 10_000
+_FLUSH_TIMEOUT_S = 10.0  # for queued writes, before a read and at shutdown
+_MAX_QUEUED = 10_000
 _THREADS = 4
 
 
@@ -64,21 +64,21 @@ class ConversationKeeper(Observer):
 
         Raises: what the call raises; StorageError if the database is unreachable.
         """
-        await self._caught_up()
-        return await self._beside(self._open_store, call)
+        await self._flush()
+        return await self._in_thread(self._open_store, call)
 
     async def kept(self, owner: str, stream_id: str) -> StreamLog | None:
         """Return the stream of a stored response, which may have expired in the log store. Raises: StorageError."""
         if not self._may_keep():
             return None
-        await self._caught_up()
-        return await self._beside(self._open_kept, lambda kept: kept.get(owner, stream_id))
+        await self._flush()
+        return await self._in_thread(self._open_kept, lambda kept: kept.get(owner, stream_id))
 
     async def forget(self, owner: str, stream_id: str) -> None:
         """Delete a stored response. Raises: StorageError."""
         if self._may_keep():
-            await self._caught_up()
-            await self._beside(self._open_kept, lambda kept: kept.delete(owner, stream_id))
+            await self._flush()
+            await self._in_thread(self._open_kept, lambda kept: kept.delete(owner, stream_id))
 
     async def branch(self, owner: str, place: Place) -> Branch:
         """Return the branch that a request continues. Its last item is in progress only if its stream still runs.
@@ -133,24 +133,24 @@ class ConversationKeeper(Observer):
     async def finish(self) -> None:
         """Wait until the queued streams are written, or a timeout."""
         try:
-            await self._caught_up()
+            await self._flush()
         except StorageError:
             logger.error("the last answers of conversations could not be written: the database is unreachable")
 
-    async def _caught_up(self) -> None:
+    async def _flush(self) -> None:
         """Raises: StorageError."""
         if self._queue.empty() and not self._is_writing:
             return
         done = asyncio.get_running_loop().create_future()
         self._queue.put_nowait(done)
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_FLUSH_TIMEOUT_S):
                 await done
         except TimeoutError:
             raise StorageError("The database cannot be reached just now.", retry_after_s=_RETRY_S) from None
 
     def _put(self, owner: str, stream_id: str) -> None:
-        if self._queue.qsize() < _MOST_QUEUED:
+        if self._queue.qsize() < _MAX_QUEUED:
             self._queue.put_nowait((owner, stream_id))
         else:
             logger.error(
@@ -159,19 +159,19 @@ class ConversationKeeper(Observer):
 
     async def _write(self, owner: str, stream_id: str) -> None:
         """Write the current state of a stream; with id "", of all streams whose answers are still in progress."""
-        is_away = False
+        is_unreachable = False
         while True:
             try:
                 if stream_id:
                     await self._write_stream(owner, stream_id)
                 else:
-                    for entry in await self._beside(self._open_store, lambda store: store.in_progress()):
+                    for entry in await self._in_thread(self._open_store, lambda store: store.in_progress()):
                         await self._write_stream(*entry)
                 return
             except StorageError as error:
-                if not is_away:
+                if not is_unreachable:
                     logger.warning("answers of conversations are not written yet: %s", error)
-                is_away = True
+                is_unreachable = True
                 await asyncio.sleep(_RETRY_S)
             except Exception:  # a bug must not stop the writing of other conversations
                 logger.exception("stream %s could not be written to its conversation", stream_id)
@@ -181,11 +181,11 @@ class ConversationKeeper(Observer):
         log = await self._find(owner, stream_id)
         if log is not None and log.record.turn:
             record, turn, spoken = log.record, read_turn(log.record.turn), _spoken(log)
-            await self._beside(
+            await self._in_thread(
                 self._open_store, lambda store: store.put_turn(owner, turn, stream_id, spoken, record.created_s)
             )
         if log is not None and log.end is not None and log.record.keep and self._may_keep():
-            await self._beside(self._open_kept, lambda kept: kept.put(log))
+            await self._in_thread(self._open_kept, lambda kept: kept.put(log))
 
     async def _find(self, owner: str, stream_id: str) -> StreamLog | None:
         """Return the stream's log, or None if this server does not have it. Another server over the same database
@@ -196,10 +196,10 @@ class ConversationKeeper(Observer):
         except (StreamError, JournalDamaged):
             return None
 
-    async def _beside(self, open_it: Callable[[], _Opened], call: Callable[[_Opened], _Result]) -> _Result:
+    async def _in_thread(self, open_store: Callable[[], _Opened], call: Callable[[_Opened], _Result]) -> _Result:
         """Run a call in a database thread. Raises: what the call raises; StorageError."""
         try:
-            return await self._threads.run(lambda: call(open_it()), within_s=None)
+            return await self._threads.run(lambda: call(open_store()), within_s=None)
         except ModelError as error:
             raise StorageError(error.message, retry_after_s=_RETRY_S) from None
 

@@ -26,7 +26,7 @@ logger = logging.getLogger("tailrace.records")
 
 _RETRY_S = 2.0  # Retry-After while the database is unreachable
 _MAX_BYTES = 256 * 2**20  # of rows that are not in the database yet
-_TIDY_BYTES = 2**20  # of rows that are in the database, before they are removed from the file
+_TRUNCATE_BYTES = 2**20  # of rows that are in the database, before they are removed from the file
 _READ_BYTES = 2**20  # of the file per transaction
 
 
@@ -56,7 +56,7 @@ class RequestLog(Observer, Meter):
         self._unwritten: list[RequestRow] = []  # of this turn of the event loop, or after a write error
         self._is_failing = False  # the disk takes no rows
         self._drained = 0  # bytes of the spool that are in the database
-        self._is_away = False  # the database is unreachable
+        self._is_unreachable = False  # the database is unreachable
         self._draining = asyncio.Lock()
 
     async def begin(self, generators: Sequence[Generator], store: LogStore) -> None:
@@ -90,10 +90,10 @@ class RequestLog(Observer, Meter):
 
     async def _settle(self, left: Sequence[RequestRow], store: LogStore) -> None:
         """Copy the rows of earlier servers to the database. Raises: StorageError, ModelError."""
-        complete = [row if row.status != RUNNING else await self._settled(row, store) for row in left]
+        complete = [row if row.status != RUNNING else await self._completed(row, store) for row in left]
         await self._threads.run(lambda: self._requests().add(complete), within_s=None)
 
-    async def _settled(self, row: RequestRow, store: LogStore) -> RequestRow:
+    async def _completed(self, row: RequestRow, store: LogStore) -> RequestRow:
         try:
             log = await store.read(row.owner, row.request_id)
         except TailraceError as error:
@@ -110,29 +110,29 @@ class RequestLog(Observer, Meter):
     async def _drain(self) -> None:
         try:
             refused, self._refused = self._refused, {}
-            self._unwritten += [row for of_kind in refused.values() for row in of_kind.values() if row.num_requests]
+            self._unwritten += [row for by_code in refused.values() for row in by_code.values() if row.num_requests]
             self._flush()
             size = self._spool.size  # not more: a partial last line is completed before the file grows
-            while self._drained < size and (num_bytes := await self._copied()):
+            while self._drained < size and (num_bytes := await self._copy_next()):
                 self._drained += num_bytes
-            if self._drained and (self._drained >= _TIDY_BYTES or not self._running):
+            if self._drained and (self._drained >= _TRUNCATE_BYTES or not self._running):
                 self._spool.drop(self._drained, self._running.values())
                 self._drained = 0
         except (StorageError, ModelError) as error:
-            if not self._is_away:
+            if not self._is_unreachable:
                 logger.warning("request records stay on the disk for now: %s", error)
-            self._is_away = True
+            self._is_unreachable = True
         else:
-            if self._is_away:
+            if self._is_unreachable:
                 logger.warning("request records are written to the database again")
-            self._is_away = False
+            self._is_unreachable = False
 
     async def forget(self, owner: str) -> None:
         """Drain, so that no file has rows of this owner any more. Raises: StorageError."""
         async with self._draining:
             self._refused = {asked: rows for asked, rows in self._refused.items() if asked.owner != owner}
             await self._drain()
-            if self._is_away:
+            if self._is_unreachable:
                 raise StorageError("The database cannot be reached at the moment.", retry_after_s=_RETRY_S)
             self._spool.drop(self._drained, self._running.values())
             self._drained = 0
@@ -165,13 +165,13 @@ class RequestLog(Observer, Meter):
     def on_refused(self, asked: Asked, error: TailraceError) -> None:
         """Write the first refusal of a kind now. Further ones are counted, and written as one row with the next
         drain."""
-        of_kind = self._refused.setdefault(asked, {})
-        before = of_kind.get(error.code)
+        by_code = self._refused.setdefault(asked, {})
+        before = by_code.get(error.code)
         if before is None:
             self._write(row_of_refusal(asked, error, _new_id()))
-            of_kind[error.code] = msgspec.structs.replace(row_of_refusal(asked, error, _new_id()), num_requests=0)
+            by_code[error.code] = msgspec.structs.replace(row_of_refusal(asked, error, _new_id()), num_requests=0)
         else:
-            of_kind[error.code] = msgspec.structs.replace(before, num_requests=before.num_requests + 1)
+            by_code[error.code] = msgspec.structs.replace(before, num_requests=before.num_requests + 1)
 
     def on_begun(self, record: Record) -> None:
         row = self._running[record.stream_id] = row_of_start(record, with_text=self._with_text)
@@ -204,7 +204,7 @@ class RequestLog(Observer, Meter):
             self._unwritten = []
             self._is_failing = False
 
-    async def _copied(self) -> int:
+    async def _copy_next(self) -> int:
         """Copy the next part of the spool to the database. Returns its size in bytes. Raises: StorageError,
         ModelError."""
         # No timeout: a second attempt while the first one still runs would count sums twice.

@@ -39,8 +39,8 @@ logger = logging.getLogger("tailrace.records")
 
 _THREADS = 4
 _DRAIN_S = 0.5
-_PATIENCE_S = 5.0  # for the last rows at shutdown
-_TIDY_S = 3600.0
+_SHUTDOWN_TIMEOUT_S = 5.0  # for the last rows at shutdown
+_CLEANUP_S = 3600.0
 _DAY_S = 86_400.0
 _SPOOL = "records"  # in a server's data directory
 _POLL_S = 0.4  # so that a revoked key's streams end within a second
@@ -82,8 +82,8 @@ class Records:
         self._version = 0  # of the newest change in the keyring
         self._recorded: tuple[Service, Path] | None = None  # the service to record, and its data directory
         self._log: RequestLog | None = None
-        self._beginning = asyncio.Lock()
-        self._tidied_s = -math.inf
+        self._start_lock = asyncio.Lock()
+        self._cleaned_up_s = -math.inf
 
     def keys(self) -> KeyStore:
         """Blocks, the first time for long. Raises: ModelError."""
@@ -120,10 +120,10 @@ class Records:
         encrypted in the journal are not written to the database as plain text."""
         return not self._settings.journal_key_file and (self._database is not None or not self.is_absent())
 
-    async def ask(self, open_it: Callable[[], _Store], call: Callable[[_Store], _Result]) -> _Result:
+    async def ask(self, open_store: Callable[[], _Store], call: Callable[[_Store], _Result]) -> _Result:
         """Run a call on one of the stores in a thread. Raises: what the call raises; StorageError."""
         try:
-            return await self.threads.run(lambda: call(open_it()))
+            return await self.threads.run(lambda: call(open_store()))
         except ModelError as error:
             raise StorageError(error.message) from None
 
@@ -145,19 +145,19 @@ class Records:
 
     async def follow_keys(self) -> None:
         """Load changed keys until cancelled. While the database is unreachable, the keyring does not change."""
-        is_away = False
+        is_unreachable = False
         while True:
             await asyncio.sleep(_POLL_S)
             try:
                 await self.read_keys()
             except (ModelError, StorageError, OSError) as error:
-                if not is_away:
+                if not is_unreachable:
                     logger.warning("the keys cannot be reloaded: %s", error)
-                is_away = True
+                is_unreachable = True
             else:
-                if is_away:
+                if is_unreachable:
                     logger.warning("the keys can be reloaded again")
-                is_away = False
+                is_unreachable = False
 
     @contextlib.asynccontextmanager
     async def recording(self, service: Service, data_path: Path) -> AsyncIterator[None]:
@@ -181,12 +181,12 @@ class Records:
                 yield
             finally:
                 stopping.set()
-                await asyncio.wait([draining], timeout=_PATIENCE_S)
+                await asyncio.wait([draining], timeout=_SHUTDOWN_TIMEOUT_S)
                 draining.cancel()  # the next server finds the remaining rows in the spool
 
     async def _record(self) -> None:
         """Start recording, unless it has started. Raises: StorageError, ModelError."""
-        async with self._beginning:
+        async with self._start_lock:
             if self._recorded is None or self._log is not None:
                 return
             from tailrace.records.request_log import RequestLog
@@ -234,9 +234,9 @@ class Records:
 
     async def _delete_old(self) -> None:
         """Delete rows that have exceeded their retention time, once an hour."""
-        if time.monotonic() - self._tidied_s < _TIDY_S:
+        if time.monotonic() - self._cleaned_up_s < _CLEANUP_S:
             return
-        self._tidied_s = time.monotonic()
+        self._cleaned_up_s = time.monotonic()
         with contextlib.suppress(StorageError, ModelError, OSError):
             await self.threads.run(self._delete_rows, within_s=None)
 

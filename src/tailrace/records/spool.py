@@ -41,7 +41,7 @@ class Spool:
         """Return the newest row of each request of earlier servers. Their files are merged into this one."""
         rows: dict[str, RequestRow] = {}
         for path in sorted(self._directory.glob("requests*.jsonl")):
-            with _trying():
+            with _as_storage_errors():
                 file = _open_locked(path)
                 if file < 0:
                     continue  # a running server has it
@@ -64,16 +64,16 @@ class Spool:
 
     def append_all(self, rows: Iterable[RequestRow]) -> None:
         text = b"".join(_encode(row) + b"\n" for row in rows)
-        with _trying():
+        with _as_storage_errors():
             if self._file < 0:
                 self._create()
             self._write(text)
 
-    def read(self, start: int, most_bytes: int) -> tuple[list[RequestRow], int]:
-        """Return the complete rows in the next `most_bytes` after `start`, at least one, and their size in bytes."""
-        with _trying():
-            text = os.pread(self._file, most_bytes, start)
-            while b"\n" not in text and (more := os.pread(self._file, most_bytes, start + len(text))):
+    def read(self, start: int, max_bytes: int) -> tuple[list[RequestRow], int]:
+        """Return the complete rows in the next `max_bytes` after `start`, at least one, and their size in bytes."""
+        with _as_storage_errors():
+            text = os.pread(self._file, max_bytes, start)
+            while b"\n" not in text and (more := os.pread(self._file, max_bytes, start + len(text))):
                 text += more
         text = text[: text.rfind(b"\n") + 1]
         return list(_parse(text)), len(text)
@@ -83,7 +83,7 @@ class Spool:
         if self._file < 0:
             return
         assert self._path is not None
-        with _trying():
+        with _as_storage_errors():
             text = b"".join(_encode(row) + b"\n" for row in keep)
             text += os.pread(self._file, self.size - before, before)
             if not text:
@@ -156,7 +156,7 @@ def _open_locked(path: Path) -> int:
 
 
 @contextlib.contextmanager
-def _trying() -> Iterator[None]:
+def _as_storage_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
