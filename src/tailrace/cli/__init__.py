@@ -26,7 +26,7 @@ class _Verbs(click.Group):
         "chat": "Chat with a model, here or in a pipe.",
         "completion": "Print what has a shell complete commands with Tab.",
         "config": "Show the settings in force, and where each comes from.",
-        "demo": "Show on a page what streaming is, and what a stream survives.",
+        "demo": "Show on a page how streaming works, and which failures it survives.",
         "doctor": "Look at this machine, its engines, and how fast a model could be.",
         "keys": "Make, show and end the keys of a server.",
         "logs": "Show the text of a stream.",

@@ -1,4 +1,4 @@
-"""`tailrace demo`: a page that shows what streaming is and what a stream survives, without a model at first."""
+"""`tailrace demo`: a page that shows streaming and the failures that a stream survives."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["demo"]
 
 @click.command()
 @click.option("--model", default="smollm2", show_default=True, help="The real model, as `tailrace pull` takes it.")
-@click.option("--offline", is_flag=True, help="Stay with the simulated engine: no model is fetched or loaded.")
+@click.option("--offline", is_flag=True, help="Use only the simulated engine; download and load no model.")
 @click.option(
     "--port", default=8000, show_default=True, envvar="TAILRACE_PORT", type=click.IntRange(0, 65_535),
     help="Port on 127.0.0.1; 0 takes a free one.",
 )  # fmt: skip
 def demo(model: str, offline: bool, port: int) -> None:
-    """Show on a page what streaming is, and what a stream survives.
+    """Show on a page how streaming works, and which failures a stream survives.
 
-    It starts at once with a simulated engine, which needs no model. The real model is fetched meanwhile if it is not
-    here, and is used from then on. The page always says which of the two speaks.
+    The demo starts at once with a simulated engine, which needs no model. Meanwhile it downloads the real model if
+    necessary, and then uses it. The page always says which engine answers.
 
-    The page can kill the engine and the server, and both come back. So this is a server for one person on one machine:
-    it listens on 127.0.0.1 only, and forgets everything when it ends.
+    The page can kill the engine and the server; both are restarted. The demo listens on 127.0.0.1 only, and deletes its
+    data at the end.
     """
     from tailrace.demo.keeper import Keeper
     from tailrace.errors import ModelError

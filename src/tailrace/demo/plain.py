@@ -1,7 +1,7 @@
-"""What most servers do, to stand beside a stream that survives: what the engine says is written to the socket.
+"""A plain stream, for comparison: writes the engine's tokens to the socket, as most servers do.
 
-It asks the same engine. Nothing is kept and nothing has a number, so that there is nothing to go on with: when the
-engine dies, or this process does, the connection breaks. Nothing here breaks it on purpose.
+It uses the same engine as other streams. It stores nothing, and its events have no ids, so a client cannot resume. When
+the engine or this process dies, the connection breaks; no code here breaks it on purpose.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tailrace.types import GenerateRequest, Message, Sampling
 
 __all__ = ["MAX_PLAIN_STREAMS", "PlainAnswer", "PlainBody"]
 
-MAX_PLAIN_STREAMS = 2  # at once: they pass by the queue
+MAX_PLAIN_STREAMS = 2  # at once, since they bypass the queue
 _running: set[PlainAnswer] = set()
 
 
@@ -82,7 +82,7 @@ class PlainAnswer:
             if is_last:
                 return
 
-    # What the engine says (engines.Receiver)
+    # Called by the engine (engines.Receiver)
 
     def push(self, delta: Delta) -> None:
         self._said.put_nowait(delta)

@@ -1,7 +1,7 @@
-"""What the demo's page asks, beside the wires that every server has.
+"""The routes of the demo's page, beside the wires of every server.
 
-Two routes kill a process: the engine's worker, or this server. They need a token that only a page of this server can
-read, from a connection of this machine that no proxy has passed on, and no page of another origin may ask.
+Two routes kill a process: the engine's worker, or this server. They need a token that only this server's own page can
+read. They refuse connections from other machines, requests through a proxy, and pages of other origins.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ _VIEWS: dict[str, View] = {
 }
 
 
-class _Stations(Observer):
-    """When streams of this process came to the engine and to their first token: the last of them, by id."""
+class _StreamTimes(Observer):
+    """Keeps the times of the newest streams of this process, by stream id."""
 
     def __init__(self) -> None:
         self._times: OrderedDict[str, Times] = OrderedDict()
@@ -71,14 +71,14 @@ class _Stations(Observer):
         """Raises: UnknownStream."""
         times = self._times.get(stream_id)
         if times is None or times.admitted_s is None:
-            raise UnknownStream("This process has not begun such a stream.")
+            raise UnknownStream("This process has not started such a stream.")
         prefill_s = None if times.first_s is None else times.first_s - times.admitted_s
         return {"queue_s": times.admitted_s - times.asked_s, "prefill_s": prefill_s}
 
 
 class DemoRoutes:
-    """The page and its files, the state of the demo, and what it does. `fetch_file` is where the parent says how far
-    the model is."""
+    """The page and its files, the state of the demo, and its actions. The parent writes the progress of the download to
+    `fetch_file`."""
 
     def __init__(self, service: Service, settings: Settings, fetch_file: Path) -> None:
         self._service = service
@@ -86,9 +86,9 @@ class DemoRoutes:
         self._fetch_file = fetch_file
         self._token = secrets.token_urlsafe(24)
         self._bodies = BodyBudget(settings)
-        self._stations = _Stations()
+        self._times = _StreamTimes()
         for served in service.models:
-            served.generator.observers.add(self._stations)
+            served.generator.observers.add(self._times)
         self._page = PageFiles("tailrace.demo")
 
     def table(self) -> list[BaseRoute]:
@@ -110,7 +110,7 @@ class DemoRoutes:
         return self._page.answer(request, request.path_params["name"])
 
     async def show_state(self, request: Request) -> ASGIApp:
-        """Who runs, and the token with which they can be killed."""
+        """The processes, the models, and the token for the kill routes."""
         state = {
             "version": __version__,
             "token": self._token,
@@ -122,11 +122,11 @@ class DemoRoutes:
         return JsonAnswer(msgspec.json.encode(state))
 
     async def show_times(self, request: Request) -> ASGIApp:
-        """How long a stream waited, and how long its prompt was read, in seconds."""
-        return JsonAnswer(msgspec.json.encode(self._stations.spent(request.path_params["stream_id"])))
+        """The time of a stream in the queue and in prefill, in seconds."""
+        return JsonAnswer(msgspec.json.encode(self._times.spent(request.path_params["stream_id"])))
 
     async def show_stream(self, request: Request) -> ASGIApp:
-        """Any stream on any of four wires, whichever it began on. Raises: as `LogStore.read`."""
+        """A stream on one of four wires, from its first event. Raises: as `LogStore.read`."""
         view = _VIEWS.get(request.path_params["wire"])
         if view is None:
             raise HTTPException(404)
@@ -143,17 +143,17 @@ class DemoRoutes:
         return PlainAnswer(self._find(fields.model), fields, headers)
 
     async def kill_engine(self, request: Request) -> ASGIApp:
-        """SIGKILL to the worker of `?model=`. Raises: EngineLost if it is not there just now."""
+        """Send SIGKILL to the worker of `?model=`. Raises: EngineLost if there is no worker now."""
         self._check_killer(request)
         pid = self._find(request.query_params.get("model")).supervisor.pid
         if pid is None:
-            raise EngineLost("This engine does not run just now.", retry_after_s=1.0)
+            raise EngineLost("This engine is not running.", retry_after_s=1.0)
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         return JsonAnswer(msgspec.json.encode({"killed": pid}))
 
     async def kill_server(self, request: Request) -> ASGIApp:
-        """SIGKILL to this process, once the answer is written."""
+        """Send SIGKILL to this process after the response."""
         self._check_killer(request)
         pid = os.getpid()
 
@@ -163,14 +163,14 @@ class DemoRoutes:
         return JsonAnswer(msgspec.json.encode({"killed": pid}), background=BackgroundTask(kill))
 
     def _check_killer(self, request: Request) -> None:
-        """Raises: Forbidden. The edge has looked at Host and Origin before."""
+        """Raises: Forbidden. The edge has already checked Host and Origin."""
         given = request.headers.get(TOKEN_HEADER, "").encode()
         if not secrets.compare_digest(given, self._token.encode()):
             raise Forbidden("The token of this demo is missing or wrong.", param=TOKEN_HEADER)
         if not is_loopback(caller_of(request.scope)) or any(name in request.headers for name in _FORWARDED):
-            raise Forbidden("Only this machine itself may do that, without a proxy.")
+            raise Forbidden("Only a client on this machine can do this, without a proxy.")
         if is_from_elsewhere(request):
-            raise Forbidden("Other pages may not do that.", param="sec-fetch-site")
+            raise Forbidden("Pages of other origins cannot do this.", param="sec-fetch-site")
 
     def _find(self, name: str | None) -> Served:
         """Raises: UnknownModel."""
@@ -180,7 +180,7 @@ class DemoRoutes:
         return served
 
     def _fetch(self) -> object:
-        """How far the model is; None if nothing is fetched."""
+        """The progress of the download; None without one."""
         try:
             return msgspec.json.decode(self._fetch_file.read_bytes())
         except (OSError, msgspec.DecodeError):

@@ -1,7 +1,7 @@
-"""The demo's server: `tailrace serve` with the simulated engine and the real model, and what the page asks beside.
+"""The demo's server: `tailrace serve` with the simulated engine, the real model and the routes of the page.
 
-Run by `keeper` as `python -m tailrace.demo.server PARENT DIRECTORY PORT MODEL`; an empty MODEL is the simulated engine
-alone.
+Started by `keeper` as `python -m tailrace.demo.server PARENT DIRECTORY PORT MODEL`; an empty MODEL means the simulated
+engine alone.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tailrace.settings import Settings
 __all__ = ["SIMULATED", "main"]
 
 SIMULATED = "scripted:tokens_per_s=24,utf8=0"
-_MAX_SEQUENCES = 8  # the size of the batch that the page shows; a ninth stream is seen to wait
+_MAX_SEQUENCES = 8  # the batch that the page shows; a ninth stream waits in the queue
 
 
 def main() -> None:
-    """Serve until SIGTERM. Exit status 1 where that cannot be, with a line that says why."""
+    """Serve until SIGTERM. Exits with status 1 and a message if the server cannot start."""
     parent, directory, port, model = sys.argv[1:]
     begin_child(int(parent))
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # until the event loop takes it over
@@ -58,7 +58,7 @@ async def _serve(settings: Settings, directory: Path, model: str) -> None:
     simulated = find_source(SIMULATED, NoProgress())
     real = [find_source(model, NoProgress(), settings.engine)] if model else []
     if any(source.card.chat_template is None for source in real):
-        raise ModelError("The demo asks in chats, and this model has no chat template.")
+        raise ModelError("The demo needs a model with a chat template.")
 
     def on_ready(service: Service) -> None:
         for served in list(service.models)[1:]:

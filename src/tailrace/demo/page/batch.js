@@ -1,4 +1,4 @@
-/** One stream alone, then eight together: what a batch gives. */
+/** One stream alone, then eight in a batch: tokens per second. */
 
 import { useSignal } from "/page/lib/signals.js";
 
@@ -15,7 +15,7 @@ export function Batch() {
   const shown = useSignal(NOBODY);
   const model = useSignal(null);
 
-  /** Tokens a second of some of the topics together, from the first token to the last. */
+  /** Return the tokens per second of these topics together, from the first token to the last. */
   async function measure(topics, signal) {
     const bodies = new Map(topics.map((topic) => [topic, question(model.value, topic)]));
     let tokens = 0;
@@ -50,9 +50,9 @@ export function Batch() {
   const { texts, alone, all, phase } = shown.value;
   const most = Math.max(alone ?? 0, all ?? 0, 1);
   return html`<${Section} id="batch" number="5" title="Eight streams, one batch">
-    <p>An engine reads all its weights for each token. Eight streams in a batch share that: each is slower than alone, and
-      together they are faster.${model.value?.is_simulated && html` <strong>The simulated engine reads no weights</strong>: it gives
-      each stream the same number of tokens a second, however many there are.`}</p>
+    <p>For each token, an engine reads all its weights. The streams of a batch share this work: each stream is slower than alone,
+      but all together are faster.${model.value?.is_simulated && html` <strong>The simulated engine reads no weights</strong>:
+      each stream always gets the same number of tokens per second.`}</p>
     <div class="actions"><${Start} onStart=${start}>Ask one, then eight<//><span class="soft" role="status">${phase}</span></div>
     <${Rate} name="alone" rate=${alone} most=${most} />
     <${Rate} name="eight together" rate=${all} most=${most} />

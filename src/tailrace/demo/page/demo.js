@@ -1,4 +1,4 @@
-/** The demo: who speaks, and one section for each thing that is shown. */
+/** The page of the demo: a line that says which engine answers, and six sections. */
 
 import { render } from "/page/lib/preact.js";
 
@@ -30,9 +30,9 @@ function Demo() {
     <${Speaker} />
     <main>
       <div id="lead">
-        <h2>A language model, streamed. And what the stream survives.</h2>
-        <p>Everything on this page is done by the server that sent it, on this machine, while you look: real sockets, real
-          processes, real kills.</p>
+        <h2>Stream a language model. Pull the plug. The stream goes on.</h2>
+        <p>The server of this page does all this on this machine while you watch: real sockets, real processes, real
+          kills.</p>
         <label for="prompt">The question</label>
         <input id="prompt" maxlength="500" value=${prompt} onInput=${(event) => (prompt.value = event.target.value || " ")} />
       </div>
@@ -41,33 +41,33 @@ function Demo() {
     <footer id="end">tailrace ${demo.value.version} · <a href="/">chat</a> · <a href="/docs">all routes</a></footer>`;
 }
 
-/** Always in sight: whether what is read is a model's, or made up by a formula. */
+/** Stays at the top of the page: whether a model answers, or the simulated engine. */
 function Speaker() {
   const { name, is_simulated: isSimulated, engine } = speaker.value;
   const both = [simulated.value, real.value].filter(Boolean);
   return html`<div id="speaker" class=${isSimulated ? "simulated" : "real"} role="status">
     <p>${isSimulated
-      ? html`<strong>Simulated engine.</strong> No model speaks: words are drawn by a formula, ${" "}at a set speed.`
-      : html`<strong>${name}</strong> speaks, a real model on this machine (${engine.split("-")[0]}).`}
+      ? html`<strong>Simulated engine.</strong> No model answers: a formula draws the words, at a fixed speed.`
+      : html`<strong>${name}</strong> answers: a real model on this machine (${engine.split("-")[0]}).`}
       ${" "}<${Coming} /></p>
-    ${both.length > 1 && html`<label>Who speaks <select value=${name} onChange=${(event) => (chosen.value = event.target.value)}>
+    ${both.length > 1 && html`<label>Engine <select value=${name} onChange=${(event) => (chosen.value = event.target.value)}>
       ${both.map((model) => html`<option value=${model.name} disabled=${!["ready", "restarting"].includes(model.state)}>
         ${model.name}${model.is_simulated ? " (simulated)" : ""}</option>`)}
     </select></label>`}
   </div>`;
 }
 
-/** How far the real model is, where it is not there yet. */
+/** The progress of the real model until it is loaded. */
 function Coming() {
   const { fetch: coming } = demo.value;
-  if (isAway.value) return html`<span class="away">The server does not answer; it is being started again.</span>`;
+  if (isAway.value) return html`<span class="away">The server does not answer. A new one is starting.</span>`;
   if (coming?.state === "fetching") {
-    return html`<span>The real model is on its way: ${coming.line}${" "}
+    return html`<span>Downloading the real model: ${coming.line}${" "}
       ${coming.percent !== null && html`<progress max="100" value=${coming.percent} aria-label="Fetched" />`}</span>`;
   }
-  if (coming?.state === "failed") return html`<span>The real model could not be fetched: ${coming.line}</span>`;
-  if (real.value?.state === "loading") return html`<span>${real.value.name} is being loaded.</span>`;
-  if (real.value?.state === "failed") return html`<span>${real.value.name} could not be loaded; the terminal says why.</span>`;
+  if (coming?.state === "failed") return html`<span>Could not download the real model: ${coming.line}</span>`;
+  if (real.value?.state === "loading") return html`<span>${real.value.name} is loading.</span>`;
+  if (real.value?.state === "failed") return html`<span>Could not load ${real.value.name}; the terminal shows the reason.</span>`;
   return null;
 }
 

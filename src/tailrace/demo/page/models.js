@@ -1,4 +1,4 @@
-/** Two models side by side: the same question to the real one and to the simulated one. */
+/** Two models side by side: the same question to the real model and to the simulated engine. */
 
 import { useSignal } from "/page/lib/signals.js";
 
@@ -16,7 +16,7 @@ export function Models() {
   async function ask(model, signal) {
     const since = now();
     const put = (change) => (answers.value = { ...answers.value, [model.name]: { ...answers.value[model.name], ...change } });
-    put({ text: "", mood: "waiting", state: model.state === "ready" ? "" : "It is being loaded." });
+    put({ text: "", mood: "waiting", state: model.state === "ready" ? "" : "The model is loading." });
     let tokens = 0;
     let first = null;
     const token = ({ text, token_ids }) => {
@@ -39,8 +39,8 @@ export function Models() {
   }
 
   return html`<${Section} id="models" number="6" title="Two models, one server">
-    <p>One address, several models; a request names the one that it means. Each has an engine process of its own, so that one
-      may die and the other does not notice.${real.value ? "" : html` <strong>Only the simulated engine is here so far.</strong>`}</p>
+    <p>One server with several models; each request names its model. Each model has its own engine process: if one dies, the other
+      continues.${real.value ? "" : html` <strong>Only the simulated engine is ready so far.</strong>`}</p>
     <div class="actions"><${Start} onStart=${start}>${both.length > 1 ? "Ask both" : "Ask"}<//></div>
     <div class="pair">
       ${both.map((model) => {

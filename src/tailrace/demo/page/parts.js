@@ -1,4 +1,4 @@
-/** What several sections show. */
+/** Components of several sections. */
 
 import htm from "/page/lib/htm.js";
 import { h } from "/page/lib/preact.js";
@@ -11,13 +11,13 @@ export const html = htm.bind(h);
 export const seconds = (s) => (s < 10 ? `${s.toFixed(2)} s` : `${s.toFixed(1)} s`);
 export const now = () => performance.now() / 1000;
 
-/** The name of a model, and whether it is one. */
+/** The name of a model; marks the simulated engine. */
 export function Name({ model }) {
   if (!model) return null;
   return html`<span class="name">${model.name}${model.is_simulated && html`<em>simulated</em>`}</span>`;
 }
 
-/** A numbered part of the page. */
+/** A numbered section of the page. */
 export function Section({ id, number, title, children }) {
   return html`<section id=${id} aria-labelledby=${`${id}-title`}>
     <h2 id=${`${id}-title`}><span>${number}</span>${title}</h2>
@@ -25,7 +25,7 @@ export function Section({ id, number, title, children }) {
   </section>`;
 }
 
-/** A frame with a heading and a line below: `mood` is idle, waiting, running, ended or failed. */
+/** A panel with a heading and a status line. `mood` is idle, waiting, running, ended or failed. */
 export function Panel({ title, model, mood = "idle", state, children, ...rest }) {
   return html`<article class="panel" data-mood=${mood} ...${rest}>
     <header><h3>${title}</h3><${Name} model=${model} /></header>
@@ -34,7 +34,7 @@ export function Panel({ title, model, mood = "idle", state, children, ...rest })
   </article>`;
 }
 
-/** Text that grows. It is scrolled to its end as long as it does. */
+/** Growing text, scrolled to its end. */
 export function Text({ children }) {
   const element = useRef(null);
   useEffect(() => {
@@ -43,7 +43,7 @@ export function Text({ children }) {
   return html`<div class="text" dir="auto" tabindex="0" ref=${element}>${children}</div>`;
 }
 
-/** Seconds since `since`, as long as `until` is not there; nothing without a beginning. */
+/** The seconds from `since` until `until`, or until now. Empty without `since`. */
 export function Clock({ since, until }) {
   const tick = useSignal(0);
   useEffect(() => {
@@ -51,11 +51,11 @@ export function Clock({ since, until }) {
     const timer = setInterval(() => (tick.value += 1), 50);
     return () => clearInterval(timer);
   }, [since, until]);
-  tick.value; // shown anew with each
+  tick.value; // renders again at each tick
   return html`<span class="clock">${since === null ? "" : seconds((until ?? now()) - since)}</span>`;
 }
 
-/** A button that starts something; what goes wrong before there is anything to show is said beside it. */
+/** A button that starts something. Shows an error of `onStart` below it. */
 export function Start({ onStart, children, ...rest }) {
   const problem = useSignal("");
   const start = async () => {
@@ -64,7 +64,7 @@ export function Start({ onStart, children, ...rest }) {
       await onStart();
     } catch (error) {
       if (error.name === "AbortError") return;
-      problem.value = error instanceof Refusal ? error.message : "The server cannot be reached just now.";
+      problem.value = error instanceof Refusal ? error.message : "The server does not answer. Try again.";
     }
   };
   return html`<button type="button" class="start" onClick=${start} ...${rest}>${children}</button>

@@ -1,4 +1,4 @@
-/** Pull the plug: the engine or the server is killed under two streams, one that is kept and one that is not. */
+/** Pull the plug: two streams, a plain one and tailrace's, while the engine or the server is killed. */
 
 import { useSignal } from "/page/lib/signals.js";
 
@@ -8,14 +8,14 @@ import { asking, begin, demo, isAway, kill, look, prompt, speaker } from "/demo/
 import { create, events, follow, post } from "/demo/page/streams.js";
 
 const TOKENS = 250;
-const LATE_S = 0.05; // so long after a kill, what comes is from the next process, which took longer to start
+const LATE_S = 0.05; // later than this after a kill, tokens come from the new process
 const NOTHING = { parts: [], tokens: 0, mood: "idle", state: "" };
 
 export function Plug() {
   const plain = useSignal(NOTHING);
   const kept = useSignal(NOTHING);
   const model = useSignal(null);
-  const deaths = useSignal([]); // since the stream came back last: {what, at}
+  const deaths = useSignal([]); // kills since the last mark: {what, at}
 
   async function start() {
     const signal = begin();
@@ -34,9 +34,9 @@ export function Plug() {
   const isRunning = ["running", "waiting"].includes(kept.value.mood) && !isAway.value;
   const hasEngine = isRunning && demo.value?.models.some(({ name, pid }) => name === model.value?.name && pid);
   return html`<${Section} id="plug" number="3" title="Pull the plug">
-    <p>Two streams of the same answer. The left one is what most servers do: tokens go to the socket and are forgotten.
-      The right one is tailrace's: every token has a number and is kept before it is sent. Start both, then kill
-      something. It is a real <code>SIGKILL</code> of a real process on this machine.</p>
+    <p>Two streams of the same answer. The left one works as on most servers: the server writes each token to the socket and
+      forgets it. On the right, tailrace numbers and stores each token before it is sent. Start both, then kill something: the
+      buttons send <code>SIGKILL</code> to a real process on this machine.</p>
     <div class="actions">
       <${Start} onStart=${start}>Start both<//>
       <${Start} class="danger" disabled=${!hasEngine} onStart=${() => pull("engine")}>Kill the engine<//>
@@ -72,7 +72,7 @@ function Side({ title, model, side }) {
   <//>`;
 }
 
-/** The parts with more text behind them; marks stand between texts. */
+/** Append text to the parts: texts, with marks between them. */
 function grown(parts, text) {
   return typeof parts.at(-1) === "string" ? [...parts.slice(0, -1), parts.at(-1) + text] : [...parts, text];
 }
@@ -90,12 +90,12 @@ async function runPlain(model, side, signal) {
       }
     }
   } catch {
-    // The connection broke, before or while tokens came: what that means is said below.
+    // The connection broke; handled below.
   }
   if (isWhole) side.value = { ...side.value, mood: "ended", state: "complete" };
   else if (signal.aborted) side.value = { ...side.value, mood: "ended", state: "stopped" };
   else {
-    const mark = { kind: "broken", text: "connection broken; there is nothing to go on with" };
+    const mark = { kind: "broken", text: "connection broken; no way to resume" };
     side.value = { ...side.value, parts: [...side.value.parts, mark], mood: "failed", state: "broken: the rest is lost" };
   }
 }
@@ -114,9 +114,9 @@ async function runKept(model, side, deaths, signal) {
     side.value = { parts: grown([...parts, ...marks], text), tokens: tokens + token_ids.length, mood: "running", state: "" };
   };
   const waiting = (state) => () => (side.value = { ...side.value, mood: "waiting", state });
-  const reader = { token, connected: waiting(""), disconnected: waiting("connection lost; coming back with the last id") };
+  const reader = { token, connected: waiting(""), disconnected: waiting("connection lost; reconnecting with the last id") };
   const end = await follow(stream, reader, signal);
-  const state = { replayed: "complete; each token as it would have been", continued: "complete; it went on differently" };
+  const state = { replayed: "complete; all tokens the same as without the kill", continued: "complete; the tokens after the kill differ" };
   side.value = end
     ? { ...side.value, mood: end.status === "done" ? "ended" : "failed", state: state[end.fields.continuity] ?? (end.fields.error?.message ?? "complete") }
     : { ...side.value, mood: "ended", state: "stopped" };

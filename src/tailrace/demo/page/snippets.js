@@ -1,4 +1,4 @@
-/** Programs that do what a section shows: for a shell, for Python, for JavaScript. They run as they are pasted. */
+/** Programs for each section, in shell, Python and JavaScript. They run as pasted. */
 
 import { useSignal } from "/page/lib/signals.js";
 
@@ -6,7 +6,7 @@ import { html } from "/demo/page/parts.js";
 
 const LANGUAGES = ["curl", "Python", "JavaScript"];
 
-/** A folded box with one program for each language; `programs` is a function that gives the three. */
+/** A folded box with the programs; `programs` returns one for each language. */
 export function Snippets({ programs }) {
   const language = useSignal("curl");
   const isCopied = useSignal(false);
@@ -36,7 +36,7 @@ const here = () => location.origin;
 const curlPost = (path, body, ...more) =>
   [`curl -sN ${quoted(here() + path)}`, "-H 'Content-Type: application/json'", ...more, `-d ${quoted(json(body))}`].join(" \\\n  ");
 
-/** Python writes None, True and False; JSON within a text is the same everywhere. */
+/** A value in Python: JSON in a string, since Python has other names for null, true and false. */
 const loads = (value) => `json.loads(${json(json(value))})`;
 
 const PYTHON_POST = () => `import json
@@ -56,12 +56,12 @@ const JAVASCRIPT_POST = () => `const post = (path, body) => fetch(${json(here())
 });
 `;
 
-/** Waiting and streaming: OpenAI's wire, both ways. */
+/** OpenAI's wire, with and without streaming. */
 export function waiting(body) {
   const path = "/v1/chat/completions";
   const streamed = { ...body, stream: true };
   return [
-    `# in one piece\n${curlPost(path, body)}\n\n# as it comes\n${curlPost(path, streamed)}`,
+    `# without streaming\n${curlPost(path, body)}\n\n# streaming\n${curlPost(path, streamed)}`,
     `# python -m pip install openai
 import json
 
@@ -80,7 +80,7 @@ for await (const bytes of answer.body) console.log(decoder.decode(bytes, { strea
   ];
 }
 
-/** Each token with its time: the native wire. */
+/** The native wire, with the time of each event. */
 export function timeline(body) {
   return [
     curlPost("/v1/streams", body, "-H 'Accept: text/event-stream'"),
@@ -104,7 +104,7 @@ for await (const bytes of answer.body) {
   ];
 }
 
-/** A client that survives whatever it reads from: it comes back with the last id that it has seen. */
+/** A client that reconnects with the last id, until the stream ends. */
 export function resuming(body) {
   return [
     `id=$(${curlPost("/v1/streams", body)} | sed 's/.*"id":"\\([^"]*\\)".*/\\1/')
@@ -135,7 +135,7 @@ while not is_over:
                 last = value
                 print(data.get("text", ""), end="", flush=True)
     except (OSError, http.client.HTTPException):
-        time.sleep(0.5)  # the connection broke: come back for the rest
+        time.sleep(0.5)  # the connection broke: reconnect
 `,
     `${JAVASCRIPT_POST()}
 const created = await fetch(${json(`${here()}/v1/streams`)}, {
@@ -160,14 +160,14 @@ while (!isOver) {
       }
     }
   } catch {
-    await new Promise((resolve) => setTimeout(resolve, 500)); // the connection broke: come back for the rest
+    await new Promise((resolve) => setTimeout(resolve, 500)); // the connection broke: reconnect
   }
 }
 `.replace(JAVASCRIPT_POST(), "").trimStart(),
   ];
 }
 
-/** The same question on four wires. */
+/** The same question on four wires. The programs make four requests; the page shows one stream. */
 export function fourWires(body, text) {
   const n = body.max_tokens;
   const asked = [
@@ -176,7 +176,7 @@ export function fourWires(body, text) {
     ["/generate_stream", { inputs: text, parameters: { max_new_tokens: n, seed: body.seed } }],
     ["/query-stream", { query: text, max_tokens: n }],
   ];
-  const remark = "The last two wires name no model: the first one answers, which is the simulated one here.";
+  const remark = "The last two wires name no model: the first model answers, here the simulated engine.";
   return [
     `# ${remark}\n` +
       asked.map(([path, each]) => curlPost(path, each, "-H 'Accept: text/event-stream'")).join("\n"),
@@ -197,7 +197,7 @@ for (const [path, body] of ${json(asked)}) {
   ];
 }
 
-/** Several questions at the same time: the server puts them into one batch. */
+/** Several requests at the same time, which run in one batch. */
 export function atOnce(bodies) {
   return [
     `${bodies.map((body) => `${curlPost("/v1/chat/completions", body)} &`).join("\n")}\nwait`,

@@ -1,4 +1,4 @@
-/** Who runs, who speaks, and what the page asks: shared by all sections. */
+/** State shared by all sections: processes, models, the question. */
 
 import { computed, signal } from "/page/lib/signals.js";
 
@@ -6,17 +6,17 @@ import { post } from "/demo/page/streams.js";
 
 const LOOK_MS = 1000;
 
-/** What /demo/state said last; null before the first answer. */
+/** The last response of /demo/state; null before the first one. */
 export const demo = signal(null);
 export const isAway = signal(false); // the server did not answer
-export const chosen = signal(null); // the model that the visitor has picked; null is the best there is
+export const chosen = signal(null); // the selected model; null selects the real model once it is loaded
 export const prompt = signal("Tell me a story about a river.");
 
 const models = computed(() => demo.value?.models ?? []);
 export const simulated = computed(() => models.value.find((model) => model.is_simulated));
 export const real = computed(() => models.value.find((model) => !model.is_simulated));
 
-/** The model that answers: the one that was picked, or the real one as soon as it is loaded. */
+/** The model that answers: the selected one, or the real model once it is loaded. */
 export const speaker = computed(() => {
   const picked = models.value.find(({ name }) => name === chosen.value);
   if (picked) return picked;
@@ -39,7 +39,7 @@ export async function look() {
   }
 }
 
-/** Look, again and again while the page is seen. */
+/** Poll the state while the page is visible. */
 export async function watch() {
   for (;;) {
     if (!document.hidden || !demo.value) await look();
@@ -47,8 +47,8 @@ export async function watch() {
   }
 }
 
-/** Kill the engine of `model`, or the server, with SIGKILL; returns the id of the process. The token is that of the
- * server which runs now. Throws: as `post`. */
+/** Kill the engine of `model`, or the server, with SIGKILL; returns the process id. Each server has a new token.
+ * Throws: as `post`. */
 export async function kill(what, model) {
   await look();
   const query = what === "engine" ? `?model=${encodeURIComponent(model.name)}` : "";
@@ -58,7 +58,7 @@ export async function kill(what, model) {
 
 let running = new AbortController();
 
-/** One thing runs at a time: what ran before is stopped. Returns the signal that will stop this one. */
+/** Stop the running section, if any. Returns the signal that will stop the new one. */
 export function begin() {
   running.abort();
   running = new AbortController();

@@ -1,12 +1,12 @@
-/** What the demo asks of the server: streams on several wires, and how they come. */
+/** Streams of the server, on several wires. */
 
 const ENDS = new Set(["done", "cancelled", "error", "interrupted"]);
 const RETRY_MS = 200;
 
-/** The server was reached, and it said no. */
+/** The server refused the request. */
 export class Refusal extends Error {}
 
-/** POST JSON. Throws: Refusal; anything else means that the server was not reached, or that `signal` was aborted. */
+/** POST JSON. Throws: Refusal; other errors mean a failed connection or an aborted `signal`. */
 export async function post(path, body, { signal, headers = {} } = {}) {
   const answer = await fetch(path, {
     method: "POST",
@@ -27,7 +27,7 @@ export function pause(ms, signal) {
   });
 }
 
-/** The body of an answer as text, piece by piece, with its size: `{text, bytes}`. Throws if the connection breaks. */
+/** The chunks of a response as `{text, bytes}`. Throws if the connection breaks. */
 export async function* pieces(answer) {
   const decoder = new TextDecoder();
   const reader = answer.body.getReader();
@@ -38,7 +38,7 @@ export async function* pieces(answer) {
   }
 }
 
-/** The server-sent events of an answer: `{name, data, id}`. What is cut off before its end is not given. */
+/** The server-sent events of a response as `{name, data, id}`. Drops an incomplete last event. */
 export async function* events(answer) {
   let rest = "";
   for await (const { text } of pieces(answer)) {
@@ -62,10 +62,10 @@ export async function create(body, signal) {
   return (await post("/v1/streams", body, { signal })).json();
 }
 
-/** Follow a stream to its end, over any number of connections.
+/** Follow a stream to its end, and reconnect when the connection breaks.
  *
- * Tells `reader` of each token, once and in order, and of the connection: `token(fields)`, `connected()`,
- * `disconnected()`. Returns `{status, fields}`, or null where `signal` was aborted. Throws: Refusal if it is gone. */
+ * Calls `reader.token(fields)` once for each event, in order, and `reader.connected()` and `disconnected()`. Returns
+ * `{status, fields}`, or null after an abort of `signal`. Throws: Refusal if the server does not have the stream. */
 export async function follow(stream, reader, signal) {
   let last = "";
   while (!signal.aborted) {
@@ -94,13 +94,13 @@ export async function follow(stream, reader, signal) {
   return null;
 }
 
-/** Stop a stream; it does no harm if that is not heard. */
+/** Stop a stream. Ignores errors: the stream then runs to its end. */
 export function cancel(stream) {
   fetch(stream.cancel_url, { method: "POST" }).catch(() => {});
 }
 
-/** Begin several streams over one WebSocket: `bodies` by name. Tells `reader` of `token(name, fields)`, and returns when
- * all have ended. Throws: Refusal, also if the socket breaks. */
+/** Start several streams over one WebSocket: `bodies` by name. Calls `reader.token(name, fields)`, and returns when all
+ * streams have ended. Throws: Refusal, also for a broken socket. */
 export function together(bodies, reader, signal) {
   return new Promise((resolve, reject) => {
     const socket = new WebSocket(`${location.origin.replace("http", "ws")}/v1/ws`);

@@ -1,4 +1,4 @@
-/** The token timeline: a tick a token, and where the time went. */
+/** The token timeline: a tick for each token, and the time of each stage. */
 
 import { useSignal } from "/page/lib/signals.js";
 
@@ -9,7 +9,7 @@ import { cancel, create, follow } from "/demo/page/streams.js";
 
 const TOKENS = 100;
 const WIDTH = 1000;
-const LEAST_S = 2; // that the whole width stands for
+const LEAST_S = 2; // of the time axis
 const STALL_S = 0.25;
 const STALL_TIMES = 4; // the usual gap between two tokens
 
@@ -29,7 +29,7 @@ export function Timeline() {
         const { ticks } = run.value;
         const come = token_ids.map(() => now() - mine.since); // mostly one
         run.value = { ...run.value, ticks: [...ticks, ...come], text: run.value.text + text };
-        if (!ticks.length) station(stream, run);
+        if (!ticks.length) readTimes(stream, run);
       };
       const showing = setInterval(() => (run.value = { ...run.value }), 100); // the width grows while nothing comes
       await follow(stream, { token }, signal).finally(() => clearInterval(showing));
@@ -42,8 +42,8 @@ export function Timeline() {
   const { model, ticks = [], until, text } = run.value ?? {};
   const isRunning = run.value !== null && until === null;
   return html`<${Section} id="timeline" number="2" title="Where the time goes">
-    <p>One tick for each token, at the time when it came to this page. Before the first there are the queue and
-      the reading of the prompt (prefill). A gap that is much longer than the others is a stall.</p>
+    <p>A tick marks the arrival of each token on this page. Before the first token, the request waits in the queue, and the
+      engine reads the prompt (prefill). A gap much longer than usual is a stall.</p>
     <div class="actions">
       <${Start} onStart=${start}>Ask<//>
       <label><input type="checkbox" checked=${isBehind} onChange=${(event) => (isBehind.value = event.target.checked)} />
@@ -60,14 +60,14 @@ export function Timeline() {
   <//>`;
 }
 
-/** As many streams as the engine runs at once, so that the next one has to wait for the first of them to end. */
+/** Fills the batch, so that the next stream waits until one of these ends. */
 function crowd(model, signal) {
   const bodies = Array.from({ length: demo.value.max_sequences }, (_, index) => asking(model, 40 + 4 * index));
   return Promise.all(bodies.map((body) => create({ ...body, seed: Math.floor(Math.random() * 2 ** 31) }, signal)));
 }
 
-/** What the server says of the time before the first token. A server that was started since does not know. */
-async function station(stream, run) {
+/** Ask the server for the times before the first token. A server that was started later does not know them. */
+async function readTimes(stream, run) {
   const answer = await fetch(`/demo/streams/${stream.id}/times`).catch(() => null);
   if (answer?.ok) run.value = { ...run.value, times: await answer.json() };
 }

@@ -1,4 +1,4 @@
-/** Waiting against streaming: the same question twice, on one clock. */
+/** Waiting and streaming: the same question twice at the same time. */
 
 import { useSignal } from "/page/lib/signals.js";
 
@@ -28,8 +28,8 @@ export function Waiting() {
   }
 
   return html`<${Section} id="waiting" number="1" title="Waiting, and streaming">
-    <p>The same question to the same model, twice and at once. The left side waits for the whole answer, as most
-      calls of an API do. The right side shows each token when it is there.</p>
+    <p>Two requests with the same question to the same model, at the same time. The left request waits for the whole
+      answer, as many API calls do. The right one streams: each token is shown as soon as it exists.</p>
     <div class="actions"><${Start} onStart=${start}>Ask both<//></div>
     <div class="pair">
       <${Side} title="Waits for the whole answer" model=${model.value} side=${whole.value} />

@@ -1,4 +1,4 @@
-/** One stream on four wires at once, and what a token weighs on each. */
+/** One stream on four wires at the same time, and the bytes per token of each wire. */
 
 import { useSignal } from "/page/lib/signals.js";
 
@@ -46,13 +46,13 @@ export function Wires() {
   }
 
   return html`<${Section} id="wires" number="4" title="One stream, four wires">
-    <p>The model answers once. The same stream is shown at the same time as four kinds of clients want it, byte by byte as
-      it stands in the answer. Numbers, names and envelopes cost bytes.</p>
+    <p>The model answers once. Four clients read the same stream at the same time, each on another wire. The panels show the
+      raw bytes of each response.</p>
     <div class="actions"><${Start} onStart=${start}>Ask once<//></div>
     <div class="pair">
       ${WIRES.map(({ id, title, about }) => {
         const { text, bytes, mood } = shown.value[id];
-        const each = tokens.value ? html`<strong>${(bytes / tokens.value).toFixed(1)} bytes a token</strong>` : "";
+        const each = tokens.value ? html`<strong>${(bytes / tokens.value).toFixed(1)} bytes per token</strong>` : "";
         return html`<${Panel} key=${id} title=${title} model=${model.value} mood=${mood}
             state=${html`<span>${about}</span><span>${bytes} bytes</span>${each}`} data-wire=${id}>
           <${Text}><code>${text}</code><//>
