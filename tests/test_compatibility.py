@@ -183,20 +183,20 @@ def _shown(name: str) -> str:
 
 _INTRODUCTION = """# Compatibility
 
-What becomes of every field of every API. Made from the code by
+The effect of every field of every API. Made from the code by
 
     TAILRACE_REGENERATE=1 pytest tests/test_compatibility.py
 
-- **honoured**: it does what it says, with the default engine; what others lack, they refuse
-  ([which](engines.md#what-a-request-may-ask)). *Where the engine can*: the default engine cannot, others may.
-- **refused**: it asks for what is not done here. Behind it stand the status, and the code or type of the error where
-  the wire's errors have one (those of Ollama and Triton are a sentence). The answer names the field. A value that asks
-  for nothing is not refused: some clients send one by default. Nor is a default of a known client that the engine
-  cannot honour, which is ignored and named (TGI's `typical_p` of 0.95).
-- **ignored, and named**: it has no effect, and the answer says so in its header `X-Tailrace-Ignored`. `--strict`
-  refuses it. `tools` are ignored where the model may choose whether to call one and its chat template has no place for
-  them ([why](wires/openai.md#tools)).
-- **without effect**: it has none, for the reason given. Nothing else is taken in silence.
+- **honoured**: the field works with the default engine. Engines that do not support it refuse it
+  ([which](engines.md#what-a-request-may-ask)). *Where the engine can*: the default engine does not support the field, others may.
+- **refused**: tailrace does not support the field. The table has the status, and the code or type of the error if
+  the wire's errors have one (errors of Ollama and Triton are a sentence). The error names the field. A value without an
+  effect is not refused, because some clients send one by default. If the engine cannot honour the default of a known
+  client, this value is ignored and named (TGI's `typical_p` of 0.95).
+- **ignored, and named**: the field has no effect, and the answer lists it in the header `X-Tailrace-Ignored`. `--strict`
+  refuses it. `tools` are ignored if the model may choose whether to call one and its chat template does not support
+  tools ([why](wires/openai.md#tools)).
+- **without effect**: the field has no effect, for the given reason. No other field is silently accepted.
 """
 
 
