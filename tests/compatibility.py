@@ -1,6 +1,6 @@
-"""The APIs that docs/compatibility.md is about: which fields they have, and a value of each that asks for something.
+"""The APIs of docs/compatibility.md: their fields, and a sample value with an effect for each field.
 
-The fields are those that the wire knows, and those of the official clients where there is one.
+The fields are those of the wire and those of its official client, if there is one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tailrace.dialects.bodies import JsonBody
 __all__ = ["ANY", "APIS", "Api", "Value", "fields_of"]
 
 Value = Any  # Any: of JSON
-ANY = "*"  # stands for a field that nobody knows, and for every field where something holds for all
+ANY = "*"  # an unknown field; as a key of `moot`, every field
 
 
 def _as_it_is(body: JsonBody) -> JsonBody:
@@ -36,24 +36,26 @@ def _as_it_is(body: JsonBody) -> JsonBody:
 
 @dataclass(frozen=True)
 class Api:
-    """One door of one API. Its body is `base`, or its query where `in_query`, with one field after the other."""
+    """One route of an API. The tests add one field at a time to `base`: its body, or its query if `in_query`."""
 
     title: str
     door: str  # method and path, or command and path of a WebSocket
     base: JsonBody
-    fields: Iterable[str]  # with a dot where they are inside of another
+    fields: Iterable[str]  # with dots for nested fields
     samples: Mapping[str, Value]
-    companions: Mapping[str, JsonBody] = field(default_factory=dict)  # what a field needs beside it; None: not there
-    # Fields that change nothing, and why that is right. ANY: all that the base does without.
+    companions: Mapping[str, JsonBody] = field(
+        default_factory=dict
+    )  # fields that a field needs; None removes one
+    # Fields that correctly have no effect, and the reason. ANY: every field that `base` does not have.
     moot: Mapping[str, str] = field(default_factory=dict)
-    form: Callable[[JsonBody], JsonBody] = _as_it_is  # makes the body of its fields
+    form: Callable[[JsonBody], JsonBody] = _as_it_is  # makes the body from the fields
     note: str = ""
     in_query: bool = False
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
 def fields_of(shape: type[msgspec.Struct], *inside: str) -> set[str]:
-    """The names of a body's fields; of those named by `inside`, the names of theirs."""
+    """Return the names of a body's fields. A field named in `inside` is replaced by its own fields."""
     struct = inspect.type_info(shape)
     assert isinstance(struct, inspect.StructType)
     names = set()
@@ -88,7 +90,7 @@ _STREAMED: dict[str, JsonBody] = {
     "stream_options.include_obfuscation": {"stream": True},
     "stream_options.continuous_usage_stats": {"stream": True, "stream_options": {"include_usage": True}},
 }
-# What vLLM takes beside OpenAI's fields.
+# vLLM's additions to OpenAI's fields.
 _VLLM = ["allowed_token_ids", "bad_words", "chat_template", "chat_template_kwargs", "guided_choice", "guided_grammar",
          "guided_json", "guided_regex", "ignore_eos", "include_stop_str_in_output", "length_penalty", "min_p",
          "min_tokens", "priority", "prompt_logprobs", "repetition_penalty", "request_id", "skip_special_tokens",
@@ -117,7 +119,7 @@ def _tgi(door: str, *, full_text: bool = False, **more: Any) -> Api:  # Any: of 
     )
 
 
-_SAID = "its path says whether it streams"
+_SAID = "the path decides whether it streams"
 _USER = {"role": "user", "content": "Hi"}
 _OTHER_USER = {"role": "user", "content": "Ho"}
 
@@ -216,7 +218,7 @@ def _triton(verb: str) -> list[Api]:
             | {"length_penalty": 0.5, "lora_name": "x", "stream": verb != "generate_stream"},
             {"prompt": {"TEXT": None}, "text_input": {"TEXT": None}}
             | {name: {"outputs": [{"name": "OUT"}]} for name in _OF_OUTPUTS},
-            {"outputs": "the one output that there is comes anyway, and another is refused"},
+            {"outputs": "there is only one output, and other names are refused"},
             form,
             note,
         )
@@ -352,7 +354,7 @@ APIS = [
         ["model", "name", "verbose"],
         {"model": "scripted", "name": "scripted", "verbose": True},
         {"model": {"model": None}, "name": {"model": None}},
-        {"verbose": "there is nothing more to say"},
+        {"verbose": "there are no more details"},
     ),
     *(api for verb in ("infer", "generate", "generate_stream") for api in _triton(verb)),
     _tgi("POST /generate", moot={"stream": _SAID}),

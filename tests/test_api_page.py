@@ -1,4 +1,4 @@
-"""docs/api.md lists what is public, all of it, and nothing that is not there."""
+"""docs/api.md lists exactly the public names."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def test_every_public_name_is_listed(module: str) -> None:
 
 
 @pytest.mark.parametrize("module", PARTS)
-def test_what_plugins_may_import_is_there(module: str) -> None:
+def test_names_for_plugins_exist(module: str) -> None:
     assert set(PARTS[module]) <= set(import_module(module).__all__)
 
 
 def _imported(source: str) -> Iterator[tuple[str, str]]:
-    """Module and name of all that is imported from tailrace."""
+    """Yield module and name of every import from tailrace."""
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "tailrace":
             yield from ((node.module or "", one.name) for one in node.names)
 
 
 def _sources() -> dict[str, str]:
-    """The examples, and the Python that stands in the docs and the README."""
+    """Return the Python sources of the examples, the docs and the README."""
     found = {str(path.relative_to(ROOT)): path.read_text() for path in (ROOT / "examples").rglob("*.py")}
     for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md")):
         for number, block in enumerate(

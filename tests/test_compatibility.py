@@ -1,7 +1,7 @@
-"""docs/compatibility.md says what becomes of every field of every API. TAILRACE_REGENERATE=1 writes it anew.
+"""docs/compatibility.md states the effect of every field of every API. TAILRACE_REGENERATE=1 generates the page.
 
-The fields are those of the official clients where there is one, so that a new one shows up here; what becomes of them
-is found out by parsing what is asked with and without each, not written down.
+The fields come from the official clients if there are any, so that new fields show up here. The effect of a field is
+the difference between a request parsed with the field and without it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _ORDER = (HONOURED, REFUSED, IGNORED, "")
 
 @dataclass(frozen=True)
 class _Server(FakeServer):
-    """One that has a response to go on from."""
+    """A server with a response that `previous_response_id` can continue."""
 
     def past(self, stream_id: str) -> tuple[StreamFacts, list[Event]]:
         said = [{"role": "user", "content": "Before."}]
@@ -52,7 +52,7 @@ class _Server(FakeServer):
 
 
 class _Meant(NamedTuple):
-    """What was understood: the same for two bodies that ask for the same."""
+    """The result of parsing a request. It is equal for requests with the same meaning."""
 
     told: object
     request: GenerateRequest | None
@@ -94,7 +94,7 @@ def _meant(api: Api, given: JsonBody) -> _Meant:
 
 
 def _operations(api: Api) -> list[tuple[Wire, Operation]]:
-    """Those behind a door. They take a body, or a query, as the API says."""
+    """Return the operations of the API's route that take a body, or a query if `in_query`."""
     return [
         (wire, operation)
         for wire in WIRES
@@ -104,7 +104,7 @@ def _operations(api: Api) -> list[tuple[Wire, Operation]]:
 
 
 def _door(api: Api, query: JsonBody) -> tuple[Wire, Operation]:
-    """Chosen as the server does."""
+    """Return the operation that the server would choose."""
     found = sorted(_operations(api), key=lambda entry: not entry[1].is_particular)
     return next(entry for entry in found if is_meant(entry[1], QueryParams(query), api.headers))
 
@@ -118,7 +118,7 @@ def _with(body: JsonBody, name: str, value: Value) -> JsonBody:
 
 
 def _refusal(api: Api, name: str, error: RequestError) -> str:
-    """What a client is told, in its wire's own shape."""
+    """Return status and code of an error, in the shape of its wire."""
     # Anything else than this is a sample that makes no sense, unless somebody chose it.
     assert isinstance(error, UnsupportedParameter) or name in api.samples, f"{api.door}: {name}: {error.message}"
     inner = name.rpartition(".")[2]
@@ -142,7 +142,7 @@ def _verdicts(door: int) -> dict[str, str]:
 
 
 def verdict(api: Api, shown: str) -> str:
-    """What becomes of a field. Fails for one that is accepted and changes nothing, unless that is said to be right."""
+    """Return the effect of a field. Fails if the field is accepted without an effect, except for those in `moot`."""
     name = shown.replace(ANY, _UNKNOWN)
     reason = api.moot.get(shown) or (None if name in api.base else api.moot.get(ANY))
     base = {**api.base, **api.companions.get(name, {})}
@@ -188,13 +188,14 @@ The effect of every field of every API. Made from the code by
     TAILRACE_REGENERATE=1 pytest tests/test_compatibility.py
 
 - **honoured**: the field works with the default engine. Engines that do not support it refuse it
-  ([which](engines.md#what-a-request-may-ask)). *Where the engine can*: the default engine does not support the field, others may.
+  ([which](engines.md#what-a-request-may-ask)). *Where the engine can*: the default engine does not support the field,
+  others may.
 - **refused**: tailrace does not support the field. The table has the status, and the code or type of the error if
   the wire's errors have one (errors of Ollama and Triton are a sentence). The error names the field. A value without an
   effect is not refused, because some clients send one by default. If the engine cannot honour the default of a known
   client, this value is ignored and named (TGI's `typical_p` of 0.95).
-- **ignored, and named**: the field has no effect, and the answer lists it in the header `X-Tailrace-Ignored`. `--strict`
-  refuses it. `tools` are ignored if the model may choose whether to call one and its chat template does not support
+- **ignored, and named**: the field has no effect, and the answer lists it in the header `X-Tailrace-Ignored`.
+  `--strict` refuses it. `tools` are ignored if the model may choose whether to call one and its chat template does not support
   tools ([why](wires/openai.md#tools)).
 - **without effect**: the field has no effect, for the given reason. No other field is silently accepted.
 """
@@ -214,14 +215,14 @@ def render() -> str:
 
 @cache
 def page() -> str:
-    """As it stands in the documentation, written anew before if that is asked for."""
+    """Return the page; with TAILRACE_REGENERATE, generate it first."""
     if os.environ.get("TAILRACE_REGENERATE"):
         PAGE.write_text(render())
     return PAGE.read_text()
 
 
 def _heading(apis: Sequence[Api]) -> str:
-    """Their doors, and where their fields stand."""
+    """Return the routes of the APIs, and where their fields are."""
     doors = list(dict.fromkeys(f"`{door}`" for api in apis for door in _doors(api)))
     notes = list(dict.fromkeys(api.note for api in apis if api.note))
     if any(api.in_query for api in apis):
@@ -230,7 +231,7 @@ def _heading(apis: Sequence[Api]) -> str:
 
 
 def _doors(api: Api) -> list[str]:
-    """Everything that is answered the same way as this."""
+    """Return all routes with the same operation."""
     acts = [operation.act for _, operation in _operations(api)]
     same = [one for wire in WIRES for one in wire.operations if one.act in acts]
     return [f"{operation.method} {operation.path}" for operation in same] or [api.door]

@@ -1,7 +1,7 @@
-"""docs/deployments.md: each file on it is saved, each command typed, and what it shows compared with what is printed.
+"""docs/deployments.md: the tests save each file of the page, run each command, and compare the output with the page.
 
-Ports and ids are the run's own, and so is how many came at once. The built-in model is replaced by the scripted
-engine, whose words are not compared. What takes torch or Ray is only compiled.
+Ports, ids and batch sizes differ from run to run. The scripted engine replaces the built-in model, and its words are
+not compared. Code that needs torch or Ray is only compiled.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ def _sections() -> dict[str, list[str]]:
 
 
 class Reader:
-    """Somebody who types what stands on the page, in a directory of their own."""
+    """A reader of the page, who types its commands in a separate directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._server: AppServer | None = None
-        self._ids: dict[str, str] = {}  # the page's, and what they are this time
+        self._ids: dict[str, str] = {}  # ids on the page: ids of this run
         self._is_compared = True
 
     def type(self, command: str, shown: str) -> None:
@@ -96,14 +96,14 @@ class Reader:
             capture_output=True, text=True, timeout=LONG_S, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        if self._is_compared or shown:  # of a model only what it refuses is shown
+        if self._is_compared or shown:  # the page shows a model's refusals, but not its answers
             self._compare(_FREE_PORT.sub("39131", done.stdout), shown)
         else:
             assert done.stdout
             assert "rror" not in done.stdout
 
     def _compare(self, said: str, shown: str) -> None:
-        """`^C` stands for leaving there, `…` within a line for anything."""
+        """Compare output with the page. `^C` means that the reader leaves; `…` matches any text within a line."""
         shown, is_left, _ = _AT_ONCE.sub("n", shown).partition("^C\n")
         expected, seen = shown.splitlines(), _AT_ONCE.sub("n", said).splitlines()
         if is_left:
@@ -130,14 +130,14 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 @pytest.mark.parametrize("heading", [heading for heading in _sections() if heading != "On Ray"])
-def test_what_is_printed_runs(reader: Reader, heading: str) -> None:
+def test_every_printed_command_runs(reader: Reader, heading: str) -> None:
     for block in _sections()[heading]:
         for part in re.split(r"^\$ ", block.replace("\\\n", ""), flags=re.M)[1:]:
             command, _, shown = part.partition("\n")
             reader.type(command, shown)
 
 
-def test_what_fails_is_shown_as_it_is(reader: Reader) -> None:
+def test_the_page_shows_the_real_errors(reader: Reader) -> None:
     (shown,) = re.findall(r"^```text\n(GET / raised.*?)^```", PAGE, re.S | re.M)
     reader.type("tailrace run wrong:app", "")
     for how in ("raise", "die"):
@@ -167,6 +167,6 @@ def test_every_option_and_every_name_is_there() -> None:
     for name in (*DeploymentOptions.__struct_fields__, *MEANINGLESS):
         assert f"`{name}`" in PAGE, name
     explained = {"Application", "BackpressureConfig", "Deployment", "DeploymentHandle", "DeploymentResponse"}
-    explained |= {"DeploymentResponseGenerator", "Member"}  # what these give
+    explained |= {"DeploymentResponseGenerator", "Member"}  # their results
     for name in set(tailrace.serve.__all__) - explained:
         assert re.search(rf"\b{name}\b", PAGE), name

@@ -1,4 +1,4 @@
-"""The documentation says what the code does. TAILRACE_REGENERATE=1 writes docs/reference.md anew."""
+"""The documentation agrees with the code. TAILRACE_REGENERATE=1 generates docs/reference.md."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ _LINK = re.compile(r"\]\(\s*([^)#\s]+)?(?:#([^)\s]+))?\s*\)")
 
 
 def _anchors(page: Path) -> set[str]:
-    """Of the headings of a page, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M), re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -124,7 +124,7 @@ def test_every_decision_is_named_on_the_architecture_page() -> None:
 
 
 def test_files_that_pages_name_are_there() -> None:
-    """Those with a folder: `engines/kinds.py` in the source, `tests/golden` in the checkout."""
+    """Checks paths with a folder: `engines/kinds.py` in the source, `tests/golden` in the checkout."""
     pages = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md", *(ROOT / "docs" / "decisions").glob("*.md")]
     named = {(page.name, name) for page in pages for name in re.findall(r"`([a-z_.]+/[\w/.-]*\w)`", page.read_text())}
     there = (ROOT, ROOT / "src" / "tailrace")

@@ -1,4 +1,4 @@
-"""docs/engines.md says what the engines say of themselves. TAILRACE_REGENERATE=1 writes its table anew."""
+"""docs/engines.md agrees with the engines. TAILRACE_REGENERATE=1 generates its table."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _OWN = {
     "transformers": "transformers/sampling",
     "vllm": "vllm/engine",
 }
-_SERVERS = ("max_tokens", "seed", "stop", "include_stop", "single_call", "n")  # the server keeps them
+_SERVERS = ("max_tokens", "seed", "stop", "include_stop", "single_call", "n")  # implemented by the server
 
 
 def parameters(engine: str) -> set[str]:
-    """`PARAMETERS` of an engine, read from its source, since not every library is installed."""
+    """Return `PARAMETERS` of an engine, read from its source, because not every library is installed."""
     source = (ROOT / "src" / "tailrace" / "engines" / f"{_OWN[engine]}.py").read_text()
     for node in ast.parse(source).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "PARAMETERS":
@@ -35,7 +35,7 @@ def parameters(engine: str) -> set[str]:
 
 
 def in_the_checkout(command: str) -> str:
-    """A command as somebody types it there who has followed the README."""
+    """Return a command as a user types it in the checkout."""
     return command.replace(sys.executable, ".venv/bin/python")
 
 
@@ -59,7 +59,7 @@ def test_the_table_is_current() -> None:
     assert PAGE.read_text() == expected
 
 
-def test_every_engine_and_its_settings_are_told() -> None:
+def test_every_engine_and_its_settings_are_on_the_page() -> None:
     text = PAGE.read_text()
     for kind in KINDS.values():
         assert f"| `{kind.name}` |" in text
@@ -76,6 +76,6 @@ def test_ray_is_installed_as_the_message_says() -> None:
     assert f"`{in_the_checkout(install_command(extra='ray'))}`" in (ROOT / "docs" / "deployments.md").read_text()
 
 
-def test_parameters_are_ones_that_there_are() -> None:
+def test_all_parameters_are_fields_of_sampling() -> None:
     for engine in _OWN:
         assert parameters(engine) <= set(Sampling.__slots__)

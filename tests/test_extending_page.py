@@ -1,5 +1,4 @@
-"""docs/extending.md: its package is what stands in examples/, keeps the laws, and is served; what does not fit is left
-out."""
+"""docs/extending.md: its package is in examples/, keeps the laws, and is served; faulty plugins are left out."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ SCRIPTS: list[str] = re.findall(r"(?<!`:\n\n)^```python\n(.*?)^```", PAGE, re.DO
 
 
 def install(site: Path, package: str, files: Mapping[str, str], points: Mapping[str, Mapping[str, str]]) -> None:
-    """Put a package where Python looks, with its entry points, as pip would."""
+    """Install a package with its entry points, like pip."""
     for name, text in files.items():
         (site / name).parent.mkdir(parents=True, exist_ok=True)
         (site / name).write_text(text)
@@ -51,7 +50,7 @@ def install_parrot(site: Path) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of packages, for the processes that a test starts."""
+    """Returns a directory of packages for child processes."""
     directory = tmp_path / "site"
     directory.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(directory))
@@ -60,7 +59,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def parrot(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The package of the page, for this process as well."""
+    """Installs the package of the page, for child processes and for this process."""
     install_parrot(site)
     monkeypatch.syspath_prepend(str(site))
     yield site
@@ -68,7 +67,7 @@ def parrot(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def test_the_page_shows_what_stands_in_the_examples() -> None:
+def test_the_page_shows_the_files_of_the_example() -> None:
     kept = {
         str(path.relative_to(EXAMPLE)): path.read_text()
         for path in EXAMPLE.rglob("*")
@@ -77,7 +76,7 @@ def test_the_page_shows_what_stands_in_the_examples() -> None:
     assert kept == FILES
 
 
-def test_the_page_names_every_setting_that_not_all_engines_have() -> None:
+def test_the_page_names_every_setting_of_only_some_engines() -> None:
     assert {f"--{name.replace('_', '-')}" for name in OF_SOME} <= set(re.findall(r"`(--[a-z-]+)`", PAGE))
 
 
@@ -133,7 +132,7 @@ def test_auto_takes_no_engine_of_another_package(parrot: Path) -> None:
         assert "into scripted" in server.log
 
 
-def test_a_setting_that_means_nothing_to_it_is_refused(parrot: Path) -> None:
+def test_a_setting_that_the_engine_does_not_use_is_refused(parrot: Path) -> None:
     assert "--threads means nothing to the engine parrot" in _said("--engine", "parrot", "--threads", "2")
 
 
@@ -204,7 +203,7 @@ _LEFT_OUT = {
 _ELSEWHERE = {"differs": "odd:another", "raises": "raises", "leaves": "leaves"}
 
 
-def test_what_does_not_fit_is_left_out_with_a_line(site: Path) -> None:
+def test_a_faulty_plugin_is_left_out_with_a_log_line(site: Path) -> None:
     points = {
         group: {name: _ELSEWHERE.get(name, f"odd:{name}") for name in reasons} for group, reasons in _LEFT_OUT.items()
     }
@@ -229,7 +228,7 @@ def test_what_does_not_fit_is_left_out_with_a_line(site: Path) -> None:
 
 
 def _said(*flags: str) -> str:
-    """What a server says that cannot start with these flags."""
+    """Return stderr of a server that cannot start with these flags."""
     ran = subprocess.run(
         [TAILRACE, "serve", "scripted", "--port", "0", *flags],
         capture_output=True, text=True, timeout=LONG_S, check=False, env=environment(),
@@ -247,7 +246,7 @@ def test_two_packages_with_one_name(site: Path) -> None:
     assert "same of the package second is left out: another package has one with this name" in said
 
 
-def test_an_engine_that_was_left_out_is_asked_for(site: Path) -> None:
+def test_naming_an_engine_that_was_left_out(site: Path) -> None:
     install(site, "raises", {"raises.py": "raise ValueError('no')"}, {"tailrace.engines": {"raises": "raises:x"}})
     said = _said("--engine", "raises")
     assert "raises of the package raises is left out: raises:x could not be loaded (ValueError: no)" in said

@@ -1,4 +1,4 @@
-"""The pages of the wires, and what they share: each command and program runs as it is printed, but for the port."""
+"""The pages of the wires: every printed command and program runs, with another port."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def _blocks() -> list[tuple[str, str, str]]:
 
 
 def _commands(text: str) -> list[str]:
-    """Console lines behind a `$`, with the lines that they go on over; but not those that start a server."""
+    """Return the commands after a `$`, with continuation lines, except commands that start a server."""
     return re.findall(r"^\$ (?!tailrace )((?:.*\\\n)*.*)$", text, re.MULTILINE)
 
 
 @pytest.mark.parametrize(
     ("page", "kind", "text"), _blocks(), ids=[f"{page}-{place}" for place, (page, _, _) in enumerate(_blocks())]
 )
-def test_what_is_printed_runs(server: Server, page: str, kind: str, text: str) -> None:
+def test_every_printed_command_runs(server: Server, page: str, kind: str, text: str) -> None:
     text = re.sub(r"(localhost|127\.0\.0\.1):8000", f"127.0.0.1:{server.port}", text)
     programs = [[sys.executable, "-c", text]] if kind == "python" else [["bash", "-c", one] for one in _commands(text)]
     for program in programs:
