@@ -43,9 +43,7 @@ class Api:
     base: JsonBody
     fields: Iterable[str]  # with dots for nested fields
     samples: Mapping[str, Value]
-    companions: Mapping[str, JsonBody] = field(
-        default_factory=dict
-    )  # fields that a field needs; None removes one
+    companions: Mapping[str, JsonBody] = field(default_factory=dict)  # fields that a field needs; None removes one
     # Fields that correctly have no effect, and the reason. ANY: every field that `base` does not have.
     moot: Mapping[str, str] = field(default_factory=dict)
     form: Callable[[JsonBody], JsonBody] = _as_it_is  # makes the body from the fields

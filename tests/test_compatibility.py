@@ -195,8 +195,8 @@ The effect of every field of every API. Made from the code by
   effect is not refused, because some clients send one by default. If the engine cannot honour the default of a known
   client, this value is ignored and named (TGI's `typical_p` of 0.95).
 - **ignored, and named**: the field has no effect, and the answer lists it in the header `X-Tailrace-Ignored`.
-  `--strict` refuses it. `tools` are ignored if the model may choose whether to call one and its chat template does not support
-  tools ([why](wires/openai.md#tools)).
+  `--strict` refuses it. `tools` are ignored if the model may choose whether to call one and its chat template does not
+  support tools ([why](wires/openai.md#tools)).
 - **without effect**: the field has no effect, for the given reason. No other field is silently accepted.
 """
 
