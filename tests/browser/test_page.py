@@ -288,27 +288,22 @@ async def test_keys(river: Server, open_tab: OpenTab, context: BrowserContext) -
     await expect(tab.questions.locator("p")).to_have_text("Two\nlines")
 
 
-async def test_thinking_is_folded_away(river: Server, open_tab: OpenTab) -> None:
-    """The server's own events, with what a model thinks before it answers."""
-    tab = await open_tab(river.url)
-    events = [("reasoning", "Rivers "), ("reasoning", "flow."), ("message", "Because."), ("done", "")]
-
-    async def follow(route: Route) -> None:
-        lines = []
-        for seq, (kind, text) in enumerate(events, 1):
-            stream_id = route.request.url.split("/")[-2]
-            end = {"status": "done", "usage": {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}}
-            data = json.dumps(end if kind == "done" else {"text": text, "token_ids": [seq]})
-            lines.append(f"event: {kind}\ndata: {data}\nid: {stream_id}-{seq}\n\n")
-        await route.fulfill(content_type="text/event-stream", body="".join(lines))
-
-    await tab.page.route("**/events*", follow)
+async def test_thinking_is_folded_away(serve: Serve, open_tab: OpenTab) -> None:
+    server = serve("scripted:thinks=40,tokens_per_s=50", "--default-max-tokens", "80")
+    tab = await open_tab(server.url)
     await tab.send(QUESTION)
     thoughts = tab.answer.locator(".reasoning")
-    await expect(thoughts.locator("summary")).to_have_text(re.compile("Thought for 1 s|Thoughts"))
+    await expect(thoughts.locator("summary")).to_have_text("Thinking…")
     await expect(thoughts.locator("p")).not_to_be_visible()
     await thoughts.locator("summary").click()
-    await expect(thoughts.locator("p")).to_have_text("Rivers flow.")
+    await tab.wait_end()
+    await expect(thoughts.locator("summary")).to_have_text(re.compile(r"Thought for \d+ s"))
+    state = server.state(await tab.stream_id())
+    assert (await thoughts.locator("p").text_content() or "").strip() == state["reasoning"].strip()
+    assert (await tab.text()).strip() == state["text"].strip()
+    await tab.reload()
+    await tab.wait_end()
+    assert (await thoughts.locator("p").text_content() or "").strip() == state["reasoning"].strip()
 
 
 @pytest.mark.deep
