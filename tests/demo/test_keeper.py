@@ -41,7 +41,7 @@ def test_a_port_that_is_taken() -> None:
         assert "cannot listen" in _refused("--offline", "--port", str(taken.getsockname()[1]))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["INT", "TERM", "HUP"])
 def test_it_leaves_nothing_behind(number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with contextlib.closing(Demo("--offline")) as demo:

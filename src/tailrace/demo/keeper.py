@@ -47,9 +47,9 @@ class Keeper:
         self._is_replaced = False  # the server was stopped to load the new model
 
     async def run(self) -> int:
-        """Return the exit status, after SIGINT or SIGTERM, or when the server cannot run."""
+        """Return the exit status, after SIGINT, SIGTERM or SIGHUP, or when the server cannot run."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._leave)
         async with asyncio.TaskGroup() as group:
             fetching = None
