@@ -100,8 +100,8 @@ async def test_an_answer_without_max_tokens_is_as_long_as_a_small_limit_allows(t
             assert {choice["finish_reason"] for choice in answer.json()["choices"]} == {"length"}
             too_long = await ask(alice, "Hi. " * 40)
             assert too_long.status_code == 400
-            assert "100 a minute" in too_long.json()["error"]["message"]
-            assert "shorter prompt" in too_long.json()["error"]["message"]
+            assert "100 per minute" in too_long.json()["error"]["message"]
+            assert "shorten the prompt" in too_long.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

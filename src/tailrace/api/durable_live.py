@@ -15,7 +15,7 @@ from tailrace.dialects.durable_answers import sse_of
 from tailrace.dialects.wire import HEARTBEAT
 from tailrace.durable.page import Follower, Page, Readable, page_of
 from tailrace.errors import UnknownStream
-from tailrace.http.answers import left
+from tailrace.http.answers import client_disconnected
 
 __all__ = ["PAGE_BYTES", "LongPoll", "Tail"]
 
@@ -29,7 +29,7 @@ class _Client:
     is_gone = False
 
     async def watch(self, receive: Receive, follower: Follower) -> None:
-        await left(receive)
+        await client_disconnected(receive)
         self.is_gone = True
         follower.wake()
 

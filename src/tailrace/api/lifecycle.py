@@ -152,17 +152,17 @@ async def serve(
             async with asyncio.TaskGroup() as serving:
                 serving.create_task(server.serve(sockets=[sock]))
                 on_ready(service)
-                await signals.leaving.wait()
+                await signals.stop_requested.wait()
                 on_drain(service.num_live)
-                await _drain(service, settings.drain_s, signals.hurrying)
+                await _drain(service, settings.drain_s, signals.force_requested)
                 await records.conversations.finish()
                 service.durable.close()
-                server.force_exit = signals.hurrying.is_set()
+                server.force_exit = signals.force_requested.is_set()
                 server.should_exit = True
 
     async with asyncio.TaskGroup() as group:
         running = group.create_task(run())
-        await signals.leaving.wait()
+        await signals.stop_requested.wait()
         if not ready.is_set():
             running.cancel()
 

@@ -83,14 +83,14 @@ async def host(
             """Whether the apps have to be started anew. Raises: BootError."""
             try:
                 apps = await asyncio.to_thread(planned)  # may read files and try interpreters
-                async with _booted(apps, settings, front, signals.hurrying) as notes:
+                async with _booted(apps, settings, front, signals.force_requested) as notes:
                     listening.begin()
                     on_ready(front, notes)
-                    if await _until(signals.leaving, change):
+                    if await _until(signals.stop_requested, change):
                         streams.interrupt_all()
                         return True
                     await _leave(front, streams, settings, signals, on_drain)
-                    listening.end(hurried=signals.hurrying.is_set())
+                    listening.end(hurried=signals.force_requested.is_set())
                     return False
             except BaseExceptionGroup as errors:
                 raise eventloop.first_error(errors) from None
@@ -105,11 +105,11 @@ async def host(
                         if not is_watched:
                             raise
                         on_boot_error(error)
-                        is_wanted = await _until(signals.leaving, change)
+                        is_wanted = await _until(signals.stop_requested, change)
 
         async with asyncio.TaskGroup() as group:
             running = group.create_task(run())
-            leaving = group.create_task(signals.leaving.wait())
+            leaving = group.create_task(signals.stop_requested.wait())
             watching = [group.create_task(_watch(changed, change))] if changed is not None else []
             await asyncio.wait([running, leaving], return_when=asyncio.FIRST_COMPLETED)
             if not running.done() and not front.is_open:  # nothing runs yet
@@ -237,7 +237,7 @@ async def _leave(
     drain_s = max([settings.drain_s, *(pool.options.graceful_shutdown_timeout_s for pool in pools)])
     async with asyncio.TaskGroup() as group:
         drained = [group.create_task(app.ingress.drained()) for app in front.apps]
-        hurried = group.create_task(signals.hurrying.wait())
+        hurried = group.create_task(signals.force_requested.wait())
         done = asyncio.gather(*drained)
         either: list[asyncio.Future[Any]] = [done, hurried]  # Any: their results differ
         await asyncio.wait(either, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)

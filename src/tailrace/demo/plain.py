@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from tailrace.engines import Delta, Sequence
 from tailrace.errors import EngineError, QueueFull
 from tailrace.generation.models import Served
-from tailrace.http.answers import left
+from tailrace.http.answers import client_disconnected
 from tailrace.text import Detokenizer
 from tailrace.types import GenerateRequest, Message, Sampling
 
@@ -66,7 +66,7 @@ class PlainAnswer:
 
     async def _write_until_left(self, receive: Receive, send: Send) -> None:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._write(send)), group.create_task(left(receive))]
+            tasks = [group.create_task(self._write(send)), group.create_task(client_disconnected(receive))]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in tasks:
                 task.cancel()

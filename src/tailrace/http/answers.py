@@ -22,8 +22,8 @@ __all__ = [
     "StreamAnswer",
     "WholeAnswer",
     "WithHeaders",
+    "client_disconnected",
     "error_answer",
-    "left",
 ]
 
 STREAM_HEADERS = {
@@ -67,7 +67,7 @@ class WithHeaders:
         await self._answer(scope, receive, send_more)
 
 
-async def left(receive: Receive) -> None:
+async def client_disconnected(receive: Receive) -> None:
     """Return when the client has disconnected. ASGI servers report this only to a pending `receive`."""
     while (await receive())["type"] != "http.disconnect":
         pass
@@ -191,7 +191,7 @@ class StreamAnswer:
             await send({"type": "http.response.body", "body": self._heartbeat, "more_body": True})
 
     async def _watch(self, receive: Receive, reader: Reader) -> None:
-        await left(receive)
+        await client_disconnected(receive)
         self._is_disconnected = True
         reader.wake()
 
@@ -224,5 +224,5 @@ class WholeAnswer:
             await response(scope, receive, send)
 
     async def _watch(self, receive: Receive, reader: Reader) -> None:
-        await left(receive)
+        await client_disconnected(receive)
         reader.wake()

@@ -63,8 +63,8 @@ class Signals:
     """Handles SIGINT and SIGTERM: the first one starts a graceful shutdown, the second one forces it."""
 
     def __init__(self) -> None:
-        self.leaving = asyncio.Event()
-        self.hurrying = asyncio.Event()
+        self.stop_requested = asyncio.Event()
+        self.force_requested = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         # asyncio restores the default handlers when its loop closes; a signal would then kill the process.
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -75,9 +75,9 @@ class Signals:
             self._loop.call_soon_threadsafe(self._set_events)
 
     def _set_events(self) -> None:
-        if self.leaving.is_set():
-            self.hurrying.set()
-        self.leaving.set()
+        if self.stop_requested.is_set():
+            self.force_requested.set()
+        self.stop_requested.set()
 
 
 def _config(app: ASGIApp, settings: Settings, tls: Tls | None) -> uvicorn.Config:
