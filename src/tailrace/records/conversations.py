@@ -35,11 +35,11 @@ __all__ = ["AnswerFacts", "ConversationStore"]
 
 
 class AnswerFacts(Struct, frozen=True):
-    """How a stream went, as its request was recorded. Times are seconds from the request on."""
+    """The recorded facts of the stream that wrote an answer. Times are seconds since the request."""
 
     model: str
     status: str
-    finish: str  # stop, length …; the code of the error
+    finish: str  # stop, length, …; or the error code
     num_prompt_tokens: int
     num_completion_tokens: int
     queue_s: float | None
@@ -217,7 +217,8 @@ class ConversationStore:
             return find(connection, owner, conversation_id), read_items(connection, conversation_id)
 
     def answers(self, owner: str, conversation_id: str) -> dict[str, AnswerFacts]:
-        """What is recorded of the streams that wrote its answers, by their ids. Those that run have nothing yet."""
+        """Return the records of the streams that wrote a conversation's answers, by stream id. Running streams have
+        none."""
         columns = [requests.c[name] for name in AnswerFacts.__struct_fields__]
         query = (
             select(requests.c.request_id, *columns)
