@@ -296,10 +296,10 @@ def test_paths_without_an_app(http: httpx.Client) -> None:
 
 def test_what_means_nothing_is_named(apps: AppServer) -> None:
     for words in (
-        "apps.yaml: proxy_location means nothing on one machine.",
-        "apps.yaml: http_options.request_timeout_s means nothing here.",
-        "applications[0].runtime_env.pip means nothing here; install what the app needs yourself.",
-        "applications[5].logging_config means nothing on one machine.",
+        "apps.yaml: proxy_location is ignored: it has no effect on one machine.",
+        "apps.yaml: http_options.request_timeout_s is ignored: tailrace does not use it.",
+        "applications[0].runtime_env.pip is ignored; install what the app needs yourself.",
+        "applications[5].logging_config is ignored: it has no effect on one machine.",
         "Choir: autoscaling_config means nothing here: the number of processes is num_replicas.",
         "Word_1: ray_actor_options means nothing here",
     ):

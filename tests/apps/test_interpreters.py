@@ -66,7 +66,7 @@ def test_an_interpreter_that_lacks_packages_is_refused_with_what_to_type(tmp_pat
     with pytest.raises(InterpreterError) as refused:
         find_interpreter(str(environment))
     install = f"{python} -m pip install {' '.join(NEEDED)}"
-    assert str(refused.value) == f"{python} lacks what every app's process needs. Install it there: {install}"
+    assert str(refused.value) == f"{python} lacks packages that every app needs. Install them there: {install}"
 
 
 def test_an_interpreter_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_an_interpreter_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_command_is_no_interpreter() -> None:
-    with pytest.raises(InterpreterError, match="'uv run' is no path of a Python interpreter"):
+    with pytest.raises(InterpreterError, match="'uv run' is not the path of a Python interpreter"):
         find_interpreter("uv run")
 
 

@@ -46,9 +46,9 @@ _REFUSED = {
     "status-101": ("[start(101), body()]", "from 200 to 599, not 101"),
     "status-600": ("[start(600), body()]", "from 200 to 599, not 600"),
     "status-text": ("[start('200'), body()]", "from 200 to 599, not '200'"),
-    "crlf": (r"[start(headers=[(b'x-a', b'1\r\nx-injected: 2')]), body()]", "x-a has a control character"),
-    "lf": (r"[start(headers=[(b'x-a', b'1\nx-injected: 2')]), body()]", "x-a has a control character"),
-    "nul": (r"[start(headers=[(b'x-a', b'1\x002')]), body()]", "x-a has a control character"),
+    "crlf": (r"[start(headers=[(b'x-a', b'1\r\nx-injected: 2')]), body()]", "x-a contains a control character"),
+    "lf": (r"[start(headers=[(b'x-a', b'1\nx-injected: 2')]), body()]", "x-a contains a control character"),
+    "nul": (r"[start(headers=[(b'x-a', b'1\x002')]), body()]", "x-a contains a control character"),
     "name": (r"[start(headers=[(b'x-a: 1\r\nx-injected', b'2')]), body()]", "cannot be the name of a header"),
     "no-name": ("[start(headers=[(b'', b'2')]), body()]", "cannot be the name of a header"),
     "text-header": ("[start(headers=[('x-a', 'b')]), body()]", "a header is a pair of bytes"),
@@ -57,7 +57,7 @@ _REFUSED = {
     "two-lengths": ("[start(headers=[(b'content-length', b'5')] * 2), body()]", "content-length should be one number"),
     "both-lengths": (
         "[start(headers=[(b'content-length', b'5'), (b'transfer-encoding', b'chunked')]), body()]",
-        "transfer-encoding is the server's to set",
+        "transfer-encoding is set by the server",
     ),
     "body-first": ("[body()]", "'http.response.body' cannot be sent when the answer is new"),
     "unknown": ("[{'type': 'http.response.foo'}]", "'http.response.foo' cannot be sent"),
@@ -76,14 +76,14 @@ _ALLOWED = {
     "no-content": ("[start(204), body()]", (204, "")),
 }
 _SOCKETS = {
-    "code-0": ("[ACCEPT, close(0)]", "0 is no code"),
-    "code-1006": ("[ACCEPT, close(1006)]", "1006 is no code"),
+    "code-0": ("[ACCEPT, close(0)]", "0 is not a valid close code"),
+    "code-1006": ("[ACCEPT, close(1006)]", "1006 is not a valid close code"),
     "reason": ("[ACCEPT, close(1000, 'x' * 124)]", "at most 123 bytes"),
     "nothing": ("[ACCEPT, {'type': 'websocket.send'}]", "either text or bytes"),
-    "number": ("[ACCEPT, {'type': 'websocket.send', 'text': 5}]", "text that is a str"),
+    "number": ("[ACCEPT, {'type': 'websocket.send', 'text': 5}]", "takes text as str"),
 }
 _HANDSHAKES = {
-    "accept-header": (r"[ACCEPT | {'headers': [(b'x-a', b'1\r\nx-b: 2')]}]", "x-a has a control character"),
+    "accept-header": (r"[ACCEPT | {'headers': [(b'x-a', b'1\r\nx-b: 2')]}]", "x-a contains a control character"),
     "subprotocol": (r"[ACCEPT | {'subprotocol': 'a\r\nb'}]", "a subprotocol is a name"),
     "denial": ("[{'type': 'websocket.http.response.start', 'status': 100, 'headers': []}]", "from 200 to 599"),
 }

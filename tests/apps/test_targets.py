@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.apps.targets import checked
+from tailrace.apps.targets import checked_settings
 
 
 @pytest.mark.parametrize(
@@ -16,14 +16,14 @@ from tailrace.apps.targets import checked
         ({"queue_s": -1}, "should be from 0 to inf."),
         ({"host": 5}, "should be text."),
         ({"exact": 1}, "should be true or false."),
-        ({"nothing": 1}, "is no setting."),
+        ({"nothing": 1}, "is not a setting."),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
-        checked(settings)
+        checked_settings(settings)
 
 
 def test_settings_that_can() -> None:
     settings = {"port": 1, "queue_s": 5, "host": "::1", "exact": False}
-    assert checked(settings) == settings
+    assert checked_settings(settings) == settings

@@ -1,5 +1,5 @@
-"""Serving what users wrote: the front, and the processes that run their code.
+"""Serves user code: the front, and the processes that run the code.
 
-The law of this room: the front imports nothing of a user's. Whatever their code does, requests end, with an answer or a
-terminal event, and the next one finds a process.
+Rule of this room: the front never imports user code. Whatever user code does, every request ends with an answer or a
+terminal event, and the next request finds a running process.
 """

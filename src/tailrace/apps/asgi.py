@@ -1,4 +1,4 @@
-"""ASGI at a distance: a request's scope and messages come over a channel, and so does the answer."""
+"""Serves ASGI over a channel: the scope and the messages of a request, and its answer."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ __all__ = ["Lifespan", "serve_request"]
 
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.decode
-_PART_BYTES = 2**20  # of an answer's body that cross to the front at once
+_MAX_PART_BYTES = 2**20  # of an answer's body, in one message to the front
 
 
 async def serve_request(
     app: ASGIApp, channel: Channel, head: bytes, state: MutableMapping[str, Any], app_name: str
 ) -> None:
-    """Answer one request. What the app raises is printed where its author looks, and told to the front in a word."""
+    """Answer one request. Prints an exception of the app to stderr, and sends a short error to the front."""
     scope = _decode(head)
     scope["headers"] = [tuple(header) for header in scope["headers"]]
     for name in ("client", "server"):
@@ -63,8 +63,8 @@ async def serve_request(
         raise
     except BaseException as error:
         if channel.is_closed and isinstance(error, (ClientDisconnect, WebSocketDisconnect)):
-            return  # a client that leaves is no failure of the app's
-        if not isinstance(error, (BackPressureError, RequestError)):  # which are no failure of the app's
+            return  # a client that disconnects is not an app failure
+        if not isinstance(error, (BackPressureError, RequestError)):  # not app failures
             what = f"{scope.get('method', 'WebSocket')} {shown_path(scope['path'])}"
             told = failed(error, what, answering=scope.get("endpoint"))
             sys.stderr.write(f"{told.message}\n{told.traceback}")
@@ -72,19 +72,19 @@ async def serve_request(
 
 
 def _parts(message: Message) -> Iterator[Message]:
-    """A long body in pieces, so that it neither fills the link nor holds up others on it."""
+    """Split a long body, so that it neither fills the link nor delays other channels."""
     body = message.get("body") or b""
-    if len(body) <= _PART_BYTES:
+    if len(body) <= _MAX_PART_BYTES:
         yield message
         return
-    for start in range(0, len(body), _PART_BYTES):
-        stop = start + _PART_BYTES
+    for start in range(0, len(body), _MAX_PART_BYTES):
+        stop = start + _MAX_PART_BYTES
         is_last = stop >= len(body) and not message.get("more_body")
         yield {**message, "body": bytes(body[start:stop]), "more_body": not is_last}
 
 
 class Lifespan:
-    """An ASGI app's startup and shutdown, for apps that know of them."""
+    """An ASGI app's startup and shutdown, for apps that support the lifespan protocol."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = {}  # Any: as in ASGI
@@ -96,7 +96,8 @@ class Lifespan:
 
     @classmethod
     async def start(cls, app: ASGIApp) -> Lifespan:
-        """Raises: what the app's startup raised, or RuntimeError with its own words if it only says that it failed."""
+        """Run the startup. Raises: the app's exception; RuntimeError with the app's message if it only reports a
+        failure."""
         lifespan = cls()
         lifespan._task = asyncio.get_running_loop().create_task(lifespan._run(app))
         await lifespan._events.put({"type": "lifespan.startup"})
@@ -104,7 +105,7 @@ class Lifespan:
         return lifespan
 
     async def stop(self) -> None:
-        """Raises: RuntimeError if the app's shutdown fails."""
+        """Run the shutdown. Raises: RuntimeError if the app's shutdown fails."""
         if not self._task.done():
             await self._events.put({"type": "lifespan.shutdown"})
             await self._stopped
@@ -120,7 +121,7 @@ class Lifespan:
         if not self._started.done():
             if self._failure is not None:
                 self._started.set_exception(error or RuntimeError(self._failure))
-            error = None  # told already; or raised before a word was said, by an app that knows of no lifespan
+            error = None  # raised already; or the app does not support lifespan
         for future in (self._started, self._stopped):
             if not future.done():
                 future.set_result(None)
@@ -133,7 +134,7 @@ class Lifespan:
         if future.done():
             return
         if outcome == "failed" and step == "startup":
-            self._failure = message.get("message") or "the app failed to start"  # most raise next what it was
+            self._failure = message.get("message") or "the app failed to start"  # most apps raise the cause next
         elif outcome == "failed":
             future.set_exception(RuntimeError(message.get("message") or "the shutdown of the app failed"))
         else:

@@ -18,7 +18,7 @@ from tailrace import eventloop
 from tailrace.apps.front import Front
 from tailrace.apps.host import AppSpec, host
 from tailrace.apps.process import BootError
-from tailrace.apps.targets import checked
+from tailrace.apps.targets import checked_settings
 from tailrace.child import begin_child
 from tailrace.http.listening import bind
 from tailrace.serve.boot import Failed
@@ -30,19 +30,19 @@ __all__ = ["main"]
 
 
 class _Driver:
-    """The script's end: its first word is what to run, the others are calls."""
+    """The connection to the script. Its first message says what to run; later messages are calls."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.front: Front | None = None
         self.ordered: asyncio.Future[tuple[Channel, Ordered]] = loop.create_future()
-        self.link = Link(self._opened, self._lost, is_front=True)
+        self.link = Link(self._on_channel, self._lost, is_front=True)
 
-    def _opened(self, channel: Channel, kind: str, head: bytes) -> None:
+    def _on_channel(self, channel: Channel, kind: str, head: bytes) -> None:
         if kind == "run":
             self.ordered.set_result((channel, msgspec.msgpack.decode(head, type=Ordered)))
         elif self.front is not None:
-            self.front.opened(channel, kind, head)
+            self.front.on_channel(channel, kind, head)
         else:
             channel.close()
 
@@ -55,7 +55,7 @@ async def _run(fd: int) -> None:
     await asyncio.get_running_loop().create_unix_connection(lambda: driver.link, sock=socket.socket(fileno=fd))
     channel, ordered = await driver.ordered
 
-    def say(started: Started) -> None:
+    def reply(started: Started) -> None:
         channel.post(msgspec.msgpack.encode(started))
 
     def on_ready(front: Front, notes: tuple[str, ...]) -> None:
@@ -63,14 +63,14 @@ async def _run(fd: int) -> None:
         for note in notes:
             sys.stderr.write(f"tailrace: {note}\n")
         address, port = sock.getsockname()[:2]
-        say(Started(f"http://{address}:{port}"))
+        reply(Started(f"http://{address}:{port}"))
 
     try:
-        settings = Settings(**_checked(ordered.settings))
+        settings = Settings(**_checked_settings(ordered.settings))
         sock = bind(settings)
     except (ValueError, OSError) as error:
         where = f"Cannot listen on {settings.host}:{settings.port}: " if isinstance(error, OSError) else ""
-        say(Started(failure=Failed(f"{where}{getattr(error, 'strerror', None) or error}")))
+        reply(Started(failure=Failed(f"{where}{getattr(error, 'strerror', None) or error}")))
         await asyncio.sleep(0)
         driver.link.close()
         return
@@ -81,22 +81,22 @@ async def _run(fd: int) -> None:
         except* BootError as errors:
             failure = eventloop.first_error(errors)
             assert isinstance(failure, BootError)
-            say(Started(failure=Failed(failure.message, failure.traceback)))
+            reply(Started(failure=Failed(failure.message, failure.traceback)))
     await asyncio.sleep(0)
     driver.link.close()
 
 
-def _checked(settings: dict[str, Any]) -> dict[str, Any]:  # Any: of each setting's type
+def _checked_settings(settings: dict[str, Any]) -> dict[str, Any]:  # Any: of each setting's type
     for name, value in settings.items():
         try:
-            checked({name: value})
+            checked_settings({name: value})
         except ValueError as error:
             raise ValueError(f"{name} {error}") from None
     return settings
 
 
 def main(argv: list[str]) -> None:
-    """Takes the descriptor of the socket and the script's process id."""
+    """Run the front. `argv` is the socket's file descriptor and the script's process id."""
     begin_child(int(argv[1]))
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="tailrace: %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)

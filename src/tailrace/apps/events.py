@@ -1,9 +1,8 @@
-"""How the streams of apps are kept as events, and shown from any point.
+"""Stores the streams of apps as events, and encodes them from any position.
 
-A `serve.stream` sends items. A recorded answer keeps its bytes, in a log of pieces. Server-sent events are cut into
-single events, and each gets the id by which it can be resumed. Any other answer has no place for an id: there, a
-position is the number of bytes that the client has received. An answer that is labelled `text/event-stream` and holds
-no events is one of those.
+A `serve.stream` sends items. A recorded answer is a log of pieces of its body. A body of server-sent events is split
+into events, and each gets an id to resume from. In any other body, a position is the number of bytes that the client
+has received. A `text/event-stream` body without events is treated as such a body.
 """
 
 from __future__ import annotations
@@ -39,25 +38,25 @@ _EVENTS = "text/event-stream"
 _FIELD = re.compile(rb"[\r\n]*(?:(?:data|event|id|retry)?:|(?:data|event|id|retry)[\r\n])")
 _FIELD_BEGINS = re.compile(rb"[\r\n]*(?:d(?:a(?:ta?)?)?|e(?:v(?:e(?:nt?)?)?)?|id?|r(?:e(?:t(?:ry?)?)?)?)?")
 _NEWLINES = re.compile(rb"[\r\n]*")
-_BLANK_LINE = re.compile(rb"(?>\r\n|\r|\n)(?>\r\n|\r|\n)")  # what ends an event
-_ENDS = (b"\n\n", b"\r\r", b"\n\r", b"\n\r\n", b"\r\r\n")  # all that a blank line can be
+_EVENT_END = re.compile(rb"(?>\r\n|\r|\n)(?>\r\n|\r|\n)")
+_EVENT_ENDS = (b"\n\n", b"\r\r", b"\n\r", b"\n\r\n", b"\r\r\n")  # every form of a blank line
 _MAX_EVENT_BYTES = 2**20
 _decode_part = msgspec.msgpack.Decoder(str | Failure).decode
 
 
 def is_recordable(media_type: str) -> bool:
-    """Whether an answer of this type is recorded where the app has asked for all of them: text and JSON are."""
+    """Return whether answers of this type are recorded when the app asks to record all answers: text and JSON."""
     return not media_type or _TEXTS.match(media_type.lower()) is not None
 
 
 class ItemPieces:
-    """What `serve.stream` sends."""
+    """Decodes the items that `serve.stream` sends."""
 
     def __init__(self) -> None:
         self._buffer = FrameBuffer()
 
     def feed(self, chunk: bytes) -> Iterator[StreamPart]:
-        """The items that are complete now, or how the stream failed."""
+        """Return the items that are complete now, and the failure if the stream failed."""
         return map(_decode_part, self._buffer.feed(chunk))
 
     def end(self) -> Iterator[StreamPart]:
@@ -65,18 +64,18 @@ class ItemPieces:
 
 
 class BodyPieces:
-    """Cuts the body of an answer into the pieces that are recorded. One byte of it is one character of a piece.
+    """Splits the body of an answer into pieces to record. Each byte becomes one character (Latin-1).
 
-    Of server-sent events each is a piece, unless it is longer than 1 MiB.
+    Each server-sent event is one piece, unless it is longer than 1 MiB.
     """
 
     def __init__(self, media_type: str) -> None:
-        self._has_events: bool | None = None if media_type.startswith(_EVENTS) else False  # None: not known yet
+        self._has_events: bool | None = None if media_type.startswith(_EVENTS) else False  # None: unknown
         self._rest = bytearray()
-        self._num_searched = 0  # bytes of the rest in which no event ends
+        self._num_searched = 0  # bytes of `_rest` already searched for the end of an event
 
     def feed(self, chunk: bytes) -> Iterator[str]:
-        """The pieces that are complete now."""
+        """Return the pieces that are complete now."""
         self._rest += chunk
         if self._has_events is None and not _FIELD_BEGINS.fullmatch(self._rest):
             self._has_events = _FIELD.match(self._rest) is not None
@@ -86,7 +85,7 @@ class BodyPieces:
             yield from self.end()
 
     def end(self) -> Iterator[str]:
-        """What is left at the end of the body."""
+        """Return the rest at the end of the body."""
         rest = self._rest.decode("latin-1")
         self._rest.clear()
         self._num_searched = 0
@@ -98,7 +97,7 @@ class BodyPieces:
         while True:
             newlines = _NEWLINES.match(self._rest, start)
             start = newlines.end() if newlines is not None else start
-            end = _BLANK_LINE.search(self._rest, max(start, self._num_searched))
+            end = _EVENT_END.search(self._rest, max(start, self._num_searched))
             if end is None:
                 break
             yield self._rest[start : end.end()].decode("latin-1")
@@ -108,14 +107,14 @@ class BodyPieces:
 
 
 class Memo(msgspec.Struct):
-    """What is kept with the stream of how it is shown."""
+    """Stored with the stream: how to encode it."""
 
     wire: StreamWire = "native"
-    media_type: str = ""  # of one that is recorded
+    media_type: str = ""  # of a recorded answer
 
 
 def encoder_of(log: StreamLog, position: int = 0) -> AppEncoder:
-    """Raises: SeqOutOfRange for a position behind the end."""
+    """Return the encoder of a stream from a position on. Raises: SeqOutOfRange for a position after the end."""
     memo = msgspec.json.decode(log.record.memo or b"{}", type=Memo)
     if memo.wire == "recorded":
         return RecordedEncoder(log, memo.media_type, position)
@@ -127,9 +126,9 @@ def path_of(log: StreamLog) -> str:
 
 
 class AppEncoder:
-    """Shows a stream of an app from behind `after` on, and is its own view.
+    """Encodes a stream of an app, from the event after `after` on. Also implements the stream's view.
 
-    Raises: SeqOutOfRange for a position behind the end.
+    Raises: SeqOutOfRange for a position after the end.
     """
 
     media_type: str = NativeView.media_type
@@ -137,18 +136,18 @@ class AppEncoder:
     farewell = NativeView.farewell
 
     def __init__(self, log: StreamLog, after: int) -> None:
-        self.after = after  # the number of the last event that the client has completely
+        self.after = after  # number of the last event that the client has received completely
         self._log = log
         if after > log.last_seq:
-            raise SeqOutOfRange("This stream has not come that far.", param="last-event-id")
+            raise SeqOutOfRange("This stream has no event with that id yet.", param="last-event-id")
 
     @property
     def position(self) -> int:
-        """Behind all that there is."""
+        """The position after the last event."""
         return self._log.last_seq
 
     def items(self) -> Sequence[object]:
-        """What the app has sent, as JSON holds it."""
+        """Return what the app has sent so far, as JSON values."""
         raise NotImplementedError
 
     def encode(self, seq: int, event: Event) -> bytes:
@@ -158,7 +157,7 @@ class AppEncoder:
         return b"".join(self.encode(seq, event) for seq, event in enumerate(events, 1))
 
     def state(self) -> bytes:
-        """The stream's state, with its items so far."""
+        """Return the stream's state as JSON, with its items so far."""
         log = self._log
         state = {
             "id": log.stream_id,
@@ -174,7 +173,7 @@ class AppEncoder:
 
 
 class ItemEncoder(AppEncoder):
-    """The events of a `serve.stream` as they stand on the wire that the app has chosen."""
+    """Encodes the events of a `serve.stream` for the wire that the app has chosen."""
 
     def __init__(self, log: StreamLog, wire: ItemWire, after: int) -> None:
         super().__init__(log, after)
@@ -191,69 +190,69 @@ class ItemEncoder(AppEncoder):
         if self._wire == "native":
             return f"event: {event.status}\ndata: {to_json(_end_fields(event)).decode()}\nid: {given}\n\n".encode()
         if event.status == "done":
-            return b""  # Triton's clients know the end by the end
+            return b""  # Triton's clients see the end of the body
         failure = event.failure if event.status == "error" else None
         return item_chunk(failure or _failure_by_status(event), self._wire, given)
 
 
 class RecordedEncoder(AppEncoder):
-    """A recorded answer. A position is an event's number, or a number of bytes."""
+    """Encodes a recorded answer. A position is an event's number, or a number of bytes."""
 
-    heartbeat = b""  # whether a comment may stand in the body is known only when it has begun
+    heartbeat = b""  # before the body has begun, it is unknown whether it may contain comments
     farewell = b""
 
     def __init__(self, log: StreamLog, media_type: str, position: int = 0) -> None:
         self.media_type = media_type
         self._log = log
         self._has_events = media_type.startswith(_EVENTS)
-        self._known_cut: bool | None = None if self._has_events else False  # None: there is no piece yet
+        self._known_events: bool | None = None if self._has_events else False  # None: no piece yet
         after, self._skipped = position, 0  # bytes of the first piece
-        if position and not self._is_cut:
-            after, self._skipped = _found(log.events, position)
+        if position and not self._has_event_pieces:
+            after, self._skipped = _locate(log.events, position)
         super().__init__(log, after)
 
     @property
-    def _is_cut(self) -> bool:
-        """Whether the body is cut into events. It is as soon as there is a piece of it."""
-        if self._known_cut is None and self._log.events:
+    def _has_event_pieces(self) -> bool:
+        """Whether the pieces are events. The first piece decides."""
+        if self._known_events is None and self._log.events:
             first = self._log.events[0]
-            self._known_cut = not isinstance(first, TextDelta) or _is_event(first.text.encode("latin-1"))
-        return self._has_events if self._known_cut is None else self._known_cut
+            self._known_events = not isinstance(first, TextDelta) or _is_event(first.text.encode("latin-1"))
+        return self._has_events if self._known_events is None else self._known_events
 
     @property
     def position(self) -> int:
-        if self._is_cut:
+        if self._has_event_pieces:
             return super().position
         return sum(len(event.text) for event in self._log.events if isinstance(event, TextDelta))
 
     def encode(self, seq: int, event: Event) -> bytes:
-        """Raises: TailraceError at the end of an answer that is not complete and has no place for an error."""
+        """Raises: TailraceError at the end of an incomplete answer whose format cannot carry an error."""
         if isinstance(event, TextDelta):
             piece = event.text.encode("latin-1")
             if seq == self.after + 1:
                 piece = piece[self._skipped :]
-            return self._with_id(piece, seq) if self._is_cut else piece
+            return self._with_id(piece, seq) if self._has_event_pieces else piece
         if event.status == "done":
             return b""
-        if not self._is_cut:
+        if not self._has_event_pieces:
             raise failure_of(event)
         failure = event.failure or _failure_by_status(event)
-        # An event of more than 1 MiB may have been cut short: then its last line, and the event, have to end first.
+        # An event of more than 1 MiB may be incomplete: its last line and the event have to end first.
         before = self._log.events[seq - 2] if seq > 1 else None
-        is_open = isinstance(before, TextDelta) and not before.text.encode("latin-1").endswith(_ENDS)
+        is_open = isinstance(before, TextDelta) and not before.text.encode("latin-1").endswith(_EVENT_ENDS)
         return b"\n\n" * is_open + item_chunk(failure, "native", event_id(self._log.stream_id, seq))
 
     def items(self) -> Sequence[object]:
-        """The pieces as text; a character that is spread over several comes with the last of them."""
+        """Return the pieces as text. A character that is split over pieces is in the last of them."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         pieces = [event.text.encode("latin-1") for event in self._log.events if isinstance(event, TextDelta)]
         return [decoder.decode(piece) for piece in pieces]
 
     def _with_id(self, piece: bytes, seq: int) -> bytes:
-        """The event with our id in the place of its own, by which nobody here could resume it.
+        """Replace the app's id of an event with ours, from which the stream can be resumed.
 
-        Comments and times to wait are no events, and have no id. Nor have they a blank line, at which some clients
-        would see an event without data.
+        A piece with only comments or `retry` gets no id. It also gets no blank line, because some clients would take
+        that for an event without data.
         """
         if not _is_event(piece):
             return piece
@@ -267,11 +266,11 @@ class RecordedEncoder(AppEncoder):
 
 
 def _is_event(piece: bytes) -> bool:
-    return _FIELD.match(piece) is not None and piece.endswith(_ENDS)
+    return _FIELD.match(piece) is not None and piece.endswith(_EVENT_ENDS)
 
 
-def _found(events: Sequence[Event], num_bytes: int) -> tuple[int, int]:
-    """How many pieces so many bytes fill, and how many bytes of the next one. Raises: SeqOutOfRange."""
+def _locate(events: Sequence[Event], num_bytes: int) -> tuple[int, int]:
+    """Return how many whole pieces `num_bytes` covers, and how many bytes of the next piece. Raises: SeqOutOfRange."""
     seq = 0
     for event in events:
         if not isinstance(event, TextDelta) or len(event.text) > num_bytes:
@@ -279,7 +278,7 @@ def _found(events: Sequence[Event], num_bytes: int) -> tuple[int, int]:
         num_bytes -= len(event.text)
         seq += 1
     if num_bytes and not (seq < len(events) and isinstance(events[seq], TextDelta)):
-        raise SeqOutOfRange("This stream has not come that far.", param="last-event-id")
+        raise SeqOutOfRange("This stream has no event with that id yet.", param="last-event-id")
     return seq, num_bytes
 
 

@@ -1,4 +1,4 @@
-"""What clients meet: finds the app that a request is for, and a process of it."""
+"""Receives the clients' requests. Finds the app of each request, and a process of that app."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ __all__ = ["Front"]
 logger = logging.getLogger("tailrace.apps")
 
 _STREAMS = "/v1/streams/"
-_OWN = "/-/"
-PUBLIC = ("/-/healthz", "/-/livez", "/-/readyz")  # read without a key
-_TRITON = "/v2/"  # what Inferless apps are on
+_ADMIN = "/-/"
+PUBLIC = ("/-/healthz", "/-/livez", "/-/readyz")  # need no key
+_TRITON = "/v2/"  # the routes of Inferless apps
 _START_RETRY_S = 1.0
 _AUDITED = {("POST", "cancel"): "stream.cancel", ("DELETE", ""): "stream.delete"}
 
@@ -44,15 +44,15 @@ class Front:
     """The ASGI application of `tailrace run`."""
 
     def __init__(self, settings: Settings, streams: AppStreams) -> None:
-        self.apps: list[HostedApp] = []  # also while they start, for their constructors call each other
-        self.is_open = False  # to the web
+        self.apps: list[HostedApp] = []  # also apps that start: their constructors call each other
+        self.is_open = False  # to HTTP requests
         self._settings = settings
         self._streams = streams
         self._is_draining = False
         self._metrics = AppMetrics(lambda: self.apps, streams.num_ended)
 
     def set_apps(self, apps: Iterable[HostedApp]) -> None:
-        """Where calls and requests go from now on."""
+        """Replace the apps that calls and requests go to."""
         self.apps = sorted(apps, key=lambda app: -len(app.route_prefix))
 
     def drain(self) -> None:
@@ -64,51 +64,51 @@ class Front:
         return self.is_open and not self._is_draining and all(pool.is_ready for pool in pools)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises: TailraceError where nothing was sent yet, to be answered as a wire of ours has it."""
+        """Raises: TailraceError before the first byte, for paths whose wire formats its own errors."""
         path: str = scope["path"]
         is_http = scope["type"] == "http"
         try:
-            answer = await self._own(scope, path) if is_http else None
+            answer = await self._own_answer(scope, path) if is_http else None
         except TailraceError as error:
             answer = error_answer(native.WIRE, error)
         if answer is not None:
             await answer(scope, receive, send)
             return
         try:
-            await self._ask(scope, path, receive, send)
+            await self._relay(scope, path, receive, send)
         except TailraceError as error:
             if not is_http or path.startswith(_TRITON):
                 raise
-            # whatever wire of ours has this path too, here it is the app's
+            # the path belongs to the app, even if a built-in wire has the same path
             await error_answer(native.WIRE, error)(scope, receive, send)
 
-    async def _ask(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
+    async def _relay(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
         if not self.is_open:
             raise AppUnavailable("The app is being started.", retry_after_s=_START_RETRY_S)
         app = self._app_at(path)
         if app is None:
-            raise NotFound("There is no app at this path; /-/routes says where there are.")
-        with self._metrics.asking(app.name) as outcome:
+            raise NotFound("There is no app at this path. GET /-/routes lists the paths of all apps.")
+        with self._metrics.measure(app.name) as outcome:
             scope = {**scope, "root_path": scope.get("root_path", "") + app.route_prefix}
             if scope["type"] == "websocket" and path == app.route_prefix:
-                # HTTP's clients follow the app's redirect to the slash, most of WebSocket's would not
+                # HTTP clients follow the app's redirect to the slash; most WebSocket clients do not
                 scope |= {"path": path + "/", "raw_path": scope.get("raw_path", path.encode()) + b"/"}
             relay = Relay(
                 app.ingress, app.name, self._settings, self._streams, is_resumable=app.is_resumable
             )  # fmt: skip
             await relay(scope, receive, outcome.watched(send))
 
-    async def _own(self, scope: Scope, path: str) -> ASGIApp | None:
-        """What is answered here: streams, and questions about the server."""
+    async def _own_answer(self, scope: Scope, path: str) -> ASGIApp | None:
+        """Return the answer to requests that the front serves itself: streams, and the server's state. Else None."""
         method: str = scope["method"]
         owner = owner_of(scope)
-        if path.startswith(_OWN):
-            return self._tell(path.removeprefix(_OWN))
+        if path.startswith(_ADMIN):
+            return self._server_state(path.removeprefix(_ADMIN))
         cursor = Headers(scope=scope).get("last-event-id", "")
         if path.startswith(_STREAMS):
             stream_id, _, verb = path.removeprefix(_STREAMS).partition("/")
             if not is_stream_id(stream_id):
-                return None  # a route of the app's own
+                return None  # the app's own route
             if verb == "events" and method in ("GET", "HEAD"):
                 query = QueryParams(scope["query_string"])
                 ignored = [printable(name) for name in query if name != "after"]
@@ -119,15 +119,13 @@ class Front:
                 return await self._streams.on_stream(owner, method, stream_id, verb)
         app = self._app_at(path)
         if app is not None and _is_event_id(cursor):
-            return await self._streams.resume(
-                owner, cursor, app=app.name
-            )  # a request sent to resume never begins anything
+            return await self._streams.resume(owner, cursor, app=app.name)  # a request with an event id only resumes
         return None
 
     def _app_at(self, path: str) -> HostedApp | None:
         return next((app for app in self.apps if _is_below(path, app.route_prefix)), None)
 
-    def _tell(self, what: str) -> ASGIApp:
+    def _server_state(self, what: str) -> ASGIApp:
         match what:
             case "livez":
                 return JsonAnswer(b'{"live":true}')
@@ -141,12 +139,12 @@ class Front:
                 return JsonAnswer(msgspec.json.encode({app.route_prefix or "/": app.name for app in self.apps}))
             case "metrics":
                 return self._metrics
-        return PlainTextResponse("Here are livez, readyz, healthz, routes and metrics.\n", 404)
+        return PlainTextResponse("The paths under /-/ are livez, readyz, healthz, routes and metrics.\n", 404)
 
     # Calls from one deployment to another
 
-    def opened(self, channel: Channel, kind: str, head: bytes) -> None:
-        """A process of ours calls. When it closes the channel, whoever called is gone, also from the queue."""
+    def on_channel(self, channel: Channel, kind: str, head: bytes) -> None:
+        """Serve a call from a process. When the process closes the channel, the call ends, or leaves the queue."""
         channel.serve(self._call(channel, head))
 
     async def _call(self, caller: Channel, head: bytes) -> None:
@@ -167,17 +165,17 @@ class Front:
         except ChannelClosed as end:
             failure = end.failure
             if isinstance(end, LinkLost):
-                failure = pickle.dumps(DeploymentUnavailableError("The process that was called died."))
+                failure = pickle.dumps(DeploymentUnavailableError("The process of the called deployment died."))
             caller.close(failure)
         finally:
             callee.close()
-            callee.when_over(lease.give_back)
+            callee.when_over(lease.release)
 
-    def _pool_of(self, asked: CallHead) -> Pool:
+    def _pool_of(self, head: CallHead) -> Pool:
         for app in self.apps:
-            if app.name == asked.app and asked.deployment in app.pools:
-                return app.pools[asked.deployment]
-        raise RequestError(f"There is no deployment {asked.deployment} in {asked.app}.")
+            if app.name == head.app and head.deployment in app.pools:
+                return app.pools[head.deployment]
+        raise RequestError(f"There is no deployment {head.deployment} in {head.app}.")
 
 
 def _for_callers(error: TailraceError) -> Exception:
@@ -191,7 +189,7 @@ def _is_below(path: str, prefix: str) -> bool:
 
 
 def _is_event_id(cursor: str) -> bool:
-    """Whether it is one of ours. Apps may give their events ids of another shape, and read them themselves."""
+    """Return whether this is an event id of tailrace. Apps may have event ids of their own."""
     try:
         stream_id, _ = parse_cursor(cursor)
     except SeqOutOfRange:

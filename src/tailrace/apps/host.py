@@ -1,4 +1,4 @@
-"""From what is to be run to a running front, and down again."""
+"""Starts the apps and the front, and drains and stops them at the end."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ logger = logging.getLogger("tailrace.apps")
 
 @dataclass(frozen=True, slots=True)
 class AppSpec:
-    """An app to run, and where on the web."""
+    """An app to run, and its route prefix."""
 
     target: AppTarget
     route_prefix: str  # "" for the root
-    where: str = ""  # it stands, where it is one of several
+    where: str = ""  # the app's position in a YAML file, for error messages
     is_resumable: bool = False  # whether its streamed answers are recorded
 
 
 async def host(
-    planned: Callable[[], Sequence[AppSpec]],
+    get_apps: Callable[[], Sequence[AppSpec]],
     settings: Settings,
     sock: socket,
     *,
@@ -52,15 +52,14 @@ async def host(
     on_ready: Callable[[Front, tuple[str, ...]], None],
     on_drain: Callable[[int], None] = lambda num_requests: None,
     on_boot_error: Callable[[BootError], None] = lambda error: None,
-    changed: Callable[[], AsyncIterator[object]] | None = None,
+    changes: Callable[[], AsyncIterator[object]] | None = None,
 ) -> None:
-    """Run apps on a bound socket until SIGTERM or SIGINT, then drain. A second signal leaves at once.
+    """Run apps on a bound socket until SIGTERM or SIGINT, then drain. A second signal stops at once.
 
-    `planned` is called in a thread and says which apps, each time that they are started. It may raise BootError. With
-    `changed`, each thing that that gives has them started anew; what does not start then goes to `on_boot_error`,
-    and the next change is waited for.
+    `get_apps` is called in a thread each time before the apps are started. It may raise BootError. With `changes`, each
+    item of it restarts the apps. If they do not start then, `on_boot_error` is called, and the next change is awaited.
 
-    Raises: BootError if an app does not start, ModelError if the journal cannot be kept.
+    Raises: BootError if an app does not start, ModelError if the journal cannot be opened.
     """
     signals = Signals()
     async with AsyncExitStack() as stack:
@@ -76,20 +75,20 @@ async def host(
         front = Front(settings, streams)
         app = let_origins_read(Edge(front, settings, records.keyring, public=PUBLIC), settings)
         app = AccessLog(app, store, is_of_apps=True) if settings.access_log else app
-        change = asyncio.Event()  # of a file; what changes while the apps start counts too
-        is_watched = changed is not None
+        change = asyncio.Event()  # of a file, also while the apps start
+        is_watched = changes is not None
 
-        async def once(listening: _Listening) -> bool:
-            """Whether the apps have to be started anew. Raises: BootError."""
+        async def run_once(listening: _Listening) -> bool:
+            """Run the apps until the end or a change. Returns whether they have to restart. Raises: BootError."""
             try:
-                apps = await asyncio.to_thread(planned)  # may read files and try interpreters
-                async with _booted(apps, settings, front, signals.force_requested) as notes:
+                apps = await asyncio.to_thread(get_apps)  # may read files and try interpreters
+                async with _started(apps, settings, front, signals.force_requested) as notes:
                     listening.begin()
                     on_ready(front, notes)
-                    if await _until(signals.stop_requested, change):
+                    if await _wait_for_change(signals.stop_requested, change):
                         streams.interrupt_all()
                         return True
-                    await _leave(front, streams, settings, signals, on_drain)
+                    await _drain(front, streams, settings, signals, on_drain)
                     listening.end(hurried=signals.force_requested.is_set())
                     return False
             except BaseExceptionGroup as errors:
@@ -97,20 +96,20 @@ async def host(
 
         async def run() -> None:
             async with _Listening(app, settings, sock) as listening:
-                is_wanted = True
-                while is_wanted:
+                has_to_run = True
+                while has_to_run:
                     try:
-                        is_wanted = await once(listening)
+                        has_to_run = await run_once(listening)
                     except BootError as error:
                         if not is_watched:
                             raise
                         on_boot_error(error)
-                        is_wanted = await _until(signals.stop_requested, change)
+                        has_to_run = await _wait_for_change(signals.stop_requested, change)
 
         async with asyncio.TaskGroup() as group:
             running = group.create_task(run())
             leaving = group.create_task(signals.stop_requested.wait())
-            watching = [group.create_task(_watch(changed, change))] if changed is not None else []
+            watching = [group.create_task(_watch(changes, change))] if changes is not None else []
             await asyncio.wait([running, leaving], return_when=asyncio.FIRST_COMPLETED)
             if not running.done() and not front.is_open:  # nothing runs yet
                 running.cancel()
@@ -119,7 +118,7 @@ async def host(
 
 
 class _Listening:
-    """The web server, from the moment when there is something to say."""
+    """The web server. Listens as soon as the apps are ready."""
 
     def __init__(self, app: ASGIApp, settings: Settings, sock: socket) -> None:
         self._settings = settings
@@ -136,7 +135,7 @@ class _Listening:
             await self._task
 
     def begin(self) -> None:
-        """Raises: ModelError if somebody else listens there by now."""
+        """Start to listen. Raises: ModelError if another process has taken the port."""
         if self._task is not None:
             return
         try:
@@ -152,26 +151,26 @@ class _Listening:
 
 
 @asynccontextmanager
-async def _booted(
-    apps: Sequence[AppSpec], settings: Settings, front: Front, hurrying: asyncio.Event
+async def _started(
+    apps: Sequence[AppSpec], settings: Settings, front: Front, force_stop: asyncio.Event
 ) -> AsyncIterator[tuple[str, ...]]:
-    """All processes of all apps up, and the front told of them. Raises: BootError."""
+    """Start all processes of all apps, and register the apps with the front. Raises: BootError."""
     notes: list[str] = []
     async with AsyncExitStack() as running:
         hosted: list[HostedApp] = []
         for spec in apps:
-            with _naming(spec.where):
+            with _adding_position(spec.where):
                 first = await ReplicaProcess.start(
-                    front.opened, log_level=spec.target.log_level, python=spec.target.python
+                    front.on_channel, log_level=spec.target.log_level, python=spec.target.python
                 )
                 try:
                     described = await first.describe(spec.target, within_s=settings.load_s)
                     notes += described.notes
-                    hosted.append(_app(spec, described, settings, front, hurrying))
-                    front.set_apps(hosted)  # constructors may call what was constructed before
+                    hosted.append(_app(spec, described, settings, front, force_stop))
+                    front.set_apps(hosted)  # constructors may call deployments that were constructed before
                     last = next(reversed(described.parts))
                     for name, pool in hosted[-1].pools.items():
-                        # the process that has imported the app becomes the one that the web reaches, the last
+                        # the process that has imported the app becomes the ingress, which is the last deployment
                         await running.enter_async_context(pool.running(first if name == last else None))
                 except BaseException:
                     await first.kill()
@@ -183,8 +182,8 @@ async def _booted(
             front.is_open = False
 
 
-def _app(spec: AppSpec, described: Described, settings: Settings, front: Front, hurrying: asyncio.Event) -> HostedApp:
-    """The app with a pool for each deployment, none of which has a process yet."""
+def _app(spec: AppSpec, described: Described, settings: Settings, front: Front, force_stop: asyncio.Event) -> HostedApp:
+    """Return the app with a pool for each deployment. No pool has a process yet."""
     pools = {
         name: Pool(
             spec.target,
@@ -192,8 +191,8 @@ def _app(spec: AppSpec, described: Described, settings: Settings, front: Front, 
             root_path=spec.route_prefix,
             load_s=settings.load_s,
             queue_s=settings.queue_s,
-            opened=front.opened,
-            hurrying=hurrying,
+            on_channel=front.on_channel,
+            force_stop=force_stop,
         )
         for name, part in described.parts.items()
     }
@@ -201,8 +200,8 @@ def _app(spec: AppSpec, described: Described, settings: Settings, front: Front, 
 
 
 @contextmanager
-def _naming(where: str) -> Iterator[None]:
-    """Has a failure say which of several apps it is. Raises: BootError."""
+def _adding_position(where: str) -> Iterator[None]:
+    """Put the app's position in the YAML file into a failure's message. Raises: BootError."""
     try:
         yield
     except (BootError, BaseExceptionGroup) as error:
@@ -212,13 +211,13 @@ def _naming(where: str) -> Iterator[None]:
         raise BootError(Failed(f"{where}: {first.message}", first.traceback)) from None
 
 
-async def _watch(changed: Callable[[], AsyncIterator[object]], change: asyncio.Event) -> None:
-    async for _ in changed():
+async def _watch(changes: Callable[[], AsyncIterator[object]], change: asyncio.Event) -> None:
+    async for _ in changes():
         change.set()
 
 
-async def _until(leaving: asyncio.Event, change: asyncio.Event) -> bool:
-    """Wait for the end, or for a change; whether it was a change."""
+async def _wait_for_change(leaving: asyncio.Event, change: asyncio.Event) -> bool:
+    """Wait for a signal or a change. Returns True for a change."""
     async with asyncio.TaskGroup() as group:
         waits = [group.create_task(leaving.wait()), group.create_task(change.wait())]
         await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -228,7 +227,7 @@ async def _until(leaving: asyncio.Event, change: asyncio.Event) -> bool:
     return not leaving.is_set()
 
 
-async def _leave(
+async def _drain(
     front: Front, streams: AppStreams, settings: Settings, signals: Signals, on_drain: Callable[[int], None]
 ) -> None:
     front.drain()
@@ -236,7 +235,7 @@ async def _leave(
     on_drain(sum(app.ingress.num_ongoing for app in front.apps))
     drain_s = max([settings.drain_s, *(pool.options.graceful_shutdown_timeout_s for pool in pools)])
     async with asyncio.TaskGroup() as group:
-        drained = [group.create_task(app.ingress.drained()) for app in front.apps]
+        drained = [group.create_task(app.ingress.wait_drained()) for app in front.apps]
         hurried = group.create_task(signals.force_requested.wait())
         done = asyncio.gather(*drained)
         either: list[asyncio.Future[Any]] = [done, hurried]  # Any: their results differ

@@ -1,7 +1,7 @@
-"""Other Python interpreters that apps run under, where an app needs packages that cannot be installed beside ours.
+"""Other Python interpreters for apps whose packages cannot be installed together with tailrace's.
 
-Such an environment need not have tailrace installed. The app's process loads this copy of it, and nothing else from
-here, so that the versions in the two environments never mix.
+Such an environment does not need tailrace. The app's process loads this copy of tailrace, and nothing else from
+this environment, so that the packages of the two environments never mix.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import tailrace
 __all__ = ["NEEDED", "InterpreterError", "command_of", "find_interpreter"]
 
 NEEDED = ("anyio", "cloudpickle", "msgspec", "prometheus-client", "pyyaml", "starlette")
-_MODULES = {"prometheus-client": "prometheus_client", "pyyaml": "yaml"}  # of packages with another name
-_LEAST = (3, 11)
+_MODULES = {"prometheus-client": "prometheus_client", "pyyaml": "yaml"}  # where they differ from the package's name
+_MIN_VERSION = (3, 11)
 _CHECK_S = 60.0
 
 # Runs a module of this copy of tailrace, whether or not that environment has one of its own.
@@ -38,13 +38,13 @@ print(*sys.version_info[:2], *missing)
 
 
 class InterpreterError(Exception):
-    """An interpreter that cannot run apps. The message says what to do."""
+    """The interpreter cannot run apps. The message says what to do."""
 
 
 def find_interpreter(given: str) -> str:
-    """The executable of an interpreter, given its path, its name on the PATH, or the directory of its environment.
+    """Return the executable, given its path, its name on the PATH, or the directory of its environment.
 
-    Raises: InterpreterError where there is none, or where its environment lacks what every app's process needs.
+    Raises: InterpreterError if there is none, or if its environment lacks a package that every app's process needs.
     """
     path = Path(given)
     if path.is_dir():
@@ -53,31 +53,38 @@ def find_interpreter(given: str) -> str:
         path = Path(shutil.which(given) or given)
     if any(blank in given for blank in " \t\n") and not path.exists():
         raise InterpreterError(
-            f"{given!r} is no path of a Python interpreter, and a command with arguments cannot be used."
+            f"{given!r} is not the path of a Python interpreter. A command with arguments is not supported."
         )
-    path = path.absolute()  # links stay: an environment's interpreter is one, and finds its packages by its own place
+    path = (
+        path.absolute()
+    )  # not resolved: an environment's interpreter is a link, and finds its packages next to the link
     checked = _run([str(path), "-c", _CHECK, *(_MODULES.get(name, name) for name in NEEDED)])
     major, minor, *missing = checked.split()
-    if (int(major), int(minor)) < _LEAST:
-        least = ".".join(map(str, _LEAST))
+    if (int(major), int(minor)) < _MIN_VERSION:
+        least = ".".join(map(str, _MIN_VERSION))
         raise InterpreterError(f"{path} is Python {major}.{minor}; apps need {least} or later.")
     if missing:
         packages = [name for name in NEEDED if _MODULES.get(name, name) in missing]
         install = f"{path} -m pip install {' '.join(packages)}"
-        raise InterpreterError(f"{path} lacks what every app's process needs. Install it there: {install}")
-    _run([*command_of(str(path), "tailrace.apps.replica")])  # only imports, without arguments
+        raise InterpreterError(f"{path} lacks packages that every app needs. Install them there: {install}")
+    _run([*command_of(str(path), "tailrace.apps.replica")])  # without arguments, the module only tests its imports
     return str(path)
 
 
 def command_of(python: str, module: str) -> list[str]:
-    """The command that runs a module of ours under an interpreter; "" is the one that runs here."""
+    """Return the command that runs a module of tailrace under an interpreter; "" is the interpreter of this process."""
     if not python:
-        return [sys.executable, "-u", "-m", module]  # -u: what was printed is not lost when it is killed
+        return [
+            sys.executable,
+            "-u",
+            "-m",
+            module,
+        ]  # -u: unbuffered, so that no output is lost when the process is killed
     return [python, "-u", "-c", _RUN, str(Path(tailrace.__file__).parent), module]
 
 
 def _run(command: list[str]) -> str:
-    """What it prints. Raises: InterpreterError."""
+    """Run a command and return its output. Raises: InterpreterError."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_CHECK_S, check=False)
     except OSError as error:

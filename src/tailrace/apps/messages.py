@@ -1,7 +1,7 @@
-"""Checks what an app sends before it leaves the app's process, so that nothing malformed reaches a client.
+"""Checks what an app sends, in the app's process, so that nothing malformed reaches a client.
 
-The exception is raised in the app, at the line that sent the message. Nothing of that message was sent then, so the
-client gets a 500 where the answer had not begun, and an answer that is visibly cut off where it had.
+The exception is raised in the app, at the line that sent the message. That message is not sent. The client gets a 500
+if the answer had not begun, else an answer that is visibly cut off.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MAX_REASON_BYTES = 123
 _WITHOUT_BODY = (204, 304)
 
 
-class InvalidMessage(ValueError):  # named for what is wrong, as the errors of the tree
+class InvalidMessage(ValueError):
     """An app sent a message that ASGI or HTTP does not allow."""
 
 
@@ -33,10 +33,10 @@ class SentMessages:
         self._is_head = scope.get("method") == "HEAD"
         self._state = "new"  # then "started" (HTTP) or "accepted" (WebSocket), and "complete"
         self._has_body = True
-        self._left_bytes: int | None = None  # of the declared length of the body
+        self._left_bytes: int | None = None  # of the body's declared length
 
     def checked(self, message: Message) -> Message | None:
-        """The message as it may be sent, None for one that has no place in the answer: after its end, and trailers.
+        """Return the message to send, or None to drop it: trailers, and messages after the end.
 
         Raises: InvalidMessage.
         """
@@ -70,7 +70,7 @@ class SentMessages:
         if len(lengths) > 1 or (lengths and not _LENGTH.fullmatch(lengths[0])):
             raise InvalidMessage("the header content-length should be one number.")
         if encodings not in ([], [b"chunked"]) or (lengths and encodings):
-            raise InvalidMessage("the header transfer-encoding is the server's to set.")
+            raise InvalidMessage("the header transfer-encoding is set by the server, not by the app.")
         self._has_body = status not in _WITHOUT_BODY
         if lengths and self._has_body and not self._is_head:
             self._left_bytes = int(lengths[0])
@@ -98,7 +98,7 @@ class SentMessages:
 
 
 def _checked_headers(headers: Any) -> Mapping[bytes, list[bytes]]:  # Any: whatever the app has sent
-    """The values by name in lower case. Raises: InvalidMessage."""
+    """Return the values by lowercase name. Raises: InvalidMessage."""
     found: dict[bytes, list[bytes]] = {}
     for header in headers or ():
         if len(header) != 2 or not all(isinstance(part, bytes) for part in header):
@@ -107,7 +107,7 @@ def _checked_headers(headers: Any) -> Mapping[bytes, list[bytes]]:  # Any: whate
         if not _NAME.fullmatch(name):
             raise InvalidMessage(f"{name!r} cannot be the name of a header.")
         if _CONTROL.search(value):
-            raise InvalidMessage(f"the value of the header {name.decode()} has a control character in it.")
+            raise InvalidMessage(f"the value of the header {name.decode()} contains a control character.")
         found.setdefault(name.lower(), []).append(value.strip())
     return found
 
@@ -115,14 +115,14 @@ def _checked_headers(headers: Any) -> Mapping[bytes, list[bytes]]:  # Any: whate
 def _check_frame(message: Message) -> None:
     text, data = message.get("text"), message.get("bytes")
     if (text is None) == (data is None):
-        raise InvalidMessage("websocket.send has either text or bytes.")
+        raise InvalidMessage("websocket.send takes either text or bytes.")
     if not isinstance(text, (str, type(None))) or not isinstance(data, (bytes, bytearray, memoryview, type(None))):
-        raise InvalidMessage("websocket.send has text that is a str, or bytes.")
+        raise InvalidMessage("websocket.send takes text as str, or bytes as bytes.")
 
 
 def _check_close(message: Message) -> None:
     code, reason = message.get("code", 1000), message.get("reason") or ""
     if not isinstance(code, int) or not (1000 <= code <= 1003 or 1007 <= code <= 1014 or 3000 <= code <= 4999):
-        raise InvalidMessage(f"{code!r} is no code that a WebSocket can be closed with.")
+        raise InvalidMessage(f"{code!r} is not a valid close code of a WebSocket.")
     if not isinstance(reason, str) or len(reason.encode()) > _MAX_REASON_BYTES:
         raise InvalidMessage(f"the reason of websocket.close is text of at most {_MAX_REASON_BYTES} bytes.")

@@ -1,4 +1,4 @@
-"""`/-/metrics`: what the front counts of every app, and what the apps' processes count themselves."""
+"""`/-/metrics`: the front's metrics of every app, and the metrics of the apps' processes."""
 
 from __future__ import annotations
 
@@ -22,52 +22,60 @@ from tailrace.serve.link import ChannelClosed
 __all__ = ["AppMetrics"]
 
 _SECONDS = tuple(0.001 * 2**power for power in range(20))
-_ANSWER_S = 1.0  # a process that is busy for longer is left out this time
+_TIMEOUT_S = 1.0  # a process that does not answer by then is left out
 
 
 class AppMetrics:
-    """Counts requests, and asks the processes. An ASGI application that shows it all."""
+    """Counts requests, and collects the processes' metrics. An ASGI application that serves both."""
 
     def __init__(self, apps: Callable[[], Iterable[HostedApp]], num_ended: Mapping[tuple[str, str], int]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has it so
         self._apps = apps
         registry = self._registry = CollectorRegistry()
-        registry.register(_Known(apps, num_ended))
+        registry.register(_PoolMetrics(apps, num_ended))
         self.requests = Counter("tailrace_app_requests", "Requests, by status.", ["app", "status"], registry=registry)
         self.first = Histogram(
-            "tailrace_app_first_seconds", "Time to the head of an answer.", ["app"], registry=registry, buckets=_SECONDS
+            "tailrace_app_first_seconds",
+            "Time to the start of the answer.",
+            ["app"],
+            registry=registry,
+            buckets=_SECONDS,
         )
         self.durations = Histogram(
-            "tailrace_app_request_seconds", "Time to its end.", ["app"], registry=registry, buckets=_SECONDS
+            "tailrace_app_request_seconds",
+            "Time to the end of the answer.",
+            ["app"],
+            registry=registry,
+            buckets=_SECONDS,
         )
 
-    def asking(self, app: str) -> Outcome:
-        """A request of an app, while it is answered."""
+    def measure(self, app: str) -> Outcome:
+        """Return a context manager that measures one request of an app."""
         return Outcome(self, app)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        asked: list[tuple[dict[str, str], ReplicaProcess]] = []
+        sources: list[tuple[dict[str, str], ReplicaProcess]] = []
         for app in self._apps():
             for name, pool in app.pools.items():
                 for number, replica in enumerate(pool.replicas):
-                    asked.append(({"app": app.name, "deployment": name, "process": str(number)}, replica))
-        told = await asyncio.gather(*(_told(replica) for _, replica in asked))
+                    sources.append(({"app": app.name, "deployment": name, "process": str(number)}, replica))
+        texts = await asyncio.gather(*(_fetch(replica) for _, replica in sources))
         merged = CollectorRegistry()
-        merged.register(_Merged([(labels, text) for (labels, _), text in zip(asked, told, strict=True)]))
+        merged.register(_MergedMetrics([(labels, text) for (labels, _), text in zip(sources, texts, strict=True)]))
         body = generate_latest(self._registry) + generate_latest(merged)
         await Response(body, media_type=CONTENT_TYPE_PLAIN_0_0_4)(scope, receive, send)
 
 
-async def _told(replica: ReplicaProcess) -> str:
-    """A process's own metrics; nothing where it does not answer in time."""
+async def _fetch(replica: ReplicaProcess) -> str:
+    """Return a process's own metrics, or "" if it does not answer in time."""
     try:
-        return (await replica.ask("metrics", within_s=_ANSWER_S)).decode("utf-8", "replace")
+        return (await replica.ask("metrics", within_s=_TIMEOUT_S)).decode("utf-8", "replace")
     except (TimeoutError, ChannelClosed):
         return ""
 
 
-class _Known(Collector):
-    """What pools and streams know of themselves."""
+class _PoolMetrics(Collector):
+    """The metrics of pools and streams."""
 
     def __init__(self, apps: Callable[[], Iterable[HostedApp]], num_ended: Mapping[tuple[str, str], int]) -> None:
         self._apps = apps
@@ -75,9 +83,9 @@ class _Known(Collector):
 
     def collect(self) -> Iterable[Metric]:
         names = ["app", "deployment"]
-        ongoing = GaugeMetricFamily("tailrace_app_ongoing", "Requests that processes have.", labels=names)
-        waiting = GaugeMetricFamily("tailrace_app_waiting", "Requests that wait.", labels=names)
-        processes = GaugeMetricFamily("tailrace_app_processes", "Processes that can be asked.", labels=names)
+        ongoing = GaugeMetricFamily("tailrace_app_ongoing", "Requests that are running.", labels=names)
+        waiting = GaugeMetricFamily("tailrace_app_waiting", "Requests that are queued.", labels=names)
+        processes = GaugeMetricFamily("tailrace_app_processes", "Processes that accept requests.", labels=names)
         restarts = CounterMetricFamily("tailrace_app_restarts", "Processes lost and replaced.", labels=names)
         streams = CounterMetricFamily("tailrace_app_streams", "Streams that have ended.", labels=["app", "status"])
         for app in self._apps():
@@ -91,8 +99,8 @@ class _Known(Collector):
         return ongoing, waiting, processes, restarts, streams
 
 
-class _Merged(Collector):
-    """Several processes' metrics as one exposition: each family once, each sample with where it comes from."""
+class _MergedMetrics(Collector):
+    """Merges the metrics of several processes: each family once, each sample labelled with its process."""
 
     def __init__(self, texts: list[tuple[Mapping[str, str], str]]) -> None:
         self._texts = texts
@@ -102,7 +110,7 @@ class _Merged(Collector):
         for labels, text in self._texts:
             try:
                 parsed = list(text_string_to_metric_families(text))
-            except ValueError:  # an app's own, and not in the format
+            except ValueError:  # an app's own text may not be in the format
                 continue
             for family in parsed:
                 known = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
@@ -112,7 +120,7 @@ class _Merged(Collector):
 
 
 class Outcome:
-    """How one request is going. A context manager around it."""
+    """Measures one request. A context manager around it."""
 
     __slots__ = ("_app", "_began_s", "_metrics", "_status")
 
@@ -131,7 +139,7 @@ class Outcome:
         self._metrics.durations.labels(self._app).observe(time.monotonic() - self._began_s)
 
     def watched(self, send: Send) -> Send:
-        """The same, telling us of the head of the answer."""
+        """Wrap `send`, to see the start of the answer."""
 
         async def watching(message: Message) -> None:
             if not self._status and message["type"] in ("http.response.start", "websocket.http.response.start"):

@@ -1,7 +1,7 @@
-"""The same apps and the same server on Ray Serve, for those who outgrow one machine. The one place that knows Ray.
+"""Runs the same apps and the same server on Ray Serve, across several machines. The only module that knows Ray.
 
-Ray's proxies, replicas and routing stand where the front and its pools stand here; user code and engine are the same. A
-stream lives in the replica that made it: reading it again works where that replica is asked.
+Ray's proxies, replicas and routing replace the front and its pools; user code and engine are the same. A stream exists
+only in the replica that made it: a later request finds the stream only if Ray routes it to that replica.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 __all__ = ["run_on_ray", "serve_on_ray"]
 
 _DRAIN_S = 60.0  # longer than most answers
-_SOCKETS = 1000  # that one replica of the built-in server holds; its own gate refuses what is too much
+_MAX_CONNECTIONS = 1000  # per replica of the built-in server, whose own admission refuses what is too much
 
 
 def run_on_ray(plan: Plan, settings: Settings) -> int:
-    """Deploy a plan's apps, and wait for a signal. Returns the exit status."""
+    """Deploy the apps of a plan, and wait for a signal. Returns the exit status."""
     serve = _started(settings)
     if serve is None:
         return 1
@@ -56,7 +56,7 @@ def run_on_ray(plan: Plan, settings: Settings) -> int:
         _say(f"Deploying {spec.target.app_name} on Ray …")
         try:
             serve.run(_on_ray(serve, app, options), name=spec.target.app_name, route_prefix=spec.route_prefix or "/")
-        except Exception as error:  # Ray has shown what it knows
+        except Exception as error:  # Ray has printed the details
             _say(f"tailrace: Ray could not deploy {spec.target.app_name}: {type(error).__name__}: {error}")
             serve.shutdown()
             return 1
@@ -75,8 +75,8 @@ def serve_on_ray(model: str, settings: Settings, *, num_replicas: int) -> int:
     deployment = serve.deployment(
         name="tailrace",
         num_replicas=num_replicas,
-        max_ongoing_requests=_SOCKETS,
-        max_queued_requests=_SOCKETS,
+        max_ongoing_requests=_MAX_CONNECTIONS,
+        max_queued_requests=_MAX_CONNECTIONS,
         backpressure_config={"status_code": 429, "retry_after_s": 1},
         graceful_shutdown_timeout_s=max(_DRAIN_S, settings.drain_s),
         ray_actor_options={"num_cpus": threads},
@@ -97,7 +97,7 @@ def _started(settings: Settings) -> Any:  # Any: the module ray.serve
     if _has_cluster():
         ray.init(address="auto", ignore_reinit_error=True, log_to_driver=True)
     else:
-        try:  # Ray shares its port with whoever else lets it be shared, another Ray for one
+        try:  # Ray would share the port with another process that allows it, such as another Ray
             bind(settings).close()
         except OSError as error:
             _say(
@@ -128,7 +128,7 @@ def _wait(serve: Any) -> int:  # Any: the module ray.serve
 def _on_ray(
     serve: Any, app: Application, options: Mapping[str, tuple[DeploymentOptions, Mapping[str, Any]]]
 ) -> Any:  # Any: Ray's
-    """Ray's app for one of ours."""
+    """Convert an app to Ray's application."""
     made: dict[int, Any] = {}
     for name, node in nodes(app).items():
         body = node.deployment.func_or_class
@@ -141,7 +141,7 @@ def _on_ray(
 
 
 def _with_app(body: type[Any]) -> type[Any]:  # Any: the user's
-    """The user's class, telling Ray of its ASGI app in the way that Ray asks."""
+    """Return a subclass of the user's class that gives Ray its ASGI app."""
 
     async def construct(self: Any, *args: Any, **kwargs: Any) -> None:  # Any: the user's
         begin: Any = body.__init__
@@ -164,7 +164,7 @@ def _ray_options(options: DeploymentOptions, foreign: Mapping[str, Any]) -> dict
         "name": options.name,
         "num_replicas": options.num_replicas,
         "max_ongoing_requests": options.max_ongoing_requests,
-        "max_queued_requests": max(1, options.max_queued_requests),  # Ray knows of no queue without a place
+        "max_queued_requests": max(1, options.max_queued_requests),  # Ray rejects a queue of length 0
         "graceful_shutdown_timeout_s": options.graceful_shutdown_timeout_s,
         "health_check_period_s": options.health_check_period_s,
         "health_check_timeout_s": options.health_check_timeout_s,
@@ -175,12 +175,12 @@ def _ray_options(options: DeploymentOptions, foreign: Mapping[str, Any]) -> dict
         },
     }
     if "autoscaling_config" in foreign:
-        del given["num_replicas"]  # Ray takes the one or the other
+        del given["num_replicas"]  # Ray accepts only one of both
     return {**given, **foreign}
 
 
 def _builder(model: str, settings: Settings) -> Callable[[], ASGIApp]:
-    """What makes the built-in server in each replica, with its engine in the app's lifespan."""
+    """Return a function that makes the built-in server in a replica. The app's lifespan starts its engine."""
 
     def build() -> ASGIApp:
         from tailrace.apps.on_ray import _Served
@@ -237,7 +237,7 @@ class _Served:
 
 
 def _without_request_id(send: Send) -> Send:
-    """Ray's proxy gives each answer its X-Request-Id, which is ours too."""
+    """Drop our X-Request-Id, since Ray's proxy adds its own."""
 
     async def passed_on(message: Message) -> None:
         if "headers" in message:

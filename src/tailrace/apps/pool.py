@@ -1,4 +1,4 @@
-"""The processes of one deployment: kept running, and shared out to those who ask."""
+"""The processes of one deployment. Keeps them running, and assigns requests to them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tailrace.apps.process import Answered, BootError, ReplicaProcess
+from tailrace.apps.process import BootError, OnChannel, ReplicaProcess
 from tailrace.errors import AdmissionError, AppUnavailable, Draining, QueueFull, TailraceError
 from tailrace.serve.boot import AppTarget, Assignment, Part
 
@@ -18,14 +18,14 @@ __all__ = ["DRAIN_RETRY_S", "HostedApp", "Pool", "ReplicaLease"]
 
 logger = logging.getLogger("tailrace.apps")
 
-_HOPELESS = 3  # starts in a row that failed, after which nobody waits for another
-_UNHEALTHY = 3  # checks in a row
+_MAX_FAILED_STARTS = 3  # in a row; after that, requests no longer wait for a start
+_MAX_FAILED_CHECKS = 3  # in a row; after that, the process is replaced
 _MAX_BACKOFF_S = 30.0
 DRAIN_RETRY_S = 5.0
 
 
 class ReplicaLease:
-    """A place in one process, until it is given back."""
+    """One request slot of one process, until `release`."""
 
     __slots__ = ("_pool", "replica")
 
@@ -33,15 +33,16 @@ class ReplicaLease:
         self._pool = pool
         self.replica = replica
 
-    def give_back(self) -> None:
-        """Does nothing the second time."""
-        pool, self._pool = self._pool, None  # type: ignore[assignment]  # None only from here on
+    def release(self) -> None:
+        """Free the slot. A second call does nothing."""
+        pool, self._pool = self._pool, None  # type: ignore[assignment]  # None once it is released
         if pool is not None:
-            pool._returned(self.replica)
+            pool._release(self.replica)
 
 
 class Pool:
-    """First come, first served; the process with the least to do is taken."""
+    """Shares the processes of a deployment. Requests wait in order of arrival; each gets the process with the
+    fewest."""
 
     def __init__(
         self,
@@ -51,19 +52,19 @@ class Pool:
         root_path: str,
         load_s: float,
         queue_s: float,
-        opened: Answered,
-        hurrying: asyncio.Event,
+        on_channel: OnChannel,
+        force_stop: asyncio.Event,
     ) -> None:
         self.part = part
         self.options = part.options
         self.num_restarts = 0
-        self.replicas: list[ReplicaProcess] = []  # those that can be asked
+        self.replicas: list[ReplicaProcess] = []  # those that accept requests
         self._target = target
         self._root_path = root_path
         self._load_s = load_s
         self._queue_s = queue_s
-        self._opened = opened
-        self._hurrying = hurrying  # nobody waits for the user's teardown any more
+        self._on_channel = on_channel
+        self._force_stop = force_stop  # set: stop without waiting for the user's teardown
         self._waiting: deque[asyncio.Future[ReplicaProcess]] = deque()
         self._failures = 0
         self._is_draining = False
@@ -91,10 +92,10 @@ class Pool:
         return self._is_draining or (not self._waiting and self._free() is not None)
 
     async def lease(self) -> ReplicaLease:
-        """A place, after waiting for one in turn.
+        """Wait in the queue for a free slot, and take it.
 
-        Raises: QueueFull if too many wait, AdmissionError if none comes in time, AppUnavailable if none will, Draining.
-        Cancellation: what was waited for goes to the next.
+        Raises: QueueFull; AdmissionError on a timeout; AppUnavailable if the app cannot be started; Draining.
+        Cancellation: leaves the queue; a slot that was just assigned goes to the next request.
         """
         if self._is_draining:
             raise Draining("This server is going away.", retry_after_s=DRAIN_RETRY_S)
@@ -106,53 +107,53 @@ class Pool:
         return ReplicaLease(self, replica)
 
     async def _wait(self) -> ReplicaProcess:
-        if not self.replicas and self._failures >= _HOPELESS:
-            raise AppUnavailable("The app cannot be started; the log says why.", retry_after_s=_MAX_BACKOFF_S)
+        if not self.replicas and self._failures >= _MAX_FAILED_STARTS:
+            raise AppUnavailable("The app cannot be started; the server's log says why.", retry_after_s=_MAX_BACKOFF_S)
         if len(self._waiting) >= self.options.max_queued_requests:
             config = self.options.backpressure_config
             full = QueueFull("Too many requests are waiting for this app.", retry_after_s=config.retry_after_s)
             full.status = config.status_code
             raise full
-        place: asyncio.Future[ReplicaProcess] = asyncio.get_running_loop().create_future()
-        self._waiting.append(place)
+        slot: asyncio.Future[ReplicaProcess] = asyncio.get_running_loop().create_future()
+        self._waiting.append(slot)
         try:
             async with asyncio.timeout(self._queue_s):
-                return await place
-        except BaseException as left:
-            if place in self._waiting:
-                self._waiting.remove(place)
-            elif place.done() and not place.cancelled() and place.exception() is None:
-                self._returned(place.result())  # it came, and nobody was there any more
-            if not isinstance(left, TimeoutError):
+                return await slot
+        except BaseException as error_or_cancel:
+            if slot in self._waiting:
+                self._waiting.remove(slot)
+            elif slot.done() and not slot.cancelled() and slot.exception() is None:
+                self._release(slot.result())  # assigned at the same moment
+            if not isinstance(error_or_cancel, TimeoutError):
                 raise
             error = AdmissionError(f"No process was free within {self._queue_s:g} s.", retry_after_s=5.0)
             error.status, error.code = 503, "queue_timeout"
             raise error from None
 
     def _free(self) -> ReplicaProcess | None:
-        """The process that has the least to do, or None while none has room. A process that is unhealthy has no room
-        while another is healthy."""
+        """Return the process with the fewest requests, or None if all are full. Unhealthy processes count only if there
+        is no healthy one."""
         usable = [one for one in self.replicas if not one.link.is_lost]
         healthy = [one for one in usable if not one.is_unhealthy]
         free = [one for one in healthy or usable if one.num_ongoing < self.options.max_ongoing_requests]
         return min(free, key=lambda one: one.num_ongoing, default=None)
 
-    def _returned(self, replica: ReplicaProcess) -> None:
+    def _release(self, replica: ReplicaProcess) -> None:
         replica.num_ongoing -= 1
-        self._hand_out()
+        self._assign_waiting()
         if self._idle is not None and not self._idle.done() and not self.num_ongoing:
             self._idle.set_result(None)
 
-    def _hand_out(self) -> None:
-        """Call this whenever a process may have room that it had not before."""
+    def _assign_waiting(self) -> None:
+        """Give free slots to waiting requests. Call this whenever a slot may have become free."""
         while self._waiting and (replica := self._free()) is not None:
-            place = self._waiting.popleft()
-            if not place.done():
+            slot = self._waiting.popleft()
+            if not slot.done():
                 replica.num_ongoing += 1
-                place.set_result(replica)
+                slot.set_result(replica)
 
-    async def drained(self) -> None:
-        """Take nobody in any more, and return when nobody is left."""
+    async def wait_drained(self) -> None:
+        """Accept no new requests, and wait until all running ones have ended."""
         self._is_draining = True
         if self.num_ongoing:
             self._idle = asyncio.get_running_loop().create_future()
@@ -162,12 +163,12 @@ class Pool:
 
     @asynccontextmanager
     async def running(self, first: ReplicaProcess | None = None) -> AsyncIterator[None]:
-        """All processes up. Leaving it stops them.
+        """Start all processes. Leaving the context stops them.
 
         Raises: BootError if one does not start.
         """
         started: list[ReplicaProcess] = []
-        keepers: list[asyncio.Task[None]] = []
+        supervisors: list[asyncio.Task[None]] = []
         try:
             async with asyncio.TaskGroup() as group:
                 boots = [
@@ -175,14 +176,14 @@ class Pool:
                     for number in range(self.options.num_replicas)
                 ]
             self.replicas.extend(boot.result() for boot in boots)
-            self._hand_out()  # constructors of others may have called already
+            self._assign_waiting()  # constructors of other deployments may have called already
             async with asyncio.TaskGroup() as group:
-                keepers += [group.create_task(self._keep(replica, started)) for replica in list(self.replicas)]
+                supervisors += [group.create_task(self._supervise(replica, started)) for replica in list(self.replicas)]
                 try:
                     yield
                 finally:
-                    for keeper in keepers:
-                        keeper.cancel()
+                    for supervisor in supervisors:
+                        supervisor.cancel()
         finally:
             self._is_draining = True
             self._refuse_waiting(Draining("This server is going away.", retry_after_s=DRAIN_RETRY_S))
@@ -192,21 +193,21 @@ class Pool:
     async def _stop(self, replicas: list[ReplicaProcess]) -> None:
         within_s = self.options.graceful_shutdown_timeout_s
         async with asyncio.TaskGroup() as group:
-            hurry = group.create_task(self._hurrying.wait())
+            forced = group.create_task(self._force_stop.wait())
             stops = [group.create_task(replica.stop(within_s=within_s)) for replica in replicas]
             all_stopped = asyncio.gather(*stops)
-            either: list[asyncio.Future[Any]] = [hurry, all_stopped]  # Any: their results differ
+            either: list[asyncio.Future[Any]] = [forced, all_stopped]  # Any: their results differ
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            hurry.cancel()
+            forced.cancel()
             for replica in replicas:
                 replica.link.abort()  # ends the wait for a teardown
 
     async def _boot(self, replica: ReplicaProcess | None, started: list[ReplicaProcess]) -> ReplicaProcess:
-        """A process that can be asked; of one that was given, the import is done. Raises: BootError."""
+        """Return a process that accepts requests. A `replica` that is given has imported the app. Raises: BootError."""
         is_new = replica is None
         if replica is None:
             replica = await ReplicaProcess.start(
-                self._opened, log_level=self._target.log_level, python=self._target.python
+                self._on_channel, log_level=self._target.log_level, python=self._target.python
             )
         started.append(replica)
         try:
@@ -220,66 +221,68 @@ class Pool:
             raise
         return replica
 
-    async def _keep(self, replica: ReplicaProcess, started: list[ReplicaProcess]) -> None:
-        """Watch a process, and start another in its place, until cancelled."""
+    async def _supervise(self, replica: ReplicaProcess, started: list[ReplicaProcess]) -> None:
+        """Watch a process, and replace it when it dies, until cancelled."""
         while True:
             reason = await self._until_lost(replica)
             self.replicas.remove(replica)
-            self._hand_out()  # without it, an unhealthy one may be the best that is left
+            self._assign_waiting()  # without this process, an unhealthy one may be eligible
             started.remove(replica)
             self.num_restarts += 1
             logger.error("%s: its process is lost (%s); starting another.", self.options.name, reason)
             await replica.kill()
-            replica = await self._another(started)
+            replica = await self._restart(started)
             self._failures = 0
             self.replicas.append(replica)
-            self._hand_out()
+            self._assign_waiting()
 
-    async def _another(self, started: list[ReplicaProcess]) -> ReplicaProcess:
+    async def _restart(self, started: list[ReplicaProcess]) -> ReplicaProcess:
         while True:
             try:
                 return await self._boot(None, started)
             except BootError as error:
                 self._failures += 1
                 logger.error("%s: %s\n%s", self.options.name, error.message, error.traceback)
-                if self._failures >= _HOPELESS:
-                    unavailable = AppUnavailable("The app cannot be started; the log says why.", retry_after_s=5.0)
+                if self._failures >= _MAX_FAILED_STARTS:
+                    unavailable = AppUnavailable(
+                        "The app cannot be started; the server's log says why.", retry_after_s=5.0
+                    )
                     if not self.replicas:
                         self._refuse_waiting(unavailable)
                 await asyncio.sleep(min(_MAX_BACKOFF_S, 0.5 * 2 ** min(self._failures, 6)))
 
     def _refuse_waiting(self, error: TailraceError) -> None:
         while self._waiting:
-            place = self._waiting.popleft()
-            if not place.done():
-                place.set_exception(error)
+            slot = self._waiting.popleft()
+            if not slot.done():
+                slot.set_exception(error)
 
     async def _until_lost(self, replica: ReplicaProcess) -> str:
-        """Why it is of no use any more."""
-        options, num_bad, told = self.options, 0, ""
+        """Wait until the process has died or is unhealthy. Returns the reason."""
+        options, num_bad, last_message = self.options, 0, ""
         while True:
-            await asyncio.wait([replica.gone], timeout=options.health_check_period_s)
-            if replica.gone.done():
-                return await replica.why()
+            await asyncio.wait([replica.exited], timeout=options.health_check_period_s)
+            if replica.exited.done():
+                return await replica.exit_reason()
             failure = await replica.check(within_s=options.health_check_timeout_s)
-            if replica.gone.done():
-                return await replica.why()
+            if replica.exited.done():
+                return await replica.exit_reason()
             replica.is_unhealthy = failure is not None
-            self._hand_out()
+            self._assign_waiting()
             if failure is None:
-                num_bad, told = 0, ""
+                num_bad, last_message = 0, ""
                 continue
             num_bad += 1
-            if failure.message != told:
+            if failure.message != last_message:
                 logger.warning("%s: %s", options.name, f"{failure.message}\n{failure.traceback}".rstrip())
-                told = failure.message
-            if num_bad >= _UNHEALTHY:
-                return f"unhealthy {_UNHEALTHY} times in a row"
+                last_message = failure.message
+            if num_bad >= _MAX_FAILED_CHECKS:
+                return f"unhealthy {_MAX_FAILED_CHECKS} times in a row"
 
 
 @dataclass(frozen=True, slots=True)
 class HostedApp:
-    """An app, and the pools of its deployments; `ingress` is the one that the web reaches."""
+    """An app and the pools of its deployments. `ingress` is the pool that HTTP requests go to."""
 
     name: str
     route_prefix: str  # "" for the root, else "/something"

@@ -1,4 +1,4 @@
-"""The front's end of one process of user code."""
+"""The front's handle on one process of user code."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from tailrace.apps.interpreters import command_of
 from tailrace.serve.boot import AppTarget, Assignment, Described, Failed
 from tailrace.serve.link import Channel, ChannelClosed, Link
 
-__all__ = ["Answered", "BootError", "ReplicaProcess"]
+__all__ = ["BootError", "OnChannel", "ReplicaProcess"]
 
-_STOP_S = 5.0
+_EXIT_TIMEOUT_S = 5.0
 _decode = msgspec.msgpack.decode
 _encode = msgspec.msgpack.encode
 
-Answered = Callable[[Channel, str, bytes], None]
+OnChannel = Callable[[Channel, str, bytes], None]
 
 
 class BootError(Exception):
-    """An app that does not start: the message is one line, `traceback` the user's code's."""
+    """An app does not start. `message` is one line; `traceback` is that of the user's code."""
 
     def __init__(self, failed: Failed) -> None:
         super().__init__(failed.message)
@@ -35,20 +35,20 @@ class BootError(Exception):
 
 
 class ReplicaProcess:
-    """One process. `opened` gets the channels that its code opens, which are calls of other deployments."""
+    """One process. `on_channel` is called for each channel that its code opens to call another deployment."""
 
-    def __init__(self, process: asyncio.subprocess.Process, opened: Answered) -> None:
+    def __init__(self, process: asyncio.subprocess.Process, on_channel: OnChannel) -> None:
         self.process = process
-        self.link = Link(opened, self._lost, is_front=True)
-        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.link = Link(on_channel, self._lost, is_front=True)
+        self.exited: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.num_ongoing = 0
         self.is_unhealthy = False  # its last health check failed
 
     @classmethod
-    async def start(cls, opened: Answered, *, log_level: str = "warning", python: str = "") -> ReplicaProcess:
-        """`python` is the interpreter that it runs under, "" for the one that runs here.
+    async def start(cls, on_channel: OnChannel, *, log_level: str = "warning", python: str = "") -> ReplicaProcess:
+        """Start a process under the interpreter `python`; "" is the interpreter of this process.
 
-        Raises: BootError if there can be no process.
+        Raises: BootError if the process cannot be started.
         """
         try:
             ours, theirs = socket.socketpair()
@@ -63,7 +63,7 @@ class ReplicaProcess:
                 undo.pop_all()
         except OSError as error:
             raise BootError(Failed(f"No process can be started: {error}.")) from None
-        replica = cls(process, opened)
+        replica = cls(process, on_channel)
         try:
             await asyncio.get_running_loop().create_unix_connection(lambda: replica.link, sock=ours)
         except BaseException:
@@ -73,7 +73,7 @@ class ReplicaProcess:
         return replica
 
     async def describe(self, target: AppTarget, *, within_s: float) -> Described:
-        """Have it import the app. Raises: BootError."""
+        """Make the process import the app. Raises: BootError."""
         answer = await self._boot("import", _encode(target), within_s, f"importing {target.target}")
         described, failure = _decode(answer, type=tuple[Described | None, Failed | None])
         if described is None:
@@ -81,14 +81,14 @@ class ReplicaProcess:
         return described
 
     async def become(self, assignment: Assignment, *, within_s: float) -> None:
-        """Have it construct a deployment. Raises: BootError."""
+        """Make the process construct a deployment. Raises: BootError."""
         answer = await self._boot("become", _encode(assignment), within_s, f"constructing {assignment.deployment}")
         failure = _decode(answer, type=Failed | None)
         if failure is not None:
             raise BootError(failure)
 
     async def check(self, *, within_s: float) -> Failed | None:
-        """Whether its event loop turns and its `check_health` has nothing to say; why not, otherwise."""
+        """Check that the event loop responds and that `check_health` raises nothing. Returns the failure, or None."""
         try:
             await self.ask("check", within_s=within_s)
         except TimeoutError:
@@ -98,7 +98,7 @@ class ReplicaProcess:
         return None
 
     async def ask(self, kind: str, head: bytes = b"", *, within_s: float) -> bytes:
-        """Its answer on a channel of this kind. Raises: TimeoutError; ChannelClosed where it gives none."""
+        """Send a request on a new channel of this kind; returns the answer. Raises: TimeoutError, ChannelClosed."""
         channel = self.link.open(kind, head)
         try:
             async with asyncio.timeout(within_s):
@@ -107,23 +107,23 @@ class ReplicaProcess:
             channel.close()
 
     async def stop(self, *, within_s: float) -> None:
-        """The user's teardown, for so long, and then the end."""
-        if not self.gone.done():
+        """Run the user's teardown for at most `within_s`, then kill the process."""
+        if not self.exited.done():
             with contextlib.suppress(ChannelClosed, TimeoutError):
                 await self.ask("stop", within_s=within_s)
         await self.kill()
 
     async def kill(self) -> None:
-        """At once: whatever it has to say before its end, `stop` has waited for."""
+        """End the process at once, without a teardown."""
         self.link.abort()
         with contextlib.suppress(ProcessLookupError):
             self.process.kill()
         await self.process.wait()
 
-    async def why(self) -> str:
-        """How it went, once it is gone."""
+    async def exit_reason(self) -> str:
+        """Say how the process ended, after its connection is lost."""
         try:
-            status = await asyncio.wait_for(self.process.wait(), _STOP_S)
+            status = await asyncio.wait_for(self.process.wait(), _EXIT_TIMEOUT_S)
         except TimeoutError:
             return "it closed its socket"
         if status < 0:
@@ -137,8 +137,8 @@ class ReplicaProcess:
         except TimeoutError:
             raise BootError(Failed(f"{what} took longer than {within_s:g} s.")) from None
         except ChannelClosed:
-            raise BootError(Failed(f"{what} ended its process: {await self.why()}.")) from None
+            raise BootError(Failed(f"{what} ended its process: {await self.exit_reason()}.")) from None
 
     def _lost(self) -> None:
-        if not self.gone.done():
-            self.gone.set_result(None)
+        if not self.exited.done():
+            self.exited.set_result(None)

@@ -1,4 +1,4 @@
-"""One request on its way through a process of user code, and back."""
+"""Passes one request to a process of user code, and its answer back."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ from tailrace.types import ANONYMOUS
 __all__ = ["Relay"]
 
 _RETRY_S = 1.0
-_EARLY_BYTES = 64 * 2**10
-_BEGINNINGS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
-_LEAVE_S = 10.0  # for the app to notice that a WebSocket's client has left
-_LEAVING = ("http.disconnect", "websocket.disconnect")
+_MAX_EARLY_BYTES = 64 * 2**10
+_START_TYPES = ("http.response.start", "websocket.accept", "websocket.http.response.start")
+_DISCONNECT_TIMEOUT_S = 10.0  # for the app to notice that a WebSocket's client has left
+_DISCONNECT_TYPES = ("http.disconnect", "websocket.disconnect")
 _decode = msgspec.msgpack.decode
 _encode = msgspec.msgpack.encode
 _SCOPE = (
@@ -47,17 +47,17 @@ _SCOPE = (
 
 
 class Relay:
-    """Carries one request's messages, once there is a place for it in a process of the pool. The place is its own until
-    the app turns the answer into a stream with a log."""
+    """Carries the messages of one request, once a process of the pool has a free slot. Holds the slot to the end, or
+    hands it over if the app turns the answer into a stream with a log."""
 
     def __init__(
         self, pool: Pool, app_name: str, settings: Settings, streams: AppStreams, *, is_resumable: bool = False
     ) -> None:
         self._pool = pool
-        self._is_resumable = is_resumable  # whether answers are recorded that do not ask for it
+        self._is_resumable = is_resumable  # whether all streamed answers are recorded
         self._method = ""
         self._owner = ANONYMOUS
-        self._in_body = False  # of the request
+        self._in_body = False  # more of the request's body is to come
         self._app_name = app_name
         self._settings = settings
         self._streams = streams
@@ -67,97 +67,102 @@ class Relay:
         self._is_websocket = False
         self._refusal: TailraceError | None = None  # of the request's body
         self._is_gone = False
-        self._body_s = settings.body_s  # that may still be waited for the body, besides what the app lets it wait
-        self._keeps = True  # the lease
-        self._early: deque[Message] = deque()  # what came while there was no place yet
-        self._unbegun: list[Message] = []  # what was sent to a process that has not begun yet: at most a link's window
-        self._is_unbegun = False  # the process was lost before it began
+        self._body_s = (
+            settings.body_s
+        )  # time left to wait for the client's body; backpressure of the app does not count
+        self._holds_lease = True
+        self._received_early: deque[Message] = deque()  # messages that came while the request was queued
+        self._resendable: list[Message] = []  # sent, but the app has not begun: at most one link window
+        self._can_retry = False  # the process died before the app began
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises: TailraceError where nothing was sent yet. Later, what fails is cut off or told in the answer."""
+        """Raises: TailraceError if nothing was sent yet. Later failures end the answer, with an error event if
+        possible."""
         self._is_websocket = scope["type"] == "websocket"
         self._owner = owner_of(scope)
         self._method, self._in_body = scope.get("method", ""), not self._is_websocket
         while await self._attempt(scope, receive, send):
-            self._early.extendleft(reversed(self._unbegun))
-            self._unbegun.clear()
+            self._received_early.extendleft(reversed(self._resendable))
+            self._resendable.clear()
             self._in_body = not self._is_websocket
 
     async def _attempt(self, scope: Scope, receive: Receive, send: Send) -> bool:
-        """Whether it has to be tried again: the process was lost before it had begun the request. Raises: as
-        `__call__`."""
-        lease = await self._place(receive)
+        """Send the request to one process. Returns True if it has to be retried: the process died before the app had
+        begun. Raises: as `__call__`."""
+        lease = await self._lease(receive)
         if lease is None:
             return False
         kind = "websocket" if self._is_websocket else "asgi"
-        channel = lease.replica.link.open(kind, _encode(_outward(scope)))
+        channel = lease.replica.link.open(kind, _encode(_app_scope(scope)))
         try:
-            uploading = asyncio.get_running_loop().create_task(self._up(receive, channel))
+            forwarding = asyncio.get_running_loop().create_task(self._forward_request(receive, channel))
             try:
-                stream = await self._down(channel, lease, send)
+                stream = await self._forward_response(channel, lease, send)
             finally:
-                uploading.cancel()
-                await asyncio.gather(uploading, return_exceptions=True)
+                forwarding.cancel()
+                await asyncio.gather(forwarding, return_exceptions=True)
             if stream is not None:
                 await stream(scope, receive, send)
-            return self._is_unbegun
+            return self._can_retry
         finally:
-            if self._keeps:
+            if self._holds_lease:
                 channel.close()
-                channel.when_over(lease.give_back)
+                channel.when_over(lease.release)
 
     # From the client
 
-    async def _place(self, receive: Receive) -> ReplicaLease | None:
-        """A place in a process; None if the client has left before there was one."""
+    async def _lease(self, receive: Receive) -> ReplicaLease | None:
+        """Wait for a slot in a process. Returns None if the client disconnects first."""
         if self._pool.has_room:
             return await self._pool.lease()
         loop = asyncio.get_running_loop()
-        waiting, reading = loop.create_task(self._pool.lease()), loop.create_task(self._until_left(receive))
+        waiting, reading = loop.create_task(self._pool.lease()), loop.create_task(self._until_disconnect(receive))
         try:
             await asyncio.wait([waiting, reading], return_when=asyncio.FIRST_COMPLETED)
             return waiting.result() if waiting.done() else None
         except asyncio.CancelledError:
             if waiting.done() and waiting.exception() is None:
-                waiting.result().give_back()
+                waiting.result().release()
             raise
         finally:
             waiting.cancel()
             reading.cancel()
             await asyncio.gather(waiting, reading, return_exceptions=True)
 
-    async def _until_left(self, receive: Receive) -> None:
+    async def _until_disconnect(self, receive: Receive) -> None:
         num_bytes = 0
-        while num_bytes < _EARLY_BYTES:
+        while num_bytes < _MAX_EARLY_BYTES:
             message = await receive()
-            self._early.append(message)
-            if message["type"] in _LEAVING:
+            self._received_early.append(message)
+            if message["type"] in _DISCONNECT_TYPES:
                 return
             num_bytes += len(message.get("body", b"")) + 1
-        await asyncio.get_running_loop().create_future()  # a longer body stays where it is until there is a place
+        await (
+            asyncio.get_running_loop().create_future()
+        )  # the rest of a longer body stays in the socket until there is a slot
 
-    async def _up(self, receive: Receive, channel: Channel) -> None:
+    async def _forward_request(self, receive: Receive, channel: Channel) -> None:
         is_http = not self._is_websocket
         num_bytes = 0
         try:
             while True:
                 message = await self._next(receive)
-                if message["type"] in _LEAVING:
-                    if self._is_complete:  # the server says so to whoever asks once an answer is complete
-                        return  # and the app may have something to do in the background
+                if message["type"] in _DISCONNECT_TYPES:
+                    if self._is_complete:  # ASGI sends a disconnect after each complete answer
+                        return  # the app may still run background tasks
                     self._is_gone = True
                     channel.post(_encode(dict(message)))
                     if not is_http:
-                        await asyncio.sleep(_LEAVE_S)
+                        await asyncio.sleep(_DISCONNECT_TIMEOUT_S)
                     channel.close()
                     return
                 num_bytes += len(message.get("body", b""))
                 if is_http and num_bytes > self._settings.body_bytes:
                     raise BodyTooLarge(f"The body is larger than {self._settings.body_bytes} bytes.")
                 if not channel.has_begun:
-                    self._unbegun.append(message)
-                elif self._unbegun:
-                    self._unbegun.clear()
+                    self._resendable.append(message)
+                elif self._resendable:
+                    self._resendable.clear()
                 await channel.send(_encode(dict(message)))
                 self._in_body = self._in_body and bool(message.get("more_body"))
         except ChannelClosed:
@@ -167,8 +172,8 @@ class Relay:
             channel.close()
 
     async def _next(self, receive: Receive) -> Message:
-        if self._early:
-            return self._early.popleft()
+        if self._received_early:
+            return self._received_early.popleft()
         if not self._in_body:
             return await receive()
         try:
@@ -182,24 +187,24 @@ class Relay:
 
     # From the app
 
-    async def _down(self, channel: Channel, lease: ReplicaLease, send: Send) -> ASGIApp | None:
-        """Until the app has said everything; an answer that becomes a stream with a log is given back as that."""
-        self._is_unbegun = False
+    async def _forward_response(self, channel: Channel, lease: ReplicaLease, send: Send) -> ASGIApp | None:
+        """Forward the whole answer. If the app turns it into a stream with a log, return that stream instead."""
+        self._can_retry = False
         try:
             while True:
                 message: Message = _decode(await channel.receive())
-                self._unbegun.clear()  # the app has begun
-                if message["type"] in _BEGINNINGS:
+                self._resendable.clear()  # the app has begun
+                if message["type"] in _START_TYPES:
                     message["headers"] = [(name, value) for name, value in message.get("headers") or ()]
                 if message["type"] == "http.response.start":
-                    offer = self._look(message)
+                    offer = self._stream_offer(message)
                     if offer is not None:
                         headers = [
                             (name.decode("latin-1").lower(), value.decode("latin-1"))
                             for name, value in message["headers"]
                         ]
                         stream = await self._streams.begin(offer, self._owner, self._app_name, channel, lease, headers)
-                        self._keeps = False
+                        self._holds_lease = False
                         return stream
                 self._has_begun = True
                 self._is_complete = message["type"] in ("websocket.close", "websocket.http.response.body") or (
@@ -207,22 +212,24 @@ class Relay:
                 )
                 await send(message)
         except ChannelClosed as end:
-            self._is_unbegun = (
+            self._can_retry = (
                 isinstance(end, LinkLost) and not channel.has_begun and not self._is_gone and self._refusal is None
             )
-            if not (self._is_complete or self._is_gone or self._is_unbegun):
+            if not (self._is_complete or self._is_gone or self._can_retry):
                 await self._fail(end, send)
             return None
 
-    def _look(self, message: Message) -> StreamOffer | None:
-        """What the answer offers, where it is a stream with a log or is to be recorded as one."""
+    def _stream_offer(self, message: Message) -> StreamOffer | None:
+        """Return the offer if the answer becomes a stream with a log, or has to be recorded as one."""
         headers = {name.lower(): value for name, value in message["headers"]}
         media_type = headers.get(b"content-type", b"").decode("latin-1")
         self._is_sse = media_type.startswith("text/event-stream")
         offered = headers.get(STREAM_HEADER)
         if offered is not None:
             message["headers"] = [pair for pair in message["headers"] if pair[0].lower() != STREAM_HEADER]
-            with contextlib.suppress(msgspec.DecodeError):  # the header may come from elsewhere, through the app
+            with contextlib.suppress(
+                msgspec.DecodeError
+            ):  # the header may not be ours: the app may pass on foreign headers
                 offer = msgspec.json.decode(offered, type=StreamOffer)
                 return offer if offer.wire != "recorded" or self._can_record(message, headers) else None
         if self._is_resumable and is_recordable(media_type) and self._can_record(message, headers):
@@ -230,15 +237,15 @@ class Relay:
         return None
 
     def _can_record(self, message: Message, headers: Mapping[bytes, bytes]) -> bool:
-        """Whether the answer is complete by itself: a good one, to a request that the app has all of. One with a length
-        is not streamed. A coded one can be read only from its beginning."""
+        """Return whether the answer can be resumed: status 200, the request's body is complete, the answer is streamed
+        (no length), and not compressed, since a compressed body can be read only from its beginning."""
         is_streamed = b"content-length" not in headers
         is_coded = headers.get(b"content-encoding", b"identity").lower() != b"identity"
         is_good = message["status"] == 200 and self._method != "HEAD"
         return is_good and is_streamed and not is_coded and not self._in_body
 
     async def _fail(self, end: ChannelClosed, send: Send) -> None:
-        """Before the first byte an error, later what the answer has room for: an event, a close frame, or a cut."""
+        """Raise the error before the first byte. Later, send an error event or a close frame, or cut the answer off."""
         error = self._refusal or self._error_of(end)
         if not self._has_begun:
             raise error
@@ -261,17 +268,17 @@ class Relay:
             return AppUnavailable("The process of the app died.", retry_after_s=_RETRY_S)
         if end.failure is None:
             return AppFailed("The app gave no answer.")
-        told = _decode(end.failure, type=Refusal)
-        is_passing = told.status in (429, 503)
-        retry_after_s = told.retry_after_s or (_RETRY_S if is_passing else None)
-        kind = AdmissionError if is_passing else AppFailed
-        error: TailraceError = kind(told.message, param=told.param, retry_after_s=retry_after_s)
-        error.status, error.code = told.status, told.code
+        refusal = _decode(end.failure, type=Refusal)
+        is_temporary = refusal.status in (429, 503)
+        retry_after_s = refusal.retry_after_s or (_RETRY_S if is_temporary else None)
+        kind = AdmissionError if is_temporary else AppFailed
+        error: TailraceError = kind(refusal.message, param=refusal.param, retry_after_s=retry_after_s)
+        error.status, error.code = refusal.status, refusal.code
         return error
 
 
-def _outward(scope: Scope) -> dict[str, object]:
-    """What of a scope is for the app."""
+def _app_scope(scope: Scope) -> dict[str, object]:
+    """Return the part of a scope that the app gets."""
     out: dict[str, object] = {name: scope[name] for name in _SCOPE if name in scope}
     out["extensions"] = {"tailrace": {"request_id": scope.get("tailrace_request_id", "")}}
     if "websocket.http.response" in (scope.get("extensions") or {}):

@@ -1,8 +1,8 @@
 """A process of user code: `python -m tailrace.apps.replica FD PARENT_PID LOG_LEVEL`.
 
-It imports an app, becomes one of its deployments, and answers what the front opens channels for: requests in ASGI's
-messages, calls of other deployments, and questions about itself. The user's code runs on this process's event loop,
-which is the main thread's.
+It imports an app, becomes one of its deployments, and serves the channels that the front opens: requests as ASGI
+messages, calls from other deployments, health checks and metrics. The user's code runs on this process's event loop, in
+the main thread.
 """
 
 from __future__ import annotations
@@ -45,47 +45,49 @@ __all__ = ["main"]
 
 logger = logging.getLogger("tailrace.serve")
 
-_CANCEL_S = 1.0
-_LEAVE_S = 10.0  # for an app to notice that a WebSocket's client has left
-_left: list[object] = []  # kept until the process ends, which would otherwise tear them down once more
+_CANCEL_TIMEOUT_S = 1.0
+_DISCONNECT_TIMEOUT_S = 10.0  # for an app to notice that a WebSocket's client has left
+_torn_down: list[object] = []  # keeps instances alive to the end, so that __del__ does not run a second time
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.decode
 
 
 class Replica:
-    """One process's worth of an app."""
+    """One deployment of an app, in this process."""
 
     def __init__(self) -> None:
-        self._gone = asyncio.Event()
+        self._stopped = asyncio.Event()
         self._target: AppTarget | None = None
         self._app: Application | None = None
         self._instance: Any = None  # Any: the user's, or the function itself
         self._asgi: ASGIApp | None = None
         self._lifespan: Lifespan | None = None
         self._watch = LoopWatch()
-        self._own_threads = anyio.CapacityLimiter(1)  # so that a busy app can still be asked how it is
+        self._health_threads = anyio.CapacityLimiter(
+            1
+        )  # so that health checks work while all of the app's threads are busy
         self._app_name = ""
-        self._doing = ""  # while it becomes a deployment, for what is told of a failure
-        self.link = Link(self._opened, self._gone.set, is_front=False)
+        self._phase = ""  # the phase of the start, for error messages
+        self.link = Link(self._on_channel, self._stopped.set, is_front=False)
 
     async def run(self, sock: socket.socket) -> None:
-        """Until the front is gone, or says to stop."""
+        """Serve until the front dies or asks to stop."""
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: self.link, sock=sock)
         connect(self.link, loop)
         with closing_generators():
-            await self._gone.wait()
+            await self._stopped.wait()
 
-    def _opened(self, channel: Channel, kind: str, head: bytes) -> None:
+    def _on_channel(self, channel: Channel, kind: str, head: bytes) -> None:
         answer: Callable[[Channel, bytes], Awaitable[None]] = getattr(self, f"_on_{kind}")
         calls: WeakSet[PendingCall] = WeakSet()
-        task = channel.serve(self._attend(answer, channel, head, calls))
-        if kind == "websocket":  # its next word or question tells the app, which may have something to put away
-            channel.on_close = lambda: asyncio.get_running_loop().call_later(_LEAVE_S, task.cancel)
+        task = channel.serve(self._serve_channel(answer, channel, head, calls))
+        if kind == "websocket":  # the app's next send or receive raises, and it may need time to clean up
+            channel.on_close = lambda: asyncio.get_running_loop().call_later(_DISCONNECT_TIMEOUT_S, task.cancel)
         else:
             channel.on_close = partial(_cancel, task, calls)
 
-    async def _attend(
+    async def _serve_channel(
         self,
         answer: Callable[[Channel, bytes], Awaitable[None]],
         channel: Channel,
@@ -96,7 +98,7 @@ class Replica:
         with contextlib.suppress(ChannelClosed):
             await answer(channel, head)
 
-    # Becoming something
+    # Start
 
     async def _on_import(self, channel: Channel, head: bytes) -> None:
         target = self._target = _decode(head, type=AppTarget)
@@ -110,14 +112,14 @@ class Replica:
 
     async def _on_become(self, channel: Channel, head: bytes) -> None:
         assignment = _decode(head, type=Assignment)
-        self._doing = "constructing"
+        self._phase = "constructing"
         try:
             await self._become(assignment)
             failure = None
         except BaseException as error:
-            failure = failed(error, f"{self._doing} {assignment.deployment}")
+            failure = failed(error, f"{self._phase} {assignment.deployment}")
         channel.post(_encode(failure))
-        # before the front gives up on a process whose loop does not turn, its author is to read where it stands
+        # reports a blocked loop before the front's health check kills the process
         self._watch.begin(blocked_s=assignment.options.health_check_timeout_s)
 
     async def _become(self, assignment: Assignment) -> None:
@@ -132,26 +134,26 @@ class Replica:
         body = node.deployment.func_or_class
         if inspect.isclass(body):
             instance = body.__new__(body, *args, **kwargs) if body.__new__ is not object.__new__ else body.__new__(body)
-            construct: Any = body.__init__  # which may be asynchronous here
+            construct: Any = body.__init__  # may be asynchronous
             constructed = construct(instance, *args, **kwargs)
             if inspect.isawaitable(constructed):
                 await constructed
             self._instance = instance
         else:
             self._instance = body
-        if "tailrace.serve.model" in sys.modules:  # the user's code has asked for one
+        if "tailrace.serve.model" in sys.modules:  # user code has asked for a model
             from tailrace.serve.model import models_loaded
 
             await models_loaded()
         if assignment.options.user_config is not None:
-            self._doing = "reconfigure of"
+            self._phase = "reconfigure of"
             await call(self._instance.reconfigure, (assignment.options.user_config,), {})
         self._app_name = app_name
-        self._doing = "the startup of"
+        self._phase = "the startup of"
         self._asgi = await asgi_of(self._instance)
         self._lifespan = await Lifespan.start(self._asgi)
 
-    # Being it
+    # Requests
 
     async def _on_asgi(self, channel: Channel, head: bytes) -> None:
         assert self._asgi is not None
@@ -162,32 +164,36 @@ class Replica:
     _on_websocket = _on_asgi
 
     async def _on_call(self, channel: Channel, head: bytes) -> None:
-        asked = _decode(head, type=CallHead)
+        call_head = _decode(head, type=CallHead)
         try:
             args, kwargs = pickle.loads(await channel.receive())  # noqa: S301  # from another part of the same app
-            set_request_context(asked.context)
-            await _in_scope(channel, self._answer(channel, asked, args, kwargs))
+            set_request_context(call_head.context)
+            await _in_scope(channel, self._answer(channel, call_head, args, kwargs))
         except ChannelClosed:
             raise
-        except asyncio.CancelledError:  # by something here: whoever called must not take it for the end
-            channel.close(pack_failure(DeploymentUnavailableError(f"{asked.method} was cancelled where it ran.")))
+        except asyncio.CancelledError:  # cancelled in this process: the caller must not take it for a normal end
+            channel.close(pack_failure(DeploymentUnavailableError(f"{call_head.method} was cancelled where it ran.")))
             raise
         except Exception as error:
             channel.close(pack_failure(error))
-        except BaseException as error:  # SystemExit, of which this process is not to die
-            channel.close(pack_failure(ServeError(f"{asked.method} raised {type(error).__name__}.")))
+        except BaseException as error:  # SystemExit must not end this process
+            channel.close(pack_failure(ServeError(f"{call_head.method} raised {type(error).__name__}.")))
 
     async def _answer(
-        self, channel: Channel, asked: CallHead, args: Any, kwargs: Any
+        self, channel: Channel, call_head: CallHead, args: Any, kwargs: Any
     ) -> None:  # Any: of the method called
-        method = self._instance if asked.method == "__call__" else getattr(self._instance, asked.method, None)
+        method = self._instance if call_head.method == "__call__" else getattr(self._instance, call_head.method, None)
         if method is None:
-            raise AttributeError(f"{asked.deployment} has no method {asked.method}.")
+            raise AttributeError(f"{call_head.deployment} has no method {call_head.method}.")
         result = await call(method, args, kwargs)
         items = as_async_iterator(result)
-        if (items is not None) != asked.is_stream:
-            wanted = "is no generator; call it without stream=True" if asked.is_stream else "is a generator; call it "
-            raise TypeError(f"{asked.method} {wanted}{'' if asked.is_stream else 'with .options(stream=True)'}.")
+        if (items is not None) != call_head.is_stream:
+            wanted = (
+                "is not a generator; call it without stream=True" if call_head.is_stream else "is a generator; call it "
+            )
+            raise TypeError(
+                f"{call_head.method} {wanted}{'' if call_head.is_stream else 'with .options(stream=True)'}."
+            )
         if items is None:
             await channel.send(_pickled(result))
             return
@@ -209,18 +215,18 @@ class Replica:
         check = getattr(self._instance, "check_health", None)
         try:
             if check is not None:
-                await call(check, (), {}, limiter=self._own_threads)
+                await call(check, (), {}, limiter=self._health_threads)
         except Exception as error:
             channel.close(_encode(failed(error, "check_health")))
 
     async def _on_stop(self, channel: Channel, head: bytes) -> None:
-        """The user's teardown, and then the end of this process."""
+        """Run the user's teardown, then end this process."""
         self._watch.end()
         others = [task for task in self.link.tasks if task is not asyncio.current_task()]
         for task in others:
             task.cancel()
-        if others:  # their own cleaning up comes before the teardown of what they use
-            await asyncio.wait(others, timeout=_CANCEL_S)
+        if others:  # requests clean up before the teardown of what they use
+            await asyncio.wait(others, timeout=_CANCEL_TIMEOUT_S)
         for step in (self._stop_lifespan, self._stop_instance, stop_models):
             try:
                 await step()
@@ -228,9 +234,9 @@ class Replica:
                 told = failed(error, "the teardown")
                 sys.stderr.write(f"{told.message}\n{told.traceback}")
         channel.close()
-        await asyncio.sleep(0)  # for the last word to go out
+        await asyncio.sleep(0)  # flushes the channel's close
         self.link.close()
-        self._gone.set()
+        self._stopped.set()
 
     async def _stop_lifespan(self) -> None:
         if self._lifespan is not None:
@@ -239,14 +245,14 @@ class Replica:
     async def _stop_instance(self) -> None:
         leave = getattr(type(self._instance), "__del__", None)
         if leave is not None:
-            _left.append(self._instance)
+            _torn_down.append(self._instance)
             left = leave(self._instance)
             if inspect.isawaitable(left):
                 await left
 
 
 async def _in_scope(channel: Channel, work: Awaitable[None]) -> None:
-    """Do the work of a request. The generators that it has begun are closed if its client leaves, or if it fails."""
+    """Run the work of a request. Closes the generators that it has begun if the client leaves or the work fails."""
     scope = Scope()
     scope.enter()
     try:
@@ -259,7 +265,7 @@ async def _in_scope(channel: Channel, work: Awaitable[None]) -> None:
 
 
 async def stop_models() -> None:
-    """End the engines that the user's code has asked for."""
+    """Stop the engines that user code has asked for."""
     if "tailrace.serve.model" in sys.modules:
         from tailrace.serve.model import close_models
 
@@ -267,10 +273,10 @@ async def stop_models() -> None:
 
 
 def _cancel(task: asyncio.Task[None], calls: WeakSet[PendingCall]) -> None:
-    """End what works for somebody who has left, and the calls that it has made. A thread cannot be ended: where it is
-    one that works, its task lasts as long, and so does its place."""
-    for asked in list(calls):
-        asked.cancel()
+    """Cancel the task of a closed channel, and the calls that it has made. A thread cannot be cancelled: a task that
+    waits for one keeps its slot until the thread ends."""
+    for call_head in list(calls):
+        call_head.cancel()
     thread = task_in_thread(task)
     if thread is None:
         task.cancel()
@@ -286,10 +292,10 @@ def _pickled(value: Any) -> bytes:  # Any: what a method gives
 
 
 def main(argv: list[str]) -> None:
-    """Takes the descriptor of the socket, the parent's process id, and from which level on the app's log is shown."""
+    """Run the process. `argv` is the socket's file descriptor, the parent's process id and the log level."""
     fd, parent_pid, log_level = int(argv[0]), int(argv[1]), argv[2]
     begin_child(parent_pid)
-    end_family_with_me()  # an app may have vLLM in it, whose processes would stay with all their memory
+    end_family_with_me()  # vLLM in an app starts processes, which would survive with all their memory
     logging.basicConfig(level=log_level.upper(), stream=sys.stderr, format="%(name)s: %(message)s")
 
     async def run() -> None:
@@ -299,8 +305,8 @@ def main(argv: list[str]) -> None:
         eventloop.run(run())
 
 
-if __name__ == "__main__" and sys.argv[1:]:  # without arguments, it is only tried whether all can be imported
+if __name__ == "__main__" and sys.argv[1:]:  # without arguments, only tests the imports
     main(sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads of the user's may still be busy with what nobody wants any more
+    os._exit(0)  # does not wait for the user's threads

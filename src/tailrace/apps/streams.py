@@ -39,8 +39,8 @@ __all__ = ["AppStreams"]
 
 logger = logging.getLogger("tailrace.apps")
 
-_LOG_BYTES = 64 * 2**20  # of one stream: a generator may never end
-_EVENT_BYTES = 200  # of an event besides its text
+_LOG_BYTES = 64 * 2**20  # limit of one stream: a generator may never end
+_EVENT_BYTES = 200  # overhead of an event, besides its text
 _FIRST_READER_S = 5.0
 _decode = msgspec.msgpack.decode
 _NO_TOKENS = Usage(0, 0)  # an app's stream has none
@@ -50,18 +50,18 @@ _INTERRUPTED = End(
 
 
 class _Feed:
-    """Takes what a process says into a log. The log's producer."""
+    """Appends what a process sends to a log. Implements the log's producer."""
 
     status = "running"
 
     def __init__(
-        self, streams: AppStreams, lease: Lease, parts: ItemPieces | BodyPieces, channel: Channel, place: ReplicaLease
+        self, streams: AppStreams, lease: Lease, parts: ItemPieces | BodyPieces, channel: Channel, slot: ReplicaLease
     ) -> None:
         self.lease = lease
         self._streams = streams
         self._log = lease.log
         self._channel = channel
-        self._place = place
+        self._slot = slot
         self._parts = parts
         self._num_bytes = 0
         self._is_ended = False
@@ -83,7 +83,7 @@ class _Feed:
         self._streams.store.end(self.lease)
 
     def end(self, end: End) -> None:
-        """The terminal event, and the end of the generator. Does nothing the second time."""
+        """Append the terminal event and stop the generator. A second call does nothing."""
         if not self._is_ended:
             self._channel.close()
             self._append_end(end)
@@ -96,8 +96,8 @@ class _Feed:
             self._streams.num_ended[self._log.record.model, end.status] += 1
 
     def _append(self, event: Event) -> bool:
-        """Whether this server still writes the stream. If another one does, the generator is stopped here, and readers
-        are sent away."""
+        """Append an event; returns False if another server has taken the stream's lease. The generator is then stopped,
+        and readers are disconnected."""
         try:
             self._streams.store.append(self.lease, (event,))
         except LeaseLost:
@@ -110,40 +110,40 @@ class _Feed:
         return True
 
     async def run(self) -> None:
-        """Until the process has said everything, or is gone. Then the place in it is given back."""
-        # Whoever asked has yet to begin to read, or may have left already.
+        """Run until the app has ended the stream or its process is lost. Releases the slot at the end."""
+        # The client may have left before it began to read: without a reader, the stream is cancelled.
         first_s = max(self._log.record.linger_s, _FIRST_READER_S)
         self._linger = asyncio.get_running_loop().call_later(first_s, self.cancel)
         try:
-            await self._take_all()
+            await self._receive_all()
         finally:
             self._channel.close()
-            self._channel.when_over(self._place.give_back)
+            self._channel.when_over(self._slot.release)
 
-    async def _take_all(self) -> None:
+    async def _receive_all(self) -> None:
         failure: Failure | None = None
         try:
             while not self._is_ended:
                 message: Message = _decode(await self._channel.receive())
-                self._take(self._parts.feed(message.get("body", b"")))
+                self._append_parts(self._parts.feed(message.get("body", b"")))
                 if not message.get("more_body"):
-                    self._take(self._parts.end())
+                    self._append_parts(self._parts.end())
                     break
         except LinkLost:
             failure = Failure(AppUnavailable.code, "The process of the app died.")
         except ChannelClosed as closed:
-            failure = Failure(AppFailed.code, _told(closed.failure))
-        except Exception:  # whatever the app has sent, it is this stream's trouble and nobody else's
-            logger.exception("what an app has sent could not be read")
-            failure = Failure(AppFailed.code, "What the app sent could not be read.")
-        if failure is not None:  # an event that it cut short is left out
+            failure = Failure(AppFailed.code, _failure_message(closed.failure))
+        except Exception:  # malformed data of an app must not affect other streams
+            logger.exception("the data of an app could not be decoded")
+            failure = Failure(AppFailed.code, "The app's data could not be decoded.")
+        if failure is not None:  # an incomplete event is left out
             self.end(End("error", _NO_TOKENS, failure))
         elif not self._is_ended:
             self._append_end(End("done", _NO_TOKENS))
-            with contextlib.suppress(ChannelClosed):  # the app may still have something to do in the background
+            with contextlib.suppress(ChannelClosed):  # the app may still run background tasks
                 await self._channel.receive()
 
-    def _take(self, parts: Iterable[StreamPart]) -> None:
+    def _append_parts(self, parts: Iterable[StreamPart]) -> None:
         for part in parts:
             if self._is_ended:
                 return
@@ -160,7 +160,7 @@ class _Feed:
 
 
 class AppStreams:
-    """All streams that apps have made and that can still be read."""
+    """All streams of apps that can still be read."""
 
     def __init__(self, store: LogStore, settings: Settings, group: asyncio.TaskGroup) -> None:
         self.store = store
@@ -171,7 +171,7 @@ class AppStreams:
         store.on_write_failure(self._fail_all)
 
     async def recover(self) -> None:
-        """Take over what an earlier process left. A generator cannot be taken up again: what had not ended is
+        """Take over the streams of an earlier process. A generator cannot be resumed, so that unfinished streams end as
         interrupted. Raises: StorageError."""
         leases = await self.store.take_over()
         for lease in leases:
@@ -189,11 +189,11 @@ class AppStreams:
         owner: str,
         app: str,
         channel: Channel,
-        place: ReplicaLease,
+        slot: ReplicaLease,
         headers: Sequence[tuple[str, str]],
     ) -> ASGIApp:
-        """A stream of what comes over a channel, and the answer that follows it, with the app's own headers (lowercase
-        names, which may repeat). Raises: StorageError."""
+        """Begin a stream of what comes over a channel. Returns the answer that follows it, with the app's own headers
+        (lowercase names, which may repeat). Raises: StorageError."""
         await self.store.wait_writable()
         is_recorded = offer.wire == "recorded"
         media_type = dict(headers).get("content-type", "text/plain")
@@ -210,7 +210,7 @@ class AppStreams:
         lease = await self.store.open(record)
         log = lease.log
         note("stream.begin", "done", owner=owner, model=app, wire=offer.wire, stream=log.stream_id)
-        feed = _Feed(self, lease, parts, channel, place)
+        feed = _Feed(self, lease, parts, channel, slot)
         log.producer = feed
         self.feeds.add(feed)
         self._group.create_task(feed.run())
@@ -225,10 +225,10 @@ class AppStreams:
         app: str | None = None,
         ignored: Sequence[str] = (),
     ) -> ASGIApp:
-        """The events behind an event id; those of one app, where a route of that app is asked for them. `ignored` are
-        query parameters that nobody knows, which the answer names.
+        """Return an answer with the events after an event id. With `app`, the stream has to be one of that app.
+        `ignored` are unknown query parameters, which the answer names in a header.
 
-        Raises: StreamError in one of its kinds.
+        Raises: StreamError.
         """
         found, after = parse_cursor(cursor, stream_id) if cursor else (stream_id or "", 0)
         log = await self.store.read(owner, found)
@@ -238,11 +238,13 @@ class AppStreams:
         naming = {"x-tailrace-ignored": ", ".join(ignored)} if ignored else {}
         rest = log.events[encoder.after : encoder.after + 1]
         if log.end is not None and not (rest and encoder.encode(encoder.after + 1, rest[0])):
-            return Response(status_code=204, headers={**_names(log), **naming})  # what makes an EventSource stop
+            return Response(
+                status_code=204, headers={**_id_header(log), **naming}
+            )  # 204 stops an EventSource from reconnecting
         return self._follow(log, encoder, naming.items())
 
     async def on_stream(self, owner: str, method: str, stream_id: str, verb: str) -> ASGIApp:
-        """Tell of a stream, after cancelling or deleting it. Raises: StreamError, RequestError, StorageError."""
+        """Describe, cancel or delete a stream. Raises: StreamError, RequestError, StorageError."""
         log = await self.store.read(owner, stream_id)
         match method, verb:
             case ("GET" | "HEAD", ""):
@@ -252,19 +254,19 @@ class AppStreams:
             case ("DELETE", ""):
                 await self.store.stop(owner, stream_id)
                 await self.store.delete(owner, stream_id)
-                return Response(status_code=204, headers=_names(log))
+                return Response(status_code=204, headers=_id_header(log))
             case _:
                 raise MethodNotAllowed("This method is not allowed here.")
-        return JsonAnswer(encoder_of(log).state(), 200, _names(log))
+        return JsonAnswer(encoder_of(log).state(), 200, _id_header(log))
 
     def interrupt_all(self) -> None:
-        """The server leaves, and what feeds the streams with it."""
+        """End all running streams as interrupted, because the server stops."""
         for feed in list(self.feeds):
             feed.end(_INTERRUPTED)
         self.store.flush()
 
     def _follow(self, log: StreamLog, encoder: AppEncoder, headers: Iterable[tuple[str, str]]) -> ASGIApp:
-        ours = {**_names(log), "location": path_of(log) + "/events", "content-location": path_of(log)}
+        ours = {**_id_header(log), "location": path_of(log) + "/events", "content-location": path_of(log)}
         kept = [(name, value) for name, value in headers if name not in ours and name != "content-type"]
         return StreamAnswer(
             log,
@@ -281,11 +283,11 @@ class AppStreams:
             feed.end(End("error", _NO_TOKENS, Failure(error.code, error.message)))
 
 
-def _told(failure: bytes | None) -> str:
+def _failure_message(failure: bytes | None) -> str:
     if failure is None:
         return "The app stopped in the middle of its stream."
     return _decode(failure, type=Refusal).message
 
 
-def _names(log: StreamLog) -> dict[str, str]:
+def _id_header(log: StreamLog) -> dict[str, str]:
     return {"x-stream-id": log.stream_id}

@@ -1,4 +1,4 @@
-"""From what a user names to an app: imports it, in the process that will run it."""
+"""Imports the app that a user has named, in the process that will run it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tailrace.serve.options import REMARKS, DeploymentOptions, read_options
 
 __all__ = ["describe", "load", "options_of"]
 
-_INFERLESS_CHECK_S = 2.0  # an app whose only `infer` waits for ever serves nobody
+_INFERLESS_CHECK_S = 2.0  # short, since one hanging `infer` blocks the whole app
 
 
 def load(target: AppTarget) -> tuple[Application, tuple[str, ...]]:
-    """The app, and what its user should know.
+    """Import the app. Returns it, and notes for the user.
 
     Raises: TargetError, or what the user's code raises.
     """
@@ -44,18 +44,18 @@ def load(target: AppTarget) -> tuple[Application, tuple[str, ...]]:
     for name in attribute.split("."):
         found = getattr(found, name, None)
         if found is None:
-            raise TargetError(f"{module_name} has nothing named {attribute}.{_instead(module)}")
+            raise TargetError(f"{module_name} has nothing named {attribute}.{_suggestion(module)}")
     return _app_of(found, target), ()
 
 
 def describe(app: Application, target: AppTarget, notes: tuple[str, ...]) -> Described:
-    """What the front has to know of it. Raises: TargetError for an option that a deployment cannot have."""
+    """Describe the app for the front. Raises: TargetError for an invalid option."""
     parts = {name: Part(options) for name, (options, _) in options_of(app, target).items()}
     return Described(parts, (*notes, *dict.fromkeys(REMARKS)))
 
 
 def options_of(app: Application, target: AppTarget) -> dict[str, tuple[DeploymentOptions, dict[str, Any]]]:
-    """The options of each deployment, with what overrides them, and those that mean something on Ray alone.
+    """Return the options of each deployment with overrides applied, and the options that only Ray uses.
 
     Raises: TargetError.
     """
@@ -73,7 +73,7 @@ def options_of(app: Application, target: AppTarget) -> dict[str, tuple[Deploymen
         except (TypeError, ValueError) as error:
             raise TargetError(f"{name}: {error}") from None
         if options.user_config is not None and not hasattr(node.deployment.func_or_class, "reconfigure"):
-            raise TargetError(f"{name} has a user_config and no method reconfigure that would take it.")
+            raise TargetError(f"{name} has a user_config but no method reconfigure to take it.")
         read[name] = (options, node.deployment.foreign | foreign)
     return read
 
@@ -93,40 +93,40 @@ def _app_of(found: Any, target: AppTarget) -> Application:  # Any: whatever the 
         built = _build(found, target.arguments)
         return _app_of(built, msgspec.structs.replace(target, arguments={}))
     raise TargetError(
-        f"{target.target} is no app, but of type {type(found).__name__}. It should be what .bind(…) gives, an ASGI app "
-        "such as FastAPI(), or a function that makes one of these."
+        f"{target.target} is not an app, but of type {type(found).__name__}. It should be the result of .bind(…), an "
+        "ASGI app such as FastAPI(), or a function that returns one of these."
     )
 
 
 def _expect_no_arguments(what: str, target: AppTarget) -> None:
-    """Arguments that nobody would read are a mistake. Raises: TargetError."""
+    """Reject arguments that nothing would read. Raises: TargetError."""
     if target.arguments:
         names = ", ".join(target.arguments)
         raise TargetError(f"{what}, so nothing takes {names}. Arguments go to a function that builds an app.")
 
 
 def _check_arguments(name: str, node: Application) -> None:
-    """Raises: TargetError where the constructor would not take what was bound."""
+    """Raises: TargetError if the constructor does not accept the bound arguments."""
     body = node.deployment.func_or_class
     if not inspect.isclass(body) or body.__new__ is not object.__new__:
         return
     try:
         signature = inspect.signature(body)
-    except ValueError:  # of a class that is written in C
+    except ValueError:  # a class written in C has no signature
         return
     try:
         signature.bind(*node.args, **node.kwargs)
     except TypeError as error:
         wanted = ", ".join(str(parameter) for parameter in signature.parameters.values())
-        raise TargetError(f"{name}: {error}. Its constructor takes ({wanted}): give that to .bind(…).") from None
+        raise TargetError(f"{name}: {error}. Its constructor takes ({wanted}): pass these to .bind(…).") from None
 
 
 def _build(builder: Callable[..., Any], arguments: dict[str, Any]) -> Any:  # Any: the user's
-    """What a builder gives, called with no argument or with one: the arguments, as the model that it is annotated with
-    or as a dict."""
+    """Call a builder and return its result. A builder takes no argument, or the KEY=VALUE arguments: as a dict, or as the
+    model that its annotation names."""
     parameters = list(inspect.signature(builder, eval_str=True).parameters.values())
     if len(parameters) > 1 and any(parameter.default is parameter.empty for parameter in parameters[1:]):
-        raise TargetError(f"{builder.__name__} should take one argument, the dict of what is given as KEY=VALUE.")
+        raise TargetError(f"{builder.__name__} should take one argument: the dict of the KEY=VALUE arguments.")
     if not parameters:
         if arguments:
             raise TargetError(f"{builder.__name__} takes no arguments.")
@@ -150,8 +150,8 @@ def _inferless(target: AppTarget) -> tuple[Application, tuple[str, ...]]:
     return Deployment(ingress(app)(body), options).bind(), tuple(app.notes)
 
 
-def _instead(module: Any) -> str:
-    """What the user may have meant."""
+def _suggestion(module: Any) -> str:
+    """Suggest an app of the module for the error message."""
     held = list(vars(module).items())
     apps = [name for name, value in held if isinstance(value, Application)]
     apps += [name for name, value in held if isinstance(value, Deployment)]

@@ -1,4 +1,4 @@
-"""What `tailrace run` is told to run, read without importing any of it."""
+"""Reads what `tailrace run` has to run, without importing it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tailrace.serve.boot import AppTarget
 from tailrace.settings import settings_table
 from tailrace.spelling import did_you_mean
 
-__all__ = ["Plan", "PlanError", "checked", "plan_of"]
+__all__ = ["Plan", "PlanError", "checked_settings", "plan_of"]
 
 _IMPORT = re.compile(r"[^\W\d][\w-]*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _APP_KEYS = {"name", "route_prefix", "import_path", "args", "deployments", "runtime_env"}
@@ -33,15 +33,15 @@ _HTTP_OPTIONS = {"host": "host", "port": "port", "keep_alive_timeout_s": "keep_a
 
 
 class PlanError(Exception):
-    """What was asked for cannot be run. The message says what to do."""
+    """The target cannot be run. The message says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Apps, settings that a file gives, and what its author should know."""
+    """The apps to run, the settings of a YAML file, and notes for its author."""
 
     apps: tuple[AppSpec, ...]
-    place: str  # what it was read from, by which it is told from other plans
+    source: str  # what the plan was read from; unique to the plan
     settings: Mapping[str, Any] = field(default_factory=dict)  # Any: of the setting's type
     notes: tuple[str, ...] = ()
 
@@ -60,7 +60,7 @@ def plan_of(
     python: str = "",
     on_ray: bool = False,
 ) -> Plan:
-    """Raises: PlanError."""
+    """Read a target and the options of the command line. Raises: PlanError."""
     if concurrency != 1 and not Path(target).is_dir():
         raise PlanError("--concurrency is for Inferless folders. Other apps set max_ongoing_requests in their code.")
     plan = _plan_of(target, arguments, directory=directory, route_prefix=route_prefix, name=name)
@@ -90,29 +90,29 @@ def _plan_of(target: str, arguments: Sequence[str], *, directory: str, route_pre
     path = Path(target)
     if path.suffix in (".yaml", ".yml"):
         if arguments:
-            raise PlanError("A YAML file has its arguments in it, under args.")
+            raise PlanError("A YAML file takes no arguments on the command line: write them under `args`.")
         return _plan_of_file(path, directory)
     given = dict(_pair(argument) for argument in arguments)
     if path.is_dir():
         if not (path / "app.py").is_file():
-            raise PlanError(f"{target} is a folder without app.py. Name a module and what it holds: textbot:app.")
+            raise PlanError(f"{target} is a folder without app.py. Name a module and its attribute: textbot:app.")
         found = AppTarget(str(path.resolve()), name, str(path.resolve()), given)
     else:
         module, directory = _module(target, directory)
         found = AppTarget(module, name, directory, given)
-    place = found.target if path.is_dir() else f"{found.directory}/{found.target}"
-    return Plan((AppSpec(found, _prefix(route_prefix, "--route-prefix")),), place)
+    source = found.target if path.is_dir() else f"{found.directory}/{found.target}"
+    return Plan((AppSpec(found, _prefix(route_prefix, "--route-prefix")),), source)
 
 
 def _pair(argument: str) -> tuple[str, str]:
     key, equals, value = argument.partition("=")
     if not key or not equals:
-        raise PlanError(f"{argument} is no KEY=VALUE.")
+        raise PlanError(f"{argument} is not of the form KEY=VALUE.")
     return key, value
 
 
 def _module(target: str, directory: str) -> tuple[str, str]:
-    """A module and what it holds, also where its file was named."""
+    """Return `module:attribute` and its directory, for a module's name or its file."""
     file, colon, attribute = target.rpartition(":")
     if not colon:
         file, attribute = target, "app"
@@ -122,16 +122,16 @@ def _module(target: str, directory: str) -> tuple[str, str]:
             raise PlanError(f"There is no file {file}.")
         target, directory = f"{path.stem}:{attribute}", str(path.parent)
     elif not colon and re.fullmatch(r"[\w.]+", target):
-        raise PlanError(f"Say what {target} holds: {target}:{_likely_app(Path(directory, f'{target}.py'))}.")
+        raise PlanError(f"Name the attribute of {target} too: {target}:{_likely_app(Path(directory, f'{target}.py'))}.")
     if not _IMPORT.fullmatch(target):
-        raise PlanError(f"{target} is neither a module and what it holds (textbot:app), nor a folder, nor a YAML file.")
+        raise PlanError(f"{target} is not a module with an attribute (textbot:app), a folder or a YAML file.")
     if not Path(directory).is_dir():
         raise PlanError(f"There is no directory {directory}.")
     return target, str(Path(directory).resolve())
 
 
 def _likely_app(file: Path) -> str:
-    """The name in a module that is probably its app, without importing it: `app`, or the only function."""
+    """Return the name that is probably the module's app: `app`, or the only function. Does not import the module."""
     try:
         body = ast.parse(file.read_text("utf-8")).body
     except (OSError, ValueError, SyntaxError):
@@ -148,7 +148,7 @@ def _prefix(given: object, where: str) -> str:
 
 
 def _plan_of_file(path: Path, directory: str) -> Plan:
-    """A file in Ray Serve's shape. Raises: PlanError naming file and field."""
+    """Read a file in Ray Serve's format. Raises: PlanError, which names the file and the field."""
     try:
         content = yaml.safe_load(path.read_text("utf-8"))
     except OSError as error:
@@ -162,18 +162,21 @@ def _plan_of_file(path: Path, directory: str) -> Plan:
         raise PlanError(f"{path} should be a mapping with `applications`.")
     if "import_path" in content:
         content = {"applications": [content]}
-    notes = [f"{path}: {key} means nothing on one machine." for key in sorted(_IGNORED_TOP_KEYS & content.keys())]
-    _known(content, _TOP_KEYS | _IGNORED_TOP_KEYS, str(path))
+    notes = [
+        f"{path}: {key} is ignored: it has no effect on one machine."
+        for key in sorted(_IGNORED_TOP_KEYS & content.keys())
+    ]
+    _reject_unknown(content, _TOP_KEYS | _IGNORED_TOP_KEYS, str(path))
     listed = content.get("applications")
     if not isinstance(listed, list) or not listed:
         raise PlanError(f"{path}: `applications` should be a list with an app in it.")
     settings: dict[str, Any] = {}  # Any: of the setting's type
     for key, value in _mapping(content.get("http_options") or {}, f"{path}: http_options").items():
         if key not in _HTTP_OPTIONS:
-            notes.append(f"{path}: http_options.{key} means nothing here.")
+            notes.append(f"{path}: http_options.{key} is ignored: tailrace does not use it.")
             continue
         try:
-            settings |= checked({_HTTP_OPTIONS[key]: value})
+            settings |= checked_settings({_HTTP_OPTIONS[key]: value})
         except ValueError as error:
             raise PlanError(f"{path}: http_options.{key} {error}") from None
     apps = [_app(entry, f"{path}: applications[{n}]", directory, n, notes) for n, entry in enumerate(listed)]
@@ -189,11 +192,14 @@ def _plan_of_file(path: Path, directory: str) -> Plan:
 
 def _app(entry: object, where: str, directory: str, number: int, notes: list[str]) -> AppSpec:
     given = _mapping(entry, where)
-    _known(given, _APP_KEYS | _IGNORED_APP_KEYS, where)
-    notes += [f"{where}.{key} means nothing on one machine." for key in sorted(_IGNORED_APP_KEYS & given.keys())]
+    _reject_unknown(given, _APP_KEYS | _IGNORED_APP_KEYS, where)
+    notes += [
+        f"{where}.{key} is ignored: it has no effect on one machine."
+        for key in sorted(_IGNORED_APP_KEYS & given.keys())
+    ]
     import_path = given.get("import_path")
     if not isinstance(import_path, str) or not _IMPORT.fullmatch(import_path):
-        raise PlanError(f"{where}.import_path should be a module and what it holds: textbot:app.")
+        raise PlanError(f"{where}.import_path should be a module and its attribute: textbot:app.")
     environment, python = {}, ""
     for key, value in _mapping(given.get("runtime_env") or {}, f"{where}.runtime_env").items():
         if key == "env_vars":
@@ -205,7 +211,7 @@ def _app(entry: object, where: str, directory: str, number: int, notes: list[str
                 raise PlanError(f"{where}.runtime_env.working_dir: there is no directory {value}.")
             directory = value
         else:
-            notes.append(f"{where}.runtime_env.{key} means nothing here; install what the app needs yourself.")
+            notes.append(f"{where}.runtime_env.{key} is ignored; install what the app needs yourself.")
     deployments = given.get("deployments") or []
     if not isinstance(deployments, list):
         raise PlanError(f"{where}.deployments should be a list.")
@@ -213,7 +219,7 @@ def _app(entry: object, where: str, directory: str, number: int, notes: list[str
     for index, one in enumerate(deployments):
         override = _mapping(one, f"{where}.deployments[{index}]")
         if not isinstance(override.get("name"), str):
-            raise PlanError(f"{where}.deployments[{index}].name should say which one is meant.")
+            raise PlanError(f"{where}.deployments[{index}].name should be the name of a deployment.")
         overrides.append(override)
     name = given.get("name", "default" if number == 0 else f"app{number + 1}")
     if not isinstance(name, str) or not name:
@@ -230,14 +236,14 @@ def _app(entry: object, where: str, directory: str, number: int, notes: list[str
     return AppSpec(target, _prefix(given.get("route_prefix", "/"), f"{where}.route_prefix"), f"{where} ({name})")
 
 
-def checked(settings: Mapping[str, Any]) -> dict[str, Any]:  # Any: of each setting's type
-    """The same settings. Raises: ValueError, which says what one should be."""
+def checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:  # Any: of each setting's type
+    """Check settings and return them. Raises: ValueError, which says what a value should be."""
     rows = {row.name: row for row in settings_table()}
     value: object
     for name, value in settings.items():
         row = rows.get(name)
         if row is None:
-            raise ValueError("is no setting.")
+            raise ValueError("is not a setting.")
         kinds = (int, float) if row.kind is float else (row.kind,)
         if not isinstance(value, kinds) or (isinstance(value, bool) and row.kind is not bool):
             raise ValueError(f"should be {_KINDS[row.kind]}.")
@@ -252,6 +258,6 @@ def _mapping(value: object, where: str) -> dict[str, Any]:  # Any: any YAML
     return value
 
 
-def _known(given: Mapping[str, object], known: set[str], where: str) -> None:
+def _reject_unknown(given: Mapping[str, object], known: set[str], where: str) -> None:
     for key in given.keys() - known:
         raise PlanError(f"{where} has no field {key}.{did_you_mean(key, known)}")

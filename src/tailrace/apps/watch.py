@@ -1,4 +1,4 @@
-"""Says where the event loop is blocked, since nothing else in this process can."""
+"""Reports where user code blocks the event loop."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BLOCKED_S = 5.0
 
 
 class LoopWatch:
-    """A thread that asks the loop for a sign of life, and prints where its thread is when none comes."""
+    """A thread that checks that the loop responds, and prints the loop thread's stack if it does not."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -37,16 +37,16 @@ class LoopWatch:
                 return
             since_s = time.monotonic()
             if not alive.wait(self._blocked_s):
-                self._tell()
+                self._report()
                 alive.wait()
                 seconds = time.monotonic() - since_s
-                sys.stderr.write(f"tailrace: the event loop runs again, after {seconds:.0f} s or more.\n")
+                sys.stderr.write(f"tailrace: the event loop responds again, after {seconds:.0f} s or more.\n")
             self._ended.wait(self._blocked_s)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         frame = sys._current_frames().get(self._loop_thread)
         where = "".join(traceback.format_stack(frame)[-3:]) if frame is not None else ""
         sys.stderr.write(
-            f"tailrace: the event loop has been blocked for {self._blocked_s:g} s, and with it everybody. Put what "
-            f"takes long into a thread (asyncio.to_thread). It is here:\n{where}"
+            f"tailrace: the event loop has been blocked for {self._blocked_s:g} s, and all requests with it. Run "
+            f"slow code in a thread (asyncio.to_thread). The loop is here:\n{where}"
         )

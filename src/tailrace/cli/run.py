@@ -142,12 +142,12 @@ def _run(plan: Plan, read: Callable[[], Plan], settings: Settings, *, watched: S
     first: Plan | None = plan
     is_ready = False
 
-    def planned() -> Sequence[AppSpec]:
+    def get_apps() -> Sequence[AppSpec]:
         """Raises: BootError for a file that has changed to something else than a plan."""
         nonlocal started_s, first
         started_s = time.monotonic()
         known, first = first, None
-        say(f"Starting {Path(plan.place).name} …")
+        say(f"Starting {Path(plan.source).name} …")
         try:
             return (known or read()).apps
         except PlanError as error:
@@ -179,8 +179,8 @@ def _run(plan: Plan, read: Callable[[], Plan], settings: Settings, *, watched: S
         try:
             with data_directory(settings, sock.getsockname()[1], _kept_under(plan)) as data:
                 await host(
-                    planned, settings, sock, data_path=data, on_ready=on_ready, on_drain=on_drain,
-                    on_boot_error=on_boot_error, changed=_changes(watched) if watched else None,
+                    get_apps, settings, sock, data_path=data, on_ready=on_ready, on_drain=on_drain,
+                    on_boot_error=on_boot_error, changes=_changes(watched) if watched else None,
                 )  # fmt: skip
         finally:
             for number in SIGNALS:
@@ -203,8 +203,8 @@ def _run(plan: Plan, read: Callable[[], Plan], settings: Settings, *, watched: S
 
 def _kept_under(plan: Plan) -> str:
     """Streams are kept for each port and target, so that another app on the port does not take up this one's."""
-    name = re.sub(r"[^\w.-]+", "-", Path(plan.place).name)[:40]
-    return f"app-{name}-{sha256(plan.place.encode()).hexdigest()[:8]}-port"
+    name = re.sub(r"[^\w.-]+", "-", Path(plan.source).name)[:40]
+    return f"app-{name}-{sha256(plan.source.encode()).hexdigest()[:8]}-port"
 
 
 def _directories(plan: Plan, target: str) -> list[str]:
