@@ -20,7 +20,7 @@ from tests.apps.process import AppServer
 from tests.waiting import LONG_S
 
 import tailrace.serve
-from tailrace.serve.options import MEANINGLESS, DeploymentOptions
+from tailrace.serve.options import IGNORED, DeploymentOptions
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -164,7 +164,7 @@ def test_all_files_compile() -> None:
 
 
 def test_every_option_and_every_name_is_there() -> None:
-    for name in (*DeploymentOptions.__struct_fields__, *MEANINGLESS):
+    for name in (*DeploymentOptions.__struct_fields__, *IGNORED):
         assert f"`{name}`" in PAGE, name
     explained = {"Application", "BackpressureConfig", "Deployment", "DeploymentHandle", "DeploymentResponse"}
     explained |= {"DeploymentResponseGenerator", "Member"}  # their results

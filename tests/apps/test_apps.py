@@ -300,8 +300,8 @@ def test_what_means_nothing_is_named(apps: AppServer) -> None:
         "apps.yaml: http_options.request_timeout_s is ignored: tailrace does not use it.",
         "applications[0].runtime_env.pip is ignored; install what the app needs yourself.",
         "applications[5].logging_config is ignored: it has no effect on one machine.",
-        "Choir: autoscaling_config means nothing here: the number of processes is num_replicas.",
-        "Word_1: ray_actor_options means nothing here",
+        "Choir: autoscaling_config is ignored: the number of processes is num_replicas.",
+        "Word_1: ray_actor_options is ignored",
     ):
         assert apps.log.count(words) == 1, apps.log
     assert "Traceback" not in apps.log

@@ -134,7 +134,7 @@ _INSTALL = f"Try: {sys.executable} -m pip install"
 
 # what is run, what its last line says, and what stands in the user's traceback
 _FAILURES = {
-    "no module": ("nosuch:app", "There is no module nosuch in DIRECTORY. --app-dir says where to look.", ""),
+    "no module": ("nosuch:app", "There is no module nosuch in DIRECTORY. Set its directory with --app-dir.", ""),
     "no package around it": ("nosuch.bot:app", "There is no module nosuch in DIRECTORY.", ""),
     "no app": ("bot:number", "bot:number is not an app, but of type int. It should be the result of .bind(…)", ""),
     "a builder of nothing": ("bot:nothing", "bot:nothing is not an app, but of type NoneType.", ""),
@@ -155,10 +155,10 @@ _FAILURES = {
     "a constructor": ("constructor:app", "constructing Bot raised ValueError: there are no weights", "any of these"),
     "a startup": ("startup:app", "the startup of app raised RuntimeError: there is no database", "in lifespan"),
     "a script": ("script:app", 'if __name__ == "__main__":', "serve.run(Bot.bind())"),
-    "an option": ("options:app", "raised ValueError: num_replicas is at least 1.", "num_replicas=0"),
+    "an option": ("options:app", "raised ValueError: num_replicas should be at least 1.", "num_replicas=0"),
     "a config for nobody": ("config:app", "Bot has a user_config but no method reconfigure to take it.", ""),
     "an unknown deployment": ("bot:app Bat", "The app has no deployment Bat; it has Bot.", ""),
-    "an override that is none": ("bot:app Bot", "Bot: max_ongoing_requests is a whole number.", ""),
+    "an override that is none": ("bot:app Bot", "Bot: max_ongoing_requests should be a whole number.", ""),
     # Last, for the process keeps in mind which models it has asked for.
     "a setting": ("teller:setting", "no setting max_sequence. Did you mean max_sequences?", "max_sequence=2"),
     "a model": ("teller:app", "ModelError: No model is called `smolm2`. Did you mean", 'tailrace.engine("smolm2")'),

@@ -115,7 +115,12 @@ applications:
   - {name: batching, route_prefix: /batching, import_path: "telling:batching"}
 """
 
-_FAILED = {"message": "The app failed; its log says how.", "type": "server_error", "code": "app_failed", "param": None}
+_FAILED = {
+    "message": "The app failed; the app's log has details.",
+    "type": "server_error",
+    "code": "app_failed",
+    "param": None,
+}
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +181,7 @@ def test_an_app_may_shape_its_own(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("path", "line", "where"),
     [
-        ("/bare/thing", "TypeError: Bare gave a dict, which is neither text, .* Thing is not", "__call__"),
+        ("/bare/thing", "TypeError: Bare gave a dict, which is not text, .* Thing is not", "__call__"),
         ("/thing", "ValueError: .*'Thing' object", "thing"),
         ("/own-thing", "TypeError: Object of type Thing is not JSON serializable", "own_thing"),
     ],
@@ -191,7 +196,7 @@ def test_what_is_no_json_is_said_with_route_and_type(apps: Forgiving, path: str,
 
 def test_a_batch_of_another_length_names_its_function(apps: Forgiving) -> None:
     apps.http.get("/batching")
-    apps.wait_line(r"Batching\.doubled was called with 1 and gave 2; a function with @serve\.batch gives a list")
+    apps.wait_line(r"Batching\.doubled got 1 elements and returned 2; a function with @serve\.batch returns a list")
     assert "Ray" not in apps.log
 
 

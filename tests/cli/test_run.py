@@ -45,7 +45,7 @@ _INSTALL = f"Try: {sys.executable} -m pip install"
 _FAILURES = {
     "no attribute": ("bot:ap", "bot has nothing named ap. Did you mean bot:app?", ""),
     "no attribute but a function": ("built:nope", "built has nothing named nope. Did you mean built:build?", ""),
-    "a bot's folder": ("folder", "Its app is run with: tailrace run folder/app.py:app", ""),
+    "a bot's folder": ("folder", "To run its ASGI app: tailrace run folder/app.py:app", ""),
     "another machine's address": ("bot:app --insecure --host 192.0.2.1", "Choose another --host.", ""),
     "an import": ("needs:app", f"{_INSTALL} soundfile_of_nobody", "import soundfile_of_nobody.reader"),
     "a constructor": ("constructor:app", "constructing Bot raised ValueError: there are no weights", "any of these"),
@@ -112,8 +112,8 @@ def _refused(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        ("bot", "Say what bot holds: bot:app."),
-        ("built", "Say what built holds: built:build."),
+        ("bot", "Name the attribute of bot too: bot:app."),
+        ("built", "Name the attribute of built too: built:build."),
         ("bot:app --concurrency 3", "--concurrency is for Inferless folders."),
         ("bot:", "is not a module with an attribute"),
         (":app", "is not a module with an attribute"),
@@ -213,7 +213,7 @@ def test_a_file_says_which_of_its_apps_does_not_start(tmp_path: Path) -> None:
 def test_a_file_has_its_arguments_in_it(tmp_path: Path) -> None:
     path = tmp_path / "apps.yaml"
     path.write_text("import_path: a:b")
-    assert "under args" in _refused(str(path), "word=x")
+    assert "under `args`" in _refused(str(path), "word=x")
 
 
 def test_a_folder_needs_an_app(tmp_path: Path) -> None:
@@ -275,7 +275,7 @@ def test_the_access_log_says_how_a_stream_ended(tmp_path: Path) -> None:
         answer = server.http.get("/set", headers={"x-request-id": "one"})
         assert '"code":"app_output"' in answer.text
         assert "stream=" in server.wait_line("request=one end=error:app_output").string
-        server.wait_line("GET /set: a_set.<locals>.items gave a set that JSON cannot hold")
+        server.wait_line("GET /set: a_set.<locals>.items yielded a set that cannot be JSON")
         server.http.get("/long", headers={"x-request-id": "two"}, timeout=LONG_S)
         server.wait_line("default: a stream was ended: The stream is longer than 64 MiB")
         server.wait_line("request=two end=error:stream_too_long")
@@ -298,6 +298,6 @@ def test_a_path_writes_no_lines_of_its_own_into_the_log(tmp_path: Path) -> None:
     with contextlib.closing(Forgiving("paths:app", "--journal", "memory", directory=tmp_path)) as server:
         server.wait_ready()
         server.http.get("/%0aFORGED%1b[2J")
-        server.wait_line("^GET /%0AFORGED%1B%5B2J: list gave a object that JSON cannot hold")
+        server.wait_line("^GET /%0AFORGED%1B%5B2J: list yielded a object that cannot be JSON")
         server.http.get("/fails%0aFORGED")
         server.wait_line("^GET /fails%0AFORGED raised ValueError: no")

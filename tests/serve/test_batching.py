@@ -286,7 +286,7 @@ async def test_row_18_wrong_length(result: Any) -> None:
     results = await together(run("a"), run("b"), return_exceptions=True)
     for error in results:
         assert isinstance(error, RayServeException)
-        assert re.search(r"run was called with 2 and gave \d; a function with @serve.batch gives", str(error))
+        assert re.search(r"run got 2 elements and returned \d; a function with @serve.batch returns", str(error))
 
 
 @pytest.mark.parametrize("streams", [False, True], ids=["unary", "streaming"])

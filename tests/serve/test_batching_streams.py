@@ -82,7 +82,7 @@ async def test_row_13_generator_exceptions(fault: str) -> None:
         assert items == [name, name]
         assert type(error) is expected
         if fault == "length":
-            assert re.search(r"run was called with 2 and gave \d; a function with @serve.batch gives", str(error))
+            assert re.search(r"run got 2 elements and returned \d; a function with @serve.batch returns", str(error))
         assert await drain(stream) == []
 
 
@@ -265,7 +265,7 @@ async def test_row_28_too_slow_a_reader_is_failed() -> None:
     items, error = await within(catch(slow))
     assert items == []
     assert isinstance(error, BackPressureError)
-    assert "This reader is too slow" in str(error)
+    assert "The reader is too slow" in str(error)
     assert await within(anext(fast)) == "fast"
     await fast.aclose()
 

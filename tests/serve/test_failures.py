@@ -8,13 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from tailrace.serve import failures
-from tailrace.serve.failures import failed, know_packages
+from tailrace.serve.failures import failed, set_requirements
 
 
 @pytest.fixture(autouse=True)
 def _as_before() -> Iterator[None]:
     yield
-    know_packages([])
+    set_requirements([])
 
 
 def _told(module: str) -> str:
@@ -39,7 +39,7 @@ def test_ray_is_an_import_to_change() -> None:
     ],
 )
 def test_a_missing_module_is_named_as_the_app_lists_it(module: str, listed: list[str], install: str) -> None:
-    know_packages(listed)
+    set_requirements(listed)
     assert _told(module).endswith(f"Try: {sys.executable} -m pip install {install}")
 
 
@@ -51,7 +51,7 @@ def test_it_is_installed_where_the_app_runs(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(("is_there", "wanted"), [(False, "transformers==4.4 torch"), (True, "transformers==4.4")])
 def test_transformers_is_named_with_torch(is_there: bool, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without it transformers can be imported, and runs no model."""
-    know_packages(["transformers==4.4"])
+    set_requirements(["transformers==4.4"])
     monkeypatch.setattr(failures, "find_spec", {"torch": is_there or None}.get)
     assert _told("transformers").endswith(f" -m pip install {wanted}")
 

@@ -118,7 +118,7 @@ async def test_result_elsewhere(front: _Front, handle: Any) -> None:
     assert await asyncio.to_thread(ask) == 16
     with pytest.raises(TimeoutError):
         await asyncio.to_thread(wait)
-    with pytest.raises(RuntimeError, match="awaited"):
+    with pytest.raises(RuntimeError, match="Use `await`"):
         handle.double.remote(1).result()
 
 
@@ -230,7 +230,7 @@ async def test_a_front_that_goes_ends_calls(front: _Front, handle: Any) -> None:
 
 async def test_options_of_handles(front: _Front, handle: Any, caplog: pytest.LogCaptureFixture) -> None:
     handle.options(multiplexed_model_id="x", session_id="y")
-    assert "multiplexed_model_id of handles means nothing here" in caplog.text
+    assert "multiplexed_model_id of handles is ignored" in caplog.text
     with pytest.raises(TypeError, match="Handles have no option nothing"):
         handle.options(nothing=1)
 
@@ -244,5 +244,5 @@ async def test_handles_can_be_pickled(front: _Front, handle: Any) -> None:
 
 
 def test_without_a_front(handle: Any) -> None:
-    with pytest.raises(RayServeException, match=r"Handles work in apps"):
+    with pytest.raises(RayServeException, match=r"Handles only work in apps"):
         handle.remote()

@@ -195,7 +195,7 @@ async def test_batches_of_one_and_none(model: Any, tokenizer: Any) -> None:
     steps = await collect(generate_batch(model, tokenizer, ["Dogs"], **options))
     assert [step[0] for step in steps] == await collect(generate(model, tokenizer, "Dogs", **options))
     assert await collect(generate_batch(model, tokenizer, [])) == []
-    with pytest.raises(TypeError, match="not one"):
+    with pytest.raises(TypeError, match="not a single string"):
         await collect(generate_batch(model, tokenizer, "Dogs"))
 
 
@@ -259,7 +259,7 @@ async def test_a_generation_config_is_taken_and_left_as_it_is(model: Any, tokeni
 
 
 async def test_a_prompt_that_does_not_fit(model: Any, tokenizer: Any) -> None:
-    with pytest.raises(ValueError, match="the prompt has 200 tokens, but the model's context is 128"):
+    with pytest.raises(ValueError, match="the prompt has 200 tokens, but the model's context has only 128"):
         await collect(generate(model, tokenizer, "<|endoftext|>" * 200))
 
 

@@ -132,7 +132,7 @@ async def test_apps_that_are_made() -> None:
 
     for builder in (make, make_later):
         assert (await _get(serve.ingress(builder)()(), "/")).text == "made"
-    with pytest.raises(TypeError, match="did not make an ASGI app"):
+    with pytest.raises(TypeError, match="did not return an ASGI app"):
         await asgi_of(serve.ingress(lambda: 5)()())  # type: ignore[arg-type]  # it should not
 
 
@@ -203,13 +203,13 @@ def test_what_cannot_have_an_ingress() -> None:
     class Bot:
         def __call__(self) -> None: ...
 
-    with pytest.raises(TypeError, match="Bot has a __call__ already"):
+    with pytest.raises(TypeError, match="Bot has both a __call__ and an ingress"):
         serve.ingress(FastAPI())(Bot)
     with pytest.raises(TypeError, match="takes an ASGI app"):
         serve.ingress(5)  # type: ignore[arg-type]  # on purpose
-    with pytest.raises(TypeError, match="stands on a class"):
+    with pytest.raises(TypeError, match="decorates a class"):
         serve.ingress(FastAPI())(serve.deployment(type("Bot", (), {})))
-    with pytest.raises(TypeError, match="stands on a class"):
+    with pytest.raises(TypeError, match="decorates a class"):
         serve.ingress(FastAPI())(lambda: None)
 
 

@@ -136,7 +136,7 @@ def test_a_script_runs_and_calls_apps(tmp_path: Path) -> None:
         said, complaints = script.communicate(timeout=LONG_S)
     assert said, complaints
     found: dict[str, Any] = json.loads(said)
-    assert found.pop("lock").startswith("The app cannot be taken into a process of its own: ")
+    assert found.pop("lock").startswith("The app cannot be pickled for its own process: ")
     broken = found.pop("broken")
     assert broken.startswith("constructing Broken raised LookupError: no weights\nTraceback (most recent call last):\n")
     assert "script.py" in broken
@@ -153,11 +153,11 @@ def test_a_script_runs_and_calls_apps(tmp_path: Path) -> None:
         "lock left": 6,
         "broken left": 6,
         "wrong": [
-            "serve.run takes what .bind(…) gives.",
-            "serve.start takes no nothing.",
-            "No app third was started here.",
+            "serve.run takes the result of .bind(…).",
+            "serve.start has no argument nothing.",
+            "No app third was started in this process.",
         ],
-        "after": "Handles work in apps that `tailrace run` or `serve.run` has started.",
+        "after": "Handles only work in apps that `tailrace run` or `serve.run` has started.",
     }
     assert "Traceback" not in complaints, complaints
 
@@ -209,7 +209,7 @@ def test_an_app_that_cannot_be_pickled_starts_no_process() -> None:
         def __init__(self, lock: object) -> None: ...
 
     before = threading.active_count()
-    with pytest.raises(RayServeException, match="cannot be taken into a process of its own"):
+    with pytest.raises(RayServeException, match="cannot be pickled for its own process"):
         serve.run(serve.deployment(Bot).bind(threading.Lock()))
     assert threading.active_count() == before
     serve.shutdown()

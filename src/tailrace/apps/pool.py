@@ -10,9 +10,10 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from tailrace.apps.process import BootError, OnChannel, ReplicaProcess
+from tailrace.apps.process import BootError, ReplicaProcess
 from tailrace.errors import AdmissionError, AppUnavailable, Draining, QueueFull, TailraceError
 from tailrace.serve.boot import AppTarget, Assignment, Part
+from tailrace.serve.link import OnChannel
 
 __all__ = ["DRAIN_RETRY_S", "HostedApp", "Pool", "ReplicaLease"]
 

@@ -8,21 +8,18 @@ import os
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
 
 import msgspec
 
 from tailrace.apps.interpreters import command_of
 from tailrace.serve.boot import AppTarget, Assignment, Described, Failed
-from tailrace.serve.link import Channel, ChannelClosed, Link
+from tailrace.serve.link import ChannelClosed, Link, OnChannel
 
-__all__ = ["BootError", "OnChannel", "ReplicaProcess"]
+__all__ = ["BootError", "ReplicaProcess"]
 
 _EXIT_TIMEOUT_S = 5.0
 _decode = msgspec.msgpack.decode
 _encode = msgspec.msgpack.encode
-
-OnChannel = Callable[[Channel, str, bytes], None]
 
 
 class BootError(Exception):

@@ -122,8 +122,8 @@ def _check_arguments(name: str, node: Application) -> None:
 
 
 def _build(builder: Callable[..., Any], arguments: dict[str, Any]) -> Any:  # Any: the user's
-    """Call a builder and return its result. A builder takes no argument, or the KEY=VALUE arguments: as a dict, or as the
-    model that its annotation names."""
+    """Call a builder and return its result. A builder takes no argument, or the KEY=VALUE arguments as a dict or as the
+    model of its annotation."""
     parameters = list(inspect.signature(builder, eval_str=True).parameters.values())
     if len(parameters) > 1 and any(parameter.default is parameter.empty for parameter in parameters[1:]):
         raise TargetError(f"{builder.__name__} should take one argument: the dict of the KEY=VALUE arguments.")

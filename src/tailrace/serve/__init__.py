@@ -1,7 +1,7 @@
-"""Write your own streaming deployment: `from tailrace import serve` in the place of Ray Serve's.
+"""Write your own streaming deployment: `from tailrace import serve` replaces `from ray import serve`.
 
-The law of this room: what is here runs in the user's process, beside the user's code, and knows nothing of sockets that
-face the world. `tailrace.apps` starts such processes and stands in front of them.
+Rule of this room: this code runs in the user's process, beside the user's code, and never touches client connections.
+`tailrace.apps` starts such processes and passes requests to them.
 """
 
 from tailrace.serve.batching import Batch, Member, batch

@@ -1,4 +1,4 @@
-"""The runs of a batched function, each of which answers several calls."""
+"""Runs a batched function. Each run answers several calls."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ __all__ = ["Batch", "ContinuousRun", "PlainRun", "StreamRun"]
 
 logger = logging.getLogger("tailrace.serve")
 
-_UNREAD_ITEMS = 4096  # unread by one: it keeps memory that the others pay for
-_A_BATCH_GIVES = "a function with @serve.batch gives a list with a place for each element of the lists that it takes"
+_MAX_UNREAD_ITEMS = 4096  # of one slow reader, whose call then fails
+_RETURN_RULE = "a function with @serve.batch returns a list with one element for each call in the batch"
 _SENTINELS = (StopIteration, StopAsyncIteration)
 
 
 class Batch:
-    """Who is in a continuous batch, as of the last yield. What happens until the next one is told there.
+    """The members of a continuous batch. It changes only while the function is at a `yield`.
 
-    True while somebody is in it: `while batch:` is how its function ends in time.
+    A batch with members is true: the function loops `while batch:` and so ends in time.
     """
 
     __slots__ = ("joined", "left", "members")
 
     def __init__(self) -> None:
-        self.joined: tuple[Member, ...] = ()  # since the yield before
-        self.left: tuple[Member, ...] = ()  # since then, because they were finished or went away
+        self.joined: tuple[Member, ...] = ()  # since the previous yield
+        self.left: tuple[Member, ...] = ()  # since the previous yield: finished or cancelled
         self.members: tuple[Member, ...] = ()  # all, in order of arrival
 
     def __bool__(self) -> bool:
@@ -45,7 +45,7 @@ class Batch:
 
 
 class BatchRun:
-    """One run of the function. Its task ends by itself, or is cancelled when every caller has left."""
+    """One run of the function. Its task is cancelled when all callers have left."""
 
     def __init__(
         self, function: Callable[..., Any], calls: Sequence[Call], queue: Queue, context: contextvars.Context
@@ -53,11 +53,11 @@ class BatchRun:
         self.started_s = time.time()
         self._name = getattr(
             getattr(function, "func", function), "__qualname__", "batch"
-        )  # of a partial, its function's
+        )  # a partial has no name: its function has one
         self._began_s = asyncio.get_running_loop().time()
         metrics.batch_began(self._name, size=len(calls), waited_s=self._began_s - calls[0].called_s)
         self._function = function
-        self._calls = tuple(calls)  # who has which position, to the end
+        self._calls = tuple(calls)  # by position; positions never change
         self._open = dict.fromkeys(calls)
         self._queue = queue
         self._contexts = [call.context for call in calls]
@@ -79,7 +79,7 @@ class BatchRun:
             raise
 
     async def _answer(self) -> None:
-        """Call the function and hand out what it gives. Who is open at the end is ended by `_done`."""
+        """Call the function and deliver its results. `_done` ends the calls that are still open afterwards."""
         raise NotImplementedError
 
     def leave(self, call: Call) -> None:
@@ -88,15 +88,15 @@ class BatchRun:
             self._task.cancel()
 
     def resume(self) -> None:
-        """It does not pause."""
+        """Does nothing: this run does not pause."""
 
     def stack(self) -> str:
-        """The line at which the function is, or nothing."""
+        """Return the stack of the function's current line, or ""."""
         frame = getattr(self._source, "cr_frame", None) or getattr(self._source, "ag_frame", None)
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
     def _columns(self) -> tuple[list[list[Any]], dict[str, list[Any]]]:
-        """The arguments as the function wants them: a list for each. What a call has not got is None there."""
+        """Return a list for each argument of the function, with None for calls that lack the argument."""
         given = [call.given for call in self._calls]
         names = dict.fromkeys(name for member in given for name in member.kwargs)
         return (
@@ -109,9 +109,9 @@ class BatchRun:
             length = len(results)
         except TypeError:
             name = type(results).__name__
-            raise TypeError(f"{self._name} gave a {name}; {_A_BATCH_GIVES}.") from None
+            raise TypeError(f"{self._name} returned a {name}; {_RETURN_RULE}.") from None
         if length != len(self._calls):
-            raise ServeError(f"{self._name} was called with {len(self._calls)} and gave {length}; {_A_BATCH_GIVES}.")
+            raise ServeError(f"{self._name} got {len(self._calls)} elements and returned {length}; {_RETURN_RULE}.")
 
     def _close(self, call: Call, error: BaseException | None = None) -> None:
         del self._open[call]
@@ -121,7 +121,7 @@ class BatchRun:
         metrics.batch_ended(self._name, ran_s=asyncio.get_running_loop().time() - self._began_s)
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None and not self._open and not task.cancelled():
-            logger.warning("A batch failed when none of its callers was there any more.", exc_info=error)
+            logger.warning("A batch failed after all of its callers had left.", exc_info=error)
         for call in self._open:
             call.end(error)
         self._open.clear()
@@ -129,7 +129,7 @@ class BatchRun:
 
 
 class PlainRun(BatchRun):
-    """Of a coroutine function."""
+    """A run of a coroutine function."""
 
     async def _answer(self) -> None:
         args, kwargs = self._columns()
@@ -147,7 +147,7 @@ class PlainRun(BatchRun):
 
 
 class StreamRun(BatchRun):
-    """Of an async generator function."""
+    """A run of an async generator function."""
 
     _wakeup: asyncio.Future[None] | None = None
 
@@ -156,34 +156,34 @@ class StreamRun(BatchRun):
         self._source = self._function(*args, **kwargs)
         async with aclosing(self._source):
             async for results in self._source:
-                if not self._open:  # it was asked once more, so that what stands behind its last yield could run
+                if not self._open:  # resumed once more, so that the code after the last yield ran
                     return
                 self._check_length(results)
                 items = [results[position] for position in range(len(self._calls))]
                 for call, item in zip(self._calls, items, strict=True):
-                    self._hand(call, item)
+                    self._deliver(call, item)
                 await self._pause()
 
     def resume(self) -> None:
         if self._wakeup is not None and not self._wakeup.done():
             self._wakeup.set_result(None)
 
-    def _hand(self, call: Call, item: Any) -> None:
+    def _deliver(self, call: Call, item: Any) -> None:
         if call not in self._open:
             return
-        if item is StopIteration or item is StopAsyncIteration:  # never ==: arrays compare element by element
+        if item is StopIteration or item is StopAsyncIteration:  # not ==, which arrays apply to each element
             self._close(call)
         elif _is_error(item):
             self._close(call, item)
         else:
             call.give(item)
-            if len(call.items) >= _UNREAD_ITEMS:
+            if len(call.items) >= _MAX_UNREAD_ITEMS:
                 call.items.clear()
-                self._close(call, BackPressureError(f"This reader is too slow: {_UNREAD_ITEMS} items were unread."))
+                self._close(call, BackPressureError(f"The reader is too slow: {_MAX_UNREAD_ITEMS} items are unread."))
 
     async def _pause(self) -> None:
-        """Let the readers read before the next item is made; wait while all of them have enough to read."""
-        await asyncio.sleep(0)  # a function that never awaits would keep the loop from everybody
+        """Let the readers run, and wait while all of them have enough unread items."""
+        await asyncio.sleep(0)  # a function that never awaits would block the loop
         while self._is_ahead():
             self._wakeup = asyncio.get_running_loop().create_future()
             try:
@@ -196,38 +196,38 @@ class StreamRun(BatchRun):
 
 
 class ContinuousRun(StreamRun):
-    """Of an async generator function whose callers come and go."""
+    """A run of an async generator function whose callers join and leave."""
 
     async def _answer(self) -> None:
         batch = Batch()
-        self._tell(batch)
+        self._update(batch)
         calls = {call.given: call for call in self._open}
         self._source = self._function(batch)
         async with aclosing(self._source):
             async for items in self._source:
-                if not batch:  # it was told that nobody is there, and goes on
+                if not batch:  # the function goes on although the batch is empty
                     return
                 if not isinstance(items, Mapping):
                     raise TypeError(f"A continuous batch yields a mapping of members, not {type(items).__name__}.")
                 for member, item in items.items():
                     if not isinstance(member, Member):
                         raise TypeError(f"A continuous batch yields items for its members, not {member!r}.")
-                    if member in calls:  # else it has left, which the function could not know
-                        self._hand(calls[member], item)
+                    if member in calls:  # else it has left since the last yield
+                        self._deliver(calls[member], item)
                 await self._pause()
-                self._tell(batch)
+                self._update(batch)
                 calls = {call.given: call for call in self._open}
 
     def leave(self, call: Call) -> None:
         super().leave(call)
-        self.resume()  # there is room for another
+        self.resume()  # another call may join
 
     def _is_ahead(self) -> bool:
         for call in self._queue.join(self._open):
             call.holder = self
         return super()._is_ahead()
 
-    def _tell(self, batch: Batch) -> None:
+    def _update(self, batch: Batch) -> None:
         before, now = set(batch.members), tuple(call.given for call in self._open)
         batch.joined = tuple(member for member in now if member not in before)
         batch.left = tuple(member for member in batch.members if member not in set(now))
@@ -236,5 +236,5 @@ class ContinuousRun(StreamRun):
 
 
 def _is_error(item: Any) -> bool:
-    """Whether a position holds an error for its caller. A sentinel that is an instance is an item like any other."""
+    """Return whether an item is an error for its caller. Instances of the sentinel classes are ordinary items."""
     return isinstance(item, Exception) and not isinstance(item, _SENTINELS)

@@ -1,4 +1,4 @@
-"""The calls of a batched function, from being made to being answered, and the queue in which they wait for a batch."""
+"""The calls of a batched function, and the queue in which they wait for a batch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from tailrace.serve.closing import close_if_left
+from tailrace.serve.closing import close_on_abort
 from tailrace.serve.context import RequestContext, get_request_context
 from tailrace.serve.exceptions import BackPressureError
 
@@ -23,51 +23,51 @@ __all__ = [
     "Stream",
 ]
 
-AHEAD_ITEMS = 64  # unread by every caller: the function need not hurry
+AHEAD_ITEMS = 64  # the function pauses when every caller has so many unread items
 
-_LONGEST_TIMER_S = 86400.0  # loops refuse infinity
+_MAX_TIMER_S = 86400.0  # event loops reject infinity
 
-# What calls give and get is the user's own, and a decorator cannot tell its type: hence every Any in these modules.
+# Every Any in these modules is an argument or a result of user code, whose type a decorator cannot know.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
-    """One call in a continuous batch. Equal to itself only, so that it can be a key."""
+    """One call in a continuous batch. Compared by identity, so that it can be a key."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
     @property
     def first(self) -> Any:
-        """Its first argument, whichever way it was given."""
+        """The first argument, positional or by keyword."""
         return self.args[0] if self.args else next(iter(self.kwargs.values()), None)
 
 
 class Holder(Protocol):
-    """Where a call is: in a queue, or in a run."""
+    """The queue or the run that a call is in."""
 
     def leave(self, call: Call) -> None:
-        """Nobody waits for this one any more."""
+        """Remove a call whose caller has left."""
 
     def resume(self) -> None:
-        """There is less to read, or somebody who could join."""
+        """Called when a caller has read items, or when another call could join."""
 
 
 class Running(Holder, Protocol):
-    """One run of the function, of which its queue knows only this."""
+    """One run of the function, as its queue sees it."""
 
     @property
     def started_s(self) -> float:
-        """Since 1970: people compare it with their logs."""
+        """Seconds since 1970, to compare with logs."""
 
     def stack(self) -> str:
-        """The line at which the function is, or nothing."""
+        """Return the stack of the function's current line, or ""."""
 
 
 class Call:
-    """One call, until it is answered or abandoned: with one item, or with several, one after another.
+    """One call, until it is answered or its caller leaves. Its answer is one item or several.
 
-    `holder` is None after its end.
+    `holder` is None after the end.
     """
 
     __slots__ = (
@@ -96,18 +96,18 @@ class Call:
         self._wakeup: asyncio.Future[None] | None = None
 
     def give(self, item: Any) -> None:
-        """Hand something to whoever called."""
+        """Add an item for the caller."""
         self.items.append(item)
         self._wake()
 
     def end(self, error: BaseException | None = None) -> None:
-        """Nothing more comes."""
+        """End the call, after success or with an error."""
         self.holder = None
         self._error = error
         self._wake()
 
     def leave(self) -> None:
-        """Whoever called has gone."""
+        """Abandon the call, because its caller has left."""
         holder, self.holder = self.holder, None
         if holder is not None:
             holder.leave(self)
@@ -116,12 +116,12 @@ class Call:
         self._wake()
 
     async def read(self) -> Any:
-        """The next item. Cancellation: the caller has left, as with an async generator.
+        """Return the next item. Cancellation: abandons the call, as with an async generator.
 
-        Raises: the error that ended the call, once; StopAsyncIteration after that, and after a good end.
+        Raises: the error that ended the call, once; StopAsyncIteration after that, and after success.
         """
         if self._wakeup is not None:
-            raise RuntimeError("Somebody is reading this stream already.")
+            raise RuntimeError("This stream has a reader already.")
         while not self.items:
             if self.holder is None:
                 error, self._error = self._error, None
@@ -145,20 +145,20 @@ class Call:
 
 
 class Stream(AsyncIterator[Any]):
-    """What a caller holds of a call that gets several items. Closing it, dropping it, cancelling a read of it and the
-    leaving of the client whose request made it all leave the batch."""
+    """The caller's iterator over a call with several items. The call leaves the batch when the stream is closed or
+    dropped, when a read is cancelled, and when the client of the request disconnects."""
 
     __slots__ = ("__weakref__", "_call", "_is_begun")
 
     def __init__(self, call: Call) -> None:
         self._call = call
         self._is_begun = False
-        close_if_left(self)
+        close_on_abort(self)
 
     async def __anext__(self) -> Any:
         if not self._is_begun:
             self._is_begun = True
-            close_if_left(self)  # from now on it belongs to the task that reads it
+            close_on_abort(self)  # from now on, the reading task's request owns it
         return await self._call.read()
 
     async def aclose(self) -> None:
@@ -169,12 +169,12 @@ class Stream(AsyncIterator[Any]):
         call = self._call
         if call.holder is not None:
             with suppress(RuntimeError):  # the loop is closed
-                call.loop.call_soon_threadsafe(call.leave)  # this may be any thread, in the middle of anything
+                call.loop.call_soon_threadsafe(call.leave)  # the garbage collector may run in any thread
 
 
 @dataclass(slots=True)
 class BatchSettings:
-    """What `batch` was given, and what was set since. Raises: TypeError, ValueError for what cannot be meant."""
+    """The settings of `batch`. Raises: TypeError, ValueError."""
 
     max_batch_size: int
     batch_wait_timeout_s: float
@@ -206,7 +206,7 @@ class BatchSettings:
     def set_batch_wait_timeout_s(self, value: object) -> None:
         if not isinstance(value, int | float):
             raise TypeError(f"batch_wait_timeout_s is a number of seconds, not {value!r}.")
-        if not value >= 0:  # so that NaN is refused, too
+        if not value >= 0:  # rejects NaN too
             raise ValueError(f"batch_wait_timeout_s is at least 0, not {value}.")
         self.batch_wait_timeout_s = value
 
@@ -215,10 +215,10 @@ Start = Callable[["Queue", list[Call]], Running]  # a run of the function for th
 
 
 class Queue:
-    """The calls of one instance, in order of arrival, until a batch takes them.
+    """The calls of one instance that wait for a batch, in order of arrival.
 
-    `forming` is the next batch as far as it is known; it may still grow. Behind it is what was not looked at yet, or
-    did not fit.
+    `_forming` is the next batch, which may still grow. `_behind` holds later calls that did not fit or were not
+    measured yet.
     """
 
     def __init__(self, owner: object, settings: BatchSettings, start: Start, forget: Callable[[Queue], None]) -> None:
@@ -236,16 +236,16 @@ class Queue:
         self._timer_s: float | None = None
 
     def add(self, call: Call) -> None:
-        """Raises: BackPressureError if too many wait."""
+        """Queue a call. Raises: BackPressureError if too many calls wait."""
         call.holder = self
         self._behind[call] = None
         if self._num_waiting > self._settings.max_queued:
-            self._advance()  # some may only wait for this turn to be over
+            self._advance()  # some may be startable already
             if self._num_waiting > self._settings.max_queued and call.holder is self:
                 call.leave()
-                raise BackPressureError(f"{self._num_waiting} calls are waiting for a batch, and no more may.")
+                raise BackPressureError("Too many calls are waiting for a batch.")
         for run in self.runs:
-            run.resume()  # it may join there
+            run.resume()  # the call may join this run
         self._advance_soon()
 
     def leave(self, call: Call) -> None:
@@ -257,10 +257,10 @@ class Queue:
         self._advance_soon()
 
     def resume(self) -> None:
-        """Nothing is being read from here."""
+        """Does nothing: a queue delivers no items."""
 
     def join(self, running: dict[Call, None]) -> list[Call]:
-        """Move calls that wait into `running`, in order and as long as they fit. Returns them."""
+        """Move waiting calls into `running`, in order, while they fit. Returns the moved calls."""
         settings = self._settings
         if not self._num_waiting or (settings.batch_size_fn is None and len(running) >= settings.max_batch_size):
             return []
@@ -274,7 +274,7 @@ class Queue:
         return list(running)[num_before:]
 
     def ended(self, run: Running) -> None:
-        """Its permit is free."""
+        """Called when a run has ended: another may start."""
         del self.runs[run]
         self._advance()
 
@@ -287,7 +287,7 @@ class Queue:
             self._turn = self.loop.call_soon(self._advance)
 
     def _advance(self) -> None:
-        """Start what can be started, and set the timer for what will be."""
+        """Start the batches that are due, and set the timer for the next one."""
         if self._turn is not None:
             self._turn.cancel()
             self._turn = None
@@ -314,14 +314,14 @@ class Queue:
             self._timer.cancel()
         self._timer, self._timer_s = None, due_s
         if due_s is not None:
-            self._timer = self.loop.call_at(min(due_s, self.loop.time() + _LONGEST_TIMER_S), self._on_timer)
+            self._timer = self.loop.call_at(min(due_s, self.loop.time() + _MAX_TIMER_S), self._on_timer)
 
     def _on_timer(self) -> None:
-        self._timer = self._timer_s = None  # some loops are early by a fraction of a millisecond; then it is set again
+        self._timer = self._timer_s = None  # a timer may fire slightly early; `_advance` then sets it again
         self._advance()
 
     def _fill(self, calls: dict[Call, None], limit: int | None = None) -> bool:
-        """Move calls into a batch while they fit; those that never could are failed. Returns whether it is full."""
+        """Move calls into a batch while they fit. Calls that never fit fail. Returns whether the batch is full."""
         while self._behind:
             call = next(iter(self._behind))
             most = limit or next(iter(calls), call).max_batch_size
@@ -330,8 +330,10 @@ class Queue:
                 if size > most:
                     alone, limit_alone = (self._size({}, call), call.max_batch_size) if calls else (size, most)
                     if alone > limit_alone:
-                        raise RuntimeError(f"The size of this call, {alone}, is above max_batch_size={limit_alone}.")
-            except (Exception, asyncio.CancelledError) as error:  # it is this call that the function cannot measure
+                        raise RuntimeError(
+                            f"The size of this call, {alone}, is larger than max_batch_size={limit_alone}."
+                        )
+            except (Exception, asyncio.CancelledError) as error:  # batch_size_fn fails on this call
                 del self._behind[call]
                 call.end(RuntimeError("batch_size_fn raised StopIteration.") if type(error) is StopIteration else error)
                 continue

@@ -1,4 +1,4 @@
-"""The streamer between the thread of `model.generate` and who reads on an event loop."""
+"""The streamer between the thread of `model.generate` and a reader on an event loop."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Any
 
 from tailrace.requirements import pip_install
-from tailrace.serve.closing import close_if_left
+from tailrace.serve.closing import close_on_abort
 
 __all__ = ["TokenStream", "ids_of", "library", "wake"]
 
-# Models, tokenizers and tensors are Any throughout: their types would have to be imported, and any that have the
-# methods called here will do.
+# Models, tokenizers and tensors are Any: importing their types would import torch, and duck typing is enough.
 
-_WINDOW_TOKENS = 16  # half of which are more than any unfinished character has
-_UNFINISHED = 3  # so many U+FFFD can an unfinished character be: some tokenizers show one for each of its bytes
+_WINDOW_TOKENS = 16  # half of it is longer than any unfinished character
+_MAX_UNFINISHED = 3  # U+FFFD in an unfinished character: some tokenizers decode each of its bytes to one
 
 
 class TokenStream:
-    """A streamer whose text is read on an event loop: `async for` gives it in pieces, none with half a character.
+    """A streamer whose text is read on an event loop: `async for` yields pieces that never split a character.
 
-    For one sequence a piece is a `str`, never empty. For more it is a list with a `str` for each, "" if nothing came;
-    the class `StopIteration` takes the place of a sequence from when it has ended, as generators under `@serve.batch`
-    yield it. Steps that change nothing are left out. A sequence has ended after one of `eos_token_ids` (by default the
-    tokenizer's; what `generate` pads it with is no text), or when it was cancelled.
+    With one sequence, a piece is a non-empty `str`. With several, it is a list with a `str` for each sequence, "" if
+    there is no new text, and the class `StopIteration` for sequences that have ended, as `@serve.batch` expects. Steps
+    that change nothing are left out. A sequence ends after one of `eos_token_ids` (by default the tokenizer's) or when
+    it is cancelled. Padding after the end is not text.
 
-    It is for one call of `generate` and one reader. It may be made, fed, failed and cancelled in any thread.
-    When the reader is `max_unread` pieces behind, `generate` waits for it. A stream that will not be read needs
-    `cancel`, or its `generate` waits for ever; a reader that breaks off or is cancelled cancels it. So does a request
-    under `tailrace run` that made it and is cut short, whether it has a reader by then or not.
+    A stream is for one call of `generate` and one reader. All methods except reading may be called in any thread.
+
+    When the reader is `max_unread` pieces behind, `generate` blocks. A stream that will not be read needs `cancel`,
+    because `generate` would block for ever. A reader that stops or is cancelled cancels the stream. Under `tailrace
+    run`, the stream is also cancelled when the request that made it is aborted.
     """
 
     def __init__(
@@ -61,25 +61,26 @@ class TokenStream:
         self._rows = [_Row(decode) for _ in range(num_sequences)]
         self._max_unread = max_unread
         self._skips_next = skip_prompt
-        self._is_prompt = True  # what is put next
+        self._is_prompt = True  # whether the next `put` is the prompt
         self._num_stopped = 0  # in the last piece
-        # Below is what both threads touch, under the lock. It may be entered anew by a reader that the garbage
-        # collector finds in the middle, which is why it is one that can be.
+        # The fields below are shared by both threads, under the lock. The lock is reentrant, because the garbage
+        # collector may call a reader's __del__ while this thread holds it.
         self._changed = threading.Condition(threading.RLock())
         self._unread: deque[Any] = deque()
         self._unwanted: set[int] = set()  # sequences that have ended
-        self._waiting: asyncio.Future[None] | None = None  # the reader, which has read everything
-        self._is_over = False  # nothing is added any more
+        self._waiting: asyncio.Future[None] | None = None  # the reader, when it has read everything
+        self._is_over = False  # no more pieces will be added
         self._is_read = False
         self._error: BaseException | None = None
-        close_if_left(self)
+        close_on_abort(self)
 
     def put(self, value: Any) -> None:
-        """Take the prompt, on the first call, or the tokens of a step: a tensor of shape (batch,) or (batch, tokens).
+        """Add the prompt (first call) or the tokens of a step: a tensor of shape (batch,) or (batch, tokens).
 
         Blocks while the reader is too far behind.
-        *Raises:* ValueError for another batch size, RuntimeError where blocking would block an event loop, and what the
-        tokenizer raises. The reader gets these as well.
+
+        *Raises:* ValueError for a wrong batch size, RuntimeError if it would block an event loop, and the tokenizer's
+        exceptions. The reader gets these exceptions too.
         """
         if self._is_over:
             return
@@ -92,7 +93,7 @@ class TokenStream:
             raise
 
     def end(self) -> None:
-        """Nothing more is generated. Text that was held back as an unfinished character is given as it is."""
+        """End the stream. An unfinished character that was held back is delivered as it is."""
         if self._is_over:
             return
         rest = ["" if row in self._unwanted else text.flush() for row, text in enumerate(self._rows)]
@@ -103,16 +104,16 @@ class TokenStream:
             self._finish()
 
     def fail(self, exception: BaseException) -> None:
-        """Have the reader get `exception` after what it has not read yet, and the model stopped if it still runs."""
+        """Stop the model, and raise `exception` in the reader after the unread pieces."""
         with self._changed:
             if not self._is_over:
                 self._error = exception
                 self._finish()
 
     def cancel(self, row: int | None = None) -> None:
-        """End all sequences, or one: the model stops with them within a token. The reader gets what there is already.
+        """End all sequences, or one. The model stops them within one token. The reader still gets the unread pieces.
 
-        *Raises:* IndexError for a row that there is not.
+        *Raises:* IndexError for an invalid row.
         """
         if row is not None and not 0 <= row < len(self._rows):
             raise IndexError(f"row {row} of {len(self._rows)}")
@@ -122,17 +123,17 @@ class TokenStream:
                 self._finish()
 
     async def aclose(self) -> None:
-        """Cancel, and forget what has not been read."""
+        """Cancel, and drop the unread pieces."""
         self._leave()
 
     @property
     def is_over(self) -> bool:
-        """Nothing is added any more: it has ended, failed or been cancelled, or the reader has left."""
+        """Whether no more pieces will be added: ended, failed, cancelled, or the reader has left."""
         return self._is_over
 
     @property
     def stopping_criteria(self) -> Any:
-        """A `StoppingCriteriaList` by which `generate` notices `cancel` and a reader that has left.
+        """A `StoppingCriteriaList` that stops `generate` after `cancel` or when the reader has left.
 
         *Raises:* ImportError when torch or transformers is missing.
         """
@@ -147,15 +148,15 @@ class TokenStream:
 
     def __aiter__(self) -> AsyncIterator[Any]:  # str or list, as `num_sequences` says, so that nobody has to narrow it
         if self._is_read:
-            raise RuntimeError("a TokenStream has one reader, and it has begun already")
+            raise RuntimeError("this TokenStream has a reader already")
         self._is_read = True
-        close_if_left(self)  # from now on it belongs to the task that reads it
+        close_on_abort(self)  # from now on, the reading task's request owns it
         return _Reader(self)
 
     async def _next(self) -> Any:
         with self._changed:
             if self._waiting is not None:
-                raise RuntimeError("somebody waits for the next piece already")
+                raise RuntimeError("another task waits for the next piece already")
         while True:
             with self._changed:
                 if self._unread:
@@ -192,7 +193,7 @@ class TokenStream:
         texts = []
         for row, ids in enumerate(rows):
             text = ""
-            if row not in self._unwanted:  # else these are what generate pads it with
+            if row not in self._unwanted:  # else these are padding
                 eos = (
                     len(ids) if is_prompt else next((i for i, token in enumerate(ids) if token in self._eos), len(ids))
                 )
@@ -204,7 +205,7 @@ class TokenStream:
         return self._collect(texts)
 
     def _collect(self, texts: list[str]) -> Any:
-        """What to hand over, or None when that would tell nobody anything."""
+        """Return the piece for the reader, or None if nothing has changed."""
         if len(texts) == 1:
             return texts[0] or None
         piece = [text or (StopIteration if row in self._unwanted else "") for row, text in enumerate(texts)]
@@ -218,7 +219,7 @@ class TokenStream:
         with self._changed:
             if len(self._unread) >= self._max_unread and not self._is_over:
                 if asyncio._get_running_loop() is not None:
-                    raise RuntimeError("generate has to run in a thread of its own, not in that of an event loop")
+                    raise RuntimeError("generate has to run in its own thread, not in that of an event loop")
                 self._changed.wait_for(lambda: len(self._unread) < self._max_unread or self._is_over)
             if not self._is_over:
                 self._unread.append(piece)
@@ -230,14 +231,14 @@ class TokenStream:
         self._wake()
 
     def _wake(self) -> None:
-        # A reader that is not waiting looks for itself, so that the loop is called once for all that has gathered.
+        # A reader that is not waiting checks for new pieces itself: the loop is called once for several pieces.
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             wake(waiting)
 
 
 class _Reader:
-    """Who iterates. Apart from the stream, which `generate` holds, so that its going can be noticed."""
+    """The reader's iterator. Separate from the stream, which `generate` references, so that its deletion is noticed."""
 
     __slots__ = ("__weakref__", "_stream")
 
@@ -258,10 +259,10 @@ class _Reader:
 
 
 class _Row:
-    """The text of one sequence, as its tokens complete it.
+    """Decodes one sequence incrementally.
 
-    The last few tokens are decoded along with the new ones, since a character may be spread over several, and since
-    some tokenizers drop a space at the beginning; those before them never again.
+    The last few tokens are decoded again together with the new ones, because a character may consist of several tokens,
+    and because some tokenizers drop a leading space. Older tokens are not decoded again.
     """
 
     __slots__ = ("_decode", "_ids", "_shown")
@@ -272,11 +273,11 @@ class _Row:
         self._shown = ""  # of its text
 
     def push(self, ids: list[int]) -> str:
-        """The text that these tokens complete. U+FFFD at its end may yet become a character, and is held back."""
+        """Return the text that these tokens complete. U+FFFD at the end is held back: it may become a character."""
         self._ids += ids
         text, num_shown = self._decode(self._ids), len(self._shown)
-        num_open = min(len(text) - len(text.rstrip("\ufffd")), _UNFINISHED)
-        # Some tokenizers show all characters in a row as broken, until the last of them is finished.
+        num_open = min(len(text) - len(text.rstrip("\ufffd")), _MAX_UNFINISHED)
+        # Some tokenizers decode a run of characters to U+FFFD until the last one is finished.
         is_broken = num_open > 0 and not text.startswith(self._shown)
         piece = "" if is_broken else text[num_shown : len(text) - num_open]
         if piece:
@@ -286,7 +287,7 @@ class _Row:
         return piece
 
     def _trim(self, text: str) -> None:
-        """Keep half a window, from where a character begins; text of broken characters may have no such place."""
+        """Keep half a window of tokens, from the start of a character if there is one."""
         num_held = len(text) - len(self._shown)
         half = len(self._ids) - _WINDOW_TOKENS // 2
         starts = (start for start in range(half, half - 4, -1) if text.endswith(self._decode(self._ids[start:])))
@@ -295,14 +296,14 @@ class _Row:
         self._shown = text[: max(0, len(text) - num_held)]
 
     def flush(self) -> str:
-        """What is held back, as it is."""
+        """Return the text that is held back, as it is."""
         piece = self._decode(self._ids)[len(self._shown) :]
         self._ids, self._shown = [], ""
         return piece
 
 
 def ids_of(value: Any) -> Sequence[int]:
-    """Token ids as configs have them: one, several or none."""
+    """Normalise token ids of a config, which may be one, several or None."""
     if value is None:
         return ()
     return (value,) if isinstance(value, int) else tuple(value)
@@ -316,8 +317,8 @@ def library(name: str) -> Any:
 
 
 def wake(waiting: asyncio.Future[None]) -> None:
-    """From any thread."""
-    with contextlib.suppress(RuntimeError):  # its loop has been closed, with whoever waited
+    """Resolve a future, from any thread."""
+    with contextlib.suppress(RuntimeError):  # the waiter's loop is closed
         waiting.get_loop().call_soon_threadsafe(_resolve, waiting)
 
 

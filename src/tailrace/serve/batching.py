@@ -1,20 +1,19 @@
-"""`@serve.batch`: a function that takes lists, called by many with one element each.
+"""`@serve.batch`: combines single calls into batches for a function that takes lists.
 
-It stands in for Ray Serve's decorator, and differs where that one loses calls or work:
+It replaces Ray Serve's decorator, and differs where that decorator loses calls or work:
 
-1. Each instance of a class has a queue of its own, and so has each event loop. A function is a method if its first
+1. Each instance of a class and each event loop has its own queue. A function is a method if its first
    parameter is called `self` or `cls`.
-2. A batch closes when it can run, not before: what arrives while the function is busy joins it until it is full.
-3. The function is cancelled when every caller has left. A generator whose callers are all finished is asked for one
-   more item, so that what stands behind its last yield runs, and closed if it has one.
-4. An exception that stands in a caller's place is raised to that caller alone. The classes StopIteration and
-   StopAsyncIteration end a caller's stream; an instance of either is an item like any other.
-5. Every parameter arrives as a list, with defaults filled in for those who left it out.
-6. Nothing is unbounded: neither the calls that wait (`max_queued`) nor the items that nobody reads. A generator pauses
-   while all its callers have 64 unread; who has 4096 while others read is failed, and what it had not read is dropped.
-7. The function runs in the context (`contextvars`) in which it was decorated, not in some caller's.
-
-Queues for each multiplexed model are to come with multiplexing itself.
+2. A batch accepts calls until it runs or is full, also while the function is busy.
+3. The function is cancelled when every caller has left. A generator whose callers have all finished is resumed once
+   more, so that the code after its last yield runs, and is closed if it yields again.
+4. An exception at a caller's position is raised to that caller alone. The classes StopIteration and StopAsyncIteration
+   end a caller's stream; their instances are ordinary items.
+5. Every parameter arrives as a list, with defaults filled in.
+6. Everything is bounded: waiting calls by `max_queued`, unread items by a pause. A generator pauses while all its
+callers
+   have 64 unread items. A caller with 4096 unread items fails, and loses them.
+7. The function runs in the context (`contextvars`) in which it was decorated, not in that of a caller.
 """
 
 from __future__ import annotations
@@ -39,19 +38,19 @@ logger = logging.getLogger("tailrace.serve")
 
 
 class Batched(Protocol):
-    """A decorated function. No type can say that its lists have become elements: hence the Anys."""
+    """A decorated function. The Anys: no type can express that list parameters have become element parameters."""
 
     __name__: str
     __wrapped__: Callable[..., Any]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """An awaitable, or an async iterator."""
+        """Return an awaitable or an async iterator."""
 
     def set_max_batch_size(self, max_batch_size: int) -> None:
-        """For batches whose first call is yet to come. Raises: TypeError, ValueError."""
+        """Applies to batches that begin later. Raises: TypeError, ValueError."""
 
     def set_batch_wait_timeout_s(self, batch_wait_timeout_s: float) -> None:
-        """For batches whose first call is yet to come. Raises: TypeError, ValueError."""
+        """Applies to batches that begin later. Raises: TypeError, ValueError."""
 
     def _get_max_batch_size(self) -> int: ...
     def _get_batch_wait_timeout_s(self) -> float: ...
@@ -85,25 +84,26 @@ def batch(
     max_queued: int = 1000,
     continuous: bool = False,
 ) -> Any:
-    """Answer many calls with one call of an `async def` function, which takes and gives lists.
+    """Answer many calls with one call of an `async def` function that takes and returns lists.
 
-    A coroutine function returns one result for each call; an async generator function yields lists with one item for
-    each call of its batch, those finished included. The decorated generator function returns an async iterator at
-    once, and its call is queued by then.
+    A coroutine function returns one result for each call. An async generator function yields lists with one item for
+    each call of its batch, also for calls that have finished. The decorated generator function queues its call at once
+    and returns an async iterator.
 
-    A batch starts when it holds `max_batch_size` calls, or when its first one has waited `batch_wait_timeout_s`, and
-    fewer than `max_concurrent_batches` are running. With 0 it takes what was called in the same turn of the event loop.
-    `batch_size_fn` measures a list of first arguments, if their number is not what `max_batch_size` is to limit.
-    `set_max_batch_size` and `set_batch_wait_timeout_s` of the decorated function change these for batches whose first
-    call is yet to come.
+    A batch starts when it has `max_batch_size` calls or when its first call has waited `batch_wait_timeout_s`, and
+    fewer than `max_concurrent_batches` are running. A timeout of 0 takes the calls of the same turn of the event loop.
+    `batch_size_fn` gets a list of first arguments and returns the batch's size; by default the size is the number of
+    calls. `set_max_batch_size` and `set_batch_wait_timeout_s` of the decorated function change the limits of batches
+    that begin later.
 
-    With `continuous` calls join and leave a running generator: it takes one `Batch`, and yields a mapping of
-    `Member` to item, or to StopIteration when that one is finished. Callers may give any arguments.
+    With `continuous`, calls join and leave a running generator. It takes one `Batch`, and yields a mapping from
+    `Member` to its next item, or to StopIteration when the member is finished. Callers may pass any arguments.
 
-    Cancellation: a caller that is cancelled leaves its batch, which goes on while there are others.
-    Raises: TypeError, ValueError for what cannot be meant. A call raises TypeError if it does not fit the function,
-    BackPressureError if `max_queued` others wait, RuntimeError if `batch_size_fn` finds it too large for any batch,
-    ServeError if the function gives more or less than it was given, and otherwise what the function raises.
+    Cancellation: a cancelled caller leaves its batch, which goes on while it has other callers.
+
+    Raises: TypeError, ValueError for invalid settings. A call raises TypeError if it does not fit the function,
+    BackPressureError if `max_queued` calls wait already, RuntimeError if its size is too large for any batch,
+    ServeError if the function returns the wrong number of results, and the function's own exceptions.
     """
 
     settings = BatchSettings(max_batch_size, batch_wait_timeout_s, max_concurrent_batches, batch_size_fn, max_queued)
@@ -134,7 +134,7 @@ def batch(
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class StartTimes:
-    """When the batches that run now were started, in seconds since 1970."""
+    """The start times of the running batches, in seconds since 1970."""
 
     start_times: tuple[float, ...]
 
@@ -152,7 +152,7 @@ class StartTimes:
 
 
 class _Batcher:
-    """One decorated function: its settings, and the queues of those who call it."""
+    """One decorated function: its settings and its queues."""
 
     def __init__(self, function: Callable[..., Any], settings: BatchSettings, *, continuous: bool) -> None:
         is_stream = inspect.isasyncgenfunction(function)
@@ -170,11 +170,11 @@ class _Batcher:
         self._is_method = bool(parameters) and parameters[0].name in ("self", "cls")
         self._signature = signature.replace(parameters=parameters[self._is_method :])
         if continuous:
-            self._signature.bind(None)  # it takes the batch, and nothing else
+            self._signature.bind(None)  # it takes only the batch
         self.__setstate__({})
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what belongs to this process. A decorated function goes wherever its module goes."""
+        """Return the state for pickling, without the parts that belong to this process."""
         local = ("_context", "_queues", "_warned")
         return {name: value for name, value in self.__dict__.items() if name not in local}
 
@@ -182,8 +182,8 @@ class _Batcher:
         self.__dict__.update(state)
         self._context = contextvars.copy_context()
         self._warned: tuple[int, int] | None = None
-        # By loop, then by id of the instance. A queue is here while it has calls, which keep its instance alive, so
-        # that an id means what it says; an idle instance is held by nobody, whatever it is made of.
+        # By loop, then by id of the instance. A queue exists only while it has calls. They keep the instance alive, so
+        # that its id stays unique. Idle instances are not referenced here.
         self._queues: dict[asyncio.AbstractEventLoop, dict[int, Queue]] = {}
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -191,7 +191,7 @@ class _Batcher:
         owner = None
         if self._is_method:
             if not args:
-                raise TypeError(f"{self._name}() is called without its instance.")
+                raise TypeError(f"{self._name}() was called without an instance.")
             owner, *rest = args
             args = tuple(rest)
         if not self._continuous:
@@ -206,7 +206,7 @@ class _Batcher:
         queue = self._queues.get(loop, {}).get(id(owner))
         if queue is None:
             for other in list(self._queues):
-                if other.is_closed():  # with calls that nobody answers any more
+                if other.is_closed():  # its calls cannot be answered any more
                     self._queues.pop(other, None)
             queue = Queue(owner, self._settings, self._start, self._forget)
             self._queues.setdefault(loop, {})[id(owner)] = queue
@@ -218,7 +218,7 @@ class _Batcher:
         return self._run_type(function, calls, queue, self._context.copy())
 
     def _forget(self, queue: Queue) -> None:
-        """It has no calls any more."""
+        """Remove a queue that has no calls."""
         queues = self._queues.get(queue.loop, {})
         if queues.get(id(queue.owner)) is queue:
             del queues[id(queue.owner)]
@@ -231,8 +231,8 @@ class _Batcher:
         if bound is not None and bound < needed and self._warned != (bound, needed):
             self._warned = (bound, needed)
             logger.warning(
-                "%s can batch %d requests (max_batch_size=%d, max_concurrent_batches=%d), but its deployment takes no "
-                "more than max_ongoing_requests=%d at once: such batches never fill.",
+                "%s can batch %d requests (max_batch_size=%d, max_concurrent_batches=%d), but its deployment takes "
+                "only max_ongoing_requests=%d at once: such batches never fill.",
                 self._name,
                 needed,
                 settings.max_batch_size,
@@ -244,7 +244,7 @@ class _Batcher:
         return [run for queues in list(self._queues.values()) for queue in list(queues.values()) for run in queue.runs]
 
     def attributes(self) -> dict[str, Callable[..., Any]]:
-        """What the decorated function is asked, reached through an instance or not."""
+        """Return the attributes of the decorated function. They work with and without an instance."""
         settings = self._settings
         return {
             "set_max_batch_size": self.set_max_batch_size,
@@ -263,9 +263,9 @@ class _Batcher:
         self._warn()
 
     async def is_alive(self) -> bool:
-        """Always: batches are started by their calls, and no task stands behind them that could be lost."""
+        """Return True: there is no background task that could die, since calls start their batches themselves."""
         return True
 
     async def get_stack(self) -> str:
-        """Where the running batches are, or nothing."""
+        """Return the stacks of the running batches, or ""."""
         return "".join(run.stack() for run in self._runs())

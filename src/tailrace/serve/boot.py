@@ -1,7 +1,7 @@
-"""What front and replica say to each other before there is anything to serve.
+"""The messages between front and replica while an app starts.
 
-The front never imports what a user wrote. The first process of an app does, and says what it found; then each process
-is told which of the app's deployments it is.
+The front never imports user code. The first process of an app imports it and describes it to the front. The front then
+assigns one of the app's deployments to each process.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ __all__ = ["AppTarget", "Assignment", "Described", "Failed", "Part"]
 
 
 class AppTarget(msgspec.Struct, frozen=True):
-    """What to import, and where."""
+    """The app to import, and how."""
 
     target: str  # `module:attribute`, a folder with an Inferless app, or a file that `serve.run` has written
     app_name: str = "default"
-    directory: str = "."  # on the path, and where it runs
-    arguments: dict[str, Any] = {}  # of a function that builds the app; any JSON
-    overrides: tuple[dict[str, Any], ...] = ()  # options of deployments, each with its `name`
+    directory: str = "."  # the working directory, also on sys.path
+    arguments: dict[str, Any] = {}  # of the function that builds the app; any JSON
+    overrides: tuple[dict[str, Any], ...] = ()  # options of deployments, each with the deployment's `name`
     environment: dict[str, str] = {}
     concurrency: int = 1  # of an Inferless app
-    queue_s: float | None = None  # that a request to an Inferless app waits for its turn
-    log_level: str = "warning"  # from which on its log is shown
-    python: str = ""  # the interpreter that it runs under, "" for the one that runs tailrace
+    queue_s: float | None = None  # longest wait of a request to an Inferless app
+    log_level: str = "warning"  # of the app's log
+    python: str = ""  # the app's interpreter; "" for the one that runs tailrace
 
 
 class Part(msgspec.Struct, frozen=True):
-    """A deployment as the front knows it."""
+    """A deployment, as described to the front."""
 
     options: DeploymentOptions
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What an app consists of, by name in the order of construction; the last one answers the web."""
+    """An app's deployments by name, in the order of construction. The last one is the ingress."""
 
     parts: dict[str, Part]
-    notes: tuple[str, ...] = ()  # what the user should know
+    notes: tuple[str, ...] = ()  # for the user
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """Which deployment a process is."""
+    """Tells a process which deployment it becomes."""
 
     deployment: str
     options: DeploymentOptions
@@ -52,7 +52,7 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """Why it could not be done: one line, and the traceback of the user's code where it has one."""
+    """A failure: a message of one line, and the traceback of the user's code if there is one."""
 
     message: str
     traceback: str = ""

@@ -1,4 +1,4 @@
-"""Calling what a user wrote: on the event loop where it is asynchronous, in a thread where it is not."""
+"""Calls user code: on the event loop if it is asynchronous, else in a thread."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["as_async_iterator", "call", "is_asynchronous", "task_in_thread"]
 
 
 def is_asynchronous(function: Callable[..., Any]) -> bool:  # Any: the user's
-    """Whether it has to be called on the event loop, also where a decorator stands in front of it."""
+    """Return whether a function has to be called on the event loop. Looks through decorators."""
     inner = inspect.unwrap(function)
     if not inspect.isroutine(inner):
-        inner = inspect.unwrap(getattr(type(inner), "__call__", inner))  # noqa: B004  # what is called, not whether
+        inner = inspect.unwrap(getattr(type(inner), "__call__", inner))  # noqa: B004  # needs the method itself, not whether it exists
     return inspect.iscoroutinefunction(inner) or inspect.isasyncgenfunction(inner)
 
 
@@ -29,7 +29,7 @@ async def call(
     *,
     limiter: anyio.CapacityLimiter | None = None,
 ) -> Any:  # Any: what the user's function takes and gives
-    """What it returns. A generator, asynchronous or not, is given back as it is, to be iterated."""
+    """Call a function; returns its result. A generator, asynchronous or not, is returned unstarted."""
     if is_asynchronous(function) or inspect.isgeneratorfunction(inspect.unwrap(function)):
         result = function(*args, **kwargs)
     else:
@@ -38,7 +38,7 @@ async def call(
 
 
 def as_async_iterator(result: Any) -> AsyncIterator[Any] | None:  # Any: the user's
-    """What a generator gives, for the event loop; None for what is none."""
+    """Return an async iterator over a generator's items, or None if `result` is not a generator."""
     if hasattr(result, "__aiter__"):
         return result.__aiter__()  # type: ignore[no-any-return]
     if inspect.isgenerator(result):
@@ -47,10 +47,10 @@ def as_async_iterator(result: Any) -> AsyncIterator[Any] | None:  # Any: the use
 
 
 def task_in_thread(task: asyncio.Task[Any]) -> asyncio.Future[Any] | None:
-    """What a task waits for, where that is a function in one of anyio's threads, as routes without `async` are run.
+    """Return the future of the anyio thread that a task waits for, or None. Routes without `async` run in such threads.
 
-    Cancelling such a task natively would let it go, and its place with it, while the thread works on: neither anyio nor
-    asyncio has a word for this, so the task is looked into.
+    Cancelling the task would end it and free its slot while the thread still works. Neither anyio nor asyncio can tell
+    whether a task waits for a thread, so this inspects the task's coroutines.
     """
     awaited: Any = task.get_coro()
     while awaited is not None:

@@ -1,12 +1,12 @@
-"""Closes the generators of a request that its client has left, or that has failed.
+"""Closes the generators of a request that has failed or whose client has left.
 
-Frameworks leave generators behind: Starlette does not close the body of a `StreamingResponse` whose client has left,
-and `async for` does not close what it breaks off. Such a generator ends when the garbage collector finds it, which may
-take minutes, and until then it keeps its place in a batch. So each request, and each run of a batched function, has a
-`Scope` that knows the generators which were begun in it, and closes those that are left when it is cut short.
+Frameworks leave generators open: Starlette does not close the body of a `StreamingResponse` whose client has left, and
+`async for` does not close its iterator after a `break`. The garbage collector may take minutes to close such a
+generator, and until then it keeps its position in a batch. So each request, and each run of a batched function, has a
+`Scope`. It tracks the generators that begin in it, and closes the remaining ones when it is aborted.
 
-One that ends well closes nothing: what it leaves may be meant for the next request. For the same reason a generator
-behind an `asynccontextmanager` is left alone. Its end is the manager's `__aexit__`.
+A scope that ends normally closes nothing, because a remaining generator may be meant for the next request. For the same
+reason, generators of an `asynccontextmanager` are not tracked. They end in the manager's `__aexit__`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from starlette.concurrency import iterate_in_threadpool
 
 from tailrace.serve.failures import failed
 
-__all__ = ["Scope", "close_if_left", "closing_generators"]
+__all__ = ["Scope", "close_on_abort", "closing_generators"]
 
-# What generators take and give is the user's own: hence every Any in this module.
+# Every Any in this module is an item of a user's generator.
 
 
 class _Closable(Protocol):
@@ -42,14 +42,14 @@ _enters_context = contextlib._AsyncGeneratorContextManager.__aenter__.__code__
 
 
 class Scope:
-    """The generators that a request has begun. It keeps none of them alive. Calls may come from any thread."""
+    """Tracks the generators that a request has begun, by weak references. May be called from any thread."""
 
     def __init__(self) -> None:
         self._begun: WeakKeyDictionary[_Begun, asyncio.Task[Any] | None] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def enter(self) -> None:
-        """Generators that this task, and the tasks that it starts, begin from here on belong to the scope."""
+        """Make this the scope of the current task, and of tasks that it starts."""
         _current.set(self)
 
     def add(self, begun: _Begun) -> None:
@@ -57,10 +57,10 @@ class Scope:
             self._begun[begun] = _task()
 
     async def close(self) -> None:
-        """Close what is left, in the order in which it was begun: an outer generator before the inner ones.
+        """Close the remaining generators in the order of their start, so that outer ones come before inner ones.
 
-        What a task has begun that still runs is closed when that task ends. An exception that a generator raises on
-        being closed is printed. Cancellation: the rest is closed first.
+        A generator whose task still runs is closed when that task ends. Exceptions of closing generators are printed.
+        Cancellation: raised after all generators are closed.
         """
         with self._lock:
             left, self._begun = list(self._begun.items()), WeakKeyDictionary()
@@ -77,8 +77,8 @@ class Scope:
             raise cancelled
 
 
-def close_if_left(begun: _Closable) -> None:
-    """Have `begun` closed if the current request is cut short. Does nothing outside of a request."""
+def close_on_abort(begun: _Closable) -> None:
+    """Close `begun` if the current request is aborted. Does nothing outside of a request."""
     scope = _current.get()
     if scope is not None:
         scope.add(begun)
@@ -86,7 +86,7 @@ def close_if_left(begun: _Closable) -> None:
 
 @contextlib.contextmanager
 def closing_generators() -> Iterator[None]:
-    """While it lasts, each async generator that begins on this thread's event loop is added to its scope."""
+    """Add each async generator that begins on this thread's event loop to its scope."""
     before = sys.get_asyncgen_hooks()
 
     def begins(generator: AsyncGenerator[Any, Any]) -> None:
@@ -95,9 +95,9 @@ def closing_generators() -> Iterator[None]:
         scope = _current.get()
         if scope is not None and sys._getframe(1).f_code is not _enters_context:
             scope.add(generator)
-            behind = _plain_generator(generator)
-            if behind is not None:
-                scope.add(behind)
+            plain = _plain_generator(generator)
+            if plain is not None:
+                scope.add(plain)
 
     sys.set_asyncgen_hooks(firstiter=begins)
     try:
@@ -107,7 +107,7 @@ def closing_generators() -> Iterator[None]:
 
 
 def _plain_generator(generator: AsyncGenerator[Any, Any]) -> GeneratorType[Any, Any, Any] | None:
-    """The plain generator that Starlette iterates in threads. Python has no hook for these."""
+    """Return the plain generator that Starlette iterates in a thread. Python has no hook for these."""
     if not isinstance(generator, AsyncGeneratorType) or generator.ag_code is not _in_thread:
         return None
     iterator = generator.ag_frame.f_locals.get("iterator") if generator.ag_frame is not None else None
@@ -130,26 +130,26 @@ def _closes(begun: _Begun) -> Callable[[object], None]:
     return close
 
 
-_closing: set[asyncio.Task[None]] = set()  # else nobody would hold them
+_closing: set[asyncio.Task[None]] = set()  # the event loop holds only weak references to tasks
 
 
 async def _close(begun: _Begun) -> None:
     try:
         if isinstance(begun, GeneratorType):
             if begun.gi_frame is not None:
-                await anyio.to_thread.run_sync(begun.close)  # its own cleaning up may block
+                await anyio.to_thread.run_sync(begun.close)  # its cleanup may block
         else:
             closed: Awaitable[None] = begun.aclose()
             await closed
     except (asyncio.CancelledError, GeneratorExit):
         raise
     except RuntimeError as error:
-        if "already running" not in str(error):  # else another task iterates it, and will end it
-            _tell(error)
+        if "already running" not in str(error):  # otherwise another task iterates it, and will end it
+            _report(error)
     except BaseException as error:  # user code may raise anything
-        _tell(error)
+        _report(error)
 
 
-def _tell(error: BaseException) -> None:
-    told = failed(error, "closing a generator")
-    sys.stderr.write(f"{told.message}\n{told.traceback}")
+def _report(error: BaseException) -> None:
+    failure = failed(error, "closing a generator")
+    sys.stderr.write(f"{failure.message}\n{failure.traceback}")

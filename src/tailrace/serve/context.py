@@ -1,4 +1,4 @@
-"""Whose request is being answered, and how many this process takes at once: what the app's own code may ask for."""
+"""The context of the current request, and the limit of concurrent requests, for the app's code."""
 
 from __future__ import annotations
 
@@ -18,45 +18,45 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """Where a request came in. Outside of one, everything is empty."""
+    """Route, id and app of a request. All fields are empty outside of a request."""
 
     route: str = ""
     request_id: str = ""
     app_name: str = ""
 
 
-_NOBODY = RequestContext()
-_request: ContextVar[RequestContext] = ContextVar("tailrace_request", default=_NOBODY)
+_NO_REQUEST = RequestContext()
+_request: ContextVar[RequestContext] = ContextVar("tailrace_request", default=_NO_REQUEST)
 _batch: ContextVar[list[RequestContext] | None] = ContextVar("tailrace_batch", default=None)
 _max_ongoing_requests: int | None = None
 
 
 def get_request_context() -> RequestContext:
-    """The request that the running code answers. In a handler of `@serve.batch`, which answers several: empty."""
+    """Return the context of the current request. Empty in functions with `@serve.batch`, which answer several."""
     return _request.get()
 
 
 def set_request_context(context: RequestContext) -> None:
-    """From here on, in this task and in those that it starts, `context` is what is answered."""
+    """Set the context of this task, and of the tasks that it starts."""
     _request.set(context)
 
 
 def get_batch_request_contexts() -> list[RequestContext]:
-    """In a handler of `@serve.batch`: the requests of its batch, in order. Elsewhere: none."""
+    """Return the contexts of the batch's requests, in order. Empty outside of functions with `@serve.batch`."""
     return list(_batch.get() or ())
 
 
 def set_batch_request_contexts(contexts: list[RequestContext]) -> None:
-    """From here on, in this task, these are answered together. The list may be changed as they come and go."""
+    """Set the contexts of this task's batch. The caller may change the list when requests join or leave."""
     _batch.set(contexts)
 
 
 def max_ongoing_requests() -> int | None:
-    """How many requests this process takes at once; None where it is no replica."""
+    """Return the limit of concurrent requests of this process, or None outside of a replica."""
     return _max_ongoing_requests
 
 
 def set_max_ongoing_requests(bound: int | None) -> None:
-    """For the whole process."""
+    """Set the limit of concurrent requests for the whole process."""
     global _max_ongoing_requests
     _max_ongoing_requests = bound

@@ -1,4 +1,4 @@
-"""What an app is made of: deployments, and how they are bound to one another."""
+"""The parts of an app: deployments, and how they are bound to each other."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Body = type[Any] | Callable[..., Any]  # Any: a class or a function of the user'
 
 
 class Deployment:
-    """A class or a function that is to be served, and how. Made by `deployment`; `bind` makes an app of it."""
+    """A class or a function to serve, with its options. Made by `deployment`; `bind` makes an app of it."""
 
     def __init__(
         self, body: Body, options: DeploymentOptions, foreign: Mapping[str, Any] | None = None
     ) -> None:  # Any: of Ray's types
         self.func_or_class = body
-        self.foreign = dict(foreign or {})  # options that mean something on Ray alone
+        self.foreign = dict(foreign or {})  # options that only Ray uses
         self._options = options
         self.__doc__ = body.__doc__
 
@@ -51,12 +51,12 @@ class Deployment:
     def options(
         self, func_or_class: Body | None = None, **options: Any
     ) -> Deployment:  # Any: checked by `read_options`
-        """A copy with these options in place of those it has. Raises: TypeError, ValueError as `deployment`."""
+        """Return a copy with these options changed. Raises: TypeError, ValueError as `deployment`."""
         read, foreign = read_options(options, self._options)
         return Deployment(func_or_class or self.func_or_class, read, self.foreign | foreign)
 
     def bind(self, *args: Any, **kwargs: Any) -> Application:  # Any: the constructor's
-        """An app: this deployment, to be constructed with these. An app among them becomes a handle to it."""
+        """Make an app: this deployment, constructed with these arguments. Apps among them are replaced with handles."""
         return Application(self, args, kwargs)
 
     def __call__(self, *args: object, **kwargs: object) -> None:
@@ -67,7 +67,7 @@ class Deployment:
 
 
 class Application:
-    """A deployment with the arguments of its constructor. What the arguments hold of other apps comes with it."""
+    """A deployment with the arguments of its constructor, including the other apps among these arguments."""
 
     def __init__(
         self, deployment: Deployment, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -87,26 +87,26 @@ def deployment(_body: None = None, **options: Any) -> Callable[[Body], Deploymen
 def deployment(
     _body: Body | None = None, **options: Any
 ) -> Deployment | Callable[[Body], Deployment]:  # Any: checked by `read_options`
-    """Make a deployment of a class or a function. The options are those of Ray Serve, as far as one machine has a
-    meaning for them; the others are named in a warning.
+    """Make a deployment of a class or a function. The options are those of Ray Serve. Options that have no effect on
+    one machine are named in a warning.
 
-    Raises: TypeError for what is neither a class nor a function, for an option that nobody knows or of another type;
-    ValueError for one out of range.
+    Raises: TypeError if `_body` is not a class or a function, or for an unknown option or one of the wrong type;
+    ValueError for an option out of range.
     """
 
     def decorate(body: Body) -> Deployment:
         if isinstance(body, Deployment):
             raise TypeError(f"{body.name} is a deployment already.")
         if not (inspect.isclass(body) or inspect.isfunction(body)):
-            raise TypeError("A deployment is made of a class or a function.")
+            raise TypeError("serve.deployment decorates a class or a function.")
         return Deployment(body, *read_options(options, DeploymentOptions(name=body.__name__)))
 
     return decorate if _body is None else decorate(_body)
 
 
 def nodes(app: Application) -> dict[str, Application]:
-    """All that an app consists of, by name; the one that the web reaches comes last. The order, and the names of those
-    that would share one, are the same in every process."""
+    """Return all deployments of an app by name; the ingress comes last. Equal names get numbers. Order and names are
+    the same in every process."""
     found: dict[str, Application] = {}
     seen: set[int] = set()
 
@@ -114,7 +114,7 @@ def nodes(app: Application) -> dict[str, Application]:
         if id(node) in seen:
             return
         seen.add(id(node))
-        for child in _inside([*node.args, *node.kwargs.values()]):
+        for child in _apps_in([*node.args, *node.kwargs.values()]):
             visit(child)
         name, number = node.deployment.name, 0
         while name in found:
@@ -127,7 +127,7 @@ def nodes(app: Application) -> dict[str, Application]:
 
 
 def bound(app: Application, handle: Callable[[str], Any]) -> Callable[[Application], tuple[tuple[Any, ...], Any]]:
-    """How a node's arguments are got with `handle(name)` in the place of every app among them."""
+    """Return a function that gives a node's arguments, with each app among them replaced by `handle(name)`."""
     names = {id(node): name for name, node in nodes(app).items()}
 
     def arguments(node: Application) -> tuple[tuple[Any, ...], Any]:  # Any: the user's
@@ -137,7 +137,7 @@ def bound(app: Application, handle: Callable[[str], Any]) -> Callable[[Applicati
 
 
 def replaced(value: Any, by: Callable[[Application], Any]) -> Any:  # Any: the user's
-    """A copy of lists, tuples and dicts with every app in them replaced."""
+    """Return a copy of nested lists, tuples and dicts in which every app is replaced."""
     if isinstance(value, Application):
         return by(value)
     if type(value) in (list, tuple):
@@ -147,12 +147,12 @@ def replaced(value: Any, by: Callable[[Application], Any]) -> Any:  # Any: the u
     return value
 
 
-def _inside(value: Any) -> Iterator[Application]:  # Any: the user's
+def _apps_in(value: Any) -> Iterator[Application]:  # Any: the user's
     if isinstance(value, Application):
         yield value
     elif type(value) in (list, tuple):
         for item in value:
-            yield from _inside(item)
+            yield from _apps_in(item)
     elif type(value) is dict:
         for item in value.values():
-            yield from _inside(item)
+            yield from _apps_in(item)

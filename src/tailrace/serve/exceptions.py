@@ -1,4 +1,4 @@
-"""What a deployment, or whoever calls one, may have to catch, under the names that Ray Serve has for it."""
+"""The exceptions that deployments and their callers may catch, with Ray Serve's names."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = [
 
 
 class ServeError(Exception):
-    """Anything that goes wrong between the parts of an app."""
+    """Base class of failures between the deployments of an app."""
 
 
-RayServeException = ServeError  # the name that apps from there catch
+RayServeException = ServeError  # the name that apps written for Ray catch
 
 
 class BackPressureError(ServeError):
-    """More is waiting than may. Over HTTP this is 429 with Retry-After, unless `backpressure_config` says otherwise."""
+    """The queue is full. Over HTTP this is 429 with Retry-After, unless `backpressure_config` says otherwise."""
 
     def __init__(self, message: str, *, status: int = 429, retry_after_s: float = 1.0) -> None:
         super().__init__(message)
@@ -32,11 +32,11 @@ class BackPressureError(ServeError):
 
 
 class DeploymentUnavailableError(ServeError):
-    """The deployment that was called has no process that could answer, or lost it on the way."""
+    """The called deployment has no running process, or its process died during the call."""
 
 
 class RequestCancelledError(ServeError):
-    """Whoever waits for this call has cancelled it."""
+    """The call was cancelled."""
 
 
 def _back_pressure(message: str, status: int, retry_after_s: float) -> BackPressureError:

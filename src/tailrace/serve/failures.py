@@ -1,4 +1,4 @@
-"""What is told of an exception in a user's code: where it was, and nothing of ours around it."""
+"""Describes exceptions of user code: a message, and a traceback without tailrace's frames."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tailrace.requirements import pip_install
 from tailrace.serve.boot import Failed
 from tailrace.serve.exceptions import BackPressureError, DeploymentUnavailableError
 
-__all__ = ["FAILED", "Refusal", "TargetError", "failed", "know_packages", "refusal_of"]
+__all__ = ["FAILED", "Refusal", "TargetError", "failed", "refusal_of", "set_requirements"]
 
-FAILED = "The app failed; its log says how."  # what clients are told of an exception that means nothing to them
+FAILED = "The app failed; the app's log has details."  # all that clients learn about an exception of user code
 
-# What packages are called whose modules have another name, the most usual first.
+# Packages whose modules have another name, the most common first.
 _PACKAGES = {
     "PIL": ("pillow", "pillow-simd"),
     "bs4": ("beautifulsoup4",),
@@ -37,39 +37,39 @@ _PACKAGES = {
     "skimage": ("scikit-image",),
     "yaml": ("pyyaml",),
 }
-_BESIDE = {"transformers": ("torch",)}  # without which a package is there and does not work
+_ALSO_NEEDED = {"transformers": ("torch",)}  # packages that do not work without another one
 _RAY = (
-    'ray is not installed. Change "from ray import serve" to "from tailrace import serve". An app that uses more of '
-    "Ray is run with --on ray."
+    'ray is not installed. Change "from ray import serve" to "from tailrace import serve". Run an app that '
+    "uses more of Ray with --on ray."
 )
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_BETWEEN = (str(Path(__file__).parent.parent), "<frozen importlib", str(Path(importlib.__file__).parent))
+_TAILRACE_OR_IMPORT = (str(Path(__file__).parent.parent), "<frozen importlib", str(Path(importlib.__file__).parent))
 
 
-_listed: list[str] = []  # the packages that the app's own configuration asks for, with versions
+_listed: list[str] = []  # the requirements in the app's configuration, with versions
 
 
-def know_packages(listed: Sequence[str]) -> None:
-    """Which packages the app's configuration asks for, so that a missing module is named as it does."""
+def set_requirements(listed: Sequence[str]) -> None:
+    """Set the requirements of the app's configuration, to name a missing package with its version."""
     _listed[:] = listed
 
 
 class TargetError(Exception):
-    """What was named is no app. The message says what to do."""
+    """The target is not an app. The message says what to do."""
 
 
 class Refusal(NamedTuple):
-    """What a client is told of an exception in a user's code."""
+    """The error that a client gets for an exception in user code."""
 
     status: int
     message: str
     retry_after_s: float | None
-    code: str  # which clients compare
+    code: str  # stable: clients compare it
     param: str | None = None
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """The words of what a deployment or a model refuses; no words of the user's own code."""
+    """Return the client's error. It has the message of tailrace's own errors, but no text of user code."""
     retry_after_s: float | None = getattr(error, "retry_after_s", None)
     if isinstance(error, TailraceError):
         return Refusal(error.status, str(error), retry_after_s, error.code, error.param)
@@ -81,19 +81,19 @@ def refusal_of(error: BaseException) -> Refusal:
 
 
 def failed(error: BaseException, what: str, *, answering: object = None) -> Failed:
-    """What is told of an error in the user's code, without frames of ours. `answering` is the user's function that was
-    at work: where no line of theirs raised, as with an answer that cannot be written, it is what is pointed to."""
+    """Describe an exception of user code, without tailrace's frames. `answering` is the user's function that ran: the
+    traceback points to it if no line of user code raised, as for an answer that cannot be encoded."""
     if isinstance(error, TargetError):
         return Failed(str(error))
     if isinstance(error, ModuleNotFoundError) and error.name:
         package = error.name.partition(".")[0]
-        wanted = what.removeprefix("importing ").partition(":")[0] if what.startswith("importing ") else ""
-        if f"{wanted}.".startswith(f"{error.name}."):  # it, or a package that it would be in
-            return Failed(f"There is no module {error.name} in {os.getcwd()}. --app-dir says where to look.")
+        candidates = what.removeprefix("importing ").partition(":")[0] if what.startswith("importing ") else ""
+        if f"{candidates}.".startswith(f"{error.name}."):  # the module itself, or a parent package
+            return Failed(f"There is no module {error.name} in {os.getcwd()}. Set its directory with --app-dir.")
         if package == "ray":
             return Failed(f"{what}: {_RAY}", _traceback(error, answering))
-        beside = [name for name in _BESIDE.get(package, ()) if find_spec(name) is None]
-        install = pip_install(*(_requirement(name) for name in (package, *beside)))
+        also_needed = [name for name in _ALSO_NEEDED.get(package, ()) if find_spec(name) is None]
+        install = pip_install(*(_requirement(name) for name in (package, *also_needed)))
         line = f"{what}: the package {package} is missing. Try: {install}"
         return Failed(line, _traceback(error, answering))
     kind, words = type(error).__name__, str(error).strip().partition("\n")[0]
@@ -101,12 +101,12 @@ def failed(error: BaseException, what: str, *, answering: object = None) -> Fail
 
 
 def _requirement(module: str) -> str:
-    """What to install for a module: as the app's configuration has it, with its version, if it does."""
+    """Return the package to install for a module, with the version of the app's configuration if it has one."""
     names = _PACKAGES.get(module, (module,))
-    wanted = {_normal(name) for name in (*names, module, f"python-{module}", f"py{module}")}
+    candidates = {_normal(name) for name in (*names, module, f"python-{module}", f"py{module}")}
     for listed in _listed:
         name = _NAME.match(listed)
-        if name is not None and _normal(name[0]) in wanted:
+        if name is not None and _normal(name[0]) in candidates:
             return listed
     return names[0]
 
@@ -116,18 +116,22 @@ def _normal(name: str) -> str:
 
 
 def _traceback(error: BaseException, answering: object) -> str:
-    """From the first line of the user's own on, where there is one in the app's directory."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_BETWEEN)]
-    theirs = next((n for n, frame in enumerate(frames) if _is_theirs(frame.filename)), None)
+    """Return the traceback from the first frame in the app's directory on, if there is one."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_TAILRACE_OR_IMPORT)
+    ]
+    first_user = next((n for n, frame in enumerate(frames) if _is_user_code(frame.filename)), None)
     code = getattr(answering, "__code__", None)
-    if theirs is None and code is not None:
+    if first_user is None and code is not None:
         frames = [traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name), *frames[-1:]]
     if frames:
-        lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames[theirs or 0 :])]
+        lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames[first_user or 0 :])]
         return "".join([*lines, *traceback.format_exception_only(error)])
-    in_place = isinstance(error, SyntaxError) or "\n" in str(error)  # what tells more than the one line of `failed`
+    in_place = isinstance(error, SyntaxError) or "\n" in str(error)  # more than the one line of `failed`
     return "".join(traceback.format_exception_only(error)) if in_place else ""
 
 
-def _is_theirs(filename: str) -> bool:
+def _is_user_code(filename: str) -> bool:
     return filename.startswith(os.getcwd() + os.sep) and "site-packages" not in filename

@@ -1,4 +1,4 @@
-"""Calling another deployment: what `bind` leaves in the place of an app among its arguments."""
+"""Handles: they replace the apps among the arguments of `bind`, and call those apps' deployments."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from weakref import WeakSet
 import cloudpickle  # type: ignore[import-untyped]
 import msgspec
 
-from tailrace.serve.closing import close_if_left
+from tailrace.serve.closing import close_on_abort
 from tailrace.serve.context import RequestContext, get_request_context
 from tailrace.serve.exceptions import DeploymentUnavailableError, RequestCancelledError, ServeError
 from tailrace.serve.link import Channel, ChannelClosed, Link, LinkLost
@@ -34,15 +34,15 @@ __all__ = [
 
 logger = logging.getLogger("tailrace.serve")
 
-# The calls that the running code has made, for whoever ends it. None outside of a replica.
+# The calls that the current request has made, to cancel them with it. None outside of a replica.
 open_calls: ContextVar[WeakSet[PendingCall] | None] = ContextVar("tailrace_calls", default=None)
 
-_FOREIGN = ("multiplexed_model_id", "request_serialization", "response_serialization", "session_id")
+_RAY_ONLY = ("multiplexed_model_id", "request_serialization", "response_serialization", "session_id")
 T = TypeVar("T")
 
 
 class CallHead(msgspec.Struct, array_like=True):
-    """Whom a channel of kind "call" is for. Its first message is the pickled arguments; the answers are pickles."""
+    """The head of a channel of kind "call". The first message is the pickled arguments; the answers are pickles."""
 
     app: str
     deployment: str
@@ -52,7 +52,7 @@ class CallHead(msgspec.Struct, array_like=True):
 
 
 class _Connection(NamedTuple):
-    """This process's way to the front."""
+    """This process's connection to the front."""
 
     link: Link
     loop: asyncio.AbstractEventLoop
@@ -62,14 +62,14 @@ _connection: _Connection | None = None
 
 
 def connect(link: Link, loop: asyncio.AbstractEventLoop) -> None:
-    """Have the handles of this process go over this link."""
-    global _connection  # there is one front to a process
+    """Send the calls of this process's handles over this link."""
+    global _connection  # one front per process
     _connection = _Connection(link, loop)
 
 
 def disconnect() -> None:
-    """Have no handle of this process go anywhere."""
-    global _connection  # there is one front to a process
+    """Disconnect this process's handles."""
+    global _connection  # one front per process
     _connection = None
 
 
@@ -79,12 +79,12 @@ def is_connected() -> bool:
 
 def _connected() -> _Connection:
     if _connection is None:
-        raise ServeError("Handles work in apps that `tailrace run` or `serve.run` has started.")
+        raise ServeError("Handles only work in apps that `tailrace run` or `serve.run` has started.")
     return _connection
 
 
 class DeploymentHandle:
-    """A deployment of the same app, wherever it runs. `handle.method.remote(…)` calls a method of it,
+    """A reference to a deployment of the same app. `handle.method.remote(…)` calls a method,
     `handle.remote(…)` its `__call__`. Can be pickled."""
 
     def __init__(
@@ -98,14 +98,14 @@ class DeploymentHandle:
     def options(
         self, *, method_name: str | None = None, stream: bool | None = None, **others: object
     ) -> DeploymentHandle:
-        """A handle that calls this method, and whose calls are streams or are not.
+        """Return a handle that calls this method, with or without streaming.
 
-        Raises: TypeError for an option that nobody knows; those of Ray that mean nothing here are named in a warning.
+        Raises: TypeError for an unknown option. Options that only Ray uses are named in a warning.
         """
         for name in others:
-            if name not in _FOREIGN:
+            if name not in _RAY_ONLY:
                 raise TypeError(f"Handles have no option {name}.")
-            logger.warning("%s: the option %s of handles means nothing here.", self.deployment_name, name)
+            logger.warning("%s: the option %s of handles is ignored.", self.deployment_name, name)
         return DeploymentHandle(
             self.deployment_name,
             self.app_name,
@@ -121,10 +121,10 @@ class DeploymentHandle:
     def remote(
         self, *args: Any, **kwargs: Any
     ) -> DeploymentResponse | DeploymentResponseGenerator:  # Any: the method's
-        """Call it. Begins at once, from any thread; a response among the arguments is waited for first."""
+        """Call the method at once, from any thread. A response among the arguments is awaited first."""
         head = CallHead(self.app_name, self.deployment_name, self._method_name, self._stream, get_request_context())
-        asked = PendingCall(_connected(), head, args, kwargs)
-        return DeploymentResponseGenerator(asked) if self._stream else DeploymentResponse(asked)
+        pending = PendingCall(_connected(), head, args, kwargs)
+        return DeploymentResponseGenerator(pending) if self._stream else DeploymentResponse(pending)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _handle, (self.deployment_name, self.app_name, self._method_name, self._stream)
@@ -138,7 +138,7 @@ def _handle(deployment_name: str, app_name: str, method_name: str, stream: bool)
 
 
 class PendingCall:
-    """One call under way. Its coroutines run on the connection's loop, whoever waits."""
+    """One running call. Its coroutines run on the connection's loop, whatever thread waits."""
 
     def __init__(
         self, connection: _Connection, head: CallHead, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -162,30 +162,30 @@ class PendingCall:
 
     @property
     def is_here(self) -> bool:
-        """Whether the caller is on the connection's loop, and must not wait."""
+        """Whether the caller runs on the connection's loop, and must not block."""
         try:
             return asyncio.get_running_loop() is self.loop
         except RuntimeError:
             return False
 
     async def _begin(self) -> Channel:
-        """Raises: what a response among the arguments raises."""
+        """Send the call. Raises: the exceptions of responses among the arguments."""
         args = [await _answer_of(item) for item in self._args]
         kwargs = {name: await _answer_of(item) for name, item in self._kwargs.items()}
         payload = cloudpickle.dumps((args, kwargs))
         channel = self._link.open("call", msgspec.msgpack.encode(self._head))
         self._channel = channel
-        with contextlib.suppress(ChannelClosed):  # whoever waits for the answer hears of it
+        with contextlib.suppress(ChannelClosed):  # raised again when the answer is awaited
             await channel.send(payload)
         return channel
 
     async def next(self) -> Any:  # Any: what the method gives
-        """The next answer. Raises: StopAsyncIteration at the end, or what the method raised."""
+        """Return the next answer. Raises: StopAsyncIteration at the end, or the method's exception."""
         begun = self._begun
         try:
             channel = await (begun if isinstance(begun, asyncio.Task) else asyncio.wrap_future(begun))
         except asyncio.CancelledError:
-            if self._is_cancelled:  # by whoever made the call, and not whoever waits for it
+            if self._is_cancelled:  # the call was cancelled, not the task that waits for it
                 raise RequestCancelledError("This call was cancelled.") from None
             raise
         try:
@@ -205,14 +205,14 @@ class PendingCall:
         try:
             return await self.next()
         except StopAsyncIteration:
-            raise DeploymentUnavailableError(f"{self._head.deployment} has given no answer.") from None
+            raise DeploymentUnavailableError(f"{self._head.deployment} gave no answer.") from None
 
     def cancel(self) -> None:
         self._is_cancelled = True
         self.close_soon()
 
     def close_soon(self, *_: object) -> None:
-        """From any thread, and as the callback of a future."""
+        """Close the channel, from any thread. Also used as the callback of a future."""
         if not self.loop.is_closed():
             self.loop.call_soon_threadsafe(self.close)
 
@@ -224,66 +224,66 @@ class PendingCall:
 
 
 class DeploymentResponse:
-    """The answer to a call: awaited on the event loop, `result()` elsewhere. May be given to another call as it is."""
+    """The answer to a call: `await` it on the event loop, `result()` elsewhere. Can be an argument of another call."""
 
-    def __init__(self, asked: PendingCall) -> None:
-        self._asked = asked
-        self._answer = asked.start(asked.first())
-        self._answer.add_done_callback(asked.close_soon)  # also when it is cancelled before its first step
+    def __init__(self, pending: PendingCall) -> None:
+        self._pending = pending
+        self._answer = pending.start(pending.first())
+        self._answer.add_done_callback(pending.close_soon)  # also if it is cancelled before its first step
 
     def __await__(self) -> Generator[Any, None, Any]:  # Any: what the method gives
         answer = self._answer
         return (answer if isinstance(answer, asyncio.Task) else asyncio.wrap_future(answer)).__await__()
 
     def result(self, timeout_s: float | None = None) -> Any:  # Any: what the method gives
-        """Wait for the answer, anywhere but on the event loop. Raises: TimeoutError, or what the method raised."""
+        """Wait for the answer, outside of the event loop. Raises: TimeoutError, or the method's exception."""
         if isinstance(self._answer, asyncio.Task):
-            raise RuntimeError("On the event loop a response is awaited; result() would block it.")
+            raise RuntimeError("Use `await` on the event loop; result() would block it.")
         return self._answer.result(timeout_s)
 
     def cancel(self) -> None:
-        """Have the call end; whoever waits gets RequestCancelledError. Does nothing when it has ended."""
+        """Cancel the call; waiting tasks get RequestCancelledError. Does nothing after its end."""
         if not self._answer.done():
-            self._asked.cancel()
+            self._pending.cancel()
 
 
 class DeploymentResponseGenerator:
-    """The answers of a call made with `stream=True`, one after the other."""
+    """Iterates over the answers of a call made with `stream=True`."""
 
-    def __init__(self, asked: PendingCall) -> None:
-        self._asked = asked
-        close_if_left(self)
+    def __init__(self, pending: PendingCall) -> None:
+        self._pending = pending
+        close_on_abort(self)
 
     def __aiter__(self) -> AsyncIterator[Any]:  # Any: what the method gives
         return self
 
     async def __anext__(self) -> Any:  # Any: what the method gives
-        asked = self._asked
-        if asked.is_here:
-            return await asked.next()
-        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(asked.next(), asked.loop))
+        pending = self._pending
+        if pending.is_here:
+            return await pending.next()
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(pending.next(), pending.loop))
 
     def __iter__(self) -> Iterator[Any]:  # Any: what the method gives
         return self
 
     def __next__(self) -> Any:  # Any: what the method gives
-        if self._asked.is_here:
-            raise RuntimeError("On the event loop a stream is iterated with `async for`.")
+        if self._pending.is_here:
+            raise RuntimeError("Use `async for` on the event loop.")
         try:
-            return asyncio.run_coroutine_threadsafe(self._asked.next(), self._asked.loop).result()
+            return asyncio.run_coroutine_threadsafe(self._pending.next(), self._pending.loop).result()
         except StopAsyncIteration:
             raise StopIteration from None
 
     def cancel(self) -> None:
-        """Have the call end; iterating on raises RequestCancelledError."""
-        self._asked.cancel()
+        """Cancel the call; further iteration raises RequestCancelledError."""
+        self._pending.cancel()
 
     async def aclose(self) -> None:
-        """Have the call end without a word."""
-        self._asked.close_soon()
+        """Cancel the call, without an exception."""
+        self._pending.close_soon()
 
     def __del__(self) -> None:
-        self._asked.close_soon()
+        self._pending.close_soon()
 
 
 async def _answer_of(value: Any) -> Any:  # Any: an argument
@@ -291,10 +291,10 @@ async def _answer_of(value: Any) -> Any:  # Any: an argument
 
 
 def pack_failure(error: BaseException) -> bytes:
-    """An exception for the way back. One that cannot be pickled is told of."""
+    """Pickle an exception for the caller. One that cannot be pickled becomes a ServeError with its message."""
     try:
         packed: bytes = cloudpickle.dumps(error)
-        pickle.loads(packed)  # noqa: S301  # ours, made just now: some pickle and do not come back
+        pickle.loads(packed)  # noqa: S301  # our own bytes: some exceptions pickle but do not unpickle
     except Exception:
         packed = cloudpickle.dumps(ServeError(f"{type(error).__name__}: {error}"))
     return packed
@@ -304,5 +304,5 @@ def _unpack_failure(packed: bytes) -> BaseException:
     try:
         error = pickle.loads(packed)  # noqa: S301  # from another part of the same app
     except Exception as problem:
-        return ServeError(f"The call failed, and its exception cannot be read here: {type(problem).__name__}.")
+        return ServeError(f"The call failed, and its exception cannot be unpickled here: {type(problem).__name__}.")
     return error if isinstance(error, BaseException) else ServeError(str(error))

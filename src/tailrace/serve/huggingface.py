@@ -1,9 +1,9 @@
-"""Text of `model.generate` as it is made, for those who call Hugging Face models in their own deployment.
+"""Streams the text of `model.generate`, for deployments that call Hugging Face models themselves.
 
-`generate` and `generate_batch` are all that most need. `TokenStream` is the streamer below them, for own calls of
-`model.generate(..., streamer=stream, stopping_criteria=stream.stopping_criteria)` in a thread.
+Most deployments need only `generate` and `generate_batch`. `TokenStream` is the streamer below them, for your own calls
+of `model.generate(..., streamer=stream, stopping_criteria=stream.stopping_criteria)` in a thread.
 
-torch and transformers are imported when they are needed first, not with this module.
+torch and transformers are imported on first use, not with this module.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ from tailrace.serve._token_stream import TokenStream, ids_of, library, wake
 
 __all__ = ["Prompt", "TokenStream", "generate", "generate_batch"]
 
-# Models, tokenizers and tensors are Any throughout: their types would have to be imported, and any that have the
-# methods called here will do.
+# Models, tokenizers and tensors are Any: importing their types would import torch, and duck typing is enough.
 
 Prompt = str | Sequence[Mapping[str, object]]  # text, or the messages of a chat
 
@@ -28,15 +27,16 @@ _MAX_NEW_TOKENS = 256
 
 
 async def generate(model: Any, tokenizer: Any, prompt: Prompt, **options: Any) -> AsyncGenerator[str, None]:
-    """The text that `model.generate` makes of a prompt, while it makes it, in a thread of its own.
+    """Run `model.generate` in its own thread, and yield the text while it is generated.
 
-    Messages of a chat go through the tokenizer's template. `options` are those of `model.generate`. Without
-    `max_new_tokens` and `max_length`, there and in the model's generation config, it is 256 tokens; never more than the
-    model's context has room for.
+    Messages of a chat go through the tokenizer's template. `options` are those of `model.generate`. If neither the
+    options nor the model's generation config set `max_new_tokens` or `max_length`, the limit is 256 tokens. The model's
+    context is always a limit.
 
-    *Cancellation:* stops the model within a token, as closing does, and waits for its thread.
-    *Raises:* ValueError for a prompt that leaves no room in the context, ImportError when torch or transformers is
-    missing, and what `model.generate` raises.
+    *Cancellation:* stops the model within one token, and waits for its thread. Closing does the same.
+
+    *Raises:* ValueError for a prompt that fills the context, ImportError if torch or transformers is missing, and the
+    exceptions of `model.generate`.
     """
     async with _Generating(model, tokenizer, [prompt], options) as stream:
         async for text in stream:
@@ -46,14 +46,14 @@ async def generate(model: Any, tokenizer: Any, prompt: Prompt, **options: Any) -
 async def generate_batch(
     model: Any, tokenizer: Any, prompts: Sequence[Prompt], **options: Any
 ) -> AsyncGenerator[list[str | type[StopIteration]], None]:
-    """As `generate`, for several prompts in one batch: each step is a list with what it added to each of them.
+    """Like `generate`, for several prompts in one batch. Each step is a list with the new text of each prompt.
 
-    The class `StopIteration` takes the place of one that has ended, so that `@serve.batch` can be given the lists as
-    they are. Prompts are padded on the left and the padding is masked, which leaves each with the text that it would
-    have had alone; the longest alone says how much the context has room for.
+    The class `StopIteration` stands for a prompt that has ended, so that `@serve.batch` can yield the lists unchanged.
+    Prompts are padded on the left and the padding is masked, so that each gets the same text as alone. The longest
+    prompt decides how many tokens fit into the context.
     """
     if isinstance(prompts, str):
-        raise TypeError("prompts is a sequence of prompts, not one")
+        raise TypeError("prompts should be a sequence of prompts, not a single string")
     if prompts:
         async with _Generating(model, tokenizer, prompts, options) as stream:
             async for step in stream:
@@ -61,9 +61,10 @@ async def generate_batch(
 
 
 class _Generating:
-    """A call of `model.generate` for as long as its text is read; leaving stops it and waits for its thread.
+    """A call of `model.generate`. Leaving the context stops the model and waits for its thread.
 
-    Not a generator with a decorator: a loop that closes would close that as well, at the same time as the one it is in.
+    Not an `asynccontextmanager`: a closing event loop would close its generator at the same time as the generator that
+    uses it.
     """
 
     def __init__(self, model: Any, tokenizer: Any, prompts: Sequence[Prompt], options: dict[str, Any]) -> None:
@@ -74,8 +75,8 @@ class _Generating:
         self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def __aenter__(self) -> TokenStream:
-        # A thread of its own, since the loop's executor has few, which others need; a daemon, since what it works for
-        # ends with the loop.
+        # Its own thread, because the loop's executor has few threads. A daemon, because its work is useless after the
+        # loop has ended.
         run = contextvars.copy_context().run
         threading.Thread(target=run, args=(self._run,), name="tailrace-generate", daemon=True).start()
         return self._stream
@@ -93,14 +94,14 @@ class _Generating:
             if not stream.is_over:
                 model.generate(**inputs, **options, streamer=stream)
             stream.end()
-        except BaseException as error:  # else the reader would wait for ever
+        except BaseException as error:  # without this, the reader would wait for ever
             stream.fail(error)
         finally:
             wake(self._done)
 
 
 class _Settings:
-    """Generation settings, the nearest first: the caller's options, its generation config, the model's."""
+    """Generation settings, in order of priority: the caller's options, the caller's config, the model's config."""
 
     def __init__(self, model: Any, options: dict[str, Any]) -> None:
         self.options = dict(options)
@@ -121,7 +122,7 @@ class _Settings:
 
 
 def _padded(model: Any, rows: list[list[int]], pad_token_id: int) -> dict[str, Any]:
-    # Not by the tokenizer: that would change it for everyone who uses it at the same time.
+    # Not with the tokenizer: padding changes its state, and others may use it at the same time.
     torch, device = library("torch"), getattr(model, "device", None)
     width = max(len(ids) for ids in rows)
     ids = [[pad_token_id] * (width - len(ids)) + ids for ids in rows]
@@ -132,13 +133,13 @@ def _padded(model: Any, rows: list[list[int]], pad_token_id: int) -> dict[str, A
 def _options(
     model: Any, tokenizer: Any, settings: _Settings, stream: TokenStream, num_prompt_tokens: int
 ) -> dict[str, Any]:
-    """What `model.generate` is called with beside the prompts."""
+    """Return the arguments of `model.generate`, besides the prompts."""
     context = _context_tokens(model)
     if context is not None and num_prompt_tokens >= context:
-        raise ValueError(f"the prompt has {num_prompt_tokens} tokens, but the model's context is {context}")
+        raise ValueError(f"the prompt has {num_prompt_tokens} tokens, but the model's context has only {context}")
     max_new_tokens = settings.max_new_tokens(num_prompt_tokens)
     changed = {
-        "max_length": None,  # transformers warns of two limits
+        "max_length": None,  # transformers warns about two limits
         "max_new_tokens": max_new_tokens if context is None else min(max_new_tokens, context - num_prompt_tokens),
         "pad_token_id": _pad_token_id(tokenizer, settings),
     }
@@ -149,7 +150,7 @@ def _options(
         options["tokenizer"] = tokenizer
     if settings.given is None:
         return options | changed
-    config = copy.deepcopy(settings.given)  # since transformers warns of a config with settings beside it
+    config = copy.deepcopy(settings.given)  # transformers warns about a config together with other settings
     for name, value in changed.items():
         options.pop(name, None)
         setattr(config, name, value)
@@ -173,7 +174,7 @@ def _encode(tokenizer: Any, prompt: Prompt) -> list[int]:
 
 def _context_tokens(model: Any) -> int | None:
     config = model.config
-    if hasattr(config, "get_text_config"):  # of models that also see or hear
+    if hasattr(config, "get_text_config"):  # of multimodal models
         config = config.get_text_config()
     for name in ("max_position_embeddings", "n_positions"):
         tokens = getattr(config, name, None)
@@ -183,7 +184,7 @@ def _context_tokens(model: Any) -> int | None:
 
 
 def _pad_token_id(tokenizer: Any, settings: _Settings) -> int:
-    """One to pad with. It is masked, so that any will do; but generate also pads what has ended, where eos is none."""
+    """Return the token to pad with. In prompts it is masked; `generate` also pads sequences that have ended."""
     for ids in (settings["pad_token_id"], tokenizer.pad_token_id, settings["eos_token_id"], tokenizer.eos_token_id):
         for token_id in ids_of(ids):
             return token_id

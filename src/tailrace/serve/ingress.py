@@ -1,4 +1,4 @@
-"""How the web reaches a deployment: an ASGI app of the user's, whose routes may be methods of the class."""
+"""HTTP for deployments: the user's ASGI app, whose routes may be methods of the deployment's class."""
 
 from __future__ import annotations
 
@@ -21,28 +21,30 @@ _MARK = "__tailrace_ingress__"
 
 
 class _Built:
-    """The app is what the class builds in `__serve_build_asgi_app__`."""
+    """Marks a class that builds its ASGI app in `__serve_build_asgi_app__`."""
 
 
 def ingress(
     app: ASGIApp | Callable[[], ASGIApp] | Callable[[], Awaitable[ASGIApp]] | None = None,
 ) -> Callable[..., type[Any]]:
-    """Have a deployment's class answered for by an ASGI app, which may be FastAPI with routes on the class's methods,
-    or by what a function builds in each process. Applied to no class, it makes one. It stands inside
+    """Serve a deployment's class through an ASGI app. The app may be FastAPI with routes on the class's methods, or a
+    function that builds the app in each process. Used without a class, it makes one. Place it below
     `@serve.deployment`.
 
-    Raises: TypeError for what is no app, or a class with a `__call__` of its own.
+    Raises: TypeError if `app` is not an app, or if the class has a `__call__`.
     """
     if app is not None and not callable(app):
-        raise TypeError("serve.ingress takes an ASGI app, or a function that makes one.")
+        raise TypeError("serve.ingress takes an ASGI app, or a function that returns one.")
 
     def decorate(body: type[Any] | None = None) -> type[Any]:  # Any: the user's
         if body is None:
             body = type("ASGIIngress", (), {})
         if not inspect.isclass(body):
-            raise TypeError("serve.ingress stands on a class, inside of @serve.deployment.")
+            raise TypeError("serve.ingress decorates a class. Place it below @serve.deployment.")
         if "__call__" in vars(body):
-            raise TypeError(f"{body.__name__} has a __call__ already: either that or an ingress answers requests.")
+            raise TypeError(
+                f"{body.__name__} has both a __call__ and an ingress. Only one of them can answer requests."
+            )
         setattr(body, _MARK, app if app is not None else _Built())
         return body
 
@@ -50,12 +52,12 @@ def ingress(
 
 
 def has_ingress(body: type[Any]) -> bool:  # Any: the user's
-    """Whether `ingress` stands on the class."""
+    """Return whether the class is decorated with `ingress`."""
     return hasattr(body, _MARK)
 
 
 def is_asgi(app: object) -> bool:
-    """Whether it takes a scope, and how to receive and send."""
+    """Return whether an object can be called with scope, receive and send."""
     if not callable(app) or inspect.isclass(app):
         return False
     function = app if inspect.isroutine(app) else type(app).__call__
@@ -67,7 +69,7 @@ def is_asgi(app: object) -> bool:
 
 
 async def asgi_of(instance: Any) -> ASGIApp:  # Any: the user's
-    """The ASGI app that answers for a constructed deployment, or for a function."""
+    """Return the ASGI app of a constructed deployment or of a function."""
     app = getattr(type(instance), _MARK, None)
     if app is None:
         return _request_app(instance)
@@ -80,15 +82,15 @@ async def asgi_of(instance: Any) -> ASGIApp:  # Any: the user's
         if isinstance(app, Awaitable):
             app = await app
     if not is_asgi(app):
-        raise TypeError("What serve.ingress was given did not make an ASGI app.")
+        raise TypeError("The function given to serve.ingress did not return an ASGI app.")
     _bind_routes(app, instance)
     _answer_refusals(app)
     return cast(ASGIApp, app)
 
 
 def _answer_refusals(app: Any) -> None:  # Any: Starlette's, FastAPI's, or whatever
-    """Have the app answer what a deployment or a model that it calls refuses with that one's status, and what it raises
-    itself in the front's words. Where it has handlers of its own, they stay."""
+    """Add exception handlers to the app: errors of called deployments and models keep their status, other exceptions
+    get the front's general message. The app's own handlers stay."""
     add = getattr(app, "add_exception_handler", None)
     if add is None:
         return
@@ -113,7 +115,7 @@ def _answer_refusals(app: Any) -> None:  # Any: Starlette's, FastAPI's, or whate
 
 
 def _bind_routes(app: Any, instance: object) -> None:  # Any: Starlette's, FastAPI's, or whatever
-    """Have the routes that are methods of the deployment's class called with it as `self`, and drop those of others."""
+    """Bind routes that are methods of the deployment's class to `instance`, and drop routes of other classes."""
     router = getattr(app, "router", app)
     routes = getattr(router, "routes", None)
     if not isinstance(routes, list):
@@ -124,7 +126,7 @@ def _bind_routes(app: Any, instance: object) -> None:  # Any: Starlette's, FastA
         endpoint = getattr(route, "endpoint", None)
         owner = _owner(endpoint)
         if owner is None:
-            included = getattr(route, "original_router", None)  # how newer FastAPIs keep what was included
+            included = getattr(route, "original_router", None)  # newer versions of FastAPI nest included routers
             if included is not None:
                 _bind_routes(included, instance)
             kept.append(route)
@@ -134,7 +136,7 @@ def _bind_routes(app: Any, instance: object) -> None:  # Any: Starlette's, FastA
 
 
 def _owner(endpoint: object) -> str | None:
-    """The class whose method it is, as far as its name tells."""
+    """Return the name of the class that an endpoint is a method of, as its qualified name says."""
     if not inspect.isfunction(endpoint):
         return None
     owner, _, _ = endpoint.__qualname__.rpartition(".")
@@ -144,7 +146,7 @@ def _owner(endpoint: object) -> str | None:
 
 
 def _with_endpoint(route: Any, endpoint: MethodType) -> Any:  # Any: of some class of route
-    """The same route, made anew: what a framework reads of a signature it reads when a route is made."""
+    """Return a new route with this endpoint. Frameworks read the signature when they construct a route."""
     given = {
         name: getattr(route, name)
         for name in inspect.signature(type(route).__init__).parameters
@@ -154,7 +156,7 @@ def _with_endpoint(route: Any, endpoint: MethodType) -> Any:  # Any: of some cla
 
 
 def _request_app(instance: Any) -> ASGIApp:
-    """For what is called with a request and gives back what is to be answered."""
+    """Return an app for a callable that takes a request and returns the answer."""
     from starlette.requests import Request
     from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
@@ -171,8 +173,8 @@ def _request_app(instance: Any) -> ASGIApp:
             return JSONResponse(result)
         except (TypeError, ValueError) as error:
             name, kind = getattr(instance, "__name__", type(instance).__name__), type(result).__name__
-            wanted = "neither text, bytes, a generator, a Response, nor what JSON can hold"
-            raise TypeError(f"{name} gave a {kind}, which is {wanted} ({error}).") from None
+            wanted = "not text, bytes, a generator, a Response or valid JSON"
+            raise TypeError(f"{name} returned a {kind}, which is {wanted} ({error}).") from None
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan":
@@ -182,7 +184,9 @@ def _request_app(instance: Any) -> ASGIApp:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         elif not callable(instance):
-            await PlainTextResponse("This deployment is called by others only.", 404)(scope, receive, send)
+            await PlainTextResponse("This deployment takes no HTTP requests: only other deployments call it.", 404)(
+                scope, receive, send
+            )
         else:
             scope["endpoint"] = instance if inspect.isroutine(instance) else instance.__call__
             result = await call(instance, (Request(scope, receive),), {})

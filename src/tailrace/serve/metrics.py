@@ -1,5 +1,4 @@
-"""What a process of user code counts, for the front to show with its own: batches, and whatever the app itself counts
-with prometheus_client."""
+"""Metrics of a process of user code: batches, and the app's own prometheus_client metrics. The front exports them."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ _SIZES = tuple(float(2**power) for power in range(11))
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has it so
 _size = Histogram("tailrace_batch_size", "Calls in a batch when it begins.", ["function"], buckets=_SIZES)
-_waited = Histogram("tailrace_batch_wait_seconds", "Wait of its oldest call.", ["function"], buckets=_SECONDS)
+_waited = Histogram("tailrace_batch_wait_seconds", "Wait of a batch's oldest call.", ["function"], buckets=_SECONDS)
 _ran = Histogram("tailrace_batch_seconds", "Seconds that a batch ran.", ["function"], buckets=_SECONDS)
 
 
@@ -26,5 +25,5 @@ def batch_ended(function: str, *, ran_s: float) -> None:
 
 
 def exposition() -> bytes:
-    """All of this process's metrics, in Prometheus' text format."""
+    """Return all metrics of this process, in Prometheus' text format."""
     return generate_latest(REGISTRY)

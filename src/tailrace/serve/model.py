@@ -1,4 +1,4 @@
-"""The built-in engine as a part of somebody's deployment."""
+"""The built-in engine, for use inside a user's deployment."""
 
 from __future__ import annotations
 
@@ -25,42 +25,42 @@ from tailrace.types import End, GenerateRequest, TextDelta
 
 __all__ = ["Model", "TextStream", "close_models", "models_loaded"]
 
-Chat = str | Sequence[Mapping[str, Any]]  # Any: what the wires take, text in most of them
+Chat = str | Sequence[Mapping[str, Any]]  # Any: a message as on the wires
 
 _loading: list[Model] = []
 
 
-class _Asked(SamplingFields):
-    """What `stream` and `chat` take, held against the types and ranges of `POST /v1/streams`."""
+class _Parameters(SamplingFields):
+    """The parameters of `stream` and `chat`, with the types and ranges of `POST /v1/streams`."""
 
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
 
 
-# Known on the wire, and of no use to who gets one text.
+# Parameters of the wire that make no sense for a single text.
 _REFUSED: dict[str, tuple[object, ...]] = {"n": (1,), "logprobs": (False,)}
 
 
 async def models_loaded() -> None:
-    """Wait for all models that this process has asked for.
+    """Wait until all models that this process has created are loaded.
 
-    Raises: ModelError if one cannot be loaded, as if from the line that has asked for it.
+    Raises: ModelError if one cannot be loaded, with the traceback of the line that created it.
     """
     for model in _loading:
         try:
             await model.loaded()
         except ModelError as error:
-            raise error.with_traceback(model.asked_at) from None
+            raise error.with_traceback(model.created_at) from None
 
 
 async def close_models() -> None:
-    """End all engines that this process has asked for."""
+    """Stop the engines of all models that this process has created."""
     for model in _loading:
         await model.aclose()
 
 
-class _Told:
-    """Tells the terminal what takes long; the bars are the front's."""
+class _StderrProgress:
+    """Writes progress to stderr, without progress bars."""
 
     def start(self, label: str, total_bytes: int | None) -> None:
         size = f" ({total_bytes / 1e6:.0f} MB)" if total_bytes else ""
@@ -75,9 +75,9 @@ class _Told:
 
 
 class Model:
-    """A model in an engine of this process's own. Made by `tailrace.engine`; `await` it to wait until it is loaded.
+    """A model in an engine of this process. Made by `tailrace.engine`; `await` it to wait until it is loaded.
 
-    Requests are batched continuously: each joins what is running at the next step.
+    Requests are batched continuously: each joins the running batch at the next step.
     """
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:  # Any: of each setting's type
@@ -85,7 +85,7 @@ class Model:
         for setting in settings:
             if setting not in known:
                 raise TypeError(f"There is no setting {setting}.{did_you_mean(setting, known)}")
-        self.asked_at = _asked_at(sys._getframe())
+        self.created_at = _caller_traceback(sys._getframe())
         self._settings = Settings(**{"journal": "memory", **settings})
         self._name = name
         loop = asyncio.get_running_loop()
@@ -95,30 +95,30 @@ class Model:
         _loading.append(self)
 
     def stream(self, prompt: str, **sampling: Any) -> TextStream:  # Any: of each parameter's type
-        """What the model writes behind a prompt, in pieces. `sampling` are the parameters of `POST /v1/streams`, in the
+        """Continue a prompt; returns the text in pieces. `sampling` are the parameters of `POST /v1/streams`, with the
         same types and ranges: max_tokens, temperature, top_p, seed, stop …
 
-        Raises: RequestError that names the parameter which cannot be; UnsupportedParameter for one that there is not.
+        Raises: RequestError that names the invalid parameter; UnsupportedParameter for an unknown one.
         """
         return TextStream(self, _request({"prompt": prompt}, sampling))
 
     def chat(self, messages: Chat, **sampling: Any) -> TextStream:  # Any: of each parameter's type
-        """The model's answer in a chat, in pieces: to one message of a user's, or to
+        """Answer a chat; returns the text in pieces. `messages` is the text of one user message, or
         `[{"role": "user", "content": …}, …]`. Raises: RequestError as `stream`."""
-        said = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
-        return TextStream(self, _request({"messages": said}, sampling))
+        given = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        return TextStream(self, _request({"messages": given}, sampling))
 
     async def loaded(self) -> None:
-        """Raises: ModelError if it cannot be loaded."""
+        """Wait until the model is loaded. Raises: ModelError if it cannot be loaded."""
         await asyncio.shield(self._generation)
 
     async def begin(self, request: GenerateRequest) -> StreamLog:
-        """Raises: TailraceError in the kind that says why it cannot be done, or not now."""
+        """Begin a request; returns its stream. Raises: TailraceError."""
         generation = await asyncio.shield(self._generation)
         return (await generation.create(request)).log
 
     async def aclose(self) -> None:
-        """End the engine."""
+        """Stop the engine."""
         self._leaving.set()
         await asyncio.wait([self._task])
 
@@ -128,7 +128,7 @@ class Model:
 
     async def _run(self) -> None:
         try:
-            source = await asyncio.to_thread(find_source, self._name, _Told(), self._settings.engine)
+            source = await asyncio.to_thread(find_source, self._name, _StderrProgress(), self._settings.engine)
             with tempfile.TemporaryDirectory(prefix="tailrace-") as directory:
                 prepared = prepared_path()
                 async with start_service(
@@ -139,16 +139,16 @@ class Model:
         except BaseException as error:
             if self._generation.done():
                 raise
-            failure = _first(error)
+            failure = _first_error(error)
             if isinstance(failure, TailraceError):
-                failure = failure.with_traceback(None)  # its words say what is wrong, and where it was found is ours
+                failure = failure.with_traceback(None)  # the message is enough; the frames are tailrace's
             self._generation.set_exception(failure)
-            self._generation.exception()  # it is told to who asks, and to nobody otherwise
+            self._generation.exception()  # marks it as retrieved: without a waiter, asyncio would log it
 
 
 class TextStream:
-    """What a model writes, to be iterated once: `async for piece in …`. `await` it to begin, and to hear of a refusal
-    before there is an answer to write to. Whoever stops iterating stops the model."""
+    """The text that a model writes, to be iterated once: `async for piece in …`. `await` it to begin: errors are raised
+    there, before the answer has started. When the iteration stops, the model stops."""
 
     def __init__(self, model: Model, request: GenerateRequest) -> None:
         self._model = model
@@ -166,16 +166,16 @@ class TextStream:
         return self._pieces
 
     async def text(self) -> str:
-        """All of it, when it is there."""
+        """Wait for the end; returns the whole text."""
         return "".join([piece async for piece in self])
 
     @property
     def end(self) -> End | None:
-        """How it ended, with exact counts of tokens; None before."""
+        """How the answer ended, with its token counts; None before."""
         return self._log.end if self._log is not None else None
 
     async def aclose(self) -> None:
-        """Stop the model, if it has not ended."""
+        """Stop the model if it still writes."""
         if self._log is not None:
             self._log.cancel()
 
@@ -198,16 +198,16 @@ class TextStream:
             raise error
 
 
-def _request(asked: JsonBody, sampling: JsonBody) -> GenerateRequest:
+def _request(inputs: JsonBody, sampling: JsonBody) -> GenerateRequest:
     """Raises: RequestError."""
     known = SamplingFields.__struct_fields__
     refuse(sampling, _REFUSED)
     for name in sampling.keys() - {*known, *_REFUSED}:
         what = f"There is no sampling parameter {printable(name)}.{did_you_mean(name, known)}"
         raise UnsupportedParameter(what, param=printable(name))
-    read, _ = read_fields({name: sampling[name] for name in known if name in sampling} | asked, _Asked)
+    read, _ = read_fields({name: sampling[name] for name in known if name in sampling} | inputs, _Parameters)
     if read.prompt is None and read.messages is None:
-        raise RequestError("There is nothing to answer.", param=next(iter(asked)))
+        raise RequestError("The prompt is empty.", param=next(iter(inputs)))
     request = GenerateRequest(
         prompts=(read.prompt,) if read.prompt is not None else (),
         messages=read_messages(read.messages) if read.messages is not None else (),
@@ -216,19 +216,19 @@ def _request(asked: JsonBody, sampling: JsonBody) -> GenerateRequest:
     )
     try:
         "".join([read.prompt or "", *(message.content for message in request.messages)]).encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which `json.loads` lets through and no tokenizer takes
-        raise RequestError("The text is not valid Unicode.", param=next(iter(asked))) from None
+    except UnicodeEncodeError:  # a lone surrogate: `json.loads` accepts it, tokenizers do not
+        raise RequestError("The text is not valid Unicode.", param=next(iter(inputs))) from None
     return request
 
 
-def _asked_at(frame: FrameType | None) -> TracebackType | None:
-    """The line of the user's that is being run, as a traceback."""
+def _caller_traceback(frame: FrameType | None) -> TracebackType | None:
+    """Return a traceback of the user's current line."""
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "tailrace":
         frame = frame.f_back
     return TracebackType(None, frame, frame.f_lasti, frame.f_lineno) if frame is not None else None
 
 
-def _first(error: BaseException) -> BaseException:
+def _first_error(error: BaseException) -> BaseException:
     if isinstance(error, BaseExceptionGroup):
-        return _first(error.exceptions[0])
+        return _first_error(error.exceptions[0])
     return error if isinstance(error, Exception) else ModelError("The engine was stopped before it was loaded.")

@@ -1,4 +1,4 @@
-"""What can be said of a deployment, and what of Ray Serve's options means nothing on one machine."""
+"""The options of a deployment, and the options of Ray Serve that have no effect on one machine."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ import msgspec
 
 from tailrace.spelling import did_you_mean
 
-__all__ = ["MEANINGLESS", "REMARKS", "BackpressureConfig", "DeploymentOptions", "read_options"]
+__all__ = ["IGNORED", "REMARKS", "BackpressureConfig", "DeploymentOptions", "read_options"]
 
-# What was said about options that mean nothing here. Every process of an app reads them; the user hears of them once.
+# Notes about ignored options. Every process of an app collects them; the user sees them once.
 REMARKS: list[str] = []
 
-# Known from Ray Serve, and without meaning here. What is said in their place.
-MEANINGLESS = {
+# Options of Ray Serve that have no effect here, with the reason.
+IGNORED = {
     "autoscaling_config": "the number of processes is num_replicas",
     "deployment_actors": "there are no actors",
     "gang_scheduling_config": "there is one machine",
     "logging_config": "logs go to stderr",
-    "max_constructor_retry_count": "processes are started again for as long as it takes",
+    "max_constructor_retry_count": "failed processes are restarted without limit",
     "max_replicas_per_node": "there is one machine",
-    "max_surge_percent": "a changed app is started anew",
+    "max_surge_percent": "a changed app is restarted",
     "placement_group_bundles": "there is one machine",
     "placement_group_strategy": "there is one machine",
     "ray_actor_options": "a process may use the whole machine",
-    "request_router_config": "the process with the least to do is taken",
-    "rolling_update_percentage": "a changed app is started anew",
+    "request_router_config": "each request goes to the process with the fewest requests",
+    "rolling_update_percentage": "a changed app is restarted",
     "graceful_shutdown_wait_loop_s": "nothing is polled",
 }
 
 
 class BackpressureConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How a caller is told that too many are waiting."""
+    """The answer to a request when the queue is full."""
 
     status_code: int = 429
     retry_after_s: float = 1.0
@@ -56,7 +56,7 @@ class DeploymentOptions(msgspec.Struct, frozen=True, kw_only=True):
     graceful_shutdown_timeout_s: float = 20.0
     health_check_period_s: float = 10.0
     health_check_timeout_s: float = 30.0
-    user_config: Any = None  # whatever `reconfigure` takes, as long as JSON can hold it
+    user_config: Any = None  # the argument of `reconfigure`: any JSON
     backpressure_config: BackpressureConfig = BackpressureConfig()
 
 
@@ -73,26 +73,26 @@ _MOST = {"num_replicas": 256}
 
 
 def read_options(given: Mapping[str, Any], base: DeploymentOptions) -> tuple[DeploymentOptions, dict[str, Any]]:
-    """`base` with what is given in its place, and what means something on Ray alone; REMARKS says so.
+    """Apply options to `base`. Returns the result, and the options that only Ray uses, each noted in REMARKS.
 
-    Raises: TypeError for an option that nobody knows or of the wrong type, ValueError for one out of range.
+    Raises: TypeError for an unknown option or one of the wrong type, ValueError for one out of range.
     """
     values = {name: value for name, value in given.items() if value is not None or name == "user_config"}
     if "version" in values:
-        raise ValueError("The option version is gone; a changed app is started anew.")
-    unknown = sorted(values.keys() - _NAMES - MEANINGLESS.keys())
+        raise ValueError("The option version is not supported: a changed app is restarted.")
+    unknown = sorted(values.keys() - _NAMES - IGNORED.keys())
     if unknown:
-        meant = did_you_mean(unknown[0], _NAMES | MEANINGLESS.keys())
+        meant = did_you_mean(unknown[0], _NAMES | IGNORED.keys())
         raise TypeError(f"Deployments have no option {unknown[0]}.{meant}")
     foreign: dict[str, Any] = {}
-    for name in sorted(values.keys() & MEANINGLESS.keys()):
-        REMARKS.append(f"{base.name}: {name} means nothing here: {MEANINGLESS[name]}.")
+    for name in sorted(values.keys() & IGNORED.keys()):
+        REMARKS.append(f"{base.name}: {name} is ignored: {IGNORED[name]}.")
         foreign[name] = values.pop(name)
     if values.get("num_replicas") == "auto":
-        REMARKS.append(f'{base.name}: num_replicas="auto" means nothing here: it is 1 until you name a number.')
+        REMARKS.append(f'{base.name}: num_replicas="auto" is ignored: num_replicas is 1. Set a number to change it.')
         foreign["num_replicas"], values["num_replicas"] = "auto", 1
     if values.get("max_queued_requests") == -1:
-        REMARKS.append(f"{base.name}: max_queued_requests=-1 would let callers wait without bound: it is 1000.")
+        REMARKS.append(f"{base.name}: max_queued_requests=-1 would mean an unlimited queue: the limit is 1000.")
         foreign["max_queued_requests"], values["max_queued_requests"] = -1, 1000
     _check(values)
     return msgspec.structs.replace(base, **values), foreign
@@ -100,17 +100,19 @@ def read_options(given: Mapping[str, Any], base: DeploymentOptions) -> tuple[Dep
 
 def _check(values: dict[str, Any]) -> None:
     if "name" in values and (not isinstance(values["name"], str) or "#" in values["name"] or not values["name"]):
-        raise ValueError("The name of a deployment is text without #.")
+        raise ValueError("The name of a deployment should be text without #.")
     for name, least in _LEAST.items():
         if name not in values:
             continue
         value = values[name]
         kinds = (int,) if name.startswith(("num_", "max_")) else (int, float)
         if isinstance(value, bool) or not isinstance(value, kinds):
-            raise TypeError(f"{name} is a whole number." if kinds == (int,) else f"{name} is a number.")
+            raise TypeError(f"{name} should be a whole number." if kinds == (int,) else f"{name} should be a number.")
         most = _MOST.get(name, 10**9)
         if not least <= value <= most:
-            raise ValueError(f"{name} is at most {most}." if value > most else f"{name} is at least {least}.")
+            raise ValueError(
+                f"{name} should be at most {most}." if value > most else f"{name} should be at least {least}."
+            )
     if "backpressure_config" in values:
         try:
             values["backpressure_config"] = msgspec.convert(
@@ -122,4 +124,4 @@ def _check(values: dict[str, Any]) -> None:
         try:
             msgspec.json.encode(values["user_config"])
         except (TypeError, ValueError):
-            raise TypeError("user_config is what JSON can hold.") from None
+            raise TypeError("user_config should be JSON.") from None

@@ -1,7 +1,7 @@
 """Running apps from a script, a notebook or a test: `serve.run(app)`.
 
-The apps run as under `tailrace run`, in processes of their own with a front of their own beside this one. This process
-is one more that calls them.
+The apps run as under `tailrace run`, in separate processes with a separate front. This process connects to that front
+to call them.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from tailrace.serve.link import Channel, ChannelClosed, Link
 
 __all__ = ["Ordered", "Started", "get_app_handle", "get_deployment_handle", "run", "shutdown", "start"]
 
-_START_S = 900.0
-_STOP_S = 60.0
+_START_TIMEOUT_S = 900.0
+_STOP_TIMEOUT_S = 60.0
 
 
 class Ordered(msgspec.Struct, frozen=True):
-    """What the front beside is told to run: apps with their route prefixes, and settings."""
+    """The order to the front: apps with their route prefixes, and settings."""
 
     apps: list[tuple[AppTarget, str]]
     settings: dict[str, Any]  # Any: of each setting's type
 
 
 class Started(msgspec.Struct, frozen=True):
-    """What it answers."""
+    """The front's reply: its address, or the failure."""
 
     url: str = ""
     failure: Failed | None = None
 
 
 class _Front:
-    """The process beside, and this one's link to it on a thread with a loop."""
+    """The front's process, and the link to it. The link runs on an event loop in its own thread."""
 
     def __init__(self) -> None:
         self.apps: dict[str, tuple[Application, str]] = {}
@@ -63,7 +63,7 @@ class _Front:
         self.directory = tempfile.TemporaryDirectory(prefix="tailrace-run-")
 
     def start(self) -> str:
-        """Its address, when all apps run. Raises: ServeError with the user's traceback."""
+        """Start all apps; returns the front's address. Raises: ServeError with the user's traceback."""
         targets = [(self._target(name, app), prefix) for name, (app, prefix) in self.apps.items()]
         self.stop()
         ours, theirs = socket.socketpair()
@@ -72,13 +72,13 @@ class _Front:
                 [sys.executable, "-m", "tailrace.apps.driven", str(theirs.fileno()), str(os.getpid())],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
-                process_group=0,  # Ctrl-C on the terminal is for this process, which then says what is to be done
+                process_group=0,  # Ctrl-C on the terminal goes to this process only, which then stops the front
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)},
             )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="tailrace-run")
         self._thread.start()
-        started = asyncio.run_coroutine_threadsafe(self._order(ours, targets), self._loop).result(_START_S)
+        started = asyncio.run_coroutine_threadsafe(self._order(ours, targets), self._loop).result(_START_TIMEOUT_S)
         if started.failure is not None:
             self.stop()
             raise ServeError(f"{started.failure.message}\n{started.failure.traceback}".rstrip())
@@ -93,16 +93,16 @@ class _Front:
         if process is not None:
             process.send_signal(signal.SIGTERM)
             try:
-                process.wait(_STOP_S)
+                process.wait(_STOP_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
         disconnect()
         loop, self._loop = self._loop, None
         if loop is not None:
-            asyncio.run_coroutine_threadsafe(_end(self._link), loop).result(_STOP_S)
+            asyncio.run_coroutine_threadsafe(_end(self._link), loop).result(_STOP_TIMEOUT_S)
             loop.call_soon_threadsafe(loop.stop)
-            self._thread.join(_STOP_S)
+            self._thread.join(_STOP_TIMEOUT_S)
             loop.close()
 
     def wait(self) -> None:
@@ -118,10 +118,10 @@ class _Front:
         try:
             return msgspec.msgpack.decode(await channel.receive(), type=Started)
         except ChannelClosed:
-            return Started(failure=Failed("The front ended before the app ran; what it said is above."))
+            return Started(failure=Failed("The front ended before the app ran. Its output is above."))
 
     def _target(self, name: str, app: Application) -> AppTarget:
-        """What a process imports, where there is no module to import it from: the app itself, pickled."""
+        """Pickle the app into a file, from which the replicas load it."""
         path = Path(self.directory.name) / f"{len(list(Path(self.directory.name).iterdir()))}.pickle"
         path.write_bytes(_pickled(app))
         return AppTarget(str(path), name, os.getcwd())
@@ -129,20 +129,20 @@ class _Front:
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]  # the library is untyped
     def reducer_override(self, obj: Any) -> Any:  # Any: whatever an app holds
-        if isinstance(obj, State):  # which looks for itself in itself when it is made by the usual protocol
+        if isinstance(obj, State):  # the usual protocol recurses: State's __getattr__ reads its own attribute
             return State, (obj._state,)
         return super().reducer_override(obj)
 
 
 def _pickled(app: Application) -> bytes:
-    """Raises: ServeError for what cannot be taken into another process."""
+    """Pickle an app. Raises: ServeError if it cannot be pickled."""
     buffer = io.BytesIO()
     try:
         _Pickler(buffer).dump(app)
     except Exception as error:
         raise ServeError(
-            f"The app cannot be taken into a process of its own: {error}. Make what it holds in its constructor, or "
-            "put it into a module and use `tailrace run module:app`."
+            f"The app cannot be pickled for its own process: {error}. Create such objects in the deployment's "
+            "constructor, or put the app into a module and use `tailrace run module:app`."
         ) from None
     return buffer.getvalue()
 
@@ -151,12 +151,12 @@ _front: _Front | None = None
 
 
 def start(*, http_options: Mapping[str, Any] | None = None, **others: object) -> None:  # Any: of each setting's type
-    """Say where the front will listen, before `run`: `http_options={"host": …, "port": …}`; any other setting of
-    `tailrace run` may stand there too. Raises: TypeError for anything else."""
+    """Set the front's settings before `run`: `http_options={"host": …, "port": …}`, and any other setting of
+    `tailrace run`. Raises: TypeError for other arguments."""
     for name in others:
         if name not in ("detached", "proxy_location", "grpc_options", "logging_config"):
-            raise TypeError(f"serve.start takes no {name}.")
-    _the_front().settings = dict(http_options or {})
+            raise TypeError(f"serve.start has no argument {name}.")
+    _get_front().settings = dict(http_options or {})
 
 
 def run(
@@ -166,20 +166,19 @@ def run(
     name: str = "default",
     route_prefix: str = "/",
 ) -> DeploymentHandle:
-    """Run an app beside this process; returns a handle to it when it is ready, and with `blocking` only when it has
-    ended. An app of the same name is replaced. To have it run when the script has ended, use `tailrace run`.
+    """Run an app in separate processes. Returns a handle when the app is ready, or, with `blocking`, after it has
+    ended. An app of the same name is replaced. The app ends with this script; use `tailrace run` for a longer life.
 
-    Raises: ServeError with the user's traceback if it does not start, TypeError for what is no app.
+    Raises: ServeError with the user's traceback if the app does not start, TypeError if `target` is not an app.
     """
     app = target.bind() if isinstance(target, Deployment) else target
     if not isinstance(app, Application):
-        raise TypeError("serve.run takes what .bind(…) gives.")
+        raise TypeError("serve.run takes the result of .bind(…).")
     if _front is None and is_connected():
         raise ServeError(
-            "This process is one of an app's own, and serve.run is for scripts. Put it under "
-            '`if __name__ == "__main__":`.'
+            'serve.run cannot be called inside a process of an app. Put the call under `if __name__ == "__main__":`.'
         )
-    front = _the_front()
+    front = _get_front()
     before = front.apps.get(name)
     front.apps[name] = (app, route_prefix.rstrip("/"))
     try:
@@ -190,7 +189,7 @@ def run(
             front.apps[name] = before
         if not isinstance(error, ServeError):
             front.stop()
-        elif front.apps and not front.is_running:  # they were stopped for this one
+        elif front.apps and not front.is_running:  # the other apps were stopped for this start
             front.start()
         raise
     handle = get_app_handle(name)
@@ -206,8 +205,8 @@ def run(
 
 
 def shutdown() -> None:
-    """Stop all apps. Does nothing where none runs."""
-    global _front  # there is one to a process
+    """Stop all apps. Does nothing if none runs."""
+    global _front  # one per process
     front, _front = _front, None
     if front is not None:
         front.stop()
@@ -215,13 +214,13 @@ def shutdown() -> None:
 
 
 def get_app_handle(name: str = "default") -> DeploymentHandle:
-    """A handle to what answers the web for an app that `run` has started. Raises: ServeError."""
+    """Return a handle to the ingress of an app that `run` has started. Raises: ServeError."""
     app = _app(name)
     return DeploymentHandle(next(reversed(nodes(app))), name)
 
 
 def get_deployment_handle(deployment_name: str, app_name: str = "default") -> DeploymentHandle:
-    """A handle to any deployment of an app that `run` has started. Raises: ServeError."""
+    """Return a handle to a deployment of an app that `run` has started. Raises: ServeError."""
     if deployment_name not in nodes(_app(app_name)):
         raise ServeError(f"The app {app_name} has no deployment {deployment_name}.")
     return DeploymentHandle(deployment_name, app_name)
@@ -229,12 +228,12 @@ def get_deployment_handle(deployment_name: str, app_name: str = "default") -> De
 
 def _app(name: str) -> Application:
     if _front is None or name not in _front.apps:
-        raise ServeError(f"No app {name} was started here.")
+        raise ServeError(f"No app {name} was started in this process.")
     return _front.apps[name][0]
 
 
-def _the_front() -> _Front:
-    global _front  # there is one to a process
+def _get_front() -> _Front:
+    global _front  # one per process
     if _front is None:
         _front = _Front()
         atexit.register(shutdown)
@@ -242,14 +241,14 @@ def _the_front() -> _Front:
 
 
 async def _end(link: Link | None) -> None:
-    """Whoever still waits for an answer hears that none comes."""
+    """Close the link, and let the tasks that wait for answers fail."""
     if link is not None:
         link.abort()
     await asyncio.sleep(0)
     others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
     if others:
-        await asyncio.wait(others, timeout=_STOP_S)
+        await asyncio.wait(others, timeout=_STOP_TIMEOUT_S)
 
 
 def _refuse(channel: Channel, kind: str, head: bytes) -> None:
-    channel.close()  # nobody calls this process
+    channel.close()  # this process has no deployments to call

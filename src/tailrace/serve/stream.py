@@ -1,7 +1,7 @@
-"""Giving any generator a stream id, a log, resume and cancel, as the built-in wires have them.
+"""Gives any generator a stream id, a log, resume and cancel, like the built-in wires.
 
-The log is the front's, where it outlives the process that feeds it. What crosses is an ordinary answer with a header
-that the front knows, and a frame for each item in its body, so that every middleware lets it pass.
+The front keeps the log, so that it outlives the process that feeds it. The process sends an ordinary HTTP answer, which
+passes every middleware: a header marks it as a stream, and its body has a frame for each item.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ __all__ = [
 STREAM_HEADER = b"x-tailrace-stream"
 
 ItemWire: TypeAlias = Literal["native", "triton"]
-StreamWire: TypeAlias = ItemWire | Literal["recorded"]  # the body as it is, and no frames
+StreamWire: TypeAlias = ItemWire | Literal["recorded"]  # the body unchanged, without frames
 StreamPart: TypeAlias = str | Failure  # an item as JSON, or how the stream failed
 
 
 class StreamOffer(msgspec.Struct, frozen=True):
-    """What the header says, as JSON: how the events are shown, and how long the stream runs on with nobody reading."""
+    """The header's content, as JSON: the wire of the events, and how long the stream runs on without a reader."""
 
     wire: StreamWire = "native"
     linger_s: float | None = None
@@ -54,13 +54,13 @@ AnyResponse = TypeVar("AnyResponse", bound=Response)
 
 
 def resumable(response: AnyResponse, *, linger_s: float | None = None) -> AnyResponse:
-    """The same answer, to be recorded by `tailrace run`: it gets an id, can be read again from any point at
-    `/v1/streams/{id}/events`, and goes on when its client leaves. `tailrace run --resumable` does so for every streamed
-    answer of text.
+    """Mark an answer for recording by `tailrace run`, and return it. The answer gets an id, can be read again from any
+    point at `/v1/streams/{id}/events`, and goes on when its client leaves. `tailrace run --resumable` does this for
+    every streamed text answer.
 
-    `linger_s` is as in `stream`. Other servers send the answer as it is, with one header more that nobody reads.
+    `linger_s` is as in `stream`. Other servers send the answer unchanged, with one unused header.
 
-    Raises: ValueError for a `linger_s` that is no time.
+    Raises: ValueError for an invalid `linger_s`.
     """
     offer = StreamOffer("recorded", _checked_linger(linger_s))
     response.headers[STREAM_HEADER.decode()] = msgspec.json.encode(offer).decode()
@@ -74,23 +74,25 @@ def stream(
     linger_s: float | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> StreamingResponse:
-    """An answer whose events have ids, that can be read again from any of them, and whose generator is closed when the
-    stream is cancelled and not when a reader leaves.
+    """Return an answer whose events have ids and can be read again from any id. The generator is closed when the stream
+    is cancelled, not when a reader leaves.
 
-    Text becomes `{"text": …}`, anything else the JSON that it is. The stream is at `/v1/streams/{id}`, as the answer's
-    headers say; POST `…/cancel` ends it. With nobody reading it runs on for `linger_s`, by default as long as the
-    server's --linger-s. Started by another server than `tailrace run`, the events are the same and have no ids.
+    Text becomes `{"text": …}`; any other item is sent as JSON. The stream is at `/v1/streams/{id}`, which the answer's
+    headers name; POST `…/cancel` ends it. Without a reader, it runs on for `linger_s`, by default the server's
+    --linger-s. Under a server other than `tailrace run`, the events have no ids.
 
-    Raises: ValueError for a `linger_s` that is no time, TypeError for text, which would come letter by letter.
+    Raises: ValueError for an invalid `linger_s`, TypeError for a string, which would be sent letter by letter.
     """
     if isinstance(items, (str, bytes, bytearray)):
-        raise TypeError("serve.stream takes a generator or a list of items. A text is one item: serve.stream([text]).")
+        raise TypeError(
+            "serve.stream takes a generator or a list of items. Put a single text into a list: serve.stream([text])."
+        )
     return _Stream(items, wire, StreamOffer(wire, _checked_linger(linger_s)), dict(headers or {}))
 
 
 def _checked_linger(linger_s: float | None) -> float | None:
     if linger_s is not None and not 0 <= linger_s < math.inf:
-        raise ValueError("linger_s is a number of seconds.")
+        raise ValueError("linger_s should be a number of seconds from 0.")
     return linger_s
 
 
@@ -109,7 +111,7 @@ class _Stream(StreamingResponse):
         self._route = "a stream"  # for the log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Raises: what the generator raises before its first item, where the wire answers that with a status."""
+        """Raises: the generator's exception before its first item, if the wire answers that with a status."""
         self._is_hosted = "tailrace" in (scope.get("extensions") or {})
         self._route = f"{scope.get('method', 'WebSocket')} {shown_path(scope['path'])}"
         if not self._is_hosted:
@@ -133,29 +135,29 @@ class _Stream(StreamingResponse):
                 try:
                     part = _json({"text": item} if isinstance(item, str) else item)
                 except (TypeError, ValueError, RecursionError) as error:
-                    yield self._shown(self._unshowable(item, error))
+                    yield self._encoded(self._not_json(item, error))
                     return
-                yield self._shown(part)
+                yield self._encoded(part)
         except Exception as error:
-            yield self._shown(_failure(error, self._route))
+            yield self._encoded(_failure(error, self._route))
         else:
             if not self._is_hosted and self._wire == "native":
                 yield b'event: done\ndata: {"status":"done"}\n\n'
 
-    def _unshowable(self, item: object, error: Exception) -> Failure:
-        """What its clients are told of an item that JSON cannot hold; its author reads which on the terminal."""
+    def _not_json(self, item: object, error: Exception) -> Failure:
+        """Report an item that is not JSON: its type to stderr, a short error to the clients."""
         kind = type(item).__name__
-        sys.stderr.write(f"{self._route}: {self._name} gave a {kind} that JSON cannot hold: {error}\n")
-        return Failure(AppOutput.code, "The app sent what JSON cannot hold; its log says what.")
+        sys.stderr.write(f"{self._route}: {self._name} yielded a {kind} that cannot be JSON: {error}\n")
+        return Failure(AppOutput.code, "The app sent an item that cannot be JSON; the app's log has details.")
 
-    def _shown(self, part: StreamPart) -> bytes:
+    def _encoded(self, part: StreamPart) -> bytes:
         if self._is_hosted:
             return framed(msgspec.msgpack.encode(part))
         return item_chunk(part, self._wire)
 
 
 def item_chunk(part: StreamPart, wire: ItemWire, event_id: str = "") -> bytes:
-    """A part of a stream as server-sent events have it."""
+    """Encode a part of a stream as a server-sent event."""
     last = f"id: {event_id}\n\n" if event_id else "\n"
     if isinstance(part, Failure):
         error = {"code": part.code, "message": part.message}
@@ -166,20 +168,20 @@ def item_chunk(part: StreamPart, wire: ItemWire, event_id: str = "") -> bytes:
 
 
 def _failure(error: Exception, route: str) -> Failure:
-    """What its clients are told of a stream that raises; its author reads the rest on the terminal."""
-    if isinstance(error, RequestError):  # of a model's, about what the client has asked
+    """Report an exception of the generator: its traceback to stderr, a short error to the clients."""
+    if isinstance(error, RequestError):  # a model rejects the client's input
         return Failure(error.code, error.message)
-    words = getattr(error, "told_to_clients", None)  # of one whose author has been told already
-    if words is None:
-        told = failed(error, route)
-        sys.stderr.write(f"{told.message}\n{told.traceback}")
-    return Failure("app_failed", words or FAILED)
+    message = getattr(error, "client_message", None)  # the error is in the app's log already
+    if message is None:
+        failure = failed(error, route)
+        sys.stderr.write(f"{failure.message}\n{failure.traceback}")
+    return Failure("app_failed", message or FAILED)
 
 
 async def first_of(items: AsyncIterator[Any], receive: Receive) -> list[Any] | None:  # Any: as `stream`
-    """The first item; no item if there is none; None if the client has left before it came.
+    """Return a list with the first item, an empty list if there is none, or None if the client disconnects first.
 
-    Raises: what the generator raises.
+    Raises: the generator's exceptions.
     """
     found: list[Any] | None = None  # Any: as `stream`
     failure: Exception | None = None
@@ -204,7 +206,7 @@ async def first_of(items: AsyncIterator[Any], receive: Receive) -> list[Any] | N
 
 
 async def _chained(first: list[Any], rest: AsyncIterator[Any]) -> AsyncIterator[Any]:  # Any: as `stream`
-    """Whoever calls closes `rest`: a generator that was never started would not."""
+    """Yield the first items, then the rest. The caller closes `rest`: a generator that never starts would not."""
     for item in first:
         yield item
     async for item in rest:
@@ -212,5 +214,5 @@ async def _chained(first: list[Any], rest: AsyncIterator[Any]) -> AsyncIterator[
 
 
 def _json(value: object) -> str:
-    """One line, ASCII only, so that every client splits lines alike. Raises: TypeError for what JSON cannot hold."""
+    """Encode as one line of ASCII, so that all clients split lines in the same way. Raises: TypeError."""
     return json.dumps(value, ensure_ascii=True, allow_nan=False, separators=(",", ":"))

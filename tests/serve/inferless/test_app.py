@@ -126,7 +126,7 @@ async def test_a_streaming_app_streams_and_only_that(make: Make) -> None:
         (b'{"TEXT": NaN}', {}, 400, "not valid JSON"),
         (b'{"TEXT": 8317}', {}, 400, "TEXT: expected a string."),
         (b"{}", {}, 400, "TEXT: this input is required."),
-        (b'{"TEXT": "a", "stream": true}', {}, 400, "ask generate_stream for a stream"),
+        (b'{"TEXT": "a", "stream": true}', {}, 400, "use generate_stream for a stream"),
         (b'{"TEXT": "a"}', {"content-type": "text/plain"}, 415, "application/json"),
         (b'{"TEXT": "a"}', {"inference-header-content-length": "13"}, 400, "Binary tensors"),
         (b" " * (64 * 2**20 + 1), {}, 413, "larger than"),
@@ -150,12 +150,12 @@ async def test_a_wrong_method_is_an_error_of_this_wire(make: Make) -> None:
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ("raise KeyError('8317')", "KeyError in infer; the app's log has more."),
-        ("next(iter(()))", "RuntimeError in infer; the app's log has more."),
-        ("raise SystemExit(3)", "SystemExit in infer; the app's log has more."),
-        ("pass", "infer returned nothing; it should return a dict of outputs."),
-        ("return 'text'", "The app should give a dict of outputs, not str."),
-        ("return {'OUT': object()}", "OUT: a value of type object, which JSON cannot hold."),
+        ("raise KeyError('8317')", "KeyError in infer; the app's log has details."),
+        ("next(iter(()))", "RuntimeError in infer; the app's log has details."),
+        ("raise SystemExit(3)", "SystemExit in infer; the app's log has details."),
+        ("pass", "infer returned None; it should return a dict of outputs."),
+        ("return 'text'", "The app should return a dict of outputs, not str."),
+        ("return {'OUT': object()}", "OUT: a value of type object, which cannot be JSON."),
     ],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])
@@ -300,7 +300,7 @@ async def test_batches_are_lists_in_and_out(make: Make, kind: str) -> None:
         assert [answer.json()["OUT"] for answer in answers] == ["A", "B", "C"]
         asked = [client.post("/v2/models/m/generate", json={"TEXT": text}) for text in ("a", "b", "short")]
         for answer in await asyncio.gather(*asked):
-            said = "infer got a batch of 3 and must return a list as long, not a list of 0."
+            said = "infer got a batch of 3 and must return a list of that length, not a list of 0."
             assert (answer.status_code, answer.json()) == (500, {"error": said})
     assert app._loaded.instance.sizes == [3, 3]
 
@@ -357,7 +357,7 @@ class InferlessPythonModel:
     )
     async with served(app) as client:
         answer = await client.post("/v2/models/m/generate", json={"TEXT": "a"})
-        said = "MemoryError in a thread that infer has started; the app's log has more."
+        said = "MemoryError in a thread that infer has started; the app's log has details."
         assert (answer.status_code, answer.json()) == (500, {"error": said})
         assert "8317" in caplog.text
         assert (await client.get("/v2/models/m/ready")).status_code == 503

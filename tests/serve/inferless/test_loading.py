@@ -39,8 +39,16 @@ def test_a_folder_without_an_app(tmp_path: Path) -> None:
         ("", UNARY, "app.py: there is no class InferlessPythonModel."),
         ("InferlessPythonModel = 1", UNARY, "app.py: there is no class InferlessPythonModel."),
         ("class InferlessPythonModel: pass", UNARY, "app.py: InferlessPythonModel has no method infer."),
-        (ECHO, None, "app.py: no input_schema.py with an INPUT_SCHEMA, and no class with @inferless.request."),
-        (ECHO, "IS_STREAMING_OUTPUT = False", "app.py: no input_schema.py with an INPUT_SCHEMA, and no class with"),
+        (
+            ECHO,
+            None,
+            "app.py: there is neither an input_schema.py with an INPUT_SCHEMA nor a class with @inferless.request.",
+        ),
+        (
+            ECHO,
+            "IS_STREAMING_OUTPUT = False",
+            "app.py: there is neither an input_schema.py with an INPUT_SCHEMA nor a class with",
+        ),
         (ECHO, "INPUT_SCHEMA = {'TEXT': 1}", "input_schema.py: INPUT_SCHEMA['TEXT'] must be a dict, not int."),
         (ECHO, UNARY + "IS_STREAMING_OUTPUT = 'yes'", "input_schema.py: IS_STREAMING_OUTPUT must be True or False."),
         (ECHO, UNARY + "BATCH_SIZE = 2.5", "input_schema.py: BATCH_SIZE must be an integer above 0."),
@@ -48,7 +56,7 @@ def test_a_folder_without_an_app(tmp_path: Path) -> None:
         (
             "class InferlessPythonModel:\n    def infer(self, inputs): yield inputs",
             STREAMING,
-            "app.py: infer yields; it should call stream_output_handler.send_streamed_output instead.",
+            "app.py: infer is a generator. It should call stream_output_handler.send_streamed_output instead of yield.",
         ),
         ("class InferlessPythonModel:\n    def infer(self): pass", UNARY, "app.py: infer should take inputs, and"),
         ("class InferlessPythonModel:\n    def infer(self, a, b, c): pass", UNARY, "app.py: infer should take inputs"),
@@ -60,7 +68,7 @@ def test_a_folder_without_an_app(tmp_path: Path) -> None:
         (
             "import inferless\n@inferless.request\nclass Asked: pass\n" + ECHO,
             None,
-            "app.py: Asked has @inferless.request, but is no pydantic BaseModel.",
+            "app.py: Asked has @inferless.request, but is not a pydantic BaseModel.",
         ),
     ],
 )
@@ -73,8 +81,8 @@ def test_what_is_no_app_is_said_in_a_sentence(make: Make, app: str, schema: str 
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [
-        ("inferless.yaml", "name: [", "inferless.yaml: this is not valid YAML at line 1."),
-        ("inferless.yaml", "- name", "inferless.yaml: it must be a mapping of settings."),
+        ("inferless.yaml", "name: [", "inferless.yaml: not valid YAML at line 1."),
+        ("inferless.yaml", "- name", "inferless.yaml: the file must be a mapping of settings."),
         ("inferless.yaml", "name: a/b", "inferless.yaml: name must be a word."),
         ("inferless.yaml", "configuration: T4", "inferless.yaml: configuration must be a mapping of settings."),
         (
@@ -130,19 +138,18 @@ build:
     )
     assert app.name == "Echo"
     assert app.notes == [
-        "inferless.yaml: gpu_type, min_replica, server_port have no effect: "
-        "the app runs here, on what this machine has.",
+        "inferless.yaml: gpu_type, min_replica, server_port have no effect: the app runs on this machine as it is.",
         "inferless.yaml: input_file_name has no effect.",
-        "inferless.yaml: secrets are not fetched: set what the app reads of them in the environment (HF_TOKEN).",
+        "inferless.yaml: secrets are not fetched: set those that the app needs in the environment (HF_TOKEN).",
         "inferless-runtime-config.yaml: python_packages are left to you: "
         f"{sys.executable} -m pip install torch==2.1.2 'a>1' "
         "(where that conflicts with tailrace: into an environment of their own, given as --python)",
         "inferless-runtime-config.yaml: system_packages are left to you: apt-get install libssl-dev",
         "inferless-runtime-config.yaml: run is left to you: echo a && echo b",
         "inferless-runtime-config.yaml: base_image, cuda_version have no effect: "
-        "no image is built, and what is installed here is used.",
+        "no image is built; the app uses the packages of this machine.",
         "input_schema.py: IS_BATCHED_INPUT has no effect: "
-        "inputs are taken with and without a leading 1 in their shape.",
+        "inputs are accepted with and without a leading 1 in their shape.",
     ]
     assert os.environ["GREETING"] == "hello"
     assert os.environ["PATH"] != "nowhere"
@@ -271,4 +278,4 @@ def test_the_real_package_is_left_alone(make: Make, monkeypatch: pytest.MonkeyPa
 
 def test_batches_are_not_for_streams(make: Make) -> None:
     app = make("class InferlessPythonModel:\n    def infer(self, inputs, h): pass", STREAMING + "BATCH_SIZE = 4")
-    assert app.notes == ["input_schema.py: BATCH_SIZE has no effect on a streaming app: its requests come singly."]
+    assert app.notes == ["input_schema.py: BATCH_SIZE has no effect on a streaming app: its requests are not batched."]

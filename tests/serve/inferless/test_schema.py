@@ -39,15 +39,15 @@ def test_a_schema_is_read_in_its_order() -> None:
         ({1: {}}, "whose name is not a string"),
         ({"TEXT": "STRING"}, "INPUT_SCHEMA['TEXT'] must be a dict, not str"),
         ({"TEXT": {"shape": [1]}}, "INPUT_SCHEMA['TEXT'] has no datatype"),
-        ({"TEXT": {"datatype": "string", "shape": [1]}}, "INPUT_SCHEMA['TEXT']: its datatype is 'string'"),
-        ({"TEXT": {"datatype": ["STRING"], "shape": [1]}}, "its datatype is ['STRING']"),
+        ({"TEXT": {"datatype": "string", "shape": [1]}}, "INPUT_SCHEMA['TEXT']: the datatype 'string' is unknown"),
+        ({"TEXT": {"datatype": ["STRING"], "shape": [1]}}, "the datatype ['STRING'] is unknown"),
         ({"TEXT": {"datatype": "STRING"}}, "INPUT_SCHEMA['TEXT'] has no shape"),
         ({"TEXT": {"datatype": "STRING", "shape": 1}}, "its shape must be a list of lengths"),
         ({"TEXT": {"datatype": "STRING", "shape": []}}, "its shape must be a list of lengths"),
-        ({"TEXT": {"datatype": "STRING", "shape": [0]}}, "its shape holds 0"),
-        ({"TEXT": {"datatype": "STRING", "shape": [True]}}, "its shape holds True"),
+        ({"TEXT": {"datatype": "STRING", "shape": [0]}}, "its shape contains 0"),
+        ({"TEXT": {"datatype": "STRING", "shape": [True]}}, "its shape contains True"),
         ({"TEXT": {"datatype": "STRING", "shape": [1], "required": "yes"}}, "required must be True or False"),
-        ({"TEXT": {"datatype": "STRING", "shape": [1], "requierd": True}}, "has 'requierd'"),
+        ({"TEXT": {"datatype": "STRING", "shape": [1], "requierd": True}}, "has the unknown field 'requierd'"),
     ],
 )
 def test_what_is_no_schema_is_named(declared: object, said: str) -> None:
@@ -179,7 +179,7 @@ def test_an_instance_has_none_for_what_is_optional_and_defaults_for_the_rest() -
     ("given", "said"),
     [
         ({"style": "8317"}, "style: Input should be 'a' or 'b'."),
-        ({"prompt": "8317"}, "prompt: The app refuses this value."),
+        ({"prompt": "8317"}, "prompt: The app rejects this value."),
     ],
 )
 def test_what_the_model_refuses_is_named_and_not_repeated(given: dict[str, object], said: str) -> None:

@@ -47,12 +47,12 @@ WRONG: dict[str, tuple[str, list[dict[str, Any]], list[str]]] = {
     "returned": (
         "return {'OUT': 'a'}",
         [{"OUT": "a"}],
-        ["infer returned its output instead of sending it, which makes one event"],
+        ["infer returned its output instead of sending it: the stream has one event"],
     ),
     "sent and returned": (
         f"{SEND}({{'OUT': 'a'}}); return {{'OUT': 'b'}}",
         [{"OUT": "a"}, INCOMPLETE],
-        ["infer returned something besides what it sent, which is ignored", UNFINISHED],
+        ["infer returned a value after sending events: the value is ignored", UNFINISHED],
     ),
     "never finalised": (f"{SEND}({{'OUT': 'a'}})", [{"OUT": "a"}, INCOMPLETE], [UNFINISHED]),
     "error hidden": (
@@ -68,7 +68,7 @@ WRONG: dict[str, tuple[str, list[dict[str, Any]], list[str]]] = {
     "sent after the end": (
         f"{SEND}({{'OUT': 'a'}}); {END}; {SEND}({{'OUT': 'b'}}); {SEND}({{'OUT': 'c'}})",
         [{"OUT": "a"}],
-        ["the app sends after the end of the stream, which is ignored"],
+        ["the app sends events after the end of the stream: they are ignored"],
     ),
     "other names": (
         f"{SEND}({{'OUT': 'a'}}); {SEND}({{'out': 'b'}}); {SEND}({{'OUT': 'c'}}); {SEND}({{'out': 'd'}}); {END}",
@@ -100,16 +100,16 @@ async def test_what_is_done_wrong_ends_well(make: Make, wrong: str, kind: str, c
 
 
 FAILS = {
-    "raises": ("raise ValueError('8317')", "ValueError in infer; the app's log has more."),
-    "exits": ("raise SystemExit('8317')", "SystemExit in infer; the app's log has more."),
+    "raises": ("raise ValueError('8317')", "ValueError in infer; the app's log has details."),
+    "exits": ("raise SystemExit('8317')", "SystemExit in infer; the app's log has details."),
     "sends what is no JSON": (
         f"{SEND}({{'OUT': 'a', 'more': object()}})",
-        "more: a value of type object, which JSON cannot hold.",
+        "more: a value of type object, which cannot be JSON.",
     ),
-    "sends no dict": (f"{SEND}('text')", "The app should give a dict of outputs, not str."),
+    "sends no dict": (f"{SEND}('text')", "The app should return a dict of outputs, not str."),
     "sends and hides that it failed": (
         f"try: {SEND}({{'OUT': float('inf')}})\nexcept Exception: pass\n{SEND}({{'OUT': 'after'}})",
-        "OUT: inf is no number that JSON can hold.",
+        "OUT: inf is not a valid number in JSON.",
     ),
     "says that it failed": (f"h.fail('no more words'); {SEND}({{'OUT': 'after'}})", "no more words"),
     "is cancelled by itself": (
@@ -183,7 +183,7 @@ while (word := self.words.get()) is not None:
     app = app_of(make, body)
     async with served(app) as client:
         answer = await client.post(PATH, json=ASK)
-        said = "MemoryError in a thread that infer has started; the app's log has more."
+        said = "MemoryError in a thread that infer has started; the app's log has details."
         assert events_of(answer) in ([{"OUT": "a"}, {"error": said}], [{"error": said}])
         assert "8317" in caplog.text
         assert (await client.get("/v2/health/ready")).status_code == 503  # infer still waits
@@ -287,7 +287,7 @@ self.thread.start()
         await asyncio.to_thread(app._loaded.instance.thread.join)
     assert [record.getMessage() for record in caplog.records] == [
         UNFINISHED,
-        "the app sends after the end of the stream, which is ignored",
+        "the app sends events after the end of the stream: they are ignored",
     ]
 
 

@@ -1,6 +1,6 @@
-"""Apps written for Inferless, served as they stand: a folder with `app.py`, `input_schema.py` and their settings.
+"""Serves Inferless apps unchanged: a folder with `app.py`, `input_schema.py` and their settings.
 
-`load_app` makes an ASGI app of one.
+`load_app` makes an ASGI app of such a folder.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A folder's app as an ASGI one, on Triton's v2 wire.
+"""An Inferless app as an ASGI app, on Triton's v2 wire.
 
 Divergences, on purpose: 1. `infer` of a streaming app answers with the stream if the client accepts one. 2. A unary app
 that is asked for a stream answers with one event. 3. Binary tensors are refused.
@@ -38,21 +38,21 @@ __all__ = ["InferlessApp", "load_app"]
 
 logger = logging.getLogger("tailrace.serve")
 
-_WORKSPACE = re.compile(r"_[0-9a-f]{32}$")  # what the vendor puts behind a model's name
+_WORKSPACE = re.compile(r"_[0-9a-f]{32}$")  # the suffix that the vendor adds to a model's name
 _SSE = "text/event-stream"
 _BODY_BYTES = 64 * 2**20
-_LEFT = 499  # nobody sees it
+_DISCONNECTED = 499  # never sent: the client is gone
 
 
 def load_app(
     folder: Path, *, name: str | None = None, concurrency: int = 1, queue_s: float | None = None
 ) -> InferlessApp:
-    """An app.py with its settings, imported and constructed, as something that can be served.
+    """Import an Inferless app and make an ASGI app of it.
 
-    `concurrency` is how many calls of `infer` may run at once; the vendor's default, for which apps are written, is 1.
-    `queue_s` is how long a request waits for one of them, a minute if it is not given.
+    `concurrency` is the number of calls of `infer` that may run at once; apps are written for the vendor's default, 1.
+    `queue_s` limits how long a request waits for such a call; the default is one minute.
 
-    Raises: AppError for what is no app; whatever the app's own code raises.
+    Raises: AppError if the folder is not an app; the exceptions of the app's own code.
     """
     if concurrency < 1:
         raise ValueError("concurrency is at least 1.")
@@ -62,15 +62,15 @@ def load_app(
 
 
 def _load_again(folder: str, name: str | None, concurrency: int, queue_s: float | None) -> InferlessApp:
-    """In another process, which is to find the files that the app opens."""
+    """Load the app in another process. Changes to its folder, so that the app finds its files."""
     os.chdir(folder)
     return load_app(Path(folder), name=name, concurrency=concurrency, queue_s=queue_s)
 
 
 class InferlessApp:
-    """An ASGI app. Its lifespan is the model's: `initialize` before the first request, `finalize` after the last.
+    """An ASGI app. Its lifespan calls `initialize` before the first request and `finalize` after the last.
 
-    Pickled, it is the folder that it was loaded from: whoever unpickles it needs that folder.
+    Its pickle contains only the folder's path, so that unpickling needs the folder.
     """
 
     made_from: tuple[str, str | None, int, float | None]  # the arguments of `load_app`
@@ -101,17 +101,17 @@ class InferlessApp:
         return _load_again, self.made_from
 
     def example(self) -> tuple[str, dict[str, object]]:
-        """A path and a body to try the app with, made of the schema's examples."""
+        """Return a path and a body to try the app with, from the schema's examples."""
         verb = "generate_stream" if self.is_streaming else "generate"
         return f"/v2/models/{self.name}/{verb}", {"parameters": self._loaded.inputs.sample()}
 
     @property
     def max_ongoing_requests(self) -> int:
-        """How many requests it takes in before it answers 429: what runs at once, and a hundred that wait."""
+        """The number of running and waiting requests at which it answers 429. A hundred may wait."""
         return self._model.max_pending
 
     def check_health(self) -> None:
-        """Raises: RuntimeError, which says why this process should be replaced."""
+        """Raises: RuntimeError with the reason if this process has to be replaced."""
         if self._model.fault:
             raise RuntimeError(f"{self._model.fault}.")
 
@@ -123,7 +123,7 @@ class InferlessApp:
         finally:
             await self._model.stop()
 
-    # Shown
+    # State
 
     async def _show_server(self, request: Request) -> Response:
         return _json({"name": "tailrace", "version": __version__, "extensions": ["generate"]})
@@ -141,47 +141,49 @@ class InferlessApp:
         loaded = self._loaded
         return _json({**body, "inputs": loaded.inputs.tensors(), "outputs": loaded.outputs.tensors()})
 
-    # Asked
+    # Inference
 
     async def _infer(self, request: Request) -> Any:  # Any: what Starlette calls as an ASGI app
         if self.is_streaming:
             if _SSE not in request.headers.get("accept", ""):
-                raise RequestError("This app streams: ask generate_stream, or accept text/event-stream.")
+                raise RequestError("This app streams: use generate_stream, or accept text/event-stream.")
             return await self._generate_stream(request)
-        asked, head = await self._asked(request)
-        result = await self._whole(request, asked)
+        inference, head = await self._read_request(request)
+        result = await self._whole(request, inference)
         if result is None:
-            return Response(status_code=_LEFT)
+            return Response(status_code=_DISCONNECTED)
         tensors = tensors_of(result)
-        if asked.outputs:
-            tensors = [tensor for tensor in tensors if tensor["name"] in asked.outputs]
-            if len(tensors) < len(set(asked.outputs)):
-                raise RequestError("The app has not given every output that was asked for.", param="outputs")
+        if inference.outputs:
+            tensors = [tensor for tensor in tensors if tensor["name"] in inference.outputs]
+            if len(tensors) < len(set(inference.outputs)):
+                raise RequestError("The app did not return all requested outputs.", param="outputs")
         return _json({**head, "outputs": tensors})
 
     async def _generate(self, request: Request) -> Response:
         if self.is_streaming:
-            raise RequestError("This app streams: ask generate_stream.")
-        asked, head = await self._asked(request, stream=False)
-        result = await self._whole(request, asked)
-        return Response(status_code=_LEFT) if result is None else _json({**head, **values_of(result)})
+            raise RequestError("This app streams: use generate_stream.")
+        inference, head = await self._read_request(request, stream=False)
+        result = await self._whole(request, inference)
+        return Response(status_code=_DISCONNECTED) if result is None else _json({**head, **values_of(result)})
 
     async def _generate_stream(self, request: Request) -> Any:  # Any: as `_infer`
-        asked, head = await self._asked(request, stream=True)
-        return stream(self._events(self._ask(asked), head), wire="triton")
+        inference, head = await self._read_request(request, stream=True)
+        return stream(self._events(self._ask(inference), head), wire="triton")
 
-    async def _asked(self, request: Request, *, stream: bool | None = None) -> tuple[InferRequest, dict[str, object]]:
-        """What is asked, and what stands at the head of each answer to it. Raises: RequestError."""
+    async def _read_request(
+        self, request: Request, *, stream: bool | None = None
+    ) -> tuple[InferRequest, dict[str, object]]:
+        """Read a request. Returns it, and the first fields of each of its answers. Raises: RequestError."""
         name = self._named(request)
         triton.check_headers(request.headers)
-        asked = read(read_json(await _body(request)), self._loaded.inputs)
-        if None not in (asked.stream, stream) and asked.stream != stream:
-            raise RequestError("stream: ask generate_stream for a stream, and generate for none.", param="stream")
-        head: dict[str, object] = {} if asked.request_id is None else {"id": asked.request_id}
-        return asked, {**head, "model_name": name, "model_version": VERSION}
+        inference = read(read_json(await _body(request)), self._loaded.inputs)
+        if None not in (inference.stream, stream) and inference.stream != stream:
+            raise RequestError("stream: use generate_stream for a stream, else generate.", param="stream")
+        head: dict[str, object] = {} if inference.request_id is None else {"id": inference.request_id}
+        return inference, {**head, "model_name": name, "model_version": VERSION}
 
     def _named(self, request: Request) -> str:
-        """The model's name as it was asked for. Raises: UnknownModel."""
+        """Return the model's name as the request has it. Raises: UnknownModel."""
         name: str = request.path_params["model"]
         if self.name not in (name, _WORKSPACE.sub("", name)):
             raise UnknownModel(f"This server runs {self.name}; there is no such model here.", param="model")
@@ -189,22 +191,22 @@ class InferlessApp:
             raise UnknownModel(f"The only version is {VERSION}.", param="version")
         return name
 
-    def _ask(self, asked: InferRequest) -> InferlessAnswer:
-        """Raises: RequestError for what the app's own model of a request does not let through."""
+    def _ask(self, inference: InferRequest) -> InferlessAnswer:
+        """Begin an answer. Raises: RequestError if the app's request class rejects the inputs."""
         form = self._loaded.request_class
-        return self._model.ask(asked.inputs if form is None else instance_of(form, asked.inputs))
+        return self._model.ask(inference.inputs if form is None else instance_of(form, inference.inputs))
 
     async def _events(self, answer: InferlessAnswer, head: dict[str, object]) -> AsyncIterator[dict[str, Any]]:
-        """An app's answer as the events of this wire."""
+        """Encode an answer as events of this wire."""
         try:
             async for values in answer:
                 yield {**head, **(values if self.is_streaming else values_of(values))}
         finally:
             await answer.aclose()
 
-    async def _whole(self, request: Request, asked: InferRequest) -> object:
-        """What a unary app gives; None if the client has left before. Raises: QueueFull, AppFailed."""
-        answer = self._ask(asked)
+    async def _whole(self, request: Request, inference: InferRequest) -> object:
+        """Return the result of a unary app, or None if the client disconnects first. Raises: QueueFull, AppFailed."""
+        answer = self._ask(inference)
         try:
             given = await first_of(answer, request.receive)
             return given[0] if given else None

@@ -1,4 +1,4 @@
-"""`inferless.yaml` and `inferless-runtime-config.yaml`: a name, and much that means something at the vendor's only."""
+"""Reads `inferless.yaml` and `inferless-runtime-config.yaml`. Most of their settings apply only at the vendor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from tailrace.requirements import pip_install
-from tailrace.serve.failures import know_packages
+from tailrace.serve.failures import set_requirements
 from tailrace.serve.inferless.errors import AppError
 
 __all__ = ["read_configuration"]
@@ -20,7 +20,7 @@ _CONFLICTS = {
     "python_packages": " (where that conflicts with tailrace: into an environment of their own, given as --python)",
     "system_packages": "",
 }
-# Where the code came from, which is here now.
+# Used elsewhere, or only about where the code comes from: not worth a note.
 _SILENT = (
     *("version", "name", "import_source", "source_framework_type", "model_url", "provider", "branch", "autobuild"),
     *("io_schema", "hf_model_name", "model_type", "task_type", "configuration", "optional", "env", "secrets"),
@@ -28,9 +28,9 @@ _SILENT = (
 
 
 def read_configuration(folder: Path) -> tuple[str | None, dict[str, str], list[str]]:
-    """The app's name, its environment variables, and a sentence for each setting that has no effect here.
+    """Return the app's name, its environment variables, and a note for each setting that has no effect here.
 
-    Raises: AppError for a file that is not YAML, or not of that form.
+    Raises: AppError if a file is not valid.
     """
     deployment, runtime = _read(folder / _DEPLOYMENT), _read(folder / _RUNTIME)
     name = deployment.get("name")
@@ -50,7 +50,7 @@ def _notes_on_deployment(deployment: Mapping[str, object]) -> list[str]:
     if unused:
         notes.append(
             f"{_DEPLOYMENT}: {', '.join(unused)} ha{'s' if len(unused) == 1 else 've'} no effect: "
-            "the app runs here, on what this machine has."
+            "the app runs on this machine as it is."
         )
     files = _given(_mapping(deployment, "optional", _DEPLOYMENT))
     if files:
@@ -59,7 +59,7 @@ def _notes_on_deployment(deployment: Mapping[str, object]) -> list[str]:
     if secrets:
         names = secrets if isinstance(secrets, list | dict) else [secrets]
         notes.append(
-            f"{_DEPLOYMENT}: secrets are not fetched: set what the app reads of them in the environment "
+            f"{_DEPLOYMENT}: secrets are not fetched: set those that the app needs in the environment "
             f"({', '.join(str(one) for one in names)})."
         )
     return notes
@@ -71,7 +71,7 @@ def _notes_on_runtime(runtime: Mapping[str, object]) -> list[str]:
     for key in ("python_packages", "system_packages"):
         packages = _words(build, key)
         if key == "python_packages":
-            know_packages(packages)
+            set_requirements(packages)
         if packages:
             apt = shlex.join(["apt-get", "install", *packages])
             command = pip_install(*packages) if key == "python_packages" else apt
@@ -86,7 +86,7 @@ def _notes_on_runtime(runtime: Mapping[str, object]) -> list[str]:
     if unused:
         notes.append(
             f"{_RUNTIME}: {', '.join(unused)} ha{'s' if len(unused) == 1 else 've'} no effect: "
-            "no image is built, and what is installed here is used."
+            "no image is built; the app uses the packages of this machine."
         )
     return notes
 
@@ -99,11 +99,11 @@ def _read(file: Path) -> Mapping[str, object]:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" at line {mark.line + 1}" if mark is not None else ""
-        raise AppError(f"{file.name}: this is not valid YAML{where}.") from None
+        raise AppError(f"{file.name}: not valid YAML{where}.") from None
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise AppError(f"{file.name}: it must be a mapping of settings.")
+        raise AppError(f"{file.name}: the file must be a mapping of settings.")
     return content
 
 
@@ -128,5 +128,5 @@ def _words(build: Mapping[str, object], key: str) -> list[str]:
 
 
 def _given(settings: Mapping[str, object]) -> list[str]:
-    """The names of those that ask for something."""
+    """Return the names of the settings that have a value."""
     return [str(key) for key, value in settings.items() if value not in (None, "", [], {})]

@@ -1,4 +1,4 @@
-"""What can be wrong with an app, and what its `infer` may see."""
+"""The errors of Inferless apps."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ __all__ = ["AppError", "InferFailed", "OutputError", "StreamCancelled"]
 
 
 class AppError(Exception):
-    """The folder is not an app that can be served. The message names the file and says what is wrong with it."""
+    """The folder is not a servable app. The message names the file and the problem."""
 
 
-class StreamCancelled(BaseException):  # so that an app's `except Exception` around a send does not keep its loop going
-    """Raised in the app by a send when nobody will read what is sent: let it through."""
+class StreamCancelled(BaseException):  # not caught by an app's `except Exception` around a send
+    """Raised by a send in the app when the stream has no reader any more. The app should not catch it."""
 
 
 class InferFailed(TailraceError):
-    """The app's code raised something. What it was stands in the log; the client learns the message, and only that."""
+    """The app's code raised an exception. The log has the traceback; the client gets only the message."""
 
     code = "app_failed"
 
     @property
-    def told_to_clients(self) -> str:
+    def client_message(self) -> str:
         return self.message
 
 
 class OutputError(InferFailed):
-    """The app's code gave something that does not go over the wire; the message names the output."""
+    """The app's output cannot be encoded. The message names the output."""
 
     code = AppOutput.code

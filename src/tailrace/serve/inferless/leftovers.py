@@ -1,10 +1,10 @@
-"""What a call of an app's `infer` leaves behind: threads that it has started, and what is in the queues that the app
-keeps from one request to the next.
+"""Cleans up after a call of an app's `infer`: the threads that it has started, and the items in queues that the app
+shares between requests.
 
-Apps let a library generate in a thread of its own, and take its words from a queue; often there is one streamer, or one
-queue, for all requests. Two things follow. If that thread dies, the app may wait for ever. And when `infer` fails in
-between, the rest of the answer comes into the queue nevertheless, and has to be taken out again: the next caller would
-get it. Nothing but the threads' start tells whose they are, so it is looked at.
+Apps often generate in a thread and read the text from a queue. Often one streamer or queue serves all requests. This
+has two consequences. If the thread dies, the app may wait for ever. If `infer` fails in between, the thread still fills
+the queue, and the next caller would get the rest of the failed answer. Such items are removed. `Thread.start` is
+patched, because there is no other way to know which call has started a thread.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from tailrace.serve.inferless.errors import StreamCancelled
 __all__ = ["Marks", "Threads", "unwatch", "watch"]
 
 _MARK = "_tailrace_call"
-_QUIET_S = 10.0  # a thread that puts nothing for so long is not waited for: it may be one that never ends
+_QUIET_S = 10.0  # after so long without a new item, a thread may never end: stop waiting for it
 _LIMIT_S = 60.0
-_LOOK_S = 0.02  # nothing says both that a thread has ended and that it has put something
+_POLL_S = 0.02  # no event signals both a thread's end and a new item
 
 _Queue: TypeAlias = "queue.Queue[Any] | queue.SimpleQueue[Any] | asyncio.Queue[Any]"  # Any: the app's
 
@@ -37,18 +37,19 @@ _num_watching = 0
 
 
 class Threads:
-    """Of one call, threads started by its threads included."""
+    """The threads that one call has started, directly or through its threads."""
 
     def __init__(self) -> None:
         self._started: list[threading.Thread] = []
         self.on_death: Callable[[BaseException], None] | None = None  # called in the thread that dies
 
     def begin(self) -> None:
-        """What this context starts from now on belongs to the call."""
+        """Assign threads that this context starts from now on to the call."""
         _call.set(self)
 
     def others(self, *, alive: bool = False) -> bool:
-        """Whether there are, or have been, any beside the one that asks."""
+        """Return whether the call has started threads other than the current one; with `alive`, only running ones
+        count."""
         current = threading.current_thread()
         return any(thread is not current and (not alive or thread.is_alive()) for thread in tuple(self._started))
 
@@ -58,13 +59,13 @@ class Threads:
 
 
 def watch() -> None:
-    """Look at threads that start and die, until `unwatch` has been called as often."""
+    """Track threads that start and die, until `unwatch` has been called as often as this."""
     global _num_watching, _previous_hook
     _num_watching += 1
     if _num_watching == 1:
         _previous_hook = threading.excepthook
         threading.excepthook = _on_death
-        threading.Thread.start = _noted  # type: ignore[method-assign]
+        threading.Thread.start = _tracked_start  # type: ignore[method-assign]
 
 
 def unwatch() -> None:
@@ -73,13 +74,13 @@ def unwatch() -> None:
     if _num_watching == 0:
         if threading.excepthook is _on_death:
             threading.excepthook = _previous_hook
-        if threading.Thread.start is _noted:
+        if threading.Thread.start is _tracked_start:
             threading.Thread.start = _start  # type: ignore[method-assign]
 
 
-def _noted(self: threading.Thread) -> None:
+def _tracked_start(self: threading.Thread) -> None:
     call: Threads | None = _call.get() or getattr(threading.current_thread(), _MARK, None)
-    if call is not None and not self.name.startswith("asyncio_"):  # what `to_thread` uses is anybody's
+    if call is not None and not self.name.startswith("asyncio_"):  # threads of `to_thread` are shared by all calls
         call.add(self)
     _start(self)
 
@@ -95,19 +96,20 @@ def _on_death(args: threading.ExceptHookArgs) -> None:
 
 
 class Marks:
-    """How full an app's queues were when a call of `infer` began: those in its instance and its module, and those in
-    the objects found there, such as a streamer's."""
+    """The sizes of an app's queues when a call of `infer` began. Searches the app's instance and module, and the
+    objects found there, such as a streamer."""
 
     def __init__(self, *holders: Mapping[str, Any]) -> None:  # Any: the app's
         self._holders = holders
         self._sizes = {id(one): one.qsize() for one in self._queues()}
 
     async def restore(self, threads: Threads) -> bool:
-        """Take out of the queues what came since, until the call's threads have ended.
+        """Remove the items that came since, until the call's threads have ended.
 
-        Returns False if threads still put into them after a minute.
+        Returns False if threads still add items after a minute.
         """
-        # One that the call has made may hold what the app means to keep, if no thread was there to fill it.
+        # A queue that the call has made is cleared only if a thread may have filled it. Else the app may need its
+        # items.
         is_new_ours = threads.others()
         sizes = [(one, self._sizes.get(id(one), 0)) for one in self._queues() if is_new_ours or id(one) in self._sizes]
         if not sizes:
@@ -115,15 +117,15 @@ class Marks:
         began_s = last_s = time.monotonic()
         while threads.others(alive=True):
             now_s = time.monotonic()
-            if _take(sizes):
+            if _drain(sizes):
                 last_s = now_s
             if now_s - last_s > _QUIET_S:
                 break
             if now_s - began_s > _LIMIT_S:
                 return False
-            await asyncio.sleep(_LOOK_S)
-        await asyncio.sleep(0)  # for what a thread has handed to this event loop
-        _take(sizes)
+            await asyncio.sleep(_POLL_S)
+        await asyncio.sleep(0)  # for items that a thread has passed to this event loop
+        _drain(sizes)
         return True
 
     def _queues(self) -> Iterator[_Queue]:
@@ -131,14 +133,14 @@ class Marks:
             yield from _queues_in(holder)
 
 
-def _take(sizes: Sequence[tuple[_Queue, int]]) -> bool:
-    """Take out what is beyond each size; whether there was anything."""
+def _drain(sizes: Sequence[tuple[_Queue, int]]) -> bool:
+    """Remove the items beyond each size. Returns whether there were any."""
     has_taken = False
     for one, size in sizes:
         while one.qsize() > size:
             try:
                 one.get_nowait()
-            except (queue.Empty, asyncio.QueueEmpty):  # somebody else was faster
+            except (queue.Empty, asyncio.QueueEmpty):  # another consumer was faster
                 break
             has_taken = True
     return has_taken

@@ -1,4 +1,4 @@
-"""A folder with an `app.py`: its files read, its class made and looked at."""
+"""Loads a folder with an `app.py`: reads its files, constructs its class and checks it."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ class Loaded:
     name: str
     instance: Any  # Any: the app's
     inputs: Schema
-    outputs: Schema  # known of pydantic's form only
+    outputs: Schema  # empty unless the app has a pydantic response class
     request_class: type[BaseModel] | None
     settings: InferlessSettings
     notes: list[str]
 
 
 def load(folder: Path, name: str | None = None) -> Loaded:
-    """Raises: AppError; whatever the app's own code raises."""
+    """Load an app. Raises: AppError, and the exceptions of the app's own code."""
     file = folder / "app.py"
     if not file.is_file():
         raise AppError(f"{folder.name}: there is no app.py in this folder.")
@@ -56,7 +56,7 @@ def load(folder: Path, name: str | None = None) -> Loaded:
     used: list[str] = []
     shim.install(used.append)
     if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))  # an app may import what lies beside it
+        sys.path.insert(0, str(folder))  # an app may import modules of its folder
     declared = _declared(folder)
     with _Exported() as exported:
         module = _execute("app", file)
@@ -66,9 +66,14 @@ def load(folder: Path, name: str | None = None) -> Loaded:
     elif request_class is not None:
         inputs = read_fields(request_class)
     else:
-        meant = f" Its app is run with: tailrace run {folder.name}/app.py:app" if hasattr(module, "app") else ""
-        raise AppError(f"app.py: no input_schema.py with an INPUT_SCHEMA, and no class with @inferless.request.{meant}")
-    named_in_app = {"IS_STREAMING_OUTPUT": getattr(module, "IS_STREAMING_OUTPUT", None)}  # the one that pages name
+        meant = f" To run its ASGI app: tailrace run {folder.name}/app.py:app" if hasattr(module, "app") else ""
+        raise AppError(
+            "app.py: there is neither an input_schema.py with an INPUT_SCHEMA nor a class with "
+            f"@inferless.request.{meant}"
+        )
+    named_in_app = {
+        "IS_STREAMING_OUTPUT": getattr(module, "IS_STREAMING_OUTPUT", None)
+    }  # the only one that the vendor documents there
     given = _given(("input_schema.py", declared or {}), ("app.py", named_in_app), ("app.py", exported.values))
     settings = _settings(given, notes)
     instance = _instance(module, settings)
@@ -78,7 +83,7 @@ def load(folder: Path, name: str | None = None) -> Loaded:
 
 
 def positional(function: Callable[..., Any]) -> int:  # Any: the app's
-    """How many arguments by position a bound method takes; many for `*args`."""
+    """Return how many positional arguments a bound method takes; sys.maxsize for `*args`."""
     kinds = [parameter.kind for parameter in inspect.signature(function).parameters.values()]
     if inspect.Parameter.VAR_POSITIONAL in kinds:
         return sys.maxsize
@@ -90,7 +95,7 @@ def _execute(name: str, file: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # pickle and pydantic look for it there
+    sys.modules[name] = module  # pickle and pydantic look modules up there
     try:
         spec.loader.exec_module(module)
     except BaseException:
@@ -105,7 +110,8 @@ def _declared(folder: Path) -> Mapping[str, object] | None:
 
 
 def _decorated(module: ModuleType, file: Path, role: str) -> type[BaseModel] | None:
-    """The class with `@inferless.request` (or response). The decorators leave no trace that all versions share."""
+    """Return the class with `@inferless.request` (or response). Reads the source: the decorators leave no common
+    mark."""
     tree = ast.parse(file.read_bytes())
     names = set()
     for node in ast.walk(tree):
@@ -120,7 +126,7 @@ def _decorated(module: ModuleType, file: Path, role: str) -> type[BaseModel] | N
         if names & {ast.unparse(one) for one in decorators}:
             found = getattr(module, node.name, None)
             if not isinstance(found, type) or not issubclass(found, BaseModel):
-                raise AppError(f"app.py: {node.name} has @inferless.{role}, but is no pydantic BaseModel.")
+                raise AppError(f"app.py: {node.name} has @inferless.{role}, but is not a pydantic BaseModel.")
             return found
     return None
 
@@ -148,7 +154,7 @@ def _literal(text: str) -> object:
 
 
 def _given(*places: tuple[str, Mapping[str, object]]) -> dict[str, tuple[str, object]]:
-    """Each setting with the file that has it; the first place counts."""
+    """Return each setting with its file. The first file that has a setting wins."""
     given: dict[str, tuple[str, object]] = {}
     for file, values in places:
         for name in _SETTINGS:
@@ -163,18 +169,18 @@ def _settings(given: Mapping[str, tuple[str, object]], notes: list[str]) -> Infe
             raise AppError(f"{file}: {name} must be True or False.")
         if name.startswith("BATCH_") and not _is_amount(value, whole=name == "BATCH_SIZE"):
             raise AppError(f"{file}: {name} must be {'an integer' if name == 'BATCH_SIZE' else 'a number'} above 0.")
-    values: dict[str, Any] = {name: value for name, (_, value) in given.items()}  # Any: looked at above
+    values: dict[str, Any] = {name: value for name, (_, value) in given.items()}  # Any: checked above
     is_streaming = values.get("IS_STREAMING_OUTPUT", False)
     size = values.get("BATCH_SIZE") or None
     if is_streaming and size:
         notes.append(
-            f"{given['BATCH_SIZE'][0]}: BATCH_SIZE has no effect on a streaming app: its requests come singly."
+            f"{given['BATCH_SIZE'][0]}: BATCH_SIZE has no effect on a streaming app: its requests are not batched."
         )
         size = None
     if values.get("IS_BATCHED_INPUT"):
         notes.append(
             f"{given['IS_BATCHED_INPUT'][0]}: IS_BATCHED_INPUT has no effect: "
-            "inputs are taken with and without a leading 1 in their shape."
+            "inputs are accepted with and without a leading 1 in their shape."
         )
     return InferlessSettings(is_streaming, size, values.get("BATCH_WINDOW", _WINDOW_MS) / 1000)
 
@@ -182,7 +188,7 @@ def _settings(given: Mapping[str, tuple[str, object]], notes: list[str]) -> Infe
 def _is_amount(value: object, *, whole: bool) -> bool:
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         return False
-    return 0 < value < 1e9 or (whole and value == 0)  # no batches is what a size of 0 asks for
+    return 0 < value < 1e9 or (whole and value == 0)  # a size of 0 turns batching off
 
 
 def _instance(module: ModuleType, settings: InferlessSettings) -> Any:  # Any: the app's
@@ -193,13 +199,15 @@ def _instance(module: ModuleType, settings: InferlessSettings) -> Any:  # Any: t
     if not callable(infer):
         raise AppError(f"app.py: {_CLASS} has no method infer.")
     if inspect.isgeneratorfunction(infer) or inspect.isasyncgenfunction(infer):
-        raise AppError("app.py: infer yields; it should call stream_output_handler.send_streamed_output instead.")
+        raise AppError(
+            "app.py: infer is a generator. It should call stream_output_handler.send_streamed_output instead of yield."
+        )
     instance = found()
     parameters = inspect.signature(instance.infer).parameters.values()
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.POSITIONAL_ONLY)
     num_required = sum(one.default is one.empty and one.kind in kinds for one in parameters)
     if not positional(instance.infer) or num_required > 2:
-        raise AppError("app.py: infer should take inputs, and stream_output_handler where it streams.")
+        raise AppError("app.py: infer should take inputs, and also stream_output_handler if it streams.")
     if num_required == 2 and not settings.is_streaming:
         raise AppError(
             "input_schema.py: infer takes a stream_output_handler, but IS_STREAMING_OUTPUT is not set to True."

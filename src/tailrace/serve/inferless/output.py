@@ -1,4 +1,4 @@
-"""What one call of `infer` gives, on its way from whatever thread sends it to the event loop that reads it."""
+"""Passes the output of one call of `infer` from any thread to the event loop that reads it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ __all__ = ["Events", "StreamOutputHandler"]
 logger = logging.getLogger("tailrace.serve")
 
 _LIMIT = 256
-_HARD_LIMIT = 8_192  # for code on an event loop, which should wait by awaiting: blocked, it holds up its loop
-_MAX_IN_VAIN = 4096  # sends that nobody reads, for the sake of an app's own threads
+_HARD_LIMIT = 8_192  # for code on an event loop that does not await its sends: blocking would stop the loop
+_MAX_UNREAD_SENDS = 4096  # sends without a reader before the app's threads get StreamCancelled
 
 
 class Events:
-    """A bounded queue that ends: by `end`, with or without an error, or because the reader has left.
+    """A bounded queue with an end: `end`, with or without an error, or the reader has left.
 
-    A thread that puts waits while the reader is `limit` items behind. Code on an event loop of its own waits in `room`.
+    `put` blocks a thread while the reader is `limit` items behind. Code on an event loop awaits `room` instead.
     """
 
     def __init__(self, limit: int = _LIMIT) -> None:
         self._limit = limit
-        self._items: deque[Any] = deque()  # Any: as the app gave them, or as JSON has them
+        self._items: deque[Any] = deque()  # Any: the app's outputs, or JSON
         self._changed = threading.Condition()
-        self._readers: set[asyncio.Future[None]] = set()  # the one that waits for an item
+        self._readers: set[asyncio.Future[None]] = set()  # at most one, waiting for an item
         self._senders: set[asyncio.Future[None]] = set()  # on their own loops, waiting for room
         self._error: BaseException | None = None
         self.num_put = 0
@@ -41,15 +41,15 @@ class Events:
         self.has_failed = False
 
     def put(self, item: object) -> None:
-        """From any thread but the reader's. After the end it does nothing. Raises: StreamCancelled if the reader has
-        left."""
+        """Add an item, from any thread except the reader's. Does nothing after the end. Raises: StreamCancelled if the
+        reader has left."""
         limit = _HARD_LIMIT if _is_on_loop() else self._limit
         with self._changed:
             self._changed.wait_for(lambda: self._has_room(limit))
             self._append(item)
 
     def put_last(self, item: object) -> None:
-        """As `put`, on the reader's loop: it does not wait for room."""
+        """Like `put`, but for the reader's loop: does not wait for room."""
         with self._changed:
             self._append(item)
 
@@ -63,7 +63,7 @@ class Events:
         self._wake(self._readers)
 
     def end(self, error: BaseException | None = None) -> None:
-        """From any thread. Only the first end counts."""
+        """End the queue, from any thread. Only the first end counts."""
         with self._changed:
             if self.is_ended:
                 return
@@ -75,7 +75,7 @@ class Events:
         self._wake(self._senders)
 
     def cancel(self, error: BaseException | None = None) -> None:
-        """The reader leaves, or is sent away with an error: nobody waits for room any more."""
+        """Cancel the queue because the reader leaves, or gets `error`. Drops the items and wakes all senders."""
         with self._changed:
             self.is_cancelled = True
             self._error = error
@@ -85,10 +85,10 @@ class Events:
         self._wake(self._senders)
 
     async def take(self) -> Any:  # Any: as `put`
-        """The next item. For one reader, on the event loop.
+        """Return the next item. For one reader, on the event loop.
 
         Raises: StopAsyncIteration at the end, or the error that it ended with.
-        Cancellation: nothing is lost.
+        Cancellation: no item is lost.
         """
         while True:
             with self._changed:
@@ -103,7 +103,7 @@ class Events:
             await self._wait(self._readers, lambda: bool(self._items or self.is_ended or self.is_cancelled))
 
     async def room(self) -> None:
-        """Return when another item may be put. Raises: StreamCancelled if the reader has left."""
+        """Wait for room for another item. Raises: StreamCancelled if the reader has left."""
         while not self._has_room(self._limit):
             await self._wait(self._senders, lambda: self._has_room(self._limit))
         if self.is_cancelled and not self.is_ended:
@@ -136,32 +136,32 @@ class Events:
 
 
 class StreamOutputHandler:
-    """Sends events to whoever asked. Its methods can be called from any thread, and awaited in async code.
+    """Sends events to the client. Its methods can be called from any thread, and awaited in async code.
 
-    Once nobody reads any more, `cancelled` is true, and the next send raises StreamCancelled, a BaseException, so that
-    a loop that sends comes to its end. Where `infer` has started a thread, that is put off for some thousand sends:
-    what such a thread makes must be taken, or the next request would find it. To stop sooner, look at `cancelled`.
+    When the reader has left, `cancelled` is true, and the next send raises StreamCancelled, a BaseException that ends a
+    sending loop. If `infer` has started a thread, the first 4096 sends without a reader are discarded instead: the app
+    has to consume the thread's output, or the next request would get it. Check `cancelled` to stop sooner.
     """
 
     def __init__(self, events: Events) -> None:
         self._events = events
         self._warned: set[str] = set()
         self._kinds: dict[str, str] | None = None
-        self._num_in_vain = 0
+        self._num_discarded = 0
         self.is_finalised = False
         self.threads = Threads()
 
     @property
     def cancelled(self) -> bool:
-        """Nobody will read what is sent."""
+        """Whether the stream has no reader any more."""
         return self._events.is_cancelled or self._events.has_failed
 
-    def send_streamed_output(self, output: Any) -> Awaitable[None]:  # Any: a dict, which is looked at here
-        """Send one event. In a thread this waits while the reader is far behind; in async code, awaiting it does.
+    def send_streamed_output(self, output: Any) -> Awaitable[None]:  # Any: a dict, checked here
+        """Send one event. Waits while the reader is far behind: in a thread by blocking, in async code when awaited.
 
-        Raises: StreamCancelled; OutputError that names an output which JSON cannot hold, and the stream has failed.
+        Raises: StreamCancelled; OutputError that names an output which cannot be JSON, which also ends the stream.
         """
-        if self._is_in_vain():
+        if self._is_discarded():
             return _DONE
         try:
             values = values_of(output)
@@ -171,13 +171,13 @@ class StreamOutputHandler:
             self._events.end(error)
             raise
         except StreamCancelled:
-            if not self._is_in_vain():
+            if not self._is_discarded():
                 raise
             return _DONE
         return _Room(self._events) if _is_on_loop() else _DONE
 
     def finalise_streamed_output(self) -> Awaitable[None]:
-        """End the stream. `infer` may go on; what it sends is ignored."""
+        """End the stream. `infer` may go on; its further events are ignored."""
         if self.is_finalised:
             self.warn("the app finalises a stream twice")
         self.is_finalised = True
@@ -185,25 +185,25 @@ class StreamOutputHandler:
         return _DONE
 
     def fail(self, message: str) -> Awaitable[None]:
-        """End the stream with an error that says `message` to the client. The vendor has nothing like it."""
+        """End the stream with an error message for the client. An extension of the vendor's API."""
         self._events.end(InferFailed(str(message)))
         return _DONE
 
     def warn(self, what: str) -> None:
-        """Say it in the log, once a stream."""
+        """Log a warning, once per stream."""
         if what not in self._warned:
             self._warned.add(what)
             logger.warning(what)
 
-    def _is_in_vain(self) -> bool:
-        """Whether a send has nothing to do. Raises: StreamCancelled if there should be no more of them."""
+    def _is_discarded(self) -> bool:
+        """Return whether to discard a send. Raises: StreamCancelled if the app should stop sending."""
         if self._events.is_ended and not self._events.has_failed:
-            self.warn("the app sends after the end of the stream, which is ignored")
+            self.warn("the app sends events after the end of the stream: they are ignored")
             return True
         if not self.cancelled:
             return False
-        self._num_in_vain += 1
-        if self._num_in_vain > _MAX_IN_VAIN or not self.threads.others():
+        self._num_discarded += 1
+        if self._num_discarded > _MAX_UNREAD_SENDS or not self.threads.others():
             raise StreamCancelled
         return True
 
@@ -216,7 +216,7 @@ class StreamOutputHandler:
 
 
 class _Room:
-    """To be awaited, or not: until another event may be sent; at once, where there is nothing to wait for."""
+    """Awaitable until another event may be sent, or at once without `events`. Awaiting is optional."""
 
     def __init__(self, events: Events | None) -> None:
         self._events = events
@@ -230,7 +230,7 @@ _DONE = _Room(None)
 
 
 def _is_on_loop() -> bool:
-    """Whether this code runs on an event loop."""
+    """Return whether this code runs on an event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,7 +1,7 @@
-"""Where an app's code runs: in threads of its own, or on an event loop of its own where it is async.
+"""Runs an app's code in separate threads, or on a separate event loop if it is async.
 
-With one thread, all that an app does happens in one thread, as at the vendor: what libraries keep for a thread stays
-true. A coroutine that blocks holds up nobody but its own app. All threads are daemons, since code that never comes back
+With one thread, all of the app's code runs in the same thread, as at the vendor, so that thread-local state of
+libraries works. A blocking coroutine delays only its own app. All threads are daemons, because code that never returns
 must not keep the process from ending.
 """
 
@@ -18,22 +18,25 @@ from typing import Any, TypeAlias
 
 __all__ = ["AppLoop", "Workers", "until_done"]
 
-# A result or an exception, which may be one that a future refuses (StopIteration) or one that would end an event loop
-# (SystemExit). Whoever waits decides what it means.
+# A result or an exception. Not passed as a future's exception, because futures reject StopIteration, and SystemExit
+# would
+# end the event loop.
 _Outcome: TypeAlias = tuple[Any, BaseException | None]  # Any: what the app's code gives
 
 
 class Workers:
-    """Threads for an app's functions, as many as may run at once, from `initialize` to `finalize`."""
+    """Threads for an app's functions, one for each concurrent call."""
 
     def __init__(self, count: int, name: str) -> None:
-        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()  # bounded by who calls: `count` at a time
+        self._jobs: SimpleQueue[Callable[[], None] | None] = (
+            SimpleQueue()
+        )  # bounded: callers run at most `count` at a time
         self._count = count
         for number in range(count):
             threading.Thread(target=self._work, name=f"{name}-{number}", daemon=True).start()
 
     async def run(self, call: Callable[[], Any]) -> Any:  # Any: what the app's code gives
-        """The result of `call`, made in one of the threads. Raises: whatever it raises.
+        """Run `call` in one of the threads; returns its result. Raises: its exceptions.
 
         Cancellation: the call goes on; its result is lost.
         """
@@ -43,14 +46,14 @@ class Workers:
         return _result_of(await asyncio.shield(asyncio.wrap_future(outcome)))
 
     def close(self) -> None:
-        """Have the threads end, each when what it does now is done."""
+        """End each thread after its current call."""
         for _ in range(self._count):
             self._jobs.put(None)
 
     def _work(self) -> None:
         while (job := self._jobs.get()) is not None:
             job()
-            del job  # so that a request's values do not stay until the next one
+            del job  # frees the request's values before the next job
 
 
 class AppLoop:
@@ -61,10 +64,10 @@ class AppLoop:
         threading.Thread(target=self._turn, name=name, daemon=True).start()
 
     async def run(self, call: Callable[[], Any]) -> Any:  # Any: what the app's code gives
-        """Make `call` on the app's loop, await what it gives if that is to be awaited, and return the result.
+        """Run `call` on the app's loop, and await its result if it is awaitable.
 
-        Raises: whatever it raises.
-        Cancellation: cancels what runs on the app's loop, and waits until that has ended.
+        Raises: its exceptions.
+        Cancellation: cancels the task on the app's loop, and waits for its end.
         """
         outcome: Future[_Outcome] = Future()
         task: asyncio.Task[_Outcome] | None = None
@@ -86,7 +89,7 @@ class AppLoop:
         return _result_of(ended.result())
 
     def close(self) -> None:
-        """Have the thread end when what it does now is done."""
+        """End the thread after its current step."""
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _turn(self) -> None:
@@ -123,7 +126,7 @@ def _result_of(outcome: _Outcome) -> Any:
 
 
 async def until_done(future: asyncio.Future[Any], on_cancel: Callable[[], None] = lambda: None) -> None:
-    """Wait for a future, also when cancelled: then `on_cancel` is called, and the wait goes on to its end.
+    """Wait until a future is done, even if cancelled meanwhile: then `on_cancel` is called, and the wait goes on.
 
     Raises: CancelledError at the end if it was cancelled meanwhile.
     """

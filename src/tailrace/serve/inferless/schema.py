@@ -1,9 +1,9 @@
-"""What an app takes, and requests held against it: `INPUT_SCHEMA`, read strictly, or the fields of a pydantic model.
+"""An app's inputs, and the check of requests against them. Reads `INPUT_SCHEMA`, or the fields of a pydantic model.
 
 Divergences from the vendor, on purpose: 1. Streaming apps may have inputs of every datatype and shape. 2. `INT`,
 `FLOAT` and `BOOLEAN`, which the vendor's pages name as families, are datatypes, too. 3. `example` may be missing.
-Of a pydantic model: 4. An `int` is INT64 here; there it is INT32, and larger numbers are lost. 5. A field with a
-default need not be sent. 6. `Literal`s, enumerations and lists of lists are taken for what they hold.
+For a pydantic model: 4. An `int` is INT64; at the vendor it is INT32, which loses larger numbers. 5. A field with a
+default is optional. 6. `Literal`s, enumerations and lists of lists have the datatype of their values.
 """
 
 from __future__ import annotations
@@ -32,16 +32,20 @@ DATATYPES = {
     "FLOAT": "FP64",
     "INT": "INT64",
     "STRING": "BYTES",
-}  # as an app writes them, and as they are called on the wire
-_NOUNS = {"bool": ("true or false", "booleans"), "text": ("a string", "strings"), "float": ("a number", "numbers")}
+}  # an app's names, and the names on the wire
+_DESCRIPTIONS = {
+    "bool": ("true or false", "booleans"),
+    "text": ("a string", "strings"),
+    "float": ("a number", "numbers"),
+}
 _SAMPLES: dict[str, object] = {"bool": True, "text": "A sample line", "float": 0.5, "int": 1}
 _FIELDS = ("datatype", "shape", "required", "example")
-_OF_TYPES = {bool: "BOOL", int: "INT64", float: "FP64", str: "BYTES"}  # in this order: a bool is an int, too
-_THE_APPS_OWN = ("value_error", "assertion_error")  # messages of the app's own validators, which may repeat the value
+_BY_TYPE = {bool: "BOOL", int: "INT64", float: "FP64", str: "BYTES"}  # bool first: a bool is also an int
+_APP_VALIDATORS = ("value_error", "assertion_error")  # hide these messages: an app's validator may repeat the value
 
 
 def family(datatype: str) -> str:
-    """int, float, text or bool: datatypes of one family hold the same Python values, in different ranges."""
+    """Return int, float, text or bool. Datatypes of one family have the same Python type with different ranges."""
     if datatype in _INTEGERS:
         return "int"
     return "float" if datatype in _FLOATS else "bool" if datatype == "BOOL" else "text"
@@ -49,7 +53,7 @@ def family(datatype: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One input. With the shape `(1,)` an app gets a bare value, with any other one a list, nested as deep."""
+    """One input. With the shape `(1,)` an app gets a single value, with other shapes nested lists."""
 
     name: str
     datatype: str  # as on the wire
@@ -58,7 +62,7 @@ class Input:
     example: object = None
 
     def value(self, given: object) -> object:
-        """What the app gets. Raises: RequestError that says what was expected, never what was sent."""
+        """Return the value for the app. Raises: RequestError that says what was expected, never what was sent."""
         if self.shape == (1,):
             if isinstance(given, list) and len(given) == 1:
                 given = given[0]
@@ -66,7 +70,7 @@ class Input:
         return self._nested(given, self.shape)
 
     def sample(self) -> object:
-        """A value to show how this input is sent: the app's own example, where there is one."""
+        """Return an example value: the app's own, or a default."""
         example = self.example
         if example is not None:
             return example[0] if self.shape == (1,) and isinstance(example, list) and len(example) == 1 else example
@@ -103,7 +107,7 @@ class Input:
             low, high = _range(self.datatype)
             one, many = f"an integer from {low} to {high}", f"integers from {low} to {high}"
         else:
-            one, many = _NOUNS[kind]
+            one, many = _DESCRIPTIONS[kind]
         if self.shape == (1,):
             expected = one
         elif len(self.shape) == 1:
@@ -115,12 +119,12 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The inputs of an app (or its outputs), in their order."""
+    """The inputs or the outputs of an app, in order."""
 
     inputs: Mapping[str, Input] = field(default_factory=dict)
 
     def check(self, given: Mapping[str, object]) -> dict[str, object]:
-        """The values as the app gets them; optional ones that were not given (or were null) are absent.
+        """Return the values for the app. Optional inputs that are missing or null are absent.
 
         Raises: RequestError that names the input.
         """
@@ -139,16 +143,16 @@ class Schema:
         return values
 
     def sample(self) -> dict[str, object]:
-        """Inputs that this schema lets through, as long as the app's examples do."""
+        """Return example inputs. They are valid if the app's examples are."""
         return {name: one.sample() for name, one in self.inputs.items() if one.is_required or one.example is not None}
 
     def tensors(self) -> list[dict[str, object]]:
-        """As they stand in a model's metadata."""
+        """Return the tensors of the model's metadata."""
         return [{"name": one.name, "datatype": one.datatype, "shape": list(one.shape)} for one in self.inputs.values()]
 
 
 def read_schema(declared: object, file: str = "input_schema.py") -> Schema:
-    """Raises: AppError that names the input and what is wrong with it."""
+    """Read an INPUT_SCHEMA. Raises: AppError that names the input and the problem."""
     if not isinstance(declared, dict):
         raise AppError(f"{file}: INPUT_SCHEMA must be a dict of inputs, not {type(declared).__name__}.")
     return Schema({name: _read_input(name, one, file) for name, one in declared.items()})
@@ -162,13 +166,15 @@ def _read_input(name: object, declared: object, file: str) -> Input:
         raise AppError(f"{where} must be a dict, not {type(declared).__name__}.")
     for key in declared:
         if key not in _FIELDS:
-            raise AppError(f"{where} has {key!r}, which is none of {', '.join(_FIELDS)}.")
+            raise AppError(f"{where} has the unknown field {key!r}. The fields are {', '.join(_FIELDS)}.")
     if "datatype" not in declared:
         raise AppError(f"{where} has no datatype.")
     datatype = declared["datatype"]
     if not isinstance(datatype, str) or datatype not in DATATYPES:
-        raise AppError(f"{where}: its datatype is {datatype!r}, which is none of {', '.join(sorted(DATATYPES))}.")
-    is_required = declared.get("required", True)  # as the vendor reads it: only a False makes an input optional
+        raise AppError(
+            f"{where}: the datatype {datatype!r} is unknown. The datatypes are {', '.join(sorted(DATATYPES))}."
+        )
+    is_required = declared.get("required", True)  # as at the vendor: only False makes an input optional
     if not isinstance(is_required, bool):
         raise AppError(f"{where}: required must be True or False.")
     shape = _read_shape(declared.get("shape"), where)
@@ -182,7 +188,7 @@ def _read_shape(shape: object, where: str) -> tuple[int, ...]:
         raise AppError(f"{where}: its shape must be a list of lengths, as in [1] or [-1].")
     for length in shape:
         if not isinstance(length, int) or isinstance(length, bool) or (length < 1 and length != -1):
-            raise AppError(f"{where}: its shape holds {length!r}, but lengths are integers from 1, or -1 for any.")
+            raise AppError(f"{where}: its shape contains {length!r}, but lengths are integers from 1, or -1 for any.")
     return tuple(shape)
 
 
@@ -192,13 +198,13 @@ def _range(datatype: str) -> tuple[int, int]:
 
 
 def read_fields(model: type[BaseModel], file: str = "app.py") -> Schema:
-    """Raises: AppError that names a field whose type does not go over the wire."""
+    """Read the fields of a pydantic model. Raises: AppError that names a field whose type has no datatype."""
     fields = model.model_fields.items()
     return Schema({name: _read_field(name, one, f"{file}: {model.__name__}.{name}") for name, one in fields})
 
 
 def instance_of(model: type[BaseModel], values: dict[str, object]) -> BaseModel:
-    """The request as an app of this form gets it. Raises: RequestError that names the field."""
+    """Make the app's request object. Raises: RequestError that names the field."""
     fields = model.model_fields.items()
     given = {one.alias or name: values.get(name) for name, one in fields if name in values or one.is_required()}
     try:
@@ -206,7 +212,7 @@ def instance_of(model: type[BaseModel], values: dict[str, object]) -> BaseModel:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         name = str(first["loc"][0]) if first["loc"] else None
-        reason = "The app refuses this value" if first["type"] in _THE_APPS_OWN else first["msg"]
+        reason = "The app rejects this value" if first["type"] in _APP_VALIDATORS else first["msg"]
         raise RequestError(f"{name}: {reason}." if name else f"{reason}.", param=name) from None
 
 
@@ -220,12 +226,12 @@ def _read_field(name: str, declared: FieldInfo, where: str) -> Input:
         annotation = next(iter(get_args(annotation)), str)
     datatype = _datatype(annotation)
     if datatype is None:
-        raise AppError(f"{where}: its type has no datatype. Take str, int, float, bool or a list of them.")
+        raise AppError(f"{where}: its type has no datatype. Use str, int, float, bool or a list of them.")
     shape = (-1,) * depth or (1,)
     return Input(name, datatype, shape, declared.is_required() and not is_optional, example)
 
 
-def _without_none(annotation: Any) -> tuple[Any, bool]:  # Any: annotations are whatever stands behind the colon
+def _without_none(annotation: Any) -> tuple[Any, bool]:  # Any: annotations may be any object
     if get_origin(annotation) not in (Union, types.UnionType):
         return annotation, False
     left = [one for one in get_args(annotation) if one is not type(None)]
@@ -243,11 +249,11 @@ def _datatype(annotation: Any) -> str | None:
         return None
     if issubclass(annotation, Enum):
         return _common([type(member.value) for member in annotation])
-    return next((name for kind, name in _OF_TYPES.items() if issubclass(annotation, kind)), None)
+    return next((name for kind, name in _BY_TYPE.items() if issubclass(annotation, kind)), None)
 
 
 def _common(kinds: list[Any]) -> str | None:
-    """The datatype that holds each of some types: int and float have one, str and int have none."""
+    """Return a datatype for all of these types, or None: int and float have one, str and int have none."""
     found = {_datatype(kind) for kind in kinds}
     if found == {"INT64", "FP64"}:
         return "FP64"

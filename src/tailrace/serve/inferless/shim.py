@@ -1,7 +1,7 @@
 """A stand-in for the vendor's `inferless` package, for apps that import it where it is not installed.
 
-Its decorators describe a deployment, which is read elsewhere: here they leave classes and functions as they are. What
-sends code to the vendor's machines has no meaning, and leaves them alone, too.
+Its decorators return classes and functions unchanged; the deployment that they describe is read elsewhere. Functions
+that send code to the vendor's machines have no effect either.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from typing import Any
 __all__ = ["REMOTE_NOTE", "install"]
 
 REMOTE_NOTE = (
-    "app.py: inferless.method, Cls and local_entry_point send nothing anywhere: functions run as they are, here."
+    "app.py: inferless.method, Cls and local_entry_point do not send code anywhere: functions run in this process."
 )
 
 Note = Callable[[str], None]
 
 
 def install(note: Note) -> bool:
-    """Have `import inferless` work; whether it is the stand-in that it finds. `note` is told what has no effect."""
+    """Make `import inferless` work. Returns whether it finds this stand-in. `note` is called for calls without
+    effect."""
     present = sys.modules.get("inferless")
     if not hasattr(present, "__tailrace__") and (present or importlib.util.find_spec("inferless")):
         return False
@@ -48,7 +49,7 @@ def _stand_in(note: Note) -> ModuleType:
 
 
 def _bare_or_called(use: Callable[[Any], None] | None = None, *, note: Note | None = None) -> Callable[..., Any]:
-    """A decorator for `@name`, `@name()` and `@name(gpu="T4")`, which gives back what it decorates."""
+    """Return a decorator for `@name`, `@name()` and `@name(gpu="T4")`. It returns its argument unchanged."""
 
     def keep(decorated: Any) -> Any:  # Any: classes and functions of all kinds
         if use is not None:
@@ -64,7 +65,7 @@ def _bare_or_called(use: Callable[[Any], None] | None = None, *, note: Note | No
 
 
 def _export(config: Any) -> None:
-    """A configuration's defaults as environment variables in capitals, which is all that the vendor's does."""
+    """Set a configuration's defaults as uppercase environment variables, like the vendor's decorator."""
     for name, one in config.model_fields.items():
         value = None if one.is_required() else one.get_default(call_default_factory=True)
         if value is not None:
@@ -72,7 +73,7 @@ def _export(config: Any) -> None:
 
 
 class _Remote:
-    """`app = inferless.Cls(gpu="T4")`, with `@app.load`, `@app.infer` and whatever else it may come to have."""
+    """The object of `app = inferless.Cls(gpu="T4")`, with `@app.load`, `@app.infer` and any other decorator."""
 
     def __init__(self, note: Note) -> None:
         self._note = note

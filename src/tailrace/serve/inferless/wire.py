@@ -1,4 +1,4 @@
-"""Bodies of Triton's v2 wire as an app's inputs, and what an app gives as tensors and events. Pure.
+"""Reads bodies of Triton's v2 wire as an app's inputs, and encodes its outputs as tensors and events. Pure functions.
 
 A body is `{"inputs": [tensors]}`, `{"parameters": {name: value}}` or the inputs themselves, bare.
 """
@@ -23,7 +23,7 @@ __all__ = ["InferRequest", "read", "tensors_of", "values_of"]
 
 _MAX_ID = 256
 _MAX_RANK = 8
-_HARMLESS = ("binary_data_output",)  # parameters of the official client; answers are JSON, as it then expects
+_HARMLESS = ("binary_data_output",)  # sent by the official client; answers are JSON, which it accepts
 _NUMPY = {
     **{f"{kind.lower()}{bits}": f"{kind}{bits}" for bits in (8, 16, 32, 64) for kind in ("INT", "UINT")},
     **{f"float{bits}": f"FP{bits}" for bits in (16, 32, 64)},
@@ -34,16 +34,16 @@ _NUMPY = {
 
 @dataclass(frozen=True, slots=True)
 class InferRequest:
-    """One request, checked."""
+    """One valid request."""
 
     inputs: dict[str, object]
-    request_id: str | None = None  # the client's own, and repeated to it
-    outputs: tuple[str, ...] = ()  # the only ones that it wants; none: all
-    stream: bool | None = None  # what some clients say beside asking the path for it
+    request_id: str | None = None  # the client's own, repeated in the answer
+    outputs: tuple[str, ...] = ()  # the requested outputs; empty: all
+    stream: bool | None = None  # sent by some clients in addition to the path
 
 
-class Around(msgspec.Struct, kw_only=True):
-    """What stands around the inputs."""
+class Envelope(msgspec.Struct, kw_only=True):
+    """The fields of a body besides the inputs."""
 
     inputs: list[TritonTensor] | None = None
     parameters: JsonBody | None = None
@@ -53,35 +53,35 @@ class Around(msgspec.Struct, kw_only=True):
 
 
 def read(body: JsonBody, schema: Schema) -> InferRequest:
-    """Raises: RequestError that names the input or the field."""
-    shape = {name: body[name] for name in Around.__struct_fields__ if name in body and name not in schema.inputs}
-    around, _ = read_fields(shape, Around)
-    if around.id is not None and len(around.id) > _MAX_ID:
+    """Read a body. Raises: RequestError that names the input or the field."""
+    shape = {name: body[name] for name in Envelope.__struct_fields__ if name in body and name not in schema.inputs}
+    envelope, _ = read_fields(shape, Envelope)
+    if envelope.id is not None and len(envelope.id) > _MAX_ID:
         raise RequestError(f"id: at most {_MAX_ID} characters.", param="id")
     given: dict[str, object] = {name: value for name, value in body.items() if name not in shape}
-    more = list((around.parameters or {}).items())
-    more += [(tensor.name, _value_of(tensor, schema)) for tensor in around.inputs or ()]
+    more = list((envelope.parameters or {}).items())
+    more += [(tensor.name, _value_of(tensor, schema)) for tensor in envelope.inputs or ()]
     for name, value in more:
         if name in given:
             raise RequestError("An input is given twice.", param=name if name in schema.inputs else "inputs")
         if name in schema.inputs or name not in _HARMLESS:
             given[name] = value
-    wanted = tuple(output.name for output in around.outputs or ())
-    return InferRequest(schema.check(given), around.id, wanted, around.stream)
+    wanted = tuple(output.name for output in envelope.outputs or ())
+    return InferRequest(schema.check(given), envelope.id, wanted, envelope.stream)
 
 
 def _value_of(tensor: TritonTensor, schema: Schema) -> object:
-    """A tensor's data, flat or nested on the wire, nested as the schema has it. Raises: RequestError."""
+    """Return a tensor's data, nested as in the schema. The wire's data may be flat or nested. Raises: RequestError."""
     declared = schema.inputs.get(tensor.name)
     if declared is None:
-        return None  # the schema says which names there are
+        return None  # the schema's check reports unknown names
     name, shape = declared.name, tensor.shape
     datatype = DATATYPES.get(tensor.datatype)
     kinds = {"float": ("float", "int")}.get(family(declared.datatype), (family(declared.datatype),))
     if datatype is None or family(datatype) not in kinds:
         raise RequestError(f"{name}: its datatype must be {declared.datatype}.", param=name)
     if len(shape) == len(declared.shape) + 1 and shape[0] == 1:
-        shape = shape[1:]  # a batch of one, as the vendor's client sends it when told to
+        shape = shape[1:]  # a batch dimension of 1, which the vendor's client can add
     flat: list[object] = tensor.data
     while flat and isinstance(flat[0], list):
         if not all(isinstance(item, list) for item in flat):
@@ -91,12 +91,12 @@ def _value_of(tensor: TritonTensor, schema: Schema) -> object:
     if not shape or not fits or math.prod(shape) != len(flat):
         raise RequestError(f"{name}: its data does not have its shape.", param=name)
     for length in reversed(shape[1:]):
-        flat = [flat[place : place + length] for place in range(0, len(flat), length)]
+        flat = [flat[start : start + length] for start in range(0, len(flat), length)]
     return flat
 
 
 def values_of(outputs: object) -> dict[str, Any]:  # Any: what JSON holds
-    """What an app gives, as JSON can have it: numpy's and torch's values as Python's, bytes as text.
+    """Return an app's outputs as JSON values: numpy and torch values become Python values, bytes become text.
 
     Raises: OutputError that names the output.
     """
@@ -104,19 +104,19 @@ def values_of(outputs: object) -> dict[str, Any]:  # Any: what JSON holds
 
 
 def tensors_of(outputs: object) -> list[dict[str, Any]]:  # Any: as `values_of`
-    """The same as tensors, their datatypes found out from the values. Raises: OutputError that names the output."""
+    """Return an app's outputs as tensors, with datatypes inferred from the values. Raises: OutputError."""
     return [_tensor(name, value) for name, value in _members(outputs)]
 
 
 def _members(outputs: object) -> list[tuple[str, object]]:
-    dump = getattr(outputs, "model_dump", None)  # of pydantic's models
+    dump = getattr(outputs, "model_dump", None)  # a pydantic model
     if dump is not None:
         outputs = dump()
     if not isinstance(outputs, Mapping):
-        raise OutputError(f"The app should give a dict of outputs, not {type(outputs).__name__}.")
+        raise OutputError(f"The app should return a dict of outputs, not {type(outputs).__name__}.")
     for name in outputs:
         if not isinstance(name, str):
-            raise OutputError(f"The names of outputs are strings; the app gave one that is {type(name).__name__}.")
+            raise OutputError(f"The names of outputs should be strings; one is {type(name).__name__}.")
     return list(outputs.items())
 
 
@@ -131,7 +131,7 @@ def _plain(name: str, value: Any) -> Any:  # Any: whatever the app has put there
         return int(value)
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise OutputError(f"{name}: {float(value)} is no number that JSON can hold.")
+            raise OutputError(f"{name}: {float(value)} is not a valid number in JSON.")
         return float(value)
     if isinstance(value, bytes | bytearray):
         try:
@@ -146,7 +146,7 @@ def _plain(name: str, value: Any) -> Any:  # Any: whatever the app has put there
         return {key: _plain(name, item) for key, item in value.items()}
     if hasattr(value, "dtype") and hasattr(value, "tolist"):
         return _plain(name, value.tolist())
-    raise OutputError(f"{name}: a value of type {type(value).__name__}, which JSON cannot hold.")
+    raise OutputError(f"{name}: a value of type {type(value).__name__}, which cannot be JSON.")
 
 
 def _tensor(name: str, value: Any) -> dict[str, Any]:  # Any: as `_plain`
@@ -164,7 +164,7 @@ def _flat(name: str, value: list[Any]) -> tuple[list[int], list[Any]]:
     shape, flat = [len(value)], value
     while flat and any(isinstance(item, list) for item in flat):
         if not all(isinstance(item, list) and len(item) == len(flat[0]) for item in flat):
-            raise OutputError(f"{name}: its lists are not of one length; json.dumps it into a string.")
+            raise OutputError(f"{name}: its lists differ in length; send it as a string (json.dumps).")
         shape.append(len(flat[0]))
         flat = list(chain.from_iterable(flat))
     return shape, flat
@@ -181,4 +181,4 @@ def _datatype(name: str, flat: list[Any]) -> str:
     if kinds <= {int, float}:
         return "FP64"
     odd = next((kind.__name__ for kind in (dict, type(None)) if kind in kinds), "mixed")
-    raise OutputError(f"{name}: {odd} values are no tensor; json.dumps it into a string.")
+    raise OutputError(f"{name}: {odd} values cannot be a tensor; send them as a string (json.dumps).")
