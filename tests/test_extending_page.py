@@ -133,7 +133,7 @@ def test_auto_takes_no_engine_of_another_package(parrot: Path) -> None:
 
 
 def test_a_setting_that_the_engine_does_not_use_is_refused(parrot: Path) -> None:
-    assert "--threads means nothing to the engine parrot" in _said("--engine", "parrot", "--threads", "2")
+    assert "The engine parrot does not support --threads." in _said("--engine", "parrot", "--threads", "2")
 
 
 def test_doctor_shows_it(parrot: Path) -> None:
@@ -178,8 +178,8 @@ _LEFT_OUT = {
     "tailrace.engines": {
         "openvino": "tailrace has one with this name",
         "differs": "odd:another has another name than its entry point",
-        "formats": "it names formats that there are not: onnx",
-        "settings": "it names settings that there are not: speed",
+        "formats": "it has unknown formats: onnx",
+        "settings": "it has unknown settings: speed",
         "no_class": "'odd' is not module:class",
         "no_formats": "odd:no_formats does not fit (TypeError",
         "not_one": "odd:not_one is not a Kind",

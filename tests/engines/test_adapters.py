@@ -49,7 +49,7 @@ def test_halves_of_floats_are_read(tmp_path: Path) -> None:
         ({"rank_pattern": {"q_proj": 2}}, "of their own"),
         ({"alpha_pattern": {"q_proj": 2}}, "of their own"),
         ({"r": 0}, "its rank is 0"),
-        ({"r": 8}, "not of rank 8"),
+        ({"r": 8}, "not have rank 8"),
         ({"lora_alpha": None}, "lora_alpha"),
     ],
     ids=str,
@@ -63,14 +63,14 @@ def test_a_config_of_something_else(config: dict[str, Any], reason: str, tmp_pat
 @pytest.mark.parametrize(
     ("tensors", "reason"),
     [
-        ({}, "it holds nothing"),
+        ({}, "it is empty"),
         ({A: PAIRS[LAYER][0]}, "only one of"),
-        ({"base_model.model.lm_head.weight": PAIRS[LAYER][0]}, "no part of a plain LoRA"),
+        ({"base_model.model.lm_head.weight": PAIRS[LAYER][0]}, "not part of a plain LoRA"),
         ({A: PAIRS[LAYER][0], B: np.zeros((6, RANK), np.int32)}, "I32 tensors"),
-        ({A: PAIRS[LAYER][0], B: np.zeros((6, 3), np.float32)}, "not of rank 4"),
-        ({A: PAIRS[LAYER][0], B: np.zeros(6, np.float32)}, "not of rank 4"),
+        ({A: PAIRS[LAYER][0], B: np.zeros((6, 3), np.float32)}, "not have rank 4"),
+        ({A: PAIRS[LAYER][0], B: np.zeros(6, np.float32)}, "not have rank 4"),
         ({A: PAIRS[LAYER][0], B: np.zeros((0, RANK), np.float32)}, "has 0 bytes"),
-        ({A: PAIRS[LAYER][0], B: np.full((6, RANK), np.nan, np.float32)}, "infinite or none"),
+        ({A: PAIRS[LAYER][0], B: np.full((6, RANK), np.nan, np.float32)}, "infinite numbers or NaN"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -97,14 +97,14 @@ def test_files_that_are_none(tmp_path: Path) -> None:
             read_adapter(str(file), 1.0)
     file.write_bytes(whole)
     (directory / "adapter_config.json").unlink()
-    with pytest.raises(ModelError, match=r"adapter_config\.json cannot be read beside it"):
+    with pytest.raises(ModelError, match=r"adapter_config\.json cannot be read"):
         read_adapter(str(file), 1.0)
 
 
 def test_another_models(tmp_path: Path) -> None:
     adapter = read_adapter(str(save(tmp_path / "adapter", PAIRS)), 1.0)
     adapter.check(LAYER, (6, 8))
-    with pytest.raises(ModelError, match=r"adapter_model\.safetensors .*for 6 x 8, and the model's is 8 x 6"):
+    with pytest.raises(ModelError, match=r"adapter_model\.safetensors .*the shape 6 x 8, but the model's has 8 x 6"):
         adapter.check(LAYER, (8, 6))
     with pytest.raises(ModelError, match=rf"adapter_model\.safetensors .*no linear layer {LAYER}"):
         adapter.check(LAYER, None)

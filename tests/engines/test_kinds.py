@@ -99,8 +99,11 @@ def test_a_setting_that_means_nothing_to_an_engine_is_refused() -> None:
     KINDS["openvino"].check(["adapter", "adapter_scale", "device", "grammar_memory_bytes", "kv_precision"])
     KINDS["openvino"].check(["prompt_lookup_tokens"])
     with pytest.raises(
-        ModelError, match="--adapter means nothing to the engine llamacpp; openvino, vllm and transformers"
+        ModelError,
+        match=r"The engine llamacpp does not support --adapter\. It is supported by openvino, vllm and transformers",
     ):
         KINDS["llamacpp"].check(["adapter"])
-    with pytest.raises(ModelError, match="--dtype means nothing to the engine openvino; vllm and transformers know it"):
+    with pytest.raises(
+        ModelError, match=r"The engine openvino does not support --dtype\. It is supported by vllm and transformers"
+    ):
         KINDS["openvino"].check(["dtype"])

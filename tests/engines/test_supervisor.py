@@ -277,9 +277,9 @@ async def test_failed_sequence_spares_its_neighbours() -> None:
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
-        ("sock.sendall(os.urandom(3) + b'\\xff' * 60); receive()", "talked garbage"),
-        ("sock.sendall(b'\\x05\\x00\\x00\\x00hello'); receive()", "talked garbage"),
-        ("sock.sendall(encode(Submit(None))); receive()", "talked garbage"),
+        ("sock.sendall(os.urandom(3) + b'\\xff' * 60); receive()", "sent invalid data"),
+        ("sock.sendall(b'\\x05\\x00\\x00\\x00hello'); receive()", "sent invalid data"),
+        ("sock.sendall(encode(Submit(None))); receive()", "sent invalid data"),
         ("ready.version += 1; sock.sendall(encode(ready)); receive()", "of another version"),
         ("ready.epoch -= 1; sock.sendall(encode(ready)); receive()", "of another version"),
         ("sock.sendall(encode(Fatal('no such file'))); receive()", "did not load: no such file"),
@@ -318,7 +318,7 @@ async def test_garbage_after_good_beginnings(imposter: Callable[[str], None]) ->
         listener = await engine.submit(ask(1)).ended()
         assert listener.ids == (5,), "what came before the garbage counts"
         assert isinstance(listener.error, EngineLost)
-        assert "talked garbage" in listener.error.message
+        assert "sent invalid data" in listener.error.message
 
 
 async def test_late_frames_of_an_earlier_epoch_are_ignored(imposter: Callable[[str], None]) -> None:

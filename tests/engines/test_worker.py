@@ -180,7 +180,7 @@ def test_model_that_cannot_be_loaded_is_the_last_word(worker: Worker) -> None:
 @pytest.mark.parametrize("first", [Start(PROTOCOL_VERSION + 1, 1, EngineSpec(engine="scripted")), Abort(1)])
 def test_other_version_is_refused(worker: Worker, first: ToWorker) -> None:
     worker.send(first)
-    assert worker.receive() == Fatal("server and worker are of different versions")
+    assert worker.receive() == Fatal("server and worker have different versions")
     assert worker.wait() == (1, "")
 
 

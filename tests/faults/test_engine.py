@@ -190,7 +190,7 @@ def test_an_engine_that_talks_garbage_is_replaced(customised: Callable[[bytes], 
         stream = house.begin(Answer("Garbage.", 50, seed=1)).seen(5)
         house.kill_engine(signal.SIGUSR2)
         stream.wait()
-        house.server.wait_line("talked garbage")
+        house.server.wait_line("sent invalid data")
 
 
 class Ear:

@@ -1,9 +1,8 @@
-"""Engines, one file a library, and the process that each runs in.
+"""Engines, one folder for each library, and the worker process that runs an engine.
 
-The room's law: an engine library is imported by its own file only, that file is imported in the worker process only,
-and what crosses between the worker and the server is one frame a step (`protocol`). `supervisor` is the server's end of
-that, `worker` the other. Authors of engines find here what they need: `Engine`, `Capabilities`, `Sequence`, `Delta`,
-`EngineSpec` and `Kind` (docs/extending.md).
+Rule of this room: an engine library is imported only in its own folder, and only in the worker process. The worker
+sends the server one frame per step (`protocol`). `supervisor` runs in the server, `worker` in the worker process.
+Authors of engines need `Engine`, `Capabilities`, `Sequence`, `Delta`, `EngineSpec` and `Kind` (docs/extending.md).
 """
 
 from __future__ import annotations

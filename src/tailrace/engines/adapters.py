@@ -1,7 +1,7 @@
-"""A LoRA adapter as PEFT saves it: `adapter_model.safetensors`, and `adapter_config.json` beside it.
+"""Reads a LoRA adapter in PEFT's format: `adapter_model.safetensors` and `adapter_config.json` in one directory.
 
-Read here and not by an engine's library: the one passes over what it does not know, the next would run pickles. What is
-not exactly a plain LoRA of linear layers is refused, by the name of the file and with the reason.
+Not read by the engines' libraries: some ignore what they do not know, others would load pickles. Anything except a
+plain LoRA of linear layers is refused with the file's name and the reason.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ __all__ = ["Adapter", "LowRank", "read_adapter"]
 
 _WEIGHTS = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_CHANGES_THE_MODEL = ("corda", "loftq", "olora", "pissa")  # ways to begin that take from its weights what they add
-_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # of the last numpy has no name: its bits
+_CHANGES_THE_MODEL = ("corda", "loftq", "olora", "pissa")  # initialisations that also change the base model's weights
+_DTYPES = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}  # numpy has no bfloat16: its bits
 
 
 class _Config(msgspec.Struct):
@@ -41,7 +41,7 @@ class _Config(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class LowRank:
-    """What is added to the weight of one layer: `b @ a`, of the shapes (out, rank) and (rank, in), scaled already."""
+    """The change of one layer's weight: `b @ a`, of shapes (out, rank) and (rank, in). The scale is applied already."""
 
     a: NDArray[np.float32]
     b: NDArray[np.float32]
@@ -53,32 +53,36 @@ class LowRank:
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """`layers`, all of one rank, by their names in Hugging Face's model: model.layers.0.self_attn.q_proj."""
+    """An adapter. `layers` are all of one rank, by their names in the Hugging Face model:
+    model.layers.0.self_attn.q_proj."""
 
     file: Path
     rank: int
     layers: dict[str, LowRank]
 
     def check(self, name: str, shape: tuple[int, ...] | None) -> None:
-        """Hold one of its layers against the model's, which is None if there is none. Raises: ModelError."""
+        """Check a layer against the shape of the model's layer, None if the model has no such layer. Raises:
+        ModelError."""
         if shape is None:
             raise self.refusal(f"the model has no linear layer {name}")
         if shape != (mine := self.layers[name].shape):
-            raise self.refusal(f"its {name} is for {mine[0]} x {mine[1]}, and the model's is {shape[0]} x {shape[1]}")
+            raise self.refusal(
+                f"its layer {name} has the shape {mine[0]} x {mine[1]}, but the model's has {shape[0]} x {shape[1]}"
+            )
 
     def refusal(self, reason: str) -> ModelError:
         return _refusal(self.file, reason)
 
 
 def read_adapter(path: str, scale: float) -> Adapter:
-    """The adapter in a directory, or of a file. Raises: ModelError."""
+    """Read the adapter of a directory or a file. Raises: ModelError."""
     file = Path(path).expanduser()
     if file.is_dir():
         file = file / _WEIGHTS
     if not file.is_file():
         raise _refusal(file, "there is no such file or directory")
     if file.suffix != ".safetensors":
-        raise _refusal(file, "it is no .safetensors; pickles are not read, since they can run any code")
+        raise _refusal(file, "it is not a .safetensors file. Pickles are not read, because they can run code")
     config = _config(file)
     tensors, start = read_head(file)
     scale *= config.lora_alpha / (math.sqrt(config.r) if config.use_rslora else config.r)
@@ -86,56 +90,56 @@ def read_adapter(path: str, scale: float) -> Adapter:
     for name in tensors:
         layer, _, half = name.removeprefix(_PREFIX).removesuffix(".weight").rpartition(".")
         if half not in ("lora_A", "lora_B") or not name.endswith(".weight"):
-            raise _refusal(file, f"{name} is no part of a plain LoRA")
+            raise _refusal(file, f"{name} is not part of a plain LoRA")
         halves.setdefault(layer, {})[half] = name
     if not halves:
-        raise _refusal(file, "it holds nothing")
+        raise _refusal(file, "it is empty")
     layers = {}
     for layer, names in halves.items():
         if len(names) < 2:
             raise _refusal(file, f"{layer} has only one of lora_A and lora_B")
         a, b = (_read(file, tensors[names[half]], start) for half in ("lora_A", "lora_B"))
         if a.ndim != 2 or b.ndim != 2 or a.shape[0] != config.r or b.shape[1] != config.r:
-            raise _refusal(file, f"{layer} has the shapes {a.shape} and {b.shape}, which are not of rank {config.r}")
+            raise _refusal(file, f"{layer} has the shapes {a.shape} and {b.shape}, which do not have rank {config.r}")
         layers[layer] = LowRank(a, b * np.float32(scale))
     return Adapter(file, config.r, layers)
 
 
 def _config(file: Path) -> _Config:
-    beside = file.with_name("adapter_config.json")
+    config_file = file.with_name("adapter_config.json")
     try:
-        config = msgspec.json.decode(beside.read_bytes(), type=_Config)
+        config = msgspec.json.decode(config_file.read_bytes(), type=_Config)
     except OSError as error:
-        raise _refusal(file, f"{beside.name} cannot be read beside it ({error.strerror})") from error
+        raise _refusal(file, f"{config_file.name} in the same directory cannot be read ({error.strerror})") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _refusal(beside, str(error)) from error
+        raise _refusal(config_file, str(error)) from error
     if config.peft_type != "LORA" or config.use_dora or config.bias != "none":
-        raise _refusal(beside, "it is of another kind than plain LoRA without biases")
+        raise _refusal(config_file, "only plain LoRA without biases is supported")
     if config.use_qalora or config.alora_invocation_tokens:
-        raise _refusal(beside, "it is of another kind than plain LoRA, QALoRA or one that is invoked")
+        raise _refusal(config_file, "QALoRA and activated LoRA are not supported, only plain LoRA")
     if str(config.init_lora_weights).lower().startswith(_CHANGES_THE_MODEL):
         raise _refusal(
-            beside,
-            f"with {config.init_lora_weights} the model's own weights were changed: have PEFT save it as plain LoRA",
+            config_file,
+            f"{config.init_lora_weights} changes the model's own weights. Save the adapter as plain LoRA with PEFT",
         )
     if config.alpha_pattern or config.rank_pattern:
-        raise _refusal(beside, "its layers have ranks or alphas of their own, which is not supported")
+        raise _refusal(config_file, "different ranks or alphas for single layers are not supported")
     if config.r < 1:
-        raise _refusal(beside, f"its rank is {config.r}")
+        raise _refusal(config_file, f"its rank is {config.r}")
     return config
 
 
 def _read(file: Path, tensor: Tensor, start: int) -> NDArray[np.float32]:
     begin, end = tensor.data_offsets
     if tensor.dtype not in _DTYPES:
-        raise _refusal(file, f"it has {tensor.dtype} tensors; {', '.join(_DTYPES)} are read")
+        raise _refusal(file, f"it has {tensor.dtype} tensors; only {', '.join(_DTYPES)} are supported")
     dtype = np.dtype(_DTYPES[tensor.dtype])
     if min(tensor.shape, default=0) < 1 or begin < 0 or end - begin != math.prod(tensor.shape) * dtype.itemsize:
         raise _refusal(file, f"a tensor of the shape {tensor.shape} has {end - begin:,} bytes")
     raw = np.fromfile(file, dtype, math.prod(tensor.shape), offset=start + begin)
     values = (raw.astype(np.uint32) << 16).view(np.float32) if tensor.dtype == "BF16" else raw.astype(np.float32)
     if not np.isfinite(values).all():
-        raise _refusal(file, "it has numbers that are infinite or none at all")
+        raise _refusal(file, "it contains infinite numbers or NaN")
     return values.reshape(tensor.shape)
 
 

@@ -1,7 +1,7 @@
-"""What `tailrace certify` found out about an engine, a model and a machine, as a small file that a server reads.
+"""Certificates: the results of `tailrace certify`, as small files that a server reads.
 
-A certificate is about one engine in one version, one model, one processor and the settings that have a say in the
-numbers; for anything else there is none. Nobody else's processor is believed.
+A certificate is valid for one version of one engine, one model, one type of processor, and one set of the settings that
+affect the computed numbers.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = [
     "write_certificate",
 ]
 
-Verdict: TypeAlias = str  # exact, or "not exact: N of M": so many of so many replays differed
+Verdict: TypeAlias = str  # "exact", or "not exact: N of M" when N of M replays differed
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """What a certificate is about."""
+    """The engine, model, processor and settings that a certificate is valid for."""
 
     engine: str  # name and version
     model: str  # file name and bytes
@@ -42,33 +42,34 @@ class Subject(msgspec.Struct, frozen=True):
 
 
 class Finding(msgspec.Struct, frozen=True):
-    """One row: how often something was tried, and how often it came out different."""
+    """One row: the number of replays in one situation, and how many of them differed."""
 
     name: str
     runs: int
     differences: int
-    refill_runs: int  # going on from prompt and delivered ids
+    refill_runs: int  # continuing from the prompt and the delivered ids
     refill_differences: int
 
 
 class Certificate(msgspec.Struct, frozen=True):
     subject: Subject
     date: str
-    seed: int  # of the draw of prompts and kill points
+    seed: int  # of the random choice of prompts and kill points
     findings: list[Finding]
 
     @property
     def verdict(self) -> Verdict:
-        """Whether every replay gave the same tokens; if not, how many did not."""
+        """Return "exact" if all replays gave the same tokens, else how many differed."""
         num_runs = sum(finding.runs for finding in self.findings)
         num_different = sum(finding.differences for finding in self.findings)
         return f"not exact: {num_different} of {num_runs}" if num_different else "exact"
 
 
 def subject(engine: str, spec: EngineSpec) -> Subject:
-    """`engine` is what its capabilities call it. Takes a look at the model's files, but does not read them."""
+    """Describe this machine and an engine. `engine` is the name in its capabilities. Only the sizes of model files
+    count."""
     settings: dict[str, float | str] = {
-        "tailrace": __version__,  # which hands the engine its work
+        "tailrace": __version__,  # its version decides the engine's inputs
         "exact": float(spec.exact),
         "prefix_cache": float(spec.prefix_cache),
         "threads": float(spec.threads),
@@ -82,8 +83,8 @@ def subject(engine: str, spec: EngineSpec) -> Subject:
 
 
 def write_certificate(directory: Path, certificate: Certificate) -> Path:
-    """Keep it in a data directory, in place of an older one. Raises: OSError."""
-    path = _place(directory, certificate.subject)
+    """Write a certificate into a data directory, and replace an older one. Returns its path. Raises: OSError."""
+    path = _path(directory, certificate.subject)
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_suffix(".new")
     new.write_bytes(msgspec.json.format(msgspec.json.encode(certificate)) + b"\n")
@@ -92,16 +93,16 @@ def write_certificate(directory: Path, certificate: Certificate) -> Path:
 
 
 def read_certificate(directory: Path, about: Subject) -> Certificate | None:
-    """The one about exactly this, if there is one that can be read."""
+    """Return the certificate for exactly this subject, or None."""
     try:
-        certificate = msgspec.json.decode(_place(directory, about).read_bytes(), type=Certificate)
+        certificate = msgspec.json.decode(_path(directory, about).read_bytes(), type=Certificate)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
     return certificate if certificate.subject == about else None
 
 
 def processor() -> str:
-    """What the processor is called."""
+    """Return the processor's name."""
     name = platform.processor() or platform.machine()
     with contextlib.suppress(OSError), open("/proc/cpuinfo") as lines:
         name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
@@ -117,6 +118,6 @@ def _model(path: Path) -> str:
     return f"{path.name}, {sum(file.stat().st_size for file in files)} bytes"
 
 
-def _place(directory: Path, about: Subject) -> Path:
+def _path(directory: Path, about: Subject) -> Path:
     key = hashlib.sha256(msgspec.json.encode(about, order="sorted")).hexdigest()[:16]
     return directory / "certificates" / f"{key}.json"

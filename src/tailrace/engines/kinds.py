@@ -1,9 +1,9 @@
-"""The engines that there are: what each runs, what it needs to be installed, and which one is meant by `auto`.
+"""The list of engines: what each runs, which packages it needs, and which engine `auto` takes.
 
-Nothing here imports an engine's library: whether it is installed is looked up, and it is loaded in the worker only.
+Nothing here imports an engine's library: this only looks up whether it is installed. The worker loads it.
 
-Other packages add engines: each is a `Kind` under the entry point `tailrace.engines`. Such an engine is taken when it
-is named, and never by `auto`: what runs a model does not change because a package was installed.
+Other packages add engines: each is a `Kind` under the entry point `tailrace.engines`. Such an engine runs only if it is
+named. `auto` never takes it, so that installing a package does not change which engine runs a model.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ __all__ = [
 
 ENGINES_GROUP = "tailrace.engines"  # of entry points
 
-# What the GGUF loader of OpenVINO GenAI builds, and the tensors that openvino.weights makes fit for it.
+# What the GGUF loader of OpenVINO GenAI supports, and the tensor types that openvino.weights can convert for it.
 _OPENVINO_ARCHITECTURES = ("llama", "qwen2", "qwen3")
 _OPENVINO_TENSORS = frozenset(
     ("F32", "F16", "BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
      "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS")
 )  # fmt: skip
-OPENVINO_AS_THEY_ARE = frozenset(("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q6_K"))  # the others become Q8_0
-_Q8_BYTES = 34 / 32  # of a weight
+OPENVINO_AS_THEY_ARE = frozenset(("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q6_K"))  # other types are converted to Q8_0
+_Q8_BYTES = 34 / 32  # per weight
 _OF_COMPUTING = ("kv_tokens", "max_step_tokens", "prefix_cache", "threads")
 
 
-def _anything(card: ModelCard) -> str:
+def _accept_all(card: ModelCard) -> str:
     return ""
 
 
@@ -57,41 +57,41 @@ def _openvino_refuses(card: ModelCard) -> str:
     if card.format != "gguf":
         return ""
     if card.architecture not in _OPENVINO_ARCHITECTURES:
-        return f"of GGUF files it runs those of {_names(_OPENVINO_ARCHITECTURES)}, not {card.architecture}"
+        return f"it runs GGUF files of {_names(_OPENVINO_ARCHITECTURES)}, not of {card.architecture}"
     if card.tokenizer_model not in ("", "gpt2"):
-        return "of GGUF files it runs those with a byte-level BPE tokenizer, not SentencePiece"
+        return "it runs GGUF files with a byte-level BPE tokenizer, not with SentencePiece"
     if unknown := sorted(set(card.tensor_types) - _OPENVINO_TENSORS):
         return f"it does not read {', '.join(unknown)} tensors"
     return ""
 
 
-def _as_kept(card: ModelCard) -> int:
+def _file_bytes(card: ModelCard) -> int:
     return card.weight_bytes
 
 
-def _as_openvino_keeps(card: ModelCard) -> int:
+def _openvino_bytes(card: ModelCard) -> int:
     is_anew = card.format == "gguf" and not OPENVINO_AS_THEY_ARE.issuperset(card.tensor_types)
     return round(card.num_parameters * _Q8_BYTES) if is_anew else card.weight_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One engine. `refuses` says why it will not run a model of a format that it has, or "" if it will; `weight_bytes`
-    how much of it is in memory then, as near as one can tell."""
+    """One engine. `refuses` returns why the engine cannot run a model of a supported format, or "". `weight_bytes`
+    returns an estimate of the memory of the model's weights."""
 
     name: str
-    text: str  # for people
+    text: str  # a description for people
     formats: tuple[str, ...]  # of model cards
     cls: str  # module:class, called with the `EngineSpec` in the worker; its module may import the library
     packages: tuple[str, ...] = ()  # that must be importable
-    extra: str = ""  # with which pip installs those; "" where tailrace comes with them
-    settings: tuple[str, ...] = ()  # of those that not every engine has
-    exact: bool = False  # unless the user says otherwise
-    step_tokens: int = 256  # of prompts in one step, unless the user says otherwise; 0 leaves it to the library
-    starts_processes: bool = False  # which do not notice that a worker was killed
-    may_be_silent: bool = False  # for long, without a token for anybody: it sees to that itself
-    refuses: Callable[[ModelCard], str] = _anything
-    weight_bytes: Callable[[ModelCard], int] = _as_kept
+    extra: str = ""  # the pip extra that installs them; "" if tailrace depends on them
+    settings: tuple[str, ...] = ()  # the supported ones among the settings that not every engine has
+    exact: bool = False  # the default of --exact
+    step_tokens: int = 256  # default number of prompt tokens per step; 0: the library decides
+    starts_processes: bool = False  # child processes that do not end when the worker is killed
+    may_be_silent: bool = False  # may give no token for long; has its own timeouts
+    refuses: Callable[[ModelCard], str] = _accept_all
+    weight_bytes: Callable[[ModelCard], int] = _file_bytes
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -100,23 +100,21 @@ class Kind:
 
     @property
     def remedy(self) -> str:
-        """The command that installs the missing ones."""
+        """The command that installs the missing packages."""
         return install_command(extra=self.extra, packages=self.packages)
 
     def check(self, settings: Iterable[str]) -> None:
-        """Refuse settings that were given and mean nothing to it. Raises: ModelError."""
+        """Refuse given settings that the engine does not support. Raises: ModelError."""
         for name in settings:
             if name not in self.settings:
                 able = [kind.name for kind in KINDS.values() if name in kind.settings]
                 flag = f"--{name.replace('_', '-')}"
-                raise ModelError(
-                    f"{flag} means nothing to the engine {self.name}; {_names(able)} know{'s' * (len(able) == 1)} it."
-                )
+                raise ModelError(f"The engine {self.name} does not support {flag}. It is supported by {_names(able)}.")
 
     def why_not(self, card: ModelCard) -> str:
-        """Why it cannot run this model, installed or not; "" if it can."""
+        """Return why the engine cannot run this model, or "". Does not check whether it is installed."""
         if card.format not in self.formats:
-            return f"it runs {_names(_PLURALS[name] for name in self.formats)}, and this is {_FORMATS[card.format]}"
+            return f"it runs {_names(_PLURALS[name] for name in self.formats)}, but this is {_FORMATS[card.format]}"
         return self.refuses(card)
 
 
@@ -136,7 +134,7 @@ _PLURALS = {
     "upstream": "other servers",
 }
 
-# In the order in which `auto` takes them; a GPU puts those first that want one.
+# In the order of preference of `auto`. Without a GPU, vllm comes last.
 KINDS = {
     kind.name: kind
     for kind in (
@@ -158,17 +156,17 @@ KINDS = {
             ),
             exact=True,
             refuses=_openvino_refuses,
-            weight_bytes=_as_openvino_keeps,
+            weight_bytes=_openvino_bytes,
         ),
         Kind(
             "llamacpp",
-            "any GGUF file; quickest with one stream",
+            "any GGUF file; fastest with one stream",
             formats=("gguf",),
             packages=("xllamacpp",),
             extra="llamacpp",
             cls="tailrace.engines.llamacpp.engine:LlamaCppEngine",
-            settings=(*_OF_COMPUTING, "exact"),  # which costs two thirds of the speed
-            step_tokens=512,  # in which it computes anyway
+            settings=(*_OF_COMPUTING, "exact"),  # --exact costs two thirds of the speed
+            step_tokens=512,  # llama.cpp's own batch size
         ),
         Kind(
             "vllm",
@@ -179,7 +177,7 @@ KINDS = {
             cls="tailrace.engines.vllm.engine:VllmEngine",
             settings=(*_OF_COMPUTING, "adapter", "adapter_scale", "dtype", "gpus"),
             starts_processes=True,
-            step_tokens=0,  # from 2,048 on a CPU to 16,384 on the largest GPUs
+            step_tokens=0,  # vLLM takes 2,048 on a CPU to 16,384 on the largest GPUs
         ),
         Kind(
             "transformers",
@@ -195,7 +193,7 @@ KINDS = {
             "a server that already runs",
             formats=("upstream",),
             cls="tailrace.engines.upstream.engine:UpstreamEngine",
-            may_be_silent=True,  # a model that thinks, a queue
+            may_be_silent=True,  # the model may reason, or the server may queue the request
         ),
         Kind(
             "scripted",
@@ -212,12 +210,12 @@ OF_SOME = frozenset(name for kind in KINDS.values() for name in kind.settings)  
 
 
 def all_kinds() -> Mapping[str, Kind]:
-    """The engines that come with tailrace, and behind them those of other packages."""
+    """Return the built-in engines, followed by the engines of other packages."""
     return {**KINDS, **_plugins().found}
 
 
 def find_kind(name: str) -> Kind | None:
-    """The engine of a name, in a process that needs no other: plugins of other names are not loaded."""
+    """Return the engine of this name, or None. Loads no plugins of other names."""
     return KINDS.get(name) or _plugins(name).found.get(name)
 
 
@@ -227,27 +225,27 @@ def _plugins(only: str | None = None) -> Plugins[Kind]:
 
 
 def _misfit(kind: Kind, others: Mapping[str, Kind]) -> str:
-    """Why tailrace cannot use such a kind of engine; "" if it can."""
+    """Return why tailrace cannot use this plugin, or ""."""
     if unknown := sorted(set(kind.formats) - set(_FORMATS)):
-        return f"it names formats that there are not: {', '.join(unknown)}"
+        return f"it has unknown formats: {', '.join(unknown)}"
     if unknown := sorted(set(kind.settings) - OF_SOME):
-        return f"it names settings that there are not: {', '.join(unknown)}"
+        return f"it has unknown settings: {', '.join(unknown)}"
     return "" if kind.cls.count(":") == 1 else f"{kind.cls!r} is not module:class"
 
 
 class EngineChoice(NamedTuple):
-    """An engine for a model, and why this one."""
+    """The engine for a model, and the reason for this choice."""
 
     kind: Kind
     why: str
 
 
 def choose(card: ModelCard, wanted: str = "auto") -> EngineChoice:
-    """The engine to run a model with. Raises: ModelError if there is none, with what to do about it."""
+    """Choose the engine for a model. Raises: ModelError that says what to do, if there is none."""
     if wanted != "auto":
         kind = _named(wanted)
         if reason := kind.why_not(card):
-            raise ModelError(f"{card.name} cannot be run with {wanted}: {reason}. {_others(card, kind)}")
+            raise ModelError(f"{wanted} cannot run {card.name}: {reason}. {_others(card, kind)}")
         _require(kind)
         return EngineChoice(kind, "as asked")
     able = [kind for kind in _preferred() if not kind.why_not(card)]
@@ -261,15 +259,15 @@ def choose(card: ModelCard, wanted: str = "auto") -> EngineChoice:
         reasons = "; ".join(f"{kind.name}: {kind.why_not(card)}" for kind in known)
         raise ModelError(f"No engine runs {card.name} ({reasons}).")
     raise ModelError(
-        f"{card.name} is {_FORMATS[card.format]}, and an engine that runs it has to be installed: {able[0].remedy}."
+        f"{card.name} is {_FORMATS[card.format]}. No engine for it is installed. Install one: {able[0].remedy}."
     )
 
 
 def load_engine(spec: EngineSpec) -> Engine:
-    """Load an engine and its model into this process. Takes seconds and much memory.
+    """Load an engine and its model into this process, which takes seconds and much memory.
 
-    Raises: ModelError if there is no such engine or its library is missing; whatever the library raises if it cannot
-    load the model.
+    Raises: ModelError if the engine is unknown or its library is missing; the library's exceptions if it cannot load
+    the model.
     """
     kind = find_kind(spec.engine) or _named(spec.engine)
     _require(kind)
@@ -303,7 +301,7 @@ def _others(card: ModelCard, but: Kind) -> str:
 def _preferred() -> list[Kind]:
     kinds = list(KINDS.values())
     if not has_gpu():
-        kinds.sort(key=lambda kind: kind.name == "vllm")  # its CPU build is the slower way on a few cores
+        kinds.sort(key=lambda kind: kind.name == "vllm")  # its CPU build is slower on few cores
     return kinds
 
 

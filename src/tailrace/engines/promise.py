@@ -1,7 +1,7 @@
-"""The promise that every engine keeps: token ids in, token ids out, one step at a time.
+"""The interface of every engine: token ids in, token ids out, one step at a time.
 
-An engine knows nothing of text, streams, queues or sockets. It runs in a worker process of its own, is driven by one
-thread, and is never asked for more than its `capabilities` announce.
+An engine knows nothing about text, streams, queues or sockets. It runs in its own worker process, in one thread.
+Requests that exceed its `capabilities` never reach it.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ __all__ = ["Capabilities", "Delta", "Engine", "RestartNeeded", "Sequence"]
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do with the model that it has loaded. What is not in here is refused with 400."""
+    """What an engine supports with its loaded model. Other requests are refused with 400."""
 
     engine: str  # name and version
     context_tokens: int  # prompt and answer together
-    kv_tokens: int  # what its memory holds, all sequences together
-    block_tokens: int  # granularity in which that memory is handed out
-    max_sequences: int  # running at once
-    parameters: frozenset[str]  # names of the `Sampling` fields that it honours
-    exact: bool  # greedy output does not depend on the neighbours in the batch
+    kv_tokens: int  # capacity of the KV cache, for all sequences together
+    block_tokens: int  # allocation unit of the KV cache
+    max_sequences: int  # running at the same time
+    parameters: frozenset[str]  # supported fields of `Sampling`
+    exact: bool  # greedy output does not depend on other sequences in the batch
 
     def check_length(self, sequence: Sequence) -> None:
-        """Raises: SequenceFailed if prompt and longest answer together do not fit into context or memory."""
+        """Raises: SequenceFailed if the prompt and max_tokens together exceed the context or the KV cache."""
         wanted = len(sequence.prompt_ids) + (sequence.sampling.max_tokens or 0)
         if wanted > min(self.context_tokens, self.kv_tokens):
             raise SequenceFailed("the prompt is too long for this engine")
@@ -52,31 +52,31 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     start: int  # index of the first new token in the sequence
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...] = ()
-    # On the last one of a sequence, and only there. "stop" and "length" come with the token that they are about.
+    # On the last delta of a sequence only. "stop" and "length" come with the token that ends the sequence.
     finish_reason: FinishReason | None = None
-    failure: str = ""  # for people, with finish_reason "error"
-    top_logprobs: tuple[TopLogprobs, ...] = ()  # for each token, where asked for
-    # Tokens of the prompt and of the answer so far, where they are not the ids that went in and came out.
+    failure: str = ""  # a message for people, with finish_reason "error"
+    top_logprobs: tuple[TopLogprobs, ...] = ()  # for each token, if requested
+    # Token counts of the prompt and of the answer so far, if they differ from the number of ids.
     usage: tuple[int, int] | None = None
-    # With "error": what the sequence ran on went away. It may be submitted again, under another id.
+    # With "error": a temporary failure. The sequence may be submitted again, under another id.
     is_lost: bool = False
-    # With "error": it cannot be run, now or later, because of what was asked.
+    # With "error": a permanent failure, caused by the request itself.
     is_refused: bool = False
 
 
 class RestartNeeded(Exception):
-    """An engine has to be replaced by a new one, through no fault of a sequence; the text says why, for the log."""
+    """The engine has to be replaced, and no sequence is at fault. The text is the reason for the log."""
 
 
 class Engine(Protocol):
-    """Runs sequences in a batch. Every submitted sequence ends with exactly one `Delta` that has a finish_reason."""
+    """Runs sequences in a batch. Each submitted sequence ends with exactly one `Delta` with a finish_reason."""
 
     capabilities: Capabilities
 
     def submit(self, sequence: Sequence) -> None:
         """Queue a sequence for the next step.
 
-        Raises: SequenceFailed if this one cannot be run (an over-long prompt, say); the others are untouched.
+        Raises: SequenceFailed if this sequence cannot be run, for example because its prompt is too long.
         """
 
     def abort(self, sequence_id: int) -> None:
@@ -85,9 +85,9 @@ class Engine(Protocol):
     def step(self) -> list[Delta]:
         """Run one forward over the batch. Returns at once with [] when nothing is running.
 
-        A sequence that fails ends with finish_reason "error" and its neighbours go on; anything raised means that the
-        engine is lost; `RestartNeeded` means so, too, and that no sequence is to blame.
+        A sequence that fails ends with finish_reason "error", and the others go on. Any exception means that the engine
+        is lost. `RestartNeeded` also means that no sequence is at fault.
         """
 
     def close(self) -> None:
-        """Let go of the model's memory."""
+        """Free the model's memory."""

@@ -1,7 +1,7 @@
-"""What crosses between server and worker: length-prefixed msgpack over a socket pair.
+"""The messages between server and worker: length-prefixed msgpack over a socket pair.
 
-One direction carries work, the other one frame a step with every sequence's new ids. Nothing is pickled. Both ends
-know every message type, so a peer that talks something else fails to decode and is replaced.
+The server sends work. The worker sends one frame per step with the new ids of every sequence. Nothing is pickled. A
+worker whose message cannot be decoded is replaced.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class EngineSpec(msgspec.Struct, frozen=True):
-    """Which engine to load, with what. `path` is a GGUF file, a model directory or the address of a server; "" where
+    """The engine to load, and its settings. `path` is a GGUF file, a model directory or the address of a server; "" if
     the engine needs none."""
 
     engine: str
@@ -43,26 +43,27 @@ class EngineSpec(msgspec.Struct, frozen=True):
     context_tokens: int = 8192
     kv_tokens: int = 65_536
     max_sequences: int = 64
-    max_step_tokens: int = 256  # prompt tokens that one step may prefill beside the running sequences; 0: vLLM decides
+    max_step_tokens: int = 256  # prompt tokens per step, besides running sequences; 0: vLLM decides
     threads: int = 0  # 0: the library decides
     eos_token_ids: tuple[int, ...] = ()
-    cache_path: str = ""  # where an engine may keep a prepared form of the model; "": nowhere
-    exact: bool = False  # ask for output that does not depend on neighbours, at some cost
-    prefix_cache: bool = True  # reuse what earlier prompts began with
-    device: str = ""  # cpu, cuda, cuda:1, GPU … in the library's own words; "": it decides
-    dtype: str = ""  # that it computes in: float32, bfloat16, float16; "": it decides
-    kv_precision: str = ""  # what keys and values are kept in; "": the library decides
-    gpus: int = 1  # over which one model is spread
-    prompt_lookup_tokens: int = 0  # guessed ahead from what was said before, and checked in one step
+    cache_path: str = ""  # directory for a converted model; "": none
+    exact: bool = False  # output must not depend on other sequences, which costs speed
+    prefix_cache: bool = True  # reuse the KV cache of earlier prompts with the same beginning
+    device: str = ""  # cpu, cuda, cuda:1, GPU … as the library names it; "": the library decides
+    dtype: str = ""  # of the computation: float32, bfloat16, float16; "": the library decides
+    kv_precision: str = ""  # of the KV cache; "": the library decides
+    gpus: int = 1  # number of GPUs that share one model
+    prompt_lookup_tokens: int = 0  # speculative tokens per step, copied from earlier text
     adapter: str = ""  # a LoRA adapter's file or directory
     adapter_scale: float = 1.0
-    grammar_memory_bytes: int = 0  # what compiled grammars may take before the process is replaced; 0: no limit
+    grammar_memory_bytes: int = 0  # of compiled grammars; the process is replaced at this limit; 0: no limit
     secret: str = ""  # a key for the server at `path`
     options: dict[str, float] = {}  # the scripted engine's speed and faults
 
 
 class Start(msgspec.Struct, tag="start", array_like=True, gc=False):
-    """The first message to a worker. `epoch` stamps every frame, so that a replaced worker's late ones are refused."""
+    """The first message to a worker. Every frame carries `epoch`, so that late frames of a replaced worker are
+    ignored."""
 
     version: int
     epoch: int
@@ -78,7 +79,7 @@ class Abort(msgspec.Struct, tag="abort", array_like=True, gc=False):
 
 
 class Ready(msgspec.Struct, tag="ready", array_like=True, gc=False):
-    """The first message from a worker: the model is loaded, and this is what can be done with it."""
+    """The first message from a worker: the model is loaded, with these capabilities."""
 
     version: int
     epoch: int
@@ -86,7 +87,7 @@ class Ready(msgspec.Struct, tag="ready", array_like=True, gc=False):
 
 
 class Frame(msgspec.Struct, tag="frame", array_like=True, gc=False):
-    """One step. Sent even when `deltas` is empty (a long prefill), since frames are the sign of progress."""
+    """The result of one step. Also sent without deltas (during a long prefill), as a sign of progress."""
 
     epoch: int
     step: int
@@ -94,7 +95,7 @@ class Frame(msgspec.Struct, tag="frame", array_like=True, gc=False):
 
 
 class Fatal(msgspec.Struct, tag="fatal", array_like=True, gc=False):
-    """The worker's last words: the model did not load, the engine raised, or it has to be replaced (no crash)."""
+    """The last message of a worker: the model did not load, the engine raised, or it needs a restart (no crash)."""
 
     message: str
     is_crash: bool = True
@@ -108,5 +109,5 @@ decode_from_worker = msgspec.msgpack.Decoder(FromWorker).decode
 
 
 def encode(message: ToWorker | FromWorker) -> bytes:
-    """The message with its length in front, ready for the socket."""
+    """Encode a message with its length prefix."""
     return framed(_encoder.encode(message))

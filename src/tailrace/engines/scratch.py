@@ -1,4 +1,4 @@
-"""Directories of processes that may be killed at any moment: what one leaves behind, the next one takes away."""
+"""Temporary directories of processes that may be killed. The next process removes what a killed process has left."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from pathlib import Path
 
 __all__ = ["scratch_directory"]
 
-_NEW_S = 60.0  # by then whoever made one has locked it
+_NEW_S = 60.0  # a younger directory may not be locked yet
 
 
 @contextmanager
 def scratch_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]:
-    """A new directory whose name begins so, in `parent` or where temporary files go. It is gone at the end, or, where
-    its process was killed, when the next one makes such a directory.
+    """Make a temporary directory with this prefix, in `parent` or the default place. It is removed at the end. After a
+    kill, the next call with the same prefix removes it.
 
     Raises: OSError.
     """
     parent = parent or Path(tempfile.gettempdir())
     parent.mkdir(parents=True, exist_ok=True)
-    for left in parent.glob(f"{prefix}*"):
-        with suppress(OSError):  # somebody's who is alive, or not ours at all
-            if time.time() - left.stat().st_mtime > _NEW_S:
-                os.close(_locked(left))
-                shutil.rmtree(left, ignore_errors=True)
+    for old in parent.glob(f"{prefix}*"):
+        with suppress(OSError):  # in use by another process, or of another user
+            if time.time() - old.stat().st_mtime > _NEW_S:
+                os.close(_locked(old))
+                shutil.rmtree(old, ignore_errors=True)
     directory = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
         lock = _locked(directory)
@@ -42,7 +42,8 @@ def scratch_directory(prefix: str, parent: Path | None = None) -> Iterator[Path]
 
 
 def _locked(directory: Path) -> int:
-    """A descriptor that holds it for as long as this process lives. Raises: OSError if another one does."""
+    """Lock a directory for this process's life; returns the descriptor. Raises: OSError if another process has the
+    lock."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

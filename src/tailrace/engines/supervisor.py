@@ -1,4 +1,4 @@
-"""Keeps an engine worker alive: starts it, hands it sequences, notices that it died or hangs, starts the next one."""
+"""Keeps an engine worker running: starts it, sends it sequences, detects crashes and hangs, and restarts it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["Supervisor"]
 
 logger = logging.getLogger("tailrace.engine")
 
-_SPARE_AFTER_S = 5.0  # so that loading does not slow down the streams that have to catch up
-_EMPTY_FRAMES = 10  # so many times longer may an engine step without a token, as it does with a long prompt
-_HEAR_S = 0.02
-_SHORT_LIFE_S = 5.0  # a worker that dies so soon, and gave nothing, counts as one that did not start
+_SPARE_AFTER_S = 5.0  # resumed streams catch up first, before loading the spare takes the CPU
+_EMPTY_FRAMES = 10  # a long prefill gives frames without tokens: their timeout is this many times longer
+_RECHECK_S = 0.02
+_MIN_LIFE_S = 5.0  # a worker that dies earlier, without a token, counts as a failed start
 
 
 class Supervisor:
-    """Keeps one engine worker alive, and routes what it says to the sequences' receivers.
+    """Keeps one engine worker running, and passes its deltas to the sequences' receivers.
 
-    `on_change` is called on the event loop whenever the engine came or went, before anything else hears of it.
-    `capabilities` stay known while one worker is replaced by the next. With `spare`, that one is loaded beforehand, and
-    takes its memory.
+    `on_change` is called on the event loop when an engine becomes ready or is lost, before the receivers are called.
+    `capabilities` keep their value while a worker is replaced. With `spare`, the next worker is loaded in advance,
+    which doubles the memory.
     """
 
     def __init__(
@@ -44,10 +44,10 @@ class Supervisor:
         self.spec = spec
         self.capabilities: Capabilities | None = None
         self.is_ready = False
-        self.failures = 0  # workers in a row that did not start, or did not last
+        self.failures = 0  # failed starts in a row, including workers that died early
         self.restarts = 0
         self.last_reason = ""
-        self.has_crashed = False  # the last engine that ran: it went or hung by itself, nobody killed it
+        self.has_crashed = False  # whether the last engine crashed or hung, and was not killed
         self.pid: int | None = None
         self._on_change = on_change
         self._stall_s = stall_s
@@ -56,7 +56,7 @@ class Supervisor:
         kind = all_kinds().get(spec.engine)
         self._may_be_silent = kind is not None and kind.may_be_silent
         self._epoch = 0
-        self._lost_s: float | None = None  # when an engine was lost that no other has replaced
+        self._lost_s: float | None = None  # when the engine was lost; None while one runs
         self._worker: WorkerProcess | None = None
         self._spare: asyncio.Task[WorkerProcess | None] | None = None
         self._spare_timer: asyncio.TimerHandle | None = None
@@ -68,20 +68,20 @@ class Supervisor:
 
     @property
     def silent_s(self) -> float:
-        """How long the engine has been running sequences without giving a token, where that means something."""
+        """Seconds since the last token while sequences run; 0 for engines that may be silent."""
         if self._may_be_silent or not self._receivers or self._worker is None:
             return 0.0
         return time.monotonic() - self._worker.last_token_s
 
     @property
     def retry_after_s(self) -> float:
-        """When it is worth asking again for an engine that is not there."""
+        """Backoff of restarts, in seconds; also the Retry-After while no engine runs."""
         return min(30.0, 0.5 * (1 << min(self.failures, 6)))
 
     def submit(self, sequence: Sequence, receiver: Receiver) -> None:
-        """Hand a sequence to the worker.
+        """Send a sequence to the worker.
 
-        Raises: EngineLost if there is no worker just now.
+        Raises: EngineLost if no worker is ready.
         """
         worker = self._worker
         if not self.is_ready or worker is None or worker.gone.done():
@@ -92,16 +92,17 @@ class Supervisor:
         worker.send(Submit(sequence))
 
     def abort(self, sequence_id: int) -> None:
-        """Ask for the end of a sequence; its receiver still gets the last delta, within a step."""
+        """Abort a sequence. Its receiver still gets the last delta, within one step."""
         worker = self._worker
         if sequence_id in self._receivers and worker is not None:
             worker.send(Abort(sequence_id))
 
     async def run(self, *, once: bool = False) -> None:
-        """Start a worker, and another whenever it is lost, until cancelled. With `once`, return at the first loss.
-        May be called again when it has returned.
+        """Run a worker, and restart it whenever it is lost, until cancelled. With `once`, return at the first loss.
 
-        Cancellation: kills the worker and waits for it. Nobody is told; there should be no sequences then.
+        May be called again after it has returned.
+
+        Cancellation: kills the worker and waits for its end. Receivers are not called, so there should be no sequences.
         """
         try:
             async with asyncio.TaskGroup() as group:  # of the spare
@@ -124,7 +125,7 @@ class Supervisor:
                 return
             self.restarts += 1
             has_worked = self.capabilities is not None
-            if self.failures > has_worked:  # what has worked is worth one more try at once
+            if self.failures > has_worked:  # an engine that has worked before gets one restart without backoff
                 await asyncio.sleep(self.retry_after_s)
 
     def _report(self, error: EngineError) -> None:
@@ -136,13 +137,12 @@ class Supervisor:
         self._on_change()
         lost, self._receivers = list(self._receivers.values()), {}
         if was_ready:
-            logger.error("%s Sequences cut off: %d. Starting another engine.", error.message, len(lost))
+            logger.error("%s Interrupted sequences: %d. Starting another engine.", error.message, len(lost))
         for receiver in lost:
             receiver.lost(error)
 
     async def _run_worker(self, group: asyncio.TaskGroup) -> EngineError:
-        """One worker from start to end, with the next one getting ready beside it if a spare is wanted; says why it
-        ended."""
+        """Run one worker to its end; returns why it ended. Loads the spare meanwhile, if one is wanted."""
         worker = await self._take_spare()
         try:
             if worker is None:
@@ -153,7 +153,7 @@ class Supervisor:
             self._worker = worker
             self.is_ready = True
             if self._lost_s is not None:
-                logger.warning("Another engine runs, %.1f s later.", time.monotonic() - self._lost_s)
+                logger.warning("Another engine is ready after %.1f s.", time.monotonic() - self._lost_s)
                 self._lost_s = None
             self._on_change()
             if self._wants_spare:
@@ -169,7 +169,7 @@ class Supervisor:
                 await worker.stop()
 
     async def _load(self) -> WorkerProcess:
-        """A worker with its model loaded. Raises: EngineLost."""
+        """Start a worker and wait until its model is loaded. Raises: EngineLost."""
         self._epoch += 1
         worker = await WorkerProcess.start(self.spec, self._epoch)
         try:
@@ -178,17 +178,17 @@ class Supervisor:
             if not worker.ready.done():
                 if not worker.gone.done():
                     raise EngineLost(f"The engine did not load within {self._load_s:g} s.")
-                raise EngineLost(f"The engine did not load: {(await worker.why())[0].rstrip('.')}.")
+                raise EngineLost(f"The engine did not load: {(await worker.exit_reason())[0].rstrip('.')}.")
         except BaseException:
             await worker.stop()
             raise
         return worker
 
     async def _serve(self, worker: WorkerProcess) -> EngineError:
-        """Until the worker is lost."""
+        """Wait until the worker is lost, and count an early death as a failure. Returns the error."""
         since_s = time.monotonic()
         error = await self._until_lost(worker)
-        is_short = time.monotonic() - since_s < _SHORT_LIFE_S and not worker.has_given
+        is_short = time.monotonic() - since_s < _MIN_LIFE_S and not worker.has_given
         self.failures = self.failures + 1 if is_short else 0
         return error
 
@@ -206,14 +206,14 @@ class Supervisor:
             return None
 
     async def _take_spare(self) -> WorkerProcess | None:
-        """The worker that was loaded beforehand; one that is being loaded is waited for, since it has a start on any
-        other."""
+        """Return the spare worker, or None. Waits for a spare that is still loading, since a new one would take
+        longer."""
         if self._spare_timer is not None:
             self._spare_timer.cancel()
         loading, self._spare = self._spare, None
         spare = await loading if loading is not None else None
         if spare is not None and spare.gone.done():
-            logger.error("The spare engine had stopped as well: %s.", (await spare.why())[0])
+            logger.error("The spare engine had stopped as well: %s.", (await spare.exit_reason())[0])
             await spare.stop()
             return None
         return spare
@@ -226,14 +226,14 @@ class Supervisor:
             if not self._may_be_silent:
                 idle_s = max(idle_s, (now_s - worker.last_token_s) / _EMPTY_FRAMES)
             if self._receivers and idle_s >= self._stall_s:
-                if not is_suspect:  # it may be us who stood still: what it said meanwhile is heard first
+                if not is_suspect:  # maybe this process was blocked: read the pending frames first
                     is_suspect = True
-                    await asyncio.sleep(_HEAR_S)
+                    await asyncio.sleep(_RECHECK_S)
                     continue
                 silent_s = now_s - worker.last_token_s
                 return EngineStalled(f"The engine made no progress for {silent_s:.0f} s and was replaced.")
             is_suspect = False
             wait_s = self._stall_s - idle_s if self._receivers else self._stall_s
             await asyncio.wait([worker.gone], timeout=max(wait_s, 0.01))
-        why, is_crash = await worker.why()
-        return EngineLost(f"The engine stopped: {why}.", is_crash=is_crash)
+        exit_reason, is_crash = await worker.exit_reason()
+        return EngineLost(f"The engine stopped: {exit_reason}.", is_crash=is_crash)

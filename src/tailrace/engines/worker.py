@@ -1,8 +1,8 @@
 """The engine's own process: `python -m tailrace.engines.worker FD PARENT_PID`.
 
-One thread takes work from the socket, steps the engine and sends one frame a step. It waits on the socket only when
-nothing runs. A closed socket means that the server is gone, and ends the process; on Linux the kernel ends it too when
-the parent dies in the middle of a long step.
+One thread reads work from the socket, steps the engine and sends one frame per step. It blocks on the socket only when
+no sequence runs. The process ends when the server closes the socket. On Linux, the kernel also ends it when the parent
+dies during a long step.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tailrace.frames import FrameBuffer
 
 __all__ = ["main"]
 
-_PARTING_S = 2.0
+_FLUSH_TIMEOUT_S = 2.0
 
 
 class _Link:
@@ -46,9 +46,9 @@ class _Link:
         self._buffer = FrameBuffer()
 
     def receive(self, *, wait: bool) -> Iterator[ToWorker]:
-        """What has arrived. With `wait`, blocks until something has.
+        """Yield the received messages. With `wait`, blocks until bytes arrive.
 
-        Raises: EOFError when the server is gone.
+        Raises: EOFError when the server has closed the socket.
         """
         try:
             chunk = self._sock.recv(1 << 20, 0 if wait else socket.MSG_DONTWAIT)
@@ -62,30 +62,29 @@ class _Link:
             yield decode_to_worker(body)
 
     def receive_first(self) -> ToWorker:
-        """The first message, in however many pieces it comes. Raises: EOFError when the server is gone."""
+        """Wait for the first complete message. Raises: EOFError."""
         while True:
             for message in self.receive(wait=True):
                 return message
 
     def send(self, message: FromWorker) -> None:
-        """Blocks while the server is too far behind, which is how far the engine may run ahead."""
+        """Send a message. Blocks while the socket's buffer is full, which is the backpressure on the engine."""
         try:
             self._sock.sendall(encode(message))
         except ConnectionError as error:
             raise EOFError from error
 
-    def part(self) -> None:
-        """Wait until the server has heard everything: what it writes to a socket that is closed would make it lose the
-        last words."""
+    def flush_and_close(self) -> None:
+        """Wait until the server has read everything. If it wrote to a closed socket, it would lose the last message."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_WR)
-            self._sock.settimeout(_PARTING_S)
+            self._sock.settimeout(_FLUSH_TIMEOUT_S)
             while self._sock.recv(1 << 16):
                 pass
 
 
 def run(engine: Engine, link: _Link, epoch: int) -> None:
-    """Steps the engine until the server is gone.
+    """Step the engine until the server closes the socket.
 
     Raises: EOFError then; anything else means that the engine is lost.
     """
@@ -114,18 +113,18 @@ def run(engine: Engine, link: _Link, epoch: int) -> None:
         step += 1
         link.send(Frame(epoch, step, deltas))
         if not live:
-            engine.step()  # nothing runs: whatever the engine kept beside the last sequence may rest
+            engine.step()  # with nothing running, lets the engine free what it kept for the last sequence
 
 
 def main(argv: list[str]) -> int:
-    """Takes the descriptor of the socket and the parent's process id; returns the exit status."""
+    """Run the worker. `argv` is the socket's descriptor and the parent's process id. Returns the exit status."""
     fd, parent_pid = int(argv[0]), int(argv[1])
     begin_child(parent_pid)
     link = _Link(socket.socket(fileno=fd))
     with contextlib.suppress(EOFError):
         start = link.receive_first()
         if not isinstance(start, Start) or start.version != PROTOCOL_VERSION:
-            link.send(Fatal("server and worker are of different versions"))
+            link.send(Fatal("server and worker have different versions"))
             return 1
         kind = find_kind(start.spec.engine)
         if kind is not None and kind.starts_processes:
@@ -138,7 +137,7 @@ def main(argv: list[str]) -> int:
             raise
         except RestartNeeded as error:
             link.send(Fatal(str(error), is_crash=False))
-            link.part()
+            link.flush_and_close()
             return 0
         except BaseException as error:
             link.send(
@@ -146,11 +145,11 @@ def main(argv: list[str]) -> int:
                     str(error)[:2000] if isinstance(error, TailraceError) else f"{type(error).__name__}: {error}"[:2000]
                 )
             )
-            link.part()
+            link.flush_and_close()
             return 1
     return 0
 
 
 if __name__ == "__main__":
-    # The engine's threads may still be busy with a model that nobody wants any more.
+    # Does not wait for the engine's threads, which may still compute.
     os._exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""The server's end of one worker: its process, the socket to it, and the sequences that it runs."""
+"""The server's handle on one worker: its process, the socket, and its running sequences."""
 
 from __future__ import annotations
 
@@ -32,23 +32,23 @@ from tailrace.frames import FrameBuffer
 
 __all__ = ["Receiver", "WorkerProcess"]
 
-# How far the engine may run ahead of the server. The kernel counts its own bookkeeping as well, so that a frame of one
-# token takes about a kilobyte of this: some sixty steps at one stream.
-_AHEAD_BYTES = 64 * 1024
+# Buffer between engine and server. The kernel also counts its own overhead, so that a frame with one token takes about
+# one kilobyte: about sixty steps with one stream.
+_BUFFER_BYTES = 64 * 1024
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
 _CLOSED = "closed its socket"
-_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # also what the kernel sends when memory is short
-_EXIT_S = 5.0  # between a worker's socket and the rest of it; a loop that is late for a second must not blame a request
+_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM)  # the kernel's OOM killer sends SIGKILL too
+_EXIT_TIMEOUT_S = 5.0  # from the closed socket to the exit; long, because a wrong guess would blame a request
 
 
 class Receiver(Protocol):
-    """Takes what the engine adds to one sequence. Both are called on the event loop and must not raise or wait."""
+    """Receives the deltas of one sequence. Both methods are called on the event loop, and must not raise or block."""
 
     def push(self, delta: Delta) -> None:
-        """One step's addition. The one with a finish_reason is the last call."""
+        """Take one step's delta. A delta with a finish_reason is the last call."""
 
     def lost(self, error: EngineError) -> None:
-        """The worker died with this sequence unfinished. The last call."""
+        """The worker was lost before the sequence ended. This is the last call."""
 
 
 class WorkerProcess(asyncio.Protocol):
@@ -58,30 +58,30 @@ class WorkerProcess(asyncio.Protocol):
         loop = asyncio.get_running_loop()
         self.epoch = epoch
         self.ready: asyncio.Future[Capabilities] = loop.create_future()
-        self.gone: asyncio.Future[str] = loop.create_future()  # why
+        self.gone: asyncio.Future[str] = loop.create_future()  # the reason
         self.receivers: dict[int, Receiver] = {}
         self.last_frame_s = self.last_token_s = time.monotonic()
-        self.has_given = False  # a token, ever
-        self.wants_restart = False  # it said so: no crash
+        self.has_given = False  # whether it has ever given a token
+        self.wants_restart = False  # whether it asked for a restart: not a crash
         self.process: asyncio.subprocess.Process
         self._transport: asyncio.Transport | None = None
         self._buffer = FrameBuffer()
 
     @classmethod
     async def start(cls, spec: EngineSpec, epoch: int) -> WorkerProcess:
-        """A process that begins to load its model. Raises: EngineLost."""
+        """Start a process, which begins to load its model. Raises: EngineLost."""
         worker = cls(epoch)
         with contextlib.ExitStack() as on_failure:
             try:
                 ours, theirs = socket.socketpair()
                 on_failure.callback(ours.close)
                 with theirs:
-                    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _AHEAD_BYTES)
+                    theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
                     worker.process = await asyncio.create_subprocess_exec(
                         sys.executable, "-m", "tailrace.engines.worker", str(theirs.fileno()), str(os.getpid()),
                         stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()],
                         env=_worker_environment(),
-                        start_new_session=True,  # Ctrl-C on the terminal is for the server alone
+                        start_new_session=True,  # Ctrl-C on the terminal goes only to the server
                     )  # fmt: skip
                 try:
                     await asyncio.get_running_loop().create_unix_connection(lambda: worker, sock=ours)
@@ -103,28 +103,28 @@ class WorkerProcess(asyncio.Protocol):
         await self.process.wait()
 
     def send(self, message: ToWorker) -> None:
-        """To a worker that is gone, nothing: its receivers will hear of that."""
+        """Send a message. Does nothing if the worker is lost: its receivers get the error."""
         assert self._transport is not None
         if not self.gone.done():  # uvloop raises if its transport is closed
             self._transport.write(encode(message))
 
-    async def why(self) -> tuple[str, bool]:
-        """Why it is gone, in its own words or those of its exit status, and whether it went by itself."""
+    async def exit_reason(self) -> tuple[str, bool]:
+        """Return why the worker ended (its own message or its exit status), and whether it crashed."""
         reason = self.gone.result()
         if reason != _CLOSED:
             return reason, not self.wants_restart
         with contextlib.suppress(TimeoutError):
-            status = await asyncio.wait_for(self.process.wait(), _EXIT_S)
+            status = await asyncio.wait_for(self.process.wait(), _EXIT_TIMEOUT_S)
             if status < 0:
                 return f"killed by {_signal_name(-status)}", -status not in _FROM_OUTSIDE
             return f"exit status {status}", True
         return reason, True
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's is none by inheritance
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's class does not inherit from it
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._leave(_CLOSED)
+        self._mark_lost(_CLOSED)
 
     def data_received(self, data: bytes) -> None:
         self.last_frame_s = time.monotonic()
@@ -132,23 +132,23 @@ class WorkerProcess(asyncio.Protocol):
             return
         try:
             for body in self._buffer.feed(data):
-                self._take(body)
+                self._on_message(body)
         except (msgspec.DecodeError, ValueError) as error:
-            self._leave(f"talked garbage ({error})")
+            self._mark_lost(f"sent invalid data ({error})")
 
-    def _take(self, body: bytes) -> None:
+    def _on_message(self, body: bytes) -> None:
         message = decode_from_worker(body)
         if isinstance(message, Frame):
             if message.epoch == self.epoch:
                 self._dispatch(message.deltas)
         elif isinstance(message, Ready):
             if message.version != PROTOCOL_VERSION or message.epoch != self.epoch:
-                self._leave("is of another version")
+                self._mark_lost("has another version")
             elif not self.ready.done():
                 self.ready.set_result(message.capabilities)
         elif isinstance(message, Fatal):
             self.wants_restart = not message.is_crash
-            self._leave(message.message)
+            self._mark_lost(message.message)
 
     def _dispatch(self, deltas: list[Delta]) -> None:
         if deltas:
@@ -163,7 +163,7 @@ class WorkerProcess(asyncio.Protocol):
                 del receivers[delta.sequence_id]
             receiver.push(delta)
 
-    def _leave(self, reason: str) -> None:
+    def _mark_lost(self, reason: str) -> None:
         if not self.gone.done():
             self.gone.set_result(reason)
 
@@ -176,5 +176,5 @@ def _signal_name(number: int) -> str:
 
 
 def _worker_environment() -> dict[str, str]:
-    """The server's environment without what looks like a secret: the engine has no use for any."""
+    """Return the server's environment without variables that look like secrets, which the engine does not need."""
     return {name: value for name, value in os.environ.items() if not _SECRET.search(name)}

@@ -289,7 +289,7 @@ def test_files_that_are_no_models(card: ModelCard, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     for content in (b"GGUF" + bytes(100), b"GGUF\3\0\0\0" + b"\xa5" * 4000, card.path.read_bytes()[:3_000_000]):
         path.write_bytes(content)
-        with pytest.raises(ModelError, match=r"does not load .*: \S"):
+        with pytest.raises(ModelError, match=r"cannot load .*: \S"):
             load_engine(EngineSpec(engine="llamacpp", path=str(path)))
 
 

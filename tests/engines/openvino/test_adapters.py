@@ -74,7 +74,7 @@ def test_it_changes_answers_and_none_of_it_does_not(spec: EngineSpec, tmp_path: 
     [
         ("model.layers.30.self_attn.q_proj", "no linear layer model.layers.30"),
         ("transformer.h.0.attn.c_attn", "no linear layer transformer"),
-        ("model.layers.0.self_attn.k_proj", "for 576 x 576, and the model's is 192 x 576"),
+        ("model.layers.0.self_attn.k_proj", "the shape 576 x 576, but the model's has 192 x 576"),
     ],
 )
 def test_another_models(name: str, reason: str, spec: EngineSpec, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.api.process import Server
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(300)]
 
-_FULL = r"compiled grammars take .* MiB of memory, and --grammar-memory-bytes is 2 MiB\. Sequences cut off: "
+_FULL = r"compiled grammars take .* MiB of memory; --grammar-memory-bytes is 2 MiB\. Interrupted sequences: "
 
 
 def _ask(server: Server, number: int) -> None:

@@ -43,7 +43,7 @@ def test_above_the_limit_an_idle_engine_asks_for_another(heap: _Heap) -> None:
     memory.check(is_idle=True)  # nobody has measured
     memory.measure()
     memory.check(is_idle=False)
-    with pytest.raises(RestartNeeded, match=re.escape("take 101 MiB of memory, and --grammar-memory-bytes is 100 MiB")):
+    with pytest.raises(RestartNeeded, match=re.escape("take 101 MiB of memory; --grammar-memory-bytes is 100 MiB")):
         memory.check(is_idle=True)
 
 

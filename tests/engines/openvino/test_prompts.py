@@ -34,7 +34,7 @@ def test_every_prompt_comes_whole_and_no_piece_is_one_token(
     queue = _queue(step_tokens=step_tokens)
     prompts = {number: tuple((number + place) % _ROWS for place in range(n)) for number, n in enumerate(lengths)}
     for number, ids in prompts.items():
-        queue.add(number, ids, as_they_are=False)
+        queue.add(number, ids, unchanged=False)
     done: dict[int | None, int] = {}  # how far each is in the cache, by the first id of what is being cut
     finished: list[int] = []
     for pieces in _all(queue, num_decoding):
@@ -61,9 +61,9 @@ def test_every_prompt_comes_whole_and_no_piece_is_one_token(
 
 def test_short_prompts_overtake_and_the_oldest_keeps_half_of_each_step() -> None:
     queue = _queue(step_tokens=256)
-    queue.add(1, tuple(range(1000)), as_they_are=False)
+    queue.add(1, tuple(range(1000)), unchanged=False)
     for number in range(2, 10):
-        queue.add(number, tuple(range(number, number + 60)), as_they_are=False)
+        queue.add(number, tuple(range(number, number + 60)), unchanged=False)
     steps = _all(queue)
     assert [[piece.sequence_id for piece in pieces] for pieces in steps[:5]] == [
         [2, 3, None], [4, 5, None], [6, 7, None], [8, 9, None], [None],
@@ -92,7 +92,7 @@ def test_a_prompt_asked_again_keeps_its_tail_to_itself(length: int) -> None:
     queue = _queue(step_tokens=1000)
     said: list[tuple[int, ...]] = []
     for number in range(6):
-        queue.add(number, tuple(range(length)), as_they_are=False)
+        queue.add(number, tuple(range(length)), unchanged=False)
         ((piece,),) = _all(queue)
         hit = _hits(piece.ids, said)
         assert length - hit >= 24
@@ -103,10 +103,10 @@ def test_a_prompt_asked_again_keeps_its_tail_to_itself(length: int) -> None:
 @given(st.integers(1, 100), st.integers(1, 100))
 def test_what_an_answer_wrote_is_never_found(prompt_length: int, answer_length: int) -> None:
     queue = _queue(step_tokens=1000)
-    queue.add(1, tuple(range(prompt_length)), as_they_are=False)
+    queue.add(1, tuple(range(prompt_length)), unchanged=False)
     ((first,),) = _all(queue)
     answer = tuple(range(500, 500 + answer_length))  # in the only form in which a model says it
-    queue.add(2, (*range(prompt_length), *answer, *range(40)), as_they_are=False)
+    queue.add(2, (*range(prompt_length), *answer, *range(40)), unchanged=False)
     ((second,),) = _all(queue)
     assert _hits(second.ids, [(*first.ids, *answer)]) <= prompt_length
 
@@ -114,10 +114,10 @@ def test_what_an_answer_wrote_is_never_found(prompt_length: int, answer_length: 
 def test_known_blocks_take_no_room_in_a_step() -> None:
     queue = _queue(step_tokens=128)
     prompt = tuple(range(600))
-    queue.add(1, prompt, as_they_are=False)
+    queue.add(1, prompt, unchanged=False)
     assert len(_all(queue)) == 5
     for number in (2, 3):
-        queue.add(number, prompt, as_they_are=False)
+        queue.add(number, prompt, unchanged=False)
     (pieces,) = _all(queue)
     assert {piece.sequence_id for piece in pieces} == {2, 3}
 
@@ -125,7 +125,7 @@ def test_known_blocks_take_no_room_in_a_step() -> None:
 def test_dropped_prompts_never_come() -> None:
     queue = _queue()
     for number in (1, 2, 3):
-        queue.add(number, tuple(range(100)), as_they_are=False)
+        queue.add(number, tuple(range(100)), unchanged=False)
     queue.take(0, is_prefilling=False)
     queue.drop(2)
     queue.drop(99)
@@ -133,15 +133,15 @@ def test_dropped_prompts_never_come() -> None:
 
 
 def test_where_rows_are_not_known_or_the_prompt_counts_ids_stay() -> None:
-    for queue, as_they_are in ((_queue(rows=0), False), (_queue(), True)):
-        queue.add(1, tuple(range(100)), as_they_are=as_they_are)
+    for queue, unchanged in ((_queue(rows=0), False), (_queue(), True)):
+        queue.add(1, tuple(range(100)), unchanged=unchanged)
         assert _all(queue) == [[Piece(1, tuple(range(100)))]]
 
 
 def test_without_a_cache_what_fits_into_a_step_is_not_cut() -> None:
     queue = _queue(cached=False, rows=0, step_tokens=128)
     for number, length in enumerate((100, 40, 300, 20)):
-        queue.add(number, tuple(range(length)), as_they_are=False)
+        queue.add(number, tuple(range(length)), unchanged=False)
 
     def taken(*, is_prefilling: bool = False) -> list[int | None]:
         return [piece.sequence_id for piece in queue.take(0, is_prefilling=is_prefilling)]

@@ -37,9 +37,9 @@ def test_one_grammar_is_compiled_at_a_time(turns: Turns) -> None:
     turns.add(_sequence(3))
     assert _ids(turns.take(is_alone=False)) == [3, 0]
     assert turns.take(is_alone=True) == []  # the first has not said anything yet
-    turns.spoke(3, 0.1)
+    turns.on_delta(3, 0.1)
     assert turns.take(is_alone=True) == []
-    turns.spoke(0, 0.1)
+    turns.on_delta(0, 0.1)
     assert turns.take(is_alone=False) == []  # the others have a pause
     assert _ids(turns.take(is_alone=True)) == [1]  # for which nobody is there
 
@@ -50,7 +50,7 @@ def test_a_pause_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     turns.add(_sequence(0, "a"))
     turns.add(_sequence(1, "b"))
     assert _ids(turns.take(is_alone=False)) == [0]
-    turns.spoke(0, 0.1)
+    turns.on_delta(0, 0.1)
     assert _ids(turns.take(is_alone=False)) == [1]
 
 
@@ -58,7 +58,7 @@ def test_a_grammar_that_is_known_does_not_wait(turns: Turns) -> None:
     for number in range(3):
         turns.add(_sequence(number, "a"))
     assert _ids(turns.take(is_alone=False)) == [0]
-    turns.spoke(0, 0.1)
+    turns.on_delta(0, 0.1)
     assert _ids(turns.take(is_alone=False)) == [1, 2]
     turns.add(_sequence(3, "a"))
     assert _ids(turns.take(is_alone=False)) == [3]
@@ -82,6 +82,6 @@ def test_what_is_known_is_forgotten_at_some_time(turns: Turns, monkeypatch: pyte
     for number, regex in enumerate(("a", "b", "a")):
         turns.add(_sequence(number, regex))
         assert _ids(turns.take(is_alone=True)) == [number]
-        turns.spoke(number, 0.1)
+        turns.on_delta(number, 0.1)
     turns.add(_sequence(3, "b"))
     assert turns.take(is_alone=False) == []

@@ -250,7 +250,7 @@ def test_what_is_no_model(spec: EngineSpec, tiny_gpt2_dir: Path, tmp_path: Path)
         json.dumps({"auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}})
     )
     (path / "own.py").write_text("raise SystemExit('ran')")
-    assert "code of its own" in refused()
+    assert "its own code" in refused()
     weights.unlink()
     (path / "pytorch_model.bin").write_bytes(b"cos\nsystem\n")
     with pytest.raises(ModelError, match="pickled"):

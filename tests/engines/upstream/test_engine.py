@@ -168,7 +168,7 @@ def test_values_for_the_template_go_along(kind: UpstreamKind) -> None:
     sequence = Sequence(1, tuple(encoded), Sampling(seed=1, max_tokens=2))
     address = Address(kind, "http://h", "m")
     if kind == "tgi":
-        with pytest.raises(SequenceFailed, match="takes no chat_template_kwargs"):
+        with pytest.raises(SequenceFailed, match="does not support chat_template_kwargs"):
             ask(address, sequence)
     else:
         assert json.loads(ask(address, sequence).body)["chat_template_kwargs"] == {"enable_thinking": False}
@@ -186,7 +186,7 @@ def test_what_a_server_cannot_be_asked_is_refused() -> None:
         _chat("openai", "Hel")
     with pytest.raises(SequenceFailed, match="no top_k"):
         _chat("tgi", top_k=3)
-    with pytest.raises(SequenceFailed, match="no regular expressions"):
+    with pytest.raises(SequenceFailed, match="not regular expressions"):
         _body("vllm", grammar=Grammar("regex", "a+"))
     assert "top_k" not in PARAMETERS["openai"]
 
@@ -353,17 +353,20 @@ _NONSENSE: dict[str, tuple[bytes, str]] = {
     "html": (head(kind="text/html") + b"<html>secret page</html>", "sends text/html instead of a stream"),
     "json": (head(kind="application/json") + b"{}", "sends application/json instead"),
     "no kind": (head(kind="") + b"{}", "sends something instead"),
-    "no json": (SSE + b"data: <html>\n\n", "cannot be read"),
-    "wrong types": (SSE + b'data: {"choices": 7}\n\n', "cannot be read"),
-    "no utf-8": (SSE + b'data: {"choices": [{"text": "\xff"}]}\n\n', "cannot be read"),
-    "a line without end": (SSE + b"data: " + b"x" * (2 << 20), "a line without end"),
+    "no json": (SSE + b"data: <html>\n\n", "cannot be decoded"),
+    "wrong types": (SSE + b'data: {"choices": 7}\n\n', "cannot be decoded"),
+    "no utf-8": (SSE + b'data: {"choices": [{"text": "\xff"}]}\n\n', "cannot be decoded"),
+    "a line without end": (SSE + b"data: " + b"x" * (2 << 20), "an event that is too long"),
     "gzip": (head("200 OK", "text/event-stream", "content-encoding: gzip") + gzip.compress(said("a")), "compresses"),
-    "redirect": (head("307 Temporary Redirect", "text/plain", "location: http://elsewhere/"), "redirects are not"),
+    "redirect": (
+        head("307 Temporary Redirect", "text/plain", "location: http://elsewhere/"),
+        "a redirect, which is not followed",
+    ),
     "refused": (head("400 Bad Request", "application/json") + _JSON_ERROR, "status 400 and says: no such <thing>."),
     "refused in html": (head("404 Not Found", "text/html") + b"<p>secret page</p>", "status 404 and names no reason"),
     "in band": (SSE + text_chunk("a") + b"data: " + _JSON_ERROR + b"\n\n", "says: no such <thing>"),
     "content filter": (SSE + text_chunk("a", "content_filter") + done(), "content filter"),
-    "unknown end": (SSE + text_chunk("a", "whim") + done(), "a reason that is not known"),
+    "unknown end": (SSE + text_chunk("a", "whim") + done(), "unknown finish_reason"),
 }
 
 
@@ -463,7 +466,7 @@ def test_a_server_that_does_not_begin() -> None:
         FakeUpstream(lambda asked: b"" if asked.is_left() else b"?") as upstream,
         engine_at(upstream.port, first_s=0.3, retry_s=0.1) as engine,
     ):
-        assert "has not begun" in run(engine, asking())[1][-1].failure
+        assert "did not begin" in run(engine, asking())[1][-1].failure
 
 
 def test_abort_closes_the_connection() -> None:

@@ -243,7 +243,7 @@ def test_another_chat_does_not_go_on_where_that_is_not_possible(fake: FakeUpstre
     fake.say(_CUT_CHAT, _OTHER_CHAT)
     failure = front.post("/v1/chat/completions", _CHAT)
     assert failure.status_code == 500
-    assert "answers differently now, and does not continue" in failure.json()["error"]["message"]
+    assert "cannot continue an interrupted answer" in failure.json()["error"]["message"]
 
 
 def test_another_chat_goes_on_where_that_is_possible(serve: Serve) -> None:

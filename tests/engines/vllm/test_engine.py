@@ -126,7 +126,7 @@ if _IS_HERE:
     @pytest.mark.parametrize(
         ("shapes", "reason"),
         [
-            ({"model.layers.3.self_attn.v_proj": (64, 576)}, "for 64 x 576, and the model's is 192 x 576"),
+            ({"model.layers.3.self_attn.v_proj": (64, 576)}, "the shape 64 x 576, but the model's has 192 x 576"),
             ({"model.layers.99.self_attn.v_proj": (192, 576)}, "no linear layer"),
         ],
         ids=["shape", "name"],

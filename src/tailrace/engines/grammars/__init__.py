@@ -1,1 +1,1 @@
-"""What answers have to conform to: reading grammars, and trying each one before an engine sees it."""
+"""Grammars that answers have to conform to: converting them, and checking each one before an engine gets it."""

@@ -1,12 +1,12 @@
-"""Regular expressions as deterministic automata, so that what a library does with one takes a bounded time.
+"""Converts regular expressions to deterministic automata, so that matching takes bounded time.
 
-xgrammar, which OpenVINO GenAI has built in, parses an answer in all ways in which a nested repetition can be read:
-`(\\w+\\s?)+\\.` took 0.2 s for every token, and `([^,]*,?)*;` longer with every token (openvino-genai 2026.4.1, two
-cores). An automaton with one state at a time can be read in one way only: 0.5 ms a token for every pattern. What grows
-instead is the number of states (`.*a.{10}` has 2,048), and that is known, and bounded, before an engine sees it.
+xgrammar, which is part of OpenVINO GenAI, follows all parses of an ambiguous repetition at once: `(\\w+\\s?)+\\.` took
+0.2 s for every token, and `([^,]*,?)*;` took longer with every token (openvino-genai 2026.4.1, two cores). A
+deterministic automaton has only one parse: 0.5 ms per token for every pattern. The cost is the number of states
+(`.*a.{10}` has 2,048), which is known and limited before an engine gets the grammar.
 
-The syntax is what `dialects.grammars` lets through: no look-around, no back-references, anchors at the ends alone.
-`.` is any character but a newline; `\\d`, `\\w` and `\\s` are sets of ASCII. A pattern is for the whole text.
+The syntax is what `dialects.grammars` accepts: no look-around, no back-references, anchors only at the ends. `.` is any
+character except a newline; `\\d`, `\\w` and `\\s` are ASCII sets. A pattern has to match the whole text.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import NamedTuple, TypeAlias
 __all__ = ["MAX_STATES", "Automaton", "GrammarError", "Ranges", "of_choices", "of_regex"]
 
 MAX_STATES = 2_048
-_MAX_POSITIONS = 8_192  # characters and sets of a pattern, with its counts written out
-_MAX_WORK = 200_000  # members of all sets of positions that states are made of, which is what time goes into
+_MAX_POSITIONS = 8_192  # characters and sets of a pattern, with its repetitions expanded
+_MAX_WORK = 200_000  # total size of all state sets, which decides the time
 
-Ranges: TypeAlias = tuple[tuple[int, int], ...]  # of code points, first and last, in order and apart
+Ranges: TypeAlias = tuple[tuple[int, int], ...]  # (first, last) code points; sorted and disjoint
 
 _FIRST, _LAST = 1, 0x10FFFF  # no pattern allows NUL
 _SURROGATES = (0xD800, 0xDFFF)
@@ -30,19 +30,20 @@ _NAMED = {"n": 10, "r": 13, "t": 9}
 
 
 class GrammarError(ValueError):
-    """A grammar that cannot be used. Its message is the reason, and repeats nothing of the grammar."""
+    """The grammar cannot be used. The message is the reason, and does not quote the grammar."""
 
 
 class Automaton(NamedTuple):
-    """State 0 is where it starts. `moves[state]` are the characters that may come there, and the states they lead to:
-    at most one for each character."""
+    """A deterministic automaton. State 0 is the start. `moves[state]` lists character ranges and the next state; each
+    character has at most one next state."""
 
     moves: list[list[tuple[Ranges, int]]]
     accepting: list[bool]
 
 
 def of_regex(pattern: str) -> Automaton:
-    """Raises: GrammarError if it is not a pattern of the syntax above, has too many states, or matches nothing."""
+    """Convert a pattern. Raises: GrammarError if its syntax is invalid, it has too many states, or it matches
+    nothing."""
     text = pattern.removeprefix("^")
     if re.search(r"(?<!\\)(\\\\)*\$\Z", text):
         text = text[:-1]
@@ -52,7 +53,7 @@ def of_regex(pattern: str) -> Automaton:
 
 
 def of_choices(texts: Iterable[str]) -> Automaton:
-    """Exactly these texts. Raises: GrammarError as above."""
+    """Make an automaton that matches exactly these texts. Raises: GrammarError."""
     nfa = _Nfa()
     start, end = nfa.state(), nfa.state()
     for text in texts:
@@ -66,7 +67,7 @@ def of_choices(texts: Iterable[str]) -> Automaton:
 
 
 class _Nfa:
-    """States with moves on sets of characters, and on nothing."""
+    """A nondeterministic automaton with moves on character sets and empty moves (`skips`)."""
 
     def __init__(self) -> None:
         self.moves: list[list[tuple[Ranges, int]]] = []
@@ -81,7 +82,7 @@ class _Nfa:
     def move(self, source: int, ranges: Ranges, target: int) -> None:
         self.num_positions += 1
         if self.num_positions > _MAX_POSITIONS:
-            raise GrammarError("its counts written out, it is too long")
+            raise GrammarError("it is too long when its repetitions are expanded")
         self.moves[source].append((ranges, target))
 
     def skip(self, source: int, target: int) -> None:
@@ -89,7 +90,7 @@ class _Nfa:
 
 
 class _Parser:
-    """Thompson's construction, straight from the text. A counted part is parsed again for each of its copies."""
+    """Thompson's construction while parsing. A counted part is parsed again for each repetition."""
 
     def __init__(self, text: str, nfa: _Nfa) -> None:
         self._text = text
@@ -99,7 +100,7 @@ class _Parser:
     def parse(self) -> tuple[int, int]:
         part = self._alternatives()
         if self._at < len(self._text):
-            raise GrammarError("a parenthesis is not opened")
+            raise GrammarError("a closing parenthesis has no opening one")
         return part
 
     def _peek(self) -> str:
@@ -149,7 +150,7 @@ class _Parser:
         return start, end
 
     def _count(self) -> tuple[int, int | None]:
-        """How often the part before may come. A ? behind a count asks for the shortest, which changes no language."""
+        """Parse a quantifier; returns (least, most). A lazy `?` after it is ignored: it matches the same texts."""
         match = re.compile(r"([*+?]|\{([0-9]+)(,([0-9]*))?\})\??").match(self._text, self._at)
         if match is None:
             return 1, 1
@@ -160,9 +161,9 @@ class _Parser:
         least = int(match[2])
         most = least if match[3] is None else int(match[4]) if match[4] else None
         if most is not None and most < least:
-            raise GrammarError("a count's end is below its start")
+            raise GrammarError("a repetition count has its maximum below its minimum")
         if most == 0:
-            raise GrammarError("a part may come 0 times at most")
+            raise GrammarError("a repetition count has the maximum 0")
         return least, most
 
     def _atom(self) -> tuple[int, int]:
@@ -177,7 +178,7 @@ class _Parser:
             self._at += 1
             return part
         if character in "*+?{$^" or character == "":
-            raise GrammarError("a sign stands where it means nothing")
+            raise GrammarError("a special character is at an invalid position")
         start, end = self._nfa.state(), self._nfa.state()
         self._nfa.move(start, self._set_of(character), end)
         return start, end
@@ -195,7 +196,7 @@ class _Parser:
         if character in _SETS:
             return _SETS[character]
         if not character or (character.isalnum() and character not in _NAMED):
-            raise GrammarError("an escape is not known")
+            raise GrammarError("an escape is unknown")
         return _one(_NAMED.get(character, ord(character)))
 
     def _class(self) -> Ranges:
@@ -210,7 +211,7 @@ class _Parser:
                 self._at += 1
                 high = self._member()
                 if not (_is_one(low) and _is_one(high)) or low[0][0] > high[0][0]:
-                    raise GrammarError("a range in a set has no two ends")
+                    raise GrammarError("a range in a set is invalid")
                 low = ((low[0][0], high[0][0]),)
             found += low
         self._at += 1
@@ -226,7 +227,7 @@ class _Parser:
 
 def _one(code: int) -> Ranges:
     if code < _FIRST or _SURROGATES[0] <= code <= _SURROGATES[1]:
-        raise GrammarError("it has a character that no text has")
+        raise GrammarError("it contains a NUL or a surrogate")
     return ((code, code),)
 
 
@@ -245,7 +246,7 @@ def _joined(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def _without(ranges: Ranges) -> Ranges:
-    """All characters but these."""
+    """Return all characters except these."""
     found = []
     low = _FIRST
     for first, last in _joined([*ranges, _SURROGATES]):
@@ -266,7 +267,7 @@ _SETS = {
 
 
 def _determinise(nfa: _Nfa, start: int, end: int) -> Automaton:
-    """The subset construction, over groups of characters that no move tells apart."""
+    """Subset construction. Its symbols are groups of characters that have the same moves everywhere."""
     symbols, of_move = _symbols([ranges for moves in nfa.moves for ranges, _ in moves])
     work = 0
 
@@ -288,7 +289,7 @@ def _determinise(nfa: _Nfa, start: int, end: int) -> Automaton:
     numbers = {first: 0}
     sets = [first]
     moves: list[list[tuple[Ranges, int]]] = []
-    for members in sets:  # which grows meanwhile
+    for members in sets:  # grows during the loop
         targets: dict[int, set[int]] = {}
         for state in members:
             for ranges, target in nfa.moves[state]:
@@ -312,18 +313,18 @@ def _determinise(nfa: _Nfa, start: int, end: int) -> Automaton:
 
 
 def _symbols(sets: Sequence[Ranges]) -> tuple[list[list[tuple[int, int]]], dict[Ranges, tuple[int, ...]]]:
-    """Groups of characters such that each set is a union of some: the groups, and which of them each set is."""
+    """Split the sets into disjoint groups of characters. Returns the groups, and the groups of each set."""
     distinct = list(dict.fromkeys(sets))
     bounds = sorted({bound for ranges in distinct for low, high in ranges for bound in (low, high + 1)})
     holders: list[list[int]] = [[] for _ in bounds]
     for number, ranges in enumerate(distinct):
         for low, high in ranges:
-            for place in range(bisect_right(bounds, low) - 1, bisect_right(bounds, high)):
-                holders[place].append(number)
+            for index in range(bisect_right(bounds, low) - 1, bisect_right(bounds, high)):
+                holders[index].append(number)
     groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
-    for place, held in enumerate(holders):
+    for index, held in enumerate(holders):
         if held:
-            groups.setdefault(tuple(held), []).append((bounds[place], bounds[place + 1] - 1))
+            groups.setdefault(tuple(held), []).append((bounds[index], bounds[index + 1] - 1))
     of_set: dict[Ranges, list[int]] = {ranges: [] for ranges in distinct}
     for symbol, members in enumerate(groups):
         for number in members:
@@ -332,7 +333,7 @@ def _symbols(sets: Sequence[Ranges]) -> tuple[list[list[tuple[int, int]]], dict[
 
 
 def _pruned(automaton: Automaton) -> Automaton:
-    """Without the moves behind which no text can end. Raises: GrammarError if there is no text at all."""
+    """Remove moves from which no accepting state is reachable. Raises: GrammarError if no text matches."""
     sources: list[list[int]] = [[] for _ in automaton.moves]
     for state, moves in enumerate(automaton.moves):
         for _, target in moves:

@@ -1,8 +1,8 @@
-"""Grammars are compiled in a process of their own before an engine sees them.
+"""Compiles each grammar in a separate process before an engine gets it.
 
-What compiles there is what the engine compiles with: xgrammar with the model's vocabulary for OpenVINO, which alone
-needs seconds or dies of some; llguidance for the others, which computes what it needs token by token, within a budget
-(at most 5 ms a token for whatever was tried, llguidance 1.9 with 49,152 tokens).
+The process uses the engine's library. For OpenVINO this is xgrammar with the model's vocabulary, which takes seconds
+for some grammars and crashes on others. For other engines it is llguidance, which compiles token by token within a
+budget (at most 5 ms per token in all trials, llguidance 1.9 with 49,152 tokens).
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from tailrace.types import Grammar
 
 __all__ = ["GrammarCheck"]
 
-MOST_KEPT = 1024
-_PATIENCE_S = 20.0  # far beyond the processor's time that a trial may take: the machine is overloaded
-_LOADING_S = 60.0
-_MOST_ASKED = 200  # of one process: the library never forgets what it compiled
+MAX_CACHED = 1024
+_TRIAL_TIMEOUT_S = 20.0  # much longer than a trial's limit of CPU time: reached only on an overloaded machine
+_LOAD_TIMEOUT_S = 60.0
+_MAX_TRIALS = 200  # per process: the library never frees a compiled grammar
 
-MOST_WAITING = 64  # different grammars that are being checked or wait for that
-MOST_OF_ONE = 16  # of them for one caller
-TOO_MUCH_S = 60.0  # how long a refusal for `_TOO_MUCH` is remembered: the machine may have been overloaded
+MAX_WAITING = 64  # different grammars that wait or are being checked
+MAX_WAITING_PER_CALLER = 16  # of them for a single caller
+TOO_MUCH_S = 60.0  # cache time of `_TOO_MUCH`: the machine may have been overloaded
 
 _TOO_MUCH = "compiling it takes too much time or memory"
 _REASONS = {
@@ -57,27 +57,27 @@ class _Trial(Protocol):
     at_once: int
 
     def close(self) -> None:
-        """End what runs. It may be asked again."""
+        """End the running process. Later calls start another."""
 
     def __call__(self, grammar: Grammar) -> str:
-        """Why a grammar cannot be used; "" if it can. Blocks. Raises: EngineLost where that cannot be found out."""
+        """Return why a grammar cannot be used, or "". Blocks. Raises: EngineLost if the check itself fails."""
 
 
 class GrammarCheck:
-    """Refuses grammars that do not compile, or not within limits. To be used on one event loop, which never waits."""
+    """Refuses grammars that do not compile within limits. For one event loop, which it never blocks."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        self._trial: _Trial = _Staying(spec) if spec.engine == "openvino" else _Passing()
-        # By what was checked, lately used last: the reason, and until when it holds (monotonic).
+        self._trial: _Trial = _OpenVINOProcess(spec) if spec.engine == "openvino" else _ProcessPerGrammar()
+        # LRU cache by the hash of the grammar: the reason, and when it expires (monotonic).
         self._reasons: OrderedDict[bytes, tuple[str, float]] = OrderedDict()
-        self._places = asyncio.Semaphore(self._trial.at_once)
-        self._waiting: list[tuple[str, bytes]] = []  # caller and key of each request whose grammar is not known yet
+        self._slots = asyncio.Semaphore(self._trial.at_once)
+        self._waiting: list[tuple[str, bytes]] = []  # caller and key of each waiting request
 
     async def check(self, grammar: Grammar, *, caller: str = "", within_s: float = 60.0) -> None:
-        """Waits for at most `within_s` seconds until the check begins.
+        """Check a grammar. Waits at most `within_s` seconds until the check begins.
 
-        Raises: RequestError if it cannot be used, QueueFull if too many others wait, EngineLost if it cannot be found
-        out now.
+        Raises: RequestError if the grammar cannot be used, QueueFull if too many checks wait, EngineLost if the check
+        fails.
         """
         key = hashlib.sha256(f"{grammar.kind} {grammar.source}".encode()).digest()
         reason = self._known(key)
@@ -96,11 +96,11 @@ class GrammarCheck:
 
     @contextmanager
     def _wait(self, caller: str, key: bytes) -> Iterator[None]:
-        """Count a request among those that wait. Raises: QueueFull."""
+        """Count a waiting request. Raises: QueueFull."""
         all_keys = {waiting for _, waiting in self._waiting}
         own_keys = {waiting for other, waiting in self._waiting if other == caller}
-        if (key not in all_keys and len(all_keys) >= MOST_WAITING) or (
-            key not in own_keys and len(own_keys) >= MOST_OF_ONE
+        if (key not in all_keys and len(all_keys) >= MAX_WAITING) or (
+            key not in own_keys and len(own_keys) >= MAX_WAITING_PER_CALLER
         ):
             raise _queue_full()
         self._waiting.append((caller, key))
@@ -112,38 +112,38 @@ class GrammarCheck:
     async def _queue(self, key: bytes, grammar: Grammar, within_s: float) -> str:
         try:
             async with asyncio.timeout(within_s):
-                await self._places.acquire()
+                await self._slots.acquire()
         except TimeoutError:
             raise _queue_full() from None
-        reason = self._known(key)  # from a request that came before this one
+        reason = self._known(key)  # an earlier request may have had the same grammar
         if reason is None:
             return await self._try(key, grammar)
-        self._places.release()
+        self._slots.release()
         return reason
 
     async def _try(self, key: bytes, grammar: Grammar) -> str:
-        """Try it in a thread. The place is given back when the thread ends, also of a cancelled request."""
+        """Run the trial in a thread. The slot is released when the thread ends, even if the request is cancelled."""
         trial = asyncio.ensure_future(asyncio.to_thread(self._trial, grammar))
-        trial.add_done_callback(functools.partial(self._tried, key))
+        trial.add_done_callback(functools.partial(self._on_tried, key))
         return await asyncio.shield(trial)
 
-    def _tried(self, key: bytes, trial: asyncio.Future[str]) -> None:
-        self._places.release()
+    def _on_tried(self, key: bytes, trial: asyncio.Future[str]) -> None:
+        self._slots.release()
         if trial.cancelled() or trial.exception() is not None:
             return
         until_s = time.monotonic() + (TOO_MUCH_S if trial.result() == _TOO_MUCH else math.inf)
         self._reasons[key] = (trial.result(), until_s)
         self._reasons.move_to_end(key)
-        if len(self._reasons) > MOST_KEPT:
+        if len(self._reasons) > MAX_CACHED:
             self._reasons.popitem(last=False)
 
     def close(self) -> None:
-        """End the process that compiles, if one runs. The next grammar begins another."""
+        """End the compiling process, if one runs. The next grammar starts another."""
         self._trial.close()
 
 
-class _Passing:
-    """A process for each grammar, with llguidance and nothing else: 0.06 s of a processor."""
+class _ProcessPerGrammar:
+    """A process for each grammar, with only llguidance: 0.06 s of CPU time."""
 
     at_once = 2
 
@@ -154,15 +154,15 @@ class _Passing:
         command = [sys.executable, "-I", str(Path(grammar_trial.__file__))]
         text = to_guidance(grammar).encode()
         try:
-            done = subprocess.run(command, input=text, capture_output=True, timeout=_PATIENCE_S, check=False)
+            done = subprocess.run(command, input=text, capture_output=True, timeout=_TRIAL_TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired:
-            raise EngineLost("Grammars cannot be checked just now.", retry_after_s=1.0) from None
+            raise EngineLost("Grammars cannot be checked at the moment.", retry_after_s=1.0) from None
         return _REASONS.get(done.returncode, _TOO_MUCH)
 
 
-class _Staying:
-    """A process with OpenVINO's library and the model's tokenizer: 170 MB, begun when the first grammar comes, and
-    another one when one dies of a grammar."""
+class _OpenVINOProcess:
+    """A long-running process with OpenVINO's library and the model's tokenizer: 170 MB. Starts with the first grammar,
+    and again after a grammar has crashed it."""
 
     at_once = 1
 
@@ -170,7 +170,7 @@ class _Staying:
         self._spec = msgspec.json.encode(spec) + b"\n"
         self._processes: list[subprocess.Popen[bytes]] = []  # at most one
         self._is_ready = False
-        self._num_asked = 0
+        self._num_trials = 0
         self._lock = threading.Lock()  # held while a thread uses the process
         weakref.finalize(self, _end, self._processes)
 
@@ -179,7 +179,7 @@ class _Staying:
             _end(self._processes)
             self._lock.release()
             return
-        for process in list(self._processes):  # its pipes are in use; the thread that reads them closes them
+        for process in list(self._processes):  # the thread that reads its pipes closes them
             process.kill()
 
     def __call__(self, grammar: Grammar) -> str:
@@ -187,30 +187,30 @@ class _Staying:
             return self._run(grammar)
 
     def _run(self, grammar: Grammar) -> str:
-        for _ in range(2):  # it may have ended by itself, because nobody had asked for long
+        for _ in range(2):  # retry once: an idle process ends by itself
             process = self._begin()
             if not self._is_ready:
-                if self._read(process, _LOADING_S) != b'""\n':
+                if self._read(process, _LOAD_TIMEOUT_S) != b'""\n':
                     _end(self._processes)
-                    raise EngineLost("Grammars cannot be checked just now.", retry_after_s=1.0)
+                    raise EngineLost("Grammars cannot be checked at the moment.", retry_after_s=1.0)
                 self._is_ready = True
             answer = self._ask(process, msgspec.json.encode(grammar) + b"\n")
             if answer.endswith(b"\n"):
-                self._num_asked += 1
+                self._num_trials += 1
                 return msgspec.json.decode(answer, type=str)
             _end(self._processes)
-            if process.returncode == -signal.SIGKILL:  # which no grammar does: it was closed, or did not answer in time
+            if process.returncode == -signal.SIGKILL:  # killed by `close` or a timeout, not by the grammar
                 break
             if process.returncode != -signal.SIGALRM:
-                self._begin()  # so that whoever asks next does not wait for all of its loading
+                self._begin()  # load the next process early
                 return _TOO_MUCH
-        raise EngineLost("Grammars cannot be checked just now.", retry_after_s=1.0)
+        raise EngineLost("Grammars cannot be checked at the moment.", retry_after_s=1.0)
 
     def _begin(self) -> subprocess.Popen[bytes]:
-        if self._num_asked >= _MOST_ASKED or any(process.poll() is not None for process in self._processes):
+        if self._num_trials >= _MAX_TRIALS or any(process.poll() is not None for process in self._processes):
             _end(self._processes)
         if not self._processes:
-            self._is_ready, self._num_asked = False, 0
+            self._is_ready, self._num_trials = False, 0
             command = [sys.executable, "-m", "tailrace.engines.openvino.trial", str(os.getpid())]
             process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
             self._processes.append(process)
@@ -218,10 +218,10 @@ class _Staying:
         return self._processes[0]
 
     def _ask(self, process: subprocess.Popen[bytes], line: bytes) -> bytes:
-        return self._read(process, _PATIENCE_S) if _write(process, line) else b""
+        return self._read(process, _TRIAL_TIMEOUT_S) if _write(process, line) else b""
 
     def _read(self, process: subprocess.Popen[bytes], within_s: float) -> bytes:
-        """A line; what came of it where the process ended, or did not answer in time."""
+        """Read a line. Returns an incomplete line if the process ended or did not answer in time."""
         assert process.stdout is not None
         if not select.select([process.stdout], [], [], within_s)[0]:
             return b""
@@ -246,5 +246,5 @@ def _write(process: subprocess.Popen[bytes], line: bytes) -> bool:
 def _end(processes: list[subprocess.Popen[bytes]]) -> None:
     while processes:
         process = processes.pop()
-        with process:  # which closes its pipes, and waits
+        with process:  # closes its pipes and waits for its end
             process.kill()

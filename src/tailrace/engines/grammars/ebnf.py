@@ -1,11 +1,11 @@
-"""Grammars in the EBNF of xgrammar, for OpenVINO GenAI, which has it built in.
+"""Converts grammars to the EBNF of xgrammar, which is part of OpenVINO GenAI.
 
-The library takes JSON schemas and regular expressions itself, but lets white space go on without end between the parts
-of JSON, so that small models never come to the next part, and reads a regular expression in a time that nobody can
-foresee (see `automata`). So both are written out here as rules that can be read in one way only.
+The library also accepts JSON schemas and regular expressions. But it allows unlimited white space in JSON, in which
+small models get stuck, and regular expressions can take unbounded time (see `automata`). So both are converted to
+unambiguous rules here.
 
-Between the parts of JSON stands one space at most, behind `:` and `,` and nowhere else. Objects have what is named, in
-that order, and what `additionalProperties` says. Numbers have at most 18 digits before the point and 16 behind it.
+JSON may have at most one space after `:` and `,` and no other white space. Objects have the named properties in their
+order, then those that `additionalProperties` allows. Numbers have at most 18 digits before the point and 16 after it.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ _TYPES = ("object", "array", "string", "number", "boolean", "null")  # an intege
 
 _SPACE = '" "?'
 _ESCAPED = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t"}  # in JSON
-_PLAIN: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, 0x10FFFF))  # stand in a string as they are
+_PLAIN: Ranges = ((0x20, 0x21), (0x23, 0x5B), (0x5D, 0xD7FF), (0xE000, 0x10FFFF))  # allowed unescaped in a string
 _ESCAPE = r'"\\" (["\\/bfnrt] | "u" ([0-9a-cefA-CEF] [0-9a-fA-F] | [dD] [0-7]) [0-9a-fA-F] [0-9a-fA-F])'
 
 
 @lru_cache(maxsize=64)
 def to_ebnf(grammar: Grammar) -> str:
-    """Raises: GrammarError if it is too large, no answer could conform to it, or it has what is not known here."""
+    """Convert a grammar. Raises: GrammarError if it is too large, unsatisfiable or uses an unsupported feature."""
     rules = _Rules()
     if grammar.kind == "regex":
         rules.automaton("root", of_regex(grammar.source))
@@ -83,8 +83,8 @@ class _Rules:
         return "".join(f"{name} ::= {body}\n" for name, body in [("root", root), *self._bodies.items()])
 
     def automaton(self, name: str, automaton: Automaton, *, in_json: bool = False) -> str:
-        """One rule for each state with a choice, each of which ends in the next one: so one state is enough at a time.
-        `in_json`: as what stands in a string, with the quote that ends it."""
+        """Add a rule for each state with a choice. Each alternative ends with the next state's rule, so that the parser
+        needs one state at a time. With `in_json`, the text is inside a JSON string and includes its closing quote."""
         entered = [0] * len(automaton.moves)
         for moves in automaton.moves:
             for _, target in moves:
@@ -94,7 +94,7 @@ class _Rules:
         end = '"\\""' if in_json else '""'
 
         def follow(state: int) -> str:
-            """What stands for going there: the texts of a chain of states without choices, then a rule's name."""
+            """Return the expression for a state: the texts of a chain without choices, then the name of a rule."""
             said = []
             while not automaton.accepting[state] and entered[state] == 1 and len(automaton.moves[state]) == 1:
                 ((ranges, target),) = automaton.moves[state]
@@ -121,7 +121,7 @@ class _Rules:
 
 
 def _pieces(ranges: Ranges, *, in_json: bool) -> list[str]:
-    """One of these characters, as terms of a rule."""
+    """Return terms of a rule that match one of these characters."""
     if not in_json:
         return [_class(ranges)]
     found = []
@@ -146,14 +146,14 @@ def _literal(text: str) -> str:
 
 
 def _code(code: int) -> str:
-    """A character that stands for itself in the library's language, or its number."""
+    """Return a character as it is if that is safe in the library's language, else its code point."""
     if chr(code).isascii() and (chr(code).isalnum() or code == 0x20):
         return chr(code)
     return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"
 
 
 class _SchemaRules:
-    """A JSON schema as rules. Those of equal schemas are written once."""
+    """Converts a JSON schema to rules. Equal schemas share one rule."""
 
     def __init__(self, rules: _Rules, root: _Schema) -> None:
         self._rules = rules
@@ -165,7 +165,7 @@ class _SchemaRules:
         self._rules.add(self._rule(self._root), "root")
 
     def _rule(self, schema: _Schema) -> str:
-        """The name of the rule for a schema."""
+        """Return the name of the rule for a schema."""
         if isinstance(schema, dict) and "$ref" in schema:
             _, kind, name = schema["$ref"].split("/", 2)
             return self._rule(self._root[kind][name])
@@ -173,7 +173,7 @@ class _SchemaRules:
             raise GrammarError("no answer could conform to it")
         key = json.dumps(schema, sort_keys=False)
         if key not in self._names:
-            self._names[key] = name = self._rules.name()  # before its body, which may come back to it
+            self._names[key] = name = self._rules.name()  # before the body, which may be recursive
             self._rules.add(self._body(schema), name)
         return self._names[key]
 
@@ -248,7 +248,7 @@ class _SchemaRules:
             return '"[]"'
         item = self._rule(items) if items is not False else ""
         num_counted = max(least, len(places)) if most is None else most
-        then = ""  # behind the item before
+        then = ""  # what follows an item
         if most is None:
             then = self._rules.name()
             self._rules.add(f'"," {_SPACE} {item} {then} | "]"', then)
@@ -270,11 +270,11 @@ class _SchemaRules:
             named |= {name: further for name in schema["required"] if name not in named}
         more = self._rules.name() if further is not False else ""
         pair = f'"\\"" {self._any_characters()} ":" {_SPACE} {self._rule(further)}' if more else ""
-        behind = '"}"'  # what may follow when something stands before it
+        behind = '"}"'  # what may follow a property
         if more:
             self._rules.add(f'"," {_SPACE} {pair} {more} | "}}"', more)
             behind = more
-        first = [f"{pair} {more}"] if more else []  # what may follow the brace
+        first = [f"{pair} {more}"] if more else []  # what may follow the opening brace
         first.append('"}"')
         for name, value in reversed(named.items()):
             text = _literal(json.dumps(name, ensure_ascii=False) + ":")

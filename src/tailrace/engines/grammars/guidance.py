@@ -1,8 +1,8 @@
-"""Grammars in the words of llguidance, for the check before all engines and for those that it holds to a grammar.
+"""Converts grammars to llguidance's language, for the check and for the engines that use llguidance.
 
-It reads JSON schemas as the standard does: objects and lists may have more than is named, and a pattern may match
-anywhere. OpenVINO's library takes what is named for all there is, so llguidance is told the same: a narrower answer
-still conforms, and a schema means one thing on all engines.
+llguidance reads JSON schemas as the standard says: objects and lists may have additional members, and a pattern may
+match anywhere. OpenVINO's grammars allow only the named members. The schema is closed here in the same way: a narrower
+answer still conforms, and a schema has the same meaning on all engines.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ __all__ = ["to_guidance"]
 
 _Schema: TypeAlias = Any  # JSON
 
-# Ones that hold schemas, and how; what is in neither goes as it is.
+# Keywords that contain schemas. All others are copied unchanged.
 _BY_NAME = ("$defs", "definitions", "properties")
 _LISTS = ("anyOf", "prefixItems")
 _SINGLE = ("additionalProperties", "items")
 _BETWEEN_SLASHES = {"/": r"\/", "\n": r"\n"}
-# Its own hold the digits of all scripts. These may stand in a set as well.
+# llguidance's own sets contain the characters of all scripts. These ASCII sets also work inside of a set.
 _SETS = {
     r"\d": "[0-9]",
     r"\D": "[^0-9]",
@@ -33,14 +33,15 @@ _SETS = {
     r"\s": r"[ \t\n\r\f\v]",
     r"\S": r"[^ \t\n\r\f\v]",
 }
-# White space that may go on without end is where small models get lost: so it is as Python writes
-# JSON. (To llama.cpp's version the separators are texts, to others patterns; what stands here is the same in both.)
+# Small models get stuck in unlimited white space, so the separators are those of Python's JSON. (llama.cpp's version
+# takes
+# them as texts, other versions as patterns; these values mean the same in both.)
 _SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _SAY_NOTHING = frozenset(("$id", "$schema", "default", "description", "examples", "strict", "title"))
 
 
 def to_guidance(grammar: Grammar) -> str:
-    """The grammar in llguidance's own language, which llama.cpp takes as well."""
+    """Convert a grammar to llguidance's language, which llama.cpp also accepts."""
     if grammar.kind == "json_schema":
         closed = _closed(msgspec.json.decode(grammar.source)) | {"x-guidance": _SPACES}
         schema = msgspec.json.encode(closed).decode()
@@ -50,14 +51,14 @@ def to_guidance(grammar: Grammar) -> str:
 
 
 def _plain(regex: str) -> str:
-    """Without the ^ and $ that may stand at its ends, and with sets of ASCII for what stands for a set."""
+    """Remove ^ and $ at the ends, and replace \\d, \\w and \\s with ASCII sets."""
     text = regex.removeprefix("^")
     text = text[:-1] if re.search(r"(?<!\\)(\\\\)*\$\Z", text) else text
     return re.sub(r"\\.", lambda match: _SETS.get(match[0], match[0]), text)
 
 
 def _closed(schema: _Schema) -> _Schema:
-    """With nothing allowed beside what is named, and with patterns that are for the whole string."""
+    """Allow only the named members, and make patterns match the whole string."""
     if not isinstance(schema, dict):
         return schema
     closed = {name: value for name, value in schema.items() if name not in _SAY_NOTHING}

@@ -6,12 +6,12 @@ __all__ = ["pattern_between"]
 
 
 def pattern_between(low: int, high: int) -> str:
-    """Matches the decimal form of each whole number from `low` to `high`, both included, and nothing else.
+    """Return a pattern that matches exactly the decimal forms of the integers from `low` to `high`, both included.
 
-    Raises: ValueError if there is none.
+    Raises: ValueError if `low` is larger than `high`.
     """
     if low > high:
-        raise ValueError("no number lies between the bounds")
+        raise ValueError("there is no number between the bounds")
     found = []
     if low < 0:
         found.append(f"-({'|'.join(_between(max(1, -high), -low))})")
@@ -21,7 +21,7 @@ def pattern_between(low: int, high: int) -> str:
 
 
 def _between(low: int, high: int) -> list[str]:
-    """For numbers that are not negative, without leading zeros."""
+    """Return patterns for non-negative numbers without leading zeros."""
     found = []
     while len(str(low)) < len(str(high)):
         most = 10 ** len(str(low)) - 1

@@ -1,5 +1,5 @@
-"""Compiles one grammar, read from its standard input, in a process that is thrown away: the exit status says what came
-of it. Run by its path, so that nothing but llguidance has to be imported."""
+"""Compiles one grammar from standard input in a short-lived process. The exit status is the result. Run by its path, so
+that it imports only llguidance."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ __all__ = ["main"]
 CPU_S = 2
 _NUM_WALKS = 3
 _NUM_BYTES = 200
-MEMORY_BYTES = 256 * 2**20  # of addresses; the interpreter and the library take 28 of them
+MEMORY_BYTES = 256 * 2**20  # of address space; the interpreter and the library need 28 MB
 
 
 def main() -> int:
-    """0 if it can be used, 3 if no answer could conform to it, 4 if it does not compile, 5 if an answer takes too much;
-    killed by a signal where compiling does."""
+    """Check the grammar. Returns 0 if it can be used, 3 if it is unsatisfiable, 4 if it does not compile, 5 if an
+    answer exceeds the budget. If compiling exceeds it, a signal kills the process."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     from llguidance import LLMatcher, LLTokenizer
 
     matcher = LLMatcher(LLTokenizer("byte"), sys.stdin.read(), log_level=0)
-    matcher.compute_bitmask()  # the first step of the way, where more is compiled
+    matcher.compute_bitmask()  # the first step compiles more
     if matcher.is_error():
         return 3 if "nsatisfiable" in matcher.get_error() else 4
     for seed in range(_NUM_WALKS):
@@ -38,8 +38,8 @@ def main() -> int:
 
 
 def _walk(matcher: LLMatcher, seed: int) -> bool:
-    """Whether the library gets through an answer of random bytes. It computes states as they come, and gives up where
-    these are too many: `(z{5,}){64}` compiles, and fails at its second token."""
+    """Return whether the library can generate an answer of random bytes. It computes states lazily, and fails if there
+    are too many: `(z{5,}){64}` compiles, and fails at its second token."""
     rnd = Random(seed)
     for _ in range(_NUM_BYTES):
         if matcher.is_stopped():

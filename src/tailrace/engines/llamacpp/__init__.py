@@ -1,1 +1,1 @@
-"""llama.cpp, through xllamacpp: any GGUF file. `engine` keeps the promise; the others are its parts."""
+"""llama.cpp, through xllamacpp: any GGUF file. `engine` implements the interface; the other modules are its parts."""

@@ -1,30 +1,31 @@
-"""llama.cpp, as xllamacpp packs it: any GGUF file, and the quickest way with one stream.
+"""llama.cpp, through xllamacpp: any GGUF file, and the fastest engine with one stream.
 
-What the library needs us to know (measured on 2026.10.11549):
+Properties of the library that matter here (measured on 2026.10.11549):
 
-1. It runs llama.cpp's own server: a loop and a listener in threads of C++. Nothing can step it, so `step()` waits a
-   moment for what has been streamed. Its socket is a file in a folder that nobody else may enter.
-2. While an answer ends in the middle of a UTF-8 character it streams nothing, and then the id of the last token only.
-   `ids` finds the others: 885 such characters that SmolLM2 made (Chinese, Arabic, emoji; temperatures 0 to 1.5)
-   were all split into the tokens that had made them. Where the bytes are no UTF-8 at all, as of 1 in 535 at temperature
-   1 and of 8 in 42 at 1.5, other tokens of the same look are told, the same ones each time. An end of text in the
-   middle of a character hides what began it: such an answer ends without those tokens.
-3. So that a character is complete where max_tokens cuts it, a few tokens more are asked for and not told.
-4. Closing a connection ends its sequence, but not at once, and where the memory is full it ends every sequence (so its
-   source says). A sequence therefore waits until llama.cpp has closed the connections of those whose memory it takes.
-   What idle slots remember of earlier prompts is no burden: it is thrown away when the memory is needed.
-5. Presence and frequency penalties count the prompt too, and the logprobs of the tokens of 2. are told nowhere. So
-   these are left out. A grammar that it cannot read, or runs out of its budget with, is ignored (with status 200):
-   `grammars` reads along. Where a grammar allows no more, what comes is cut here, end of text or not.
-6. With `exact`, each sequence has memory of its own, and nothing is left that computes one token in another way than
-   many: weights are not packed anew, and keys and values are kept in eight bits, since those in 16 go through other
-   kernels from 64 tokens on, and through yet others where a lone sequence has 512 behind it. (In 16 bits 21 of 149
-   replays differed on Zen 4, of follow-up turns 5 of 13.) Kinds of tensors other than those of SmolLM2 in Q4_1 have
-   not been tried.
-7. Its threads wait for one another by spinning, some hundred times a token. Where anything else wants a core they spin
-   in vain: 32 tokens on two cores beside one busy process took 22 s and more. Where they sleep at once it is 0.7 s, but
-   on a quiet machine 29 tokens/s instead of 84. So they spin for a moment, and then sleep: 84 and 27 (beside a busy
-   process, where sleeping at once has 38).
+1. It runs llama.cpp's own server: a loop and a listener in C++ threads. It cannot be stepped, so `step()` waits briefly
+   for streamed tokens. Its socket is a file in a private directory.
+2. While an answer ends in the middle of a UTF-8 character, it streams nothing. Then it sends only the id of the last
+   token. `ids` recovers the others: it found the exact tokens of all 885 such characters from SmolLM2 (Chinese, Arabic,
+   emoji; temperatures 0 to 1.5). If the bytes are not valid UTF-8 (1 of 535 characters at temperature 1, 8 of 42 at
+   1.5), it reports other tokens with the same text, always the same ones. If the text ends in the middle of a
+   character, the answer ends without the tokens of that character.
+3. A few more tokens than max_tokens are requested and dropped, so that max_tokens does not cut off a character.
+4. Closing a connection ends its sequence, but with a delay. If the memory is full, all sequences end (according to its
+   source). So a sequence waits until llama.cpp has closed the connections of the sequences whose memory it needs.
+   Cached prompts of idle slots are dropped when the memory is needed.
+5. Presence and frequency penalties also count the prompt, and the logprobs of the tokens in 2. are not available. So
+these
+   are not supported. A grammar that it cannot parse, or that exceeds its budget, is ignored (with status 200):
+   `grammars` checks the answer. After the end of a grammar, further tokens are cut off.
+6. With `exact`, each sequence has its own memory, and one token is computed in the same way as several: weights are not
+   repacked, and the KV cache has eight bits. With 16 bits, other kernels are used from 64 tokens on, and yet others for
+   a single sequence with a context of 512. (With 16 bits, 21 of 149 replays differed on Zen 4, and 5 of 13 follow-up
+   turns.) Only the tensor types of SmolLM2 in Q4_1 were tested.
+7. Its threads wait for each other by spinning, about a hundred times per token. If another process needs a core,
+spinning
+   wastes time: 32 tokens on two cores next to one busy process took more than 22 s. If threads sleep at once, this
+   takes 0.7 s, but an idle machine gives 29 tokens/s instead of 84. So they spin briefly and then sleep: 84 tokens/s,
+   and 27 next to a busy process (38 if they sleep at once).
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ __all__ = ["PARAMETERS", "LlamaCppEngine"]
 
 _WAIT_S = 0.05
 _LINGER_S = 0.001
-_KNOWN_THREADS = 2  # with more, nobody has looked whether 6. holds
+_MEASURED_THREADS = 2  # with more threads, 6. was not measured
 
 
 class _Error(msgspec.Struct):
@@ -78,23 +79,23 @@ _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 
 
 class _Run:
-    """A sequence, from submit() to its last delta."""
+    """A sequence, from `submit` to its last delta."""
 
-    __slots__ = ("body", "exchange", "follower", "held", "num_reported", "num_told", "sequence", "tokens")
+    __slots__ = ("body", "exchange", "follower", "held", "num_emitted", "num_reported", "sequence", "tokens")
 
     def __init__(self, sequence: Sequence, body: bytes) -> None:
         self.sequence = sequence
         self.body = body
         self.tokens = len(sequence.prompt_ids) + (sequence.sampling.max_tokens or 0) + SPARE_TOKENS
-        self.exchange: Exchange | None = None  # until there is room for it
-        self.num_reported = 0  # tokens of the answer that llama.cpp has told of
-        self.num_told = 0  # and that deltas were made of
+        self.exchange: Exchange | None = None  # None until there is memory for it
+        self.num_reported = 0  # tokens of the answer that llama.cpp has reported
+        self.num_emitted = 0  # tokens of the answer in deltas
         self.follower = None if sequence.sampling.grammar is None else GrammarFollower(sequence.sampling.grammar)
-        self.held: tuple[int, ...] = ()  # a token without text, until it is known whether it is the end
+        self.held: tuple[int, ...] = ()  # a token without text, which may be the end
 
 
 class LlamaCppEngine:
-    """Keeps the `Engine` promise with a GGUF file."""
+    """Implements `Engine` with a GGUF file."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._exits = ExitStack()
@@ -102,7 +103,7 @@ class LlamaCppEngine:
         self._server: Any = None  # Any: the library has no stubs
         self._runs: dict[int, _Run] = {}
         self._aborted: set[int] = set()
-        self._leaving: dict[Exchange, int] = {}  # and what their slots hold until llama.cpp has let go of them
+        self._closing: dict[Exchange, int] = {}  # with the tokens of their slots, until llama.cpp frees them
         self._selector = selectors.DefaultSelector()
         self._eos_token_ids = frozenset(spec.eos_token_ids)
         self._prefix_cache = spec.prefix_cache
@@ -122,7 +123,7 @@ class LlamaCppEngine:
             block_tokens=1,
             max_sequences=num_slots(spec),
             parameters=parameters,
-            exact=spec.exact and (spec.threads or os.cpu_count() or 1) <= _KNOWN_THREADS,
+            exact=spec.exact and (spec.threads or os.cpu_count() or 1) <= _MEASURED_THREADS,
         )
 
     def submit(self, sequence: Sequence) -> None:
@@ -143,21 +144,21 @@ class LlamaCppEngine:
         deltas = []
         for sequence_id in self._aborted:
             run = self._runs[sequence_id]
-            deltas.append(Delta(sequence_id, run.num_told, (), (), "cancelled"))
+            deltas.append(Delta(sequence_id, run.num_emitted, (), (), "cancelled"))
             self._end(run)
         self._aborted.clear()
-        heard: dict[_Run, list[bytes]] = {}
+        events_by_run: dict[_Run, list[bytes]] = {}
         if any(run.exchange is None for run in self._runs.values()):
-            self._listen(0, heard)  # who has left has made room
+            self._listen(0, events_by_run)  # ended sequences have freed memory
             self._begin()
         if not self._runs:
             return deltas
-        if not deltas and not heard:
-            self._listen(_WAIT_S, heard)
+        if not deltas and not events_by_run:
+            self._listen(_WAIT_S, events_by_run)
         if len(self._runs) > 1:
-            time.sleep(_LINGER_S)  # the others' tokens of this step are on their way: woken once, not by each of them
-            self._listen(0, heard)
-        for run, events in heard.items():
+            time.sleep(_LINGER_S)  # wait for the other sequences' tokens of this step, to return them together
+            self._listen(0, events_by_run)
+        for run, events in events_by_run.items():
             delta = self._read(run, events)
             if delta is not None:
                 deltas.append(delta)
@@ -166,17 +167,17 @@ class LlamaCppEngine:
     def close(self) -> None:
         for run in list(self._runs.values()):
             self._end(run)
-        for exchange in self._leaving:
+        for exchange in self._closing:
             exchange.close()
-        self._leaving.clear()
+        self._closing.clear()
         self._selector.close()
         self._server = None
         self._exits.close()
 
     def _begin(self) -> None:
-        """Ask llama.cpp for what there is room for: what was aborted may still hold some, and running out of it would
-        end every sequence."""
-        held = sum(self._leaving.values()) + sum(run.tokens for run in self._runs.values() if run.exchange)
+        """Send the sequences to llama.cpp for which there is memory. Aborted sequences may still use some, and running
+        out would end all sequences."""
+        held = sum(self._closing.values()) + sum(run.tokens for run in self._runs.values() if run.exchange)
         for run in self._runs.values():
             if run.exchange is None:
                 held += run.tokens
@@ -185,8 +186,8 @@ class LlamaCppEngine:
                 run.exchange = Exchange(self._socket_path, run.body)
                 self._selector.register(run.exchange, _interest(run.exchange), run)
 
-    def _listen(self, timeout_s: float, heard: dict[_Run, list[bytes]]) -> None:
-        """Add what arrived for which sequence, waiting until something has."""
+    def _listen(self, timeout_s: float, events_by_run: dict[_Run, list[bytes]]) -> None:
+        """Wait for events, and add them to `events_by_run` by sequence."""
         for key, mask in self._selector.select(timeout_s):
             exchange: Exchange = key.fileobj  # type: ignore[assignment]
             if mask & selectors.EVENT_WRITE:
@@ -194,8 +195,8 @@ class LlamaCppEngine:
                 self._selector.modify(exchange, _interest(exchange), key.data)
             if mask & selectors.EVENT_READ:
                 events = exchange.receive()
-                if exchange not in self._leaving:
-                    heard.setdefault(key.data, []).extend(events)
+                if exchange not in self._closing:
+                    events_by_run.setdefault(key.data, []).extend(events)
                 if exchange.is_over:
                     self._forget(exchange)
 
@@ -205,7 +206,7 @@ class LlamaCppEngine:
         for event in events:
             chunk = _decode_chunk(event)
             if chunk.error is not None:
-                return self._fail(run, f"the engine refused it: {chunk.error.message}")
+                return self._fail(run, f"the engine rejected the request: {chunk.error.message}")
             if chunk.stop:
                 finish = "stop" if chunk.stop_type == "eos" else "length"
                 break
@@ -216,7 +217,7 @@ class LlamaCppEngine:
                 ids += self._pieces.recover(chunk.content, count, chunk.tokens[-1])
         ids, finish = self._cut(run, ids, finish)
         if finish is None and run.exchange is not None and run.exchange.is_over:
-            return self._fail(run, "the engine broke off")
+            return self._fail(run, "the engine closed the connection")
         if finish is None and ids and not self._pieces[ids[-1]]:
             ids, run.held = ids[:-1], ids[-1:]
         if finish is None and not ids:
@@ -224,9 +225,9 @@ class LlamaCppEngine:
         if run.follower is not None:
             ids, finish = self._follow(run.follower, ids, finish)
             if finish == "error":
-                return self._fail(run, "the engine left the grammar")
-        delta = Delta(run.sequence.sequence_id, run.num_told, ids, (), finish)
-        run.num_told += len(ids)
+                return self._fail(run, "the engine did not follow the grammar")
+        delta = Delta(run.sequence.sequence_id, run.num_emitted, ids, (), finish)
+        run.num_emitted += len(ids)
         if finish is not None:
             self._end(run)
         return delta
@@ -234,29 +235,29 @@ class LlamaCppEngine:
     def _cut(
         self, run: _Run, ids: tuple[int, ...], finish: FinishReason | None
     ) -> tuple[tuple[int, ...], FinishReason | None]:
-        """Where the answer ends by our own count, which llama.cpp does not know."""
+        """Cut the answer at max_tokens or an end token, which llama.cpp does not check exactly."""
         sampling = run.sequence.sampling
-        left = (sampling.max_tokens or 0) - run.num_told
+        left = (sampling.max_tokens or 0) - run.num_emitted
         if not sampling.ignore_eos:
-            for place, token_id in enumerate(ids[:left], 1):
+            for count, token_id in enumerate(ids[:left], 1):
                 if token_id in self._eos_token_ids:
-                    return ids[:place], "stop"
+                    return ids[:count], "stop"
         return (ids[:left], "length") if len(ids) >= left else (ids, finish)
 
     def _follow(
         self, follower: GrammarFollower, ids: tuple[int, ...], finish: FinishReason | None
     ) -> tuple[tuple[int, ...], FinishReason | None]:
-        """As far as the grammar goes, which llama.cpp may not have kept to."""
-        for place, token_id in enumerate(ids, 1):
+        """Cut the answer at the end of the grammar. Returns "error" if llama.cpp did not follow the grammar."""
+        for count, token_id in enumerate(ids, 1):
             if token_id not in self._eos_token_ids and not follower.take(self._pieces[token_id]):
                 return (), "error"
             if follower.is_complete:
-                return ids[:place], "stop"
+                return ids[:count], "stop"
         return ids, "error" if finish == "stop" and not follower.may_end else finish
 
     def _fail(self, run: _Run, why: str) -> Delta:
         self._end(run)
-        return Delta(run.sequence.sequence_id, run.num_told, (), (), "error", why)
+        return Delta(run.sequence.sequence_id, run.num_emitted, (), (), "error", why)
 
     def _end(self, run: _Run) -> None:
         del self._runs[run.sequence.sequence_id]
@@ -264,10 +265,10 @@ class LlamaCppEngine:
             return
         if not run.exchange.is_over:
             run.exchange.leave()
-            self._leaving[run.exchange] = run.tokens
+            self._closing[run.exchange] = run.tokens
 
     def _forget(self, exchange: Exchange) -> None:
-        self._leaving.pop(exchange, None)
+        self._closing.pop(exchange, None)
         self._selector.unregister(exchange)
         exchange.close()
 

@@ -1,8 +1,8 @@
-"""Follows what llama.cpp answers under a grammar, since nothing is sure there.
+"""Checks that llama.cpp's answers follow their grammar.
 
-It has llguidance in its build, and goes on without any grammar where that cannot compile one or runs out of its budget:
-with status 200, and a line in its log. So the same library stands beside it, and a token that may not be there ends the
-sequence in an error.
+llama.cpp uses llguidance, and continues without the grammar if that cannot compile it or exceeds its budget: with
+status 200 and a line in its log. So the same library checks the answer here, and a token that the grammar does not
+allow ends the sequence with an error.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["GrammarFollower"]
 
 
 class GrammarFollower:
-    """Goes along with an answer, byte by byte. Raises: SequenceFailed if the grammar does not compile."""
+    """Checks an answer byte by byte. Raises: SequenceFailed if the grammar does not compile."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._matcher = LLMatcher(_bytes(), to_guidance(grammar), log_level=0)
@@ -32,15 +32,15 @@ class GrammarFollower:
 
     @property
     def is_complete(self) -> bool:
-        """Nothing may follow."""
+        """Whether nothing may follow."""
         return self._matcher.is_stopped() and not self._matcher.is_error()
 
     def take(self, piece: bytes) -> bool:
-        """The next bytes. False if they may not stand there."""
+        """Take the next bytes. Returns False if the grammar does not allow them."""
         return self._matcher.try_consume_tokens(list(piece)) == len(piece)
 
 
 @cache
 def _bytes() -> LLTokenizer:
-    """A vocabulary of the 256 bytes."""
+    """Return a vocabulary of the 256 bytes."""
     return LLTokenizer("byte")

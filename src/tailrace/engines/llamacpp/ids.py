@@ -1,8 +1,8 @@
-"""The token ids that llama.cpp's stream leaves out.
+"""Recovers the token ids that llama.cpp's stream omits.
 
-While the text so far ends in the middle of a UTF-8 character it sends nothing, and then the whole text with the last
-token's id only. The text, how many tokens it covers and that every cut between them left a character open say which
-ones they were.
+While the text ends in the middle of a UTF-8 character, llama.cpp sends nothing. Then it sends the whole text with only
+the last token's id. The other ids follow from the text, the number of tokens, and the fact that each boundary between
+them is inside of a character.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 __all__ = ["TokenBytes", "is_open"]
 
-_MAX_TRIES = 50_000  # of tokens, for a text that is no UTF-8; most need a few hundred, and these take 50 ms
+_MAX_TRIES = 50_000  # limit for text that is not UTF-8: 50 ms; most texts need a few hundred tries
 
 
 class TokenBytes:
@@ -24,7 +24,7 @@ class TokenBytes:
         for token_id, piece in enumerate(pieces):
             if piece:
                 self._ids.setdefault(piece, token_id)
-        # What may come before the end of such a text: tokens that leave a character open, and such as fit into one.
+        # Possible tokens before the last one: tokens that end inside of a character, and tokens that fit into one.
         self._openers = [token_id for piece, token_id in self._ids.items() if is_open(piece)]
         self._fillers = [
             [token_id for piece, token_id in self._ids.items() if len(piece) < room and not is_open(piece)]
@@ -38,7 +38,7 @@ class TokenBytes:
         return self._pieces[token_id]
 
     def recover(self, text: str, count: int, last_id: int) -> tuple[int, ...]:
-        """The `count` tokens that `text` consists of, the last of which is known."""
+        """Return the `count` tokens of `text`, whose last id is known."""
         end = self._pieces[last_id]
         whole = text.encode()
         if whole.endswith(end):
@@ -47,7 +47,7 @@ class TokenBytes:
         return self._guess(text, count, last_id) or (*self._openers[:1] * (count - 1), last_id)
 
     def _splits(self, whole: bytes, begin: int, end: int, count: int) -> Iterator[tuple[int, ...]]:
-        """The ways to make whole[begin:end] of `count` tokens, long ones first."""
+        """Yield the ways to split whole[begin:end] into `count` tokens, long tokens first."""
         if count == 0:
             if begin == end:
                 yield ()
@@ -59,7 +59,7 @@ class TokenBytes:
                     yield (token_id, *rest)
 
     def _guess(self, text: str, count: int, last_id: int) -> tuple[int, ...] | None:
-        """Tokens that show as the same text, where some of its bytes are not known because they are no UTF-8."""
+        """Find tokens that decode to the same text, if the exact bytes are unknown because they are not UTF-8."""
         tries = 0
 
         def search(begun: bytes, ids: tuple[int, ...]) -> tuple[int, ...] | None:
@@ -81,12 +81,12 @@ class TokenBytes:
 
 
 def is_open(text: bytes) -> bool:
-    """Whether llama.cpp takes it to end in the middle of a character."""
+    """Return whether llama.cpp treats the text as ending in the middle of a character."""
     return _room(text) > 0
 
 
 def _room(text: bytes) -> int:
-    """How many bytes the character still wants that the text ends in the middle of; whatever they are."""
+    """Return how many bytes the incomplete character at the end still needs, or 0."""
     for back in range(1, min(4, len(text)) + 1):
         byte = text[-back]
         length = 2 if byte >> 5 == 0b110 else 3 if byte >> 4 == 0b1110 else 4 if byte >> 3 == 0b11110 else 0
@@ -96,7 +96,7 @@ def _room(text: bytes) -> int:
 
 
 def _closed(text: bytes) -> bytes:
-    """Without the open character at the end, the last one or more of three bytes."""
+    """Remove an incomplete character of up to three bytes at the end."""
     for back in range(1, min(3, len(text)) + 1):
         if text[-back] >= 0b11000000:
             return text[:-back]
@@ -104,5 +104,5 @@ def _closed(text: bytes) -> bytes:
 
 
 def _shown(text: bytes) -> str:
-    """As llama.cpp's JSON shows it: what is no UTF-8 as U+FFFD."""
+    """Decode like llama.cpp's JSON: invalid UTF-8 becomes U+FFFD."""
     return text.decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Loads a GGUF file into llama.cpp's server, and asks it for what the engine has to know of the model."""
+"""Loads a GGUF file into llama.cpp's server, and reads the model's properties from the server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tailrace.engines.llamacpp.wire import ask
 from tailrace.engines.protocol import EngineSpec
 from tailrace.errors import ModelError
 
-# Read when OpenMP is loaded: how long threads spin while they wait for one another (7. in llamacpp).
+# Read when OpenMP is loaded: how long waiting threads spin (see 7. in engine.py).
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
@@ -26,7 +26,7 @@ __all__ = ["VERSION", "context_tokens", "has_grammars", "num_slots", "read_piece
 
 VERSION: str = xllamacpp.__version__
 
-_RESERVED_TOKENS = SPARE_TOKENS + 1  # of each slot: llama.cpp ends a sequence one token before its slot is full
+_RESERVED_TOKENS = SPARE_TOKENS + 1  # per slot: llama.cpp ends a sequence one token before its slot is full
 _LEAST_STEP_TOKENS = 32
 _ERRORS_ONLY = 1
 
@@ -61,22 +61,22 @@ class _Props(msgspec.Struct):
 
 
 def num_slots(spec: EngineSpec) -> int:
-    """How many sequences may run. To be exact, each needs memory of its own, as long as the context."""
+    """Return how many sequences may run. With `exact`, each needs its own memory of the context's length."""
     if not spec.exact:
         return spec.max_sequences
     return max(1, min(spec.max_sequences, spec.kv_tokens // _longest(spec)))
 
 
 def room_tokens(spec: EngineSpec) -> int:
-    """What all slots hold together, with what each may need beyond what was asked."""
+    """Return the capacity of all slots in tokens, including each slot's reserve."""
     slots = num_slots(spec)
     asked = spec.kv_tokens if _is_shared(spec) else slots * _longest(spec)
     return asked + slots * _RESERVED_TOKENS
 
 
 def _is_shared(spec: EngineSpec) -> bool:
-    """Whether all sequences take their memory from one place, where each looks past what is the others': slower, so
-    only if there is too little for each to have the longest."""
+    """Return whether all sequences share one KV cache. This is slower, because each skips the others' entries, so it is
+    used only if the memory is too small for `max_sequences` full contexts."""
     return not spec.exact and spec.max_sequences * _longest(spec) > spec.kv_tokens
 
 
@@ -85,7 +85,7 @@ def _longest(spec: EngineSpec) -> int:
 
 
 def start_server(spec: EngineSpec, socket_path: str) -> Any:  # Any: the library has no stubs
-    """llama.cpp's server, listening on a socket file, whose name has to end in `.sock`.
+    """Start llama.cpp's server on a socket file, whose name has to end with `.sock`.
 
     Raises: ModelError if it does not load the model.
     """
@@ -95,7 +95,7 @@ def start_server(spec: EngineSpec, socket_path: str) -> Any:  # Any: the library
     params.n_ctx = room_tokens(spec)
     params.n_parallel = num_slots(spec)
     params.kv_unified = _is_shared(spec)
-    if spec.exact:  # 6. in llamacpp
+    if spec.exact:  # see 6. in engine.py
         params.no_extra_bufts = True
         params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_Q8_0
     params.n_batch = params.n_ubatch = max(_LEAST_STEP_TOKENS, spec.max_step_tokens)
@@ -110,14 +110,14 @@ def start_server(spec: EngineSpec, socket_path: str) -> Any:  # Any: the library
         try:
             server = xllamacpp.Server(params)
         except (RuntimeError, ValueError) as error:
-            raise ModelError(f"llama.cpp does not load {spec.path}: {_reason(said, error)}.") from error
-    ask(socket_path, "GET /lora-adapters")  # its loop answers that: let go before the loop runs, it waits for ever
+            raise ModelError(f"llama.cpp cannot load {spec.path}: {_reason(said, error)}.") from error
+    ask(socket_path, "GET /lora-adapters")  # waits until its loop runs: a server that is freed before that hangs
     return server
 
 
 def read_pieces(socket_path: str) -> TokenBytes:
-    """The bytes of every token, which llama.cpp tells of the likeliest ones: all of them, then (0.2 s for 49,152).
-    It warms the model up as well."""
+    """Read the bytes of every token, by requesting the top logprobs of all tokens (0.2 s for 49,152).
+    Also warms the model up."""
     answer = ask(socket_path, "POST /completion", {"prompt": [0], "n_predict": 1, "n_probs": 2**30, "top_k": 1})
     tokens = msgspec.json.decode(answer, type=_Likeliest).completion_probabilities[0].top_logprobs
     pieces = [b""] * (1 + max(token.id for token in tokens))
@@ -127,22 +127,22 @@ def read_pieces(socket_path: str) -> TokenBytes:
 
 
 def context_tokens(spec: EngineSpec, socket_path: str) -> int:
-    """Prompt and answer together, no more than the model was made for."""
+    """Return the longest length of prompt and answer, limited by the model's training context."""
     props = msgspec.json.decode(ask(socket_path, "GET /props"), type=_Props)
     slot_tokens = props.default_generation_settings.n_ctx
     return min(spec.context_tokens, spec.kv_tokens, slot_tokens - _RESERVED_TOKENS)
 
 
 def has_grammars(socket_path: str) -> bool:
-    """Whether llguidance was built in, whose words a schema is then put into. (A build without it dies of those words.)
-    It warms up as well: the first grammar takes 0.3 s."""
+    """Return whether llguidance is built in: then it converts a schema to llguidance's language, which crashes other
+    builds. Also warms it up: the first grammar takes 0.3 s."""
     answer = ask(socket_path, "POST /completion", {"prompt": [0], "n_predict": 1, "json_schema": {"type": "integer"}})
     return msgspec.json.decode(answer, type=_Answer).generation_settings.grammar.startswith("%llguidance")
 
 
 @contextmanager
 def _stderr() -> Iterator[BinaryIO]:
-    """What is written to it meanwhile, by C++ too: why a model was not loaded is said nowhere else."""
+    """Capture stderr, also of C++ code: only there llama.cpp reports why a model cannot be loaded."""
     with tempfile.TemporaryFile() as said:
         kept = os.dup(2)
         os.dup2(said.fileno(), 2)
@@ -154,7 +154,7 @@ def _stderr() -> Iterator[BinaryIO]:
 
 
 def _reason(said: BinaryIO, error: Exception) -> str:
-    """The first of the errors, which is the nearest to the cause, without its time and place."""
+    """Return the first error in the log, which is closest to the cause, without its time and position."""
     said.seek(0)
     for line in said.read().decode(errors="replace").splitlines():
         _, is_error, text = line.partition(" E ")

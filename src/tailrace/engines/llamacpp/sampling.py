@@ -1,6 +1,7 @@
-"""What a request asks of sampling, in the words of llama.cpp's server.
+"""Converts a request's sampling parameters to llama.cpp's server.
 
-Its own defaults change the answer (temperature 0.8, top_k 40, top_p 0.95, min_p 0.05), so everything is said, always.
+Its own defaults change the answer (temperature 0.8, top_k 40, top_p 0.95, min_p 0.05), so every parameter is always
+sent.
 """
 
 from __future__ import annotations
@@ -14,26 +15,28 @@ PARAMETERS = frozenset((
     "grammar", "ignore_eos", "logit_bias", "max_tokens", "min_p", "repetition_penalty", "seed", "temperature",
     "top_k", "top_p", "typical_p",
 ))  # fmt: skip
-SPARE_TOKENS = 3  # a character that the last token begins is complete after so many more
+SPARE_TOKENS = 3  # a character that begins in the last token needs at most so many more
 
-_MAX_SEED = 2**32 - 2  # the one above means: any
-_ENDS = 64  # more ends of a text than any vocabulary has
+_MAX_SEED = 2**32 - 2  # the next value means: random
+_MAX_END_TOKENS = 64  # more end tokens than any vocabulary has
 
 
 def request_body(sampling: Sampling, num_prompt_tokens: int, vocab_size: int) -> dict[str, object]:
-    """All of it but the prompt. Presence and frequency penalties are left out: theirs count the prompt too."""
+    """Return the request's fields except the prompt. Has no presence and frequency penalties: they also count the
+    prompt."""
     top_k = sampling.top_k
     if sampling.typical_p < 1 and not top_k:
-        # A token that is impossible, as ends are with ignore_eos, makes the entropy no number, and then any token is
-        # typical. The least likely ones are therefore cut off first.
-        top_k = max(1, vocab_size - _ENDS)
+        # An impossible token (end tokens with ignore_eos) makes the entropy NaN, and then every token is typical. So
+        # top_k
+        # removes the least likely tokens first.
+        top_k = max(1, vocab_size - _MAX_END_TOKENS)
     is_greedy = sampling.temperature <= 0
     num_tokens = (sampling.max_tokens or 0) + SPARE_TOKENS
     body: dict[str, object] = {
         "n_predict": num_tokens,
         "seed": (sampling.seed or 0) % (_MAX_SEED + 1),
         "ignore_eos": sampling.ignore_eos,
-        # Penalties first and temperature second, as elsewhere; theirs comes last by default.
+        # Penalties first and temperature second, as in other engines; by default, temperature is last.
         "samplers": ["penalties", "top_k"]
         if is_greedy
         else ["penalties", "temperature", "top_k", "typ_p", "top_p", "min_p"],

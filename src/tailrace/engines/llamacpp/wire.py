@@ -1,4 +1,4 @@
-"""Requests to llama.cpp's server over its socket file: one that is never waited for, and one that is."""
+"""Requests to llama.cpp's server over its socket file: nonblocking (`Exchange`) and blocking (`ask`)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tailrace.errors import ModelError
 
 __all__ = ["Exchange", "ask"]
 
-_CONNECT_S = 10.0  # for a place in the listener's queue
+_CONNECT_S = 10.0  # for the listener's queue
 _READ_BYTES = 1 << 18
 
 
 class Exchange:
-    """A connection of its own, since one that is kept alive would hold one of the server's threads.
+    """One request on its own connection: a keep-alive connection would occupy one of the server's threads.
 
-    Raises: OSError if the server is gone.
+    Raises: OSError if the server has stopped.
     """
 
     def __init__(self, socket_path: str, body: bytes, route: str = "POST /completion") -> None:
@@ -30,7 +30,7 @@ class Exchange:
         self._is_stream = False
         self._body = b""
         self._events: list[bytes] = []
-        self.is_over = False  # the server has closed it, and has posted by then whatever that means to the slot
+        self.is_over = False  # the server has closed the connection, and has already queued the release of the slot
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._socket.settimeout(_CONNECT_S)
@@ -49,13 +49,13 @@ class Exchange:
         return not self._unsent
 
     def send(self) -> None:
-        """As much of the request as goes."""
+        """Send as much of the request as the socket accepts."""
         with contextlib.suppress(BlockingIOError):
             while self._unsent:
                 self._unsent = self._unsent[self._socket.send(self._unsent) :]
 
     def receive(self) -> list[bytes]:
-        """What arrived, or a part of it: events of a stream, or the one body of any other answer. JSON, all of them."""
+        """Return the received JSON texts: events of a stream, or the body of another answer."""
         try:
             read = self._socket.recv(_READ_BYTES)
             if read:
@@ -70,14 +70,14 @@ class Exchange:
         return events
 
     def leave(self) -> None:
-        """Let the server know that nobody listens. It ends the sequence and then closes the connection."""
+        """Cancel the request. The server ends the sequence and then closes the connection."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
         self._socket.close()
 
-    # What httptools calls.
+    # Callbacks of httptools
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if name.lower() == b"content-type":
@@ -95,9 +95,9 @@ class Exchange:
 
 
 def ask(socket_path: str, route: str, content: object = None) -> bytes:
-    """The one answer to a question, for which it waits.
+    """Send a request and wait for its answer.
 
-    Raises: ModelError if the server has gone.
+    Raises: ModelError if the server closes the connection.
     """
     exchange = Exchange(socket_path, b"" if content is None else msgspec.json.encode(content), route)
     with selectors.DefaultSelector() as selector:
@@ -108,5 +108,5 @@ def ask(socket_path: str, route: str, content: object = None) -> bytes:
             answers += exchange.receive()
     exchange.close()
     if not answers:
-        raise ModelError("llama.cpp's server broke off.")
+        raise ModelError("llama.cpp's server closed the connection.")
     return answers[0]

@@ -1,7 +1,7 @@
-"""A LoRA adapter written into an OpenVINO model: beside each of its layers a narrow branch, which is added.
+"""Writes a LoRA adapter into an OpenVINO model: each layer gets a low-rank branch, whose result is added.
 
-The library's own adapters (2026.4.1) find layers by the names that optimum-intel gives them. Where nothing matches, as
-in whatever was made from a GGUF file, they change nothing, and say so on stdout at most.
+The library's own adapters (2026.4.1) find layers by optimum-intel's names. If no name matches, as in models that were
+made from a GGUF file, they have no effect, with at most a message on stdout.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tailrace.engines.adapters import Adapter
 
 __all__ = ["linear_layers", "write_adapted"]
 
-# In the order in which the library makes a layer's out of a GGUF file, which its numbers keep.
+# The linear layers of a block, in the order in which the library numbers them when it reads a GGUF file.
 _IN_A_LAYER = (
     "self_attn.q_proj",
     "self_attn.k_proj",
@@ -33,9 +33,9 @@ _NUMBERED = re.compile(r"MatMul_(?P<number>\d+)")
 
 
 def write_adapted(directory: Path, adapter: Adapter, target: Path) -> None:
-    """Write the model of a directory with an adapter in it into another one, and link what else it has.
+    """Write a directory's model with an adapter into another directory, and link its other files there.
 
-    Raises: ModelError for an adapter of another model; RuntimeError, the library's.
+    Raises: ModelError if the adapter does not fit the model; the library's RuntimeError.
     """
     model = ov.Core().read_model(directory / "openvino_model.xml")
     layers = linear_layers(model)
@@ -57,7 +57,7 @@ def write_adapted(directory: Path, adapter: Adapter, target: Path) -> None:
 
 
 def linear_layers(model: Any) -> dict[str, Any]:  # Any: the library's nodes
-    """The linear layers by Hugging Face's names."""
+    """Return the linear layers by their Hugging Face names."""
     linear = [node for node in model.get_ordered_ops() if _is_linear(node)]
     exported = {match["layer"]: node for node in linear if (match := _EXPORTED.match(node.get_friendly_name()))}
     return exported or dict(_numbered(linear))
@@ -71,11 +71,12 @@ def _is_linear(node: Any) -> bool:
 
 
 def _numbered(linear: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Those of a GGUF file have no names. Where they are not seven a layer and one behind, nothing is found."""
+    """Yield the layers of a GGUF file, which have no names. Yields nothing unless there are seven per block and one
+    more."""
     numbers = {int(m["number"]): node for node in linear if (m := _NUMBERED.fullmatch(node.get_friendly_name()))}
     in_order = [numbers[number] for number in sorted(numbers)]
     if len(in_order) != len(linear) or len(linear) % len(_IN_A_LAYER) != 1:
         return
-    for place, node in enumerate(in_order[:-1]):
-        index, kind = divmod(place, len(_IN_A_LAYER))
+    for position, node in enumerate(in_order[:-1]):
+        index, kind = divmod(position, len(_IN_A_LAYER))
         yield f"model.layers.{index}.{_IN_A_LAYER[kind]}", node

@@ -1,7 +1,7 @@
-"""How fast OpenVINO multiplies on this machine: the ceiling of a model's arithmetic.
+"""Measures OpenVINO's matrix multiplication on this machine: the upper limit of a model's compute speed.
 
-With weights of eight bits it multiplies integers, several times as fast as float32, whatever precision is asked for. So
-the ceiling is measured with its own kernels, with the precision and the threads that the engine has.
+With eight-bit weights it multiplies integers, which is several times faster than float32, whatever precision is
+requested. So this uses OpenVINO's own kernels with the engine's precision and threads.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from tailrace.engines.protocol import EngineSpec
 
 __all__ = ["operations_per_s"]
 
-_SHAPES = ((16, 1024), (64, 1024), (256, 1024), (64, 2048))  # rows, and rows and columns of each matrix of weights
+_SHAPES = ((16, 1024), (64, 1024), (256, 1024), (64, 2048))  # (rows of the input, size of the square weight matrix)
 _LAYERS = 4
 _ROUNDS = 12
 
 
 def operations_per_s(spec: EngineSpec, *, in_eight_bits: bool) -> float:
-    """The most multiplications and additions in a second, of several shapes whose weights stay in the caches."""
+    """Return the highest number of multiplications and additions per second, for shapes that fit into the CPU
+    caches."""
     properties: dict[str, Any] = {"INFERENCE_PRECISION_HINT": "f32"} if spec.exact else {}  # Any: as the library has it
     if spec.threads:
         properties["INFERENCE_NUM_THREADS"] = spec.threads
@@ -32,7 +33,7 @@ def operations_per_s(spec: EngineSpec, *, in_eight_bits: bool) -> float:
 
 
 def _measured(core: Any, properties: dict[str, Any], rows: int, size: int, in_eight_bits: bool) -> float:
-    """Of one shape, in the shortest of some rounds. Any: the library's objects."""
+    """Measure one shape; takes the fastest of several rounds. Any: the library's objects."""
     random = np.random.default_rng(1)
     parameter = ops.parameter([-1, size], np.float32)
     value: Any = parameter

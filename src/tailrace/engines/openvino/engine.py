@@ -1,28 +1,28 @@
 """openvino-genai's continuous batching: the default engine on a CPU.
 
-What the library needs us to know (measured on 2026.4.1):
+Properties of the library that matter here (measured on 2026.4.1):
 
-1. `step()` holds the interpreter's lock for the whole forward, which is why engines run in a process of their own.
-2. A request's `rng_seed` defaults to 0, so that unseeded requests repeat each other: a seed is always set.
-3. Running out of KV memory ends innocent neighbours as well (status IGNORED). Admission keeps that from happening; if
-   it happens all the same, those sequences fail by name and never look finished.
-4. Reading a handle that has nothing blocks for ever: `can_read()` comes first, always.
-5. With `exact`, arithmetic is in float32 and no sequence ever decodes alone, since a lone sequence goes through other
-   kernels than a batch does (fewer sequences than threads, to be precise); keys are quantised by token, so that a
-   prompt may be cut anywhere. On two threads any batch of two or more then gives the same bits, whatever its make-up:
-   0 of 160 answers of 48 tokens differed on Zen 4, 0 of 25 on Sapphire Rapids (2026-11-21), greedy and seeded, alone,
-   in a batch, staggered, with neighbours that come and are aborted. With bfloat16, the default where a processor has
-   it, 18 of 20 did. Without AVX-512 (AMD Zen 3), where a prompt is cut does change its bits: answers to prompts of one
-   step are the same, and nothing is claimed. Nor is it on more than two threads, where a single companion should not
-   be enough, which nobody has measured yet.
-6. A piece of a prompt that is one token long has other bits than any longer one, and the library's own prefix cache
-   leaves such pieces, and gives back what answers wrote. `prompts` keeps it from both. Without the cache, the
-   library cuts prompts that are longer than a step, and may leave a last piece of one token (of prompts of 257 tokens,
-   1 to 2 of 5 gave other ids).
-7. With `prompt_lookup_tokens`, a step takes in the guesses as well, and its bits are others than those of a step of one
-   token. The library guesses among the ids of the prompt, so those are sent as they are. Its other way to guess, with
-   a draft model, does not sample from the model's distribution (of 1,200 answers at temperature 0.6, the second token
-   was one in 87 that it was in fewer than 24 without), so it is not offered.
+1. `step()` holds the GIL during the whole forward, so engines run in a separate process.
+2. `rng_seed` of a request defaults to 0, so that requests without a seed give equal answers: a seed is always set.
+3. When the KV cache is full, other sequences end too (status IGNORED). Admission prevents this. If it happens, those
+   sequences fail with an error.
+4. Reading an empty handle blocks for ever: `can_read()` is always called first.
+5. With `exact`, the arithmetic is float32, and no sequence decodes alone, because a batch smaller than the number of
+   threads uses other kernels. Keys are quantised per token, so that a prompt can be split anywhere. On two threads,
+   every batch of two or more sequences then gives the same bits: 0 of 160 answers of 48 tokens differed on Zen 4, 0 of
+   25 on Sapphire Rapids (2026-11-21), greedy and seeded, alone, in a batch, staggered, and next to sequences that begin
+   and are aborted. With bfloat16, the default on processors that support it, 18 of 20 differed. Without AVX-512 (AMD
+   Zen 3), the split of a prompt changes the bits: only answers to prompts of one step are the same, and `exact` is not
+   claimed. It is not claimed with more than two threads either, where one companion may not be enough; this was not
+   measured.
+6. A prompt piece of one token gives other bits than a longer piece. The library's prefix cache creates such pieces, and
+   also returns blocks that answers wrote. `prompts` prevents both. Without the cache, the library splits prompts that
+   are longer than a step, and the last piece may have one token (1 to 2 of 5 prompts of 257 tokens gave other ids).
+7. With `prompt_lookup_tokens`, a step also computes the speculative tokens, and its bits differ from a step of one
+token.
+   The library looks up the ids of the prompt, so these are sent unchanged. Its other method, a draft model, does not
+   sample from the model's distribution (in 1,200 answers at temperature 0.6, the second token had 87 values, without it
+   fewer than 24), so it is not offered.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from tailrace.types import FinishReason, Grammar, Sampling
 
 __all__ = ["PARAMETERS", "OpenVINOEngine"]
 
-_COMPANION_ID = 2**63  # no sequence of the server's comes near it
+_COMPANION_ID = 2**63  # far above the ids of the server's sequences
 _FINISH: dict[Any, FinishReason] = {
     genai.GenerationFinishReason.STOP: "stop",
     genai.GenerationFinishReason.LENGTH: "length",
@@ -60,7 +60,7 @@ class _Run:
 
     def __init__(self, config: Any, wants_logprobs: bool) -> None:  # Any: the library's stubs do not hold up
         self.config = config
-        self.handle: Any = None  # until its prompt is on its way
+        self.handle: Any = None  # until the prompt is in the pipeline
         self.failure = ""
         self.wants_logprobs = wants_logprobs
         self.count = 0
@@ -68,7 +68,7 @@ class _Run:
 
 
 class OpenVINOEngine:
-    """Keeps the `Engine` promise with a GGUF file or an OpenVINO directory."""
+    """Implements `Engine` with a GGUF file or an OpenVINO directory."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._eos_token_ids = spec.eos_token_ids
@@ -79,17 +79,22 @@ class OpenVINOEngine:
             self._warm_up()
             rows = num_rows(spec) if self._exact and spec.prefix_cache else 0
             if rows and self._first((5, 6, 7, 8)) != self._first((5 - rows, 6 - rows, 7 - rows, 8 - rows)):
-                rows = 0  # no model promises it
+                rows = 0  # not every model maps `id - rows` to the same row as `id`
             if has_tokenizer(spec):
                 self._warm_up(Grammar("regex", "[ab]"))
-        except (RuntimeError, LookupError, ValueError, MemoryError) as error:  # C++'s, as pybind11 translates them
+        except (
+            RuntimeError,
+            LookupError,
+            ValueError,
+            MemoryError,
+        ) as error:  # exceptions of C++, as pybind11 translates them
             raise ModelError(_reason(error)) from error
         self._runs: dict[int, _Run] = {}
         self._turns = Turns()
         self._grammar_memory = GrammarMemory(spec.grammar_memory_bytes)
         self._companion: Any = None
         self._num_throwaway = 0
-        self._parts: list[Any] = []  # handles of pieces in this step: what nobody holds is not computed
+        self._parts: list[Any] = []  # handles of this step's pieces: the library drops requests without a handle
         self._prompts = Prompts(
             step_tokens=spec.max_step_tokens,
             block_tokens=BLOCK_TOKENS,
@@ -114,7 +119,7 @@ class OpenVINOEngine:
         except GrammarError as error:
             raise SequenceFailed(f"the grammar cannot be used: {error}") from error
         except (RuntimeError, TypeError) as error:  # TypeError: a seed beyond 64 bits
-            raise SequenceFailed(f"the engine refused it: {_reason(error)}") from error
+            raise SequenceFailed(f"the engine rejected the request: {_reason(error)}") from error
         self._runs[sequence.sequence_id] = _Run(config, sampling.logprobs)
         self._turns.add(sequence)
 
@@ -145,7 +150,7 @@ class OpenVINOEngine:
         for sequence_id, run in list(self._runs.items()):
             delta = self._read(sequence_id, run)
             if delta is not None:
-                self._turns.spoke(sequence_id, took_s)
+                self._turns.on_delta(sequence_id, took_s)
                 deltas.append(delta)
                 if delta.finish_reason is not None:
                     del self._runs[sequence_id]
@@ -157,7 +162,7 @@ class OpenVINOEngine:
         self._runs.clear()
         if self._pipeline is not None:
             self._keep_company(0)
-            self._drain()  # it complains on stderr of whatever it had to end by itself
+            self._drain()  # else the library prints warnings about unfinished requests
         self._pipeline = None
 
     def _end(self, sequence_id: int, run: _Run) -> None:
@@ -167,10 +172,10 @@ class OpenVINOEngine:
             run.handle.cancel()
 
     def _start(self) -> None:
-        """Give the pipeline what fits into the next step."""
+        """Add the prompts and pieces that fit into the next step to the pipeline."""
         for sequence in self._turns.take(is_alone=not any(_is_live(run) for run in self._runs.values())):
-            as_they_are = sequence.sampling.repetition_penalty != 1.0
-            self._prompts.add(sequence.sequence_id, sequence.prompt_ids, as_they_are=as_they_are)
+            unchanged = sequence.sampling.repetition_penalty != 1.0
+            self._prompts.add(sequence.sequence_id, sequence.prompt_ids, unchanged=unchanged)
         live = [run for run in self._runs.values() if _is_live(run)]
         for piece in self._prompts.take(len(live), is_prefilling=any(not run.count for run in live)):
             if piece.sequence_id is None:
@@ -180,7 +185,7 @@ class OpenVINOEngine:
             try:
                 run.handle = self._add(piece.sequence_id, piece.ids, run.config)
             except RuntimeError as error:
-                run.failure = f"the engine refused it: {_reason(error)}"
+                run.failure = f"the engine rejected the request: {_reason(error)}"
 
     def _throw_away(self, ids: tuple[int, ...], max_tokens: int) -> Any:  # Any: the library's handle
         self._num_throwaway += 1
@@ -191,14 +196,14 @@ class OpenVINOEngine:
             self._pipeline.step()
 
     def _warm_up(self, grammar: Grammar | None = None) -> None:
-        """Run once, so that it is known to work and the first request does not pay for it (0.3 s, and as much for the
-        first grammar, for which all others would wait)."""
+        """Run a short sequence, to test the model and warm it up (0.3 s, and the same for the first grammar, for which
+        all other sequences would wait)."""
         handle = self._add(_COMPANION_ID, (1, 2, 3), self._greedy(2, grammar=grammar))
         self._drain()
         handle.read_all()
 
     def _first(self, ids: tuple[int, ...]) -> tuple[list[int], list[float]]:
-        """The first token of an answer, and its logprob."""
+        """Return the first token of an answer, and its logprob."""
         handle = self._add(_COMPANION_ID, ids, self._greedy(1, logprobs=True))
         self._drain()
         (output,) = handle.read_all()
@@ -227,7 +232,7 @@ class OpenVINOEngine:
         while run.handle.can_read():
             for output in run.handle.read().values():
                 ids += output.generated_ids
-                if run.wants_logprobs:  # the library sends zeros otherwise
+                if run.wants_logprobs:  # otherwise the library sends zeros
                     logprobs += output.generated_log_probs
                 finish = _FINISH.get(output.finish_reason, finish)
         run.count += len(ids)
@@ -235,11 +240,11 @@ class OpenVINOEngine:
             status = run.handle.get_status()
             if status == genai.GenerationStatus.RUNNING:
                 return None
-            return Delta(sequence_id, index, (), (), "error", f"the engine ended it ({status.name})")
+            return Delta(sequence_id, index, (), (), "error", f"the engine ended the sequence ({status.name})")
         return Delta(sequence_id, index, tuple(ids), tuple(logprobs), finish)
 
     def _keep_company(self, num_live: int) -> None:
-        """Run a throw-away sequence beside a lone one, and only then. One that was aborted is no company."""
+        """Run a throw-away companion while exactly one sequence runs. An aborted sequence does not count."""
         companion = self._companion
         if companion is not None:
             while companion.can_read():
@@ -256,14 +261,14 @@ def _is_live(run: _Run) -> bool:
 
 
 def _is_known_exact(spec: EngineSpec) -> bool:
-    """Whether the processor is of the kind on which 5. was found to hold, with no more threads."""
-    if spec.device or spec.kv_precision or spec.prompt_lookup_tokens or spec.adapter:  # nobody has looked
+    """Return whether 5. was measured on this type of processor and number of threads."""
+    if spec.device or spec.kv_precision or spec.prompt_lookup_tokens or spec.adapter:  # not measured
         return False
     has_avx512 = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     return has_avx512 and (spec.threads or os.cpu_count() or 1) <= 2
 
 
 def _reason(error: Exception) -> str:
-    """What the library says, without the place in its source."""
+    """Return the library's message without the position in its source."""
     lines = [line for line in str(error).splitlines() if line.strip()]
     return lines[-1].strip().rstrip(".")[:200] if lines else type(error).__name__

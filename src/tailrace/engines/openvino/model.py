@@ -24,45 +24,45 @@ from tailrace.errors import ModelError
 
 __all__ = ["BLOCK_TOKENS", "COMPANION_TOKENS", "has_tokenizer", "load_pipeline", "num_rows", "tokenizer_path"]
 
-BLOCK_TOKENS = 32  # in which the library hands out memory, on a CPU
-COMPANION_TOKENS = 256  # how long the throw-away sequence beside a lone one may get: its past costs time too
+BLOCK_TOKENS = 32  # the library's KV block size on a CPU
+COMPANION_TOKENS = 256  # length of the throw-away companion: a longer context would cost time
 
 
 _SAVE = {"enable_save_ov_model": True}
-_ROOM = 4  # files as large as the model: in eight bits, and what the library makes of that
+_SPACE_FACTOR = 4  # disk space, in sizes of the model: the eight-bit copy and the library's files
 
 logger = logging.getLogger("tailrace.engine")
 
 
 def has_tokenizer(spec: EngineSpec) -> bool:
-    """Whether the library gets to know the tokens, which it needs for grammars. Out of a GGUF it always does."""
+    """Return whether the library has the model's tokenizer, which grammars need. A GGUF file always has it."""
     path = Path(spec.path)
     return not path.is_dir() or (path / "openvino_tokenizer.xml").is_file()
 
 
 def load_pipeline(spec: EngineSpec) -> Any:  # Any: the library's stubs do not hold up
-    """The pipeline, from a GGUF file or an OpenVINO directory. Raises: RuntimeError, the library's."""
+    """Load the pipeline from a GGUF file or an OpenVINO directory. Raises: the library's RuntimeError."""
     scheduler = genai.SchedulerConfig()
     blocks = -(-spec.kv_tokens // BLOCK_TOKENS)
     if spec.prompt_lookup_tokens:
-        blocks += spec.max_sequences  # for guesses at the end of each
+        blocks += spec.max_sequences  # for each sequence's speculative tokens
     scheduler.num_kv_blocks = blocks + (-(-COMPANION_TOKENS // BLOCK_TOKENS) + 2 if spec.exact else 0)
     scheduler.enable_prefix_caching = spec.prefix_cache
     scheduler.dynamic_split_fuse = True
-    # With the cache on, what is handed over for a step is never cut by the library: see prompts.py.
+    # With the prefix cache, the library must never split a prompt: see prompts.py.
     most = spec.context_tokens + spec.kv_tokens if spec.prefix_cache else spec.max_step_tokens
     scheduler.max_num_batched_tokens = max(most, (spec.max_sequences + 1) * (spec.prompt_lookup_tokens + 1))
     scheduler.max_num_seqs = spec.max_sequences + 1
     properties: dict[str, Any] = {}
     if spec.exact:
         properties["INFERENCE_PRECISION_HINT"] = "f32"
-        # Quantised by channel, which is the default, a half-filled block is rounded anew with each chunk of a prompt.
+        # The default, per channel, quantises a partly filled block again with each piece of a prompt.
         properties["KEY_CACHE_QUANT_MODE"] = "BY_TOKEN"
     if spec.threads:
         properties["INFERENCE_NUM_THREADS"] = spec.threads
     if spec.kv_precision:
         properties["KV_CACHE_PRECISION"] = spec.kv_precision
-        if spec.kv_precision == "f32":  # it starts with nothing less
+        if spec.kv_precision == "f32":  # required by the library
             properties["INFERENCE_PRECISION_HINT"] = "f32"
     if spec.prompt_lookup_tokens:
         properties["prompt_lookup"] = True
@@ -84,7 +84,7 @@ def load_pipeline(spec: EngineSpec) -> Any:  # Any: the library's stubs do not h
             if not directory.is_dir():
                 load(path, cache or work)
             if not directory.is_dir():
-                raise ModelError(f"An adapter needs a prepared form of {path.name}, and {cache} has no room for it.")
+                raise ModelError(f"An adapter needs a converted copy of {path.name}, but {cache} has no space for it.")
         adapted = work / "adapted"
         adapted.mkdir()
         write_adapted(directory, adapter, adapted)
@@ -92,7 +92,7 @@ def load_pipeline(spec: EngineSpec) -> Any:  # Any: the library's stubs do not h
 
 
 def num_rows(spec: EngineSpec) -> int:
-    """How many tokens the model has a row for, which may be more than its tokenizer knows; 0 if that cannot be told."""
+    """Return the number of rows of the model's embedding, which may exceed the tokenizer's vocabulary; 0 if unknown."""
     path = Path(spec.path)
     if not path.is_dir():
         if not spec.cache_path:
@@ -106,7 +106,7 @@ def num_rows(spec: EngineSpec) -> int:
 
 
 def tokenizer_path(spec: EngineSpec) -> Path:
-    """The directory or GGUF file out of which the library makes the model's tokenizer."""
+    """Return the directory or GGUF file from which the library loads the tokenizer."""
     path = Path(spec.path)
     if path.is_dir() or not spec.cache_path:
         return path
@@ -121,7 +121,7 @@ def _prepared(path: Path, cache: Path) -> Path:
 
 
 def _load_gguf(path: Path, cache: Path | None, scheduler: Any, device: str, properties: dict[str, Any]) -> Any:
-    """Load a GGUF file, and keep what the library makes of it: reading that is more than twice as fast.
+    """Load a GGUF file, and cache the library's converted model, which loads more than twice as fast.
 
     (3.0 against 1.3 s for the default model on two Sapphire Rapids cores.)
     """
@@ -131,13 +131,13 @@ def _load_gguf(path: Path, cache: Path | None, scheduler: Any, device: str, prop
         if prepared.is_dir():
             try:
                 return genai.ContinuousBatchingPipeline(str(prepared), scheduler, device, properties)
-            except RuntimeError:  # it is made anew, which fails as well where it is not to blame
+            except RuntimeError:  # convert it again; if the cache is not the cause, that fails too
                 is_bad = True
     try:
         with _work_in(cache, path) as work:
-            file = work / path.name  # the library writes beside the file that it reads
+            file = work / path.name  # the library writes its files next to the GGUF file
             if has_other_types(path):
-                logger.info("Writing the weights of %s in eight bits, once.", path.name)
+                logger.info("Converting the weights of %s to eight bits (only once).", path.name)
                 write_in_eight_bits(path, file)
             else:
                 os.symlink(path.resolve(), file)
@@ -147,7 +147,7 @@ def _load_gguf(path: Path, cache: Path | None, scheduler: Any, device: str, prop
             file.unlink()
             if is_bad:
                 shutil.rmtree(prepared, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another worker was quicker
+            with contextlib.suppress(OSError):  # another worker was faster
                 work.rename(prepared)
             return pipeline
     except OSError as error:
@@ -156,9 +156,9 @@ def _load_gguf(path: Path, cache: Path | None, scheduler: Any, device: str, prop
 
 @contextmanager
 def _work_in(cache: Path | None, path: Path) -> Iterator[Path]:
-    """A directory with room for what becomes of a file, gone at the end if it is still there. Raises: OSError."""
+    """Make a temporary directory, after checking the disk space for a conversion. Raises: OSError."""
     with scratch_directory("preparing-", cache) as work:
-        wanted_bytes = _ROOM * path.stat().st_size
+        wanted_bytes = _SPACE_FACTOR * path.stat().st_size
         if shutil.disk_usage(work).free < wanted_bytes:
-            raise OSError(f"{work.parent} has no room for {wanted_bytes >> 20:,} MiB")
+            raise OSError(f"{work.parent} has less than {wanted_bytes >> 20:,} MiB of free space")
         yield work

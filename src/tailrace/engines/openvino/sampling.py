@@ -1,4 +1,4 @@
-"""What a request asks of sampling, in the words of openvino-genai."""
+"""Converts a request's sampling parameters to openvino-genai's configuration."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ PARAMETERS = frozenset((
     "repetition_penalty", "seed", "temperature", "top_k", "top_p",
 ))  # fmt: skip
 
-_NGRAM_TOKENS = 3  # the last ones of a text, whose earlier places say what may follow
+_NGRAM_TOKENS = 3  # the last tokens, whose earlier occurrences predict the next ones
 
 
 def library_config(
     sampling: Sampling, eos_token_ids: tuple[int, ...], prompt_lookup_tokens: int = 0
 ) -> Any:  # Any: the library's stubs do not hold up
-    """Raises: RuntimeError or TypeError, the library's, for what it will not do (TypeError: a seed beyond 64 bits);
-    GrammarError for a grammar that cannot be used."""
+    """Convert sampling parameters. Raises: the library's RuntimeError or TypeError for invalid values (TypeError: a
+    seed of more than 64 bits); GrammarError for a grammar that cannot be used."""
     config = genai.GenerationConfig()
     config.max_new_tokens = sampling.max_tokens
     config.ignore_eos = sampling.ignore_eos
-    if eos_token_ids:  # else the model directory's own
+    if eos_token_ids:  # otherwise those of the model directory
         config.stop_token_ids = set(eos_token_ids)
         config.eos_token_id = eos_token_ids[0]
     config.rng_seed = sampling.seed
@@ -41,7 +41,7 @@ def library_config(
     config.repetition_penalty = sampling.repetition_penalty
     config.presence_penalty = sampling.presence_penalty
     config.frequency_penalty = sampling.frequency_penalty
-    if prompt_lookup_tokens:  # every request's, or a pipeline that looks up is lost in its next step
+    if prompt_lookup_tokens:  # set in every request, or the pipeline fails in its next step
         config.num_assistant_tokens = prompt_lookup_tokens
         config.max_ngram_size = _NGRAM_TOKENS
     if sampling.logprobs:

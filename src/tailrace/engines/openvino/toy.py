@@ -1,8 +1,7 @@
-"""A pipeline of openvino-genai around a model of no size, with the tokenizer of a real one.
+"""A pipeline of openvino-genai with a tiny model and the tokenizer of a real model.
 
-Grammars are compiled inside the library's sampler, which nothing but a pipeline reaches. This one compiles them as the
-engine's does, with the same library and the same vocabulary, and computes next to nothing: it loads in 0.2 s and takes
-0.5 ms for a token.
+The library compiles grammars in its sampler, which only a pipeline can use. This pipeline compiles them like the
+engine, with the same library and vocabulary, but computes almost nothing: it loads in 0.2 s and takes 0.5 ms per token.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ _BLOCKS = 8
 
 
 def load_toy(spec: EngineSpec) -> Any:  # Any: the library's stubs do not hold up
-    """A `ContinuousBatchingPipeline` to which all tokens are equally likely. Raises: RuntimeError, the library's."""
+    """Make a `ContinuousBatchingPipeline` in which all tokens are equally likely. Raises: the library's
+    RuntimeError."""
     tokenizer = genai.Tokenizer(str(tokenizer_path(spec)))
     scheduler = genai.SchedulerConfig()
     scheduler.num_kv_blocks = _BLOCKS
@@ -38,7 +38,7 @@ def load_toy(spec: EngineSpec) -> Any:  # Any: the library's stubs do not hold u
 
 
 def _model(vocab_size: int) -> Any:  # Any: as above
-    """One head of attention over what the ids are, with the inputs and the cache that the library looks for."""
+    """Make a model with one attention head, and with the inputs and the KV cache that the library requires."""
     ids, mask, positions = (
         _input(name, [-1, -1], np.int64) for name in ("input_ids", "attention_mask", "position_ids")
     )

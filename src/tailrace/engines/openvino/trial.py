@@ -1,10 +1,10 @@
-"""Compiles grammars as OpenVINO's engine does, in a process that may die of them.
+"""Compiles grammars like OpenVINO's engine, in a process that a grammar may crash.
 
     python -m tailrace.engines.openvino.trial PARENT_PID
 
-The first line of its standard input is an `EngineSpec`, each further one a `Grammar`, in JSON. It answers each with a
-line of JSON: "" when it is ready, then a reason to refuse the grammar, or "". Where a grammar takes more than `CPU_S`
-of processor time, the kernel ends the process with SIGPROF. It ends by itself when nobody asks for a while.
+The first line of standard input is an `EngineSpec`, each further line a `Grammar`, in JSON. It answers each line with a
+line of JSON: "" when it is ready, then the reason to refuse the grammar, or "". If a grammar takes more than `CPU_S` of
+CPU time, the kernel ends the process with SIGPROF. An idle process ends by itself.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from tailrace.types import Grammar, Sampling
 
 __all__ = ["CPU_S", "main"]
 
-# Of processor time, for all that one grammar takes before its first token. The library uses all cores, so on two of
-# them nobody waits longer than 0.2 s for it.
+# CPU time of one grammar before its first token. The library uses all cores, so that other sequences wait at most 0.2 s
+# on
+# two cores.
 CPU_S = 0.4
-_NUM_TOKENS = 8  # of the answer that is tried: masks take no longer later on (see automata)
-_MEMORY_BYTES = 512 * 2**20  # of addresses, beyond what is loaded
+_NUM_TOKENS = 8  # of the trial answer: later tokens do not take longer (see automata)
+_MEMORY_BYTES = 512 * 2**20  # of address space, in addition to the loaded libraries
 _IDLE_S = 300.0
-_NICE = 5  # behind the engine, yet a busy machine leaves it some time: at 19 it stood still
+_NICE = 5  # lower priority than the engine; with 19 it got no CPU on a busy machine
 
 
 class _Trial:
@@ -43,7 +44,7 @@ class _Trial:
         self._num_run = 0
 
     def run(self, grammar: Grammar) -> str:
-        """Why it cannot be used; "" if it can. Raises: RuntimeError, the library's."""
+        """Return why a grammar cannot be used, or "". Raises: the library's RuntimeError."""
         sampling = Sampling(seed=0, max_tokens=_NUM_TOKENS, grammar=grammar)
         try:
             config = library_config(sampling, self._eos_token_ids)
@@ -59,16 +60,18 @@ class _Trial:
 def main() -> int:
     begin_child(int(sys.argv[1]))
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # where libraries print
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # libraries print to stdout
     trial = _Trial(msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec))
-    answers.write(_line(trial.run(Grammar("regex", "[ab]"))))  # what the library makes once is not the first grammar's
-    os.nice(_NICE)  # not before it is loaded, which whoever sent the first grammar waits for
+    answers.write(
+        _line(trial.run(Grammar("regex", "[ab]")))
+    )  # warms the library up, so that the first grammar is not charged for it
+    os.nice(_NICE)  # after loading, for which the first request waits
     if sys.platform == "linux":
         with open("/proc/self/statm") as state:
             most = int(state.read().split()[0]) * os.sysconf("SC_PAGESIZE") + _MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
     while True:
-        signal.setitimer(signal.ITIMER_REAL, _IDLE_S)  # its signal ends the process
+        signal.setitimer(signal.ITIMER_REAL, _IDLE_S)  # SIGALRM ends the process
         line = sys.stdin.buffer.readline()
         signal.setitimer(signal.ITIMER_REAL, 0)
         if not line:
@@ -77,7 +80,7 @@ def main() -> int:
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         try:
             reason = trial.run(grammar)
-        except RuntimeError:  # and nobody knows what is left of the pipeline
+        except RuntimeError:  # the state of the pipeline is unknown now
             answers.write(_line("it cannot be compiled"))
             return 0
         signal.setitimer(signal.ITIMER_PROF, 0)

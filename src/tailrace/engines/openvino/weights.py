@@ -1,11 +1,11 @@
-"""GGUF files as OpenVINO reads them without loss.
+"""Rewrites GGUF files so that OpenVINO reads them without loss.
 
-Its loader knows weights of four bits with a whole number as their zero point. Q4_1 and Q4_K have any number there,
-and it rounds: 8 % of the weights of the default model, as much as four bits cost in the first place (no greedy answer
-of 40 agreed with the same weights in transformers, and half parted at the second token). Of most other types it
-reads none. Q8_0 it reads as it is. So whatever it would round or refuse is written anew in eight bits, once. Against
-four bits that takes twice the memory, and on two Sapphire Rapids cores 17 % of the speed of one stream, 11 % of eight,
-3 % of 32.
+Its loader supports four-bit weights with an integer zero point. Q4_1 and Q4_K have arbitrary zero points, which it
+rounds. This changed 8 % of the default model's weights, as much error as four bits add in the first place (none of 40
+greedy answers agreed with the same weights in transformers, and half differed from the second token on). It rejects
+most other types. It reads Q8_0 exactly. So tensors that it would round or reject are converted to eight bits once.
+Compared with four bits, this takes twice the memory, and on two Sapphire Rapids cores 17 % of the speed with one
+stream, 11 % with eight, 3 % with 32.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _Q8 = gguf.GGMLQuantizationType.Q8_0
 
 
 def has_other_types(path: Path) -> bool:
-    """Whether a file has to be written anew."""
+    """Return whether a file has to be converted."""
     return any(tensor.tensor_type.name not in OPENVINO_AS_THEY_ARE for tensor in gguf.GGUFReader(path).tensors)
 
 
 def write_in_eight_bits(source: Path, target: Path) -> None:
-    """Write the model anew, with nothing in it that the library would round or refuse, one tensor in memory at a time.
+    """Convert a model so that the library neither rounds nor rejects its tensors. Holds one tensor in memory at a time.
 
-    Raises: ModelError if a weight is no number; OSError if there is no room; NotImplementedError or ValueError for a
-    type that nobody can read.
+    Raises: ModelError if a weight is NaN or infinite; OSError if the disk is full; NotImplementedError or ValueError
+    for an unknown type.
     """
     reader = gguf.GGUFReader(source)
     writer = gguf.GGUFWriter(target, str(reader.fields["general.architecture"].contents()))
@@ -61,6 +61,8 @@ def write_in_eight_bits(source: Path, target: Path) -> None:
             with np.errstate(all="ignore"):
                 values = gguf.dequantize(tensor.data, tensor.tensor_type)
             if not np.isfinite(values).all():
-                raise ModelError(f"{source} is damaged: {tensor.name} has numbers that are none. Fetch it again.")
+                raise ModelError(
+                    f"{source} is damaged: {tensor.name} contains NaN or infinite numbers. Download it again."
+                )
             writer.write_tensor_data(gguf.quantize(values, _Q8))
     writer.close()

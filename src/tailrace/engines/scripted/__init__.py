@@ -1,1 +1,1 @@
-"""A model whose every token is known beforehand, for tests and demonstrations. `engine` keeps the promise."""
+"""A deterministic fake model for tests and demonstrations. `engine` implements the interface."""

@@ -1,16 +1,15 @@
-"""An engine that computes nothing: token *i* is a function of prompt, seed and *i*, so every fault has an oracle.
+"""An engine without a model: token *i* is a function of prompt, seed and *i*, so that tests know every answer.
 
-Its vocabulary is the 256 bytes, a few control tokens, some words and pieces of the texts that it can recite. Prompts
-tokenise to bytes; answers are words, with a four-byte character at every eighth place when `utf8` is on, so that
-characters are split over tokens. Writing a control token into a prompt makes the engine misbehave once that sequence
-has emitted `fault_after` tokens: `<|crash|>` kills the worker, `<|stall|>` hangs it, `<|fail|>` fails the sequence,
-`<|garbage|>` raises.
+The vocabulary contains the 256 bytes, a few control tokens, some words, and pieces of the texts that it can recite.
+Prompts are tokenised to bytes. Answers are words; with `utf8`, every eighth position starts a four-byte character, so
+that characters are split over tokens. A control token in a prompt causes a fault after `fault_after` tokens of that
+sequence: `<|crash|>` kills the worker, `<|stall|>` hangs it, `<|fail|>` fails the sequence, `<|garbage|>` raises.
 
-Options: `tokens_per_s` (of each sequence; 0 is as fast as it goes), `utf8` (0 or 1), `fault_after` (tokens),
-`eos_after` (tokens; 0 never), `thinks` (so many tokens between `<think>` and `</think>` before the answer, unless the
-chat template was told not to), `text` (recite that one of `TEXTS` and end; -1 takes its number from the prompt, and
-numbers beyond the texts are the faults in the order above, for wires on which control tokens stay text), `drift` (in a
-thousand tokens; each process has its own idea of so many, so that what is run again comes out different).
+Options: `tokens_per_s` (per sequence; 0: unlimited), `utf8` (0 or 1), `fault_after` (tokens), `eos_after` (tokens; 0:
+never), `thinks` (tokens between `<think>` and `</think>` before the answer, unless the chat template disables it),
+`text` (the index of the text in `TEXTS` to recite; -1 takes the index from the prompt, and larger indexes are the
+faults in the order above, for wires that do not parse control tokens), `drift` (how many of a thousand tokens differ
+between processes, so that a replay differs).
 """
 
 from __future__ import annotations
@@ -76,16 +75,16 @@ _THINK_OPEN, _THINK_CLOSE = b"<think>\n", b"\n</think>\n\n"
 
 
 def scripted_token(prompt_ids: tuple[int, ...], seed: int, index: int, *, utf8: bool = True, thinks: int = 0) -> int:
-    """Token `index` of the answer to `prompt_ids`: the oracle of every test that uses this engine."""
-    return _token_behind(_prompt_hash(prompt_ids, seed), index, utf8, thinks if _may_think(prompt_ids) else 0)
+    """Return token `index` of the answer to `prompt_ids`. Tests compare with it."""
+    return _token_at(_prompt_hash(prompt_ids, seed), index, utf8, thinks if _may_think(prompt_ids) else 0)
 
 
 def _may_think(prompt_ids: tuple[int, ...]) -> bool:
     return prompt_ids[-len(_THINK_CLOSE) :] != tuple(_THINK_CLOSE)
 
 
-def _token_behind(key: int, index: int, utf8: bool, thinks: int) -> int:
-    """As `_token`, behind so many tokens of reasoning between their markers."""
+def _token_at(key: int, index: int, utf8: bool, thinks: int) -> int:
+    """Like `_token`, after `thinks` tokens of reasoning between their markers."""
     if thinks:
         index -= len(_THINK_OPEN)
         if index < 0:
@@ -109,7 +108,7 @@ def _token(key: int, index: int, utf8: bool) -> int:
 
 @lru_cache(maxsize=len(TEXTS))
 def recited_tokens(number: int) -> tuple[int, ...]:
-    """The tokens of one of `TEXTS` and the end token: the oracle of an engine with the option `text`."""
+    """Return the tokens of one of `TEXTS` and the end token. Tests of the option `text` compare with them."""
     words = [f" {word}".encode() for word in _WORDS]
     ids = {bytes([byte]): byte for byte in range(256)}
     ids |= {piece: _FIRST_WORD_ID + offset for offset, piece in enumerate((*words, *PIECES))}
@@ -118,7 +117,7 @@ def recited_tokens(number: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=1)
 def tokenizer_json() -> str:
-    """The engine's vocabulary in the form of the `tokenizers` library."""
+    """Return the engine's vocabulary in the format of the `tokenizers` library."""
     characters = _byte_characters()
     vocabulary = {character: byte for byte, character in enumerate(characters)}
     vocabulary |= {token: 256 + offset for offset, token in enumerate(CONTROL_TOKENS)}
@@ -142,7 +141,7 @@ def tokenizer_json() -> str:
 
 
 def _byte_characters() -> list[str]:
-    """The character that stands for each byte in a byte-level vocabulary: itself where printable, else from U+0100."""
+    """Return the character for each byte in a byte-level vocabulary: the byte if printable, else from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return [chr(byte) if byte in printable else chr(next(spare)) for byte in range(256)]
@@ -176,7 +175,7 @@ class _Run:
 
 
 class ScriptedEngine:
-    """Keeps the `Engine` promise with no model at all."""
+    """Implements `Engine` without a model."""
 
     def __init__(self, spec: EngineSpec) -> None:
         options = spec.options
@@ -188,7 +187,9 @@ class ScriptedEngine:
         self._eos_after = int(options.get("eos_after", 0))
         self._text = int(options["text"]) if "text" in options else None
         if self._text is not None and not -1 <= self._text < len(TEXTS):
-            raise ModelError(f"The scripted engine knows {len(TEXTS)} texts; -1 lets the prompt say which.")
+            raise ModelError(
+                f"The scripted engine has {len(TEXTS)} texts: the option `text` should be an index from 0, or -1."
+            )
         self._runs: dict[int, _Run] = {}
         self.capabilities = Capabilities(
             engine="scripted 1",
@@ -229,7 +230,7 @@ class ScriptedEngine:
             if run.aborted:
                 deltas.append(Delta(run.sequence_id, run.count, (), (), "cancelled"))
             elif run.fault is not None and run.count >= self._fault_after:
-                deltas.append(self._misbehave(run))
+                deltas.append(self._fault(run))
             elif run.due_s <= now_s:
                 deltas.append(self._next(run))
         for delta in deltas:
@@ -252,18 +253,18 @@ class ScriptedEngine:
         return Delta(run.sequence_id, index, (token_id,), run.logprobs, finish_reason)
 
     def _written(self, run: _Run, index: int) -> int:
-        return _token_behind(self._key(run, index), index, self._utf8, run.thinks)
+        return _token_at(self._key(run, index), index, self._utf8, run.thinks)
 
     def _key(self, run: _Run, index: int) -> int:
         drifts = self._drift and zlib.crc32(b"%d %d %d" % (run.key, index, os.getpid())) % 1000 < self._drift
         return run.key + os.getpid() if drifts else run.key
 
     def _wait(self) -> None:
-        """Sleep until a sequence is due, but never so long that an abort would wait for it."""
+        """Sleep until a sequence is due, at most 20 ms so that aborts are not delayed."""
         due_s = min(run.due_s for run in self._runs.values())
         time.sleep(min(0.02, max(0.0, due_s - time.monotonic())))
 
-    def _misbehave(self, run: _Run) -> Delta:
+    def _fault(self, run: _Run) -> Delta:
         if run.fault == CRASH_ID:
             os.kill(os.getpid(), signal.SIGSEGV)
         if run.fault == STALL_ID:

@@ -1,7 +1,7 @@
-"""What the scripted engine recites: texts that have broken somebody's framing, parser or display.
+"""The texts that the scripted engine recites. Each has broken a framing, a parser or a display somewhere.
 
-A text is cut into the longest pieces that the vocabulary has, so it is mostly single bytes: characters come in halves,
-and line ends, sentinels and half a character are tokens of their own.
+A text is split into the longest pieces of the vocabulary, mostly single bytes: characters are split over tokens, and
+line ends, sentinels and half a character are single tokens.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from collections.abc import Sequence
 __all__ = ["PIECES", "TEXTS", "cut"]
 
 _LONG = "A long token, \u6f22\u5b57 and all. " * 2185  # 64 KiB
-_HALF = b"\xf0\x9f"  # with which nearly every emoji begins: they take three tokens then, and others four
+_HALF = b"\xf0\x9f"  # the first bytes of nearly every emoji: an emoji takes three tokens, other characters up to four
 
 PIECES = (
     b"",
     _HALF,
     *(text.encode() for text in ("\n\n", "\r\n", "\u2028", "[DONE]", "data: [DONE]\n\n", _LONG)),
 )
-"""Tokens beside bytes and words."""
+"""The tokens besides bytes and words."""
 
 _TEXTS: dict[str, str | tuple[bytes, ...]] = {
     "newlines": "\n\nfirst, in\n\n\nthe middle \n and last\n\n",
@@ -50,11 +50,11 @@ _TEXTS: dict[str, str | tuple[bytes, ...]] = {
 TEXTS: dict[str, str] = {
     name: text if isinstance(text, str) else b"".join(text).decode("utf-8", "replace") for name, text in _TEXTS.items()
 }
-"""Every text by what is in it. `scripted:text=3` recites the fourth."""
+"""The texts by description. `scripted:text=3` recites the fourth."""
 
 
 def cut(number: int, words: Sequence[bytes]) -> tuple[bytes, ...]:
-    """The pieces of a text, each of them a byte, one of `words` or one of `PIECES`."""
+    """Split a text into bytes, `words` and `PIECES`."""
     text = list(_TEXTS.values())[number]
     if not isinstance(text, str):
         return text

@@ -1,1 +1,1 @@
-"""Hugging Face transformers: any causal model. `engine` keeps the promise; the others are its parts."""
+"""Hugging Face transformers: any causal model. `engine` implements the interface; the other modules are its parts."""

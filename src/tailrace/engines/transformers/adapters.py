@@ -1,4 +1,4 @@
-"""A LoRA adapter merged into the weights of a transformers model."""
+"""Merges a LoRA adapter into the weights of a transformers model."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["merge"]
 
 @torch.no_grad()
 def merge(model: Any, adapter: Adapter) -> None:  # Any: the library's model, whichever it is
-    """Raises: ModelError for an adapter of another model."""
+    """Add an adapter to a model's weights. Raises: ModelError if the adapter does not fit the model."""
     for name, added in adapter.layers.items():
         layer = _linear(model, name)
-        is_turned = isinstance(layer, Conv1D)  # GPT-2's way to keep a weight
+        is_turned = isinstance(layer, Conv1D)  # GPT-2 stores weights transposed
         weight = None if layer is None else layer.weight.T if is_turned else layer.weight
         adapter.check(name, None if weight is None else tuple(weight.shape))
         assert weight is not None
         if not weight.is_floating_point():
-            raise adapter.refusal(f"the model's {name} is quantised, and nothing can be added to that")
+            raise adapter.refusal(f"the model's layer {name} is quantised, so the adapter cannot be added")
         product = torch.from_numpy(added.b @ added.a)
         summed = (weight.float() + product.to(weight.device)).to(weight.dtype)
-        # A weight of its own: the last layer's is the embedding's too, which stays as it is.
+        # A new tensor, because the last layer may share its weight with the embedding.
         layer.weight = torch.nn.Parameter(summed.T.contiguous() if is_turned else summed, requires_grad=False)
 
 

@@ -1,4 +1,4 @@
-"""Two ways to run a step of several sequences: in the library's pages, or one sequence after the other."""
+"""Two ways to run a step: the library's paged continuous batching, or one sequence after the other."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from transformers.generation.continuous_batching.cb_logits_processors import Con
 
 from tailrace.engines.transformers.sampling import Row, choose_all
 
-__all__ = ["BLOCK_TOKENS", "Alone", "Paged"]
+__all__ = ["BLOCK_TOKENS", "Paged", "Sequential"]
 
 BLOCK_TOKENS = 32
 
 
 class _Sampler(ContinuousBatchingLogitsProcessor):
-    """Sits where the library lets logits be processed, and leaves of each row the one token that was chosen."""
+    """A logits processor of the library that chooses the token of each row and masks all others."""
 
     supported_kwargs: dict[str, type] = {}  # noqa: RUF012 - the library's
     ignored_kwargs: tuple[str, ...] = ()
@@ -34,19 +34,19 @@ class _Sampler(ContinuousBatchingLogitsProcessor):
         return torch.zeros(len(self._now), dtype=torch.int32)
 
     def __call__(self, scores: torch.Tensor, tensor_arg: torch.Tensor) -> torch.Tensor:
-        """Logits of shape (rows, vocab), of which padding may be the last."""
+        """Process logits of shape (rows, vocab). The last rows may be padding."""
         chosen = torch.tensor(choose_all(self._now, scores[: len(self._now)]), device=scores.device)
         scores[: len(self._now)].scatter_(1, chosen[:, None], torch.inf)
         return scores
 
 
 class Paged:
-    """The library's continuous batching, driven a step at a time."""
+    """The library's continuous batching, run step by step."""
 
     def __init__(
         self, model: Any, *, kv_tokens: int, step_tokens: int, max_sequences: int, shares_prefixes: bool
     ) -> None:
-        # Raises: whatever the library does with a model that it cannot page.
+        # Raises: the library's exceptions if it cannot page the model.
         self._model = model
         self._rows: dict[str, Row] = {}
         config = ContinuousBatchingConfig(
@@ -55,7 +55,7 @@ class Paged:
             max_batch_tokens=step_tokens,
             max_requests_per_batch=max_sequences,
             allow_block_sharing=shares_prefixes,
-            use_cuda_graph=False,  # the sampler looks at each row, which no graph can hold
+            use_cuda_graph=False,  # the sampler runs Python code for each row, which a graph cannot contain
             use_async_batching=False,
         )
         greedy = GenerationConfig(do_sample=False, eos_token_id=-1)  # type: ignore[no-untyped-call]  # the library's
@@ -70,12 +70,12 @@ class Paged:
     def add(self, row: Row) -> None:
         name = str(row.sequence_id)
         self._rows[name] = row
-        # One token more than is wanted, so that it never ends one by itself: what is over is dropped.
+        # One token more than requested, so that the library never ends a sequence by itself.
         self._manager.add_request(row.token_ids, request_id=name, max_new_tokens=(row.sampling.max_tokens or 0) + 1)
 
     def drop(self, row: Row) -> None:
         name = str(row.sequence_id)
-        self._manager.cancel_request(name)  # which is done before the next batch is put together
+        self._manager.cancel_request(name)  # takes effect before the next batch
         self._rows.pop(name, None)
 
     @torch.inference_mode()
@@ -85,8 +85,8 @@ class Paged:
             self._batches.update_batch()
 
 
-class Alone:
-    """Each sequence with a cache of its own, one forward after the other."""
+class Sequential:
+    """Each sequence has its own cache, and one forward per step."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -1,15 +1,15 @@
 """Hugging Face transformers: any causal model, on a CPU or a GPU.
 
-What the library needs us to know (5.23, torch 2.13):
+Properties of the library that matter here (5.23, torch 2.13):
 
-1. Its continuous batching is made for a thread of its own that dies of one bad value. Here its batch processor is
-   driven step by step instead, and values are checked before they come to it.
-2. It knows temperature, top_k and top_p for each request and nothing else: no seed, no penalties, no logprobs. Its
-   place for logits processors is public, and there all of a step's rows come by: what `sampling` does
-   there is the sampling, and the library's own takes the likeliest of what is left of each row, which is one token.
-3. Models whose layers it cannot page (state spaces, some hybrids) run one sequence at a time within a step, each with
-   a cache of its own: slower, and the neighbours change nothing.
-4. A model directory may ask to run code of its own. It is not run.
+1. Its continuous batching is designed for its own thread, which dies after one bad value. Here, its batch processor is
+   called step by step instead, and all values are checked first.
+2. Per request, it supports only temperature, top_k and top_p: no seed, penalties or logprobs. Its logits processors are
+   public and get all rows of a step. `sampling` chooses the tokens there and masks all others, so that the library's
+   own greedy choice returns the same tokens.
+3. Models whose layers it cannot page (state spaces, some hybrids) run one sequence after the other within a step, each
+   with its own cache. This is slower, but sequences do not affect each other.
+4. A model directory may contain code. It is never run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tailrace.engines.adapters import read_adapter
 from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.transformers.adapters import merge
-from tailrace.engines.transformers.batches import BLOCK_TOKENS, Alone, Paged
+from tailrace.engines.transformers.batches import BLOCK_TOKENS, Paged, Sequential
 from tailrace.engines.transformers.grammars import Constraints
 from tailrace.engines.transformers.sampling import PARAMETERS, Row
 from tailrace.errors import ModelError, SequenceFailed
@@ -41,16 +41,16 @@ logger = logging.getLogger("tailrace.engine")
 
 
 class _Forwards(Protocol):
-    """One forward over all rows that it was given."""
+    """Runs one forward over all rows."""
 
     def add(self, row: Row) -> None: ...
     def drop(self, row: Row) -> None: ...
     def step(self) -> None:
-        """Gives each row that has read its prompt its next token."""
+        """Put the next token into each row whose prompt is complete."""
 
 
 class TransformersEngine:
-    """Keeps the `Engine` promise with a directory of a Hugging Face model."""
+    """Implements `Engine` with a Hugging Face model directory."""
 
     def __init__(self, spec: EngineSpec) -> None:
         library_logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # as in all of the library
@@ -63,7 +63,7 @@ class TransformersEngine:
             self._rows: dict[int, Row] = {}
             self._aborted: list[int] = []
             self._forwards = _forwards(model, spec)
-        self._eos = frozenset(spec.eos_token_ids) or _own_ends(model)
+        self._eos = frozenset(spec.eos_token_ids) or _eos_token_ids(model)
         self._vocab_size = model.get_input_embeddings().num_embeddings
         self._constraints = Constraints.of_model(Path(spec.path), self._eos, self._vocab_size)
         self.capabilities = Capabilities(
@@ -73,17 +73,17 @@ class TransformersEngine:
             block_tokens=BLOCK_TOKENS,
             max_sequences=spec.max_sequences,
             parameters=PARAMETERS if self._constraints is not None else PARAMETERS - {"grammar"},
-            exact=isinstance(self._forwards, Alone),
+            exact=isinstance(self._forwards, Sequential),
         )
 
     def submit(self, sequence: Sequence) -> None:
         self.capabilities.check_length(sequence)
         if not all(0 <= token_id < self._vocab_size for token_id in sequence.prompt_ids):
-            raise SequenceFailed("the prompt names a token that the model does not have")
+            raise SequenceFailed("the prompt contains a token id outside the model's vocabulary")
         constraint = None
         if (grammar := sequence.sampling.grammar) is not None:
             if self._constraints is None:
-                raise SequenceFailed("there are no grammars for this model's tokenizer")
+                raise SequenceFailed("grammars are not supported for this model's tokenizer")
             constraint = self._constraints(grammar, ignore_eos=sequence.sampling.ignore_eos)
         row = Row(sequence, self._eos, self._vocab_size, constraint)
         self._forwards.add(row)
@@ -114,7 +114,7 @@ class TransformersEngine:
     def close(self) -> None:
         self._rows.clear()
         self._aborted.clear()
-        self._forwards = Alone(None)
+        self._forwards = Sequential(None)
 
 
 def _load(spec: EngineSpec) -> Any:  # Any: the library's model, whichever it is
@@ -132,7 +132,7 @@ def _load(spec: EngineSpec) -> Any:  # Any: the library's model, whichever it is
 
 
 def _forwards(model: Any, spec: EngineSpec) -> _Forwards:
-    """By the library's continuous batching where it holds for this model, which is tried."""
+    """Return the library's continuous batching if a trial succeeds with this model, else sequential execution."""
     try:
         paged = Paged(
             model,
@@ -145,16 +145,18 @@ def _forwards(model: Any, spec: EngineSpec) -> _Forwards:
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # the library raises whatever its layers do
-        logger.warning("Its sequences do not run as a batch (%s): one by one in each step.", in_one_line(error))
+        logger.warning(
+            "The model's sequences cannot run as a batch (%s). They run one after the other.", in_one_line(error)
+        )
     else:
         return paged
-    alone = Alone(model)
+    alone = Sequential(model)
     _try(alone)
     return alone
 
 
 def _try(forwards: _Forwards) -> None:
-    """Two tokens behind two, so that it is known to work and the first request does not pay for it."""
+    """Generate two tokens, to test the model and to warm it up before the first request."""
     row = Row.on_trial()
     forwards.add(row)
     while not row.is_over:
@@ -163,23 +165,23 @@ def _try(forwards: _Forwards) -> None:
     forwards.drop(row)
 
 
-def _own_ends(model: Any) -> frozenset[int]:
+def _eos_token_ids(model: Any) -> frozenset[int]:
     ends = model.generation_config.eos_token_id
     return frozenset(() if ends is None else [ends] if isinstance(ends, int) else ends)
 
 
 @contextmanager
 def _named_errors(spec: EngineSpec) -> Iterator[None]:
-    """What the library raises while it loads, as one line that names the model. Raises: ModelError."""
+    """Convert the library's exceptions to a ModelError of one line that names the model."""
     name = os.path.basename(spec.path.rstrip("/"))
     try:
         yield
     except ModelError:
         raise
     except torch.OutOfMemoryError as error:
-        raise ModelError(f"{name} does not fit into the memory of the device; try a smaller --kv-tokens.") from error
+        raise ModelError(f"{name} does not fit into the device's memory. Try a smaller --kv-tokens.") from error
     except Exception as error:  # the library raises whatever its models and loaders do
         text = in_one_line(error)
         if "trust_remote_code" in str(error) or "custom code" in str(error):
-            text = "it wants to run code of its own, which is not run here; transformers must know its architecture"
+            text = "it needs its own code, which tailrace does not run. Only architectures built into transformers work"
         raise ModelError(f"transformers cannot load {name}: {text}.") from error

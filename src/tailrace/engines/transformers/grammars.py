@@ -1,4 +1,4 @@
-"""Holds a row of logits to a grammar: what may not come next is taken away before anything is chosen."""
+"""Masks the tokens in a row of logits that a grammar does not allow next."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ logger = logging.getLogger("tailrace.engine")
 
 
 class Constraint:
-    """One answer on its way through its grammar."""
+    """The state of one answer in its grammar."""
 
     def __init__(self, matcher: LLMatcher, ends: list[int], *, ignore_eos: bool) -> None:
         self._matcher = matcher
@@ -28,17 +28,17 @@ class Constraint:
 
     @property
     def is_complete(self) -> bool:
-        """Nothing may follow but an end of text."""
+        """Whether only the end of text may follow."""
         return self._matcher.is_stopped()
 
     @property
     def failure(self) -> str:
-        """Why it cannot say any more what may come; "" as long as it can."""
+        """Why the next tokens cannot be computed, or ""."""
         return "the grammar is too complex" if self._matcher.is_error() else ""
 
     def allow(self, scores: torch.Tensor) -> torch.Tensor:
-        """Logits of shape (vocab,), with minus infinity for what may not come. With `ignore_eos` an end of text may not
-        where anything else may."""
+        """Return logits of shape (vocab,) with minus infinity for tokens that are not allowed. With `ignore_eos`, the
+        end of text is never allowed."""
         marks = torch.frombuffer(bytearray(self._matcher.compute_logit_bias()), dtype=torch.uint8)
         allowed = torch.zeros(scores.shape[-1], dtype=torch.bool)
         num_known = min(len(marks), len(allowed))
@@ -48,12 +48,12 @@ class Constraint:
         return scores.masked_fill(~allowed.to(scores.device), -torch.inf)
 
     def take(self, token_id: int) -> None:
-        """What was chosen, which is no end of text."""
+        """Advance by the chosen token, which is not an end of text."""
         self._matcher.consume_token(token_id)
 
 
 class Constraints:
-    """The model's vocabulary as llguidance knows it; takes a second for a large one.
+    """The model's vocabulary for llguidance. Takes a second for a large vocabulary.
 
     Raises: ValueError if the tokenizer cannot be used.
     """
@@ -63,7 +63,7 @@ class Constraints:
         self._tokenizer = LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=self._ends)
 
     def __call__(self, grammar: Grammar, *, ignore_eos: bool) -> Constraint:
-        """Raises: SequenceFailed if it does not compile."""
+        """Compile a grammar. Raises: SequenceFailed if it does not compile."""
         matcher = LLMatcher(self._tokenizer, to_guidance(grammar), log_level=0)
         if matcher.is_error():
             raise SequenceFailed("the grammar does not compile")
@@ -71,7 +71,7 @@ class Constraints:
 
     @classmethod
     def of_model(cls, path: Path, ends: frozenset[int], vocab_size: int) -> Constraints | None:
-        """None where the model's directory has no tokenizer that would do."""
+        """Load the tokenizer of a model directory. Returns None if there is no usable one."""
         file = path / "tokenizer.json"
         if not ends or not file.is_file():
             return None
@@ -79,6 +79,6 @@ class Constraints:
             return cls(file.read_text(), ends, vocab_size)
         except (KeyboardInterrupt, SystemExit):
             raise
-        except BaseException as error:  # the library's own kinds, among them a panic of Rust, which is no Exception
-            logger.warning("There are no grammars for this tokenizer: %s.", in_one_line(error))
+        except BaseException as error:  # a Rust panic of the library is not an Exception
+            logger.warning("Grammars are not supported for this tokenizer: %s.", in_one_line(error))
             return None

@@ -1,7 +1,7 @@
-"""How the next token is chosen from a row of logits: the same numbers give the same token, whatever else runs.
+"""Chooses the next token from a row of logits. The same logits give the same token, whatever else runs.
 
-A row draws one number a token from a generator of its own, seeded by its request, and takes the token at which the
-cumulated probabilities pass it. So an answer can be repeated as far as its logits can.
+Each row has its own random generator, seeded by the request. It draws one number per token and takes the token at which
+the cumulative probability passes that number. An answer is repeatable if its logits are.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ PARAMETERS = frozenset((
     "frequency_penalty", "grammar", "ignore_eos", "logit_bias", "logprobs", "max_tokens", "min_p", "presence_penalty",
     "repetition_penalty", "seed", "temperature", "top_k", "top_logprobs", "top_p", "typical_p",
 ))  # fmt: skip
-LIKELIEST = 1024  # so many are sorted first; all of them only where those do not suffice
+LIKELIEST = 1024  # tokens that are sorted first; all are sorted only if these are not enough
 
 
 class Row:
-    """One sequence in the batch: what it may choose from, what it has chosen, and what nobody has taken yet."""
+    """One sequence in the batch: its sampling state, its tokens, and its delta that was not taken yet."""
 
     __slots__ = (
         "_answer",
@@ -53,7 +53,7 @@ class Row:
         self.count = 0  # of the answer
         self.is_over = False
         penalties = sampling.repetition_penalty != 1.0 or sampling.presence_penalty or sampling.frequency_penalty
-        # The likeliest token, and nothing more is asked.
+        # Greedy, without penalties, logprobs or a grammar.
         self.is_plain = not (
             sampling.temperature or penalties or sampling.logprobs or sampling.logit_bias or constraint
         )
@@ -70,7 +70,7 @@ class Row:
         return cls(Sequence(-1, (0, 1), Sampling(temperature=0.0, seed=0, max_tokens=2)), frozenset(), 2)
 
     def put(self, token_id: int, logprob: float | None = None, top: TopLogprobs = ()) -> None:
-        """The next token."""
+        """Append the chosen token."""
         start = self.count
         self.token_ids.append(token_id)
         self.count += 1
@@ -88,7 +88,7 @@ class Row:
         )
 
     def _is_complete(self, token_id: int) -> bool:
-        """Whether the grammar allows nothing behind this token."""
+        """Return whether the grammar is complete after this token."""
         if self._constraint is None:
             return False
         self._constraint.take(token_id)
@@ -103,7 +103,7 @@ class Row:
         return delta
 
     def choose(self, logits: torch.Tensor) -> int:
-        """Choose from logits, float32 of shape (vocab,), and put what was chosen."""
+        """Choose from logits, float32 of shape (vocab,), and append the token."""
         sampling = self.sampling
         logprob: float | None = None
         top: TopLogprobs = ()
@@ -113,8 +113,8 @@ class Row:
             scores = self._constraint.allow(scores)
             if failure := self._constraint.failure:
                 self._fail(failure)
-                return 0  # which nobody will see
-        chosen = int(scores.argmax()) if not sampling.temperature else self._drawn(scores)
+                return 0  # not used: the row has ended
+        chosen = int(scores.argmax()) if not sampling.temperature else self._draw(scores)
         if raw is not None:
             logprob = float(raw[chosen])
             if sampling.top_logprobs:
@@ -139,8 +139,8 @@ class Row:
             scores[token_id] += bias
         return scores
 
-    def _drawn(self, scores: torch.Tensor) -> int:
-        """top_k, temperature, min_p, typical_p, top_p, in this order, and one draw."""
+    def _draw(self, scores: torch.Tensor) -> int:
+        """Apply top_k, temperature, min_p, typical_p and top_p in this order, then draw."""
         sampling = self.sampling
         draw = self._random.random()
         logits = scores.double() / sampling.temperature
@@ -153,10 +153,10 @@ class Row:
         if not sampling.top_k and probs.numel() < num_all and not self._suffices(probs):
             kept, ids = logits.sort(descending=True)
             probs = torch.exp(kept - whole)
-        return int(ids[_at(self._cut(probs), draw)])
+        return int(ids[_at(self._filter(probs), draw)])
 
     def _suffices(self, probs: torch.Tensor) -> bool:
-        """Whether all that may be chosen is among these, the likeliest."""
+        """Return whether these, the likeliest tokens, contain all that may be chosen."""
         sampling = self.sampling
         if sampling.typical_p < 1:
             return False
@@ -164,8 +164,8 @@ class Row:
             return float(probs[-1]) < sampling.min_p * float(probs[0])
         return float(probs.sum()) >= sampling.top_p
 
-    def _cut(self, probs: torch.Tensor) -> torch.Tensor:
-        """Zeros where nothing may be chosen; `probs` fall from left to right."""
+    def _filter(self, probs: torch.Tensor) -> torch.Tensor:
+        """Set tokens that may not be chosen to zero. `probs` are in descending order."""
         sampling = self.sampling
         total = 1.0
         if sampling.min_p > 0:
@@ -181,18 +181,18 @@ class Row:
 
 
 def choose_all(rows: list[Row], logits: torch.Tensor) -> list[int]:
-    """Choose for each row of logits, float32 of shape (rows, vocab), and put what was chosen into the rows."""
+    """Choose a token for each row of logits, float32 of shape (rows, vocab), and append it to the row."""
     likeliest: list[int] = logits.argmax(-1).tolist()
-    for place, row in enumerate(rows):
+    for index, row in enumerate(rows):
         if row.is_plain:
-            row.put(likeliest[place])
+            row.put(likeliest[index])
         else:
-            likeliest[place] = row.choose(logits[place])
+            likeliest[index] = row.choose(logits[index])
     return likeliest
 
 
 def _typical(probs: torch.Tensor, mass: float) -> torch.Tensor:
-    """Those whose surprise is nearest to the expected one, until they have the mass. Source: arXiv 2202.00666."""
+    """Keep the tokens whose surprise is nearest to the expected one, up to the mass. Source: arXiv 2202.00666."""
     surprise = -torch.log(probs.clamp_min(1e-300))
     shift = (surprise - (probs * surprise).sum()).abs()
     order = torch.argsort(shift)
@@ -204,7 +204,7 @@ def _typical(probs: torch.Tensor, mass: float) -> torch.Tensor:
 
 
 def _at(probs: torch.Tensor, draw: float) -> int:
-    """The place where the cumulated probabilities pass `draw` of their sum; never one of probability zero."""
+    """Return the index at which the cumulative sum passes `draw` times the total. Its probability is never zero."""
     cumulated = torch.cumsum(probs, -1)
-    place = int(torch.searchsorted(cumulated, draw * float(cumulated[-1]), right=True))
-    return place if place < probs.numel() else int(probs.nonzero()[-1])
+    index = int(torch.searchsorted(cumulated, draw * float(cumulated[-1]), right=True))
+    return index if index < probs.numel() else int(probs.nonzero()[-1])

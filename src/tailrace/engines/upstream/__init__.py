@@ -1,1 +1,2 @@
-"""A server that already runs. `engine` keeps the promise; the others translate what that server speaks."""
+"""Uses another server as the engine. `engine` implements the interface; the other modules speak that server's
+protocol."""

@@ -1,4 +1,4 @@
-"""One answer of an upstream server over HTTP: asked for until it begins, and followed to its end."""
+"""Gets one answer of an upstream server over HTTP: retries until it begins, then reads it to its end."""
 
 from __future__ import annotations
 
@@ -14,89 +14,93 @@ from email.utils import parsedate_to_datetime
 import httpx
 import msgspec
 
-from tailrace.engines.upstream.wires import Ask, Heard, Trouble, reader, short
+from tailrace.engines.upstream.wires import AnswerEvent, UpstreamError, UpstreamRequest, reader, short
 
-__all__ = ["Patience", "follow", "new_client"]
+__all__ = ["Timeouts", "follow", "new_client"]
 
 _EVENT_BYTES = 2**20
 _ERROR_BYTES = 64 * 2**10
-_PASSING = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
-_REFUSALS = frozenset({400, 413, 422})
-_USAGE_S = 2.0  # for the counts, once the answer has ended
+_TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
+_BAD_REQUEST = frozenset({400, 413, 422})
+_USAGE_S = 2.0  # wait for the token counts after the end of the answer
 _CONNECT_S = 5.0
-_BACK_OFF_S = (0.2, 5.0)  # first, and longest
+_BACK_OFF_S = (0.2, 5.0)  # first and longest
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
-    """How long to wait, in seconds."""
+class Timeouts:
+    """Timeouts, in seconds."""
 
-    retry_s: float = 30.0  # for a server that is not there or has no room, until an answer has begun
-    first_s: float = 240.0  # for the first event of an answer, or another sign of life
-    idle_s: float = 60.0  # for the next one
+    retry_s: float = 30.0  # total time of retries before an answer begins
+    first_s: float = 240.0  # for the first byte of an answer
+    idle_s: float = 60.0  # for each next event
 
 
 def new_client(key: str, *, max_connections: int) -> httpx.AsyncClient:
-    """Raises: ValueError for a key that no header can hold."""
+    """Make an HTTP client. Raises: ValueError if the key has characters that a header cannot contain."""
     headers = {"accept": "text/event-stream", "accept-encoding": "identity", "content-type": "application/json"}
     if key:
         key.encode("ascii")
         headers["authorization"] = f"Bearer {key}"
     return httpx.AsyncClient(
         headers=headers,
-        follow_redirects=False,  # the key would go along
+        follow_redirects=False,  # a redirect would send the key to another server
         limits=httpx.Limits(max_connections=max_connections, max_keepalive_connections=max_connections),
     )
 
 
-async def follow(client: httpx.AsyncClient, ask: Ask, patience: Patience, say: Callable[[Heard], None]) -> None:
-    """Ask, and pass on what is heard; it ends with one that has a finish_reason. Before the first text, whatever may
-    pass is waited for and tried again.
+async def follow(
+    client: httpx.AsyncClient, ask: UpstreamRequest, timeouts: Timeouts, say: Callable[[AnswerEvent], None]
+) -> None:
+    """Send a request and pass on its events; the last event has a finish_reason. Temporary failures before the first
+    text are retried with a backoff.
 
-    Raises: Trouble.
+    Raises: UpstreamError.
     """
-    has_said = False
+    has_text = False
 
-    def hear(heard: Heard) -> None:
-        nonlocal has_said
-        has_said = has_said or bool(heard.text)
+    def hear(heard: AnswerEvent) -> None:
+        nonlocal has_text
+        has_text = has_text or bool(heard.text)
         say(heard)
 
-    until_s = time.monotonic() + patience.retry_s
+    until_s = time.monotonic() + timeouts.retry_s
     back_off_s, longest_s = _BACK_OFF_S
     while True:
         try:
-            await _try(client, ask, patience, hear)
+            await _try(client, ask, timeouts, hear)
             return
-        except Trouble as trouble:
+        except UpstreamError as error:
             wait_s = back_off_s * random.uniform(0.5, 1.0)
-            if trouble.retry_after_s is not None:
-                wait_s = max(trouble.retry_after_s, wait_s)
-            if has_said or not trouble.is_passing or time.monotonic() + wait_s > until_s:
+            if error.retry_after_s is not None:
+                wait_s = max(error.retry_after_s, wait_s)
+            if has_text or not error.is_temporary or time.monotonic() + wait_s > until_s:
                 raise
         await asyncio.sleep(wait_s)
         back_off_s = min(longest_s, 2 * back_off_s)
 
 
-async def _try(client: httpx.AsyncClient, ask: Ask, patience: Patience, hear: Callable[[Heard], None]) -> None:
-    timeout = httpx.Timeout(patience.first_s, connect=_CONNECT_S, pool=None)
+async def _try(
+    client: httpx.AsyncClient, ask: UpstreamRequest, timeouts: Timeouts, hear: Callable[[AnswerEvent], None]
+) -> None:
+    timeout = httpx.Timeout(timeouts.first_s, connect=_CONNECT_S, pool=None)
     try:
         async with client.stream("POST", ask.url, content=ask.body, timeout=timeout) as answer:
             await _check(answer)
             async with contextlib.aclosing(_events(answer)) as events:
-                await _hear(events, ask, patience, hear)
+                await _read_events(events, ask, timeouts, hear)
     except httpx.ConnectTimeout:
-        raise Trouble("cannot be reached in time", is_passing=True) from None
-    except httpx.ReadTimeout:  # what is slow to begin would not begin sooner if asked again
-        raise Trouble(f"has not begun to answer within {patience.first_s:g} s", is_passing=True) from None
+        raise UpstreamError("did not accept a connection in time", is_temporary=True) from None
+    except httpx.ReadTimeout:  # not retried: a slow server would not be faster
+        raise UpstreamError(f"did not begin to answer within {timeouts.first_s:g} s", is_temporary=True) from None
     except httpx.ConnectError as error:
         is_certificate = isinstance(_cause(error), ssl.SSLCertVerificationError)
-        reason = "shows a certificate that is not valid" if is_certificate else "cannot be reached"
-        raise Trouble(reason, is_passing=not is_certificate) from None
+        reason = "has an invalid certificate" if is_certificate else "cannot be reached"
+        raise UpstreamError(reason, is_temporary=not is_certificate) from None
     except httpx.TransportError:
-        raise Trouble("broke the connection", is_passing=True) from None
+        raise UpstreamError("broke the connection", is_temporary=True) from None
     except httpx.HTTPError as error:
-        raise Trouble(f"does not talk as HTTP does ({type(error).__name__})") from None
+        raise UpstreamError(f"sent an invalid HTTP answer ({type(error).__name__})") from None
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -106,26 +110,26 @@ def _cause(error: BaseException) -> BaseException:
 
 
 async def _check(answer: httpx.Response) -> None:
-    """Raises: Trouble for all that is no stream of events."""
+    """Check that an answer is an event stream. Raises: UpstreamError."""
     status = answer.status_code
     if 300 <= status < 400:
-        raise Trouble("is somewhere else, and redirects are not followed")
+        raise UpstreamError("answers with a redirect, which is not followed")
     if status != 200:
         said = await _error_of(answer)
-        raise Trouble(
+        raise UpstreamError(
             f"answers with status {status} and {said}",
-            is_passing=status in _PASSING,
-            is_refusal=status in _REFUSALS,
+            is_temporary=status in _TEMPORARY,
+            is_refusal=status in _BAD_REQUEST,
             retry_after_s=_retry_after_s(answer),
         )
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "text/event-stream":
-        raise Trouble(f"sends {_word(kind)} instead of a stream of events")
+        raise UpstreamError(f"sends {_shown(kind)} instead of a stream of events")
     if answer.headers.get("content-encoding", "identity").lower() != "identity":
-        raise Trouble("compresses its answer, which it was not asked to do")
+        raise UpstreamError("compresses its answer, which the request did not allow")
 
 
-def _word(kind: str) -> str:
+def _shown(kind: str) -> str:
     return kind if kind and len(kind) < 60 and kind.isprintable() else "something"
 
 
@@ -153,47 +157,49 @@ def _retry_after_s(answer: httpx.Response) -> float | None:
         return None
 
 
-async def _hear(events: AsyncIterator[bytes], ask: Ask, patience: Patience, hear: Callable[[Heard], None]) -> None:
-    """Follow the events to the end of the answer. Raises: Trouble."""
+async def _read_events(
+    events: AsyncIterator[bytes], ask: UpstreamRequest, timeouts: Timeouts, hear: Callable[[AnswerEvent], None]
+) -> None:
+    """Read the events to the end of the answer. Raises: UpstreamError."""
     read = reader(ask).read
     loop = asyncio.get_running_loop()
-    silence_s = patience.first_s  # until it has begun, since it may stand in a queue there
-    ended: Heard | None = None
+    silence_s = timeouts.first_s  # before the first event, the request may be queued there
+    ended: AnswerEvent | None = None
     usage: tuple[int, int] | None = None
     try:
         async with asyncio.timeout(silence_s) as clock:
             async for event in events:
-                heard = read(event) if event else Heard()
+                heard = read(event) if event else AnswerEvent()
                 usage = heard.usage or usage
                 if ended is None:
-                    silence_s = patience.idle_s if event else silence_s
+                    silence_s = timeouts.idle_s if event else silence_s
                     clock.reschedule(loop.time() + silence_s)
                     if heard.finish_reason is not None:
                         ended = heard
-                        clock.reschedule(loop.time() + _USAGE_S)  # for all that may still come
+                        clock.reschedule(loop.time() + _USAGE_S)  # for the remaining events
                     elif heard.text or heard.usage:
                         hear(heard)
                 if heard.is_over or (ended is not None and usage is not None):
                     break
     except (TimeoutError, httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        if ended is None:  # else only the counts are missing
+        if ended is None:  # otherwise only the counts are missing
             if isinstance(error, (TimeoutError, httpx.ReadTimeout)):
-                raise Trouble(f"was silent for {silence_s:g} s", is_passing=True) from None
+                raise UpstreamError(f"was silent for {silence_s:g} s", is_temporary=True) from None
             if isinstance(error, httpx.HTTPError):
-                raise Trouble("broke the connection", is_passing=True) from None
-            raise Trouble("sends events that cannot be read") from None
+                raise UpstreamError("broke the connection", is_temporary=True) from None
+            raise UpstreamError("sends events that cannot be decoded") from None
     if ended is None:
-        raise Trouble("broke off its answer", is_passing=True)
-    hear(Heard(ended.text, ended.finish_reason, usage))
-    with contextlib.suppress(TimeoutError, httpx.HTTPError, Trouble):
-        async with asyncio.timeout(_USAGE_S):  # a connection that was read to its end can be used again
+        raise UpstreamError("ended its answer too early", is_temporary=True)
+    hear(AnswerEvent(ended.text, ended.finish_reason, usage))
+    with contextlib.suppress(TimeoutError, httpx.HTTPError, UpstreamError):
+        async with asyncio.timeout(_USAGE_S):  # reading to the end lets the connection be reused
             while await anext(events, None) is not None:
                 pass
 
 
 async def _events(answer: httpx.Response) -> AsyncGenerator[bytes, None]:
-    """The `data` of each event, and nothing (b"") for whatever else is a sign of life. What is cut off in the middle of
-    a line is none. Raises: Trouble."""
+    """Yield the `data` of each event, and b"" for each other sign of life. Drops an event that ends within a line.
+    Raises: UpstreamError."""
     rest = b""
     lines: list[bytes] = []
     async for piece in answer.aiter_raw():
@@ -206,6 +212,6 @@ async def _events(answer: httpx.Response) -> AsyncGenerator[bytes, None]:
                 yield b"\n".join(lines)
                 lines.clear()
         if len(rest) + sum(map(len, lines)) > _EVENT_BYTES:
-            raise Trouble("sends a line without end")
+            raise UpstreamError("sends an event that is too long")
     if lines:
         yield b"\n".join(lines)

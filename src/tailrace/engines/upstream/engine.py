@@ -1,11 +1,11 @@
 """The engine `upstream`: another server computes, and tailrace keeps the stream.
 
-Any OpenAI-compatible server, or text-generation-inference. Ids are text in pieces (`tailrace.text.packed`), so a chunk
-of an answer becomes a delta of a few ids, and usage is said in the upstream's own tokens. A sequence is a request, and
-the event loop that carries them all runs inside `step`.
+Works with any OpenAI-compatible server and text-generation-inference. Token ids are packed text
+(`tailrace.text.packed`): a chunk of an answer becomes a delta of a few ids. Usage is counted in the upstream's tokens.
+Each sequence is one HTTP request; their event loop runs inside `step`.
 
-Until an answer has begun, it is asked for again and again, for a while. One that is cut off in the middle ends as lost:
-whoever submitted it may submit it again, and compare.
+Before an answer begins, failed requests are retried for a limited time. An answer that breaks off in the middle ends as
+lost. The caller may submit the sequence again and compare the text.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import contextlib
 from tailrace.engines.inner_loop import InnerLoop
 from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
-from tailrace.engines.upstream.answers import Patience, follow, new_client
-from tailrace.engines.upstream.wires import PARAMETERS, Ask, Heard, Trouble, ask
+from tailrace.engines.upstream.answers import Timeouts, follow, new_client
+from tailrace.engines.upstream.wires import PARAMETERS, AnswerEvent, UpstreamError, UpstreamRequest, ask
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.models.upstream import KEY_VARIABLE, Address
 from tailrace.text.packed import END_ID, pack
@@ -25,36 +25,36 @@ from tailrace.types import FinishReason
 
 __all__ = ["UpstreamEngine"]
 
-_STEP_S = 0.02  # so long at most does what comes from the server wait
+_STEP_S = 0.02  # longest step
 _CLOSE_S = 0.05
 
 
 class _Run:
-    """One sequence: what came of it since the last step, and what was said before."""
+    """One sequence: its counts, and its output since the last step."""
 
     def __init__(self, sequence: Sequence, host: str) -> None:
         self.sequence_id = sequence.sequence_id
         self.host = host
         self.count = 0  # ids
-        self.usage = (len(sequence.prompt_ids), 0)  # estimated until the server tells
+        self.usage = (len(sequence.prompt_ids), 0)  # estimated until the server sends its counts
         self.is_aborted = False
         self.task: asyncio.Task[None]
         self._text: list[str] = []
         self._finish_reason: FinishReason | None = None
-        self._trouble: Trouble | None = None
+        self._error: UpstreamError | None = None
 
     @property
     def has_news(self) -> bool:
-        return bool(self._text) or self._finish_reason is not None or self._trouble is not None
+        return bool(self._text) or self._finish_reason is not None or self._error is not None
 
-    def hear(self, heard: Heard) -> None:
+    def hear(self, heard: AnswerEvent) -> None:
         if heard.text:
             self._text.append(heard.text)
         self.usage = heard.usage or (self.usage[0], self.usage[1] + bool(heard.text))
         self._finish_reason = heard.finish_reason
 
-    def fail(self, trouble: Trouble) -> None:
-        self._trouble = trouble
+    def fail(self, error: UpstreamError) -> None:
+        self._error = error
 
     def take(self) -> Delta | None:
         if not self.is_aborted and not self.has_news:
@@ -64,42 +64,43 @@ class _Run:
         if self.is_aborted:
             return Delta(self.sequence_id, start, (), (), "cancelled", usage=self.usage)
         if self._finish_reason is not None and not ids:
-            ids = (END_ID,)  # an end comes with the token that it is about
+            ids = (END_ID,)  # a finish_reason needs a token
         self.count += len(ids)
-        if self._trouble is not None and not ids:
-            trouble = self._trouble
+        if self._error is not None and not ids:
+            error = self._error
             return Delta(
                 self.sequence_id,
                 start,
                 (),
                 (),
                 "error",
-                f"{self.host} {trouble.reason}",
+                f"{self.host} {error.reason}",
                 usage=self.usage,
-                is_lost=trouble.is_passing,
-                is_refused=trouble.is_refusal,
+                is_lost=error.is_temporary,
+                is_refused=error.is_refusal,
             )
         return Delta(self.sequence_id, start, ids, (), self._finish_reason, usage=self.usage)
 
 
 class UpstreamEngine:
-    """Keeps the `Engine` promise with a server at the other end of HTTP.
+    """Implements `Engine` with another server over HTTP.
 
-    Raises: ModelError for an address that is none, or a key that no header can hold.
+    Raises: ModelError for an invalid address, or a key with characters that a header cannot contain.
     """
 
     def __init__(self, spec: EngineSpec) -> None:
         self._address = Address.parse(spec.path)
-        self._patience = Patience(**spec.options)
+        self._timeouts = Timeouts(**spec.options)
         try:
             self._client = new_client(spec.secret, max_connections=2 * spec.max_sequences)
         except ValueError:
-            raise ModelError(f"The key in {KEY_VARIABLE} has characters that a header cannot have.") from None
+            raise ModelError(f"The key in {KEY_VARIABLE} has characters that an HTTP header cannot contain.") from None
         self._loop: InnerLoop[_Run] = InnerLoop()
         self.capabilities = Capabilities(
             engine=f"upstream ({self._address.kind} at {self._address.host})",
             context_tokens=spec.context_tokens,
-            kv_tokens=(spec.context_tokens + 2) * spec.max_sequences,  # its memory is its own; places count here
+            kv_tokens=(spec.context_tokens + 2)
+            * spec.max_sequences,  # unknown: large enough that only `max_sequences` limits
             block_tokens=1,
             max_sequences=spec.max_sequences,
             parameters=PARAMETERS[self._address.kind],
@@ -109,9 +110,9 @@ class UpstreamEngine:
     def submit(self, sequence: Sequence) -> None:
         if len(sequence.prompt_ids) > self.capabilities.context_tokens:
             raise SequenceFailed("the prompt is too long for this server")
-        asked = ask(self._address, sequence)
+        request = ask(self._address, sequence)
         run = _Run(sequence, self._address.host)
-        self._loop.begin(sequence.sequence_id, run, self._follow(run, asked))
+        self._loop.begin(sequence.sequence_id, run, self._follow(run, request))
 
     def abort(self, sequence_id: int) -> None:
         self._loop.abort(sequence_id)
@@ -123,26 +124,26 @@ class UpstreamEngine:
             self._loop.run(0.0 if is_short else _STEP_S)
         deltas = self._loop.take()
         if has_aborted or not self._loop.runs:
-            self._loop.see_off(_CLOSE_S)
+            self._loop.clean_up(_CLOSE_S)
         return deltas
 
     def close(self) -> None:
         if self._loop.is_closed:
             return
-        self._loop.see_off_all(_CLOSE_S)
+        self._loop.cancel_all(_CLOSE_S)
         with contextlib.suppress(Exception):  # connections may be in any state
             self._loop.complete(self._client.aclose())
         self._loop.close()
 
-    async def _follow(self, run: _Run, asked: Ask) -> None:
-        def hear(heard: Heard) -> None:
+    async def _follow(self, run: _Run, request: UpstreamRequest) -> None:
+        def hear(heard: AnswerEvent) -> None:
             run.hear(heard)
-            self._loop.tell()
+            self._loop.wake()
 
         try:
-            await follow(self._client, asked, self._patience, hear)
-        except Trouble as trouble:
-            run.fail(trouble)
-        except Exception as error:  # one answer's, whatever it is; the others go on
-            run.fail(Trouble(f"gave an answer that could not be followed ({type(error).__name__})"))
-        self._loop.tell()
+            await follow(self._client, request, self._timeouts, hear)
+        except UpstreamError as error:
+            run.fail(error)
+        except Exception as error:  # any error ends only this answer
+            run.fail(UpstreamError(f"sent an answer that could not be read ({type(error).__name__})"))
+        self._loop.wake()

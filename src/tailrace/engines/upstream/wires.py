@@ -1,12 +1,13 @@
-"""What is said to an upstream server and what it says, as bytes and values: no socket, no clock.
+"""Encodes requests to upstream servers and decodes their answers. Pure functions: no socket, no clock.
 
-Parameters: a server that is known to honour one by name is asked to; what is not in `PARAMETERS` is refused before it
-comes here. Those that differ between a server's routes or kinds of grammar are refused by `ask`. Temperature and top_p
-are always sent, and so are the neutral values of what some servers take other defaults for. `n` and `stop` are kept by
-tailrace. Seeds are folded into 31 bits, which all of them take.
+Parameters: each kind of server gets only the parameters in `PARAMETERS`; others are refused earlier. `ask` refuses
+parameters and grammars that one of the server's routes lacks. Temperature and top_p are always sent, and so are neutral
+values where some servers have other defaults. tailrace itself handles `n` and `stop`. Seeds are reduced to 31 bits,
+which all servers accept.
 
-Answers: text, and the calls of tools, which OpenAI's wire has beside the text; they are written back into it in the
-form that tailrace reads (`<tool_call>`). So is reasoning that a server keeps apart, where it comes before all text.
+Answers: text and tool calls. OpenAI's wire has tool calls in separate fields; they are written into the text in the
+form that tailrace parses (`<tool_call>`). Reasoning in separate fields is also written into the text, if it comes before
+all text.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from tailrace.text.packed import CHAT_ID, PackedChat, unpack
 from tailrace.text.reasoning import THINK
 from tailrace.types import FinishReason, Sampling
 
-__all__ = ["PARAMETERS", "Ask", "Heard", "Trouble", "ask", "reader", "short"]
+__all__ = ["PARAMETERS", "AnswerEvent", "UpstreamError", "UpstreamRequest", "ask", "reader", "short"]
 
 _STANDARD = frozenset({"temperature", "top_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty"})
 _OF_VLLM = _STANDARD | {"top_k", "min_p", "repetition_penalty", "ignore_eos", "grammar"}
@@ -31,12 +32,12 @@ PARAMETERS: dict[str, frozenset[str]] = {
     "openai": _STANDARD,
     "vllm": _OF_VLLM,
     "llamacpp": _OF_VLLM | {"typical_p"},
-    "tailrace": _OF_VLLM,  # what its engine lacks, it refuses
+    "tailrace": _OF_VLLM,  # refuses by itself what its engine lacks
     "tgi": _STANDARD - {"presence_penalty"} | {"top_k", "typical_p", "repetition_penalty", "grammar"},
 }
 _TGI_CHATS_LACK = ("top_k", "typical_p", "repetition_penalty")
-_PLAIN = Sampling()
-_LLAMACPP_LAST_TOKENS = 2**16  # that penalties look back over; it would be 64, and the memory for them is taken at once
+_DEFAULTS = Sampling()
+_LLAMACPP_LAST_TOKENS = 2**16  # window of penalties; the default is 64, and more would allocate memory at once
 _REASON_CHARACTERS = 200
 _MOST_TOKENS = 2**53
 _REASONS: dict[str, FinishReason] = {
@@ -49,28 +50,28 @@ _REASONS: dict[str, FinishReason] = {
 }
 
 
-class Trouble(Exception):
-    """Why an answer cannot go on, for people: what goes behind the server's name. `is_passing`: the same request may do
-    better later. `is_refusal`: the server takes no such request."""
+class UpstreamError(Exception):
+    """An upstream failure. The message continues a sentence that begins with the server's name. `is_temporary`: a retry
+    may succeed. `is_refusal`: the server rejects the request itself."""
 
     def __init__(
         self,
         reason: str,
         *,
-        is_passing: bool = False,
+        is_temporary: bool = False,
         is_refusal: bool = False,
         retry_after_s: float | None = None,
     ) -> None:
         super().__init__(reason)
         self.reason = reason
-        self.is_passing = is_passing
+        self.is_temporary = is_temporary
         self.is_refusal = is_refusal
         self.retry_after_s = retry_after_s
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request: where it goes, what it says, and which of the two kinds of answer comes back."""
+class UpstreamRequest:
+    """One HTTP request, and which format its answer has."""
 
     url: str
     body: bytes
@@ -78,51 +79,51 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What one event of an answer says."""
+class AnswerEvent:
+    """One event of an answer."""
 
     text: str = ""
     finish_reason: FinishReason | None = None
     usage: tuple[int, int] | None = None  # tokens of prompt and answer
-    is_over: bool = False  # nothing more comes
+    is_over: bool = False  # the last event
 
 
-def ask(address: Address, sequence: Sequence) -> Ask:
-    """The request for a sequence. Raises: SequenceFailed if this server cannot be asked for it."""
+def ask(address: Address, sequence: Sequence) -> UpstreamRequest:
+    """Make the request for a sequence. Raises: SequenceFailed if this server cannot run it."""
     try:
         chat, text = _prompt(sequence.prompt_ids)
     except (ValueError, msgspec.DecodeError):
-        raise SequenceFailed("the prompt is no text") from None
+        raise SequenceFailed("the prompt is not valid text") from None
     sampling = sequence.sampling
     if chat is None and address.kind == "tgi":
         body: dict[str, Any] = {"inputs": text, "parameters": _tgi_parameters(sampling)}  # Any: JSON
-        return Ask(f"{address.url}/generate_stream", _json(body), is_tgi=True)
+        return UpstreamRequest(f"{address.url}/generate_stream", _json(body), is_tgi=True)
     body = {"model": address.model, "stream": True, "stream_options": {"include_usage": True}}
     body |= _sampling_fields(address, sampling)
     if chat is None:
         body |= {"prompt": text} | _grammar_fields(address, sampling, is_chat=False)
-        return Ask(f"{address.url}/completions", _json(body), is_tgi=False)
+        return UpstreamRequest(f"{address.url}/completions", _json(body), is_tgi=False)
     if address.kind == "tgi" and (lacking := _differing(sampling, _TGI_CHATS_LACK)):
-        raise SequenceFailed(f"chats of {address.host} have no {lacking[0]}")
+        raise SequenceFailed(f"{address.host} does not support {lacking[0]} in chats")
     body |= {"messages": chat.messages} | _grammar_fields(address, sampling, is_chat=True)
     if text:
         body |= _beginning(address, chat, text)
     if chat.values:
         if address.kind not in ("llamacpp", "tailrace", "vllm"):
-            raise SequenceFailed(f"{address.host} takes no chat_template_kwargs")
+            raise SequenceFailed(f"{address.host} does not support chat_template_kwargs")
         body |= {"chat_template_kwargs": chat.values}
     if chat.tools:
         body |= {"tools": chat.tools}
         if sampling.grammar is not None:
-            body["tool_choice"] = "none"  # the call is forced by the grammar, and read here
+            body["tool_choice"] = "none"  # the grammar forces the call, and tailrace parses it
     if address.is_hosted_openai:
-        body["max_completion_tokens"] = body.pop("max_tokens")  # its newer models refuse the old name
+        body["max_completion_tokens"] = body.pop("max_tokens")  # newer models reject the old name
     base = f"{address.url}/v1" if address.kind == "tgi" else address.url
-    return Ask(f"{base}/chat/completions", _json(body), is_tgi=False)
+    return UpstreamRequest(f"{base}/chat/completions", _json(body), is_tgi=False)
 
 
 def _prompt(ids: tuple[int, ...]) -> tuple[PackedChat | None, str]:
-    """A chat and the beginning of its answer, or a text. Raises: ValueError, msgspec.DecodeError."""
+    """Unpack a chat and the beginning of its answer, or a plain text. Raises: ValueError, msgspec.DecodeError."""
     if not ids or ids[0] != CHAT_ID:
         return None, unpack(ids).decode("utf-8", "replace")
     end = ids.index(CHAT_ID, 1)
@@ -130,9 +131,9 @@ def _prompt(ids: tuple[int, ...]) -> tuple[PackedChat | None, str]:
 
 
 def _beginning(address: Address, chat: PackedChat, text: str) -> dict[str, Any]:  # Any: JSON
-    """How the answer is made to go on behind its beginning. Raises: SequenceFailed."""
+    """Return the fields that make the server continue the beginning of an answer. Raises: SequenceFailed."""
     if address.kind == "openai":
-        raise SequenceFailed(f"{address.host} answers differently now, and does not continue an answer")
+        raise SequenceFailed(f"{address.host} cannot continue an interrupted answer")
     fields: dict[str, Any] = {"messages": [*chat.messages, {"role": "assistant", "content": text}]}
     if address.kind == "vllm":
         fields |= {"add_generation_prompt": False, "continue_final_message": True}
@@ -145,7 +146,7 @@ def _sampling_fields(address: Address, sampling: Sampling) -> dict[str, Any]:  #
         "max_tokens": sampling.max_tokens,
         "seed": _seed(sampling),
     }
-    if address.kind != "tgi" or sampling.top_p != _PLAIN.top_p:  # TGI refuses the neutral value
+    if address.kind != "tgi" or sampling.top_p != _DEFAULTS.top_p:  # TGI rejects the neutral value
         fields["top_p"] = sampling.top_p
     for name in _differing(sampling, ("presence_penalty", "frequency_penalty")):
         fields[name] = getattr(sampling, name)
@@ -182,14 +183,14 @@ def _tgi_parameters(sampling: Sampling) -> dict[str, Any]:  # Any: JSON
 
 
 def _grammar_fields(address: Address, sampling: Sampling, *, is_chat: bool) -> dict[str, Any]:  # Any: JSON
-    """Raises: SequenceFailed."""
+    """Return the fields for a grammar. Raises: SequenceFailed."""
     if sampling.grammar is None:
         return {}
     if sampling.grammar.kind == "regex":
         if address.kind == "tailrace":
             return {"guided_regex": sampling.grammar.source}
         if address.kind != "tgi":
-            raise SequenceFailed(f"{address.host} takes JSON schemas, and no regular expressions")
+            raise SequenceFailed(f"{address.host} supports JSON schemas, but not regular expressions")
         return {"response_format": {"type": "regex", "value": sampling.grammar.source}}
     schema = msgspec.json.decode(sampling.grammar.source)
     if address.kind == "tailrace":
@@ -202,7 +203,7 @@ def _grammar_fields(address: Address, sampling: Sampling, *, is_chat: bool) -> d
 
 
 def _differing(sampling: Sampling, names: tuple[str, ...]) -> list[str]:
-    return [name for name in names if getattr(sampling, name) != getattr(_PLAIN, name)]
+    return [name for name in names if getattr(sampling, name) != getattr(_DEFAULTS, name)]
 
 
 def _seed(sampling: Sampling) -> int:
@@ -214,7 +215,7 @@ def _json(body: dict[str, Any]) -> bytes:
 
 
 def _counts(prompt: int | None, answer: int | None) -> tuple[int, int] | None:
-    """Tokens of prompt and answer, where they are said and can be."""
+    """Return the token counts of prompt and answer, or None if they are missing or invalid."""
     if prompt is None or answer is None or not (0 <= prompt < _MOST_TOKENS and 0 <= answer < _MOST_TOKENS):
         return None
     return prompt, answer
@@ -264,7 +265,7 @@ class _Answer(msgspec.Struct):
 class _Chunk(msgspec.Struct):
     choices: list[_Answer] | None = None
     usage: _Usage | None = None
-    error: Any = None  # Any: servers have their own forms of it
+    error: Any = None  # Any: the format differs between servers
 
 
 class _Token(msgspec.Struct):
@@ -282,7 +283,7 @@ class _TgiEvent(msgspec.Struct):
     token: _Token | None = None
     details: _Details | None = None
     generated_text: str | None = None
-    error: Any = None  # Any: text, as a rule
+    error: Any = None  # Any: usually text
     error_type: str = ""
 
 
@@ -291,23 +292,23 @@ _read_tgi = msgspec.json.Decoder(_TgiEvent).decode
 
 
 class OpenAIReader:
-    """Reads the events of one answer, of either of OpenAI's routes."""
+    """Reads the events of one answer of OpenAI's chat or completion route."""
 
     def __init__(self) -> None:
-        self._call: _ToolCall | None = None  # the one that is being written, as it began
+        self._call: _ToolCall | None = None  # the first part of the current tool call
         self._has_arguments = False
         self._thinks: bool | None = None  # None before the reasoning, False behind it
 
-    def read(self, event: bytes) -> Heard:
-        """Raises: Trouble; msgspec.DecodeError for what is no chunk."""
+    def read(self, event: bytes) -> AnswerEvent:
+        """Decode an event. Raises: UpstreamError; msgspec.DecodeError if it is not a chunk."""
         if event == b"[DONE]":
-            return Heard(self._close_call(), is_over=True)
+            return AnswerEvent(self._close_call(), is_over=True)
         chunk = _read_chunk(event)
         if chunk.error:
             raise _in_band(chunk.error)
         usage = chunk.usage.counts if chunk.usage is not None else None
         if not chunk.choices:
-            return Heard(usage=usage)
+            return AnswerEvent(usage=usage)
         answer = chunk.choices[0]
         said = answer.delta.content if answer.delta is not None else answer.text
         text = "".join(part.text or "" for part in said) if isinstance(said, list) else said or ""
@@ -315,7 +316,7 @@ class OpenAIReader:
             text += self._write(call)
         text = self._think(answer.delta.thought if answer.delta is not None else "", text)
         reason = _finish_reason(answer.finish_reason)
-        return Heard(text + (self._close_call() if reason is not None else ""), reason, usage)
+        return AnswerEvent(text + (self._close_call() if reason is not None else ""), reason, usage)
 
     def _think(self, thought: str, text: str) -> str:
         """The text, behind the reasoning that came before it."""
@@ -340,7 +341,8 @@ class OpenAIReader:
         return written + arguments
 
     def _is_another(self, call: _ToolCall) -> bool:
-        """Some servers number none of their calls, or all of them alike, and some repeat the id with each piece."""
+        """Return whether a new tool call begins. Some servers omit the index, use one index for all, or repeat the
+        id."""
         now = self._call
         if now is None or (call.index is not None and call.index != now.index):
             return True
@@ -357,46 +359,46 @@ class OpenAIReader:
 class TgiReader:
     """Reads the events of one answer of `/generate_stream`."""
 
-    def read(self, event: bytes) -> Heard:
-        """Raises: Trouble; msgspec.DecodeError for what is no event."""
+    def read(self, event: bytes) -> AnswerEvent:
+        """Decode an event. Raises: UpstreamError; msgspec.DecodeError if it is not valid."""
         said = _read_tgi(event)
         if said.error:
-            is_passing = said.error_type != "validation"
-            raise Trouble(short(said.error), is_passing=is_passing)
+            is_temporary = said.error_type != "validation"
+            raise UpstreamError(short(said.error), is_temporary=is_temporary)
         text = said.token.text if said.token is not None and not said.token.special else ""
         details = said.details
         if details is None:
-            return Heard(text)
+            return AnswerEvent(text)
         usage = _counts(details.input_length, details.generated_tokens)
-        return Heard(text, _finish_reason(details.finish_reason), usage, is_over=True)
+        return AnswerEvent(text, _finish_reason(details.finish_reason), usage, is_over=True)
 
 
-def reader(asked: Ask) -> OpenAIReader | TgiReader:
-    return TgiReader() if asked.is_tgi else OpenAIReader()
+def reader(request: UpstreamRequest) -> OpenAIReader | TgiReader:
+    return TgiReader() if request.is_tgi else OpenAIReader()
 
 
 def _finish_reason(said: str | None) -> FinishReason | None:
-    """Raises: Trouble for an end that is none of the answer's own."""
+    """Map a finish reason. Raises: UpstreamError if the server aborted the answer."""
     if not said:
         return None
     if said == "content_filter":
-        raise Trouble("ended the answer by its content filter")
-    if said in ("abort", "error"):  # vLLM's, when it shuts down
-        raise Trouble("gave the answer up", is_passing=True)
+        raise UpstreamError("ended the answer with its content filter")
+    if said in ("abort", "error"):  # vLLM, when it shuts down
+        raise UpstreamError("aborted the answer", is_temporary=True)
     if said not in _REASONS:
-        raise Trouble("ended the answer for a reason that is not known here")
+        raise UpstreamError("ended the answer with an unknown finish_reason")
     return _REASONS[said]
 
 
-def _in_band(error: object) -> Trouble:
-    """An error in the middle of an answer is the server's, unless it says that it is the client's."""
+def _in_band(error: object) -> UpstreamError:
+    """Make an exception of an error event. It is temporary, unless its code is a client error (4xx)."""
     code = error.get("code", error.get("http_status_code")) if isinstance(error, dict) else None
     is_clients = isinstance(code, int) and 400 <= code < 500 and code != 429
-    return Trouble(short(error), is_passing=not is_clients)
+    return UpstreamError(short(error), is_temporary=not is_clients)
 
 
 def short(error: object) -> str:
-    """What a server said went wrong, in one short line without control characters."""
+    """Return a server's error message as one short line without control characters."""
     said = error
     for name in ("error", "message", "detail"):
         if isinstance(said, dict):

@@ -1,1 +1,1 @@
-"""vLLM, for GPUs. `engine` keeps the promise."""
+"""vLLM, for GPUs. `engine` implements the interface."""

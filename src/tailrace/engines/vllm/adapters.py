@@ -1,7 +1,7 @@
-"""A LoRA adapter for vLLM: held against the checkpoint first, and then written out anew for it.
+"""Checks a LoRA adapter against the checkpoint, and writes it for vLLM.
 
-The library (0.32) copies weights of another shape into a corner of its own, without an error, and knows no scale. What
-it is given here has been read and checked by us, with the scale in it.
+The library (0.32) accepts weights of a wrong shape without an error, and has no scale. So tailrace checks the adapter
+and applies the scale first.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from tailrace.models.safetensors import read_head
 
 __all__ = ["RANKS", "write_adapter"]
 
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that the library has room for
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that the library supports
 
 
 def write_adapter(adapter: Adapter, checkpoint: Path, target: Path) -> LoRARequest:
-    """Write it into the directory `target`, as the library reads it. Raises: ModelError for one of another model."""
+    """Write an adapter into the directory `target`. Raises: ModelError if it does not fit the model."""
     if adapter.rank > RANKS[-1]:
-        raise adapter.refusal(f"its rank is {adapter.rank}, and {RANKS[-1]} is the most that vLLM takes")
+        raise adapter.refusal(f"its rank is {adapter.rank}, but vLLM supports at most {RANKS[-1]}")
     shapes: dict[str, tuple[int, ...]] = {}
     for file in checkpoint.glob("*.safetensors"):
         shapes |= {name: tuple(tensor.shape) for name, tensor in read_head(file)[0].items()}
     quantised = {name.removesuffix(".qweight") for name in shapes if name.endswith(".qweight")}
     tensors = {}
     for name, added in adapter.layers.items():
-        if name not in quantised:  # of those the shape depends on the method
+        if name not in quantised:  # their stored shape depends on the quantisation
             adapter.check(name, shapes.get(f"{name}.weight"))
         tensors[f"base_model.model.{name}.lora_A.weight"] = added.a
         tensors[f"base_model.model.{name}.lora_B.weight"] = added.b

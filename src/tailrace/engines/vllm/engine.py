@@ -1,14 +1,13 @@
 """vLLM: the engine for GPUs, and for CPUs where its CPU build is installed.
 
-What the library needs us to know (0.32):
+Properties of the library that matter here (0.32):
 
-1. It computes in processes of its own, which our worker starts, and which notice nothing when that is killed
-   (`starts_processes` in kinds is why they end with it all the same). An asyncio loop takes what comes from there. It
-   runs inside `step`, until there is something to tell.
-2. It checks a request when the first output is awaited. Here that is in `submit`, so that what it refuses is refused.
-3. Its outputs merge when nobody takes them: an item may hold several tokens. They are counted, never the items.
-4. Where memory runs out it computes a sequence anew, whose tokens may then be others. Admission keeps it from that.
-5. On a GPU its memory is as large as the device lets it be, whatever `kv_tokens` says; on a CPU it is `kv_tokens`.
+1. It computes in child processes of the worker, which do not notice when the worker is killed (`starts_processes` in
+   kinds makes them end too). An asyncio loop receives their output. It runs inside `step` until there is output.
+2. It checks a request when its first output is awaited. Here the parameters are checked in `submit`.
+3. Unread outputs are merged: an item may contain several tokens. So tokens are counted, not items.
+4. If the memory is full, it recomputes a sequence, whose tokens may then differ. Admission prevents this.
+5. On a GPU, the KV cache is as large as the device allows, whatever `kv_tokens` says. On a CPU, it is `kv_tokens`.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from typing import Any
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing is sent anywhere
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # no telemetry
 
 import vllm
 from vllm.engine.arg_utils import AsyncEngineArgs
@@ -48,15 +47,15 @@ PARAMETERS = frozenset((
     "frequency_penalty", "grammar", "ignore_eos", "logit_bias", "logprobs", "max_tokens", "min_p", "presence_penalty",
     "repetition_penalty", "seed", "temperature", "top_k", "top_logprobs", "top_p",
 ))  # fmt: skip
-_BLOCK_TOKENS = 128  # what the CPU build has; a multiple of what GPUs take
-_CPU_SHARE = 0.6  # of what is free may be taken; how much is taken is said in blocks
-_STEP_S = 0.05  # so long at most does what comes from the server wait
-_CLOSE_S = 1.0  # for sequences that have ended to put away what they hold
+_BLOCK_TOKENS = 128  # the CPU build's block size; a multiple of the GPU's
+_CPU_SHARE = 0.6  # limit, as a share of free memory; the number of blocks decides the actual use
+_STEP_S = 0.05  # longest step
+_CLOSE_S = 1.0  # for ended sequences to release resources
 _FINISH: dict[str, FinishReason] = {"stop": "stop", "length": "length", "repetition": "stop", "abort": "cancelled"}
 
 
 class _Run:
-    """One sequence: what came since the last step."""
+    """One sequence, with its output since the last step."""
 
     def __init__(self, sequence: Sequence) -> None:
         self.sequence_id = sequence.sequence_id
@@ -81,7 +80,7 @@ class _Run:
         if output.finish_reason is not None:
             self.finish = _FINISH.get(output.finish_reason, "error")
             if self.finish == "error":
-                self.failure = "the engine failed at it"
+                self.failure = "the engine failed"
 
     def take(self) -> Delta | None:
         start = self.count
@@ -100,7 +99,7 @@ class _Run:
 
 
 class VllmEngine:
-    """Keeps the `Engine` promise with a directory of a Hugging Face model."""
+    """Implements `Engine` with a Hugging Face model directory."""
 
     def __init__(self, spec: EngineSpec) -> None:
         adapter = read_adapter(spec.adapter, spec.adapter_scale) if spec.adapter else None
@@ -135,7 +134,7 @@ class VllmEngine:
         try:
             params = _params(sequence.sampling, self._eos_token_ids)
         except (VLLMClientError, ValueError, TypeError) as error:
-            raise SequenceFailed(f"the engine refused it: {in_one_line(error)}") from error
+            raise SequenceFailed(f"the engine rejected the request: {in_one_line(error)}") from error
         run = _Run(sequence)
         self._loop.begin(sequence.sequence_id, run, self._follow(run, sequence, params))
 
@@ -148,13 +147,13 @@ class VllmEngine:
             if self._engine.errored:
                 raise self._engine.dead_error
         deltas = self._loop.take()
-        self._loop.see_off(_CLOSE_S)
+        self._loop.clean_up(_CLOSE_S)
         return deltas
 
     def close(self) -> None:
         if self._loop.is_closed:
             return
-        self._loop.see_off_all(_CLOSE_S)
+        self._loop.cancel_all(_CLOSE_S)
         self._engine.shutdown()
         self._loop.close()
 
@@ -162,29 +161,29 @@ class VllmEngine:
         prompt = {"prompt_token_ids": list(sequence.prompt_ids)}
         try:
             outputs = self._engine.generate(prompt, params, str(sequence.sequence_id), lora_request=self._lora)
-            async with contextlib.aclosing(outputs):  # which aborts it, where it is not over
+            async with contextlib.aclosing(outputs):  # closing aborts an unfinished request
                 async for output in outputs:
                     run.hear(output.outputs[0])
-                    self._loop.tell()
-        except Exception as error:  # of this sequence; an engine that is lost says so itself
-            run.failure = f"the engine refused it: {in_one_line(error)}"
-        self._loop.tell()
+                    self._loop.wake()
+        except Exception as error:  # fails this sequence only; `step` detects a lost engine
+            run.failure = f"the engine rejected the request: {in_one_line(error)}"
+        self._loop.wake()
 
     def _warm_up(self) -> None:
-        """Once with a grammar, whose library takes a moment to load, and so that it is known to work."""
+        """Run a short sequence without and with a grammar, to test the model and load the grammar library."""
         for grammar in (None, Grammar("regex", "[ab]")):
             self.submit(Sequence(0, (1, 2, 3), Sampling(temperature=0.0, seed=0, max_tokens=2, grammar=grammar)))
             while self._loop.runs:
                 for delta in self.step():
                     if delta.finish_reason == "error":
-                        raise ModelError(f"vLLM does not run this model: {delta.failure}.")
+                        raise ModelError(f"vLLM cannot run this model: {delta.failure}.")
 
 
 def _arguments(spec: EngineSpec, adapter: Adapter | None) -> AsyncEngineArgs:
     is_cpu = current_platform.is_cpu()
     more: dict[str, Any] = {}
     if is_cpu:
-        memory = get_memory_node_info(get_allowed_cpu_list()[0].numa_node)  # which may be less than the machine has
+        memory = get_memory_node_info(get_allowed_cpu_list()[0].numa_node)  # may be less than the machine's memory
         more = {
             "block_size": _BLOCK_TOKENS,
             "num_gpu_blocks_override": -(-spec.kv_tokens // _BLOCK_TOKENS),
@@ -203,7 +202,7 @@ def _arguments(spec: EngineSpec, adapter: Adapter | None) -> AsyncEngineArgs:
         tensor_parallel_size=spec.gpus,
         max_num_batched_tokens=max(spec.max_step_tokens, spec.max_sequences) if spec.max_step_tokens else None,
         enable_prefix_caching=spec.prefix_cache,
-        generation_config="vllm",  # what a request does not say is ours to fill in
+        generation_config="vllm",  # tailrace sets the defaults of a request
         trust_remote_code=False,
         load_format="safetensors",
         disable_log_stats=True,
@@ -212,7 +211,8 @@ def _arguments(spec: EngineSpec, adapter: Adapter | None) -> AsyncEngineArgs:
 
 
 def _params(sampling: Sampling, eos_token_ids: list[int]) -> SamplingParams:
-    """Raises: VLLMClientError, ValueError or TypeError, the library's, for what it will not do."""
+    """Convert sampling parameters. Raises: the library's VLLMClientError, ValueError or TypeError for invalid
+    values."""
     grammar = None
     if sampling.grammar is not None:
         kind = "json" if sampling.grammar.kind == "json_schema" else "regex"
