@@ -1,4 +1,4 @@
-"""The `tailrace` command, one file a verb."""
+"""The `tailrace` command, with one file for each subcommand."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from tailrace.spelling import did_you_mean
 __all__ = ["main"]
 
 
-class _Verbs(click.Group):
-    """Imports a verb when it is called, so that `--help` is quick. Reports the errors of all verbs in one form."""
+class _Subcommands(click.Group):
+    """Imports a subcommand when it is called, so that `--help` is fast. Prints all errors in the same format."""
 
     _summaries = {  # noqa: RUF012 - never changed
         "bench": "Measure what the server adds to the engine.",
         "certify": "Measure how exactly the engine repeats itself after a crash.",
-        "chat": "Chat with a model, here or in a pipe.",
-        "completion": "Print what has a shell complete commands with Tab.",
+        "chat": "Chat with a model in the terminal or in a pipe.",
+        "completion": "Print a script that makes a shell complete commands with Tab.",
         "config": "Show the settings in force, and where each comes from.",
         "demo": "Show on a page how streaming works, and which failures it survives.",
-        "doctor": "Look at this machine, its engines, and how fast a model could be.",
-        "keys": "Make, show and end the keys of a server.",
+        "doctor": "Check this machine, its engines, and how fast a model could be.",
+        "keys": "Create, show and revoke the keys of a server.",
         "logs": "Show the text of a stream.",
         "ls": "List the models on this machine.",
-        "new": "Make a folder with an app that works.",
-        "ps": "Show what a server does: its models and streams.",
-        "pull": "Fetch a model.",
-        "rm": "Delete models that were fetched.",
-        "run": "Serve what you have written: an app, a folder, a YAML file.",
+        "new": "Create a folder with a working app.",
+        "ps": "Show the models and the running streams of a server.",
+        "pull": "Download a model.",
+        "rm": "Delete downloaded models.",
+        "run": "Serve your own code: an app, a folder or a YAML file.",
         "serve": "Serve a model over HTTP.",
         "usage": "Show how many requests and tokens were used, and by whom.",
     }
@@ -62,7 +62,7 @@ class _Verbs(click.Group):
             formatter.write_dl(sorted(self._summaries.items()))
 
     def main(self, *args: Any, **extra: Any) -> NoReturn:  # Any: as click declares it
-        """Run a verb and exit: status 1 for an error, 2 for a wrong command line, 130 after Ctrl-C."""
+        """Run a subcommand and exit: status 1 for an error, 2 for a wrong command line, 130 after Ctrl-C."""
         show_log()
         try:
             status = super().main(*args, **{**extra, "standalone_mode": False})
@@ -83,7 +83,7 @@ class _Verbs(click.Group):
 
 
 def _name_variable(error: click.ClickException) -> None:
-    """Have an error of a value that came from the environment name the variable."""
+    """Add the environment variable's name to the error of a value that came from it."""
     if not isinstance(error, click.BadParameter) or error.param is None or error.ctx is None:
         return
     variable = error.param.envvar
@@ -91,14 +91,14 @@ def _name_variable(error: click.ClickException) -> None:
         error.param_hint = f"{error.param.get_error_hint(error.ctx)} (environment variable {variable})"
 
 
-@click.command(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.command(cls=_Subcommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tailrace")
 def main() -> None:
-    """Stream a local language model to whoever asks.
+    """Stream a local language model over HTTP.
 
     \b
-    tailrace serve            fetch a small model, serve it on http://127.0.0.1:8000
-    tailrace serve ./my.gguf  serve a model of yours
+    tailrace serve            download a small model, serve it on http://127.0.0.1:8000
+    tailrace serve ./my.gguf  serve your own model
     tailrace chat             chat with it
-    tailrace run mine:app     serve code of yours
+    tailrace run mine:app     serve your own code
     """

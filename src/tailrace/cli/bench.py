@@ -22,21 +22,23 @@ __all__ = ["bench"]
 
 @click.command()
 @click.argument("model", default="smollm2", envvar="TAILRACE_MODEL")
-@click.option("--streams", default="1,8,32", show_default=True, help="Loads to measure, in streams at once.")
-@click.option("--max-tokens", default=128, type=click.IntRange(min=2), show_default=True, help="Length of each stream.")
+@click.option("--streams", default="1,8,32", show_default=True, help="Loads to measure: numbers of concurrent streams.")
+@click.option(
+    "--max-tokens", default=128, type=click.IntRange(min=2), show_default=True, help="Length of each stream, in tokens."
+)
 @click.option(
     "--rounds", default=3, type=click.IntRange(min=1), show_default=True, help="Rounds of each load; medians are shown."
 )
 @click.option("--server-streams", default=64, show_default=True, help="Streams of the server benchmark; 0 skips it.")
-@click.option("--server-tokens", default=4000, show_default=True, help="Length of each of those.")
+@click.option("--server-tokens", default=4000, show_default=True, help="Length of each of these streams, in tokens.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bench(
     model: str, streams: str, max_tokens: int, rounds: int, server_streams: int, server_tokens: int, as_json: bool
 ) -> None:
-    """Measure MODEL over HTTP and in process under the same load, and the server alone against a raw writer.
+    """Measure MODEL over HTTP and in process under the same load, and the server alone against a raw asyncio writer.
 
-    Nothing else should run on the machine. Figures are medians over the rounds; the ratios are what carries over to
-    another machine.
+    Nothing else should run on the machine. Figures are medians over the rounds. Only the ratios are comparable between
+    machines.
     """
     from tailrace.cli.pull import found_model
     from tailrace.errors import ModelError
@@ -45,7 +47,7 @@ def bench(
     try:
         loads = tuple(int(part) for part in streams.split(",") if part.strip())
     except ValueError:
-        raise click.BadParameter("numbers separated by commas, please", param_hint="--streams") from None
+        raise click.BadParameter("should be numbers separated by commas.", param_hint="--streams") from None
     try:
         found = found_model(model, Settings()) if loads else None
         pairs = asyncio.run(_measure(model, found, loads, max_tokens, rounds, server_streams, server_tokens))
@@ -79,22 +81,27 @@ async def _measure(
     from tailrace.measure.bench import compare_engine, compare_server
     from tailrace.text import Tokenizer
 
-    def tell(text: str) -> None:
+    def report(text: str) -> None:
         click.echo(text, err=True)
 
     task = asyncio.current_task()
     assert task is not None
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: else the servers, in sessions of their own, would stay
+    for number in (
+        signal.SIGTERM,
+        signal.SIGHUP,
+    ):  # like Ctrl-C: otherwise the servers, in their own sessions, would keep running
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     pairs = []
     if found is not None:
         source, spec = found
         tokenizer = Tokenizer.from_json(source.card.tokenizer_json)
         pairs += await compare_engine(
-            model, spec, tokenizer, streams=loads, max_tokens=max_tokens, rounds=rounds, on_progress=tell
+            model, spec, tokenizer, streams=loads, max_tokens=max_tokens, rounds=rounds, on_progress=report
         )
     if server_streams:
-        pairs += await compare_server(streams=server_streams, max_tokens=server_tokens, rounds=rounds, on_progress=tell)
+        pairs += await compare_server(
+            streams=server_streams, max_tokens=server_tokens, rounds=rounds, on_progress=report
+        )
     return pairs
 
 

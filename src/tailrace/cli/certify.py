@@ -29,18 +29,30 @@ _SETTINGS = (
 
 @click.command()
 @click.argument("model", default="smollm2", envvar="TAILRACE_MODEL")
-@click.option("--runs", default=200, type=click.IntRange(min=1), show_default=True, help="Replays in all.")
-@click.option("--seed", default=1, type=click.IntRange(min=0), show_default=True, help="Of the prompts and the kills.")
+@click.option("--runs", default=200, type=click.IntRange(min=1), show_default=True, help="Total number of replays.")
 @click.option(
-    "--max-tokens", default=64, type=click.IntRange(min=2), show_default=True, help="Length of the longest answers."
+    "--seed",
+    default=1,
+    type=click.IntRange(min=0),
+    show_default=True,
+    help="Seed for the choice of prompts and kill points.",
 )
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the findings there.")
-@setting_options(*_SETTINGS)  # those that have a say in what an engine computes
+@click.option(
+    "--max-tokens",
+    default=64,
+    type=click.IntRange(min=2),
+    show_default=True,
+    help="Length of the longest answers, in tokens.",
+)
+@click.option(
+    "--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Also write the result to this file."
+)
+@setting_options(*_SETTINGS)  # the settings that affect an engine's results
 def certify(model: str, runs: int, seed: int, max_tokens: int, json_path: Path | None, **values: Any) -> None:
-    """Kill the engine of MODEL again and again, and count how often the same request then says something else.
+    """Kill the engine of MODEL repeatedly, and count how often a repeated request gives another answer.
 
-    A replay runs a request again from its prompt, which is what the server does when its engine dies. A re-prefill goes
-    on from the prompt and what was delivered, which is what it does where a replay differs. What is found is kept as a
+    A replay runs a request again from its prompt, like the server after its engine has died. A re-prefill continues
+    from the prompt and the delivered tokens, like the server after a replay that differs. The result is stored as a
     certificate for this model, machine and settings.
     """
     from tailrace.cli.pull import found_model
@@ -49,7 +61,7 @@ def certify(model: str, runs: int, seed: int, max_tokens: int, json_path: Path |
     from tailrace.models.places import data_path
     from tailrace.settings import Settings
 
-    logging.getLogger("tailrace.engine").setLevel(logging.CRITICAL)  # it would report every kill
+    logging.getLogger("tailrace.engine").setLevel(logging.CRITICAL)  # it would log every kill
     try:
         source, spec = found_model(model, Settings(**values))
         certificate = asyncio.run(_measure(source, spec, runs, seed, max_tokens))
@@ -59,10 +71,10 @@ def certify(model: str, runs: int, seed: int, max_tokens: int, json_path: Path |
     except ModelError as error:
         raise click.ClickException(error.message) from error
     except OSError as error:
-        raise click.ClickException(f"The certificate cannot be kept: {error}.") from error
+        raise click.ClickException(f"The certificate cannot be written: {error}.") from error
     for line in _table(certificate):
         click.echo(line)
-    click.echo(f"Kept in {kept}.", err=True)
+    click.echo(f"Written to {kept}.", err=True)
 
 
 async def _measure(source: Source, spec: EngineSpec, runs: int, seed: int, max_tokens: int) -> Certificate:
@@ -79,7 +91,7 @@ async def _measure(source: Source, spec: EngineSpec, runs: int, seed: int, max_t
 
 @contextmanager
 def _bar(total: int) -> Iterator[Callable[[str, int], None]]:
-    """A bar on stderr, which shows nothing where that is no terminal."""
+    """A progress bar on stderr. Shows nothing if stderr is not a terminal."""
     from rich.console import Console
     from rich.progress import Progress
 

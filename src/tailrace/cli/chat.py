@@ -1,4 +1,4 @@
-"""`tailrace chat`: ask a model at the terminal, or in a pipe."""
+"""`tailrace chat`: chat with a model in the terminal or in a pipe."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
 __all__ = ["chat"]
 
 _DEFAULT_MODEL = "smollm2"
-_PIPE_CLOSED = 141  # as a program that SIGPIPE has ended
-_TEMPERATURE = 0.6  # at 1, the default of the API, small models ramble
+_PIPE_CLOSED = 141  # as after SIGPIPE
+_TEMPERATURE = 0.6  # small models ramble at 1, the API's default
 
 
 @click.command()
 @click.argument("model", default="")
 @click.argument("prompt", nargs=-1)
-@click.option("--system", default="", help="What the model is told first.")
+@click.option("--system", default="", help="The system message.")
 @click.option(
     "--temperature", type=click.FloatRange(0, 2),
-    help=f"0 takes the likeliest words. Without it {_TEMPERATURE} with tailrace; other servers decide.",
+    help=f"0 always takes the most likely token. Default: {_TEMPERATURE} with tailrace; other servers decide.",
 )  # fmt: skip
-@click.option("--max-tokens", type=click.IntRange(1), help="Length of an answer. Without it the server decides.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Longest answer, in tokens. By default, the server decides.")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="The same seed gives the same answer.")
-@click.option("--plain", is_flag=True, help="Show the text as it is, and not as Markdown.")
+@click.option("--plain", is_flag=True, help="Print the text as it is, without rendering Markdown.")
 @server_options
 def chat(
     model: str,
@@ -48,15 +48,15 @@ def chat(
     url: str | None,
     key: str,
 ) -> None:
-    """Chat with MODEL; without it, with the first one that the server has.
+    """Chat with MODEL, by default the server's first model.
 
-    It asks the server that runs on this machine, or at --url, which may be any that is OpenAI-compatible. Where none
-    runs on this machine, or MODEL is not one of its own, a server for this chat alone is started with MODEL, as
-    `tailrace serve MODEL` would. When the connection to tailrace is cut, the answer goes on where it was.
+    It uses the server on this machine, or any OpenAI-compatible server at --url. If no server runs on this machine, or
+    it does not have MODEL, a server for this chat is started, like `tailrace serve MODEL`. When the connection to
+    tailrace breaks, the answer continues after a reconnect.
 
-    With a PROMPT there is one answer, on stdout. `-` is what comes on stdin.
+    With a PROMPT, it prints one answer to stdout. `-` reads the prompt from stdin.
 
-    Ctrl-C stops an answer; in a conversation, /help says what else there is.
+    Ctrl-C stops an answer. In a conversation, /help lists the commands.
 
     \b
     tailrace chat
@@ -79,7 +79,7 @@ def chat(
 
 
 def _question(words: list[str]) -> str:
-    """The prompt: its words, and below them what comes on stdin where `-` stands for it."""
+    """Return the prompt: its words, followed by the text from stdin if `-` is among them."""
     typed = " ".join(word for word in words if word != "-")
     if "-" not in words:
         return typed
@@ -96,9 +96,9 @@ async def _chat(
     with server_failures():
         try:
             async with _server(model, url, key) as (client, name):
-                # A message has a line of its own, also on a terminal where the answer stands in the middle of one.
+                # On a terminal, the cursor may be in the middle of a line of the answer.
                 is_in_line = plain and sys.stdout.isatty() and sys.stderr.isatty()
-                client.on_wait = lambda reason: say_error(f"{reason}; trying to go on …", in_line=is_in_line)
+                client.on_wait = lambda reason: say_error(f"{reason}; trying to reconnect …", in_line=is_in_line)
                 if client.is_tailrace:
                     sampling.setdefault("temperature", _TEMPERATURE)
                 chat = Chat(client, name, say, say_error, system, sampling)
@@ -108,16 +108,18 @@ async def _chat(
                 return 0 if await chat.ask(question, new_screen(is_plain=plain)) else INTERRUPTED
         except BrokenPipeError:
             with contextlib.suppress(OSError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python would complain at its end
+                os.dup2(
+                    os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+                )  # otherwise Python prints an error at exit
             return _PIPE_CLOSED
 
 
 @contextlib.asynccontextmanager
 async def _server(model: str, url: str | None, key: str) -> AsyncIterator[tuple[Client, str]]:
-    """The server that is named, or the one on this machine if it has the model, or one of our own; and what the model
-    is called there.
+    """Connect to the given server, to the server on this machine if it has the model, or to a new one. Yields the
+    client and the model's name on that server.
 
-    Raises: AnswerFailed, ValueError; click.UsageError for a model that the server does not have.
+    Raises: AnswerFailed, ValueError; click.UsageError if the server does not have the model.
     """
     from tailrace.terminal.client import NoServer, connect
     from tailrace.terminal.own_server import own_server
@@ -136,7 +138,7 @@ async def _server(model: str, url: str | None, key: str) -> AsyncIterator[tuple[
             if url:
                 raise click.UsageError(_no_model(client, model))
         if _is_prompt(model):
-            raise click.UsageError(f'A prompt comes behind the model: tailrace chat {_DEFAULT_MODEL} "…"')
+            raise click.UsageError(f'Give the model before the prompt: tailrace chat {_DEFAULT_MODEL} "…"')
         own_url = await stack.enter_async_context(own_server(model or _DEFAULT_MODEL, say))
         client = await stack.enter_async_context(connect(own_url))
         yield client, client.models[0]
@@ -147,7 +149,7 @@ def _is_prompt(model: str) -> bool:
 
 
 def _name_of(model: str, client: Client) -> str:
-    """What the server calls the model. One of the hub has other words in front when a server is started with it."""
+    """Return the model's name on the server. A model of the hub has no `hf:` there."""
     if not model:
         return next(iter(client.models), "")
     of_hub = model.removeprefix("hf:").partition(":")[0]
@@ -158,6 +160,6 @@ def _no_model(client: Client, model: str) -> str:
     from tailrace.terminal.text import printable_text
 
     if not model:
-        return "This server does not say which models it has. Name one."
-    hint = ' A prompt comes behind the model: tailrace chat MODEL "…"' if " " in model else ""
+        return "This server does not list its models. Give a MODEL."
+    hint = ' Give the model before the prompt: tailrace chat MODEL "…"' if " " in model else ""
     return f"This server has no such model. It has {printable_text(', '.join(client.models))}.{hint}"

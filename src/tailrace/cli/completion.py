@@ -1,4 +1,4 @@
-"""`tailrace completion`: what a shell has to read so that Tab completes commands and flags."""
+"""`tailrace completion`: a script that makes a shell complete commands and flags with Tab."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from click.shell_completion import get_completion_class
 
 __all__ = ["completion"]
 
-_COMPLETE = "_TAILRACE_COMPLETE"  # as click derives it from the command's name
+_COMPLETE = "_TAILRACE_COMPLETE"  # click derives it from the command's name
 
 
 @click.command()
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of a SHELL.
+    """Print the completion script for a SHELL.
 
     \b
     echo 'eval "$(tailrace completion bash)"' >> ~/.bashrc

@@ -20,15 +20,15 @@ _PASSWORD = re.compile(r"(?<=://)([^/@:]*:)[^/@]*(?=@)|(password=)[^&]*", re.IGN
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-@click.option("--changed", is_flag=True, help="Only those that are not the default.")
+@click.option("--changed", is_flag=True, help="Only settings that differ from the default.")
 @setting_options(*(row.name for row in settings_table()))
 @click.pass_context
 def config(ctx: click.Context, /, as_json: bool, changed: bool, **values: Any) -> None:
     # Any: click hands over what the table describes
-    """Show which settings `tailrace serve` would have here, and where each comes from: a flag, the environment, or the
+    """Show the settings that `tailrace serve` would use, and where each comes from: a flag, the environment or the
     default.
 
-    It takes the flags of `tailrace serve`. Passwords in the address of a database are not shown.
+    Accepts the flags of `tailrace serve`. Passwords in database addresses are hidden.
     """
     try:
         Settings(**values)

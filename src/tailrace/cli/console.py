@@ -1,4 +1,4 @@
-"""What the command line writes to stderr: messages, errors and the log, all with one prefix."""
+"""Output of the command line: messages, errors and the log on stderr with a common prefix, tables, and JSON."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _NEVER = logging.CRITICAL + 1
 
 
 def say(text: str) -> None:
-    """A message for the person who started the command."""
+    """Print a message to stderr."""
     click.echo(text, err=True)
 
 
 def say_error(text: str, *, in_line: bool = False) -> None:
-    """An error or a warning of the command itself; `in_line` where something stands in the line already."""
+    """Print an error or a warning of the command to stderr. `in_line`: the cursor is not at the start of a line."""
     click.echo(("\n" if in_line else "") + PREFIX + text, err=True)
 
 
 def show_log(level: str = "warning", *, as_json: bool = False, with_requests: bool = False) -> None:
-    """Send the log of this process to stderr, from a level on; `with_requests` adds the lines of the access log. Below
-    debug, libraries show warnings and errors only. May be called again with other wishes."""
+    """Write the log of this process to stderr, from a level on. `with_requests` adds the access log. Libraries log only
+    warnings and errors, except at the level debug. May be called again to change this."""
     root = logging.getLogger()
     if not root.handlers:
         root.addHandler(_handler)
@@ -49,7 +49,7 @@ def print_json(value: object) -> None:
 
 
 def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """What others have named is text in it, whatever it looks like."""
+    """Print a table. Cells are printed literally, without markup or control characters."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -63,7 +63,7 @@ def print_table(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
 
 
 class _Stderr(logging.StreamHandler[TextIO]):
-    """Writes to what `sys.stderr` is at the time."""
+    """Writes to the current `sys.stderr`, which may be replaced later."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -71,7 +71,7 @@ class _Stderr(logging.StreamHandler[TextIO]):
 
 
 class _JsonLines(logging.Formatter):
-    """One JSON object a line: time, level, logger and message; of a request its fields instead of the message."""
+    """One JSON object per line: time, level, logger and message. Requests have fields instead of a message."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields: dict[str, object] = getattr(record, "fields", {}) or {

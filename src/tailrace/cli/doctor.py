@@ -1,4 +1,4 @@
-"""`tailrace doctor`: what is installed, what it could do with a model, and how fast this machine should be."""
+"""`tailrace doctor`: the installed engines, whether they can run a model, and how fast this machine should be."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["doctor"]
 
 _LOADS = (1, 16)
 _MAX_TOKENS = 64
-_NUM_JOURNALS = 5  # that are shown
+_NUM_JOURNALS = 5  # shown at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +35,17 @@ class _Engine:
     name: str
     version: str  # "" if it is not installed
     remedy: str
-    why_not: str  # it cannot run the model; "" if it can
+    why_not: str  # why it cannot run the model, or ""
 
 
 @dataclass(frozen=True, slots=True)
 class _Speed:
-    """Tokens a second with so many streams: what the machine allows, 0 if that is not known, and what was reached."""
+    """Tokens per second with so many streams: the machine's limit (0 if unknown), and the measured speed."""
 
     streams: int
     limit: float
-    by: str  # what the limit is
-    spread: float  # of the limit: the difference of two measurements as a part of the larger one, which counts
+    by: str  # what sets the limit
+    spread: float  # of the limit: the difference of its two measurements, relative to the larger one
     reached: float
 
 
@@ -54,15 +54,15 @@ class _Speed:
 @click.option(
     "--engine", default="auto", show_default=True, envvar="TAILRACE_ENGINE", help="The engine whose speed is measured."
 )
-@click.option("--quick", is_flag=True, help="Measure nothing.")
+@click.option("--quick", is_flag=True, help="Skip all measurements.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(model: str, engine: str, quick: bool, as_json: bool) -> None:
-    """Look at this machine, at the engines that are installed, and at what each could do with MODEL.
+    """Check this machine, its installed engines, and which of them can run MODEL.
 
-    Memory and arithmetic are measured, and from them how fast MODEL could be here at most: one stream is as fast as all
-    weights are read, many streams as fast as their products are computed, in the precision that the engine has. Beside
-    that stands what was reached. The limits are measured before and after; the larger one counts, and how far the two
-    are apart is said. It takes half a minute, in which nothing else should run.
+    Measures the speed of memory and of arithmetic, which limit how fast MODEL can be: one stream is limited by reading
+    all weights, many streams by computing in the engine's precision. Then it measures the actual speed. The limits are
+    measured before and after; the larger value counts, and the difference is shown. This takes half a minute, during
+    which nothing else should run.
     """
     from tailrace.cli.pull import terminal_progress
     from tailrace.errors import ModelError
@@ -89,7 +89,7 @@ def doctor(model: str, engine: str, quick: bool, as_json: bool) -> None:
             with _waiting("Looking at the machine once more"):
                 speeds = _speeds(source, reached, machine, look_at_machine(_wish(source)))
         except (RuntimeError, ModelError) as error:
-            failure = f"{source.engine} does not run {source.card.name}: {error}."
+            failure = f"{source.engine} cannot run {source.card.name}: {error}."
     journals = find_journals(data_path())
     if as_json:
         click.echo(json.dumps(_plain(machine, engines, source, speeds, journals, failure), indent=2))
@@ -103,7 +103,7 @@ def doctor(model: str, engine: str, quick: bool, as_json: bool) -> None:
 
 @contextmanager
 def _waiting(text: str) -> Iterator[None]:
-    """A sign of life on a terminal's stderr."""
+    """Show a spinner on stderr if it is a terminal."""
     from rich.console import Console
 
     with Console(stderr=True).status(f"{text} …"):
@@ -113,7 +113,9 @@ def _waiting(text: str) -> Iterator[None]:
 def _engines(card: ModelCard | None) -> list[_Engine]:
     from tailrace.engines import KINDS, all_kinds
 
-    kinds = [kind for kind in all_kinds().values() if kind.packages or kind.name not in KINDS]  # others need nothing
+    kinds = [
+        kind for kind in all_kinds().values() if kind.packages or kind.name not in KINDS
+    ]  # the others need no packages
     return [_Engine(kind.name, _version(kind), kind.remedy, kind.why_not(card) if card else "") for kind in kinds]
 
 
@@ -127,7 +129,7 @@ def _version(kind: Kind) -> str:
 
 
 def _wish(source: Source) -> Wish:
-    """What is measured of the machine for a model."""
+    """Return what to measure on the machine for a model."""
     from tailrace.generation.service import engine_spec
     from tailrace.measure.bench.roofline import Wish
     from tailrace.settings import Settings
@@ -142,8 +144,8 @@ def _in_eight_bits(source: Source) -> bool:
 
 
 def _reached(source: Source) -> list[tuple[int, float]]:
-    """Numbers of streams, and the tokens a second that the engine gives to so many. Raises: RuntimeError if it does not
-    run."""
+    """Measure the engine; returns pairs of the number of streams and tokens per second. Raises: RuntimeError if the
+    engine fails."""
     from tailrace.generation.service import engine_spec
     from tailrace.measure.bench import Round, engine_alone
     from tailrace.models.places import prepared_path
@@ -163,8 +165,8 @@ def _reached(source: Source) -> list[tuple[int, float]]:
 
 
 def _speeds(source: Source, reached: list[tuple[int, float]], before: Machine, after: Machine) -> list[_Speed]:
-    """What was reached beside the limits. Whatever slows a measurement down makes a limit too low, never too high: of
-    two the larger one counts."""
+    """Compare the measured speeds with the limits. Disturbances only make a measured limit too low, so that the larger
+    of two measurements counts."""
     found = []
     for streams, tokens_per_s in reached:
         both = [_limits(source, machine, streams) for machine in (before, after)]
@@ -178,13 +180,15 @@ def _speeds(source: Source, reached: list[tuple[int, float]], before: Machine, a
 
 
 def _limits(source: Source, machine: Machine, streams: int) -> dict[str, float]:
-    """Tokens a second that memory and arithmetic allow, by name; 0 where that is not known."""
+    """Return the limits of memory and arithmetic in tokens per second, by name; 0 if unknown."""
     card = source.card
     limits = {"memory": streams * machine.read_bytes_per_s / source.weight_bytes if source.weight_bytes else 0.0}
     if card.num_parameters and machine.engine_ops_per_s:
         name = "arithmetic in eight bits" if _in_eight_bits(source) else "float32 arithmetic"
         limits[name] = machine.engine_ops_per_s / (2 * card.num_parameters)
-    elif card.num_parameters and source.weight_bytes >= 4 * card.num_parameters:  # with less, others compute in less
+    elif (
+        card.num_parameters and source.weight_bytes >= 4 * card.num_parameters
+    ):  # with smaller weights, engines compute in a lower precision
         limits["float32 arithmetic"] = machine.flops_per_s / (2 * card.num_parameters)
     return limits
 
@@ -199,7 +203,7 @@ def _machine_lines(machine: Machine) -> Iterator[str]:
         f", read at {machine.read_bytes_per_s / 1e9:.1f} GB/s" if machine.read_bytes_per_s else ""
     )
     if machine.flops_per_s:
-        yield f"  arithmetic {machine.flops_per_s / 1e9:,.0f} billion float32 operations a second" + (
+        yield f"  arithmetic {machine.flops_per_s / 1e9:,.0f} billion float32 operations per second" + (
             f", {machine.engine_ops_per_s / 1e9:,.0f} billion with the engine's kernels"
             if machine.engine_ops_per_s
             else ""
@@ -217,7 +221,7 @@ def _engine_lines(engines: list[_Engine], source: Source | None) -> Iterator[str
         if not row.version:
             yield f"               {row.remedy}"
     if source is not None:
-        yield f"{name} is run with {source.engine}: {source.why}."
+        yield f"{name} would run with {source.engine}: {source.why}."
 
 
 def _speed_lines(source: Source | None, speeds: list[_Speed]) -> Iterator[str]:
@@ -227,9 +231,9 @@ def _speed_lines(source: Source | None, speeds: list[_Speed]) -> Iterator[str]:
     parameters = f"{card.num_parameters / 1e6:,.1f} million parameters in " if card.num_parameters else ""
     if card.weight_bytes:
         kept = source.weight_bytes
-        anew = "" if kept == card.weight_bytes else f", {kept / 1e6:,.1f} MB as {source.engine} keeps them"
+        converted = "" if kept == card.weight_bytes else f", {kept / 1e6:,.1f} MB in {source.engine}"
         on_disk = f"{_bytes_on_disk(card.path) / 1e6:,.1f} MB on disk"
-        yield f"{card.name}: {on_disk}; {parameters}{card.weight_bytes / 1e6:,.1f} MB of weights{anew}"
+        yield f"{card.name}: {on_disk}; {parameters}{card.weight_bytes / 1e6:,.1f} MB of weights{converted}"
     for row in speeds:
         streams = "1 stream" if row.streams == 1 else f"{row.streams} streams"
         limit = ""
@@ -241,7 +245,7 @@ def _speed_lines(source: Source | None, speeds: list[_Speed]) -> Iterator[str]:
 
 
 def _bytes_on_disk(path: Path) -> int:
-    """Of a model: its file, or all files of its directory; links count as what they lead to."""
+    """Return the size of a model's file, or of all files in its directory. Follows links."""
     files = path.iterdir() if path.is_dir() else [path]
     return sum(file.stat().st_size for file in files if file.is_file())
 
@@ -258,7 +262,7 @@ def _journal_lines(journals: list[KeptJournal]) -> Iterator[str]:
     for row in largest:
         state = "in use" if row.is_held else f"last written {_age(row.idle_s)} ago"
         yield f"  {row.num_bytes / 1e6:8,.1f} MB  {state:28} {row.path}"
-    yield "  A starting server removes those in which every stream has expired. You may delete any that is not in use."
+    yield "  A server removes expired journals at its start. You may delete any journal that is not in use."
 
 
 def _age(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""`tailrace keys`: make, show and end the keys of a server."""
+"""`tailrace keys`: create, show and revoke the keys of a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import click
 
 from tailrace.cli.console import print_json, say
 from tailrace.cli.options import setting_options
-from tailrace.cli.quotas import quota_options, quota_with, said_of_quota
+from tailrace.cli.quotas import describe_quota, quota_options, quota_with
 from tailrace.cli.servers import default_url, server_failures, server_options
 from tailrace.cli.times import Duration, date_of
 from tailrace.settings import Settings
@@ -26,10 +26,10 @@ __all__ = ["keys"]
 
 @click.group()
 def keys() -> None:
-    """Make, show and end keys.
+    """Create, show and revoke keys.
 
-    As soon as there is one key, every request needs one: Authorization: Bearer tr_…, or x-api-key. A server that runs
-    sees a change within a second. Streams that were begun with a key end when it is revoked.
+    When the first key exists, every request needs a key: Authorization: Bearer tr_…, or x-api-key. A running server
+    sees changes within a second. When a key is revoked, its streams end.
 
     \b
     tailrace keys create alice
@@ -50,14 +50,14 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 @keys.command()
 @click.argument("owner")
-@click.option("--name", default="", help="What the key is for, to tell it from others of the owner.")
+@click.option("--name", default="", help="A label, to distinguish the owner's keys.")
 @click.option(
     "--scope", "scopes", multiple=True,
-    help="What the key may do: generate, read, admin, metrics; wire:NAME and model:NAME limit it to these. May be "
-    "given again; without it generate and read.",
+    help="What the key may do: generate, read, admin, metrics; wire:NAME and model:NAME restrict it to these. May be "
+    "repeated. Default: generate and read.",
 )  # fmt: skip
 @click.option(
-    "--expires", type=Duration(), help="How long the key works, such as 90d. Without it, until it is revoked."
+    "--expires", type=Duration(), help="How long the key is valid, such as 90d. By default, until it is revoked."
 )
 @quota_options
 @_as_json
@@ -65,9 +65,9 @@ _as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def create(
     owner: str, name: str, scopes: Sequence[str], expires: float | None, as_json: bool, **values: Any
 ) -> None:  # Any: click hands over what the tables describe
-    """Make a key for OWNER, and print it. It is shown once: only its hash is kept.
+    """Create a key for OWNER, and print it. It is shown only once: the server stores only its hash.
 
-    All keys of an owner see the same streams. Another owner's are not there for them.
+    All keys of an owner see the same streams. Streams of other owners are invisible.
     """
     from tailrace.access.keys import DEFAULT_SCOPES
 
@@ -81,11 +81,11 @@ def create(
 
 
 @keys.command(name="list")
-@click.option("--owner", help="Only this owner's.")
+@click.option("--owner", help="Only keys of this owner.")
 @_as_json
 @_where
 def list_(owner: str | None, as_json: bool, **values: Any) -> None:  # Any: as above
-    """List the keys, the newest first."""
+    """List the keys, newest first."""
     with _store(values) as store:
         found = store.list(owner)
     if as_json:
@@ -112,7 +112,7 @@ def list_(owner: str | None, as_json: bool, **values: Any) -> None:  # Any: as a
 @_as_json
 @_where
 def show(key_id: str, as_json: bool, **values: Any) -> None:  # Any: as above
-    """Show one key: whose it is, what it may do, whether it works."""
+    """Show one key: its owner, scopes and state."""
     with _store(values) as store:
         _show(store.get(_id_in(key_id)), as_json)
 
@@ -124,13 +124,13 @@ def show(key_id: str, as_json: bool, **values: Any) -> None:  # Any: as above
 @_as_json
 @_where
 def limit(key_id: str | None, owner: str | None, as_json: bool, **values: Any) -> None:  # Any: as above
-    """Change what a key, or an owner with all keys together, may use. What is not named stays as it is.
+    """Change the limits of a key, or of an owner with all keys together. Limits that are not given stay unchanged.
 
-    Tokens are those of prompts and answers. A request reserves its prompt and its longest answer (max_tokens) when it
-    begins, and pays what it took when it has ended.
+    Tokens of prompts and answers count. A request reserves its prompt and its longest answer (max_tokens) when it
+    begins. At its end, the tokens that it did not use are released.
     """
     if (key_id is None) == (owner is None):
-        raise click.UsageError("Give a key's id or --owner, one of them.")
+        raise click.UsageError("Give either a key's id or --owner.")
     quota, values = _split(values)
     with _store(values) as store:
         if owner is not None:
@@ -139,7 +139,7 @@ def limit(key_id: str | None, owner: str | None, as_json: bool, **values: Any) -
             if as_json:
                 print_json({"owner": owner, "quota": changed})
             else:
-                say(f"Owner {owner}: {said_of_quota(changed)}.")
+                say(f"Owner {owner}: {describe_quota(changed)}.")
         else:
             key = store.get(_id_in(key_id or ""))
             limited = store.limit(key.key_id, quota_with(quota, key.quota))
@@ -152,7 +152,7 @@ def limit(key_id: str | None, owner: str | None, as_json: bool, **values: Any) -
 @_as_json
 @_where
 def revoke(key_id: str, as_json: bool, **values: Any) -> None:  # Any: as above
-    """End a key, and the streams that were begun with it."""
+    """Revoke a key, and end the streams that were begun with it."""
     with _store(values) as store:
         revoked = store.revoke(_id_in(key_id))
         _note("key.revoke", revoked)
@@ -161,9 +161,7 @@ def revoke(key_id: str, as_json: bool, **values: Any) -> None:  # Any: as above
 
 @keys.command()
 @click.argument("key_id")
-@click.option(
-    "--grace", type=Duration(), default="1d", show_default=True, help="How long the secret before works as well."
-)
+@click.option("--grace", type=Duration(), default="1d", show_default=True, help="How long the old secret stays valid.")
 @_as_json
 @_where
 def rotate(key_id: str, grace: float, as_json: bool, **values: Any) -> None:  # Any: as above
@@ -176,13 +174,13 @@ def rotate(key_id: str, grace: float, as_json: bool, **values: Any) -> None:  # 
 
 @keys.command()
 @click.argument("owner")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--yes", "-y", is_flag=True, help="Delete without asking.")
 @_as_json
 @server_options
 def forget(owner: str, yes: bool, as_json: bool, url: str | None, key: str) -> None:
-    """Have a server delete all that there is of OWNER: keys, streams, conversations, records.
+    """Delete all data of OWNER on a server: keys, streams, conversations, records.
 
-    The server must run, and the key must have the scope admin. It says how many there were of each. An audit log keeps
+    The server must run, and the key must have the scope admin. Prints how many of each were deleted. An audit log keeps
     its lines.
     """
     import asyncio
@@ -192,7 +190,7 @@ def forget(owner: str, yes: bool, as_json: bool, url: str | None, key: str) -> N
 
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("There is nobody to ask. --yes deletes without asking.")
+            raise click.UsageError("stdin is not a terminal. Use --yes to delete without asking.")
         click.confirm(f"Delete all keys, streams, conversations and records of {owner}?", abort=True, err=True)
 
     async def ask() -> dict[str, Any]:  # Any: what JSON can be
@@ -211,7 +209,7 @@ def forget(owner: str, yes: bool, as_json: bool, url: str | None, key: str) -> N
 
 @contextlib.contextmanager
 def _store(values: dict[str, Any]) -> Iterator[KeyStore]:  # Any: of each setting's type
-    """The keys in the database that the options name. Errors of it are the command line's."""
+    """Open the keys in the database of the options. Converts its errors to errors of the command line."""
     from tailrace.access.audit import open_audit_log
     from tailrace.errors import ModelError, StorageError, UnknownKey
     from tailrace.records.keys import KeyStore
@@ -228,7 +226,7 @@ def _store(values: dict[str, Any]) -> Iterator[KeyStore]:  # Any: of each settin
 
 
 def _split(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:  # Any: of each option's type
-    """The limits, and the settings."""
+    """Split options into limits and settings."""
     from tailrace.access.quota import Quota
 
     limits = {name: values.pop(name) for name in Quota.__struct_fields__}
@@ -248,7 +246,7 @@ def _note_owner(event: str, owner: str) -> None:
 
 
 def _id_in(text: str) -> str:
-    """A key's id; whoever gives the whole key means its id."""
+    """Return a key's id. Also accepts a whole key."""
     from tailrace.access.keys import split_token
 
     token = split_token(text)
@@ -259,7 +257,7 @@ def _show_new(made: NewKey, as_json: bool) -> None:
     if as_json:
         print_json({**_json_of(made.key), "token": made.token})
         return
-    say(f"Key {made.key.key_id} of {made.key.owner} ({' '.join(made.key.scopes)}). It is shown this once:")
+    say(f"Key {made.key.key_id} of {made.key.owner} ({' '.join(made.key.scopes)}). It is shown only once:")
     click.echo(made.token)
 
 
@@ -267,7 +265,7 @@ def _show(key: Key, as_json: bool) -> None:
     if as_json:
         print_json(_json_of(key))
         return
-    for name, value in {**_json_of(key), "quota": said_of_quota(key.quota)}.items():
+    for name, value in {**_json_of(key), "quota": describe_quota(key.quota)}.items():
         click.echo(f"{name:<22}{' '.join(value) if isinstance(value, tuple) else value if value is not None else '-'}")
 
 

@@ -16,21 +16,23 @@ __all__ = ["logs"]
 
 @click.command()
 @click.argument("stream_id")
-@click.option("--follow", "-f", is_flag=True, help="Go on until the stream ends. Ctrl-C ends this, and not the stream.")
+@click.option(
+    "--follow", "-f", is_flag=True, help="Continue until the stream ends. Ctrl-C stops this command, not the stream."
+)
 @click.option("--choice", type=click.IntRange(1), default=1, show_default=True, help="Which of several answers.")
 @server_options
 def logs(stream_id: str, follow: bool, choice: int, url: str | None, key: str) -> None:
-    """Show what a stream has said so far. `tailrace ps` lists the streams that run.
+    """Show the text of a stream so far. `tailrace ps` lists the running streams.
 
-    A server keeps the text of a stream for a while after its end (--retention-s of `tailrace serve`). Its own log goes
-    to stderr, and is not kept.
+    A server keeps a stream for a while after its end (--retention-s of `tailrace serve`). The server's own log goes to
+    stderr and is not stored.
     """
     with server_failures():
         raise SystemExit(asyncio.run(_show(stream_id, url or default_url(), key, follow=follow, choice=choice - 1)))
 
 
 async def _show(stream_id: str, url: str, key: str, *, follow: bool, choice: int) -> int:
-    """Returns the exit status. Raises: AnswerFailed."""
+    """Print the text. Returns the exit status. Raises: AnswerFailed."""
     from urllib.parse import quote
 
     from tailrace.terminal.client import connect
@@ -40,7 +42,7 @@ async def _show(stream_id: str, url: str, key: str, *, follow: bool, choice: int
     stream_id = quote(stream_id, safe="")
     async with connect(url, key) as client:
         client.require_tailrace()
-        client.on_wait = lambda reason: say_error(f"{reason}; trying to go on …")
+        client.on_wait = lambda reason: say_error(f"{reason}; trying to reconnect …")
         state = await client.get(f"/v1/streams/{stream_id}")
         texts = state.get("choices", [state["text"]])
         if choice >= len(texts):

@@ -14,9 +14,9 @@ __all__ = ["ls", "size_text"]
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def ls(as_json: bool) -> None:
-    """List the models that were fetched, and their size with what engines have made of them.
+    """List the downloaded models, and their size including the files that engines have made of them.
 
-    Models of the Hugging Face hub are in its own cache, which other programs use as well.
+    Models of the Hugging Face hub are in the hub's own cache, which other programs also use.
     """
     from tailrace.models.on_disk import stored_models
 
@@ -25,7 +25,7 @@ def ls(as_json: bool) -> None:
         print_json([{"name": one.name, "bytes": one.num_bytes, "changed_s": one.changed_s} for one in models])
         return
     if not models:
-        say("There are no models on this machine. `tailrace pull` fetches one.")
+        say("There are no models on this machine. `tailrace pull` downloads one.")
         return
     print_table(
         ["model", "size", "changed"],

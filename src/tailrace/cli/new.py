@@ -1,4 +1,4 @@
-"""`tailrace new`: a folder with an app that works, to be changed into one's own."""
+"""`tailrace new`: create a folder with a working app to start from."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import click
 
 __all__ = ["new"]
 
-# In the repository they are examples/, to which this is a link; in a wheel they are here.
+# A link to examples/ in the repository; a directory in a wheel.
 _TEMPLATES = Path(__file__).parent / "templates"
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
 class _Kind(NamedTuple):
-    sources: dict[str, str]  # by the names that they get
-    target: str  # of `tailrace run`
-    attempt: str  # a command that tries it
+    sources: dict[str, str]  # templates, by the name of the new file
+    target: str  # for `tailrace run`
+    attempt: str  # a command to try it
 
 
 _ASK_V2 = 'curl -N http://127.0.0.1:8000/v2/models/{name}/generate_stream -d \'{{"prompt": "To the sea"}}\''
@@ -40,17 +40,17 @@ _KINDS = {
 @click.argument("kind", type=click.Choice(list(_KINDS)))
 @click.argument("name")
 def new(kind: str, name: str) -> None:
-    """Make a folder NAME with an app that works.
+    """Create a folder NAME with a working app.
 
     \b
-    tailrace new textbot mybot     text in, text out, as it is written
+    tailrace new textbot mybot     text in, text out, streamed
     tailrace new chatbot mybot     a conversation over a WebSocket
-    tailrace new batchbot mybot    many at once; each answer a stream that can be resumed
-    tailrace new inferless myapp   app.py and input_schema.py, as Inferless has them
+    tailrace new batchbot mybot    many requests in one batch; each answer can be resumed
+    tailrace new inferless myapp   app.py and input_schema.py, as for Inferless
     """
     if not _NAME.fullmatch(name):
         raise click.BadParameter(
-            f"{name!r} should be letters, digits, - and _, and begin with a letter.", param_hint="NAME"
+            f"{name!r} should begin with a letter and contain only letters, digits, - and _.", param_hint="NAME"
         )
     made = _KINDS[kind]
     folder = Path(name)
@@ -59,9 +59,9 @@ def new(kind: str, name: str) -> None:
         for file, source in made.sources.items():
             shutil.copyfile(_TEMPLATES / source, folder / file)
     except FileExistsError:
-        raise click.ClickException(f"{name} is there already; nothing was changed.") from None
+        raise click.ClickException(f"{name} exists already. Nothing was changed.") from None
     except OSError as error:
-        raise click.ClickException(f"{name} cannot be made: {error.strerror}.") from None
+        raise click.ClickException(f"{name} cannot be created: {error.strerror}.") from None
     click.echo(f"Made {' and '.join(str(folder / file) for file in made.sources)}.")
     click.echo(f"Run it:  tailrace run {made.target.format(name=name)}")
     port = os.environ.get("TAILRACE_PORT", "8000")

@@ -1,4 +1,4 @@
-"""Settings as options of a command: flags and environment variables, made from their table."""
+"""Options of commands for settings: flags and environment variables, made from the table of settings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ Command = Callable[..., None]
 
 
 def setting_options(*names: str) -> Callable[[Command], Command]:
-    """A decorator that adds a flag and an environment variable for each of these settings, in the table's order."""
+    """Return a decorator that adds a flag and an environment variable for each of these settings, in the table's
+    order."""
 
     def add(command: Command) -> Command:
         for row in reversed([row for row in settings_table() if row.name in names]):
@@ -35,31 +36,33 @@ def setting_options(*names: str) -> Callable[[Command], Command]:
 def own_settings(
     ctx: click.Context, param: click.Parameter, texts: Sequence[str]
 ) -> dict[str, dict[str, Any]]:  # Any: of each setting's type
-    """A callback for an option that takes several `model.setting=value`: the settings of each model by its name.
+    """Callback of an option with several `model.setting=value`. Returns the settings of each model by its name.
 
     Raises: click.BadParameter.
     """
     rows = {row.name: row for row in settings_table() if row.of_model}
     own: dict[str, dict[str, Any]] = {}
     for text in texts:
-        place, equals, value = text.partition("=")
-        model, dot, name = place.rpartition(".")
+        key, equals, value = text.partition("=")
+        model, dot, name = key.rpartition(".")
         name = name.replace("-", "_")
         if not (equals and dot and model):
             raise click.BadParameter(f"{text!r} is not model.setting=value, such as chat.threads=4.", ctx, param)
         if name not in rows:
             shared = any(row.name == name for row in settings_table())
-            why = "is the same for all models." if shared else f"is no setting.{did_you_mean(name, rows)}"
+            why = "cannot be set for a single model." if shared else f"is not a setting.{did_you_mean(name, rows)}"
             raise click.BadParameter(f"{name} {why}", ctx, param)
         named = [text.partition("=")[0] for text in ctx.params.get("named") or ()]
-        is_first_given = ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE  # its name is not known yet
+        is_first_given = (
+            ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
+        )  # the name of MODEL is not known yet
         if named and not is_first_given and model not in named:
             raise click.BadParameter(f"there is no model {model}; the models are {', '.join(named)}.", ctx, param)
         row = rows[name]
         try:
             own.setdefault(model, {})[name] = _check_range(row)(ctx, param, _type(row).convert(value, param, ctx))
         except click.BadParameter as error:
-            raise click.BadParameter(f"{place}: {error.message}", ctx, param) from None
+            raise click.BadParameter(f"{key}: {error.message}", ctx, param) from None
     return own
 
 
@@ -72,7 +75,7 @@ def _type(row: Setting) -> click.ParamType[Any]:  # Any: of the setting's type
 
 
 class _EngineName(click.Choice[str]):
-    """The engines that come with tailrace, or one of another package. That is looked for where it is named only."""
+    """A built-in engine, or one of another package. Plugins are loaded only if the name is not built in."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # Any: as click's
         if value in self.choices:
@@ -84,7 +87,7 @@ class _EngineName(click.Choice[str]):
 
 
 class _Bool(click.types.BoolParamType):
-    """As click's, with a message that names the two words."""
+    """click's boolean, with an error that names the two words."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # Any: as click's
         try:
@@ -94,7 +97,7 @@ class _Bool(click.types.BoolParamType):
 
 
 def _check_range(row: Setting) -> Callable[[click.Context, click.Parameter, Any], Any]:
-    """Refuses numbers beyond the bounds of a setting, and what is no number or has no end."""
+    """Return a callback that rejects numbers out of range, NaN and infinity."""
 
     def check(ctx: click.Context, param: click.Parameter, value: Any) -> Any:
         if row.kind not in (int, float) or (row.least <= value <= row.most and value < math.inf):

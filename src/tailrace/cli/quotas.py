@@ -9,17 +9,17 @@ import click
 
 from tailrace.access.quota import NO_LIMITS, Quota
 
-__all__ = ["quota_options", "quota_with", "said_of_quota"]
+__all__ = ["describe_quota", "quota_options", "quota_with"]
 
 Command = Callable[..., None]
 
 _HELP = {
-    "requests_per_minute": "Requests that may begin in a minute of the clock.",
-    "tokens_per_minute": "Tokens of prompts and answers in a minute of the clock.",
-    "requests_per_month": "Requests that may begin in a month (UTC).",
-    "tokens_per_month": "Tokens of prompts and answers in a month (UTC).",
-    "streams_at_once": "Streams that run or wait at the same time.",
-    "answer_tokens": "Tokens of the longest answer.",
+    "requests_per_minute": "Requests that may begin per clock minute.",
+    "tokens_per_minute": "Tokens of prompts and answers per clock minute.",
+    "requests_per_month": "Requests that may begin per month (UTC).",
+    "tokens_per_month": "Tokens of prompts and answers per month (UTC).",
+    "streams_at_once": "Streams that run or are queued at the same time.",
+    "answer_tokens": "Longest answer, in tokens.",
 }
 _MOST = 10**15
 
@@ -34,20 +34,20 @@ class _Limit(click.ParamType[int | str]):
         if value == "none":
             return "none"
         if not str(value).isascii() or not str(value).isdigit() or not 1 <= int(value) <= _MOST:
-            self.fail("give a number from 1, or none.", param, ctx)
+            self.fail("should be a number from 1, or none.", param, ctx)
         return int(value)
 
 
 def quota_options(command: Command) -> Command:
-    """A decorator that adds an option for each limit."""
+    """Decorator that adds an option for each limit."""
     for name in reversed(Quota.__struct_fields__):
         flag = f"--{name.replace('_', '-')}"
-        command = click.option(flag, name, type=_Limit(), help=f"{_HELP[name]} `none` is no limit.")(command)
+        command = click.option(flag, name, type=_Limit(), help=f"{_HELP[name]} `none` removes the limit.")(command)
     return command
 
 
 def quota_with(given: Mapping[str, int | str | None], before: Quota = NO_LIMITS) -> Quota:
-    """The quota with what was given in place of what was there. Other names are passed over."""
+    """Return a quota with the given limits changed. Ignores other names."""
     values = {name: getattr(before, name) for name in Quota.__struct_fields__}
     for name in values:
         if given.get(name) is not None:
@@ -55,7 +55,7 @@ def quota_with(given: Mapping[str, int | str | None], before: Quota = NO_LIMITS)
     return Quota(**values)
 
 
-def said_of_quota(quota: Quota) -> str:
-    """The limits in one line."""
+def describe_quota(quota: Quota) -> str:
+    """Describe the limits in one line."""
     limits = ((name, getattr(quota, name)) for name in Quota.__struct_fields__)
     return ", ".join(f"{name.replace('_', ' ')} {limit}" for name, limit in limits if limit is not None) or "no limits"

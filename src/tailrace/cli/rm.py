@@ -1,4 +1,4 @@
-"""`tailrace rm`: delete models that were fetched."""
+"""`tailrace rm`: delete downloaded models."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["rm"]
 
 @click.command()
 @click.argument("models", nargs=-1, required=True, metavar="MODEL...")
-@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+@click.option("--yes", "-y", is_flag=True, help="Delete without asking.")
 def rm(models: tuple[str, ...], yes: bool) -> None:
-    """Delete models that were fetched, and what engines have made of them. `tailrace ls` lists them.
+    """Delete downloaded models, and the files that engines have made of them. `tailrace ls` lists them.
 
-    Files and directories of your own are never deleted. A model of the Hugging Face hub goes from its cache, where
-    other programs may use it.
+    Your own files and directories are never deleted. A model of the Hugging Face hub is deleted from the hub's cache,
+    which other programs may use.
     """
     from tailrace.errors import ModelError
     from tailrace.models.on_disk import StoredModel, find_stored
@@ -31,11 +31,11 @@ def rm(models: tuple[str, ...], yes: bool) -> None:
         except ModelError as error:
             raise click.ClickException(error.message) from None
         if stored is None:
-            raise click.ClickException(f"{name} is no model that was fetched. `tailrace ls` lists them.")
+            raise click.ClickException(f"{name} is not a downloaded model. `tailrace ls` lists them.")
         found.append(stored)
     if not yes:
         if not sys.stdin.isatty():
-            raise click.UsageError("There is nobody to ask. --yes deletes without asking.")
+            raise click.UsageError("stdin is not a terminal. Use --yes to delete without asking.")
         for model in found:
             shared = ", which other programs may use" if model.is_shared else ""
             say(f"{model.name}: {size_text(model.num_bytes)}{shared}")

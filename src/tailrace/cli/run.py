@@ -1,4 +1,4 @@
-"""`tailrace run`: serve what somebody has written."""
+"""`tailrace run`: serve user code."""
 
 from __future__ import annotations
 
@@ -50,23 +50,23 @@ _SETTINGS = (
 @click.argument("target")
 @click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]...")
 @click.option("--app-dir", "-d", default=".", show_default=True, help="Directory that modules are imported from.")
-@click.option("--route-prefix", default="/", show_default=True, help="Path under which the app is reached.")
+@click.option("--route-prefix", default="/", show_default=True, help="Path prefix of the app.")
 @click.option("--name", default="default", show_default=True, help="Name of the app.")
-@click.option("--reload", "-r", is_flag=True, help="Start the app anew when a file in its directory changes.")
+@click.option("--reload", "-r", is_flag=True, help="Restart the app when a file in its directory changes.")
 @click.option(
     "--python", default="", metavar="PATH",
-    help="Run the app under this Python interpreter, or that of this environment, with the packages that it has.",
+    help="Run the app under this Python interpreter, or that of this environment, with its packages.",
 )  # fmt: skip
 @click.option(
     "--resumable", is_flag=True,
-    help="Record every streamed answer of text, so that it can be read again at /v1/streams/ID/events.",
+    help="Record every streamed text answer, so that it can be read again at /v1/streams/ID/events.",
 )  # fmt: skip
 @click.option(
     "--concurrency", type=click.IntRange(1), default=1, show_default=True,
-    help="Requests that an Inferless app works on at once.",
+    help="Requests that an Inferless app handles at the same time.",
 )  # fmt: skip
 @click.option(
-    "--on", type=click.Choice(["here", "ray"]), default="here", show_default=True, help="Where its processes are."
+    "--on", type=click.Choice(["here", "ray"]), default="here", show_default=True, help="Where the app's processes run."
 )
 @setting_options(*_SETTINGS)
 def run(
@@ -82,22 +82,22 @@ def run(
     on: str,
     **values: Any,  # Any: click hands over what the table describes
 ) -> None:
-    """Serve what you have written: TARGET is a module and what it holds, a folder, or a YAML file.
+    """Serve your own code: TARGET is a module with an attribute, a folder, or a YAML file.
 
     \b
     tailrace run textbot:app           textbot.py, in which app = Textbot.bind("smollm2")
-    tailrace run main:api --reload     any ASGI app, or a function that makes one
+    tailrace run main:api --reload     any ASGI app, or a function that returns one
     tailrace run ./folder              app.py with an InferlessPythonModel
-    tailrace run apps.yaml             several apps, in the shape of Ray Serve's files
+    tailrace run apps.yaml             several apps, in Ray Serve's file format
 
-    KEY=VALUE goes to a function that builds the app. Its code runs in processes of its own.
+    KEY=VALUE arguments go to the function that builds the app. The app's code runs in separate processes.
     """
     from tailrace.apps.targets import PlanError, plan_of
 
     if on == "ray":
         for option, is_given in (("--resumable", resumable), ("--python", python)):
             if is_given:
-                raise click.UsageError(f"{option} needs the processes here: leave out --on ray.")
+                raise click.UsageError(f"{option} cannot be used with --on ray.")
     show_log(values["log_level"], as_json=values["log_format"] == "json", with_requests=values["access_log"])
     try:
         read = partial(
@@ -112,7 +112,7 @@ def run(
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     context = click.get_current_context()
-    for setting, value in plan.settings.items():  # what the command line says wins
+    for setting, value in plan.settings.items():  # the command line has priority
         if context.get_parameter_source(setting) is click.core.ParameterSource.DEFAULT:
             settings = replace(settings, **{setting: value})
     for note in plan.notes:
@@ -125,7 +125,7 @@ def run(
 
 
 def _run(plan: Plan, read: Callable[[], Plan], settings: Settings, *, watched: Sequence[str]) -> int:
-    """Start with `plan`. When a file has changed, `read` gives the next one. Returns the exit status."""
+    """Run `plan`. After a change of a file, `read` returns the next plan. Returns the exit status."""
     from tailrace.apps.host import host
     from tailrace.apps.process import BootError
     from tailrace.apps.targets import PlanError
@@ -143,7 +143,7 @@ def _run(plan: Plan, read: Callable[[], Plan], settings: Settings, *, watched: S
     is_ready = False
 
     def get_apps() -> Sequence[AppSpec]:
-        """Raises: BootError for a file that has changed to something else than a plan."""
+        """Return the apps to start. Raises: BootError if a changed file is not a valid plan."""
         nonlocal started_s, first
         started_s = time.monotonic()
         known, first = first, None
@@ -172,25 +172,25 @@ def _run(plan: Plan, read: Callable[[], Plan], settings: Settings, *, watched: S
             say(f"Stopping; {num_requests} request{'s' if num_requests > 1 else ''} may finish.")
 
     def on_boot_error(error: BootError) -> None:
-        _tell(error)
+        _report(error)
         say_error("waiting for a file to change.")
 
     async def main() -> None:
         try:
-            with data_directory(settings, sock.getsockname()[1], _kept_under(plan)) as data:
+            with data_directory(settings, sock.getsockname()[1], _journal_prefix(plan)) as data:
                 await host(
                     get_apps, settings, sock, data_path=data, on_ready=on_ready, on_drain=on_drain,
                     on_boot_error=on_boot_error, changes=_changes(watched) if watched else None,
                 )  # fmt: skip
         finally:
             for number in SIGNALS:
-                signal.signal(number, signal.SIG_IGN)  # the last steps are quick
+                signal.signal(number, signal.SIG_IGN)  # the rest of the shutdown is fast
 
     with sock:
         try:
             eventloop.run(main())
         except* BootError as group:
-            _tell(eventloop.first_error(group))
+            _report(eventloop.first_error(group))
             return_code = 1
         except* ModelError as group:
             say_error(str(eventloop.first_error(group)))
@@ -201,20 +201,21 @@ def _run(plan: Plan, read: Callable[[], Plan], settings: Settings, *, watched: S
     return return_code
 
 
-def _kept_under(plan: Plan) -> str:
-    """Streams are kept for each port and target, so that another app on the port does not take up this one's."""
+def _journal_prefix(plan: Plan) -> str:
+    """Return the journal's directory prefix. It depends on port and target, so that apps on the same port do not share
+    it."""
     name = re.sub(r"[^\w.-]+", "-", Path(plan.source).name)[:40]
     return f"app-{name}-{sha256(plan.source.encode()).hexdigest()[:8]}-port"
 
 
 def _directories(plan: Plan, target: str) -> list[str]:
-    """Where a change of a file means that the apps have changed."""
+    """Return the directories to watch for changes."""
     own = {str(Path(target).resolve().parent)} if Path(target).is_file() else set()
     return sorted(own | {spec.target.directory for spec in plan.apps})
 
 
 def _changes(directories: Sequence[str]) -> Callable[[], AsyncIterator[object]]:
-    """Whenever the code in these changes, and not what an app itself writes there."""
+    """Return a function that watches code files in these directories, but not other files, which the app may write."""
     from watchfiles import PythonFilter, awatch
 
     def changes() -> AsyncIterator[object]:
@@ -223,7 +224,7 @@ def _changes(directories: Sequence[str]) -> Callable[[], AsyncIterator[object]]:
     return changes
 
 
-def _tell(error: Any) -> None:  # Any: a BootError, whose module is imported late
+def _report(error: Any) -> None:  # Any: a BootError, whose module is imported late
     if error.traceback:
         say(error.traceback.rstrip())
     say_error(error.message)

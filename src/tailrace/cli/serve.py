@@ -1,4 +1,4 @@
-"""`tailrace serve`: fetch the model if need be, load it, listen."""
+"""`tailrace serve`: download the model if it is missing, load it, and serve it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ __all__ = [
 
 _DESCRIPTORS = 65_536
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-STOPPED_LOADING = 130  # exit status: a signal came before requests were taken
+STOPPED_LOADING = 130  # exit status after a signal that came before the server was ready
 
 
 @click.command()
@@ -48,7 +48,7 @@ STOPPED_LOADING = 130  # exit status: a signal came before requests were taken
     is_eager=True,  # known before --set is checked
     metavar="NAME=SOURCE",
     envvar="TAILRACE_MODELS",
-    help="A further model, under a name of its own; may be given again. TAILRACE_MODELS takes several, with spaces.",
+    help="An additional model with its own name; may be repeated. TAILRACE_MODELS takes several, separated by spaces.",
 )
 @click.option(
     "--set",
@@ -57,12 +57,16 @@ STOPPED_LOADING = 130  # exit status: a signal came before requests were taken
     metavar="NAME.SETTING=VALUE",
     envvar="TAILRACE_SET",
     callback=own_settings,
-    help="A setting of one model alone, such as big.kv_tokens=8192; may be given again.",
+    help="A setting of a single model, such as big.kv_tokens=8192; may be repeated.",
 )
 @click.option(
-    "--on", type=click.Choice(["here", "ray"]), default="here", show_default=True, help="Where it runs; see --replicas."
+    "--on",
+    type=click.Choice(["here", "ray"]),
+    default="here",
+    show_default=True,
+    help="Where the server runs; see --replicas.",
 )
-@click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 256), help="Servers, on Ray.")
+@click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 256), help="Number of servers on Ray.")
 @setting_options(*(row.name for row in settings_table()))
 @click.pass_context
 def serve(
@@ -78,10 +82,10 @@ def serve(
     """Serve MODEL over HTTP.
 
     MODEL is a name (smollm2), a GGUF file, a directory of a Hugging Face model or an OpenVINO export, or
-    hf:org/name[:file]; it is fetched if it is not here. Or it is a server that runs already: openai:URL, tgi:URL.
-    `tailrace doctor MODEL` says what this machine could do with it.
+    hf:org/name[:file], which is downloaded if it is missing. It can also be a running server: openai:URL, tgi:URL.
+    `tailrace doctor MODEL` shows how this machine can run it.
 
-    With --model it serves several, each by its name; MODEL is then the first of them, or left out.
+    With --model, it serves several models by name. MODEL is then the first of them, or is omitted.
 
     Every option can also be given in the environment: --max-step-tokens as TAILRACE_MAX_STEP_TOKENS.
 
@@ -98,28 +102,28 @@ def serve(
         raise click.UsageError(str(error)) from None
     show_log(settings.log_level, as_json=settings.log_format == "json", with_requests=settings.access_log)
     if (named or own) and on == "ray":
-        raise click.UsageError("--model and --set do not go with --on ray: a replica has one model.")
+        raise click.UsageError("--model and --set cannot be used with --on ray: a replica has one model.")
     if on == "ray":
         from tailrace.apps.on_ray import serve_on_ray
 
         raise SystemExit(serve_on_ray(model, settings, num_replicas=replicas))
     if replicas > 1:
-        raise click.UsageError("--replicas takes --on ray: one machine has one engine, which batches.")
+        raise click.UsageError("--replicas needs --on ray: on one machine, a single engine batches all requests.")
     is_first = not named or ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
-    raise SystemExit(_run(_Asked(model if is_first else None, named, own), settings))
+    raise SystemExit(_run(_Models(model if is_first else None, named, own), settings))
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
-    """The models that a command line speaks of."""
+class _Models:
+    """The models of a command line."""
 
     first: str | None
     named: tuple[str, ...]
-    own: dict[str, dict[str, Any]]  # settings of one alone; Any: of each setting's type
+    own: dict[str, dict[str, Any]]  # settings of single models; Any: of each setting's type
 
 
 def bound_socket(settings: Settings) -> socket.socket | None:
-    """The socket to listen on; None, and a word why, where there can be none or should not be."""
+    """Bind the socket to listen on. Returns None, after an error message, if that is impossible or not allowed."""
     from tailrace.errors import ModelError
     from tailrace.http.edge import listens_on_loopback
     from tailrace.http.listening import bind
@@ -128,15 +132,15 @@ def bound_socket(settings: Settings) -> socket.socket | None:
     if not listens_on_loopback(settings.host):
         if not (settings.insecure or _has_keys(settings)):
             say_error(
-                f"there are no keys, so that everybody who reaches {settings.host} could use this server. Make one "
-                "with `tailrace keys create NAME`, or start it with --insecure."
+                f"there are no keys, so everybody who can reach {settings.host} could use this server. Create a key "
+                "with `tailrace keys create NAME`, or start the server with --insecure."
             )
             return None
         if settings.insecure:
-            say_error("--insecure: as long as there are no keys, everybody who reaches this port gets in.")
+            say_error("--insecure: while there are no keys, everybody who can reach this port can use the server.")
     try:
         if settings.tls_cert:
-            Tls(settings)  # said before anything slow is begun
+            Tls(settings)  # fail before the slow steps
         return bind(settings)
     except ModelError as error:
         say_error(error.message)
@@ -148,33 +152,33 @@ def bound_socket(settings: Settings) -> socket.socket | None:
         return None
 
 
-def _run(asked: _Asked, settings: Settings) -> int:
+def _run(models: _Models, settings: Settings) -> int:
     from tailrace.errors import ModelError
 
     sock = bound_socket(settings)
     if sock is None:
         return 1
     raise_descriptor_limit()
-    # Until the loop takes them over, a signal simply ends us, without a traceback.
+    # Until the event loop handles signals, they end the process without a traceback.
     for number in SIGNALS:
         signal.signal(number, leave_quietly)
     try:
         with sock:
-            return _serve(asked, settings, sock)
+            return _serve(models, settings, sock)
     except* ModelError as group:
         say_error(str(eventloop.first_error(group)))
     return 1
 
 
 def url_of(sock: socket.socket, settings: Settings) -> str:
-    """Where a server on this socket is reached, without a path."""
+    """Return the base URL of a server on this socket."""
     host, port = sock.getsockname()[:2]
     scheme = "https" if settings.tls_cert else "http"
     return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def _has_keys(settings: Settings) -> bool:
-    """Raises: click.ClickException where the database cannot be read."""
+    """Return whether the server has keys. Raises: click.ClickException if the database cannot be read."""
     from tailrace.errors import ModelError, StorageError
     from tailrace.records.keys import KeyStore
     from tailrace.records.service import open_database
@@ -187,7 +191,7 @@ def _has_keys(settings: Settings) -> bool:
 
 
 def raise_descriptor_limit() -> None:
-    """A connection is a descriptor, and systems often start programs with few, of many that they may have."""
+    """Raise the soft limit of file descriptors: each connection needs one, and the default is often low."""
     with contextlib.suppress(OSError, ValueError):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         wanted = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
@@ -197,15 +201,15 @@ def raise_descriptor_limit() -> None:
 def leave_quietly(*_: object) -> None:
     """A signal handler: exit without a traceback."""
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)  # another one would only interrupt the leaving
+        signal.signal(number, signal.SIG_IGN)  # a second signal would interrupt the exit
     say("Stopped.")
     sys.exit(STOPPED_LOADING)
 
 
 @contextlib.contextmanager
 def data_directory(settings: Settings, port: int, kind: str = "port") -> Iterator[Path]:
-    """Where the journal is. A port that is another one each time has no next process to leave anything to. Journals of
-    other ports go where all their streams have expired; the own one goes at the end if no stream was written to it."""
+    """Yield the journal's directory. It is temporary for a random port, which no later process uses. Removes journals
+    of other ports if all their streams have expired, and at the end the own journal if it has no streams."""
     from tailrace.models.places import data_path
     from tailrace.streams.old_journals import lifetime_s, remove_expired_journals, remove_unused_journal
 
@@ -225,7 +229,7 @@ def data_directory(settings: Settings, port: int, kind: str = "port") -> Iterato
             yield Path(directory)
 
 
-def _serve(asked: _Asked, settings: Settings, sock: Any) -> int:
+def _serve(models: _Models, settings: Settings, sock: Any) -> int:
     # Any: a socket, which click's imports need not know
     from tailrace.api.lifecycle import serve as serve_model
     from tailrace.cli.pull import terminal_progress
@@ -233,12 +237,12 @@ def _serve(asked: _Asked, settings: Settings, sock: Any) -> int:
     from tailrace.generation.source import find_named
     from tailrace.models.places import prepared_path
 
-    found, *more = find_named(asked.named, terminal_progress(), settings.engine, first=asked.first, own=asked.own)
+    found, *more = find_named(models.named, terminal_progress(), settings.engine, first=models.first, own=models.own)
     started = time.monotonic()
     is_ready = False
     say(f"Loading {found.card.name} into {found.engine} ({found.why}) …")
     url = url_of(sock, settings)
-    local = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # where this machine reaches it
+    local = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # the URL on this machine
 
     def on_ready(service: Service) -> None:
         nonlocal is_ready
@@ -248,10 +252,10 @@ def _serve(asked: _Asked, settings: Settings, sock: Any) -> int:
         loaded_s = time.monotonic() - started
         if service.num_recovered:
             streams = "1 stream goes" if service.num_recovered == 1 else f"{service.num_recovered} streams go"
-            say(f"{streams} on where the last server left off.")
+            say(f"{streams} on from the previous server.")
         say(f"Loaded in {loaded_s:.1f} s: {capabilities.engine}, {capabilities.context_tokens} tokens of context.")
         if (replay := service.models.first.replay) is not None:
-            say(f"`tailrace certify` found on this machine that repeated answers are {replay}.")
+            say(f"According to `tailrace certify` on this machine, repeated answers are {replay}.")
         for one in more:
             when = "is loaded" if service.models[one.card.name].is_loaded else "will be loaded for its first request"
             say(f"{one.card.name} {when}: {one.engine} ({one.why}).")
@@ -280,7 +284,7 @@ def _serve(asked: _Asked, settings: Settings, sock: Any) -> int:
                 )
         finally:
             for number in SIGNALS:
-                signal.signal(number, signal.SIG_IGN)  # the last steps are quick
+                signal.signal(number, signal.SIG_IGN)  # the rest of the shutdown is fast
 
     eventloop.run(main())
     say("Stopped.")

@@ -1,4 +1,4 @@
-"""Durations and moments as options take them."""
+"""Option types for durations and points in time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhdwy])", re.ASCII)
 
 
 class Duration(click.ParamType[float]):
-    """A number with a unit, in seconds."""
+    """A number with a unit; converted to seconds."""
 
     name = "duration"
 
@@ -31,7 +31,7 @@ class Duration(click.ParamType[float]):
 
 
 class Moment(click.ParamType[float]):
-    """A date or a time, or how long ago it was; in seconds since the epoch."""
+    """A date, a time, or a duration before now; converted to seconds since the epoch."""
 
     name = "date|duration"
 
@@ -44,12 +44,12 @@ class Moment(click.ParamType[float]):
         try:
             moment = datetime.fromisoformat(value)
         except ValueError:
-            self.fail(f"{value!r} is not a date such as 2026-11-01, or 7d for so long ago.", param, ctx)
+            self.fail(f"{value!r} is not a date such as 2026-11-01, or a duration before now such as 7d.", param, ctx)
         return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
 
 
 def date_of(seconds: float | None) -> str | None:
-    """A moment in UTC, as ISO 8601 has it."""
+    """Format a point in time in UTC, as ISO 8601."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -1,4 +1,4 @@
-"""`tailrace usage`: what was asked of a server, and by whom."""
+"""`tailrace usage`: requests and tokens by owner, key, model, wire or day."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _TITLES = ("requests", "refused", "prompt tokens", "answer tokens", "seconds")
 @click.command()
 @click.option("--owner", help="Only this owner's requests.")
 @click.option("--key", "key_id", help="Only requests with this key, by its id.")
-@click.option("--since", type=Moment(), help="From when on, such as 2026-11-01 or 7d. Without it, this month (UTC).")
-@click.option("--until", type=Moment(), help="Up to when. Without it, until now.")
+@click.option("--since", type=Moment(), help="Start, such as 2026-11-01 or 7d. Default: the start of this month (UTC).")
+@click.option("--until", type=Moment(), help="End. Default: now.")
 @click.option(
     "--by", type=click.Choice(_GROUPS), multiple=True, default=["owner"], show_default=True,
-    help="What is told apart. May be given again.",
+    help="What to group by. May be repeated.",
 )  # fmt: skip
-@click.option("--requests", "as_rows", is_flag=True, help="Print the requests themselves, not sums; csv or json.")
+@click.option("--requests", "as_rows", is_flag=True, help="Print single requests instead of sums, as csv or json.")
 @click.option(
     "--format", "form", type=click.Choice(["table", "csv", "json"]),
-    help="How it is printed.  [default: table; csv with --requests]",
+    help="Output format.  [default: table; csv with --requests]",
 )  # fmt: skip
 @setting_options("database", "data_dir")
 def usage(
@@ -52,9 +52,9 @@ def usage(
     form: str | None,
     **values: Any,
 ) -> None:  # Any: click hands over what the table describes
-    """Show how many requests and tokens were used, out of the database of a server.
+    """Show how many requests and tokens were used, from the database of a server.
 
-    Sums are of whole days in UTC. Each request is counted in the day in which it came.
+    Sums are for whole days in UTC. A request counts for the day on which it arrived.
 
     \b
     tailrace usage
@@ -64,7 +64,7 @@ def usage(
     from tailrace.access.quotas import month_start
 
     if as_rows and form == "table":
-        raise click.UsageError("--requests are printed as csv or json.")
+        raise click.UsageError("--requests supports only the formats csv and json.")
     if since is None:
         since = month_start(time.time())
     with _store(values) as store:
@@ -74,17 +74,17 @@ def usage(
             return
         groups = ["key_id" if name == "key" else name for name in by]
         found = store.usage(by=groups, owner=owner, key_id=key_id, since_s=since, until_s=until)
-    table = [{**_said(one, by), **{name: getattr(one, name) for name in _SUMS}} for one in found]
+    table = [{**_group_of(one, by), **{name: getattr(one, name) for name in _SUMS}} for one in found]
     if form in ("csv", "json"):
         _print_rows(table, form)
     elif not table:
-        say(f"Nothing was asked since {date_of(since)}.")
+        say(f"There were no requests since {date_of(since)}.")
     else:
         _print_table(table, by)
 
 
-def _said(one: Any, by: Sequence[str]) -> dict[str, Any]:  # Any: a UsageSum, whose import takes a database's time
-    """What a sum is of."""
+def _group_of(one: Any, by: Sequence[str]) -> dict[str, Any]:  # Any: a UsageSum, whose import takes a database's time
+    """Return the group of a sum."""
     known = {"key": one.key_id, "day": (date_of(one.start_s) or "")[:10]}
     return {name: known[name] if name in known else getattr(one, name) for name in by}
 
@@ -102,7 +102,7 @@ def _print_table(table: Sequence[dict[str, Any]], by: Sequence[str]) -> None:  #
 
 
 def _print_rows(rows: Iterable[dict[str, Any]], form: str) -> None:  # Any: text and numbers
-    """CSV with a header, or one JSON object a line."""
+    """Print CSV with a header, or one JSON object per line."""
     if form == "json":
         for row in rows:
             sys.stdout.buffer.write(msgspec.json.encode(row) + b"\n")
@@ -116,13 +116,13 @@ def _print_rows(rows: Iterable[dict[str, Any]], form: str) -> None:  # Any: text
 
 
 def _harmless(value: object) -> object:
-    """Spreadsheets run what begins like a formula."""
+    """Escape text that a spreadsheet would run as a formula."""
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
 @contextlib.contextmanager
 def _store(values: dict[str, Any]) -> Iterator[RequestStore]:  # Any: of each setting's type
-    """The records in the database that the options name. Errors of it are the command line's."""
+    """Open the records in the database of the options. Converts its errors to errors of the command line."""
     from tailrace.errors import ModelError, StorageError
     from tailrace.records.requests import RequestStore
     from tailrace.records.service import open_database

@@ -1,7 +1,7 @@
-"""Turns the name that a user types into files on disk and one card that says all the server must know.
+"""Finds or downloads a model by the name that a user types, and reads its card.
 
-It loads no weights. `resolve` is the one entry: it finds or fetches, then reads the card. The room prints nothing; what
-it does is told to a `Progress`. Whatever goes wrong is a `ModelError` whose message says what happened and what to do.
+Loads no weights. `resolve` is the only entry point. The room prints nothing: it reports to a `Progress`. Every failure
+is a `ModelError` whose message says what happened and what to do.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The card of a directory: the files of a Hugging Face model, with its weights beside them as safetensors, or as the IR
-of an OpenVINO export.
+"""Reads the card of a directory: a Hugging Face model with safetensors, or an OpenVINO export.
 
-Pickled weights are refused here, before any library sees them: reading a pickle runs what it says.
+Pickled weights are refused here, before a library reads them, because reading a pickle can run code.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ class _TextConfig(msgspec.Struct):
 class _Config(msgspec.Struct):
     model_type: str = ""
     max_position_embeddings: int | None = None
-    n_positions: int | None = None  # GPT-2's name for it
+    n_positions: int | None = None  # GPT-2's name of the context length
     text_config: _TextConfig | None = None
     eos_token_id: int | list[int] | None = None
 
@@ -106,7 +105,7 @@ def read(path: Path, name: str) -> ModelCard:
 
 
 def _format(path: Path) -> Literal["openvino", "huggingface"]:
-    """What the weights are. Raises: ModelError if they are not there, or pickled."""
+    """Return the format of the weights. Raises: ModelError if they are missing or pickled."""
     try:
         names = [file.name for file in path.iterdir()]
     except OSError as error:
@@ -114,24 +113,26 @@ def _format(path: Path) -> Literal["openvino", "huggingface"]:
     if any(name in names for name in EXPORT_FILES):
         for file in EXPORT_FILES:
             if file not in names:
-                raise ModelError(f"{path} is no whole OpenVINO export: it has no {file}. Export or fetch it again.")
+                raise ModelError(
+                    f"{path} is not a complete OpenVINO export: {file} is missing. Export or download it again."
+                )
         return "openvino"
     if any(name.endswith(".safetensors") for name in names):
         return "huggingface"
     pickled = sorted(name for name in names if name.endswith(_PICKLED))
     if pickled:
         raise ModelError(
-            f"The weights of {path} are pickled ({pickled[0]}), which can run any code when they are read. Take the "
-            "repository's safetensors, or have transformers write some: save_pretrained(directory)."
+            f"The weights of {path} are pickled ({pickled[0]}). Reading them can run code, so they are refused. "
+            "Use the repository's safetensors, or convert them with transformers: save_pretrained(directory)."
         )
     raise ModelError(
-        f"{path} holds no model: neither *.safetensors nor {EXPORT_FILES[0]}. Give the directory of a Hugging Face "
+        f"{path} contains no model: neither *.safetensors nor {EXPORT_FILES[0]}. Give the directory of a Hugging Face "
         "model or of an OpenVINO export, or the path of a .gguf file."
     )
 
 
 def _weights(path: Path, kind: str) -> tuple[int, int]:
-    """How many parameters, as far as the files say, and their bytes. Raises: ModelError for a damaged file."""
+    """Return the number of parameters (0 if unknown) and the bytes of the weights. Raises: ModelError."""
     if kind == "openvino":
         weights = path / EXPORT_FILES[1]
         try:
@@ -147,7 +148,7 @@ def _weights(path: Path, kind: str) -> tuple[int, int]:
 
 
 def _tokenizer_text(path: Path) -> str:
-    """tokenizer.json, or what it would be for models of before it, whose byte-level BPE is in two files."""
+    """Return tokenizer.json, or make it from the two files (vocab.json, merges.txt) of older models."""
     text = _text(path / "tokenizer.json")
     if text is not None:
         return text
@@ -177,7 +178,7 @@ def _text(file: Path) -> str | None:
 
 
 def _decode(file: Path, shape: type[Read], text: str | None = None) -> Read:
-    """The file, or the text that is known to be in it, as `shape`; all defaults when there is none."""
+    """Decode a file, or its text if already read. A missing file gives the defaults."""
     try:
         return msgspec.json.decode(text or _text(file) or "{}", type=shape)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -189,7 +190,7 @@ def _content(token: str | _AddedToken | None) -> str:
 
 
 def _chat_template(path: Path, config: _TokenizerConfig) -> str | None:
-    """`chat_template.jinja` wins, as in transformers, which writes newer models that way."""
+    """Return the chat template. `chat_template.jinja` has priority, as in transformers."""
     if (template := _text(path / "chat_template.jinja")) is not None:
         return template
     if isinstance(config.chat_template, list):
@@ -199,7 +200,7 @@ def _chat_template(path: Path, config: _TokenizerConfig) -> str | None:
 
 
 def _puts_first(processor: _Processor | None, token: str) -> bool:
-    """Whether the tokenizer's own template begins a text with `token`."""
+    """Return whether the tokenizer's post-processor puts `token` before a text."""
     if processor is None:
         return False
     if processor.single:
@@ -208,7 +209,7 @@ def _puts_first(processor: _Processor | None, token: str) -> bool:
 
 
 def _ends(path: Path, tokenizer: _Tokenizer, eos_token: str) -> tuple[int, ...]:
-    """From generation_config.json, which chat models fill with more than one; else config.json; else the EOS token."""
+    """Return the end tokens of generation_config.json (often several), else of config.json, else the EOS token."""
     own = [token.id for token in tokenizer.added_tokens if token.content == eos_token and token.id >= 0]
     for declared in (
         _decode(path / "generation_config.json", _GenerationConfig).eos_token_id,

@@ -1,10 +1,10 @@
-"""Reads the head of a GGUF file: its metadata, and whether its tensors are all there. No weights, no numpy.
+"""Reads the header of a GGUF file: its metadata, and whether the file contains all its tensors. No weights, no numpy.
 
-The `gguf` package would do it too, but maps every array element to an object of its own: 1.6 s for the default model,
-and 0.2 s for importing numpy before that; and it trusts the counts and lengths in the file. This reader takes 0.07 s
-(2 cores), checks every length against the size of the file before it allocates, and so needs no cache beside it.
+The `gguf` package can do it too, but makes an object of every array element: 1.6 s for the default model, plus 0.2 s to
+import numpy. It also trusts the counts and lengths in the file. This reader takes 0.07 s (2 cores), and checks every
+length against the size of the file before it allocates memory.
 
-Read are versions 2 and 3, little-endian. *Source:* docs/gguf.md of ggml.
+Supports versions 2 and 3, little-endian. *Source:* docs/gguf.md of ggml.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MAX_DIMENSIONS = 8
 
 T = TypeVar("T")
 
-# type number: (name, elements in a block, bytes of a block). One that is missing here is checked by its offset alone.
+# type number: (name, elements in a block, bytes of a block). For other types, only the offset is checked.
 _TENSOR_TYPES = {
     0: ("F32", 1, 4),
     1: ("F16", 1, 2),
@@ -57,12 +57,12 @@ _TENSOR_TYPES = {
 
 
 class _DamagedError(Exception):
-    """The bytes are not what a GGUF file has at this place."""
+    """The bytes are not valid at this position of a GGUF file."""
 
 
 @dataclass(slots=True)
 class Tensors:
-    """All of a file's, together."""
+    """Totals over all tensors of a file."""
 
     types: set[str] = field(default_factory=set)  # ggml's names
     num_elements: int = 0
@@ -70,7 +70,7 @@ class Tensors:
 
 
 class Metadata:
-    """The keys and values of one file. An absent key is None; one of another type than asked for is a ModelError."""
+    """The keys and values of one file. A missing key is None; a value of the wrong type is a ModelError."""
 
     def __init__(self, path: Path, values: dict[str, object], tensors: Tensors) -> None:
         self.tensors = tensors
@@ -78,7 +78,7 @@ class Metadata:
         self._values = values
 
     def get(self, key: str, kind: type[T]) -> T | None:
-        """Raises: ModelError."""
+        """Return a value, or None. Raises: ModelError if it has the wrong type."""
         value = self._values.get(key)
         try:
             return None if value is None else msgspec.convert(value, kind)
@@ -89,7 +89,7 @@ class Metadata:
 
 
 def read_metadata(path: Path) -> Metadata:
-    """Raises: ModelError when the file is not GGUF, damaged, or shorter than its tensors need."""
+    """Read a file. Raises: ModelError if the file is not GGUF, damaged, or shorter than its tensors need."""
     try:
         size_bytes = path.stat().st_size
         with path.open("rb") as file:
@@ -110,7 +110,7 @@ def read_metadata(path: Path) -> Metadata:
 
 
 class _Reader:
-    """Walks the file once. Every length is compared with what is left before anything is made from it."""
+    """Reads the file once. Checks every length against the rest of the file before it allocates memory."""
 
     def __init__(self, content: mmap.mmap) -> None:
         self._content = content
@@ -121,7 +121,7 @@ class _Reader:
     def read(self) -> dict[str, object]:
         version = self._number("I")
         if version not in (2, 3):
-            raise _DamagedError(f"its format version is {version}, and 2 and 3 (little-endian) are known")
+            raise _DamagedError(f"its format version is {version}; supported are 2 and 3 (little-endian)")
         num_tensors, num_values = self._number("Q"), self._number("Q")
         values: dict[str, object] = {}
         for _ in range(num_values):
@@ -132,7 +132,7 @@ class _Reader:
 
     def _check_tensors(self, num_tensors: int, alignment: object) -> None:
         if num_tensors == 0:
-            raise _DamagedError("it holds no tensors")
+            raise _DamagedError("it has no tensors")
         if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
             raise _DamagedError("its alignment is not a power of two")
         end = 0
@@ -143,7 +143,7 @@ class _Reader:
             raise _DamagedError(f"its tensors need {start + end:,} bytes")
 
     def _tensor_end(self) -> int:
-        """Where the next tensor ends, counted from the start of all tensors."""
+        """Return the end of the next tensor, as an offset from the start of all tensors."""
         self._string()
         num_dimensions = self._number("I")
         if num_dimensions > _MAX_DIMENSIONS:

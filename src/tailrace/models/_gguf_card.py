@@ -1,4 +1,4 @@
-"""The card of a GGUF file."""
+"""Reads the card of a GGUF file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def read(path: Path, name: str) -> ModelCard:
     metadata = read_metadata(path)
     architecture = metadata.get("general.architecture", str)
     if not architecture:
-        raise ModelError(f"{path} does not name its architecture: it is no model, or was converted in part only.")
+        raise ModelError(f"{path} does not name its architecture: it is not a model, or its conversion is incomplete.")
     scheme = read_scheme(path, metadata)
     vocabulary = read_vocabulary(path, metadata)
     bos_token = _token(path, metadata, vocabulary, "tokenizer.ggml.bos_token_id")

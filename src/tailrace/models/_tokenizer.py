@@ -1,8 +1,8 @@
-"""Builds a Hugging Face `tokenizers` file from the vocabulary inside a GGUF.
+"""Builds a Hugging Face `tokenizers` file from the vocabulary in a GGUF file.
 
-There are two families. Byte-level BPE cuts text into words by rules of each model (`pre_tokenizers`), writes each byte
-as a character, and merges within words. SentencePiece writes a space as U+2581, merges across the whole text, and
-spells in bytes what it has no piece for.
+There are two families. Byte-level BPE splits text into words with each model's rules (`pre_tokenizers`), represents
+each byte as a character, and merges within words. SentencePiece represents a space as U+2581, merges across the whole
+text, and encodes unknown characters as bytes.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from tailrace.models.pre_tokenizers import PRE_TOKENIZERS, Scheme, Step
 __all__ = ["read_scheme", "tokenizer_json"]
 
 _META = "\u2581"
-_OWN = "The model's Hugging Face directory or an OpenVINO export of it brings its own tokenizer and works."
+_OWN = "Use the model's Hugging Face directory or an OpenVINO export: they contain their own tokenizer."
 
 
 def _sentencepiece(*, space_prefix: bool, always_bos: bool = False) -> Scheme:
-    """`space_prefix`: a text begins with a space that it does not have, at its start and behind each added token.
+    """`space_prefix`: a space is added at the start of a text and after each added token.
 
-    The newer files of Hugging Face add it at the very start only, the older ones and llama.cpp behind tokens as well.
-    A GGUF does not say which; behind BOS, where it matters most, models were trained with it.
+    Newer Hugging Face files add it only at the start of the text; older files and llama.cpp also add it after tokens. A
+    GGUF file does not say which. After BOS, where it matters most, models were trained with it.
     """
     replace: Step = {"type": "Replace", "pattern": {"String": " "}, "content": _META}
     restore: Step = {"type": "Replace", "pattern": {"String": _META}, "content": " "}
@@ -49,13 +49,13 @@ def _sentencepiece(*, space_prefix: bool, always_bos: bool = False) -> Scheme:
 
 
 def read_scheme(path: Path, metadata: Metadata) -> Scheme:
-    """Raises: ModelError for a tokenizer or a pre-tokenizer that is not among the known ones."""
+    """Return the tokenizer's scheme. Raises: ModelError for an unknown tokenizer or pre-tokenizer."""
     match metadata.get("tokenizer.ggml.model", str):
         case "gpt2":
             name = metadata.get("tokenizer.ggml.pre", str) or "default"
             if name in PRE_TOKENIZERS:
                 return PRE_TOKENIZERS[name]
-            raise ModelError(f"The pre-tokenizer of {path} is `{name}`, which is not known. {_OWN}")
+            raise ModelError(f"The pre-tokenizer of {path}, `{name}`, is unknown. {_OWN}")
         case "llama":
             return _sentencepiece(space_prefix=metadata.get("tokenizer.ggml.add_space_prefix", bool) is not False)
         case "gemma4":
@@ -68,7 +68,7 @@ def read_scheme(path: Path, metadata: Metadata) -> Scheme:
 
 
 def tokenizer_json(vocabulary: Vocabulary, scheme: Scheme, bos: str = "") -> str:
-    """The text of a `tokenizer.json`. It puts `bos` before a text where it is asked to add special tokens."""
+    """Return the text of a `tokenizer.json`. With special tokens, it puts `bos` before a text."""
     ids = {token: token_id for token_id, token in enumerate(vocabulary.tokens)}
     content = {
         "version": "1.0",

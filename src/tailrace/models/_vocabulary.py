@@ -1,4 +1,4 @@
-"""The vocabulary inside a GGUF: its tokens, what kind each is, and in which order they are merged."""
+"""Reads the vocabulary of a GGUF file: its tokens, their types, and the order of merges."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ __all__ = ["CONTROL", "NORMAL", "UNKNOWN", "USER_DEFINED", "Vocabulary", "is_end
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4
 
-_META = "\u2581"  # SentencePiece writes a space so
+_META = "\u2581"  # SentencePiece's character for a space
 
-# No piece of a real vocabulary is near it. Looking for the ways to cut one takes time with the square of its length.
-_LONGEST_MERGED = 1000
+# Much longer than any real piece. Finding all splits of a piece takes quadratic time.
+_MAX_PIECE_LENGTH = 1000
 
-# Tokens that end a turn or a text whatever `eos_token_id` says, since files that name one of the two are common: as
-# llama.cpp knows them, without those that part files and pieces of code that are to be filled in.
+# Tokens that always end a turn or a text, because many files name only one of both as `eos_token_id`. Same list as
+# llama.cpp's, without the tokens that separate files and fill-in-the-middle parts.
 _END_TOKENS = frozenset(
     (
         *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
@@ -29,8 +29,8 @@ _END_TOKENS = frozenset(
     )
 )
 
-# The first is no end where all of the others are there: gpt-oss and Solar end messages of an answer so, and Gemma 4 has
-# it from HTML.
+# The first token does not end an answer if the vocabulary has all of the others: gpt-oss and Solar end a message within
+# an answer with it, and in Gemma 4 it is an HTML tag.
 _UNLESS = (
     ("<|end|>", {"<|return|>", "<|call|>"}),
     ("<|end|>", {"<|flush|>", "<|call|>"}),
@@ -38,23 +38,23 @@ _UNLESS = (
     ("</s>", {"<|tool_response>"}),
 )
 
-# Some files call ends of turns user defined. Of those `</s>` alone may be meant: Gemma has it from HTML.
+# Some files mark end tokens as user defined. Only `</s>` may really be user defined: an HTML tag in Gemma.
 _NOT_USER_DEFINED = _END_TOKENS - {"</s>"}
 
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Tokens by id, their GGUF types, and the merges, (left, right), by rank."""
+    """Tokens by id, their GGUF types, and the merges (left, right) in order of rank."""
 
     tokens: list[str]
     types: list[int]
     merges: list[tuple[str, str]]
-    unknown: str = ""  # the token for what is not in the vocabulary
-    right_stripped: frozenset[str] = frozenset()  # tokens that take the blanks behind them
+    unknown: str = ""  # the token for unknown text
+    right_stripped: frozenset[str] = frozenset()  # tokens that remove the white space after them
 
 
 def read_vocabulary(path: Path, metadata: Metadata) -> Vocabulary:
-    """Raises: ModelError when tokens, types, and merges or scores do not fit together."""
+    """Read the vocabulary. Raises: ModelError if tokens, types, merges or scores are inconsistent."""
     words = metadata.get("tokenizer.ggml.tokens", list[str])
     if not words:
         raise ModelError(f"{path} has no vocabulary: it was converted without its tokenizer.")
@@ -81,7 +81,7 @@ def read_vocabulary(path: Path, metadata: Metadata) -> Vocabulary:
 def _token(token_id: int, word: str, kind: int, *, pieces: bool) -> str:
     if not word:
         return f"[EMPTY_{token_id}]"  # as llama.cpp names it
-    # Those that a user defined are looked for in the text as it is. Converters write their spaces so, old ones did not.
+    # User-defined tokens are matched in the original text. Newer converters write their spaces as U+2581.
     return word.replace(_META, " ") if pieces and kind == USER_DEFINED else word
 
 
@@ -90,7 +90,7 @@ def _kind(token: str, kind: int) -> int:
 
 
 def _right_stripped(metadata: Metadata, tokens: list[str]) -> frozenset[str]:
-    """Of Phi-3 alone, whose GGUF cannot say it."""
+    """Return the tokens that remove white space after them: only in Phi-3, whose GGUF files cannot express it."""
     name = (metadata.get("general.name", str) or "").lower()
     if "phi-3" not in name and "phi3" not in name:
         return frozenset()
@@ -113,9 +113,9 @@ def _merges(path: Path, metadata: Metadata, model: str, tokens: list[str], types
 
 
 def parse_merges(path: Path, lines: list[str], tokens: list[str]) -> list[tuple[str, str]]:
-    """Raises: ModelError if one names what is no token."""
+    """Parse merges. Raises: ModelError if a merge contains an unknown token."""
     known = set(tokens)
-    # A space parts the two, and may be the first character of the left one.
+    # A space separates both parts. The left part may also begin with a space.
     pairs = [(line[:cut], line[cut + 1 :]) for line in lines if (cut := line.find(" ", 1)) > 0]
     if len(pairs) == len(lines) and all(a in known and b in known and a + b in known for a, b in pairs):
         return pairs
@@ -123,14 +123,14 @@ def parse_merges(path: Path, lines: list[str], tokens: list[str]) -> list[tuple[
 
 
 def _merges_of_scores(scores: dict[str, float]) -> list[tuple[str, str]]:
-    """Every way to put a piece together from two others, the best scores first.
+    """Return all ways to make a piece of two others, in descending order of the piece's score.
 
-    SentencePiece merges whatever two neighbours give the piece with the best score. Of the ways to make one piece that
-    with the longest left part comes first, as in the files that Hugging Face has made of such vocabularies.
+    SentencePiece merges the neighbours that give the piece with the best score. For the same piece, the longest left
+    part comes first, as in Hugging Face's conversions of such vocabularies.
     """
     merges = []
     for piece in sorted(scores, key=scores.__getitem__, reverse=True):
-        if len(piece) > _LONGEST_MERGED:
+        if len(piece) > _MAX_PIECE_LENGTH:
             continue
         for cut in range(len(piece) - 1, 0, -1):
             left = piece[:cut]
@@ -140,7 +140,7 @@ def _merges_of_scores(scores: dict[str, float]) -> list[tuple[str, str]]:
 
 
 def is_end(token: str, control_tokens: Collection[str]) -> bool:
-    """Whether a control token ends an answer, given all that the model has."""
+    """Return whether a control token ends an answer, given all control tokens of the model."""
     return token in _END_TOKENS and not any(token == but and others.issubset(control_tokens) for but, others in _UNLESS)
 
 

@@ -1,4 +1,4 @@
-"""The card: all that the server must know about a model before an engine loads it."""
+"""The card: everything that the server needs to know about a model before an engine loads it."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ __all__ = ["ModelCard"]
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """One model, described. `tokenizer_json` is to be used without its post-processor (`add_special_tokens=False`):
-    `add_bos` says whether a plain prompt begins with `bos_token`; a chat template writes its own."""
+    """Describes one model. Use `tokenizer_json` without its post-processor (`add_special_tokens=False`). `add_bos` says
+    whether a plain prompt begins with `bos_token`; a chat template adds its own."""
 
-    name: str  # what the wires call it
+    name: str  # the model's name on the wires
     path: Path  # the GGUF file, or the directory; symlinks are kept
     format: Literal["gguf", "openvino", "huggingface", "scripted", "upstream"]
     tokenizer_json: str  # of Hugging Face `tokenizers`
@@ -22,10 +22,10 @@ class ModelCard:
     bos_token: str  # "" when there is none
     eos_token: str
     add_bos: bool
-    eos_token_ids: tuple[int, ...]  # any of them ends a sequence; the model's own EOS comes first
+    eos_token_ids: tuple[int, ...]  # each of them ends a sequence; the model's EOS comes first
     context_tokens: int
     architecture: str = ""  # as the file names it
-    tokenizer_model: str = ""  # of a GGUF file, as it names it: gpt2 (bytes), llama (SentencePiece)
+    tokenizer_model: str = ""  # of a GGUF file: gpt2 (byte-level BPE), llama (SentencePiece)
     tensor_types: tuple[str, ...] = ()  # of a GGUF file, by ggml's names
-    num_parameters: int = 0  # 0: not known
+    num_parameters: int = 0  # 0: unknown
     weight_bytes: int = 0

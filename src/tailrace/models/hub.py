@@ -1,6 +1,6 @@
-"""Models of the Hugging Face hub, through its own library: its cache, its token, its resuming, its settings.
+"""Downloads models of the Hugging Face hub with the hub's library, with its cache, token, settings and resumption.
 
-Files are asked for one by one, so that one bar tells of each. Without a network, what is in the cache is used.
+Files are downloaded one by one, each with its own progress bar. Without a network, it uses the cache.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tailrace.models.progress import Progress
 
 __all__ = ["fetch_from_hub"]
 
-# Of a repository: all that an engine or a card reads, and not the weights of other formats beside it.
+# The files that an engine or a card reads, without weights in other formats.
 _BESIDE = ("*.json", "*.jinja", "*.model", "*.txt")
 _OF_EXPORT: tuple[str, ...] = ("openvino_*.xml", "openvino_*.bin", *_BESIDE)
 _OF_MODEL: tuple[str, ...] = ("*.safetensors", *_BESIDE)
@@ -27,25 +27,25 @@ _MAX_LISTED = 12
 
 @dataclass(frozen=True, slots=True)
 class _Repository:
-    """What is known of one, and the way to its files."""
+    """A repository, and the download of its files."""
 
     name: str
     files: list[str]
-    is_online: bool  # otherwise the cache alone is asked, so that nobody waits for the hub once for each file
+    is_online: bool  # if not, use only the cache, to avoid a timeout for each file
 
     def fetch(self, file: str, progress: Progress, *, revision: str | None = None) -> Path:
         from huggingface_hub import hf_hub_download
 
-        # The library asks for a subclass of tqdm but uses what `_bar` has; a bar of theirs would draw on our terminal.
+        # The library expects a subclass of tqdm, but only uses the methods of `_bar`. tqdm would draw on the terminal.
         bar = _bar(file, progress)
         is_cached = not self.is_online
         return Path(hf_hub_download(self.name, file, revision=revision, tqdm_class=bar, local_files_only=is_cached))
 
 
 def fetch_from_hub(source: HubSource, progress: Progress) -> Path:
-    """The GGUF file, or the directory of the OpenVINO export or the model, in the hub's own cache.
+    """Download a model. Returns the GGUF file, or the directory of the export or model, in the hub's cache.
 
-    *Cancellation:* the hub's library keeps what it has and goes on from there next time. *Raises:* ModelError.
+    *Cancellation:* the hub's library keeps partial files and resumes them next time. *Raises:* ModelError.
     """
     with _hub_errors(source):
         repo = _look_at(source.repo, source.file)
@@ -57,8 +57,9 @@ def fetch_from_hub(source: HubSource, progress: Progress) -> Path:
             first, wanted = "config.json", _OF_MODEL
         else:
             return repo.fetch(_only_gguf(source.repo, repo.files), progress)
-        # The first by branch, so that the cache knows later, without a network, what the branch was. The others by the
-        # commit that this gave, so that all are of one version and in one directory, also when a push comes in between.
+        # The first file by branch, so that the cache records the branch's commit for use without a network. The others
+        # by
+        # that commit, so that all are of one version and in one directory even if somebody pushes in between.
         directory = repo.fetch(first, progress).parent
         for file in repo.files:
             if "/" not in file and any(fnmatch(file, kind) for kind in wanted):
@@ -67,10 +68,10 @@ def fetch_from_hub(source: HubSource, progress: Progress) -> Path:
 
 
 def _look_at(name: str, wanted: str | None) -> _Repository:
-    """As it is at the newest commit; when the hub cannot be asked, as the cache has it, if what is `wanted` is there.
+    """Return the repository at its newest commit, or from the cache if the hub cannot be reached and `wanted` is there.
 
-    A single file is looked for in this way too, since it says soon that the hub does not answer. The library's download
-    of a file that the cache lacks tries six times, with pauses of 23 s together and two lines in the log for each.
+    Also used for a single file, because it quickly detects that the hub does not answer. The library's download of a
+    missing file retries six times, with pauses of 23 s in total and two log lines each.
     """
     from huggingface_hub import HfApi, constants, errors, snapshot_download
 
@@ -96,16 +97,18 @@ def _only_gguf(repo: str, files: list[str]) -> str:
         return choices[0]
     if not choices:
         raise ModelError(
-            f"hf:{repo} holds no model that can be run: no GGUF file, no OpenVINO export ({EXPORT_FILES[0]}), no "
+            f"hf:{repo} contains no supported model: no GGUF file, no OpenVINO export ({EXPORT_FILES[0]}), no "
             "safetensors with a config.json. Pick a repository that has one of them."
         )
     listed = ", ".join(choices[:_MAX_LISTED])
     more = f" and {len(choices) - _MAX_LISTED} more" if len(choices) > _MAX_LISTED else ""
-    raise ModelError(f"hf:{repo} holds {len(choices)} GGUF files. Pick one as hf:{repo}:FILE, of {listed}{more}.")
+    raise ModelError(
+        f"hf:{repo} contains {len(choices)} GGUF files. Choose one with hf:{repo}:FILE, from {listed}{more}."
+    )
 
 
 def _bar(file: str, progress: Progress) -> type[object]:
-    """A class that hf_hub_download makes its bar from, telling `progress`. It is made only when bytes are to come."""
+    """Return a bar class for hf_hub_download that reports to `progress`. Instances exist only during a download."""
 
     class Bar:
         def __init__(self, *, total: float | None = None, initial: float = 0, **_: object) -> None:
@@ -131,7 +134,7 @@ def _bar(file: str, progress: Progress) -> type[object]:
                 self._open = False
                 progress.done()
 
-        # Xet downloads count bytes on the wire too, and write the rate behind the bar. One count is enough.
+        # Xet downloads also count bytes on the wire and print the rate. One count is enough.
         def update_transfer(self, num_bytes: float | None = 1) -> None: ...
 
         def set_postfix_str(self, *_: object, **__: object) -> None: ...
@@ -145,11 +148,11 @@ def _bar(file: str, progress: Progress) -> type[object]:
 
 @contextmanager
 def _hub_errors(source: HubSource) -> Iterator[None]:
-    """The one place where what the library raises becomes a ModelError. The order is from the narrow to the wide."""
+    """Convert the library's exceptions to ModelError. The order is from specific to general."""
     from huggingface_hub import errors
     from huggingface_hub.utils import logging
 
-    # Its own handler writes each line a second time where the process shows its log.
+    # The library's own handler would duplicate each line of the process's log.
     logging.get_logger().handlers.clear()
     repo = f"hf:{source.repo}"
     log_in = "set HF_TOKEN, or run `hf auth login`"
@@ -171,7 +174,7 @@ def _hub_errors(source: HubSource) -> Iterator[None]:
         status = error.response.status_code
         remedy = f"If the model needs an account, {log_in}." if status in (401, 403) else "Try again in a while."
         raise ModelError(f"The hub answered HTTP {status} for {repo}. {remedy}") from error
-    except errors.HTTPError as error:  # type: ignore[attr-defined]  # of their HTTP client, which changed under it
+    except errors.HTTPError as error:  # type: ignore[attr-defined]  # of the library's HTTP client, which differs between versions
         raise ModelError(_unreachable(repo)) from error
     except OSError as error:
         raise ModelError(f"{repo} could not be stored: {error}. Check the disk; HF_HOME moves the cache.") from error

@@ -1,4 +1,4 @@
-"""Which models are on this machine: those of the catalogue, and those in the Hugging Face hub's own cache."""
+"""Lists the models on this machine: those of the catalogue, and those in the Hugging Face hub's cache."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _DIGEST = re.compile(r"-[0-9a-f]{16}")
 
 @dataclass(frozen=True, slots=True)
 class StoredModel:
-    """A model that was fetched."""
+    """A downloaded model."""
 
     name: str  # as `tailrace serve` takes it
-    num_bytes: int  # with the forms that engines have prepared of it
+    num_bytes: int  # including the files that engines have made of it
     changed_s: float  # since the epoch
     paths: tuple[Path, ...]
-    revisions: tuple[str, ...] = ()  # in the hub's cache, which other programs use as well
+    revisions: tuple[str, ...] = ()  # in the hub's cache, which other programs also use
 
     @property
     def is_shared(self) -> bool:
         return bool(self.revisions)
 
     def remove(self) -> None:
-        """Delete it. A server that has it loaded goes on. Raises: OSError."""
+        """Delete the model. A server that has loaded it keeps running. Raises: OSError."""
         if self.revisions:
             from huggingface_hub import constants, scan_cache_dir
 
@@ -46,12 +46,12 @@ class StoredModel:
 
 
 def stored_models() -> list[StoredModel]:
-    """All of them, by name."""
+    """Return all downloaded models, sorted by name."""
     return sorted([*_of_catalogue(), *_of_hub()], key=lambda model: model.name)
 
 
 def find_stored(name: str) -> StoredModel | None:
-    """The model of that name, which may be written as for `tailrace pull`."""
+    """Return the model of this name, or None. Accepts the same names as `tailrace pull`."""
     by_name = {model.name: model for model in stored_models()}
     source = parse_source(name) if name.lower().startswith("hf:") else None
     if isinstance(source, HubSource):
@@ -94,7 +94,7 @@ def _of_hub() -> list[StoredModel]:
 
 
 def _prepared(stem: str) -> tuple[Path, ...]:
-    """What engines have made of a file of this name. They make it again where it is missing."""
+    """Return the files that engines have made of a model file. Engines make them again if they are missing."""
     directory = Path(prepared_path())
     paths = directory.iterdir() if directory.is_dir() else ()
     return tuple(path for path in paths if _DIGEST.fullmatch(path.name.removeprefix(stem)))

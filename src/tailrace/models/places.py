@@ -1,4 +1,4 @@
-"""Where tailrace keeps what it can fetch again, and what it cannot."""
+"""The directories for files that can be downloaded again, and for data that cannot."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["cache_path", "data_path", "models_path", "prepared_path"]
 
 
 def cache_path() -> Path:
-    """`$TAILRACE_HOME` when it is set, else the user's cache directory (`$XDG_CACHE_HOME` is respected)."""
+    """Return `$TAILRACE_HOME` if it is set, else the user's cache directory (`$XDG_CACHE_HOME` is respected)."""
     home = os.environ.get("TAILRACE_HOME", "").strip()
     if home:
         return Path(home).expanduser().absolute()
@@ -19,7 +19,7 @@ def cache_path() -> Path:
 
 
 def data_path() -> Path:
-    """Below `$TAILRACE_HOME` when that is set, else the user's data directory (`$XDG_DATA_HOME` is respected)."""
+    """Return `$TAILRACE_HOME/data` if it is set, else the user's data directory (`$XDG_DATA_HOME` is respected)."""
     if os.environ.get("TAILRACE_HOME", "").strip():
         return cache_path() / "data"
     from platformdirs import user_data_path
@@ -32,5 +32,5 @@ def models_path() -> Path:
 
 
 def prepared_path() -> str:
-    """Where engines keep the forms of models that they have made. As text, for an `EngineSpec`."""
+    """Return the directory of converted models. A string, for an `EngineSpec`."""
     return str(cache_path() / "prepared")

@@ -1,9 +1,9 @@
-r"""How families of models cut text before merging, for those that merge bytes.
+r"""The rules by which byte-level BPE tokenizers split text before merging, by family of models.
 
-A GGUF names its pre-tokenizer (`tokenizer.ggml.pre`) and leaves the rules to whoever reads it. They are facts of the
-original models, written here as their `tokenizer.json` files have them. The names, and what they imply (whole words are
-looked up before merging, a prompt begins with BOS), are llama.cpp's, whose converter writes them. Where llama.cpp can
-only come near a rule, since its regular expressions know no `\p{Lu}` or `++`, the original rule stands here.
+A GGUF file names its pre-tokenizer (`tokenizer.ggml.pre`), but does not contain its rules. The rules here are those of
+the original models' `tokenizer.json` files. The names, and their other properties (whole words are looked up before
+merging, a prompt begins with BOS), are llama.cpp's, whose converter writes them. llama.cpp only approximates some
+rules, because its regular expressions lack `\p{Lu}` and `++`; here, the original rules are used.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ Step = dict[str, object]  # one object of a tokenizer's JSON
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """How text becomes tokens and back, apart from the vocabulary."""
+    """How text is converted to tokens and back, without the vocabulary."""
 
     normalizer: Step | None
     pre_tokenizer: Step | None
     decoder: Step
-    ignore_merges: bool = False  # a whole word of the vocabulary is taken as it is
-    byte_fallback: bool = False  # a character without a token is spelled in bytes
-    add_bos: bool = False  # when the file does not say
-    always_bos: bool = False  # whatever it says
+    ignore_merges: bool = False  # a word that is in the vocabulary is not split
+    byte_fallback: bool = False  # a character without a token is encoded as bytes
+    add_bos: bool = False  # default if the file has no setting
+    always_bos: bool = False  # overrides the file's setting
 
 
 def _split(regex: str) -> Step:
@@ -46,7 +46,7 @@ _DECODER: Step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets"
 
 
 def _scheme(*steps: Step, normalizer: Step | None = None, ignore_merges: bool = False, add_bos: bool = False) -> Scheme:
-    """Text is cut by these steps, one after the other, before bytes are merged."""
+    """Split text with these steps, one after the other, before bytes are merged."""
     pre_tokenizer: Step = {"type": "Sequence", "pretokenizers": list(steps)}
     return Scheme(normalizer, pre_tokenizer, _DECODER, ignore_merges=ignore_merges, add_bos=add_bos)
 
@@ -69,7 +69,7 @@ def _gpt4(numbers: str) -> str:
 
 
 def _gpt4o(numbers: str, end: str = f"{_CONTRACTION}?", but: str = "", first: str = "", tail: str = "/") -> str:
-    """Words are cut where lower case turns into upper case. `but` leaves characters out of words."""
+    """Split words where lower case changes to upper case. `but` excludes characters from words."""
     upper = rf"[\p{{Lu}}\p{{Lt}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     lower = rf"[\p{{Ll}}\p{{Lm}}\p{{Lo}}\p{{M}}{but}]"
     lead = r"[^\r\n\p{L}\p{N}]?"
@@ -80,7 +80,7 @@ def _gpt4o(numbers: str, end: str = f"{_CONTRACTION}?", but: str = "", first: st
 # DeepSeek.
 _CJK = r"[\u4E00-\u9FA5\u0800-\u4E00\uAC00-\uD7FF]+"
 _KANJI_KANA = r"[\u4E00-\u9FA5\u3040-\u309F\u30A0-\u30FF]+"
-_CASED = (  # letters with two cases, as of a list that leaves some alphabets out
+_CASED = (  # letters with upper and lower case, except some alphabets
     r"[\p{Lu}\p{Ll}\p{Lt}&&[^\u0560-\u0588\u10C7-\u10FF\u1C80-\u1C8F\u2D00-\u2D2D\uA790-\uA7FA\uAB30-\uAB6F"
     r"\x{10570}-\x{105BC}\x{10D50}-\x{10D85}\x{16E40}-\x{16EFF}\x{1D400}-\x{1D7CB}\x{1DF00}-\x{1DFFF}]]+"
 )

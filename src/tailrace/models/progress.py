@@ -1,4 +1,4 @@
-"""How the room tells what it is doing, without knowing what a terminal is."""
+"""The interface to report progress, independent of a terminal."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class Progress(Protocol):
     def start(self, label: str, total_bytes: int | None) -> None: ...
 
     def advance(self, num_bytes: int) -> None:
-        """So many bytes more. Zero is a sign of life: a slow task sends it so that a display can tell the time."""
+        """Report more bytes. Slow tasks also report zero, so that a display can update its clock."""
 
     def done(self) -> None:
-        """The task is over, well or not; what went wrong comes as an exception."""
+        """The task has ended, with or without success. Failures are exceptions."""
 
     def message(self, text: str) -> None: ...
 
 
 class NoProgress:
-    """Tells nobody."""
+    """Reports nothing."""
 
     def start(self, label: str, total_bytes: int | None) -> None: ...
 
@@ -37,7 +37,7 @@ class NoProgress:
 
 @contextmanager
 def task(progress: Progress, label: str, total_bytes: int | None) -> Iterator[None]:
-    """A task that is `done` however the block is left, Ctrl-C included."""
+    """Run a block as a task. `done` is always called, also after Ctrl-C."""
     progress.start(label, total_bytes)
     try:
         yield

@@ -1,4 +1,4 @@
-"""From what the user typed to the card of a model that is on disk."""
+"""Finds or downloads the model that a user has named, and reads its card."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ __all__ = ["read_card", "resolve"]
 
 
 def resolve(source: str, progress: Progress) -> ModelCard:
-    """Find the model, or fetch it when it is not on this machine yet, and read its card. Blocks for as long as that
-    takes; to be called before the event loop runs, or in a thread.
+    """Find the model, or download it, and read its card. Blocks; call this before the event loop runs, or in a thread.
 
-    *Cancellation:* KeyboardInterrupt leaves no half file that could be taken for whole.
-    *Raises:* ModelError for everything that can go wrong.
+    *Cancellation:* KeyboardInterrupt leaves no partial file under the model's name.
+    *Raises:* ModelError for every failure.
     """
     wanted = parse_source(source)
     if isinstance(wanted, Path):
@@ -31,7 +30,7 @@ def resolve(source: str, progress: Progress) -> ModelCard:
 
 
 def read_card(path: Path, name: str) -> ModelCard:
-    """Raises: ModelError for what is not a model, is damaged, or is of a kind that no engine runs."""
+    """Read the card of a model. Raises: ModelError if it is not a model, damaged, or not supported by any engine."""
     from tailrace.models import _directory_card, _gguf_card
 
     if path.is_dir():

@@ -1,4 +1,4 @@
-"""The head of a safetensors file, read and held against the file before any library sees it.
+"""Reads the header of a safetensors file, and checks it against the file's size before a library uses the file.
 
 *Source:* the format's page in the safetensors repository.
 """
@@ -17,7 +17,7 @@ _MAX_HEAD_BYTES = 100_000_000  # the library's own limit
 
 
 class Tensor(msgspec.Struct):
-    """What the head says of one. The offsets count from its end, which is `8 + head_bytes` into the file."""
+    """A tensor in the header. Offsets count from the end of the header, at `8 + head_bytes` in the file."""
 
     dtype: str
     shape: list[int]
@@ -25,7 +25,7 @@ class Tensor(msgspec.Struct):
 
 
 def read_head(file: Path) -> tuple[dict[str, Tensor], int]:
-    """The tensors by name, and where in the file the first byte of their data is. Raises: ModelError."""
+    """Return the tensors by name, and the offset of their data in the file. Raises: ModelError."""
     try:
         size = file.stat().st_size
         with file.open("rb") as content:

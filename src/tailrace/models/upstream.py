@@ -1,6 +1,6 @@
-"""A model that another server runs: where it is, what kind of server that is, and its card.
+"""A model on another server: its address, the kind of server, and its card.
 
-`openai:http://host:8000/v1`, with `#model` behind it where there are several, or `tgi:http://host:8080`.
+`openai:http://host:8000/v1`, followed by `#model` if the server has several, or `tgi:http://host:8080`.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from tailrace.models.card import ModelCard
 
 __all__ = ["KEY_VARIABLE", "Address", "UpstreamKind", "find_upstream", "upstream_key"]
 
-# What an OpenAI-compatible server calls itself decides what may be asked of it; `openai` is any other.
+# The kind of an OpenAI-compatible server decides which parameters it supports; `openai` is any other server.
 UpstreamKind = Literal["openai", "vllm", "llamacpp", "tailrace", "tgi"]
 
 KEY_VARIABLE = "TAILRACE_UPSTREAM_KEY"
 _OPENAI_HOST = "api.openai.com"
-_UNKNOWN_CONTEXT_TOKENS = 2**20  # that server refuses what is too long, and this one lets it say so
-_MOST_TOKENS = 2**31
-_WAIT_S = 10.0
+_UNKNOWN_CONTEXT_TOKENS = 2**20  # the upstream server itself refuses prompts that are too long
+_MAX_CONTEXT_TOKENS = 2**31
+_TIMEOUT_S = 10.0
 _NAMED = 8  # models listed in an error
 _MAX_BYTES = 16 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """A model of a server. As text it is `kind:url#model`."""
+    """A model of a server. `str` gives `kind:url#model`."""
 
     kind: UpstreamKind
-    url: str  # that its routes are below, with no slash at its end
+    url: str  # the base URL of its routes, without a trailing slash
     model: str
 
     @property
     def host(self) -> str:
-        """For people."""
+        """Host and port, for messages."""
         return urlsplit(self.url).netloc
 
     @property
@@ -52,7 +52,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Address:
-        """What `str` made of one. Raises: ModelError."""
+        """Parse the result of `str`. Raises: ModelError."""
         kind, _, rest = text.partition(":")
         url, _, model = rest.partition("#")
         if kind not in get_args(UpstreamKind):
@@ -61,7 +61,7 @@ class Address:
 
 
 def upstream_key(url: str) -> str:
-    """The key for a server, from the environment. OPENAI_API_KEY is OpenAI's own, and is shown to nobody else."""
+    """Return the key for a server, from the environment. OPENAI_API_KEY is sent only to OpenAI."""
     key = os.environ.get(KEY_VARIABLE, "")
     if not key and urlsplit(url).hostname == _OPENAI_HOST:
         key = os.environ.get("OPENAI_API_KEY", "")
@@ -69,9 +69,9 @@ def upstream_key(url: str) -> str:
 
 
 def find_upstream(source: str) -> tuple[ModelCard, Address]:
-    """Ask a server for its model. Takes as long as that server does, ten seconds at the most.
+    """Read a server's model from the server itself. Takes at most ten seconds.
 
-    Raises: ModelError if it cannot be reached, refuses, or does not have that model.
+    Raises: ModelError if the server cannot be reached, refuses, or does not have the model.
     """
     scheme, _, rest = source.partition(":")
     url, _, name = rest.partition("#")
@@ -98,14 +98,16 @@ def find_upstream(source: str) -> tuple[ModelCard, Address]:
         eos_token="",
         add_bos=False,
         eos_token_ids=(),
-        context_tokens=context if isinstance(context, int) and 0 < context < _MOST_TOKENS else _UNKNOWN_CONTEXT_TOKENS,
+        context_tokens=context
+        if isinstance(context, int) and 0 < context < _MAX_CONTEXT_TOKENS
+        else _UNKNOWN_CONTEXT_TOKENS,
         architecture=kind,
     )
     return card, Address(kind, url, name)
 
 
 def _checked(scheme: str, url: str) -> str:
-    """The address that routes are below. Raises: ModelError."""
+    """Check an address; returns the base URL of the routes. Raises: ModelError."""
     try:
         parts = urlsplit(url)
         has_host = bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -114,36 +116,36 @@ def _checked(scheme: str, url: str) -> str:
     if not has_host or parts.scheme not in ("http", "https"):
         raise ModelError(f"Write {scheme}:http://host:port{'/v1' if scheme == 'openai' else ''}, or https.")
     if "@" in parts.netloc:
-        raise ModelError(f"A key does not belong into an address; put it into {KEY_VARIABLE}.")
+        raise ModelError(f"The address must not contain a key. Put it into {KEY_VARIABLE}.")
     if parts.query:
-        raise ModelError("The address of a server has no query.")
+        raise ModelError("The address of a server must not have a query.")
     url = url.rstrip("/")
     return f"{url}/v1" if scheme == "openai" and parts.path in ("", "/") else url
 
 
 def _ask(url: str, host: str) -> dict[str, Any]:  # Any: JSON
-    """Raises: ModelError for all that is not an object of JSON."""
+    """Send a GET request; returns the JSON object. Raises: ModelError."""
     import httpx
 
     key = upstream_key(url)
     headers = {"accept-encoding": "identity"} | ({"authorization": f"Bearer {key}"} if key else {})
     try:
         with (
-            httpx.Client(timeout=_WAIT_S, follow_redirects=False) as client,
+            httpx.Client(timeout=_TIMEOUT_S, follow_redirects=False) as client,
             client.stream("GET", url, headers=headers) as answer,
         ):
             body = b""
             for piece in answer.iter_raw():
                 body += piece
                 if len(body) > _MAX_BYTES:
-                    raise ModelError(f"{host} answers with more than a list of models.")
+                    raise ModelError(f"The answer of {host} is too large for a list of models.")
     except httpx.HTTPError as error:
         raise ModelError(f"{host} cannot be reached ({_reason(error)}). Does the server run there?") from None
-    except ValueError:  # a key that no header can hold
-        raise ModelError(f"The key in {KEY_VARIABLE} has characters that a header cannot have.") from None
+    except ValueError:  # the key has characters that a header cannot contain
+        raise ModelError(f"The key in {KEY_VARIABLE} has characters that an HTTP header cannot contain.") from None
     status = answer.status_code
     if status in (401, 403):
-        refused = "refuses the key in" if key else "wants a key: put it into"
+        refused = "rejects the key in" if key else "needs a key: put it into"
         raise ModelError(f"{host} {refused} {KEY_VARIABLE}.")
     if status != 200:
         where = "" if status != 404 else f" at {urlsplit(url).path}; is the address complete?"
@@ -153,7 +155,7 @@ def _ask(url: str, host: str) -> dict[str, Any]:  # Any: JSON
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = None
     if not isinstance(found, dict):
-        raise ModelError(f"{host} answers with something else than JSON; is it a server of models?")
+        raise ModelError(f"{host} does not answer with JSON. Is it a model server?")
     return found
 
 
@@ -162,11 +164,11 @@ def _reason(error: Exception) -> str:
 
 
 def _choose(found: dict[str, Any], name: str, host: str, source: str) -> dict[str, Any]:
-    """The model that is meant. Raises: ModelError."""
+    """Choose the model. Raises: ModelError."""
     listed = found.get("data")
     models = [one for one in listed if _is_model(one)] if isinstance(listed, list) else []
     if not models:
-        raise ModelError(f"{host} lists no models; is it an OpenAI-compatible server?")
+        raise ModelError(f"{host} lists no models. Is it an OpenAI-compatible server?")
     names = [model["id"] for model in models]
     if name:
         if name not in names:
