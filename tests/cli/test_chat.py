@@ -72,8 +72,8 @@ def test_what_cannot_be_asked(server: Server) -> None:
         for url, arguments, status, said in (
             (server.url, ["-"], 2, "The prompt is empty."),
             (server.url, ["another", "Hi."], 2, "This server has no such model. It has scripted."),
-            (server.url, ["Why do rivers bend?", "Hi."], 2, "A prompt comes behind the model"),
-            (free, ["scripted", "Hi."], 1, "`tailrace serve` starts one"),
+            (server.url, ["Why do rivers bend?", "Hi."], 2, "Give the model before the prompt"),
+            (free, ["scripted", "Hi."], 1, "Start one with `tailrace serve`"),
             ("ftp://x", ["scripted", "Hi."], 2, "An address is http://host:port"),
             ("http://me@x", ["scripted", "Hi."], 2, "A key does not belong into an address"),
             (server.url, ["scripted", "x" * 70_000], 1, "tokens"),
@@ -96,7 +96,7 @@ def test_a_key(tmp_path: Path) -> None:
     assert ran.stdout == _expected("Hi.")
     ran = _run(locked.url, "-", stdin="Hi.")
     assert ran.returncode == 1
-    assert b"--key or TAILRACE_KEY takes a key." in ran.stderr
+    assert b"Set a key with --key or TAILRACE_KEY." in ran.stderr
     locked.close()
 
 
@@ -119,7 +119,7 @@ def test_a_cut_connection_resumes_where_it_was(server: Server) -> None:
         num_connections = chaos.num_connections
     assert ran.returncode == 0
     assert ran.stdout == _expected("Hi.")
-    assert b"trying to go on" in ran.stderr
+    assert b"trying to reconnect" in ran.stderr
     assert num_connections >= 3
 
 
@@ -127,7 +127,7 @@ def test_a_cut_connection_at_a_terminal(server: Server) -> None:
     cuts = [Line(to_client=Flow(end_after_bytes=2000, end="reset")), Line(to_client=Flow(end_after_bytes=1500))]
     with Chaos(server.port, cuts) as chaos, terminal("chat", "--url", chaos.url, *_asked("scripted", "Hi.")) as shown:
         assert shown.wait() == 0
-        assert "trying to go on" in shown.text
+        assert "trying to reconnect" in shown.text
         assert " ".join(shown.text.split()).endswith(" ".join(_expected("Hi.").decode().split()))
 
 
@@ -180,7 +180,7 @@ def test_an_answer_outlives_its_server(tmp_path: Path) -> None:
         rest, said = asking.communicate(timeout=50)
     assert asking.returncode == 0, said
     assert begun + rest == _expected("Hi.", count)
-    assert b"trying to go on" in said
+    assert b"trying to reconnect" in said
     first.close()
     second.close()
 
@@ -264,7 +264,7 @@ def test_where_no_server_runs_it_starts_one_of_its_own(server: Server) -> None:
         assert b"the server for this chat did not start" in ran.stderr
         ran = _run("", "Why do rivers bend?", "-", stdin="Hi.", **free)
         assert ran.returncode == 2
-        assert b"A prompt comes behind the model" in ran.stderr
+        assert b"Give the model before the prompt" in ran.stderr
     ran = _run("", *_asked("-"), stdin="Hi.", TAILRACE_PORT=str(server.port))
     assert (ran.stdout, ran.stderr) == (_expected("Hi."), b"")
 

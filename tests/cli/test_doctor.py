@@ -72,7 +72,7 @@ def test_the_limit_of_openvino_is_measured_with_its_own_kernels() -> None:
 def test_for_people() -> None:
     result = CliRunner().invoke(main, ["doctor", "--quick", "scripted"])
     assert result.exit_code == 0
-    assert "scripted is run with scripted" in result.stdout
+    assert "scripted would run with scripted" in result.stdout
     assert "Machine" in result.stdout
 
 
@@ -83,7 +83,7 @@ def test_of_many_journals_the_largest_are_shown(tmp_path: Path, monkeypatch: pyt
     told = CliRunner().invoke(main, ["doctor", "--quick", "scripted"]).stdout
     assert re.search(r"^Journals of servers: 7, [0-9.]+ MB; the largest 5:$", told, re.M)
     assert told.count("last written") == 5
-    assert "You may delete any that is not in use." in told
+    assert "You may delete any journal that is not in use." in told
 
 
 def test_journals_are_listed_and_serve_removes_the_expired_ones(tmp_path: Path) -> None:

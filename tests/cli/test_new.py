@@ -43,7 +43,7 @@ def test_nothing_is_overwritten() -> None:
     assert _new("textbot", "bot").exit_code == 0
     Path("bot/app.py").write_text("mine")
     result = _new("chatbot", "bot")
-    assert (result.exit_code, result.stderr) == (1, "tailrace: bot is there already; nothing was changed.\n")
+    assert (result.exit_code, result.stderr) == (1, "tailrace: bot exists already. Nothing was changed.\n")
     assert Path("bot/app.py").read_text() == "mine"
 
 
@@ -51,7 +51,7 @@ def test_nothing_is_overwritten() -> None:
 def test_a_bad_name_is_refused(name: str, tmp_path: Path) -> None:
     result = _new("textbot", "--", name)
     assert result.exit_code == 2
-    assert "should be letters, digits, - and _, and begin with a letter." in result.stderr
+    assert "should begin with a letter and contain only letters, digits, - and _." in result.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -66,7 +66,7 @@ def test_where_nothing_can_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     result = _new("textbot", "bot")
-    assert (result.exit_code, result.stderr) == (1, "tailrace: bot cannot be made: No such file or directory.\n")
+    assert (result.exit_code, result.stderr) == (1, "tailrace: bot cannot be created: No such file or directory.\n")
 
 
 def test_the_port_of_the_environment_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,5 +181,5 @@ def test_ctrl_c_says_how_it_left_things(tmp_path: Path) -> None:
             _, said = process.communicate(timeout=LONG_S)
             connection.close()
     assert process.returncode == 130
-    assert said.splitlines()[-1].startswith("Stopped. Nothing half done will be taken for a model")
+    assert said.splitlines()[-1].startswith("Stopped. The partial download is not used as a model")
     assert [path.name for path in (tmp_path / "models").iterdir()] == [".smollm2.lock"]

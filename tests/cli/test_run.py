@@ -197,7 +197,10 @@ def test_a_file_that_is_no_plan_is_told_field_by_field(text: str, reason: str, t
 def test_a_file_says_which_of_its_apps_does_not_start(tmp_path: Path) -> None:
     write(tmp_path, "bot.py", _DEPLOYMENT)
     for entry, line in (
-        ("{name: b, route_prefix: /b, import_path: nosuch:app}", f"There is no module nosuch in {tmp_path}. --app-dir"),
+        (
+            "{name: b, route_prefix: /b, import_path: nosuch:app}",
+            f"There is no module nosuch in {tmp_path}. Set its directory",
+        ),
         ("{name: b, route_prefix: /b, import_path: bot:app, args: {words: 3}}", "bot:app is bound already, so nothing"),
         ("{name: b, route_prefix: /b, import_path: bot:wrong}", "constructing Wrong raised ZeroDivisionError"),
     ):

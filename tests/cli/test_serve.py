@@ -116,7 +116,7 @@ def test_a_setting_that_makes_no_sense_is_refused_with_the_reason(flags: list[st
         ("a.threads", "model.setting=value"),
         (".threads=2", "model.setting=value"),
         ("a.thread=2", "Did you mean threads?"),
-        ("a.port=2", "port is the same for all models"),
+        ("a.port=2", "port cannot be set for a single model"),
         ("a.kv_tokens=9", "256 or more"),
         ("b.kv_tokens=9", "there is no model b; the models are a."),
         ("a.threads=two", "not a valid integer"),

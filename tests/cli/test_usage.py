@@ -56,7 +56,7 @@ def test_sums_and_rows_in_each_form(tmp_path: Path, database: RecordDatabase) ->
         ("a", "", "'=m"), ("b", "two\nlines", "'=m"),  # a spreadsheet would run it
     ]  # fmt: skip
     nothing = _tailrace(tmp_path, "usage", "--owner", "carol")
-    assert "Nothing was asked" in nothing.stdout + nothing.stderr
+    assert "There were no requests" in nothing.stdout + nothing.stderr
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_sums_and_rows_in_each_form(tmp_path: Path, database: RecordDatabase) ->
         (("usage", "--since", "tomorrow"), "is not a date"),
         (("usage", "--by", "name"), "owner"),
         (("usage", "--requests", "--format", "table"), "csv or json"),
-        (("keys", "limit", "--tokens-per-minute", "5"), "a key's id or --owner"),
+        (("keys", "limit", "--tokens-per-minute", "5"), "either a key's id or --owner"),
         (("keys", "limit", "abcdefghjkmn", "--tokens-per-minute", "5"), "no key with this id"),
         (("keys", "limit", "--owner", "a b", "--tokens-per-minute", "5"), "owner's name"),
         (("keys", "limit", "--owner", "alice", "--tokens-per-minute", "0"), "a number from 1"),

@@ -40,14 +40,14 @@ def test_halves_of_floats_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"peft_type": "LOHA"}, "another kind"),
-        ({"use_dora": True}, "another kind"),
-        ({"bias": "all"}, "another kind"),
-        ({"use_qalora": True}, "another kind"),
-        ({"alora_invocation_tokens": [1]}, "invoked"),
+        ({"peft_type": "LOHA"}, "only plain LoRA"),
+        ({"use_dora": True}, "only plain LoRA"),
+        ({"bias": "all"}, "only plain LoRA"),
+        ({"use_qalora": True}, "only plain LoRA"),
+        ({"alora_invocation_tokens": [1]}, "activated LoRA"),
         ({"init_lora_weights": "pissa_niter_4"}, "pissa_niter_4"),
-        ({"rank_pattern": {"q_proj": 2}}, "of their own"),
-        ({"alpha_pattern": {"q_proj": 2}}, "of their own"),
+        ({"rank_pattern": {"q_proj": 2}}, "for single layers"),
+        ({"alpha_pattern": {"q_proj": 2}}, "for single layers"),
         ({"r": 0}, "its rank is 0"),
         ({"r": 8}, "not have rank 8"),
         ({"lora_alpha": None}, "lora_alpha"),
@@ -85,7 +85,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
     directory = save(tmp_path / "adapter", PAIRS)
     pickled = directory / "adapter_model.bin"
     pickled.write_bytes(b"\x80\x04.")
-    with pytest.raises(ModelError, match=r"adapter_model\.bin cannot be used: .*pickles are not read"):
+    with pytest.raises(ModelError, match=r"adapter_model\.bin cannot be used: .*Pickles are not read"):
         read_adapter(str(pickled), 1.0)
     with pytest.raises(ModelError, match="there is no such file"):
         read_adapter(str(tmp_path), 1.0)

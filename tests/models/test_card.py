@@ -231,8 +231,8 @@ def test_bos_comes_from_the_template_of_the_tokenizer(export: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "expected"),
     [
-        ("openvino_model.xml", "no whole OpenVINO export"),
-        ("openvino_model.bin", "no whole OpenVINO export"),
+        ("openvino_model.xml", "not a complete OpenVINO export"),
+        ("openvino_model.bin", "not a complete OpenVINO export"),
         ("tokenizer.json", "lacks tokenizer.json"),
         ("config.json", "lacks config.json"),
     ],

@@ -161,7 +161,7 @@ def test_errors_say_what_to_do(hub: Hub) -> None:
         "org/broken": (418, ""),
     }
     cases = {
-        "hf:org/many": "holds 30 GGUF files. Pick one as hf:org/many:FILE",
+        "hf:org/many": "contains 30 GGUF files. Choose one with hf:org/many:FILE",
         "hf:org/none": "no GGUF file, no OpenVINO export",
         "hf:org/many:q99.gguf": "has no file `q99.gguf`",
         "hf:org/gone": "HF_TOKEN",

@@ -61,7 +61,7 @@ def test_listed_with_all_that_is_of_them(home: Path) -> None:
 def test_nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAILRACE_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
-    assert "`tailrace pull` fetches one" in _run("ls").stderr
+    assert "`tailrace pull` downloads one" in _run("ls").stderr
     assert _run("rm", "smollm2", "--yes").exit_code == 1
 
 

@@ -322,9 +322,9 @@ def _refusal(source: str) -> str:
 @pytest.mark.parametrize(
     ("models", "name", "reason"),
     [
-        ({"data": []}, "", "lists no models"),
-        ({"data": 3}, "", "lists no models"),
-        ([], "", "something else than JSON"),
+        ({"data": []}, "", "lists no models."),
+        ({"data": 3}, "", "lists no models."),
+        ([], "", "does not answer with JSON"),
         ({"data": [{"id": "a"}, {"id": "b"}]}, "", "has a, b. Name one"),
         ({"data": [{"id": "a"}, {"id": "b"}]}, "#c", "no model c; it has a, b."),
     ],
