@@ -64,7 +64,7 @@ def test_sums_and_rows_in_each_form(tmp_path: Path, database: RecordDatabase) ->
     [
         (("usage", "--since", "tomorrow"), "is not a date"),
         (("usage", "--by", "name"), "owner"),
-        (("usage", "--requests", "--format", "table"), "csv or json"),
+        (("usage", "--requests", "--format", "table"), "csv and json"),
         (("keys", "limit", "--tokens-per-minute", "5"), "either a key's id or --owner"),
         (("keys", "limit", "abcdefghjkmn", "--tokens-per-minute", "5"), "no key with this id"),
         (("keys", "limit", "--owner", "a b", "--tokens-per-minute", "5"), "owner's name"),

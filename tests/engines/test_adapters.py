@@ -97,7 +97,7 @@ def test_files_that_are_none(tmp_path: Path) -> None:
             read_adapter(str(file), 1.0)
     file.write_bytes(whole)
     (directory / "adapter_config.json").unlink()
-    with pytest.raises(ModelError, match=r"adapter_config\.json cannot be read"):
+    with pytest.raises(ModelError, match=r"adapter_config\.json in the same directory cannot be read"):
         read_adapter(str(file), 1.0)
 
 

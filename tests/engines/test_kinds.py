@@ -82,7 +82,7 @@ def test_openvino_takes_eight_bits_for_what_it_would_round(types: tuple[str, ...
 
 
 def test_an_engine_that_cannot_run_it_says_why(installed: set[str]) -> None:
-    assert "llama, qwen2 and qwen3, not gemma" in why(replace(GGUF, architecture="gemma"), "openvino")
+    assert "llama, qwen2 and qwen3, not of gemma" in why(replace(GGUF, architecture="gemma"), "openvino")
     assert "--engine auto takes llamacpp" in why(replace(GGUF, architecture="gemma"), "openvino")
     installed.discard("xllamacpp")
     assert "llamacpp would run it: " in why(replace(GGUF, architecture="gemma"), "openvino")

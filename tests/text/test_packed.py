@@ -79,7 +79,7 @@ def test_a_stop_string_is_found_across_pieces() -> None:
 
 
 def test_ids_of_a_real_vocabulary_are_refused() -> None:
-    with pytest.raises(RequestError, match="send text"):
+    with pytest.raises(RequestError, match="Send text"):
         tokenizer.pieces[4521]
     assert tokenizer.texts[4521] == ""
     with pytest.raises(RequestError, match="surrogate"):

@@ -1,6 +1,6 @@
-"""Text is the server's work, once for all engines; engines see ids only.
+"""Text processing, which is the same for all engines. Engines see only token ids.
 
-Everything here is pure: no event loop, no files, no clock but the one that chat templates ask for. `Tokenizer`,
+Everything here is pure: no event loop, no files, no clock except for chat templates. `Tokenizer`,
 `ChatTemplate` and `ChatEncoder` belong to a model and are shared by threads; `Detokenizer`, `StopMatcher`,
 `ReasoningSplitter` and `ToolCallReader` belong to one sequence.
 """

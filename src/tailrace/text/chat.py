@@ -1,13 +1,12 @@
-"""Chats to token ids, so that nothing a message says can become a control token.
+"""Encodes chats, so that text in a message never becomes a control token.
 
-The template makes one string of its own control tokens and what people wrote. To tell the two apart afterwards, control
-tokens inside messages are disguised before rendering: their first character is swapped for a private-use character that
-occurs nowhere in the chat. In the rendered string, what still looks like a control token is the template's; all else
-is turned back and encoded as plain text. The disguise keeps lengths, and text that could form no control token is not
-touched, so templates that look at contents see what they expect.
+The template renders its own control tokens and the users' text into one string. To distinguish them afterwards, control
+tokens in messages are escaped before rendering: their first character is replaced with a private-use character that
+does not occur in the chat. In the rendered string, the remaining control tokens belong to the template. All other text
+is unescaped and encoded as plain text. Escaping keeps lengths, and other text stays unchanged, so templates that
+inspect messages work as expected.
 
-A template that builds control tokens from the role (`<|{{ role }}|>`) goes on working; it is the dialects that refuse
-roles which do not exist.
+Templates that build control tokens from the role (`<|{{ role }}|>`) also work; the dialects refuse invalid roles.
 
 Most templates leave the reasoning of earlier turns out, and know no answer that goes on inside of it. So an answer that
 has begun with reasoning is continued behind the template's own beginning of an answer.
@@ -54,14 +53,14 @@ class ChatEncoder:
         spellings = set(tokenizer.control_tokens)
         self._control = re.compile(_any_of(spellings) if spellings else r"(?!)")
         self._control_starts = re.compile(f"(?={self._control.pattern}).", re.DOTALL)
-        # A control token could also be put together from the end of one text and the beginning of the next.
+        # The end of one text and the beginning of the next could also form a control token.
         self._beginnings = frozenset(text[:i] for text in spellings for i in range(1, len(text)))
         self._endings = frozenset(text[i:] for text in spellings for i in range(1, len(text)))
         self._longest = max(map(len, spellings), default=0)
 
     @property
     def takes_tools(self) -> bool:
-        """The template shows tools to the model. Without it `encode` describes them in plain text."""
+        """Whether the template supports tools. If not, `encode` describes them in plain text."""
         return self._template.takes_tools
 
     @property
@@ -75,7 +74,7 @@ class ChatEncoder:
         return bool(self._template.reasoning_name)
 
     def knows(self, name: str) -> bool:
-        """Whether the template asks for a value of this name."""
+        """Return whether the template uses a value of this name."""
         return name in self._template.names
 
     def reasoning_behind(
@@ -105,7 +104,7 @@ class ChatEncoder:
         return begun if begun.reasoning or begun.is_inside else None
 
     def _plain(self, messages: Sequence[Message], tools: Sequence[Turn]) -> Sequence[Message]:
-        """The messages as this template can show them: with tools as plain text where it has no place for them."""
+        """Return the messages in a form for this template: with tools as plain text if it does not support them."""
         if self._template.takes_tools or not (tools or has_tool_turns(messages)):
             return messages
         return write_tools(messages, tools, has_system=bool(tools) and self._template.takes_system)
@@ -120,10 +119,10 @@ class ChatEncoder:
         continue_final: bool = False,
         without_reasoning: bool = False,
     ) -> list[int]:
-        """The prompt for these messages as ids. With `continue_final` the last message is left open at its end. With
-        `without_reasoning` the answer begins behind reasoning that the prompt would have left open.
+        """Return the prompt for these messages as ids. With `continue_final`, the last message has no end. With
+        `without_reasoning`, the prompt closes the reasoning that it would otherwise leave open.
 
-        Equal to encoding the rendered text with its special tokens where no message contains the spelling of one.
+        Equal to encoding the rendered text with special tokens, if no message contains the text of a special token.
 
         Raises: TemplateError from the template; RequestError for text with lone surrogates.
         """
@@ -131,8 +130,8 @@ class ChatEncoder:
         return self._tokenizer.encode_parts(parts)
 
     def offsets(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int, int]]]:
-        """The prompt for these messages as text, and the ids that `encode` gives with the range of characters that each
-        stands for. Raises: as `encode`."""
+        """Return the prompt as text, and the ids of `encode`, each with its range of characters in the text. Raises: as
+        `encode`."""
         return self._tokenizer.offsets_of_parts(list(self._render(messages, (), None, True, False, False)))
 
     def _render(
@@ -144,7 +143,7 @@ class ChatEncoder:
         continue_final: bool,
         without_reasoning: bool,
     ) -> Iterator[str | int]:
-        """The prompt as plain text and ids of control tokens, in turns."""
+        """Return the prompt as a sequence of plain texts and ids of control tokens."""
         turns = [turn_of(message, self._template.reasoning_name) for message in self._plain(messages, tools)]
         tools = tools if self._template.takes_tools else ()
         begun = self._begun(messages[-1]) if continue_final else None
@@ -191,10 +190,10 @@ class ChatEncoder:
         return self.reasoning is not None and is_opened(self.reasoning, rendered)
 
     def _risks(self, text: str) -> set[int]:
-        """Where the characters stand that must be disguised: at the start of every control token, overlapping ones too,
-        and of what could be half of one at either end."""
+        """Return the positions of the characters to escape: the first characters of all control tokens, also
+        overlapping ones, and of possible parts of a control token at both ends."""
         starts: set[int] = set()
-        if self._control.search(text):  # many times faster than looking for overlapping ones
+        if self._control.search(text):  # much faster than searching for overlapping ones
             starts.update(match.start() for match in self._control_starts.finditer(text))
         tail = max(0, len(text) - self._longest + 1)
         starts.update(i for i in range(tail, len(text)) if text[i:] in self._beginnings)
@@ -203,7 +202,8 @@ class ChatEncoder:
         return starts
 
     def _choose_disguise(self, texts: Iterable[str], chars: set[str]) -> dict[str, str]:
-        """One private-use character, absent from the chat, the template and the control tokens, for each of `chars`."""
+        """Choose a private-use character for each of `chars` that is not in the chat, the template or the control
+        tokens."""
         used = set(self._template.source).union(*self._tokenizer.control_tokens)
         used.update(*texts)
         unused = (chr(code) for code in chain(*_PRIVATE_USE) if chr(code) not in used)
@@ -222,7 +222,7 @@ class ChatEncoder:
 
 
 def _texts_in(value: object) -> Iterator[str]:
-    """Every string in a nest of lists and dicts, keys too."""
+    """Yield all strings in nested lists and dicts, including keys."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, list):
@@ -245,7 +245,7 @@ def _replace_texts(value: Any, swapped: dict[str, str]) -> Any:  # Any: gives ba
 
 
 def _open_end(rendered: str, final: str) -> str:
-    """What was rendered, up to the end of the last message's text. Raises: TemplateError."""
+    """Cut the rendered text at the end of the last message's text. Raises: TemplateError."""
     final = final.strip()  # templates may strip it
     start = rendered.rfind(final)
     if start < 0:
@@ -263,8 +263,8 @@ def _swap(text: str, positions: set[int], disguise: dict[str, str]) -> str:
 
 
 def _any_of(words: set[str]) -> str:
-    """A pattern for the longest of `words` at a place, as a tree of their characters: some models have a thousand
-    control tokens that begin alike, and a plain alternation would try each of them at every such beginning."""
+    """Return a pattern that matches the longest of `words`, as a trie. Some models have a thousand control tokens with
+    the same prefix, and a plain alternation would try each of them at every occurrence of this prefix."""
     by_first: dict[str, set[str]] = {}
     for word in words - {""}:
         by_first.setdefault(word[0], set()).add(word[1:])

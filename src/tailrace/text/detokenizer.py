@@ -1,4 +1,4 @@
-"""Token ids to text, for one sequence, without ever showing half a character."""
+"""Decodes the token ids of one sequence incrementally, without splitting characters."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer:
-    """Turns the tokens of one sequence into text as they come.
+    """Decodes the tokens of one sequence incrementally.
 
-    Bytes that may yet become a character are held back; bytes that cannot any more give U+FFFD as soon as that is
-    certain. Special tokens and ids outside the vocabulary give nothing and leave held bytes alone.
+    Bytes of an incomplete character are held back. Invalid bytes become U+FFFD as soon as they are known to be invalid.
+    Special tokens and ids outside the vocabulary give no text and do not affect held bytes.
     """
 
     __slots__ = ("_decoder", "_pending", "_pieces", "_size", "_texts")
@@ -29,8 +29,8 @@ class Detokenizer:
         self._pending = False
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete."""
-        # Nearly every call is one token with nothing held back: one look-up.
+        """Return the text that these tokens complete."""
+        # Fast path: nearly every call has one token and no held bytes.
         if len(token_ids) == 1 and not self._pending and 0 <= (token_id := token_ids[0]) < self._size:
             text = self._texts[token_id]
             if text is not None:
@@ -52,7 +52,7 @@ class Detokenizer:
         return "".join(shown)
 
     def flush(self) -> str:
-        """End the sequence: U+FFFD for an unfinished character, else "". The next push starts afresh."""
+        """End the sequence. Returns U+FFFD for an incomplete character, else "". Resets the decoder."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         self._pending = False

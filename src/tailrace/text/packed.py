@@ -1,14 +1,14 @@
-"""Text for a model whose vocabulary nobody here knows: token ids that are the bytes themselves.
+"""Token ids for models with an unknown vocabulary: each id encodes up to six bytes of text.
 
-A server that already runs takes text and gives text. So that all else can go on in ids, each id *is* a piece of UTF-8:
-a single byte is its own id, and two to six bytes are the number that they spell behind a byte of 1. That stays below
-2**53, where JSON in JavaScript ends, and one id is roughly what one token of a real vocabulary is.
+An upstream server takes and returns text. All other code works with ids, so each id is a piece of UTF-8: a single byte
+is its own id, and two to six bytes are the big-endian number of a byte 1 followed by these bytes. Ids stay below 2**53,
+the limit of integers in JavaScript, and one id is about as long as a token of a real vocabulary.
 
-How a text is cut into ids is of no account, since that depends on how it came over the wire: two runs of a sequence are
-compared byte by byte (`ByteTokenizer.comparable`).
+The same text may be split into ids in different ways, because this depends on the chunks on the wire. So two runs of a
+sequence are compared byte by byte (`ByteTokenizer.comparable`).
 
-Chats go to such a server as messages, for it has the template. `MessageEncoder` writes them as JSON between two ids
-that no text can produce; what stands behind the second one is the beginning of the answer.
+Chats are sent to such a server as messages, because the server has the template. `MessageEncoder` writes them as JSON
+between two special ids that no text can produce. The beginning of the answer follows the second id.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from tailrace.types import Message, ReasoningFormat, TemplateValue
 __all__ = ["CHAT_ID", "END_ID", "ByteTokenizer", "MessageEncoder", "PackedChat", "pack", "unpack"]
 
 _PIECE_BYTES = 6
-_LEAST_PIECE_ID = 1 << 16  # of two bytes behind the byte of 1
-CHAT_ID = 256  # before and behind a chat
-END_ID = 257  # where an answer ended with nothing more to say
+_LEAST_PIECE_ID = 1 << 16  # of two bytes after the byte 1
+CHAT_ID = 256  # before and after a chat
+END_ID = 257  # the end of an answer, if there is no more text
 _SPECIAL_IDS = frozenset({CHAT_ID, END_ID})
 
 
 def pack(text: bytes) -> tuple[int, ...]:
-    """As few ids as these bytes take."""
+    """Encode bytes as ids."""
     return tuple(
         text[start] if start + 1 == len(text) else int.from_bytes(b"\1" + text[start : start + _PIECE_BYTES])
         for start in range(0, len(text), _PIECE_BYTES)
@@ -42,7 +42,7 @@ def pack(text: bytes) -> tuple[int, ...]:
 
 
 def unpack(token_ids: Sequence[int]) -> bytes:
-    """The bytes that these ids are. Raises: ValueError for ids that are none."""
+    """Decode ids to bytes. Raises: ValueError for invalid ids."""
     return b"".join(map(_piece, token_ids))
 
 
@@ -56,22 +56,22 @@ def _piece(token_id: int) -> bytes:
 
 
 class _Pieces:
-    """The bytes of each id, computed: there are too many to list."""
+    """The bytes of each id, computed on access."""
 
     def __getitem__(self, token_id: int) -> bytes:
-        """Raises: RequestError for an id that is no piece of text, since it is a client's prompt that has such."""
+        """Raises: RequestError for an invalid id, which can only come from a client's prompt."""
         if token_id in _SPECIAL_IDS:
             return b""
         try:
             return _piece(token_id)
         except ValueError:
             raise RequestError(
-                "This server knows no token ids but those of its own answers; send text.", param="prompt"
+                "This model accepts only token ids of its own answers. Send text instead.", param="prompt"
             ) from None
 
 
 class _Texts:
-    """What each id shows on its own: None where that is half a character, "" for what is no text."""
+    """The text of each single id: None if it is not whole characters, "" if it is not text."""
 
     def __getitem__(self, token_id: int) -> str | None:
         try:
@@ -83,7 +83,7 @@ class _Texts:
 
 
 class ByteTokenizer(Tokenizer):
-    """The vocabulary of all texts. It has no control tokens that a text could spell."""
+    """A tokenizer for any text. It has no control tokens that text could contain."""
 
     vocab_size = 2 << 8 * _PIECE_BYTES
     special_ids = _SPECIAL_IDS
@@ -92,7 +92,7 @@ class ByteTokenizer(Tokenizer):
     strip_leading_space = False
 
     def __init__(self) -> None:
-        # Lists as far as anybody looks: they are read by id, and nothing else.
+        # Used like lists: callers only read them by id.
         self.pieces = cast("list[bytes]", _Pieces())
         self.texts = cast("list[str | None]", _Texts())
         self.control_tokens = {}
@@ -102,7 +102,7 @@ class ByteTokenizer(Tokenizer):
         return list(pack(utf8_bytes(text)))
 
     def offsets(self, text: str, *, bos: bool = False) -> list[tuple[int, int, int]]:
-        """A character that is cut is in the range of both its ids."""
+        """As `Tokenizer.offsets`. A character that is split over two ids is in the range of both."""
         found, num_begun = [], 0
         for token_id in pack(utf8_bytes(text)):
             piece = _piece(token_id)
@@ -119,12 +119,12 @@ class ByteTokenizer(Tokenizer):
 
 
 def _is_inside(byte: int) -> bool:
-    """Whether it goes on with a character that another byte began."""
+    """Return whether a byte is a continuation byte of UTF-8."""
     return byte & 0xC0 == 0x80
 
 
 class PackedChat(msgspec.Struct):
-    """A chat as it stands in a prompt, in OpenAI's words."""
+    """A chat inside a prompt, in the format of OpenAI's API."""
 
     messages: list[dict[str, Any]]  # Any: what OpenAI's API takes
     tools: list[dict[str, Any]] = []
@@ -132,7 +132,7 @@ class PackedChat(msgspec.Struct):
 
 
 class MessageEncoder(ChatEncoder):
-    """Chats for a server that has the template. With `continues`, it goes on with a message that is left open."""
+    """Encodes chats for a server that has the template. `continues`: the server can continue an unfinished message."""
 
     value_names: frozenset[str] = frozenset()  # which that server's template asks for is not known
     takes_reasoning = False
@@ -143,11 +143,11 @@ class MessageEncoder(ChatEncoder):
 
     @property
     def takes_tools(self) -> bool:
-        """Its template may have no place for them; then that server refuses them."""
+        """Always true: the server refuses tools itself if its template does not support them."""
         return True
 
     def knows(self, name: str) -> bool:
-        """That server has to know."""
+        """Always true: the server checks the names itself."""
         return True
 
     def reasoning_behind(
@@ -157,7 +157,9 @@ class MessageEncoder(ChatEncoder):
 
     def offsets(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int, int]]]:
         """Raises: UnsupportedParameter, always."""
-        raise UnsupportedParameter("The chat template is another server's, and is not known here.", param="messages")
+        raise UnsupportedParameter(
+            "The chat template is on another server, so its prompt is unknown.", param="messages"
+        )
 
     def encode(
         self,
@@ -169,14 +171,14 @@ class MessageEncoder(ChatEncoder):
         continue_final: bool = False,
         without_reasoning: bool = False,
     ) -> list[int]:
-        """The messages, tools and all. With `continue_final` the last one is the beginning of the answer.
+        """Encode messages and tools. With `continue_final`, the last message is the beginning of the answer.
 
         Raises: UnsupportedParameter if such an answer cannot be continued; RequestError for text with lone surrogates.
         """
         if continue_final and not self._continues:
-            raise UnsupportedParameter("The server behind this one does not continue a message.", param="messages")
+            raise UnsupportedParameter("The upstream server cannot continue a message.", param="messages")
         beginning = messages[-1].content if continue_final else ""
-        said = [_spoken(message) for message in (messages[:-1] if continue_final else messages)]
+        said = [_openai_message(message) for message in (messages[:-1] if continue_final else messages)]
         chat = PackedChat(said, list(tools), dict(values or {}))
         try:
             written = msgspec.json.encode(chat)
@@ -185,8 +187,8 @@ class MessageEncoder(ChatEncoder):
         return [CHAT_ID, *pack(written), CHAT_ID, *pack(utf8_bytes(beginning))]
 
 
-def _spoken(message: Message) -> dict[str, Any]:
-    """A message in the form of OpenAI's API."""
+def _openai_message(message: Message) -> dict[str, Any]:
+    """Convert a message to the format of OpenAI's API."""
     spoken: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         spoken["content"] = message.content or None

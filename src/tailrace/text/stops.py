@@ -1,8 +1,7 @@
-"""Finds stop strings in text that comes in pieces, and holds back what could become one.
+"""Finds stop strings in streamed text, and holds back text that may be the start of one.
 
-All stop strings are searched at once (Aho and Corasick, 1975): a state is the longest suffix of the text so far that is
-a prefix of some stop string, which is just what must be held back. A character costs constant time on average, however
-long the output and however repetitive the stop strings.
+Searches all stop strings at once (Aho and Corasick, 1975). A state is the longest suffix of the text that is a prefix
+of a stop string, which is exactly the text to hold back. A character costs constant amortised time.
 """
 
 from __future__ import annotations
@@ -17,9 +16,8 @@ __all__ = ["StopMatcher"]
 class StopMatcher:
     """Watches one sequence for stop strings.
 
-    The match that completes first counts, and of those that complete with the same character the longest; so the result
-    does not depend on how the text was cut. `include` leaves the stop string in the text that is shown, so that nothing
-    need be held back.
+    The first completed match counts; of several that end at the same character, the longest. So the result does not
+    depend on how the text is split. With `include`, the stop string stays in the text, so that nothing is held back.
 
     Raises: RequestError for an empty stop string.
     """
@@ -34,7 +32,7 @@ class StopMatcher:
         if "" in self._firsts:
             raise RequestError("A stop string must not be empty.", param="stop")
         self._edges: list[dict[str, int]] = [{}]  # by state: next character to next state
-        self._prefixes = [""]  # by state: the text that it stands for
+        self._prefixes = [""]  # by state: its text
         self._matches: list[str | None] = [None]  # by state: the longest stop string that ends here
         for stop in stops:
             self._add(stop)
@@ -54,7 +52,7 @@ class StopMatcher:
         self._matches[state] = stop
 
     def _link(self) -> None:
-        """Breadth first, so that every fallback, being shorter, is known before it is needed."""
+        """Compute the fallbacks breadth-first, since each one depends on shorter states."""
         waiting = deque(self._edges[0].values())
         while waiting:
             state = waiting.popleft()
@@ -75,9 +73,9 @@ class StopMatcher:
             state = self._fallbacks[state]
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """The text that may be shown now, and the stop string if this text completed one.
+        """Return the text that can be sent now, and the stop string if this text completes one.
 
-        After a match everything is dropped: ("", None).
+        After a match, all text is dropped: ("", None).
         """
         if self._done:
             return "", None
@@ -100,7 +98,7 @@ class StopMatcher:
         return seen[: len(seen) - len(self._prefixes[state])], None
 
     def flush(self) -> str:
-        """The end of the sequence: what was held back is no stop string and may be shown."""
+        """End the sequence. Returns the text that was held back, which is not a stop string."""
         held = "" if self._include else self._prefixes[self._state]
         self._state = 0
         return held

@@ -1,9 +1,9 @@
-"""Chat templates: the Jinja dialect that models are published with, in a sandbox.
+"""Chat templates: the Jinja dialect of published models, in a sandbox.
 
-A template belongs to the model and is trusted no further than its weights: it computes a string and can touch nothing
-else. Against runaway templates: `range()` is bounded by the sandbox, recursion by the interpreter, `*` and `**` by
-`_Environment`, and the output by `MAX_OUTPUT_CHARS` plus `MAX_GROWTH` times what went in. Nested loops that print
-nothing are not bounded, so the number of messages should be.
+A template belongs to the model and is not trusted: it can only compute a string. These limits stop runaway templates:
+the sandbox limits `range()`, the interpreter limits recursion, `_Environment` limits `*` and `**`, and the output is
+limited to `MAX_OUTPUT_CHARS` plus `MAX_GROWTH` times the input. Nested loops without output are not limited, so the
+number of messages should be.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_GROWTH = 8
 MAX_MESSAGE_CHARS = 200
 
 
-Turn = dict[str, Any]  # Any: what templates look into, which differs from model to model
+Turn = dict[str, Any]  # Any: templates of different models read different fields
 
 
 def turn_of(message: Message, reasoning_name: str = "") -> Turn:
@@ -56,7 +56,7 @@ def turn_of(message: Message, reasoning_name: str = "") -> Turn:
 
 
 def is_deeper(value: object, depth: int = _MAX_DEPTH) -> bool:
-    """Whether JSON that came from elsewhere is nested more than `depth` deep: what walks through it is recursive."""
+    """Return whether foreign JSON is nested deeper than `depth`. Recursive code has to reject it."""
     if not isinstance(value, dict | list):
         return False
     if not depth:
@@ -78,7 +78,7 @@ class _Refused(Exception):
 
 
 class _Generation(Extension):
-    """`{% generation %}` marks what the model wrote, for training (SmolLM3 has it). Here only its body counts."""
+    """`{% generation %}` marks the model's text for training (in SmolLM3). Here it renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own convention
 
@@ -92,7 +92,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     # Any: operands are whatever the template computes.
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Refuse the two operators that make something huge out of nothing."""
+        """Limit the two operators that can make huge values."""
         if operator == "**" and (abs(left) > 1 << 32 or abs(right) > 32):
             raise SecurityError("power too large")
         if operator == "*":
@@ -107,7 +107,7 @@ def _refuse(message: object) -> NoReturn:
 
 
 def _strftime_now(format: str) -> str:  # noqa: A002 - templates may pass it by name
-    return datetime.now().strftime(format)  # local time, as the templates' authors expect
+    return datetime.now().strftime(format)  # local time, as templates expect
 
 
 def _tojson(
@@ -117,7 +117,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Jinja's own filter escapes for HTML, which no model was trained on."""
+    """Encode as JSON. Jinja's own filter escapes HTML, which models were not trained on."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -142,20 +142,20 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateSyntaxError as error:
             raise ModelError(f"The chat template, line {error.lineno}: {error.message}") from error
-        except Exception as error:  # a source can break the compiler in more ways than syntax (RecursionError)
+        except Exception as error:  # the compiler can also raise others, such as RecursionError
             raise ModelError(f"The chat template cannot be compiled: {type(error).__name__}.") from error
-        # Templates ask `tools is not none` as well as `if tools`; undefined would pass the first.
+        # Templates test `tools is not none` or `if tools`; an undefined value would pass the first test.
         self._names = {"bos_token": bos_token, "eos_token": eos_token, "tools": None, "documents": None}
-        asked = find_undeclared_variables(environment.parse(source))
-        self.takes_tools = "tools" in asked
+        used = find_undeclared_variables(environment.parse(source))
+        self.takes_tools = "tools" in used
         given = {*self._names, *environment.globals, "add_generation_prompt", "messages"}
-        self.names = asked - given  # which others may give it
+        self.names = used - given  # values that callers may set
         found = _REASONING.search(source)
         self.reasoning_name = found[1] or found[2] if found else ""  # of a message's reasoning; "" if it asks for none
 
     @cached_property
     def takes_system(self) -> bool:
-        """A system message reaches the model. Some templates refuse one, and some leave it out."""
+        """Whether a system message reaches the model. Some templates refuse or ignore it."""
         marker = "system-message-marker"
         try:
             return marker in self.render([Message("system", marker), Message("user", "Hi")])
@@ -163,7 +163,7 @@ class ChatTemplate:
             return False
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The prompt for these messages, control tokens spelled out. Raises: as `render_turns`."""
+        """Render the prompt for these messages, with control tokens as text. Raises: as `render_turns`."""
         return self.render_turns(
             [turn_of(message, self.reasoning_name) for message in messages],
             add_generation_prompt=add_generation_prompt,
@@ -177,12 +177,12 @@ class ChatTemplate:
         values: Mapping[str, TemplateValue] | None = None,
         add_generation_prompt: bool = True,
     ) -> str:
-        """The prompt for messages as templates know them. `values` are of its `names`.
+        """Render the prompt for messages in the templates' form. `values` are for its `names`.
 
-        Spelling inside of messages looks just like the template's own; `ChatEncoder` tells them apart.
+        Control tokens in messages look like the template's own in the result; `ChatEncoder` distinguishes them.
 
-        Raises: TemplateError for anything that goes wrong in the template. Only the text that the template itself gave
-        to `raise_exception` is repeated.
+        Raises: TemplateError for every failure in the template. Its message contains only the template's own text from
+        `raise_exception`.
         """
         num_given = sum(len(turn["content"]) + len(turn.get(self.reasoning_name, "")) for turn in turns)
         num_given += len(repr(tools)) if tools else 0
@@ -199,7 +199,7 @@ class ChatTemplate:
         except _Refused as refusal:
             reason = str(refusal)[:MAX_MESSAGE_CHARS]
             raise TemplateError(f"The model's chat template refused: {reason}", param="messages") from None
-        except Exception as error:  # a template can raise anything; its text may hold what the client sent
+        except Exception as error:  # a template can raise anything; the message may contain the client's text
             name = type(error).__name__
             raise TemplateError(f"The model's chat template failed ({name}).", param="messages") from None
         return "".join(parts)

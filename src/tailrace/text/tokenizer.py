@@ -1,10 +1,9 @@
-"""Text to token ids and back, for one model.
+"""Encodes and decodes text for one model.
 
-Two instances of the `tokenizers` library are held rather than one that is switched over, because threads share this
-object: one knows the special tokens by their spelling, the other takes that spelling as plain text. Their
-`encode_batch_fast` is called even for a single text: it lets go of the interpreter lock, and `encode` does not
-(measured with tokenizers 0.23.3 on a 2-core Xeon, 2026-11-21: a text of 500 KB held up every other thread for 0.36 s
-with `encode` and for 0.01 s with the other).
+Has two instances of the `tokenizers` library, because threads share this object and the mode of an instance cannot be
+switched: one parses special tokens in text, the other treats them as plain text. Uses `encode_batch_fast` even for a
+single text, because it releases the GIL, and `encode` does not (measured with tokenizers 0.23.3 on a 2-core Xeon,
+2026-11-21: with a text of 500 KB, `encode` blocked all other threads for 0.36 s, `encode_batch_fast` for 0.01 s).
 """
 
 from __future__ import annotations
@@ -25,32 +24,32 @@ __all__ = ["Tokenizer", "utf8_bytes"]
 
 
 class Tokenizer:
-    """Encodes text and knows the bytes of every token. Immutable once built, so that threads may share it.
+    """Encodes text, and has the bytes of every token. Immutable, so threads may share it.
 
-    *Special* tokens are those that the JSON's `added_tokens` mark as special. Added tokens without that mark (`<think>`
-    in some models) are ordinary vocabulary: their spelling becomes their id in any text, as in the library itself.
+    *Special* tokens are those that the JSON's `added_tokens` mark as special. Other added tokens (`<think>` in some
+    models) are ordinary vocabulary: their text becomes their id in any text, as in the library itself.
     """
 
-    pieces: list[bytes]  # the true bytes of every token, by id; b"" for an id without a token
-    texts: list[str | None]  # what a token shows on its own: "" if special, None if it is not whole UTF-8
+    pieces: list[bytes]  # the exact bytes of every token, by id; b"" for an unused id
+    texts: list[str | None]  # the text of a single token: "" if special, None if not whole characters
     special_ids: frozenset[int]
-    control_tokens: dict[str, int]  # spelling to id of every special token
-    bos_ids: tuple[int, ...]  # what the post-processor puts before a text, often nothing
+    control_tokens: dict[str, int]  # id of every special token, by its text
+    bos_ids: tuple[int, ...]  # tokens that the post-processor puts before a text, often none
     vocab_size: int  # highest id plus one
     max_piece_bytes: int
     strip_leading_space: bool
-    """Whether the model's own decoder drops the first space of a text decoded from its start, as SentencePiece models
-    do. `Detokenizer` never does: an answer continues a prompt, and there the space is the model's own."""
+    """Whether the model's decoder removes the first space of a text, as with SentencePiece. `Detokenizer` never does,
+    because an answer continues a prompt, where the space is part of the answer."""
 
     def __init__(self, tokenizer_json: str) -> None:
         try:
-            spec = msgspec.json.decode(tokenizer_json)  # json takes a second more for 260,000 tokens
+            spec = msgspec.json.decode(tokenizer_json)  # the json module takes one second longer for 260,000 tokens
             self._special = tokenizers.Tokenizer.from_str(tokenizer_json)
             self._plain = tokenizers.Tokenizer.from_str(tokenizer_json)
         except Exception as error:  # the library raises bare Exception
             raise ModelError(f"The tokenizer cannot be read: {error}") from error
         for library in (self._special, self._plain):
-            library.no_truncation()  # some published files ask for it; a prompt is never cut silently
+            library.no_truncation()  # some published files enable it; a prompt must not be truncated silently
             library.no_padding()
         self._plain.encode_special_tokens = True
         self._read_vocabulary(spec)
@@ -59,9 +58,9 @@ class Tokenizer:
 
     @classmethod
     def from_json(cls, tokenizer_json: str) -> Tokenizer:
-        """Build from the contents of a Hugging Face `tokenizer.json`.
+        """Make a tokenizer from the text of a Hugging Face `tokenizer.json`.
 
-        Raises: ModelError for JSON that the library refuses, or a decoder whose tokens have no bytes of their own.
+        Raises: ModelError if the library rejects the JSON, or if the decoder is not supported.
         """
         return cls(tokenizer_json)
 
@@ -82,18 +81,19 @@ class Tokenizer:
         for i in self.special_ids:
             self.texts[i] = ""
         self.max_piece_bytes = max(map(len, self.pieces), default=0) or 1
-        # Plain text may give this one special token: it stands for characters that are not in the vocabulary.
+        # Plain text may only give the special token for unknown characters.
         self._forbidden = self.special_ids - {vocab.get(unknown_token(spec), -1)}
         self.strip_leading_space = strips_leading_space(decoder)
         self._lost = lost_bytes(spec, vocab, list(added.values()))
 
     def _name_control_tokens(self) -> None:
-        """Give every control token a second, secret name in the plain instance, so that `encode_parts` can write
-        control tokens and plain text into one string. Nobody outside can know the names, so no text contains one."""
+        """Add a second, secret name for every control token to the plain instance, so that `encode_parts` can encode
+        control tokens and plain text in one string. The names are random, so no text contains one."""
         added = self._special.get_added_tokens_decoder()
         secret = secrets.token_hex(8)
-        # The library numbers new tokens from the size of the model's vocabulary; where that has holes, a new number
-        # could be an old one. Unused names first, so that it cannot.
+        # The library numbers new tokens from the size of the model's vocabulary. If the vocabulary has gaps, these
+        # numbers
+        # could already be in use. Adding unused names first prevents this.
         gap = max(0, self.vocab_size - self._plain.get_vocab_size(with_added_tokens=False))
         names = [f"\ufdd0{secret}-{i}\ufdd1" for i in range(gap)]
         self._secret_names = {i: f"\ufdd0{secret}{i}\ufdd1" for i in self.control_tokens.values()}
@@ -110,7 +110,7 @@ class Tokenizer:
         }
 
     def _find_bos(self) -> tuple[int, ...]:
-        """What stands before the text when the post-processor is allowed to add something (it may add an end, too)."""
+        """Return the tokens that the post-processor adds before a text. It may also add tokens after it."""
         bare = self._special.encode("a", add_special_tokens=False).ids
         full = self._special.encode("a", add_special_tokens=True).ids
         for start in range(len(full) - len(bare) + 1):
@@ -119,34 +119,34 @@ class Tokenizer:
         return ()
 
     def encode(self, text: str, *, special: bool, bos: bool = False) -> list[int]:
-        """The ids of a text.
+        """Encode a text.
 
-        `special` lets the spelling of a special token become that token; otherwise no special token comes out, however
-        the text is written. `bos` puts the model's beginning-of-sequence token before a raw prompt, unless the model
-        has none or the text already begins with it; a chat template brings its own.
+        With `special`, the text of a special token becomes that token; otherwise the result never has special tokens.
+        `bos` adds the model's beginning-of-sequence token, unless the model has none or the text begins with it. Chat
+        templates add their own.
 
         Raises: RequestError for text with lone surrogates.
         """
-        ids = _ids(self._special, text) if special else self._disarm(_ids(self._plain, text))
+        ids = _ids(self._special, text) if special else self._remove_special(_ids(self._plain, text))
         if bos and tuple(ids[: len(self.bos_ids)]) != self.bos_ids:
             return [*self.bos_ids, *ids]
         return ids
 
     def encode_parts(self, parts: Iterable[str | int]) -> list[int]:
-        """The ids of a text in which control tokens are given by id and everything in strings is plain text.
+        """Encode a text whose control tokens are given as ids. All strings are plain text.
 
-        Equal to `encode(..., special=True)` of the same text with the control tokens spelled out, where the strings
-        contain no such spelling: the text is encoded in one piece, since the first word of a text and whitespace
-        beside a control token may be treated in their own way.
+        Equal to `encode(..., special=True)` of the whole text, if the strings contain no control tokens. The text is
+        encoded as a whole, because a tokenizer may treat the first word, and white space next to a control token,
+        differently.
 
         Raises: RequestError for text with lone surrogates; KeyError for an id that is not in `control_tokens`.
         """
         text = "".join(part if isinstance(part, str) else self._secret_names[part] for part in parts)
-        ids = self._disarm(_ids(self._plain, text))
+        ids = self._remove_special(_ids(self._plain, text))
         return [self._real_ids.get(i, i) for i in ids]
 
     def offsets(self, text: str, *, bos: bool = False) -> list[tuple[int, int, int]]:
-        """As `encode(..., special=True)`: each id with the range of characters that it stands for.
+        """Like `encode(..., special=True)`, with the range of characters of each id.
 
         Raises: RequestError for text with lone surrogates.
         """
@@ -158,8 +158,8 @@ class Tokenizer:
         return found
 
     def offsets_of_parts(self, parts: Sequence[str | int]) -> tuple[str, list[tuple[int, int, int]]]:
-        """The text with its control tokens spelled out, and the ids of `encode_parts` with the range of characters that
-        each stands for.
+        """Return the text including its control tokens, and the ids of `encode_parts`, each with its range of
+        characters.
 
         Raises: as `encode_parts`.
         """
@@ -179,24 +179,24 @@ class Tokenizer:
         found = [
             (self._real_ids.get(i, i), place(start), place(stop))
             for token_id, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True)
-            for i in self._disarm([token_id])
+            for i in self._remove_special([token_id])
         ]
         return "".join(shown), found
 
-    def _disarm(self, ids: list[int]) -> list[int]:
-        """Spell out special tokens that the model's own merges made of plain text.
+    def _remove_special(self, ids: list[int]) -> list[int]:
+        """Replace special tokens in encoded plain text with the tokens of their characters.
 
-        Where special tokens are part of the model's vocabulary, `<`, `s`, `>` may merge into `<s>` although the library
-        was told to take `<s>` as text.
+        If special tokens are part of the model's vocabulary, `<`, `s`, `>` may merge into `<s>`, even though the
+        library treats `<s>` as plain text.
         """
         if self._forbidden.isdisjoint(ids):
             return ids
         disarmed: list[int] = []
         for i in ids:
-            disarmed.extend(self._spelled_out(i) if i in self._forbidden else (i,))
+            disarmed.extend(self._character_ids(i) if i in self._forbidden else (i,))
         return disarmed
 
-    def _spelled_out(self, token_id: int) -> list[int]:
+    def _character_ids(self, token_id: int) -> list[int]:
         found: list[int] = []
         for char in self.pieces[token_id].decode():
             whole = self._id_of_piece.get(char.encode())
@@ -205,19 +205,21 @@ class Tokenizer:
         return found
 
     def comparable(self, token_ids: Sequence[int]) -> tuple[int, ...]:
-        """The ids in a form that is the same whenever a sequence says the same."""
+        """Return a form of the ids that is equal for equal texts of two runs."""
         return tuple(token_ids)
 
     def token_text(self, token_id: int) -> str:
-        """One token for people to look at, special ones too; broken UTF-8 as U+FFFD, "" for an id out of range."""
+        """Return a token's text for display, also of special tokens. Invalid UTF-8 becomes U+FFFD; "" for invalid
+        ids."""
         if 0 <= token_id < self.vocab_size:
             return self.pieces[token_id].decode("utf-8", "replace")
         return ""
 
     def at_least_tokens(self, text: str) -> int:
-        """A lower bound on the number of tokens, much cheaper than encoding: bytes over the longest piece, rounded up.
+        """Return a lower bound of the number of tokens, without encoding: bytes divided by the longest piece, rounded
+        up.
 
-        0 where the tokenizer could lose bytes (see `lost_bytes`): then nothing can be said without encoding.
+        Returns 0 if the tokenizer may lose any byte (see `lost_bytes`).
 
         Raises: RequestError for text with lone surrogates.
         """
@@ -228,7 +230,7 @@ class Tokenizer:
 
 
 def utf8_bytes(text: str) -> bytes:
-    """Raises: RequestError for text with lone surrogates."""
+    """Encode as UTF-8. Raises: RequestError for text with lone surrogates."""
     try:
         return text.encode()
     except UnicodeEncodeError:
@@ -237,7 +239,7 @@ def utf8_bytes(text: str) -> bytes:
 
 def _ids(library: tokenizers.Tokenizer, text: str) -> list[int]:
     if not text.isascii():
-        utf8_bytes(text)  # the library would raise a TypeError that names no reason
+        utf8_bytes(text)  # the library would raise a TypeError without a reason
     encodings: Sequence[tokenizers.Encoding] = library.encode_batch_fast([text], add_special_tokens=False)
     ids: list[int] = encodings[0].ids
     return ids

@@ -1,8 +1,8 @@
-"""Reads tool calls out of what a model writes, as it writes it.
+"""Parses tool calls in streamed text.
 
-The form is the one that most open models were taught: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any
-number of times, with text before, between and after. The name is passed on as soon as it is complete, the arguments
-piece by piece. What looks like a call and turns out not to be one is passed on as the text that it is.
+The format is that of most open models: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, any number of times,
+with text before, between and after. The name is passed on as soon as it is complete, the arguments piece by piece.
+Invalid calls are passed on as text.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ __all__ = ["CallPart", "ToolCallReader", "WholeCall", "WholeCallReader"]
 
 _HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.)*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
 _BEHIND = re.compile(r"\s*\}?\s*")
-_MAX_HEAD = 400  # characters in which a name, and the marker behind a call, must have appeared
-_SLICE = 1024  # characters looked at in one go, so that the work grows with the text and no faster
+_MAX_HEAD = 400  # characters within which the name, or the marker after a call, has to be complete
+_SLICE = 1024  # characters per pass, so that the work is linear
 
 
 @dataclass(frozen=True, slots=True)
 class CallPart:
-    """A piece of tool call number `index` of an answer: its name, once, and then its arguments as JSON text."""
+    """A part of tool call number `index`: first its name, then pieces of its arguments as JSON text."""
 
     index: int
     name: str = ""
@@ -33,16 +33,16 @@ class CallPart:
 
 
 class ToolCallReader:
-    """Splits text into text and tool calls. With `forced`, all of the text is one call without its markers. With
-    `single` the first call is the last thing that is shown: what the model writes after it is dropped.
+    """Splits text into plain text and tool calls. With `forced`, the whole text is one call without markers. With
+    `single`, everything after the first call is dropped.
 
-    However the text is cut into pieces, what comes out is the same when it is put together.
+    The combined result does not depend on how the text is split into pieces.
     """
 
     def __init__(self, *, forced: bool = False, single: bool = False) -> None:
         self.num_calls = 0
         self._single = single
-        self._held = ""  # what cannot be told yet
+        self._held = ""  # undecided text
         self._state = "head" if forced else "text"
         self._opener = "" if forced else CALL_OPEN  # of the call whose head is being read
         self._depth = 0
@@ -50,11 +50,11 @@ class ToolCallReader:
 
     @property
     def is_over(self) -> bool:
-        """Whether the only call is complete, so that nothing more is shown."""
+        """Whether the only call is complete. Everything after it is dropped."""
         return self._state == "over"
 
     def push(self, text: str) -> list[str | CallPart]:
-        """What the text adds: pieces of plain text, and parts of calls, in order."""
+        """Return the new pieces of plain text and parts of calls, in order."""
         parts: list[str | CallPart] = []
         for start in range(0, len(text), _SLICE):
             self._held += text[start : start + _SLICE]
@@ -62,9 +62,9 @@ class ToolCallReader:
         return parts
 
     def flush(self) -> list[str | CallPart]:
-        """What is left when the answer has ended."""
+        """Return the rest at the end of the answer."""
         parts: list[str | CallPart] = []
-        while self._state not in ("text", "over"):  # each turn gives up one marker, at least
+        while self._state not in ("text", "over"):  # each pass drops at least one marker
             opener = self._opener if self._state == "head" else ""
             if self._state == "end":
                 self._leave_call()
@@ -97,7 +97,7 @@ class ToolCallReader:
         head, closer, _ = self._held[:_MAX_HEAD].partition(CALL_CLOSE)
         match = _HEAD.match(head)
         name = _decoded(match[1]) if match is not None else None
-        if match is None or not name:  # a call of nothing is none
+        if match is None or not name:  # a call needs a name
             if match is None and not closer and len(self._held) < _MAX_HEAD:
                 return None
             self._state = "text"
@@ -108,7 +108,7 @@ class ToolCallReader:
         return CallPart(self.num_calls - 1, name=name)
 
     def _in_arguments(self) -> CallPart | None:
-        for place, character in enumerate(self._held, 1):
+        for end, character in enumerate(self._held, 1):
             if self._is_escaped:
                 self._is_escaped = False
             elif self._in_string:
@@ -121,7 +121,7 @@ class ToolCallReader:
             elif character in "}]":
                 self._depth -= 1
                 if not self._depth:
-                    return self._pass_on(place, "over" if self._single else "end")
+                    return self._pass_on(end, "over" if self._single else "end")
         return self._pass_on(len(self._held), "arguments")
 
     def _pass_on(self, length: int, state: str) -> CallPart | None:
@@ -129,8 +129,8 @@ class ToolCallReader:
         return CallPart(self.num_calls - 1, arguments=arguments) if arguments else None
 
     def _in_end(self) -> None:
-        """Behind the arguments: the brace that closes the call, and the marker, with nothing that counts before it.
-        Without the marker, what is there is text."""
+        """Parse the end of a call after its arguments: the closing brace and the marker. Without the marker, the rest
+        is text."""
         window = self._held[:_MAX_HEAD]
         behind, closer, _ = window.partition(CALL_CLOSE)
         if CALL_OPEN in behind or (not closer and len(window) == _MAX_HEAD):
@@ -143,18 +143,18 @@ class ToolCallReader:
         self._state = "text"
 
     def _in_over(self) -> None:
-        """Behind the only call."""
+        """Drop text after the only call."""
         self._held = ""
 
     def _in_gap(self) -> None:
-        """Between a call and what follows."""
+        """Drop line ends after a call."""
         self._held = self._held.lstrip("\n")
         if self._held:
             self._state = "text"
 
 
 def _decoded(name: str) -> str | None:
-    """The contents of a JSON string, None if they are none."""
+    """Decode the contents of a JSON string. Returns None if they are invalid."""
     try:
         return msgspec.json.decode(f'"{name}"', type=str)
     except (msgspec.MsgspecError, UnicodeError):
@@ -162,21 +162,21 @@ def _decoded(name: str) -> str | None:
 
 
 def _overlap(text: str, marker: str) -> int:
-    """How many characters at the end of a text could be the beginning of the marker."""
+    """Return how many characters at the end of a text may be the beginning of the marker."""
     return next((size for size in range(min(len(marker) - 1, len(text)), 0, -1) if marker.startswith(text[-size:])), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class WholeCall:
-    """A tool call that is complete."""
+    """A complete tool call."""
 
     name: str
     arguments: dict[str, Any]  # Any: JSON, as the model wrote it
 
 
 class WholeCallReader:
-    """As `ToolCallReader`, for wires that show a call in one piece. What does not become one is passed on as text, but
-    for what closes it."""
+    """Like `ToolCallReader`, for wires that send a call in one piece. Incomplete calls are passed on as text, without
+    their closing marker."""
 
     def __init__(self, *, forced: bool = False, single: bool = False) -> None:
         self._reader = ToolCallReader(forced=forced, single=single)
@@ -186,15 +186,15 @@ class WholeCallReader:
 
     @property
     def is_over(self) -> bool:
-        """As of `ToolCallReader`."""
+        """As in `ToolCallReader`."""
         return self._reader.is_over
 
     def push(self, text: str) -> list[str | WholeCall]:
-        """What the text adds: pieces of plain text, and calls, in order."""
+        """Return the new pieces of plain text and calls, in order."""
         return self._gather(self._reader.push(text))
 
     def flush(self) -> list[str | WholeCall]:
-        """What is left when the answer has ended."""
+        """Return the rest at the end of the answer."""
         return self._gather(self._reader.flush()) + self._complete()
 
     def _gather(self, parts: list[str | CallPart]) -> list[str | WholeCall]:
@@ -210,7 +210,7 @@ class WholeCallReader:
         return found
 
     def _complete(self) -> list[str | WholeCall]:
-        """The call that has been gathered, if there is one: it is over when something else comes."""
+        """Return the collected call, if there is one. Called when something else follows."""
         name, arguments = self._name, "".join(self._arguments)
         self._name, self._arguments = None, []
         if name is None:

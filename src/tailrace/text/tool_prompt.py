@@ -1,7 +1,7 @@
-"""Tools as plain text, for models whose chat template has no place for them.
+"""Describes tools in plain text, for models whose chat template does not support them.
 
-Functions are described in the system message, calls are written as the text that `tool_calls` reads, and
-results are shown in a user's turn. This is the form that most open models with tools were trained on.
+Functions are described in the system message, calls are written as the text that `tool_calls` parses, and results are
+put into a user turn. Most open models with tools were trained on this format.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RESULT_OPEN, _RESULT_CLOSE = "<tool_response>", "</tool_response>"
 
 
 def has_tool_turns(messages: Sequence[Message]) -> bool:
-    """Whether a chat holds calls of tools, or their results."""
+    """Return whether a chat contains tool calls or their results."""
     return any(message.tool_calls or message.role == "tool" for message in messages)
 
 
@@ -30,11 +30,11 @@ def write_tools(
     *,
     has_system: bool,
 ) -> list[Message]:
-    """The chat with its tools, calls and results written as text in turns of the system, the user and the assistant.
+    """Write tools, calls and results as text into system, user and assistant turns.
 
-    Without `has_system` the template takes no system message, and the tools are described in the user's first turn.
-    Results that follow each other, and what the user says directly after them, become one turn: some templates accept
-    only turns of user and assistant that alternate.
+    Without `has_system`, the template does not support system messages, and the tools are described in the first user
+    turn. Consecutive results, and a user message directly after them, become one turn, because some templates require
+    alternating user and assistant turns.
     """
     turns: list[Message] = []
     for message in messages:
@@ -61,13 +61,13 @@ def _with_calls(message: Message) -> Message:
 
 def _with_description(turns: list[Message], description: str, *, has_system: bool) -> list[Message]:
     role = "system" if has_system else "user"
-    place = next((i for i, turn in enumerate(turns) if turn.role == role), None)
-    if place is None or (has_system and place > 0):
+    index = next((i for i, turn in enumerate(turns) if turn.role == role), None)
+    if index is None or (has_system and index > 0):
         return [Message(role, description), *turns]
-    said = turns[place].content
+    said = turns[index].content
     parts = [said, description] if has_system else [description, said]
     joined = "\n\n".join(part for part in parts if part)
-    return [*turns[:place], replace(turns[place], content=joined), *turns[place + 1 :]]
+    return [*turns[:index], replace(turns[index], content=joined), *turns[index + 1 :]]
 
 
 def _description(tools: Sequence[Mapping[str, Any]]) -> str:
