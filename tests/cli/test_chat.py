@@ -136,7 +136,7 @@ def test_a_message_has_a_line_of_its_own(server: Server) -> None:
     asked = _asked("scripted", "Hi.")
     with Chaos(server.port, cuts) as chaos, terminal("chat", "--plain", "--url", chaos.url, *asked) as shown:
         assert shown.wait() == 0
-    before, said, after = re.split(r"\r?\n(tailrace: [^\r\n]+ trying to go on …)\r?\n", shown.text)
+    before, said, after = re.split(r"\r?\n(tailrace: [^\r\n]+ trying to reconnect …)\r?\n", shown.text)
     assert " ".join((before + after).split()) == " ".join(_expected("Hi.").decode().split()), said
 
 
@@ -158,7 +158,7 @@ def test_a_server_that_stays_away_is_told_of_once(tmp_path: Path) -> None:
         chaos.server_port = second.port
         _, said = asking.communicate(timeout=50)
     assert asking.returncode == 0, said
-    assert said.decode().splitlines().count("tailrace: the connection was lost; trying to go on …") == 1
+    assert said.decode().splitlines().count("tailrace: the connection was lost; trying to reconnect …") == 1
     first.close()
     second.close()
 

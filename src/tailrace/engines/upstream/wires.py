@@ -6,8 +6,8 @@ values where some servers have other defaults. tailrace itself handles `n` and `
 which all servers accept.
 
 Answers: text and tool calls. OpenAI's wire has tool calls in separate fields; they are written into the text in the
-form that tailrace parses (`<tool_call>`). Reasoning in separate fields is also written into the text, if it comes before
-all text.
+form that tailrace parses (`<tool_call>`). Reasoning in separate fields is also written into the text, if it comes
+before all text.
 """
 
 from __future__ import annotations
