@@ -74,8 +74,8 @@ def test_what_cannot_be_asked(server: Server) -> None:
             (server.url, ["another", "Hi."], 2, "This server has no such model. It has scripted."),
             (server.url, ["Why do rivers bend?", "Hi."], 2, "Give the model before the prompt"),
             (free, ["scripted", "Hi."], 1, "Start one with `tailrace serve`"),
-            ("ftp://x", ["scripted", "Hi."], 2, "An address is http://host:port"),
-            ("http://me@x", ["scripted", "Hi."], 2, "A key does not belong into an address"),
+            ("ftp://x", ["scripted", "Hi."], 2, "An address should look like http://host:port"),
+            ("http://me@x", ["scripted", "Hi."], 2, "The address must not contain a key."),
             (server.url, ["scripted", "x" * 70_000], 1, "tokens"),
         ):
             ran = _run(url, *arguments)

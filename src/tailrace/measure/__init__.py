@@ -1,1 +1,1 @@
-"""Measuring: speed (`bench`) and exactness (`certify`). Nothing here is imported by a server."""
+"""Measures speed (`bench`) and exactness (`certify`). A server imports nothing from here."""

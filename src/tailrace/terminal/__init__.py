@@ -1,1 +1,1 @@
-"""What a person at a terminal has of a server. It speaks with servers over HTTP alone, and imports none of one."""
+"""The chat in the terminal. It uses servers only over HTTP, and imports no server code."""

@@ -1,5 +1,5 @@
-"""Chats with a server: with tailrace over its own wire, where a cut connection resumes, and with any other over
-OpenAI's."""
+"""A client for chats: uses tailrace's native wire, which can resume after a lost connection, and OpenAI's wire for
+other servers."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["AnswerFailed", "Client", "NoServer", "ServerRefused", "Turn", "conne
 Turn = dict[str, str]
 """A message of a chat: `role` and `content`."""
 
-_CONNECT_S = 5.0
-_FACTS_S = 10.0
-_SILENCE_S = 60.0  # of tailrace, which says something every --heartbeat-s
-_FOREIGN_SILENCE_S = 600.0  # of others, which may read a long prompt without a word
-_RESUME_WITHIN_S = 60.0  # as long as a stream runs on with nobody reading
-_BACK_OFF_S = (0.2, 2.0)  # first, and longest
+_CONNECT_TIMEOUT_S = 5.0
+_REQUEST_TIMEOUT_S = 10.0
+_SILENCE_S = 60.0  # of tailrace, which sends a heartbeat every --heartbeat-s
+_FOREIGN_SILENCE_S = 600.0  # of other servers, which may be silent during a long prefill
+_RESUME_WITHIN_S = 60.0  # the server's default linger time
+_BACK_OFF_S = (0.2, 2.0)  # first and longest
 _CANCEL_S = 3.0
-_PASSING = frozenset({429, 502, 503, 504})  # statuses after which a stream is asked for again
+_RETRY_STATUSES = frozenset({429, 502, 503, 504})
 _TERMINAL = frozenset({"done", "cancelled", "error", "interrupted"})
 _ERROR_LENGTH = 500
 
@@ -39,15 +39,15 @@ Json = dict[str, Any]  # Any: what JSON can be
 
 
 class AnswerFailed(Exception):
-    """An answer did not come, or not to its end. The text is for people."""
+    """An answer failed. The text is a message for people."""
 
 
 class NoServer(AnswerFailed):
-    """Nobody listens there."""
+    """No server listens at the address."""
 
 
 class ServerRefused(AnswerFailed):
-    """The server answers, and says no."""
+    """The server refused the request."""
 
     def __init__(self, text: str, status: int) -> None:
         super().__init__(text)
@@ -56,26 +56,26 @@ class ServerRefused(AnswerFailed):
 
 @dataclass(slots=True)
 class Client:
-    """A server, and how to speak with it."""
+    """A connection to a server."""
 
     http: httpx.AsyncClient
-    root: str  # what tailrace's routes are below, with no slash at its end
-    base: str  # what OpenAI's routes are below
+    root: str  # base URL of tailrace's routes, without a trailing slash
+    base: str  # base URL of OpenAI's routes
     is_tailrace: bool
     models: list[str]
-    on_wait: Callable[[str], None] = field(default=lambda reason: None)  # told why there is a pause
+    on_wait: Callable[[str], None] = field(default=lambda reason: None)  # called with the reason of a pause
     on_reasoning: Callable[[str], None] = field(default=lambda piece: None)  # told what the model thinks
 
     def answer(self, model: str, messages: list[Turn], sampling: Mapping[str, float]) -> AsyncGenerator[str, None]:
-        """The pieces of an answer, as they come.
+        """Yield the pieces of an answer.
 
-        Cancellation: the server is told to stop. Raises: AnswerFailed.
+        Cancellation: cancels the stream on the server. Raises: AnswerFailed.
         """
         body = {"model": model, "messages": messages, **sampling}
         return self._resumable(body) if self.is_tailrace else self._foreign_answer(body)
 
     def follow(self, stream_id: str, choice: int = 0) -> AsyncGenerator[str, None]:
-        """The pieces of a stream of tailrace's, from its beginning to its end. Raises: AnswerFailed."""
+        """Yield the pieces of one of tailrace's streams, from its beginning to its end. Raises: AnswerFailed."""
         return self._resumable(None, stream_id, choice)
 
     def require_tailrace(self) -> None:
@@ -84,17 +84,17 @@ class Client:
             raise AnswerFailed(f"the server at {self.root} is not tailrace")
 
     async def get(self, path: str) -> Json:
-        """What tailrace says at a path. Raises: AnswerFailed."""
+        """Send a GET request to tailrace; returns the JSON object. Raises: AnswerFailed."""
         return await self._ask("GET", path)
 
     async def delete(self, path: str) -> Json:
-        """Delete what is at a path. Raises: AnswerFailed."""
+        """Send a DELETE request to tailrace; returns the JSON object. Raises: AnswerFailed."""
         return await self._ask("DELETE", path)
 
     async def _ask(self, method: str, path: str) -> Json:
         """Raises: AnswerFailed."""
         try:
-            response = await self.http.request(method, self.root + path, timeout=_FACTS_S)
+            response = await self.http.request(method, self.root + path, timeout=_REQUEST_TIMEOUT_S)
         except httpx.HTTPError:
             raise AnswerFailed("the connection was lost") from None
         if response.status_code >= 300:
@@ -102,10 +102,10 @@ class Client:
         return _json(response.text)
 
     async def _resumable(self, body: Json | None, stream_id: str = "", choice: int = 0) -> AsyncGenerator[str, None]:
-        """Begin a stream, or follow one. It goes on behind the last event seen, whatever happens to the connection. The
-        key makes the first request repeatable, too."""
+        """Begin a stream, or follow one. After a lost connection, it continues after the last received event. The
+        idempotency key makes the first request repeatable."""
         key, last_id, told = secrets.token_urlsafe(16), "", ""
-        patience = _Patience()
+        retries = _Retries()
         try:
             while True:
                 try:
@@ -114,7 +114,7 @@ class Client:
                         if response.status_code == 204:
                             return
                         async for event in _events(response):
-                            patience.begin_anew()
+                            retries.reset()
                             told = ""
                             if event.event in _TERMINAL:
                                 _check_end(event)
@@ -131,13 +131,13 @@ class Client:
                 except httpx.TransportError:
                     reason = "the connection was lost"
                 except ServerRefused as error:
-                    if not stream_id or error.status not in _PASSING:
+                    if not stream_id or error.status not in _RETRY_STATUSES:
                         raise
                     reason = str(error)
                 if reason != told:
                     self.on_wait(reason)
                     told = reason
-                await patience.wait(reason)
+                await retries.wait(reason)
         except (asyncio.CancelledError, GeneratorExit):
             if body is not None and stream_id:
                 await asyncio.shield(self._stop(stream_id))
@@ -146,7 +146,7 @@ class Client:
     def _request(
         self, body: Json | None, key: str, stream_id: str, last_id: str
     ) -> contextlib.AbstractAsyncContextManager[httpx.Response]:
-        timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_S)
+        timeout = httpx.Timeout(_SILENCE_S, connect=_CONNECT_TIMEOUT_S)
         if stream_id:
             headers = {"last-event-id": last_id} if last_id else {}
             return self._stream("GET", f"{self.root}/v1/streams/{stream_id}/events", headers=headers, timeout=timeout)
@@ -158,7 +158,7 @@ class Client:
             await self.http.post(f"{self.root}/v1/streams/{stream_id}/cancel", timeout=_CANCEL_S)
 
     async def _foreign_answer(self, body: Json) -> AsyncGenerator[str, None]:
-        timeout = httpx.Timeout(_FOREIGN_SILENCE_S, connect=_CONNECT_S)
+        timeout = httpx.Timeout(_FOREIGN_SILENCE_S, connect=_CONNECT_TIMEOUT_S)
         request = {**body, "stream": True}
         has_ended = False
         try:
@@ -197,18 +197,18 @@ class Client:
             yield response
 
 
-class _Patience:
-    """How long to try again, and how often."""
+class _Retries:
+    """The backoff and the time limit of retries."""
 
     def __init__(self) -> None:
-        self.begin_anew()
+        self.reset()
 
-    def begin_anew(self) -> None:
+    def reset(self) -> None:
         self._until_s = 0.0
         self._pause_s = _BACK_OFF_S[0]
 
     async def wait(self, reason: str) -> None:
-        """Raises: AnswerFailed when it was tried for long enough."""
+        """Pause before the next attempt. Raises: AnswerFailed after the time limit."""
         now_s = time.monotonic()
         self._until_s = self._until_s or now_s + _RESUME_WITHIN_S
         if now_s + self._pause_s > self._until_s:
@@ -219,20 +219,22 @@ class _Patience:
 
 @contextlib.asynccontextmanager
 async def connect(url: str, key: str = "") -> AsyncIterator[Client]:
-    """Ask a server what it is and which models it has.
+    """Connect to a server, and read its kind and its models.
 
-    Raises: ValueError for an address or a key that cannot be one; NoServer, AnswerFailed.
+    Raises: ValueError for an invalid address or key; NoServer, AnswerFailed.
     """
     root = _checked(url)
     base = root if root.endswith("/v1") else f"{root}/v1"
     if not key.isascii() or not key.isprintable():
-        raise ValueError("A key has only printable ASCII characters.")
+        raise ValueError("A key may contain only printable ASCII characters.")
     headers = {"authorization": f"Bearer {key}"} if key else {}
-    certificates = httpx.create_ssl_context()  # SSL_CERT_FILE counts for every server, a proxy for those elsewhere
-    is_elsewhere = not _is_on_this_machine(root)
-    async with httpx.AsyncClient(headers=headers, verify=certificates, trust_env=is_elsewhere) as http:
+    certificates = httpx.create_ssl_context()  # honours SSL_CERT_FILE for every server; a proxy only for remote ones
+    is_remote = not _is_on_this_machine(root)
+    async with httpx.AsyncClient(headers=headers, verify=certificates, trust_env=is_remote) as http:
         try:
-            response = await http.get(f"{base}/models", timeout=httpx.Timeout(_FACTS_S, connect=_CONNECT_S))
+            response = await http.get(
+                f"{base}/models", timeout=httpx.Timeout(_REQUEST_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
+            )
         except httpx.ConnectError as error:
             if "CERTIFICATE_VERIFY_FAILED" in str(error):
                 raise AnswerFailed(
@@ -243,7 +245,7 @@ async def connect(url: str, key: str = "") -> AsyncIterator[Client]:
             raise AnswerFailed(f"the server at {root} does not answer in time") from None
         except httpx.HTTPError:
             raise AnswerFailed(f"the server at {root} does not answer as HTTP servers do") from None
-        if response.status_code in (404, 405, 501):  # one that has a single model, and no list of them
+        if response.status_code in (404, 405, 501):  # a server with a single model may have no list
             yield Client(http, root.removesuffix("/v1"), base, False, [])
             return
         if response.status_code >= 300:
@@ -256,7 +258,7 @@ async def connect(url: str, key: str = "") -> AsyncIterator[Client]:
 
 
 def _checked(url: str) -> str:
-    """Raises: ValueError."""
+    """Check a server's address. Raises: ValueError."""
     url = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(url)
@@ -264,9 +266,9 @@ def _checked(url: str) -> str:
     except ValueError:
         is_one = False
     if not is_one or parts.query or parts.fragment or not url.isprintable():
-        raise ValueError("An address is http://host:port or https://host/v1.")
+        raise ValueError("An address should look like http://host:port or https://host/v1.")
     if "@" in parts.netloc:
-        raise ValueError("A key does not belong into an address; --key and TAILRACE_KEY take it.")
+        raise ValueError("The address must not contain a key. Use --key or TAILRACE_KEY.")
     return url.rstrip("/")
 
 
@@ -279,7 +281,7 @@ def _is_on_this_machine(root: str) -> bool:
 
 
 async def _events(response: httpx.Response) -> AsyncIterator[ServerSentEvent]:
-    """Raises: AnswerFailed for what is no stream of events."""
+    """Yield the events of an answer. Raises: AnswerFailed if it is not an event stream."""
     try:
         async for event in EventSource(response).aiter_sse():
             yield event
@@ -299,7 +301,7 @@ def _json(text: str) -> Json:
 
 
 def _check_end(event: ServerSentEvent) -> None:
-    """Raises: AnswerFailed unless the answer came to its end."""
+    """Raises: AnswerFailed unless the answer is complete."""
     if event.event != "done":
         raise AnswerFailed(_error_in(_json(event.data)) or f"the answer was {event.event}")
 
@@ -318,7 +320,7 @@ def _has_ended(chunk: Json) -> bool:
 
 
 def _error_in(body: Json) -> str:
-    """What a server says that is wrong, in the forms that are common; nothing where it says nothing."""
+    """Return the error message of a body in one of the common formats, or ""."""
     error = body.get("error", body)
     said = error.get("message", error.get("detail", "")) if isinstance(error, dict) else error
     return printable_text(said)[:_ERROR_LENGTH] if isinstance(said, str) else ""

@@ -1,4 +1,4 @@
-"""A server for one chat, where none runs: a child process on a loopback port, which keeps nothing."""
+"""A temporary server for one chat: a child process on a loopback port, which stores nothing."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ main()
 
 @contextlib.asynccontextmanager
 async def own_server(model: str, say: Callable[[str], None]) -> AsyncIterator[str]:
-    """The URL of a server that has this model. What it says while it starts is passed on. It ends with the context, and
-    with this process.
+    """Start a server with this model; yields its URL. Its messages during the start go to `say`. The server ends with
+    the context and with this process.
 
-    Raises: AnswerFailed if it does not start; why not has been said.
+    Raises: AnswerFailed if it does not start. Its messages give the reason.
     """
     with tempfile.TemporaryDirectory(prefix="tailrace-chat-") as directory:
         command = [
@@ -41,22 +41,22 @@ async def own_server(model: str, say: Callable[[str], None]) -> AsyncIterator[st
         ]  # fmt: skip
         process = subprocess.Popen(  # noqa: ASYNC220 - starting one is quick
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-            start_new_session=True,  # Ctrl-C is for this process alone
+            start_new_session=True,  # Ctrl-C on the terminal goes only to this process
         )  # fmt: skip
         assert process.stderr is not None
         try:
             # In a thread, so that Ctrl-C ends the wait: the end of the server ends the thread.
             yield await asyncio.to_thread(_url, process.stderr, say)
         finally:
-            process.kill()  # it has nothing to keep
+            process.kill()  # there is nothing to save
             process.wait()
 
 
 def _url(stderr: IO[str], say: Callable[[str], None]) -> str:
-    """Raises: AnswerFailed."""
+    """Pass the server's messages on until it listens; returns its URL. Raises: AnswerFailed."""
     for line in stderr:
         if line.startswith(_LISTENING):
-            # What it says later would stand in the middle of an answer.
+            # Later messages would appear in the middle of an answer.
             threading.Thread(target=stderr.read, daemon=True).start()
             return line.removeprefix(_LISTENING).strip()
         say(line.rstrip("\n"))

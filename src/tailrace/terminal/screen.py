@@ -1,4 +1,4 @@
-"""Shows an answer while it comes: as it is where nobody looks, as Markdown on a terminal."""
+"""Shows a streamed answer: rendered Markdown on a terminal, else plain text."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _SHOWN_THOUGHTS = 4000  # characters
 
 
 class Screen(Protocol):
-    """Where one answer is shown."""
+    """Shows one answer."""
 
     def show(self, piece: str) -> None:
-        """The next piece of the answer."""
+        """Show the next piece of the answer."""
 
     def think(self, piece: str) -> None:
         """The next piece of what the model thinks before its answer."""
 
     def close(self) -> None:
-        """No more comes. What was shown stays, and the cursor is in a new line."""
+        """End the answer. Its text stays on the screen, and the cursor is on a new line."""
 
 
 class PlainScreen:
@@ -61,12 +61,12 @@ class MarkdownScreen:
 
         self._console = console
         self._parser = _parser()
-        self._text = ""  # of the block that still grows
+        self._text = ""  # of the incomplete block
         self._thoughts = ""  # the end of them
         self._has_printed = False
         self._live = Live(
             console=console, transient=True, refresh_per_second=12, vertical_overflow="visible",
-            redirect_stdout=False, redirect_stderr=sys.stderr.isatty(),  # messages stand above what is drawn anew
+            redirect_stdout=False, redirect_stderr=sys.stderr.isatty(),  # messages appear above the live block
         )  # fmt: skip
         self._live.start()
 
@@ -88,7 +88,7 @@ class MarkdownScreen:
         self._print(self._text)
 
     def _print_complete_blocks(self) -> None:
-        """All blocks but the last: what comes next can only change that one."""
+        """Print all blocks except the last, which is the only one that more text can change."""
         tops = [token.map[0] for token in self._parser.parse(self._text) if token.level == 0 and token.map]
         if len(tops) > 1 and tops[-1] > 0:
             lines = self._text.splitlines(keepends=True)
@@ -105,25 +105,25 @@ class MarkdownScreen:
     def _rendered(self, text: str) -> RenderableType:
         from rich.markdown import Markdown
 
-        # Links stand beside their text: a terminal's own would hide where they lead.
+        # Print link addresses as text: terminal hyperlinks would hide them.
         shown = Markdown("", code_theme="ansi_dark", hyperlinks=False)
         shown.parsed = self._parser.parse(text)
         for token in shown.parsed:
             for child in token.children or ():
                 if child.type == "softbreak":
-                    child.type = "hardbreak"  # models mean their line ends
+                    child.type = "hardbreak"  # line ends of models are intended
         return _Printable(shown)
 
 
 def _parser() -> MarkdownIt:
     from markdown_it import MarkdownIt
 
-    # HTML is shown as the text that it is; it would be left out otherwise.
+    # Shows HTML as text instead of dropping it.
     return MarkdownIt("commonmark", {"html": False}).enable(["strikethrough", "table"])
 
 
 class _Printable:
-    """Takes out control characters that come up in rendering, such as those that an address has in percents."""
+    """Removes control characters that rendering produces, such as percent-encoded ones in addresses."""
 
     def __init__(self, inner: RenderableType) -> None:
         self._inner = inner
@@ -136,7 +136,7 @@ class _Printable:
 
 
 class _LastLines:
-    """As much of the end of something as the terminal has room for."""
+    """Shows the last lines that fit on the terminal."""
 
     def __init__(self, inner: RenderableType, *, has_line_above: bool) -> None:
         self._inner = inner

@@ -1,4 +1,4 @@
-"""A conversation at a terminal: lines are read, answers are shown, Ctrl-C stops an answer and not the program."""
+"""A conversation in the terminal: reads lines and shows answers. Ctrl-C stops an answer, not the program."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["Chat", "converse", "new_screen", "until_interrupted"]
 
 _HELP = """\
-/model [NAME]    show the models, or go on with another one
-/system [TEXT]   show or set what the model is told first; "" takes it away
+/model [NAME]    show the models, or switch to another one
+/system [TEXT]   show or set the system message; "" removes it
 /new             begin a new conversation
 /help            show this
-/exit            leave, as Ctrl-D does
+/exit            exit, like Ctrl-D
 
 Ctrl-C stops an answer. Alt-Enter begins a new line."""
 _COMMANDS = ["/exit", "/help", "/model", "/new", "/system"]
@@ -46,8 +46,8 @@ class Chat:
     turns: list[Turn] = field(default_factory=list)
 
     async def ask(self, question: str, screen: Screen) -> bool:
-        """Show the answer to one more message. One that is stopped stays part of the conversation; one that failed
-        before its first word takes its question with it. Returns whether it came to its end.
+        """Send a message and show its answer. A stopped answer stays part of the conversation. If an answer fails
+        before its first piece, its question is removed too. Returns whether the answer is complete.
 
         Raises: AnswerFailed.
         """
@@ -72,7 +72,7 @@ class Chat:
 
 
 async def until_interrupted(task: asyncio.Future[None]) -> bool:
-    """Wait for a task, which SIGINT cancels; returns whether it came to its end."""
+    """Wait for a task, which SIGINT cancels. Returns whether it ended normally."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, task.cancel)
     try:
@@ -88,7 +88,7 @@ async def until_interrupted(task: asyncio.Future[None]) -> bool:
 
 
 def new_screen(*, is_plain: bool) -> Screen:
-    """Markdown where stdout is a terminal that can show it, unless plain text is wanted."""
+    """Return a Markdown screen if stdout is a suitable terminal and `is_plain` is false, else a plain one."""
     if is_plain or not sys.stdout.isatty() or os.environ.get("TERM", "") in ("", "dumb"):
         return PlainScreen(sys.stdout)
     from rich.console import Console
@@ -97,8 +97,8 @@ def new_screen(*, is_plain: bool) -> Screen:
 
 
 async def converse(chat: Chat, *, history: Path, is_plain: bool) -> None:
-    """Read what the person types, until they leave."""
-    with _keys_kept():
+    """Run a conversation until the user exits."""
+    with _without_echo():
         await _converse(chat, _prompt(chat, history), is_plain=is_plain)
 
 
@@ -113,7 +113,7 @@ async def _converse(chat: Chat, prompt: PromptSession[str], *, is_plain: bool) -
         except EOFError:
             return
         if line.startswith("/"):
-            if _obey(chat, line) == "exit":
+            if _run_command(chat, line) == "exit":
                 return
         elif line:
             try:
@@ -123,8 +123,8 @@ async def _converse(chat: Chat, prompt: PromptSession[str], *, is_plain: bool) -
                 chat.say_error(f"{error}.".replace("..", "."))
 
 
-def _obey(chat: Chat, line: str) -> str:
-    """Do what a command says. Returns its name."""
+def _run_command(chat: Chat, line: str) -> str:
+    """Run a command. Returns its name."""
     name, _, rest = line.partition(" ")
     rest = rest.strip()
     match name:
@@ -170,7 +170,7 @@ def _prompt(chat: Chat, history: Path) -> PromptSession[str]:
 
     keys.add("escape", "enter")(begin_line)
     history.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    os.close(os.open(history, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))  # what was asked is nobody else's
+    os.close(os.open(history, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600))  # questions are private
     commands = dict.fromkeys(_COMMANDS) | {"/model": dict.fromkeys(chat.client.models)}
     return PromptSession(
         history=FileHistory(str(history)),
@@ -181,8 +181,8 @@ def _prompt(chat: Chat, history: Path) -> PromptSession[str]:
 
 
 @contextlib.contextmanager
-def _keys_kept() -> Iterator[None]:
-    """Have a terminal keep what is typed while an answer is drawn for the next line, Ctrl-D too, and not show it."""
+def _without_echo() -> Iterator[None]:
+    """Turn the terminal's echo off while an answer is shown. Typed input, including Ctrl-D, goes to the next prompt."""
     try:
         before = termios.tcgetattr(sys.stdin)
     except (termios.error, ValueError):

@@ -1,7 +1,7 @@
-"""Measures what the server adds to the engine, and what it carries by itself.
+"""Measures the server's overhead over the engine, and the capacity of the server alone.
 
-The room's law: what is compared runs in one run on one machine, in turns, and what is quoted is a ratio of medians.
-Nothing here is imported by a server.
+Rule of this room: both sides of a comparison alternate in one run on one machine, and the result is a ratio of medians.
+A server imports nothing from here.
 """
 
 from __future__ import annotations

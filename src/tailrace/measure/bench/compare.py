@@ -24,7 +24,7 @@ __all__ = ["Pair", "ReportLine", "compare_engine", "compare_server", "engine_alo
 
 @dataclass(frozen=True, slots=True)
 class ReportLine:
-    """One side of a comparison at one load: medians over the rounds, times in milliseconds."""
+    """One side of a comparison at one load. Medians over the rounds; times in milliseconds."""
 
     what: str
     streams: int
@@ -52,8 +52,7 @@ class ReportLine:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """The server's line, what it is compared with, and the ratio of their tokens per second (median over the
-    rounds)."""
+    """The server's line, the line it is compared with, and the median ratio of their tokens per second."""
 
     ours: ReportLine
     theirs: ReportLine
@@ -67,12 +66,12 @@ class Pair:
 
 @asynccontextmanager
 async def _server(model: str, *flags: str) -> AsyncIterator[tuple[str, int]]:
-    """A server process, and where it listens. Raises: RuntimeError if it does not start."""
-    process = subprocess.Popen(  # noqa: ASYNC220 - starting one is quick, and a thread has to read what it says
+    """Start a server process; yields its host and port. Raises: RuntimeError if it does not start."""
+    process = subprocess.Popen(  # noqa: ASYNC220 - starting is fast, and a thread has to read its output
         [sys.executable, "-m", "tailrace", "serve", model, "--port", "0", *flags],
         stderr=subprocess.PIPE,
         text=True,
-        start_new_session=True,  # Ctrl-C on the terminal is for this process alone, which then ends the server
+        start_new_session=True,  # Ctrl-C on the terminal goes only to this process, which then ends the server
     )
     assert process.stderr is not None
     try:
@@ -87,7 +86,7 @@ async def _server(model: str, *flags: str) -> AsyncIterator[tuple[str, int]]:
 
 
 def _listening_url(stderr: IO[str]) -> str:
-    """Read what a server says until it listens. Raises: RuntimeError if it ends before."""
+    """Read a server's output until it listens; returns its URL. Raises: RuntimeError if it ends before."""
     said = []
     for line in stderr:
         said.append(line)
@@ -98,9 +97,9 @@ def _listening_url(stderr: IO[str]) -> str:
 
 @contextmanager
 def _child(module: str, *arguments: str) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
-    """A process of this room's, and its standard input and output. Killed if the block is left by an exception."""
+    """Run a module of this room as a process; yields its stdin and stdout. Killed after an exception in the block."""
     command = [sys.executable, "-m", module, *arguments]
-    # A session of its own: Ctrl-C on the terminal is for this process alone.
+    # Its own session: Ctrl-C on the terminal goes only to this process.
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -115,9 +114,9 @@ def _child(module: str, *arguments: str) -> Iterator[tuple[IO[bytes], IO[bytes]]
 
 @contextmanager
 def engine_alone(spec: EngineSpec) -> Iterator[Callable[[Round], Sample]]:
-    """An engine in a process of its own with nothing around it. What is yielded runs a round, and blocks meanwhile.
+    """Run an engine in its own process, without a server. Yields a function that runs a round and blocks.
 
-    Raises: RuntimeError if the engine does not load, or dies in a round; it has said why on stderr.
+    Raises: RuntimeError if the engine does not load or dies; the reason is on stderr.
     """
     with _child("tailrace.measure.bench.inprocess") as (stdin, stdout):
 
@@ -157,7 +156,7 @@ async def compare_engine(
     rounds: int,
     on_progress: Callable[[str], None],
 ) -> list[Pair]:
-    """The same load over HTTP and against the engine in process, in turns. Each prompt is new, so no cache helps."""
+    """Measure the same load over HTTP and in process, alternating. Every prompt is new, so caches have no effect."""
     prompts = (f"{number}. A story about a river, a dog and a mill:" for number in range(1, 1_000_000))
     pairs = []
     async with AsyncExitStack() as stack:
@@ -179,7 +178,7 @@ async def compare_engine(
             theirs: list[Sample] = []
             for number in range(rounds):
                 on_progress(f"{n} streams, round {number + 1} of {rounds}")
-                # Taking turns at going first: a machine that warms or slows down favours neither.
+                # Alternates which side goes first, so that a change of the machine's speed favours neither.
                 for side, samples in [(over_http, ours), (in_process, theirs)][:: 1 if number % 2 else -1]:
                     samples.append(await side(n, max_tokens))
             pairs.append(Pair.of(n, "over HTTP", ours, "in process", theirs))
@@ -189,8 +188,8 @@ async def compare_engine(
 async def compare_server(
     *, streams: int, max_tokens: int, rounds: int, on_progress: Callable[[str], None]
 ) -> list[Pair]:
-    """The server alone, fed by an engine that computes nothing, beside a raw writer of the same events, and beside
-    itself without a journal."""
+    """Compare the server with the scripted engine to a raw writer of the same events, and to the same server without a
+    journal."""
     ours, theirs, unkept = [], [], []
     flags = ("--kv-tokens", str(4 * streams * max_tokens), "--max-sequences", str(2 * streams))
     async with AsyncExitStack() as stack:

@@ -1,7 +1,7 @@
-"""The engine by itself, in a process of its own: `python -m tailrace.measure.bench.inprocess`.
+"""Runs the engine alone in a process: `python -m tailrace.measure.bench.inprocess`.
 
-Takes an engine's spec as the first line of JSON, then one line for each round with the prompts' ids, and answers each
-with the times at which tokens came. What it measures is the engine with nothing around it.
+Reads an engine's spec as the first line of JSON, then one line per round with the prompts' ids. Answers each round with
+the times of its tokens. So it measures the engine without a server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["main", "run_round"]
 
 
 def run_round(engine: Engine, load: Round, first_id: int) -> tuple[list[Timeline], float]:
-    """Drive the engine until all sequences are finished; returns their timelines and the seconds it took."""
+    """Step the engine until all sequences have finished. Returns their timelines and the time in seconds."""
     sampling = Sampling(temperature=0.0, seed=1, max_tokens=load.max_tokens, ignore_eos=True)
     start_s = time.perf_counter()
     timelines = {}
@@ -37,7 +37,7 @@ def run_round(engine: Engine, load: Round, first_id: int) -> tuple[list[Timeline
             timeline.times_s.append(now_s)
             if delta.finish_reason is not None:
                 live.discard(delta.sequence_id)
-    engine.step()  # lets the engine come to rest
+    engine.step()  # lets the engine clean up
     return list(timelines.values()), time.perf_counter() - start_s
 
 

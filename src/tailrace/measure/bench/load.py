@@ -1,4 +1,4 @@
-"""A load client that costs little: raw sockets, counts events, parses no JSON."""
+"""A cheap load client: uses raw sockets, counts events, and does not parse JSON."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TERMINAL = b"\nevent:"  # as long as the marker, so that one tail serves both
 
 
 class Round(msgspec.Struct):
-    """What an engine is to run at once: greedy, to `max_tokens`, whatever the model says."""
+    """Prompts that an engine runs at the same time: greedy, always to `max_tokens`."""
 
     prompts: list[tuple[int, ...]]
     max_tokens: int
@@ -24,10 +24,10 @@ class Round(msgspec.Struct):
 
 @dataclass(slots=True)
 class Timeline:
-    """When a stream's events came, in seconds of the monotonic clock."""
+    """The times of a stream's events, in seconds of the monotonic clock."""
 
     start_s: float
-    times_s: list[float] = field(default_factory=list)  # one for each read that brought events
+    times_s: list[float] = field(default_factory=list)  # one for each read with events
     num_events: int = 0
 
 
@@ -37,8 +37,8 @@ class Sample:
 
     num_events: int
     wall_s: float
-    ttft_s: list[float]  # one a stream
-    itl_s: list[float]  # gaps between reads that brought events
+    ttft_s: list[float]  # one per stream
+    itl_s: list[float]  # gaps between reads with events
 
     @property
     def events_per_s(self) -> float:
@@ -59,7 +59,7 @@ class Sample:
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """The value at quantile `q` of 0 to 1; nan when there are none."""
+    """Return the value at quantile `q` (0 to 1), or NaN if there are no values."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(q * len(ordered)))] if ordered else float("nan")
 
@@ -77,7 +77,7 @@ class _Client(asyncio.Protocol):
         transport.write(self._request)  # type: ignore[attr-defined]  # uvloop's transports are of its own kind
 
     def data_received(self, data: bytes) -> None:
-        # A marker may be cut in two by the end of a read.
+        # A marker may be split over two reads.
         chunk = self._tail + data
         self._tail = chunk[-len(_MARKER) + 1 :]
         self._terminal += chunk.count(_TERMINAL)
@@ -97,7 +97,7 @@ class _Client(asyncio.Protocol):
 
 
 async def run_load(host: str, port: int, requests: Sequence[bytes], *, concurrency: int) -> Sample:
-    """Send the requests, so many at a time, each on a connection of its own that the server closes.
+    """Send the requests, at most `concurrency` at a time, each on its own connection, which the server closes.
 
     Raises: ConnectionError if a stream ends without its terminal event.
     """

@@ -1,4 +1,4 @@
-"""The machine: what it is made of, and what it could do at most, as `roofline` measures it."""
+"""The machine's hardware, and its maximum speeds as measured by `roofline`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _INTERESTING = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_bf16", "am
 
 
 class Machine(msgspec.Struct, frozen=True):
-    """A machine, and its speeds where they were measured."""
+    """A machine, and its speeds if they were measured."""
 
     processor: str
     cores: int  # that this process may use
-    features: tuple[str, ...]  # of the processor that engines have kernels for
+    features: tuple[str, ...]  # of the processor, as far as engines use them
     memory_bytes: int
     available_bytes: int
     gpus: tuple[str, ...]
@@ -31,11 +31,11 @@ class Machine(msgspec.Struct, frozen=True):
 
 
 def look_at_machine(wish: object | None = None) -> Machine:
-    """With a `roofline.Wish`, measures for some seconds on all cores, in a process whose memory goes with it."""
+    """Describe this machine. With a `roofline.Wish`, measures for some seconds on all cores, in a separate process."""
     machine = _seen()
     if wish is None:
         return machine
-    # An argument and not standard input: a process that is stopped while it writes there leaves half of it to be read.
+    # An argument instead of stdin, so that an interrupted parent cannot leave a partial input.
     command = [
         sys.executable, "-m", "tailrace.measure.bench.roofline", str(os.getpid()), msgspec.json.encode(wish).decode(),
     ]  # fmt: skip
@@ -58,12 +58,12 @@ def _seen() -> Machine:
 
 
 def num_cores() -> int:
-    """That this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _numbers(path: str) -> dict[str, int]:
-    """Lines of `name: number …`; nothing where there is no such file."""
+    """Read lines of `name: number …`. Returns {} if there is no such file."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError:
@@ -81,7 +81,7 @@ def _flags() -> set[str]:
 
 
 def _gpus() -> tuple[str, ...]:
-    """As NVIDIA's driver names them."""
+    """Return the GPUs by the names of NVIDIA's driver."""
     try:
         files = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
         lines = [line for file in files for line in file.read_text().splitlines()]

@@ -1,7 +1,7 @@
-"""The yardstick: `python -m tailrace.measure.bench.rawwriter NUM_EVENTS` writes ready-made events, one write each.
+"""The baseline: `python -m tailrace.measure.bench.rawwriter NUM_EVENTS` sends fixed events, one write per event.
 
-It is what a careful programmer gets out of asyncio's own loop with nothing else to do: no engine, no log, no JSON, no
-HTTP parsing. It prints its port, and serves until its standard input closes.
+It shows what plain asyncio can do without other work: no engine, no log, no JSON, no HTTP parsing. It prints its port,
+and serves until its stdin closes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ async def _serve(num_events: int) -> None:
             for number in range(num_events):
                 writer.write(event)
                 await writer.drain()
-                if number % 32 == 31:  # let the others have their turn, as an engine's steps would
+                if number % 32 == 31:  # lets other connections run, like an engine's steps
                     await asyncio.sleep(0)
             writer.write(last)
             await writer.drain()

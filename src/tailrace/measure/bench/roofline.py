@@ -1,10 +1,10 @@
-"""How fast this machine reads memory and computes, measured with numpy: `python -m tailrace.measure.bench.roofline`.
+"""Measures the speed of memory and arithmetic with numpy: `python -m tailrace.measure.bench.roofline`.
 
-A token of one stream takes reading all weights once, so that memory is the limit of one stream; with many streams each
-weight that was read serves all of them, and arithmetic is. Both together are the model's roofline here.
+Each token of a single stream reads all weights once, so memory limits one stream. With many streams, all of them share
+each read weight, so arithmetic is the limit. Both together are the model's roofline on this machine.
 
-As much memory is read as the weights take, since a part of them may stay in a cache. Arithmetic is measured in float32
-with numpy, and with OpenVINO's own kernels where that is the engine: it computes with integers of eight bits.
+The test reads as much memory as the weights need, because part of them may stay in a cache. Arithmetic is measured in
+float32 with numpy, and for OpenVINO with its own kernels, which compute with eight-bit integers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MATRIX = 1536
 
 
 def _best(run: Callable[[], object]) -> float:
-    """The shortest of some rounds, in seconds: what other work on the machine costs is not the machine's."""
+    """Return the shortest of several rounds, in seconds: other processes can only make a round slower."""
     run()
     took_s = []
     for _ in range(_ROUNDS):
@@ -41,7 +41,7 @@ def _best(run: Callable[[], object]) -> float:
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What is measured."""
+    """What to measure."""
 
     weight_bytes: int = 0  # of the model; 0: not known
     openvino: EngineSpec | None = None  # what OpenVINO would load, where that is the engine
@@ -49,9 +49,8 @@ class Wish(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    """Takes as arguments its parent's process id, with which it ends, and a Wish in JSON. Writes bytes read, float32
-    operations, and operations of the engine's own kernels (0 if they were not measured), each per second, as a JSON
-    array."""
+    """Arguments: the parent's process id, with which this process ends, and a Wish in JSON. Writes a JSON array of
+    bytes read, float32 operations, and operations of the engine's kernels (0 if not measured), each per second."""
     begin_child(int(sys.argv[1]))
     wish = msgspec.json.decode(sys.argv[2], type=Wish)
     cores = num_cores()

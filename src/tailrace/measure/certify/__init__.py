@@ -1,7 +1,7 @@
-"""Measures how exactly an engine repeats itself after its worker was killed.
+"""Measures how exactly an engine repeats its answers after its worker was killed.
 
-The room's law: a kill is a SIGKILL of a real worker process, and what is compared are ids that were delivered. Nothing
-here is imported by a server; what it finds is kept in the form of `tailrace.engines.certificate`.
+Rule of this room: a kill is a SIGKILL of a real worker process, and only delivered ids are compared. A server imports
+nothing from here. The result has the format of `tailrace.engines.certificate`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Kills a worker again and again, and compares what was delivered with what its successor says."""
+"""Kills a worker repeatedly, and compares the delivered tokens with those of the next worker."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tailrace.measure.certify.situations import Situation, situations
 
 __all__ = ["Tally", "certify"]
 
-_WIDTH = 16  # sequences that a kill takes at once, or as many as the engine runs
-_REFILL_EVERY = 4  # kills of a situation
+_WIDTH = 16  # sequences per kill, limited by the engine
+_REFILL_EVERY = 4  # re-prefills are tested after every fourth kill of a situation
 
 
 @dataclass(slots=True)
 class Tally:
-    """One row while it is counted."""
+    """The counts of one row."""
 
     situation: Situation
     wanted: int
@@ -32,7 +32,7 @@ class Tally:
 
     @property
     def is_open(self) -> bool:
-        """Kills that came too late to cut anything off are tried again, but not for ever."""
+        """Whether more kills are needed. Kills that interrupted no sequence are repeated, up to a limit."""
         return self.runs < self.wanted and self.kills < 4 * self.wanted + 8
 
     def finding(self) -> Finding:
@@ -48,9 +48,9 @@ async def certify(
     max_tokens: int,
     on_progress: Callable[[str, int], None] = lambda name, num_runs: None,
 ) -> tuple[str, list[Finding]]:
-    """What the engine calls itself, and a finding for each situation that it can be in; `runs` replays in all.
+    """Measure an engine with `runs` replays in total. Returns the engine's name and a finding for each situation.
 
-    Raises: ModelError if the engine does not load, or fails a sequence.
+    Raises: ModelError if the engine does not load or a sequence fails.
     """
     draw = Random(seed)
     async with Lives.begin(spec) as lives:
@@ -58,7 +58,7 @@ async def certify(
         shares = sum(row.share for row in rows)
         tallies = [Tally(row, max(1, round(runs * row.share / shares))) for row in rows]
         while open_tallies := [tally for tally in tallies if tally.is_open]:
-            for tally in open_tallies:  # in turns, so that a slow minute or a hot hour falls on all of them
+            for tally in open_tallies:  # alternating, so that changes of the machine's speed affect all situations
                 before = tally.runs
                 await _Trial(lives, asker, draw, tally).run()
                 on_progress(tally.situation.name, tally.runs - before)
@@ -66,7 +66,7 @@ async def certify(
 
 
 class _Trial:
-    """One kill: a company of sequences, of which those that it cuts off run again."""
+    """One kill of a worker with several sequences. The interrupted sequences are replayed."""
 
     def __init__(self, lives: Lives, asker: Asker, draw: Random, tally: Tally) -> None:
         self._lives = lives
@@ -94,7 +94,7 @@ class _Trial:
         self._tally.kills += 1
 
     async def _refill(self, pairs: list[tuple[SequenceTranscript, SequenceTranscript]]) -> None:
-        """A grammar would begin anew behind what was said: nobody would go on like that."""
+        """Compare re-prefills. Skips grammars, which would start from the beginning again."""
         pairs = [pair for pair in pairs if pair[0].sampling.grammar is None]
         others = [from_there(old) for old, _ in pairs]
         await self._finish(others)

@@ -1,4 +1,4 @@
-"""A worker's life, as often as it takes: starts one, runs sequences on it, kills it."""
+"""Starts a worker, runs sequences on it, kills it, and starts the next one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["Lives", "SequenceTranscript"]
 
 
 class SequenceTranscript:
-    """What one sequence has said. A `Receiver`."""
+    """The ids of one sequence. A `Receiver`."""
 
     def __init__(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> None:
         self.prompt_ids = prompt_ids
@@ -41,7 +41,7 @@ class SequenceTranscript:
         self.moved.set()
 
     async def reach(self, num_tokens: int) -> None:
-        """Wait until it has said so much, or all that it will. Raises: ModelError if the engine failed it."""
+        """Wait until the sequence has `num_tokens` tokens or has ended. Raises: ModelError if the sequence failed."""
         while len(self.ids) < num_tokens and not self.is_over:
             self.moved.clear()
             await self.moved.wait()
@@ -50,7 +50,7 @@ class SequenceTranscript:
 
 
 class Lives:
-    """One worker at a time, started anew after every kill."""
+    """Runs one worker at a time, and restarts it after every kill."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self._ready = asyncio.Event()
@@ -61,7 +61,7 @@ class Lives:
     @classmethod
     @asynccontextmanager
     async def begin(cls, spec: EngineSpec) -> AsyncIterator[Lives]:
-        """Raises: ModelError if the engine does not load the model."""
+        """Start the first worker. Raises: ModelError if the engine cannot load the model."""
         lives = cls(spec)
         try:
             await lives._start()
@@ -80,7 +80,7 @@ class Lives:
         return sequence_id
 
     async def kill(self) -> None:
-        """SIGKILL, in the middle of whatever it does, and the next one."""
+        """Kill the worker with SIGKILL at any point, and start the next one."""
         assert self._supervisor.pid is not None
         assert self._life is not None
         os.kill(self._supervisor.pid, signal.SIGKILL)
@@ -90,9 +90,9 @@ class Lives:
     async def run(
         self, answers: Iterable[SequenceTranscript], company: Company, draw: Random, strangers: list[SequenceTranscript]
     ) -> None:
-        """Bring sequences in as the company has it; returns when all are on their way.
+        """Submit sequences in the way that `company` names; returns when all are submitted.
 
-        Changing company is made of `strangers`, of whom every second one is aborted soon.
+        With "changing", sequences of `strangers` run next to them, of which about half are aborted early.
         """
         for answer in answers:
             self.submit(answer)
@@ -125,11 +125,11 @@ class Lives:
 
 
 def again(answer: SequenceTranscript) -> SequenceTranscript:
-    """The same once more, from the beginning."""
+    """Return a replay of the sequence from its beginning."""
     return SequenceTranscript(answer.prompt_ids, answer.sampling)
 
 
 def from_there(answer: SequenceTranscript) -> SequenceTranscript:
-    """What would go on behind all that was said."""
+    """Return a sequence that continues after all tokens so far."""
     left = (answer.sampling.max_tokens or 0) - len(answer.ids)
     return SequenceTranscript((*answer.prompt_ids, *answer.ids), replace(answer.sampling, max_tokens=left))

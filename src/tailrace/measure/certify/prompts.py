@@ -1,4 +1,4 @@
-"""What is asked of the model: as many different questions as are wanted, the same ones for the same draw."""
+"""Makes prompts: any number of different questions, the same ones for the same random seed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _QUESTIONS = (
 
 
 class Asker:
-    """Turns questions into token ids, as a chat where the model has a template for one."""
+    """Encodes questions as token ids, as a chat if the model has a chat template."""
 
     def __init__(self, card: ModelCard) -> None:
         self._tokenizer = Tokenizer.from_json(card.tokenizer_json)
@@ -45,5 +45,5 @@ class Asker:
         return draw.choice(_QUESTIONS).format(draw.choice(_TOPICS), draw.randrange(10_000))
 
     def text(self, draw: Random, num_sentences: int) -> str:
-        """A text without much sense."""
+        """Return a text of random sentences."""
         return " ".join(self.question(draw) for _ in range(num_sentences))

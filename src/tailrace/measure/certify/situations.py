@@ -1,4 +1,4 @@
-"""The situations in which a worker dies: who runs, how they came, and with what sampling."""
+"""The situations in which a worker is killed: which sequences run, how they begin, and their sampling."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A row of the table. `company` "changing" means neighbours that come and are aborted all the while."""
+    """A row of the table. `company` "changing": other sequences begin and are aborted meanwhile."""
 
     name: str
     company: Company
-    samplings: tuple[Sampling, ...]  # in turns; seeds are drawn for each sequence
+    samplings: tuple[Sampling, ...]  # used alternately; each sequence gets its own seed
     prompts: Callable[[Asker, Random, int], list[Prompt]]
     needs: frozenset[str] = frozenset()  # among the engine's parameters
-    has_first_turn: bool = False  # the prompt goes on behind an answer to it
+    has_first_turn: bool = False  # the prompt is a follow-up to a first answer
     share: int = 4  # of the runs
 
 
 def situations(capabilities: Capabilities, max_tokens: int) -> list[Situation]:
-    """Those that an engine can be in. Answers go on to `max_tokens` where it can make them."""
+    """Return the situations that an engine supports. Answers have `max_tokens` if the engine supports `ignore_eos`."""
     greedy = Sampling(temperature=0.0, max_tokens=max_tokens, ignore_eos="ignore_eos" in capabilities.parameters)
     seeded = replace(greedy, temperature=0.8)
     both = (greedy, seeded)
@@ -88,5 +88,5 @@ def _twins(asker: Asker, draw: Random, count: int) -> list[Prompt]:
 
 
 def _long(asker: Asker, draw: Random, count: int) -> list[Prompt]:
-    """Some of several hundred tokens, between short ones."""
+    """Return prompts of which every fourth has several hundred tokens."""
     return [asker.ids(asker.text(draw, draw.randint(20, 40) if place % 4 == 0 else 1)) for place in range(count)]
