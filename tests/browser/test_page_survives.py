@@ -115,7 +115,7 @@ async def test_start_on_one_device_kill_the_server_finish_on_another(
 async def test_two_tabs_see_the_same(river: Server, open_tab: OpenTab) -> None:
     one = await open_tab(river.url)
     await let_ask(one, max_tokens=LONG)
-    await one.send("One?")
+    await one.send("Do two tabs see the same?")
     await one.wait_text()
     two = await open_tab(f"{river.url}/#{await one.conversation_id()}")
     assert await two.wait_text()
@@ -127,7 +127,7 @@ async def test_two_tabs_see_the_same(river: Server, open_tab: OpenTab) -> None:
     assert await one.wait_end() == second
     await two.button("Regenerate").click()
     await expect(one.answer.locator(".branches > span")).to_have_text("2 / 2")
-    await one.button("Delete One?").click()
+    await one.button("Delete Do two tabs see the same?").click()
     await one.button("Delete").click()
     await expect(two.note).to_have_text("There is no such conversation any more.")
 
