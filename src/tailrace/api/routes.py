@@ -309,7 +309,7 @@ class Routes:
             if kept is None:
                 raise
         if after > kept.last_seq:
-            raise SeqOutOfRange("This stream has not come that far.", param="last-event-id")
+            raise SeqOutOfRange("This stream has fewer events.", param="last-event-id")
         return kept
 
     async def _on_stream(self, scope: Scope, stream_id: str, view: View, verb: str) -> ASGIApp:
