@@ -181,7 +181,7 @@ def test_an_app_may_shape_its_own(http: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("path", "line", "where"),
     [
-        ("/bare/thing", "TypeError: Bare gave a dict, which is not text, .* Thing is not", "__call__"),
+        ("/bare/thing", "TypeError: Bare returned a dict, which is not text, .* Thing is not", "__call__"),
         ("/thing", "ValueError: .*'Thing' object", "thing"),
         ("/own-thing", "TypeError: Object of type Thing is not JSON serializable", "own_thing"),
     ],

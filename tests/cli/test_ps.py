@@ -35,7 +35,7 @@ def server() -> Iterator[Server]:
 def test_models_and_streams(server: Server) -> None:
     shown = _run("ps", "--url", server.url)
     assert shown.returncode == 0
-    assert shown.stderr == "No stream runs.\n"
+    assert shown.stderr == "No streams are running.\n"
     stream_id = server.create(_ENDLESS)
     found = json.loads(_run("ps", "--json", TAILRACE_PORT=str(server.port)).stdout)
     assert found["models"] == [{"name": "scripted", "state": "loaded"}, {"name": "other", "state": "not loaded"}]

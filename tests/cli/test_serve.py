@@ -92,7 +92,7 @@ def test_a_setting_out_of_bounds_is_refused_with_the_bounds(flags: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "reason"),
     [
-        (["--prompt-template", "hello"], "no {prompt}"),
+        (["--prompt-template", "hello"], "must contain {prompt}"),
         (["--allowed-origins", "banana"], "origins such as"),
         (["--allowed-hosts", "http://x"], "names without scheme"),
         (["--allowed-hosts", "x, y:8000"], "names without scheme"),

@@ -237,7 +237,7 @@ def test_ends_that_the_file_does_not_name(tmp_path: Path, tokens: dict[str, int]
         ({**sentencepiece(), "scores": None}, "no scores"),
         ({**sentencepiece(), "unknown_token_id": 10**6}, "do not fit together"),
         ({**byte_level("gpt-2"), "merges": None}, "no merges"),
-        (byte_level("unheard-of"), "`unheard-of`, which is not known"),
+        (byte_level("unheard-of"), "`unheard-of`, is unknown"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
