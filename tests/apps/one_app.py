@@ -36,7 +36,7 @@ class _Place:
     async def lease(self) -> _Place:
         return self
 
-    def give_back(self) -> None: ...
+    def release(self) -> None: ...
 
 
 @dataclass(frozen=True)

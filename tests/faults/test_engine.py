@@ -228,7 +228,7 @@ async def test_an_engine_of_another_version_is_not_let_in(version: int, epoch: i
     capabilities = Capabilities("other", 100, 100, 1, 1, frozenset(), True)
     worker, _ = await _hears([Ready(version, epoch, capabilities), Frame(2, 1, [Delta(1, 0, (5,))])])
     assert not worker.ready.done()
-    assert await worker.gone == "is of another version"
+    assert await worker.gone == "has another version"
     worker.ready.cancel()
 
 

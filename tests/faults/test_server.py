@@ -429,7 +429,7 @@ def test_a_key_has_to_be_there_and_long_enough(tmp_path: Path) -> None:
     (tmp_path / "short").write_text("k" * 31)
     with pytest.raises(ModelError, match="too short"):
         read_key(tmp_path / "short")
-    with pytest.raises(ModelError, match="cannot be read"):
+    with pytest.raises(ModelError, match="Cannot read"):
         read_key(tmp_path / "nowhere")
 
 

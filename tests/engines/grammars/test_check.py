@@ -64,7 +64,7 @@ async def test_what_was_tried_is_not_tried_again(monkeypatch: pytest.MonkeyPatch
 
 
 async def test_not_everything_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grammar_check, "MOST_KEPT", 1)
+    monkeypatch.setattr(grammar_check, "MAX_CACHED", 1)
     check = GrammarCheck(SPEC)
     await check.check(FINE)
     await check.check(Grammar("regex", "x"))
@@ -103,8 +103,8 @@ def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[
 async def test_one_caller_may_wait_for_some_new_grammars_only(
     held: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grammar_check, "MOST_OF_ONE", 3)
-    monkeypatch.setattr(grammar_check, "MOST_WAITING", 4)
+    monkeypatch.setattr(grammar_check, "MAX_WAITING_PER_CALLER", 3)
+    monkeypatch.setattr(grammar_check, "MAX_WAITING", 4)
     check = GrammarCheck(SPEC)
     pending = [asyncio.create_task(check.check(Grammar("regex", source), caller="a")) for source in "abcaa"]
     await idle()

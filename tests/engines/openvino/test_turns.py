@@ -78,7 +78,7 @@ def test_who_leaves_holds_nobody_up(turns: Turns) -> None:
 
 
 def test_what_is_known_is_forgotten_at_some_time(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openvino_turns, "MOST_KNOWN", 1)
+    monkeypatch.setattr(openvino_turns, "MAX_KNOWN", 1)
     for number, regex in enumerate(("a", "b", "a")):
         turns.add(_sequence(number, regex))
         assert _ids(turns.take(is_alone=True)) == [number]
