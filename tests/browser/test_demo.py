@@ -120,7 +120,7 @@ async def test_timeline(page: Page) -> None:
     assert await _texts(page, "timeline") == [said_by_the_simulated(QUESTION, 100).strip()]
 
 
-@pytest.mark.parametrize("what", ["engine", "server"])
+@pytest.mark.parametrize("what", [pytest.param("engine", marks=pytest.mark.deep), "server"])
 async def test_the_plug_is_pulled(page: Page, demo: Demo, what: str) -> None:
     before = demo.demo_state()
     await _button(page, "plug", "Start both").click()
@@ -190,7 +190,10 @@ def _node() -> str:
     return found
 
 
-@pytest.mark.parametrize("language", ["curl", "Python", "JavaScript"])
+@pytest.mark.parametrize(
+    "language",
+    [pytest.param("curl", marks=pytest.mark.deep), "Python", pytest.param("JavaScript", marks=pytest.mark.deep)],
+)
 async def test_programs_run_as_they_are_copied(context: BrowserContext, page: Page, language: str) -> None:
     """With quotes of all kinds in the question."""
     await context.grant_permissions(["clipboard-read", "clipboard-write"])
