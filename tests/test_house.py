@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
@@ -149,3 +150,10 @@ def test_parameters_of_tests_are_no_chance() -> None:
 
 def test_no_file_is_long() -> None:
     assert not [_named(path) for path in TESTS if path.read_text("utf-8").count("\n") > 600]
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is not a git checkout")
+def test_ignored_files_are_not_committed() -> None:
+    """As the page's libraries, which are other people's code: the build fetches them."""
+    command = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == ""
