@@ -7,7 +7,6 @@ the request is from a page of this server.
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Iterable
 
@@ -16,7 +15,18 @@ from starlette.datastructures import Headers
 from starlette.requests import cookie_parser
 from starlette.types import Scope
 
-__all__ = ["LIFETIME_S", "Session", "Sessions", "cookie_name", "is_from_own_page", "new_session", "session_token"]
+from tailrace.access.keys import hash_of
+
+__all__ = [
+    "LIFETIME_S",
+    "Session",
+    "Sessions",
+    "cookie_name",
+    "is_from_own_page",
+    "is_own_origin",
+    "new_session",
+    "session_token",
+]
 
 LIFETIME_S = 14 * 86_400.0
 
@@ -50,7 +60,7 @@ class Sessions:
         self._by_hash.pop(session.token_hash, None)
 
     def find(self, token: str, now_s: float) -> Session | None:
-        session = self._by_hash.get(hash_of_token(token))
+        session = self._by_hash.get(hash_of(token))
         if session is None or session.expires_s > now_s:
             return session
         del self._by_hash[session.token_hash]
@@ -60,11 +70,7 @@ class Sessions:
 def new_session(key_id: str, secret_hash: bytes, now_s: float) -> tuple[str, Session]:
     """Return the only copy of a new session's token, and the session."""
     token = secrets.token_urlsafe(32)
-    return token, Session(hash_of_token(token), key_id, secret_hash, now_s + LIFETIME_S)
-
-
-def hash_of_token(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()
+    return token, Session(hash_of(token), key_id, secret_hash, now_s + LIFETIME_S)
 
 
 def cookie_name(headers: Headers) -> str:
@@ -85,11 +91,16 @@ def is_from_own_page(scope: Scope, headers: Headers) -> bool:
     requests that change something, and Sec-Fetch-Site over trusted connections. A GET over plain HTTP may have neither;
     for those `SameSite=Strict` protects the cookie from other sites."""
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
-    if origin is not None and origin.lower().partition("://")[2] != headers.get("host", "").lower():
+    if origin is not None and not is_own_origin(origin, headers.get("host", "")):
         return False
     if site is not None:
         return site == "same-origin" or (site == "none" and _only_reads(scope))  # none: the user typed the address
     return origin is not None or _only_reads(scope)
+
+
+def is_own_origin(origin: str, host: str) -> bool:
+    """Return whether the header Origin names the same host and port as the header Host."""
+    return origin.lower().partition("://")[2] == host.lower()
 
 
 def _only_reads(scope: Scope) -> bool:

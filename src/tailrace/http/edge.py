@@ -28,6 +28,7 @@ from tailrace.access.audit import note_refusal
 from tailrace.access.keyring import Keyring
 from tailrace.access.principal import PRINCIPAL, Principal, principal_of
 from tailrace.access.quotas import LIMIT_HEADERS
+from tailrace.access.sessions import is_own_origin
 from tailrace.access.visits import Visits
 from tailrace.dialects import Wire, native
 from tailrace.dialects.durable_answers import EXPOSED_HEADERS
@@ -178,7 +179,7 @@ class Edge:
         origin = headers.get("origin")
         if origin is None or self._allows_any_origin or origin.lower() in self._origins:
             return
-        if origin.lower().partition("://")[2] != hosts[0].lower():
+        if not is_own_origin(origin, hosts[0]):
             raise Forbidden(
                 "Pages of this Origin may not call this server. Allow the origin with --allowed-origins.",
                 param="origin",

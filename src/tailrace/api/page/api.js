@@ -36,9 +36,14 @@ export async function call(method, path, body, { headers = {}, wait_ms = ASK_MS 
     signal: AbortSignal.timeout(wait_ms),
   });
   if (answer.ok) return answer.json();
-  const refused = await answer.json().catch(() => ({}));
   if (answer.status === 401 && !headers.authorization) onSignedOut();
-  throw new Refusal(answer.status, refused.error ?? {}, answer.headers.get("retry-after"));
+  throw await refusalOf(answer);
+}
+
+/** The refusal in a response that is not ok. */
+export async function refusalOf(answer) {
+  const refused = await answer.json().catch(() => ({}));
+  return new Refusal(answer.status, refused.error ?? {}, answer.headers.get("retry-after"));
 }
 
 export const explain = (error) => (error instanceof Refusal ? error.text : "The server cannot be reached.");

@@ -1,8 +1,9 @@
 /** One stream alone, then eight in a batch: tokens per second. */
 
+import { html } from "/page/html.js";
 import { useSignal } from "/page/lib/signals.js";
 
-import { Panel, Section, Start, Text, html, now } from "/demo/page/parts.js";
+import { Panel, Section, Start, Text, now } from "/demo/page/parts.js";
 import { Snippets, atOnce } from "/demo/page/snippets.js";
 import { asking, begin, speaker } from "/demo/page/state.js";
 import { together } from "/demo/page/streams.js";

@@ -1,10 +1,10 @@
 /** The page of the demo: a line that says which engine answers, and six sections. */
 
+import { html } from "/page/html.js";
 import { render } from "/page/lib/preact.js";
 
 import { Batch } from "/demo/page/batch.js";
 import { Models } from "/demo/page/models.js";
-import { html } from "/demo/page/parts.js";
 import { Plug } from "/demo/page/plug.js";
 import { chosen, demo, isAway, prompt, real, simulated, speaker, watch } from "/demo/page/state.js";
 import { Timeline } from "/demo/page/timeline.js";

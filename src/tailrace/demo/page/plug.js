@@ -1,8 +1,9 @@
 /** Pull the plug: two streams, a plain one and tailrace's, while the engine or the server is killed. */
 
+import { html } from "/page/html.js";
 import { useSignal } from "/page/lib/signals.js";
 
-import { Panel, Section, Start, Text, html, now, seconds } from "/demo/page/parts.js";
+import { Panel, Section, Start, Text, now, seconds } from "/demo/page/parts.js";
 import { Snippets, resuming } from "/demo/page/snippets.js";
 import { asking, begin, demo, isAway, kill, look, prompt, speaker } from "/demo/page/state.js";
 import { create, events, follow, post } from "/demo/page/streams.js";

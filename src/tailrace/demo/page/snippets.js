@@ -1,8 +1,7 @@
 /** Programs for each section, in shell, Python and JavaScript. They run as pasted. */
 
+import { html } from "/page/html.js";
 import { useSignal } from "/page/lib/signals.js";
-
-import { html } from "/demo/page/parts.js";
 
 const LANGUAGES = ["curl", "Python", "JavaScript"];
 
@@ -41,7 +40,6 @@ const loads = (value) => `json.loads(${json(json(value))})`;
 
 const PYTHON_POST = () => `import json
 import urllib.request
-
 
 def post(path, body):
     headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
@@ -205,10 +203,8 @@ export function atOnce(bodies) {
 
 from concurrent.futures import ThreadPoolExecutor
 
-
 def ask(body):
     return json.load(post("/v1/chat/completions", body))["choices"][0]["message"]["content"]
-
 
 bodies = ${loads(bodies)}
 with ThreadPoolExecutor(len(bodies)) as threads:

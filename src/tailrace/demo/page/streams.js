@@ -1,10 +1,9 @@
 /** Streams of the server, on several wires. */
 
-const ENDS = new Set(["done", "cancelled", "error", "interrupted"]);
-const RETRY_MS = 200;
+import { Refusal, pause, refusalOf } from "/page/api.js";
+import { isEnd } from "/page/streams.js";
 
-/** The server refused the request. */
-export class Refusal extends Error {}
+const RETRY_MS = 200;
 
 /** POST JSON. Throws: Refusal; other errors mean a failed connection or an aborted `signal`. */
 export async function post(path, body, { signal, headers = {} } = {}) {
@@ -16,15 +15,7 @@ export async function post(path, body, { signal, headers = {} } = {}) {
     signal,
   });
   if (answer.ok) return answer;
-  const refused = await answer.json().catch(() => ({}));
-  throw new Refusal(refused.error?.message ?? `The server answered with status ${answer.status}.`);
-}
-
-export function pause(ms, signal) {
-  return new Promise((resolve) => {
-    const timer = setTimeout(resolve, ms);
-    signal?.addEventListener("abort", () => (clearTimeout(timer), resolve()), { once: true });
-  });
+  throw await refusalOf(answer);
 }
 
 /** The chunks of a response as `{text, bytes}`. Throws if the connection breaks. */
@@ -75,12 +66,14 @@ export async function follow(stream, reader, signal) {
         cache: "no-store",
         signal,
       });
-      if (answer.status === 404 || answer.status === 410) throw new Refusal("The server no longer knows this stream.");
+      if (answer.status === 404 || answer.status === 410) {
+        throw new Refusal(answer.status, { message: "The server no longer knows this stream." });
+      }
       if (answer.ok) {
         reader.connected?.();
         for await (const { name, data, id } of events(answer)) {
           last = id;
-          if (ENDS.has(name)) return { status: name, fields: JSON.parse(data) };
+          if (isEnd(name)) return { status: name, fields: JSON.parse(data) };
           reader.token(JSON.parse(data));
         }
       }
@@ -112,10 +105,10 @@ export function together(bodies, reader, signal) {
     socket.onmessage = ({ data }) => {
       const { type, id, ...fields } = JSON.parse(data);
       if (type === "delta") reader.token(id, fields);
-      else if (type === "refused") reject(new Refusal(fields.error.message));
-      else if (ENDS.has(type)) running.delete(id);
+      else if (type === "refused") reject(new Refusal(0, fields.error));
+      else if (isEnd(type)) running.delete(id);
       if (!running.size) (socket.close(), resolve());
     };
-    socket.onclose = () => reject(new Refusal("The connection broke."));
+    socket.onclose = () => reject(new Refusal(0, { message: "The connection broke." }));
   });
 }

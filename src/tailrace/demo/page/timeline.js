@@ -1,8 +1,9 @@
 /** The token timeline: a tick for each token, and the time of each stage. */
 
+import { html } from "/page/html.js";
 import { useSignal } from "/page/lib/signals.js";
 
-import { Panel, Section, Start, Text, html, now, seconds } from "/demo/page/parts.js";
+import { Panel, Section, Start, Text, now, seconds } from "/demo/page/parts.js";
 import { Snippets, timeline } from "/demo/page/snippets.js";
 import { asking, begin, demo, kill, speaker } from "/demo/page/state.js";
 import { cancel, create, follow } from "/demo/page/streams.js";

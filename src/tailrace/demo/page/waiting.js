@@ -1,8 +1,9 @@
 /** Waiting and streaming: the same question twice at the same time. */
 
+import { html } from "/page/html.js";
 import { useSignal } from "/page/lib/signals.js";
 
-import { Clock, Panel, Section, Start, Text, html, now, seconds } from "/demo/page/parts.js";
+import { Clock, Panel, Section, Start, Text, now, seconds } from "/demo/page/parts.js";
 import { Snippets, waiting } from "/demo/page/snippets.js";
 import { asking, begin, speaker } from "/demo/page/state.js";
 import { events, post } from "/demo/page/streams.js";

@@ -1,8 +1,9 @@
 /** One stream on four wires at the same time, and the bytes per token of each wire. */
 
+import { html } from "/page/html.js";
 import { useSignal } from "/page/lib/signals.js";
 
-import { Panel, Section, Start, Text, html } from "/demo/page/parts.js";
+import { Panel, Section, Start, Text } from "/demo/page/parts.js";
 import { Snippets, fourWires } from "/demo/page/snippets.js";
 import { asking, begin, prompt, speaker } from "/demo/page/state.js";
 import { create, pieces } from "/demo/page/streams.js";
