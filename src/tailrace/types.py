@@ -16,7 +16,7 @@ import msgspec
 __all__ = [
     "ANONYMOUS",
     "Allowance",
-    "Asked",
+    "Arrival",
     "Continuity",
     "End",
     "Event",
@@ -137,8 +137,8 @@ class GenerateRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """That somebody asked for a generation, which may be refused yet."""
+class Arrival:
+    """The sender and the model of a request for a generation, before it is accepted or refused."""
 
     model: str
     wire: str

@@ -39,7 +39,7 @@ class _SlowStore(MemoryLogStore):
 
 def use_of(served: Served) -> tuple[int, bool, bool]:
     """Requests that are being made, whether streams run, and whether it may be unloaded."""
-    return served.num_asking, served.generator.is_busy, served.is_idle
+    return served.num_arriving, served.generator.is_busy, served.is_idle
 
 
 async def by_http(app: ASGIApp, until: Callable[[], Awaitable[None]]) -> None:

@@ -172,7 +172,7 @@ def test_an_unknown_name_is_404_on_every_wire(three: Server) -> None:
         ("/v2/models/org/generate", {"text_input": "Hi"}),
     ):
         answer = three.post(path, body)
-        assert (answer.status_code, "GET /v1/models names" in answer.text) == (404, True), (path, answer.text)
+        assert (answer.status_code, "GET /v1/models lists" in answer.text) == (404, True), (path, answer.text)
 
 
 def test_metrics_say_which_model(three: Server) -> None:
@@ -395,7 +395,7 @@ def test_a_setting_of_no_model_is_refused_with_the_models_there_are() -> None:
     [
         ("b.adapter=/nowhere", "The engine scripted does not support --adapter."),
         ("b.adapter_scale=2", "--adapter-scale needs --adapter"),
-        ("b.context_tokens=65537", "--context-tokens is at most 65536"),
+        ("b.context_tokens=65537", "--context-tokens must be at most 65536"),
     ],
 )
 def test_a_setting_that_one_cannot_be_run_with_ends_the_start_by_its_name(setting: str, reason: str) -> None:

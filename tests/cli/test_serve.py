@@ -142,7 +142,7 @@ def test_more_context_than_the_model_was_made_for_is_refused() -> None:
     ]  # it handles signals: not here
     ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LONG_S, check=False)
     assert ran.returncode == 1
-    assert "--context-tokens is at most 65536" in ran.stderr
+    assert "--context-tokens must be at most 65536" in ran.stderr
 
 
 def test_every_default_is_within_its_bounds() -> None:

@@ -55,7 +55,7 @@ def test_every_stream_ends_once_and_every_place_is_given_back(actions: list[tupl
             assert world.generator.live == {run for run in runs if run.log.end is None}
         if not world.engine.is_ready:
             world.engine.come_back()
-        idle = asyncio.create_task(world.generator.idle())
+        idle = asyncio.create_task(world.generator.wait_idle())
         world.finish(*runs)
         await idle
         for run in runs:

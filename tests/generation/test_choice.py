@@ -280,7 +280,7 @@ async def test_a_delta_that_cannot_be_read_ends_one_stream_and_is_logged(caplog:
     garbage = cast("int", None)
     world.engine.hear([Delta(run.choices[0].sequence.sequence_id, 0, (garbage,))])
     assert end_of(run.log).failure == Failure("internal_error", "The server failed to read the engine's output.")
-    assert "a delta could not be taken" in caplog.text
+    assert "a delta could not be read" in caplog.text
     world.finish(run, neighbour)
     assert end_of(neighbour.log).status == "done"
     world.check_idle()

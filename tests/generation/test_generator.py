@@ -308,7 +308,7 @@ async def test_draining() -> None:
     assert (before, world.generator.state == "ready") == (True, False)
     with pytest.raises(Draining):
         await world.create()
-    drained = asyncio.create_task(world.generator.idle())
+    drained = asyncio.create_task(world.generator.wait_idle())
     await idle()
     assert not drained.done()
     world.engine.step(5)
@@ -316,7 +316,7 @@ async def test_draining() -> None:
     assert (run.status, drained.done()) == ("done", False)
     world.finish(longer)
     await drained
-    await world.generator.idle()  # at once
+    await world.generator.wait_idle()  # at once
     world.check_idle()
 
 

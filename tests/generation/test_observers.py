@@ -10,7 +10,7 @@ from tailrace.generation import Observer, Times
 from tailrace.generation.models import Served
 from tailrace.settings import Settings
 from tailrace.streams import Record, StreamLog
-from tailrace.types import Asked, End
+from tailrace.types import Arrival, End
 
 
 class _Notes(Observer):
@@ -19,10 +19,10 @@ class _Notes(Observer):
         self.ends: list[End] = []
         self.losses: list[int] = []
 
-    def on_asked(self, asked: Asked) -> None:
-        self.calls.append(("asked", asked.model))
+    def on_arrival(self, arrival: Arrival) -> None:
+        self.calls.append(("arrived", arrival.model))
 
-    def on_refused(self, asked: Asked, error: TailraceError) -> None:
+    def on_refused(self, arrival: Arrival, error: TailraceError) -> None:
         self.calls.append(("refused", error.code))
 
     def on_begun(self, record: Record) -> None:
@@ -46,10 +46,10 @@ class _Notes(Observer):
 
 
 class _Broken(Observer):
-    def on_asked(self, asked: Asked) -> None:
-        raise RuntimeError("asked")
+    def on_arrival(self, arrival: Arrival) -> None:
+        raise RuntimeError("arrival")
 
-    def on_refused(self, asked: Asked, error: TailraceError) -> None:
+    def on_refused(self, arrival: Arrival, error: TailraceError) -> None:
         raise RuntimeError("refused")
 
     def on_begun(self, record: Record) -> None:
@@ -121,8 +121,8 @@ async def test_a_request_that_comes_to_no_stream_is_refused() -> None:
     world.generator.observers.add(notes)
     served = Served("scripted", world.engine.spec, Settings())
     served.generator = world.generator
-    asked = Asked("scripted", "native", "alice", "abcdefghjkmn")
-    with pytest.raises(UnknownModel), served.asking(asked):
+    arrival = Arrival("scripted", "native", "alice", "abcdefghjkmn")
+    with pytest.raises(UnknownModel), served.arriving(arrival):
         raise UnknownModel("There is no such model here.")
-    assert served.num_asking == 0
-    assert notes.calls == [("asked", "scripted"), ("refused", "model_not_found")]
+    assert served.num_arriving == 0
+    assert notes.calls == [("arrived", "scripted"), ("refused", "model_not_found")]

@@ -151,14 +151,14 @@ def test_a_model_that_is_unloaded_during_a_trial_can_be_used_again() -> None:
         die(world, CRASH)
         assert world.engine.places("K") == [0]  # the trial of a request whose client left
         was_busy = world.generator.is_busy
-        world.generator.rest()
+        world.generator.on_unload()
         world.engine.is_ready = False
         world.engine.engine.close()
         world.engine.receivers, world.engine.given = {}, {}
         await asyncio.sleep(100)
         assert (was_busy, world.generator.is_busy) == (True, False)
         world.engine.is_ready = True
-        world.generator.wake()
+        world.generator.on_load()
         run = await world.create("H", greedy(5))
         world.finish(run)
         assert end_of(run.log).status == "done"

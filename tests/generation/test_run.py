@@ -203,7 +203,7 @@ async def test_a_stream_that_another_server_has_taken_over_leaves_this_one() -> 
     queued.cancel()
     assert (queued.log.end, queued.log.is_parked) == (None, True)
     world.engine.step()
-    await world.generator.idle()
+    await world.generator.wait_idle()
     world.check_idle()
 
 

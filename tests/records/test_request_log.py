@@ -22,10 +22,10 @@ from tailrace.records.requests import RequestStore
 from tailrace.records.rows import RequestRow
 from tailrace.records.spool import Spool
 from tailrace.records.threads import DatabaseThreads
-from tailrace.types import Asked, GenerateRequest, Sampling
+from tailrace.types import Arrival, GenerateRequest, Sampling
 
 _KEY = "abcdefghjkmn"
-_ASKED = Asked("scripted", "openai", "alice", _KEY)
+_ASKED = Arrival("scripted", "openai", "alice", _KEY)
 
 
 class _House:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from starlette.types import Scope
 
 from tailrace.errors import Forbidden
-from tailrace.types import ANONYMOUS, Asked, GenerateRequest
+from tailrace.types import ANONYMOUS, Arrival, GenerateRequest
 
 __all__ = [
-    "PRINCIPAL", "Principal", "asked_by", "caller_of", "is_loopback", "network_of", "owner_of", "principal_of",
+    "PRINCIPAL", "Principal", "arrival_of", "caller_of", "is_loopback", "network_of", "owner_of", "principal_of",
     "sent_by",
 ]  # fmt: skip
 
@@ -97,10 +97,10 @@ def caller_of(scope: Scope) -> str:
     return network_of(client[0]) if client else ""
 
 
-def asked_by(scope: Scope, *, wire: str, model: str) -> Asked:
+def arrival_of(scope: Scope, *, wire: str, model: str) -> Arrival:
     """Return the identity of a request that is not parsed yet."""
     principal = principal_of(scope)
-    return Asked(model, wire, principal.owner, principal.key_id)
+    return Arrival(model, wire, principal.owner, principal.key_id)
 
 
 def sent_by(scope: Scope, request: GenerateRequest, *, wire: str, model: str) -> GenerateRequest:

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 
 from tailrace.access.audit import note_refusal, noting
-from tailrace.access.principal import asked_by, sent_by
+from tailrace.access.principal import arrival_of, sent_by
 from tailrace.api.facts import facts_of
 from tailrace.dialects import websocket
 from tailrace.dialects.websocket import Close
@@ -94,7 +94,7 @@ class StreamChannel:
         if meant is None and len(self._models) > 1:
             raise UnknownModel(NO_SUCH_MODEL, param="model")
         served = meant or self._models.first  # which will refuse it
-        with served.asking(asked_by(self._socket.scope, wire="websocket", model=served.model)):
+        with served.arriving(arrival_of(self._socket.scope, wire="websocket", model=served.model)):
             request = sent_by(self._socket.scope, create.request, wire="websocket", model=served.model)
             self._check_free(create.name)
             if meant is not None:

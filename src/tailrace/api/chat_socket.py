@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from tailrace.access.principal import asked_by, sent_by
+from tailrace.access.principal import arrival_of, sent_by
 from tailrace.dialects import chatbot
 from tailrace.dialects.websocket import Close
 from tailrace.dialects.wire import failure_of
@@ -64,7 +64,7 @@ class ChatSocket:
     async def _answer(self, prompt: str) -> None:
         """Raises: TailraceError if the answer cannot begin, or is not complete."""
         served = self._models.first
-        with served.asking(asked_by(self._socket.scope, wire="chatbot", model=served.model)):
+        with served.arriving(arrival_of(self._socket.scope, wire="chatbot", model=served.model)):
             await self._models.load(served)
             run = await self._begin(prompt)
         with Reader(run.log) as reader:

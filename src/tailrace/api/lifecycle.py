@@ -176,7 +176,7 @@ async def _drain(service: Service, drain_s: float, hurrying: asyncio.Event) -> N
 
     async def idle() -> None:
         for generator in generators:
-            await generator.idle()
+            await generator.wait_idle()
 
     async with asyncio.TaskGroup() as group:
         waits = [group.create_task(idle()), group.create_task(hurrying.wait())]

@@ -17,7 +17,7 @@ from tailrace.dialects.wire import failure_of
 from tailrace.errors import AdmissionError, EngineError, RequestError, TailraceError
 from tailrace.generation import Generator, Observer, Times
 from tailrace.streams import Record, StreamLog
-from tailrace.types import Asked
+from tailrace.types import Arrival
 
 __all__ = ["Metrics"]
 
@@ -26,7 +26,7 @@ _STATES: tuple[tuple[str, str, Callable[[Generator], float]], ...] = (
     ("tgi_queue_size", "Requests that wait.", lambda generator: generator.gate.num_waiting),
     ("tgi_batch_current_size", "Requests that the engine has.", lambda generator: generator.gate.num_running),
     ("tailrace_engine_restarts", "Engines that were lost and replaced.", lambda generator: generator.num_restarts),
-    ("tailrace_ready", "Whether requests are taken.", lambda generator: generator.is_taking),
+    ("tailrace_ready", "Whether requests are taken.", lambda generator: generator.is_accepting),
 )
 
 _SECONDS = tuple(0.0001 * 1.5**power for power in range(1, 36))  # TGI's bounds
@@ -79,11 +79,11 @@ class Metrics(Observer):
             for histogram in (self._first, self._input, self._generated, *self._durations.values()):
                 self._of(histogram, generator.model)
 
-    def on_asked(self, asked: Asked) -> None:
-        self._of(self._count, asked.model).inc()
+    def on_arrival(self, arrival: Arrival) -> None:
+        self._of(self._count, arrival.model).inc()
 
-    def on_refused(self, asked: Asked, error: TailraceError) -> None:
-        self._of(self._failure, asked.model, _reason(error)).inc()
+    def on_refused(self, arrival: Arrival, error: TailraceError) -> None:
+        self._of(self._failure, arrival.model, _reason(error)).inc()
 
     def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
         model, end = record.model, log.end
@@ -101,15 +101,15 @@ class Metrics(Observer):
         inference_s = times.ended_s - times.admitted_s
         num_tokens = end.usage.num_completion_tokens
         for name, seconds in (
-            ("", times.ended_s - times.asked_s),
-            ("validation_", times.entered_s - times.asked_s),
+            ("", times.ended_s - times.arrived_s),
+            ("validation_", times.entered_s - times.arrived_s),
             ("queue_", times.admitted_s - times.entered_s),
             ("inference_", inference_s),
             ("mean_time_per_token_", inference_s / max(1, num_tokens)),
         ):
             self._of(self._durations[name], model).observe(seconds)
         if times.first_s is not None:
-            self._of(self._first, model).observe(times.first_s - times.asked_s)
+            self._of(self._first, model).observe(times.first_s - times.arrived_s)
         self._of(self._input, model).observe(end.usage.num_prompt_tokens)
         self._of(self._generated, model).observe(num_tokens)
 

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace import __version__
 from tailrace.access.audit import noting
-from tailrace.access.principal import asked_by, caller_of, owner_of, principal_of, sent_by
+from tailrace.access.principal import arrival_of, caller_of, owner_of, principal_of, sent_by
 from tailrace.api.asking import is_from_elsewhere, is_own_address, may_generate, with_headers
 from tailrace.api.facts import facts_of, running_streams
 from tailrace.api.metrics import Metrics
@@ -217,7 +217,7 @@ class Routes:
             if self._conversations is None:
                 raise UnsupportedParameter("This server keeps no conversations.", param="conversation")
             parsed = replace(parsed, branch=await self._conversations.branch(owner, place))
-        with served.asking(asked_by(request.scope, wire=wire.name, model=served.model)):
+        with served.arriving(arrival_of(request.scope, wire=wire.name, model=served.model)):
             if meant is not None and not meant.is_loaded and may_generate(request):
                 await self._models.load(meant)
             call = act.parse(parsed)

@@ -73,7 +73,7 @@ class _StreamTimes(Observer):
         if times is None or times.admitted_s is None:
             raise UnknownStream("This process has not started such a stream.")
         prefill_s = None if times.first_s is None else times.first_s - times.admitted_s
-        return {"queue_s": times.admitted_s - times.asked_s, "prefill_s": prefill_s}
+        return {"queue_s": times.admitted_s - times.arrived_s, "prefill_s": prefill_s}
 
 
 class DemoRoutes:

@@ -1,8 +1,8 @@
-"""Generation: from what a client asked to the events of its stream.
+"""Generation: from a request to the events of its stream.
 
-The room's law: everything that can be refused is refused before the stream exists, and what happens afterwards is an
-event. This is the one path: a request is text, then ids, then a place in the queue, then sequences in the engine, then
-text again, then events in a log. One that is answered in a single piece takes the same way.
+The room's law: a request is refused before its stream exists; later failures are events of the stream. There is one
+path: text becomes ids, waits in the queue, runs as sequences on the engine, becomes text again, and goes into a log.
+Answers without streaming take the same path.
 """
 
 from __future__ import annotations

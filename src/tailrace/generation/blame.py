@@ -23,23 +23,23 @@ _MAX_CALLERS = 1000
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """A request as one caller sends it. The ban of one caller's request is none for the same text of another caller."""
+    """A request and its caller. A ban does not apply to the same request of another caller."""
 
     caller: str
-    fingerprint: bytes  # equal for equal prompts and sampling, whatever the seed
+    fingerprint: bytes  # equal for equal prompts and sampling; the seed does not count
 
     @classmethod
     def of_record(cls, record: Record) -> Culprit:
-        asked = [[prompt.ids for prompt in record.prompts], replace(record.sampling, seed=None)]
-        return cls(record.caller, hashlib.sha256(msgspec.msgpack.encode(asked)).digest())
+        request = [[prompt.ids for prompt in record.prompts], replace(record.sampling, seed=None)]
+        return cls(record.caller, hashlib.sha256(msgspec.msgpack.encode(request)).digest())
 
 
 class Blame:
     """Proven kills. They are forgotten after ten minutes, and when the server stops."""
 
     def __init__(self) -> None:
-        self.bans: OrderedDict[Culprit, float] = OrderedDict()  # to the end of each, on the monotonic clock
-        self.kills: OrderedDict[str, list[float]] = OrderedDict()  # when, for each caller
+        self.bans: OrderedDict[Culprit, float] = OrderedDict()  # until when; monotonic
+        self.kills: OrderedDict[str, list[float]] = OrderedDict()  # times of kills, by caller; monotonic
 
     def check(self, record: Record) -> None:
         """Raises: PoisonRequest if this caller's request is banned."""
@@ -50,7 +50,7 @@ class Blame:
             raise PoisonRequest("This request has stopped the engine, and is refused for some minutes.")
 
     def add(self, culprit: Culprit) -> None:
-        """This request was proven to kill an engine."""
+        """Record that this request was proven to kill an engine."""
         now_s = time.monotonic()
         self.bans[culprit] = now_s + _BAN_S
         self.bans.move_to_end(culprit)
@@ -63,6 +63,6 @@ class Blame:
             self.kills.popitem(last=False)
 
     def is_slowed(self, caller: str) -> bool:
-        """Whether this caller has killed so many engines lately that its requests begin one at a time."""
+        """Return whether this caller has recently killed so many engines that its requests start one at a time."""
         kills = self.kills.get(caller, ())
         return len(kills) >= _KILLS_TO_SLOW and kills[-_KILLS_TO_SLOW] > time.monotonic() - _WINDOW_S

@@ -1,4 +1,4 @@
-"""One answer of a stream: what the engine says of one sequence becomes text."""
+"""One answer of a stream: turns the deltas of one sequence into text."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _MAX_RETRIES = 3  # at one position
 
 
 class State(Enum):
-    """Where a choice stands. "On the engine" means that the engine has its sequence, and will say when it is done."""
+    """The state of a choice. "On the engine": the engine has its sequence, and will report the sequence's end."""
 
-    WAITING = auto()  # not on the engine: not yet, or not at the moment
-    REPLAYING = auto()  # on the engine, which says again what the log has; that is compared, and not shown
-    RUNNING = auto()  # on the engine; what it says goes into the log
-    ENDING = auto()  # on the engine, but the log has all that it will have
-    ENDED = auto()  # not on the engine, and the log has all
+    WAITING = auto()  # not on the engine, before its start or after its engine was lost
+    REPLAYING = auto()  # on the engine; new tokens are compared with the log, and not shown
+    RUNNING = auto()  # on the engine; new tokens go into the log
+    ENDING = auto()  # on the engine, but the log is complete
+    ENDED = auto()  # not on the engine, and the log is complete
 
 
 # Bound once: CPython 3.11 takes 50 ns to look a member up in its enum, and this is the path of every token.
@@ -35,19 +35,19 @@ _TRANSITIONS = {
     _REPLAYING: (_WAITING, _RUNNING, _ENDING),
     _RUNNING: (_WAITING, _ENDING),
     _ENDING: (_ENDED,),
-    _ENDED: (_WAITING,),  # its last event could not be kept, and is given up
+    _ENDED: (_WAITING,),  # its last event could not be kept, and was dropped
 }
 
 
-_CHANGED = Diverged("The answer came out differently after the engine was lost.")
+_CHANGED = Diverged("A replay gave a different answer.")
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
     """A delta that cannot go into the log.
 
-    `failed` ends the stream with `error`. `lost`: what the engine ran the sequence on went away, and the sequence may
-    run again. `diverged`: a replay says something else than the log.
+    `failed` ends the stream with `error`. `lost`: the engine lost this sequence, which may run again. `diverged`: a
+    replay differs from the log.
     """
 
     kind: Literal["failed", "lost", "diverged"]
@@ -61,8 +61,8 @@ _DIVERGED = Problem("diverged")
 class Choice:
     """Turns the deltas of a sequence into events. This is the path of every token: no task, no lock, no JSON.
 
-    A sequence that runs again, on another engine or in another process, begins with its prompt and has to say again
-    what the log has (`start_replay`). If it says something else, another sequence may continue behind that
+    A sequence that runs again, on another engine or in another process, starts from its prompt, and has to repeat the
+    tokens in the log (`start_replay`). If it differs, another sequence may continue after these tokens
     (`continue_from`).
     """
 
@@ -72,19 +72,19 @@ class Choice:
     reasoning_format: ReasoningFormat | None = None
     state: State = _WAITING
     num_tokens: int = 0  # of the answer, so far
-    num_reasoning_tokens: int = 0  # of those: up to the end of the reasoning
-    usage: tuple[int, int] | None = None  # tokens of prompt and answer, of an engine that counts otherwise
+    num_reasoning_tokens: int = 0  # tokens up to the end of the reasoning
+    usage: tuple[int, int] | None = None  # tokens of prompt and answer, if the engine itself counts them
     _num_prompted: int = 0  # ids of the answer that are part of the sequence's prompt
-    _num_prompted_usage: int = 0  # tokens of those, as in `usage`
-    _expected_ids: tuple[int, ...] = ()  # that a replay has to say, in comparable form
-    _num_verified: int = 0  # of those
-    _next_index: int = 0  # where the sequence's next delta starts
+    _num_prompted_usage: int = 0  # their number as in `usage`
+    _expected_ids: tuple[int, ...] = ()  # that a replay has to repeat, in comparable form
+    _num_verified: int = 0  # expected ids that the replay has repeated
+    _next_index: int = 0  # start of the sequence's next delta
     _num_retries: int = 0  # in a row, at the same position
     _retried_at: int = -1
     _detokenizer: Detokenizer = field(init=False)
     _stops: StopMatcher | None = field(init=False)
     _tool_calls: ToolCallReader | None = field(init=False)
-    _splitter: ReasoningSplitter | None = field(init=False)  # until the answer itself has begun
+    _splitter: ReasoningSplitter | None = field(init=False)  # until the reasoning is over
 
     def __post_init__(self) -> None:
         self._reset_text()
@@ -95,23 +95,25 @@ class Choice:
 
     @property
     def is_complete(self) -> bool:
-        """The log has all that it will have."""
+        """Whether the log has all events of this choice."""
         return self.state is _ENDING or self.state is _ENDED
 
     @property
     def num_generated(self) -> int:
-        """Tokens that the engine has given of the sequence that it has now, or had last."""
+        """Tokens of the current or last sequence that the engine has generated."""
         return self._next_index
 
     @property
     def num_answer_tokens(self) -> int:
-        """Of the answer so far, as the model counts them."""
+        """Tokens of the answer so far, as the engine counts them."""
         return self.num_tokens if self.usage is None else self.usage[1]
 
     def take(self, delta: Delta) -> tuple[TextDelta, ...] | Problem:
-        """What the engine said: the events that it makes, the last of them with a finish_reason if nothing more comes,
-        or why it makes none. A replay that has shown nothing new yet makes none, nor does what comes when the log has
-        all. There are two where reasoning ends and text begins."""
+        """Return the events of a delta, or the problem with it. The last event of the choice has a finish_reason.
+
+        There are no events while a replay repeats the log, and after the log is complete. There are two if the delta
+        has both reasoning and text.
+        """
         state = self.state
         if state is _ENDING:
             return ()
@@ -130,30 +132,30 @@ class Choice:
             num_prompt, num_answer = delta.usage
             self.usage = (num_prompt - self._num_prompted_usage, num_answer + self._num_prompted_usage)
         if self._stops is not None or self._tool_calls is not None or self._splitter is not None:
-            return self._take_each(delta)
+            return self._take_tokens(delta)
         text = self._detokenizer.push(delta.token_ids)
         self.num_tokens += len(delta.token_ids)
         if finish is not None:
             text += self._detokenizer.flush()
         return (TextDelta(text, delta.token_ids, self.index, delta.logprobs, finish, None, delta.top_logprobs),)
 
-    # Where it stands
+    # State
 
     def on_submit(self) -> None:
         """The engine has the sequence."""
         self._set_state(_REPLAYING if self._expected_ids else _RUNNING)
 
     def on_complete(self) -> None:
-        """The log has all that it will have."""
+        """The log has all events of this choice."""
         if not self.is_complete:
             self._set_state(_ENDING if self.is_on_engine else _ENDED)
 
     def on_engine_done(self) -> None:
-        """The engine does not have the sequence any more."""
+        """The engine no longer has the sequence."""
         self._set_state(_ENDED if self.state is _ENDING else _WAITING)
 
     def reopen(self) -> None:
-        """The log does not have all, after all."""
+        """The last event could not be kept: the choice is not complete."""
         if self.state is _ENDED:
             self._set_state(_WAITING)
 
@@ -164,36 +166,35 @@ class Choice:
     # Running again
 
     def may_retry(self) -> bool:
-        """Whether a sequence that was lost by an engine that is still there may run again. One that is lost again and
-        again at the same position may not."""
+        """Return whether a sequence that a running engine lost may run again. It may not after `_MAX_RETRIES` losses at
+        the same position."""
         self._num_retries = self._num_retries + 1 if self.num_tokens == self._retried_at else 1
         self._retried_at = self.num_tokens
         return self.num_tokens > 0 and self._num_retries <= _MAX_RETRIES
 
     def rename(self, sequence_id: int) -> None:
-        """Give the sequence another id, since one is used once only."""
+        """Give the sequence a new id. Ids are never used twice."""
         self.sequence = replace(self.sequence, sequence_id=sequence_id)
 
     def restore(self, token_ids: Ids[int]) -> None:
-        """An earlier process has delivered these tokens."""
+        """Count tokens that an earlier process has delivered."""
         self.num_tokens = 0
         if self._splitter is not None:
-            self._push_each(token_ids)
+            self._push_tokens(token_ids)
         self.num_tokens = len(token_ids)
 
     def start_replay(self, token_ids: Ids[int]) -> tuple[str, str]:
-        """The sequence is to run again, with these tokens in the log; returns the reasoning and the text that they
-        give."""
+        """Prepare to run the sequence again, with these tokens in the log. Returns their reasoning and their text."""
         self._reset_text()
         self.num_tokens = self.num_reasoning_tokens = 0
-        shown = self._push_each(token_ids)
+        shown = self._push_tokens(token_ids)
         self.num_tokens = len(token_ids)
         self._expected_ids = self._tokenizer.comparable(token_ids[self._num_prompted :])
         self._num_verified = self._next_index = 0
         return shown.reasoning, shown.text
 
     def continue_from(self, sequence_id: int, token_ids: Ids[int]) -> None:
-        """Another sequence is to go on behind these tokens, which are in the log."""
+        """Prepare another sequence that continues after these tokens, which are in the log."""
         sequence = self.sequence
         prompt_ids = sequence.prompt_ids[: len(sequence.prompt_ids) - self._num_prompted] + tuple(token_ids)
         assert sequence.sampling.max_tokens is not None
@@ -202,7 +203,7 @@ class Choice:
         sampling = replace(
             sequence.sampling,
             max_tokens=max(1, sequence.sampling.max_tokens + num_before - self._num_prompted_usage),
-            # The same numbers drawn once more would be those of the beginning.
+            # With the same seed it would draw the random numbers of the answer's start again.
             seed=((sequence.sampling.seed or 0) + len(token_ids)) % SEEDS,
         )
         self.sequence = Sequence(sequence_id, prompt_ids, sampling)
@@ -210,7 +211,7 @@ class Choice:
         self._expected_ids = ()
         self._next_index = 0
 
-    # From a delta to an event
+    # Events
 
     def _problem(self, delta: Delta) -> Problem:
         reason = f"The engine ended this sequence: {delta.failure}."
@@ -221,7 +222,7 @@ class Choice:
         return Problem("failed", SequenceFailed(reason))
 
     def _verify(self, delta: Delta) -> Delta | Problem | None:
-        """Compare a replay with what the log has; returns what goes beyond that."""
+        """Compare a replay with the log. Returns the part of the delta that is new; None if there is none."""
         if delta.finish_reason == "cancelled":
             return delta
         expected, before, ids = self._expected_ids, self._num_verified, self._tokenizer.comparable(delta.token_ids)
@@ -248,15 +249,15 @@ class Choice:
         )
 
     def _reset_text(self) -> None:
-        sampling, known = self.sequence.sampling, self.reasoning_format
+        sampling, reasoning = self.sequence.sampling, self.reasoning_format
         self._detokenizer = Detokenizer(self._tokenizer)
-        self._splitter = ReasoningSplitter(known, self._tokenizer.control_tokens) if known is not None else None
+        self._splitter = ReasoningSplitter(reasoning, self._tokenizer.control_tokens) if reasoning is not None else None
         self._stops = StopMatcher(sampling.stop, sampling.include_stop) if sampling.stop else None
         self._tool_calls = ToolCallReader(single=True) if sampling.single_call else None
 
-    def _take_each(self, delta: Delta) -> tuple[TextDelta, ...]:
-        """The events of a delta whose tokens are looked at one by one."""
-        finish, shown = delta.finish_reason, self._push_each(delta.token_ids)
+    def _take_tokens(self, delta: Delta) -> tuple[TextDelta, ...]:
+        """Return the events of a delta, with its tokens read one at a time."""
+        finish, shown = delta.finish_reason, self._push_tokens(delta.token_ids)
         if shown.stop is not None:
             finish = "stop"
         elif self._tool_calls is not None and self._tool_calls.is_over:
@@ -267,19 +268,19 @@ class Choice:
         self.num_tokens += shown.num_taken
         if not (shown.reasoning and shown.text):
             return (self._event(delta, shown, 0, shown.num_taken, finish),)
-        thought = replace(shown, text="", stop=None)
+        reasoning_part = replace(shown, text="", stop=None)
         return (
-            self._event(delta, thought, 0, shown.num_thought, None),
-            self._event(delta, replace(shown, reasoning=""), shown.num_thought, shown.num_taken, finish),
+            self._event(delta, reasoning_part, 0, shown.num_reasoning, None),
+            self._event(delta, replace(shown, reasoning=""), shown.num_reasoning, shown.num_taken, finish),
         )
 
     def _event(self, delta: Delta, shown: _Shown, start: int, stop: int, finish: FinishReason | None) -> TextDelta:
-        """What the tokens from `start` to `stop` of a delta show."""
+        """Return the event for a delta's tokens from `start` to `stop`."""
         ids, logprobs, top = delta.token_ids[start:stop], delta.logprobs[start:stop], delta.top_logprobs[start:stop]
         return TextDelta(shown.text, ids, self.index, logprobs, finish, shown.stop, top, shown.reasoning)
 
-    def _push_each(self, token_ids: Ids[int]) -> _Shown:
-        """What these ids may show. Those that follow a stop string or the only call are not taken."""
+    def _push_tokens(self, token_ids: Ids[int]) -> _Shown:
+        """Read ids, up to a stop string or the end of the only tool call."""
         shown = _Shown()
         for token_id in token_ids:
             shown.num_taken += 1
@@ -289,7 +290,7 @@ class Choice:
         return shown
 
     def _read(self, token_id: int, num_tokens: int) -> tuple[str, str]:
-        """The reasoning and the text of a token, which is that number of the answer's."""
+        """Return the reasoning and the text of a token. `num_tokens` is its number in the answer, from 1."""
         splitter = self._splitter
         if splitter is None:
             return "", self._detokenizer.push((token_id,))
@@ -303,10 +304,10 @@ class Choice:
         return parts
 
     def _show(self, shown: _Shown, reasoning: str, text: str) -> None:
-        """Add what may be shown. Stop strings and calls are looked for in the text alone."""
+        """Add reasoning and text. Stop strings and tool calls are found only in the text."""
         if reasoning:
             shown.reasoning += reasoning
-            shown.num_thought = shown.num_taken
+            shown.num_reasoning = shown.num_taken
         if self._stops is not None:
             text, shown.stop = self._stops.push(text)
         if self._tool_calls is not None:
@@ -314,7 +315,7 @@ class Choice:
         shown.text += text
 
     def _flush(self, shown: _Shown) -> None:
-        """Add what was held back; the rest of a character may still complete a stop string."""
+        """Add text that was held back. It may complete a stop string."""
         reasoning, text = "", self._detokenizer.flush()
         if self._splitter is not None:
             reasoning, text = map("".join, zip(self._splitter.push(text), self._splitter.flush(), strict=True))
@@ -325,10 +326,10 @@ class Choice:
 
 @dataclass(slots=True)
 class _Shown:
-    """What tokens come to."""
+    """The reasoning and the text of some tokens."""
 
     reasoning: str = ""
     text: str = ""
     stop: str | None = None  # the stop string that one of them completed
     num_taken: int = 0
-    num_thought: int = 0  # of those, up to the last that adds to the reasoning
+    num_reasoning: int = 0  # tokens up to the last one with reasoning

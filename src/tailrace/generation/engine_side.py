@@ -1,4 +1,4 @@
-"""The engine side of a stream: which of its sequences the engine has, what it says of them, and how they run again."""
+"""The engine side of a stream: which of its sequences the engine has, their deltas, and how they run again."""
 
 from __future__ import annotations
 
@@ -23,40 +23,40 @@ __all__ = ["EngineSide", "SequenceRunner"]
 
 logger = logging.getLogger("tailrace.generation")
 
-_SETTLED_TOKENS = 4  # from a slowed request, after which the next one may begin
+_SETTLED_TOKENS = 4  # when a slowed request has as many tokens, the next one may start
 _ages = itertools.count()
 
 
 class SequenceRunner(Protocol):
     """The part of the engine's supervisor that a stream needs."""
 
-    failures: int  # engines in a row that did not start, or did not last
+    failures: int  # failed starts in a row, including engines that died early
 
     def submit(self, sequence: Sequence, receiver: Receiver) -> None: ...
     def abort(self, sequence_id: int) -> None: ...
 
 
 class Rescuer(Protocol):
-    """Who brings streams back when an engine dies under them."""
+    """Resumes streams after their engine was lost."""
 
     def on_engine_lost(self, run: EngineSide) -> None:
-        """The engine died with some of its sequences, which it still lists."""
+        """The engine died while it ran sequences of this stream. The stream still lists them."""
 
     def on_suspended(self, run: EngineSide) -> None:
-        """It waits to be resumed on another engine."""
+        """The stream waits to be resumed on another engine."""
 
     def on_progress(self, run: EngineSide) -> bool:
-        """It is watched, and has a token more. Returns whether nobody needs to watch it any longer."""
+        """A watched stream has a new token. Returns whether it no longer needs to be watched."""
 
     def on_released(self, run: EngineSide) -> None:
-        """The engine is done with it. Not called for one that never was suspended."""
+        """The stream left the engine. Called only for streams that were suspended at some time."""
 
 
 @dataclass(slots=True, eq=False, repr=False, kw_only=True)
 class EngineSide(ABC):
-    """Receives what the engine says of all sequences of one stream, and has it written.
+    """Receives the deltas of all sequences of one stream, and appends their events to the log.
 
-    When the engine dies it is suspended: it keeps its place until it is resumed on another one, or ended.
+    When the engine dies, the stream is suspended: it keeps its slot until it is resumed on another engine, or ended.
     """
 
     lease: Lease
@@ -68,18 +68,18 @@ class EngineSide(ABC):
     rescuer: Rescuer
     observers: Observers
     log: StreamLog = field(init=False)
-    record: Record = field(init=False)  # with its prompts and caller, which the log forgets at its end
+    record: Record = field(init=False)  # keeps prompts and caller, which the log drops at its end
     age: int = field(init=False, default_factory=_ages.__next__)
-    end: End | None = field(init=False, default=None)  # when it is decided; `log.end` is there when it can be read
+    end: End | None = field(init=False, default=None)  # set when it is decided; `log.end` when it can be read
     continuity: Continuity | None = field(init=False, default=None)
     is_handed_over: bool = field(init=False, default=False)  # another server writes the stream, or will
     is_suspended: bool = field(init=False, default=False)
-    was_suspended: bool = field(init=False, default=False)  # at any time: the rescuer knows it
-    is_watched: bool = field(init=False, default=False)  # whether somebody wants to know of its progress
-    lost_at: int = field(init=False, default=-1)  # tokens that the last engine that died under it had given
-    num_losses: int = field(init=False, default=0)  # engines in a row that died under it at that position
-    num_kills: int = field(init=False, default=0)  # of those, engines that were killed from outside
-    was_tried: bool = field(init=False, default=False)  # alone on an engine that lived; until it has made progress
+    was_suspended: bool = field(init=False, default=False)  # at some time: the rescuer has to hear of its release
+    is_watched: bool = field(init=False, default=False)  # whether its progress is reported to the rescuer
+    lost_at: int = field(init=False, default=-1)  # its number of generated tokens when its last engine died
+    num_losses: int = field(init=False, default=0)  # engines in a row that died while it was at that position
+    num_kills: int = field(init=False, default=0)  # those of them that were killed from outside
+    was_tried: bool = field(init=False, default=False)  # it survived a trial; reset when it makes progress
     _on_engine: dict[int, Choice] = field(init=False, default_factory=dict)  # by the ids of their sequences
 
     def __post_init__(self) -> None:
@@ -96,38 +96,38 @@ class EngineSide(ABC):
 
     @abstractmethod
     def _on_settled(self) -> None:
-        """It has shown that it does no harm to the engine."""
+        """The stream has `_SETTLED_TOKENS`, so the next slowed request may start."""
 
     @abstractmethod
     def _end_if_complete(self) -> None:
-        """A choice has its last event."""
+        """End the stream if all choices are complete."""
 
     @abstractmethod
     def _release(self) -> None:
-        """The engine is done with all sequences."""
+        """The engine has no sequence of this stream any more: free its slot."""
 
     @property
     def num_generated(self) -> int:
-        """How many tokens the engine has given of its sequences."""
+        """Tokens that the engine has generated in all its sequences."""
         return sum(choice.num_generated for choice in self.choices)
 
     @property
     def culprit(self) -> Culprit:
-        """What is to be blamed if it kills engines."""
+        """The request and the caller to blame if this stream kills engines."""
         return Culprit.of_record(self.record)
 
-    # What the engine says (engines.Receiver)
+    # Calls from the engine (engines.Receiver)
 
     def push(self, delta: Delta) -> None:
         outcome: tuple[TextDelta, ...] | Problem
         try:
             choice = self._on_engine[delta.sequence_id]
         except KeyError:
-            return  # a sequence that was given up
+            return  # the sequence was dropped
         try:
             outcome = choice.take(delta)
-        except Exception:  # a defect of ours must end this stream, not everybody's
-            logger.exception("a delta could not be taken")
+        except Exception:  # a defect in tailrace must end only this stream
+            logger.exception("a delta could not be read")
             outcome = Problem("failed", TailraceError("The server failed to read the engine's output."))
         is_last = delta.finish_reason is not None
         if is_last:
@@ -156,7 +156,7 @@ class EngineSide(ABC):
             self._release()
 
     def lost(self, error: EngineError) -> None:
-        """The engine is gone. It says so for each sequence, all of which the first call attends to."""
+        """The engine is gone. Called for each sequence; the first call handles all of them."""
         if not self._on_engine:
             return
         self.rescuer.on_engine_lost(self)
@@ -168,11 +168,11 @@ class EngineSide(ABC):
             self._suspend()
 
     def _on_watched_progress(self) -> None:
-        is_through = self.rescuer.on_progress(self)
+        has_caught_up = self.rescuer.on_progress(self)
         is_settled = self.num_generated >= _SETTLED_TOKENS
         if is_settled:
             self._on_settled()
-        self.is_watched = not (is_through and is_settled)
+        self.is_watched = not (has_caught_up and is_settled)
 
     def _on_problem(self, choice: Choice, problem: Problem) -> None:
         if problem.kind == "lost":
@@ -185,7 +185,8 @@ class EngineSide(ABC):
     # Running, and running again
 
     def resume(self, *, is_watched: bool = False) -> None:
-        """Run again what is not complete, behind what the log has. With `is_watched` recovery hears of its progress."""
+        """Run the incomplete choices again, from the end of the log. With `is_watched`, report progress to the
+        rescuer."""
         self.is_suspended = False
         self.is_watched = self.is_watched or is_watched
         self.store.retract(self.lease)
@@ -202,12 +203,12 @@ class EngineSide(ABC):
         for choice in running:
             kept = self.log.reasoning(choice.index), self.log.text(choice.index)
             if choice.start_replay(ids[choice.index]) != kept:
-                self.fail(JournalDamaged("What was kept of this stream does not fit together."))
+                self.fail(JournalDamaged("The stored tokens and the stored text of this stream do not match."))
                 return
         self._submit(running)
 
     def restore(self) -> None:
-        """Take over what the log has of an earlier process's work. If that was all, end it."""
+        """Take over the events of an earlier process. End the stream if they are complete."""
         for choice, token_ids in zip(self.choices, self._delivered_ids(), strict=True):
             choice.restore(token_ids)
         for event in self.log.events:
@@ -235,10 +236,10 @@ class EngineSide(ABC):
         choice.on_engine_done()
 
     def _retry(self, choice: Choice, problem: Problem) -> None:
-        """What the engine ran a sequence on went away, and the engine is there: the sequence runs again."""
+        """Run a sequence again that a running engine lost."""
         self.store.flush()
         ids = self._delivered_ids()[choice.index]
-        # While there is a write error, readers have less than was written.
+        # During a write error, the log has fewer tokens than were generated.
         if not choice.may_retry() or len(ids) != choice.num_tokens:
             self.fail(problem.error)
             return
@@ -249,13 +250,13 @@ class EngineSide(ABC):
         self._submit([choice])
 
     def _continue_from_log(self, choice: Choice) -> None:
-        """A replay says something else than it said before."""
+        """A replay differs from the log: continue after the log with another sequence."""
         record = self.record
         if record.exact:
-            self.fail(Diverged("The answer came out differently after the engine was lost, and exactness was asked."))
+            self.fail(Diverged("A replay gave a different answer, and this request needs the exact one."))
         elif record.sampling.grammar is not None:
-            # A grammar begins anew with a sequence: what would come is no continuation.
-            self.fail(Diverged("The answer came out differently after the engine was lost; a grammar cannot go on."))
+            # A grammar starts again with each sequence, so the result would not match it.
+            self.fail(Diverged("A replay gave a different answer, and one with a grammar cannot be continued."))
         else:
             self.continuity = "continued"
             if choice.is_on_engine:
@@ -265,7 +266,7 @@ class EngineSide(ABC):
             self._submit([choice])
 
     def _complete_all(self) -> None:
-        """Nothing more is wanted of any choice."""
+        """Complete all choices, and abort their sequences."""
         for choice in self.choices:
             if not choice.is_complete:
                 choice.on_complete()
@@ -273,7 +274,7 @@ class EngineSide(ABC):
                     self.engine.abort(choice.sequence.sequence_id)
 
     def _delivered_ids(self) -> list[list[int]]:
-        """The ids of each choice that are in the log, which is all that anybody may have seen."""
+        """Return the ids in the log, by choice. No reader has seen more."""
         ids: list[list[int]] = [[] for _ in range(self.record.num_choices)]
         for event in self.log.events:
             if isinstance(event, TextDelta):

@@ -1,9 +1,9 @@
-"""The models of one server: which are loaded, and which go when another needs their place.
+"""The models of one server: which are loaded, and which are unloaded to make room.
 
-A model is served from the start: its tokenizer is read, its streams can be followed, it is listed. What comes and
-goes is its engine, a process of its own. The first model's is loaded before requests are taken; the others' are loaded
-by the first request for them, which waits. With `--idle-unload-s` a model that nobody has used for so long is unloaded.
-With `--memory-bytes` those that are idle make room for the next one, the one unused for longest first.
+All models are served from the start: they are listed, their tokenizers are loaded, and their streams can be followed.
+Only their engines, which are processes, are loaded and unloaded. The first model is loaded before requests are
+accepted. Another model is loaded by the first request for it, which waits. With `--idle-unload-s` a model that was not
+used for so long is unloaded. With `--memory-bytes` idle models are unloaded to make room, the longest unused first.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from tailrace.generation import Generator
 from tailrace.models.places import data_path
 from tailrace.settings import Settings
 from tailrace.streams import StreamLog
-from tailrace.types import Asked, GenerateRequest, Message, means_any_model
+from tailrace.types import Arrival, GenerateRequest, Message, means_any_model
 
 __all__ = ["NO_SUCH_MODEL", "Models", "Served"]
 
-NO_SUCH_MODEL = "There is no such model here. GET /v1/models names those that are."  # where there are several
+NO_SUCH_MODEL = "There is no such model here. GET /v1/models lists the models."  # if there are several
 
 _T = TypeVar("_T")
 
 logger = logging.getLogger("tailrace.server")
 
-_PROCESS_BYTES = 64 * 2**20  # of a worker besides its weights, until it was measured
-_RETRY_S = 2.0  # for whoever asks for a model that has no room now, or loads for too long
+_PROCESS_BYTES = 64 * 2**20  # estimate of a worker's memory without its weights, until it is measured
+_RETRY_S = 2.0  # Retry-After while a model is loading or has no memory
 
 
 class Served:
-    """One model that is served, whether it is loaded or not, and what wires may know of it (`dialects.ServerFacts`).
-    Its generator is set before anybody asks."""
+    """One model of the server, loaded or not. Wires see it as `dialects.ServerFacts`. `generator` is set before the
+    first request."""
 
     version = __version__
     generator: Generator
@@ -50,12 +50,12 @@ class Served:
         self.settings = settings
         self.started_s = int(time.time())
         self.is_loaded = False
-        self.replay: Verdict | None = None  # how exactly the engine repeats itself, where that was measured
+        self.replay: Verdict | None = None  # how exact replays of this engine are, if that was measured
         self.loading: asyncio.Task[TailraceError | None] | None = None
-        self.num_asking = 0  # requests that have come for it, and are not streams yet
-        self.num_waiting = 0  # of those, while it is loaded
+        self.num_arriving = 0  # requests that are not streams yet
+        self.num_waiting = 0  # requests that wait until it is loaded
         self.refusal = ""  # why it could not be loaded
-        self.refused_until_s = 0.0
+        self.refused_until_s = 0.0  # monotonic
         self.supervisor = Supervisor(
             spec,
             on_change=self._change,
@@ -65,8 +65,8 @@ class Served:
         )
         self._changed = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
-        self._likely_bytes = weight_bytes + _PROCESS_BYTES
-        self._seen_bytes = 0  # the most that its workers took when somebody looked
+        self._estimated_bytes = weight_bytes + _PROCESS_BYTES
+        self._peak_bytes = 0  # the largest measured memory of its workers
 
     @property
     def is_live(self) -> bool:
@@ -74,7 +74,7 @@ class Served:
 
     @property
     def is_ready(self) -> bool:
-        return self.generator.is_taking
+        return self.generator.is_accepting
 
     @property
     def state(self) -> str:
@@ -139,66 +139,65 @@ class Served:
 
     @property
     def is_idle(self) -> bool:
-        """Loaded, and nobody would miss it."""
-        return self.is_loaded and not self.num_asking and not self.generator.is_busy
+        """Whether it is loaded, but not in use."""
+        return self.is_loaded and not self.num_arriving and not self.generator.is_busy
 
     @property
     def takes_memory(self) -> bool:
         return self.is_loaded or self.loading is not None
 
     @contextlib.contextmanager
-    def asking(self, asked: Asked) -> Iterator[None]:
-        """Around a request, until it is a stream: the model stays meanwhile."""
-        self.num_asking += 1
-        self.generator.observers.on_asked(asked)
+    def arriving(self, arrival: Arrival) -> Iterator[None]:
+        """Count a request until it is a stream. Meanwhile the model is not unloaded."""
+        self.num_arriving += 1
+        self.generator.observers.on_arrival(arrival)
         try:
             yield
         except TailraceError as error:
-            self.generator.observers.on_refused(asked, error)
+            self.generator.observers.on_refused(arrival, error)
             raise
         finally:
-            self.num_asking -= 1
+            self.num_arriving -= 1
 
     def start(self, group: asyncio.TaskGroup) -> None:
-        """Begin to load."""
+        """Start to load it."""
         self._changed.clear()
         self._running = group.create_task(self.supervisor.run())
 
-    async def started(self) -> None:
-        """Return when it is loaded. Raises: EngineLost if it cannot be, in the engine's own words."""
+    async def wait_loaded(self) -> None:
+        """Return when it is loaded. Raises: EngineLost with the engine's reason if it cannot be loaded."""
         await self._changed.wait()
         if not self.supervisor.is_ready:
             await self.stop()
             raise EngineLost(self.supervisor.last_reason, retry_after_s=self.supervisor.retry_after_s)
         self.is_loaded = True
         self.replay = _verdict(self.supervisor)
-        self.generator.wake()
+        self.generator.on_load()
 
     async def stop(self) -> None:
-        """Take the engine away, and wait until it is gone."""
+        """Stop the engine, and wait for its end."""
         if self.is_loaded:
             self.is_loaded = False
-            self.generator.rest()
+            self.generator.on_unload()
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
 
     def num_bytes(self) -> int:
-        """The memory that its worker takes, or will take going by what is known: its size when it was seen last, or
-        else its weights'."""
+        """Return the memory of its worker: the largest measured value, or an estimate from its weights."""
         if self.supervisor.pid is not None:
-            self._seen_bytes = max(self._seen_bytes, resident_bytes(self.supervisor.pid))
-        return self._seen_bytes or self._likely_bytes
+            self._peak_bytes = max(self._peak_bytes, resident_bytes(self.supervisor.pid))
+        return self._peak_bytes or self._estimated_bytes
 
     def _change(self) -> None:
-        """The engine came or went."""
+        """The engine became ready, or was lost."""
         self._changed.set()
         if self.is_loaded:
             self.generator.on_engine_change()
 
 
 class Models:
-    """All of them, the first one first. `group` is the parent of the engines."""
+    """All models of the server. `group` is the parent of the engines."""
 
     def __init__(self, served: Sequence[Served], settings: Settings, group: asyncio.TaskGroup) -> None:
         self.first = served[0]
@@ -219,27 +218,28 @@ class Models:
         return len(self._served)
 
     def find(self, name: str | None) -> Served | None:
-        """The model that a client means; None if there is no such model."""
+        """Return the model with this name, the first model for no name or a name like `default`, or None."""
         if not name:
             return self.first
         return self._served.get(name) or (self.first if means_any_model(name) else None)
 
     def end_streams_of(self, key_id: str) -> None:
-        """End the streams that were begun with a key, which was revoked."""
+        """End the streams that a revoked key has begun."""
         for served in self:
             for run in list(served.generator.live):
                 if run.log.record.key_id == key_id:
                     run.fail(KeyRevoked("The key that began this stream was revoked."))
 
     def of(self, log: StreamLog) -> Served:
-        """The model of a stream, or another one if it is no longer served: its stream has ended then."""
+        """Return the model of a stream. If it is no longer served, its streams have ended, and the first model is
+        returned."""
         return self._served.get(log.record.model, self.first)
 
     async def load(self, served: Served, *, within_s: float | None = None) -> None:
-        """Return when a model is loaded. Those who ask meanwhile wait together, as long as requests may wait if nothing
-        else is said.
+        """Load a model, and return when it is loaded. Concurrent calls wait for the same load. `within_s` is by default
+        the longest time in the queue.
 
-        Raises: EngineLost if it cannot be, or not now; AdmissionError if too many wait, or the server leaves.
+        Raises: EngineLost if it cannot be loaded now; AdmissionError if too many requests wait, or the server drains.
         """
         if served.is_loaded:
             return
@@ -247,8 +247,8 @@ class Models:
         if served.num_waiting >= served.settings.max_concurrent_requests:
             raise QueueFull("Too many requests wait for this model to be loaded.", retry_after_s=_RETRY_S)
         if served.loading is None:
-            self._check_refused(served)
-            served.loading = self._begin(self._load(served))
+            self._check_backoff(served)
+            served.loading = self._start_task(self._load(served))
         loading = served.loading
         served.num_waiting += 1
         try:
@@ -262,18 +262,18 @@ class Models:
             raise EngineLost(error.message, retry_after_s=error.retry_after_s)
 
     def preload(self, served: Served) -> None:
-        """Begin to load a model for which nobody has asked yet."""
+        """Start to load a model before the first request for it."""
         if not served.takes_memory:
-            served.loading = self._begin(self._load(served))
+            served.loading = self._start_task(self._load(served))
 
-    def begun(self, served: Served) -> None:
-        """It has been loaded: unload it when its time has come."""
+    def schedule_unload(self, served: Served) -> None:
+        """Unload a loaded model when it has been idle for `--idle-unload-s`."""
         if served.settings.idle_unload_s and served.model not in self._timers:
             served.generator.used_s = time.monotonic()
             self._watch(served, served.settings.idle_unload_s)
 
     async def recover(self) -> int:
-        """Take up the streams that an earlier process left, and load what they need; returns how many go on.
+        """Continue the streams of an earlier process, and load their models. Returns how many continue.
 
         Raises: StorageError.
         """
@@ -282,7 +282,7 @@ class Models:
             num_live = served.generator.recover(lease for lease in leases if self.of(lease.log) is served)
             num_recovered += num_live
             if num_live and not served.is_loaded:
-                self._begin(self._bring_back(served))
+                self._start_task(self._load_for_recovery(served))
         return num_recovered
 
     async def close(self) -> None:
@@ -293,14 +293,14 @@ class Models:
             task.cancel()
         await asyncio.gather(*(served.stop() for served in self))
 
-    def _begin(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+    def _start_task(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
         task = self._group.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def _check_refused(self, served: Served) -> None:
-        """What has just failed is not tried again at once. Raises: EngineLost."""
+    def _check_backoff(self, served: Served) -> None:
+        """Raises: EngineLost if loading this model has just failed."""
         wait_s = served.refused_until_s - time.monotonic()
         if wait_s > 0:
             raise EngineLost(served.refusal, retry_after_s=max(1.0, wait_s))
@@ -313,14 +313,14 @@ class Models:
             began_s = time.monotonic()
             served.start(self._group)
             try:
-                await served.started()
+                await served.wait_loaded()
             except EngineLost as error:
-                logger.error("%s was not loaded: %s", served.model, error.message)  # its paths are no client's business
+                logger.error("%s was not loaded: %s", served.model, error.message)  # clients must not see its paths
                 served.refusal = "This model could not be loaded."
                 served.refused_until_s = time.monotonic() + (error.retry_after_s or _RETRY_S)
                 return EngineLost(served.refusal, retry_after_s=error.retry_after_s)
             logger.warning("%s was loaded in %.1f s.", served.model, time.monotonic() - began_s)
-            self.begun(served)
+            self.schedule_unload(served)
             return None
         except EngineLost as error:
             return error
@@ -328,9 +328,9 @@ class Models:
             served.loading = None
 
     async def _make_room(self, served: Served) -> None:
-        """Unload what is idle, the one unused for longest first, until another model fits.
+        """Unload idle models, the longest unused first, until this model fits. It always fits if no other is loaded.
 
-        Raises: EngineLost if it does not, for what is busy. What has no neighbour is loaded, whatever it takes.
+        Raises: EngineLost if busy models leave no room.
         """
         budget_bytes = self._settings.memory_bytes
         if not budget_bytes:
@@ -352,16 +352,16 @@ class Models:
     def _unload(self, served: Served, why: str) -> None:
         logger.warning("%s is unloaded %s.", served.model, why)
         served.is_loaded = False
-        served.generator.rest()
-        task = self._leaving[served.model] = self._begin(served.stop())
+        served.generator.on_unload()
+        task = self._leaving[served.model] = self._start_task(served.stop())
         task.add_done_callback(lambda _: self._leaving.pop(served.model, None))
 
     def _watch(self, served: Served, after_s: float) -> None:
         loop = asyncio.get_running_loop()
-        self._timers[served.model] = loop.call_later(after_s, self._look_at, served)
+        self._timers[served.model] = loop.call_later(after_s, self._check_idle, served)
 
-    def _look_at(self, served: Served) -> None:
-        """Unload it if it has not been used for so long, and look again if it has."""
+    def _check_idle(self, served: Served) -> None:
+        """Unload it if it has been idle for long enough; otherwise check again later."""
         del self._timers[served.model]
         if not served.is_loaded:
             return
@@ -372,8 +372,8 @@ class Models:
         else:
             self._unload(served, f"after {idle_s:g} s without a stream")
 
-    async def _bring_back(self, served: Served) -> None:
-        """Load a model that streams wait for, as long as any do."""
+    async def _load_for_recovery(self, served: Served) -> None:
+        """Try to load a model until it is loaded, or no stream waits for it."""
         while served.generator.live and not served.is_loaded:
             try:
                 await self.load(served)
@@ -382,7 +382,7 @@ class Models:
 
 
 def _verdict(supervisor: Supervisor) -> Verdict | None:
-    """What `tailrace certify` has found here about such an engine."""
+    """Return the result of `tailrace certify` for this engine and machine."""
     if supervisor.capabilities is None:
         return None
     certificate = read_certificate(data_path(), subject(supervisor.capabilities.engine, supervisor.spec))

@@ -1,4 +1,4 @@
-"""Who wants to know how requests go: metrics, a request record, a trace."""
+"""Observers of requests, such as metrics and the request log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Protocol
 
 from tailrace.errors import TailraceError
 from tailrace.streams import Record, StreamLog
-from tailrace.types import Allowance, Asked, Spent
+from tailrace.types import Allowance, Arrival, Spent
 
 __all__ = ["Meter", "Observer", "Observers", "Times"]
 
@@ -18,64 +18,64 @@ logger = logging.getLogger("tailrace.generation")
 
 @dataclass(slots=True)
 class Times:
-    """When a request came to each of its stations, on the monotonic clock; None for what it has not come to."""
+    """When a request reached each stage, on the monotonic clock; None if it has not reached it."""
 
-    asked_s: float
+    arrived_s: float
     entered_s: float | None = None  # the queue
     admitted_s: float | None = None
     first_s: float | None = None  # the first token
     ended_s: float | None = None
-    num_losses: int = 0  # engines that were lost under it
+    num_losses: int = 0  # how often its engine was lost
 
     def spent(self) -> Spent | None:
-        """Where the time went, once there was a token and an end."""
+        """Return the durations of the stages; None without a first token and an end."""
         if self.admitted_s is None or self.first_s is None or self.ended_s is None:
             return None
-        return Spent(self.ended_s - self.asked_s, self.first_s - self.admitted_s, self.ended_s - self.first_s)
+        return Spent(self.ended_s - self.arrived_s, self.first_s - self.admitted_s, self.ended_s - self.first_s)
 
 
 class Observer:
-    """Told of each request, on the event loop: it must not block. The record has the prompts in each call. A class that
-    inherits from this one has only what it wants to know.
+    """Called on the event loop for each request: it must not block. Records have their prompts. Subclasses override
+    the methods they need.
 
-    A request comes to `on_asked`, then to `on_refused` or `on_begun`. An Idempotency-Key that finds its stream again
-    comes to neither. A stream of an earlier process, and one that ends early, may be told of by `on_end` alone.
+    Each request calls `on_arrival`, then `on_refused` or `on_begun`. If its Idempotency-Key finds an existing stream,
+    it calls neither of these two. Streams of an earlier process, and streams that end early, may call only `on_end`.
     """
 
-    def on_asked(self, asked: Asked) -> None:
-        """Somebody asks for a generation."""
+    def on_arrival(self, arrival: Arrival) -> None:
+        """A request for a generation has arrived."""
 
-    def on_refused(self, asked: Asked, error: TailraceError) -> None:
-        """It came to no stream."""
+    def on_refused(self, arrival: Arrival, error: TailraceError) -> None:
+        """The request was refused. There is no stream."""
 
     def on_begun(self, record: Record) -> None:
-        """Its stream is kept, and has a place in the queue next."""
+        """The stream is kept, and enters the queue next."""
 
     def on_admitted(self, record: Record, times: Times) -> None:
-        """It has a place on the engine."""
+        """The stream has a slot on the engine."""
 
     def on_first_token(self, record: Record, times: Times) -> None:
-        """The engine has given the first token of any of its answers."""
+        """The engine has generated the first token of the stream."""
 
     def on_end(self, record: Record, log: StreamLog, times: Times) -> None:
-        """Its terminal event is kept, as `log.end`. Called once."""
+        """The terminal event is kept, as `log.end`. Called once."""
 
 
 class Meter(Protocol):
-    """Whoever may refuse a stream for what its owner has used. Observers hear of its end."""
+    """Limits the usage of owners. As an `Observer`, it settles each reservation when the stream ends."""
 
     def allowance(self, key_id: str, owner: str) -> Allowance:
-        """How much a request of theirs can take at all, whatever is left just now."""
+        """Return the largest usage of one request of this owner, whatever is left now."""
 
     def reserve(self, record: Record) -> None:
-        """Before it is kept. Raises: AdmissionError, RequestError, StorageError."""
+        """Reserve the largest usage of a stream. Raises: AdmissionError, RequestError, StorageError."""
 
     def release(self, record: Record) -> None:
-        """It was not kept after all."""
+        """Release the reservation of a stream that was not kept."""
 
 
 class Observers:
-    """Tells all observers. One that raises is logged, and the others are told all the same."""
+    """Calls all observers. If one raises, the error is logged, and the others are still called."""
 
     def __init__(self) -> None:
         self._observers: list[Observer] = []
@@ -86,11 +86,11 @@ class Observers:
     def remove(self, observer: Observer) -> None:
         self._observers.remove(observer)
 
-    def on_asked(self, asked: Asked) -> None:
-        self._tell(lambda observer: observer.on_asked(asked))
+    def on_arrival(self, arrival: Arrival) -> None:
+        self._tell(lambda observer: observer.on_arrival(arrival))
 
-    def on_refused(self, asked: Asked, error: TailraceError) -> None:
-        self._tell(lambda observer: observer.on_refused(asked, error))
+    def on_refused(self, arrival: Arrival, error: TailraceError) -> None:
+        self._tell(lambda observer: observer.on_refused(arrival, error))
 
     def on_begun(self, record: Record) -> None:
         self._tell(lambda observer: observer.on_begun(record))

@@ -1,4 +1,4 @@
-"""From what a request says to token ids: check the text, apply the chat template, tokenise, count, refuse."""
+"""Turns the prompts of requests into token ids: checks texts, applies the chat template, tokenises, checks lengths."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tailrace.types import GenerateRequest, Message, Prompt, ReasoningFormat
 
 __all__ = ["PromptEncoder"]
 
-_INLINE_CHARACTERS = 8_192  # tokenised on the event loop; longer prompts go to a thread. About 2 ms.
-_MESSAGE_CHARACTERS = 32  # what the template makes of a message, however short
+_INLINE_CHARACTERS = 8_192  # tokenised on the event loop in about 2 ms; longer prompts are tokenised in a thread
+_MESSAGE_CHARACTERS = 32  # that the template adds to each message, estimated
 
 
 class PromptEncoder:
-    """Encodes the prompts of one model. `chat` is None where the model has no chat template."""
+    """Encodes the prompts of one model. `chat` is None if the model has no chat template."""
 
     def __init__(self, *, tokenizer: Tokenizer, chat: ChatEncoder | None, context_tokens: int, add_bos: bool) -> None:
         self.tokenizer = tokenizer
@@ -26,13 +26,13 @@ class PromptEncoder:
         self._add_bos = add_bos
 
     def check(self, request: GenerateRequest) -> None:
-        """Refuse what cannot be encoded, as far as that can be seen without encoding it. Raises: RequestError."""
+        """Check what can be checked without encoding. Raises: RequestError."""
         if request.messages and self.chat is None:
             raise UnsupportedParameter("This model has no chat template; send a prompt instead.", param="messages")
         for name in request.template_values:
             if self.chat is None or not self.chat.knows(name):
                 raise UnsupportedParameter(
-                    "This model's chat template asks for no value of that name.", param="chat_template_kwargs"
+                    "This model's chat template does not use a value of that name.", param="chat_template_kwargs"
                 )
         texts = [prompt for prompt in request.prompts if isinstance(prompt, str)]
         reasoning = (message.reasoning for message in request.messages)
@@ -40,7 +40,7 @@ class PromptEncoder:
             raise RequestError("Text must not contain NUL characters.", param="prompt")
 
     async def encode(self, request: GenerateRequest) -> tuple[Prompt, ...]:
-        """The prompts' texts as the client knows them, and their ids. A long prompt is encoded in a thread.
+        """Return the prompts with their texts and ids. Long prompts are encoded in a thread.
 
         Raises: ContextLengthExceeded, RequestError.
         """
@@ -60,18 +60,18 @@ class PromptEncoder:
         return prompts
 
     def count(self, request: GenerateRequest) -> int:
-        """How many tokens all prompts have together, however many the model takes. May take a while.
+        """Return the number of tokens of all prompts, also beyond the context window. May take long.
 
         Raises: RequestError.
         """
         return sum(len(prompt.ids) for prompt in self._encode(request, self._texts(request)))
 
     def tokenize(self, text: str) -> list[tuple[int, int, int]]:
-        """The ids of a prompt, each with the range of characters that it stands for. May take a while."""
+        """Return the ids of a prompt, each with the start and end of its characters. May take long."""
         return self.tokenizer.offsets(text, bos=self._add_bos)
 
     def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:
-        """The text that the template makes of a conversation, and its ids as in `tokenize`.
+        """Return the text of a chat from the template, and its ids as in `tokenize`.
 
         Raises: UnsupportedParameter without a template.
         """
@@ -86,12 +86,12 @@ class PromptEncoder:
             encoded = [ids]
         else:
             encoded, reasoning = [self._ids(prompt) for prompt in request.prompts], None
-        cut = slice(-request.truncate if request.truncate is not None else None, None)
-        return tuple(Prompt(text, tuple(ids[cut]), reasoning) for text, ids in zip(texts, encoded, strict=True))
+        kept = slice(-request.truncate if request.truncate is not None else None, None)
+        return tuple(Prompt(text, tuple(ids[kept]), reasoning) for text, ids in zip(texts, encoded, strict=True))
 
     def _encode_chat(self, chat: ChatEncoder, request: GenerateRequest) -> tuple[list[int], ReasoningFormat | None]:
         messages, continues = request.messages, request.continue_final
-        has_grammar = request.sampling.grammar is not None  # which holds from the first token on
+        has_grammar = request.sampling.grammar is not None  # it constrains the answer from its first token
         ids = chat.encode(
             messages,
             tools=request.tools,
@@ -109,7 +109,7 @@ class PromptEncoder:
         return list(prompt)
 
     def _texts(self, request: GenerateRequest) -> list[str]:
-        """What a request says, in one string for each prompt. Raises: ContextLengthExceeded, RequestError."""
+        """Return one string for each prompt. Raises: ContextLengthExceeded, RequestError."""
         if request.messages:
             return ["".join(_texts_of(request.messages))]
         return [self._text_of(prompt, request.truncate) for prompt in request.prompts]
@@ -122,13 +122,12 @@ class PromptEncoder:
         if len(prompt) > self.context_tokens:
             raise ContextLengthExceeded(len(prompt), self.context_tokens)
         if not all(0 <= token_id < self.tokenizer.vocab_size for token_id in prompt):
-            raise RequestError("The prompt names a token that the model does not have.", param="prompt")
+            raise RequestError("The prompt has a token id that the model does not have.", param="prompt")
         return b"".join(self.tokenizer.pieces[token_id] for token_id in prompt).decode("utf-8", "replace")
 
 
 def _texts_of(messages: Iterable[Message]) -> Iterator[str]:
-    """All that somebody wrote in these messages: their texts, and the calls of tools. Reasoning is not among them: most
-    templates leave it out."""
+    """Return the contents and the tool calls of messages. Reasoning is left out, as in most templates."""
     for message in messages:
         calls = ((call.name, call.arguments) for call in message.tool_calls)
         yield from (message.content, *chain.from_iterable(calls))

@@ -1,4 +1,4 @@
-"""One request on its way: its place in the queue, its readers, its end. `engine_side.py` has what happens between."""
+"""One request: its wait in the queue, its readers, its end. `engine_side.py` has its time on the engine."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tailrace.types import End, Failure, Status, Usage
 
 __all__ = ["Run"]
 
-_FIRST_READER_S = 60.0  # how long a stream that ends with its last reader may wait for its first
+_FIRST_READER_S = 60.0  # how long a stream without linger time may wait for its first reader
 
 
 @dataclass(slots=True, eq=False, repr=False, kw_only=True, weakref_slot=True)
 class Run(EngineSide):
     """The producer of one stream: queued, admitted, running, ended. Ends its log exactly once.
 
-    `on_end` is called when its terminal event is kept, or when another server writes its stream.
+    `on_end` is called when its terminal event is kept, or when another server has taken over its stream.
     """
 
     gate: Gate
@@ -35,25 +35,25 @@ class Run(EngineSide):
             return self.end.usage
         record = self.record
         num_prompt_tokens = record.num_prompt_tokens
-        for choice in self.choices[:: record.sampling.n]:  # the first of each prompt's
+        for choice in self.choices[:: record.sampling.n]:  # the first choice of each prompt
             if choice.usage is not None:
                 num_prompt_tokens += choice.usage[0] - len(record.prompts[choice.index // record.sampling.n].ids)
         return Usage(num_prompt_tokens, sum(choice.num_answer_tokens for choice in self.choices))
 
     @property
     def status(self) -> str:
-        """queued, running, or the status of the terminal event, once that can be read."""
+        """queued, running, or the status of the terminal event when it can be read."""
         if self.log.end is not None:
             return self.log.end.status
         return "running" if self._ticket is not None and self._ticket.admitted_s is not None else "queued"
 
     @property
     def num_ahead(self) -> int:
-        """How many requests wait in front of it; 0 once it is admitted."""
+        """How many requests have their turn before it; 0 when it is admitted."""
         return self.gate.num_ahead(self._ticket) if self._ticket is not None else 0
 
     def enter(self, num_tokens: int, *, queue_s: float, is_slowed: bool = False) -> None:
-        """Take a place in the queue, for at most `queue_s`, as `Ticket` counts them."""
+        """Queue this run for at most `queue_s`, counted as in `Ticket`."""
         self.times.entered_s = time.monotonic()
         self._ticket = Ticket(
             num_tokens,
@@ -66,15 +66,15 @@ class Run(EngineSide):
         )
         self.is_watched = is_slowed
         self.gate.enter(self._ticket)
-        # Whoever asked has not begun to read; if nobody ever does, nobody will leave either.
+        # Its client does not read yet. If no reader ever comes, `unread` is never called.
         if self.end is None:
             wait_s = self.record.linger_s or _FIRST_READER_S
             self._linger_timer = asyncio.get_running_loop().call_later(wait_s, self.cancel)
 
-    # What its log asks for (streams.Producer)
+    # Calls from the log (streams.Producer)
 
     def unread(self) -> None:
-        """Nobody reads any more: cancel, at once or when nobody has come back for the stream's linger time."""
+        """The last reader has left: cancel now, or if no reader comes back within the linger time."""
         if self.end is not None or self.is_handed_over:
             return
         linger_s = self.record.linger_s
@@ -84,19 +84,19 @@ class Run(EngineSide):
             self._linger_timer = asyncio.get_running_loop().call_later(linger_s, self.cancel)
 
     def read(self) -> None:
-        """Somebody reads, or nobody has to any more: it is not cancelled for want of a reader."""
+        """Stop the linger timer: a reader has come, or the stream has ended."""
         if self._linger_timer is not None:
             self._linger_timer.cancel()
             self._linger_timer = None
 
     def cancel(self) -> None:
-        """End the stream as cancelled, at once and everywhere. Does nothing when it has ended."""
+        """End the stream as cancelled, and free its slot. Does nothing if it has ended."""
         self._end("cancelled")
 
     def ended(self) -> None:
         """The terminal event can be read."""
         assert self.log.end is not None
-        self.log.producer = None  # readers need nothing of it any more, and may come for a long time
+        self.log.producer = None  # later readers need only the log
         self.observers.on_end(self.record, self.log, self.times)
         self.store.end(self.lease)
         self.on_end(self)
@@ -104,21 +104,21 @@ class Run(EngineSide):
     # Other ends
 
     def interrupt(self) -> None:
-        """End the stream because the server goes away."""
+        """End the stream because the server stops, or cannot run it."""
         self._end("interrupted", Interrupted("The server was shut down before the answer was complete."))
 
     def fail(self, error: TailraceError) -> None:
         self._end("error", error)
 
     def fail_unpersisted(self, error: TailraceError) -> None:
-        """End the stream with an error, whatever was decided: what waits to be kept never will be seen."""
+        """End the stream with an error, even if another end was decided: events not yet kept are lost."""
         if not self.is_handed_over:
             self.end = None
             num_tokens = sum(map(len, self._delivered_ids()))
             self._end("error", error, Usage(self.record.num_prompt_tokens, num_tokens))
 
     def hand_over(self) -> None:
-        """Leave the stream as it is in the store, for another process to go on with."""
+        """Leave the stream in the store, for another process to continue."""
         self.is_handed_over = True
         self.read()
         self.log.park()
@@ -126,7 +126,7 @@ class Run(EngineSide):
     def _start(self) -> None:
         self.times.admitted_s = time.monotonic()
         self.observers.on_admitted(self.record, self.times)
-        if self.log.events:  # of an earlier process
+        if self.log.events:  # from an earlier process
             self.resume()
         else:
             self._submit(self.choices)
@@ -168,7 +168,7 @@ class Run(EngineSide):
             self._release()
 
     def _release(self) -> None:
-        """The place in the batch is free again, unless the end has given it back already."""
+        """Free the slot, if the end has not freed it already."""
         ticket, self._ticket = self._ticket, None
         if ticket is not None:
             self.gate.leave(ticket)

@@ -1,4 +1,4 @@
-"""From settings to models that can be asked: the store of their streams, their engines, tokenizers and gates."""
+"""Makes the models of a server from its settings, with their log store, engines, tokenizers and gates."""
 
 from __future__ import annotations
 
@@ -29,21 +29,21 @@ __all__ = ["Service", "engine_spec", "open_log_store", "start_service"]
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """Everything behind HTTP: what an application needs that brings its own sockets, or none."""
+    """Everything below HTTP, for applications with their own sockets or without any."""
 
     models: Models
     store: LogStore
     durable: DurableStore
-    num_recovered: int  # streams that an earlier process left, and that go on
+    num_recovered: int  # streams of an earlier process that continue
 
     @property
     def generator(self) -> Generator:
-        """The first model's."""
+        """The generator of the first model."""
         return self.models.first.generator
 
     @property
     def num_live(self) -> int:
-        """Streams without their end."""
+        """The number of streams without a terminal event."""
         return sum(len(served.generator.live) for served in self.models)
 
 
@@ -57,11 +57,11 @@ async def start_service(
     more: Sequence[Source] = (),
     on_loaded: Callable[[Models], None] = lambda models: None,
 ) -> AsyncIterator[Service]:
-    """The engine of the first model, loaded, and its streams in `data_path`. `more` are further models, which are
-    loaded when they are asked for. `on_loaded` is called before streams of an earlier process go on, for observers that
-    have to hear of their ends. Leaving it kills the engines.
+    """Load the first model, and open the log store in `data_path`. The models in `more` are loaded by requests.
+    `on_loaded` is called before streams of an earlier process continue, so that it can add observers of their ends.
+    Leaving the context kills the engines.
 
-    Raises: ModelError if an engine cannot load its model, or the journal cannot be kept.
+    Raises: ModelError if an engine cannot load its model, or the journal cannot be written.
     """
     sources = [source, *more]
     served = [_served(one, settings, cache_path=cache_path) for one in sources]
@@ -70,7 +70,7 @@ async def start_service(
         models: Models | None = None
         try:
             durable = _durable(store, settings)
-            # The engine loads in its process while this one reads the vocabularies.
+            # Load the tokenizers while the engine loads in its own process.
             for one, model in zip(sources, served, strict=True):
                 model.generator = await _generator(one, model, store)
             models = Models(served, settings, group)
@@ -83,7 +83,7 @@ async def start_service(
 
 
 def _durable(store: MemoryLogStore | SqliteLogStore, settings: Settings) -> DurableStore:
-    """The durable streams that an earlier process left. Raises: ModelError."""
+    """Return the store of durable streams. Raises: ModelError if it cannot be read."""
     try:
         return store.durable_streams(settings.durable_bytes)
     except StorageError as error:
@@ -91,7 +91,7 @@ def _durable(store: MemoryLogStore | SqliteLogStore, settings: Settings) -> Dura
 
 
 def _served(source: Source, settings: Settings, *, cache_path: str) -> Served:
-    """Raises: ModelError if its settings do not suit it, or one another."""
+    """Raises: ModelError if its settings contradict the model, the engine, or each other."""
     try:
         own = settings.of_model(source.own)
         spec = engine_spec(source, own, cache_path=cache_path)
@@ -123,23 +123,23 @@ async def _generator(source: Source, served: Served, store: LogStore) -> Generat
             recover_s=settings.recover_s,
         ),
     )
-    generator.rest()
+    generator.on_unload()
     return generator
 
 
 async def _first_start(models: Models, settings: Settings, on_loaded: Callable[[Models], None]) -> int:
-    """Wait for what has to be loaded before requests are taken, and take up what an earlier process left; returns how
-    many streams go on. Raises: ModelError."""
+    """Load what must be loaded before requests are accepted, and continue streams of an earlier process. Returns how
+    many continue. Raises: ModelError."""
     try:
-        await models.first.started()
-        models.begun(models.first)
+        await models.first.wait_loaded()
+        models.schedule_unload(models.first)
         on_loaded(models)
         num_recovered = await models.recover()
         if settings.load == "all":
             for served in models:
-                await models.load(served, within_s=2 * served.settings.load_s)  # which ends it first
+                await models.load(served, within_s=2 * served.settings.load_s)  # load_s ends it first
             if settings.memory_bytes and not all(served.is_loaded for served in models):
-                raise ModelError("--memory-bytes has no room for all models at once, and --load all asks for that.")
+                raise ModelError("--load all needs more memory for all models than --memory-bytes allows.")
     except EngineLost as error:
         raise ModelError(_load_failure(error.message)) from None
     except StorageError as error:
@@ -149,7 +149,7 @@ async def _first_start(models: Models, settings: Settings, on_loaded: Callable[[
 
 @contextlib.asynccontextmanager
 async def open_log_store(settings: Settings, path: Path) -> AsyncIterator[MemoryLogStore | SqliteLogStore]:
-    """Where the settings say that streams are kept. Raises: ModelError if they cannot be kept there."""
+    """Open the log store that the settings name. Raises: ModelError if it cannot be opened."""
     if settings.journal == "memory":
         with contextlib.closing(
             MemoryLogStore(retention_s=settings.retention_s, budget_bytes=settings.retention_bytes)
@@ -169,15 +169,13 @@ async def open_log_store(settings: Settings, path: Path) -> AsyncIterator[Memory
 
 
 def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> EngineSpec:
-    """What the worker is told to load. Raises: ModelError if more is asked of the model than it was made for, or of the
-    engine than it has."""
+    """Return what the worker has to load. Raises: ModelError if the model or the engine does not support a setting."""
     if settings.context_tokens > source.card.context_tokens:
-        raise ModelError(
-            f"--context-tokens is at most {source.card.context_tokens}, what {source.card.name} was made for."
-        )
-    plain = {row.name: row.default for row in settings_table()}
+        most = source.card.context_tokens
+        raise ModelError(f"--context-tokens must be at most {most}, the context window of {source.card.name}.")
+    defaults = {row.name: row.default for row in settings_table()}
     kind = all_kinds()[source.engine]
-    kind.check(name for name in sorted(OF_SOME) if getattr(settings, name) != plain[name])
+    kind.check(name for name in sorted(OF_SOME) if getattr(settings, name) != defaults[name])
     return EngineSpec(
         engine=source.engine,
         path=source.address or str(source.card.path),
@@ -205,8 +203,8 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
 
 def _text(card: ModelCard, *, splits_reasoning: bool) -> tuple[Tokenizer, ChatEncoder | None]:
     if card.format == "upstream":
-        known = THINK if splits_reasoning else None
-        return ByteTokenizer(), MessageEncoder(continues=card.architecture != "openai", reasoning=known)
+        reasoning = THINK if splits_reasoning else None
+        return ByteTokenizer(), MessageEncoder(continues=card.architecture != "openai", reasoning=reasoning)
     tokenizer = Tokenizer.from_json(card.tokenizer_json)
     if card.chat_template is None:
         return tokenizer, None

@@ -1,4 +1,4 @@
-"""Which model and which engine a command line means."""
+"""Finds the models and engines that a command line names."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class Source:
 
     card: ModelCard
     engine: str
-    why: str = ""  # this engine, for people
+    why: str = ""  # why this engine was chosen, as text
     options: dict[str, float] = field(default_factory=dict)
-    address: str = ""  # of the server that runs it already
-    own: Mapping[str, Any] = field(default_factory=dict)  # settings of this model alone; Any: of each setting's type
+    address: str = ""  # of the upstream server
+    own: Mapping[str, Any] = field(default_factory=dict)  # settings of only this model; Any: of each setting's type
 
     @property
     def weight_bytes(self) -> int:
-        """What its weights take in memory, as the engine keeps them."""
+        """The memory of its weights in this engine."""
         return all_kinds()[self.engine].weight_bytes(self.card)
 
 
 def find_source(source: str, progress: Progress, engine: str = "auto") -> Source:
-    """Find or fetch a model, and an engine for it. `scripted`, or `scripted:option=value,…`, needs no files;
-    `openai:URL` and `tgi:URL` mean a server that runs one.
+    """Find or fetch a model, and an engine for it. `scripted` and `scripted:option=value,…` need no files.
+    `openai:URL` and `tgi:URL` name an upstream server.
 
     Raises: ModelError.
     """
@@ -55,8 +55,8 @@ def find_source(source: str, progress: Progress, engine: str = "auto") -> Source
         options = _options(rest)
         card = _scripted_card(thinks=bool(options.get("thinks")))
     elif kind in ("openai", "tgi"):
-        card, place = find_upstream(source)
-        options, address = {}, str(place)
+        card, found = find_upstream(source)
+        options, address = {}, str(found)
     else:
         card, options = resolve(source, progress), {}
     choice = choose(card, engine)
@@ -71,11 +71,11 @@ def find_named(
     first: str | None = None,
     own: Mapping[str, Mapping[str, Any]] | None = None,  # Any: of each setting's type
 ) -> list[Source]:
-    """The models of several `name=source`, each under its name, with what settings are its `own`. `first` comes before
-    them, under the name that it has.
+    """Find the models of several `name=source`. `own` has the settings of each model. `first` is a source without a
+    name, and comes first.
 
-    Raises: ModelError for one that is not written so, is not there, or has another one's name, and for settings of one
-    that is not among them.
+    Raises: ModelError for a malformed argument, a model that is not found, a name that is used twice, or settings of an
+    unknown name.
     """
     pairs = [_pair(text) for text in texts]
     names = [name for name, _ in pairs]
@@ -84,24 +84,24 @@ def find_named(
     known = [source.card.name for source in sources] + names
     for name in own:
         if name not in known:
-            raise ModelError(f"--set speaks of {name}, and the models are {', '.join(known)}.")
-    taken = {source.card.name for source in sources}
+            raise ModelError(f"--set names {name}, but the models are {', '.join(known)}.")
+    used = {source.card.name for source in sources}
     for name in names:
-        if name in taken:
-            raise ModelError(f"Two models have the name {name}. Give each another one: --model name=source.")
-        taken.add(name)
+        if name in used:
+            raise ModelError(f"Two models have the name {name}. Rename one: --model name=source.")
+        used.add(name)
     for name, text in pairs:
         try:
             found = find_source(text, progress, own.get(name, {}).get("engine", engine))
         except ModelError as error:
-            alone = f" For this model alone: --set {name}.engine=auto." if engine != "auto" else ""
-            raise ModelError(f"{name}: {error.message}{alone}") from None
+            hint = f" To choose an engine only for this model: --set {name}.engine=auto." if engine != "auto" else ""
+            raise ModelError(f"{name}: {error.message}{hint}") from None
         sources.append(replace(found, card=replace(found.card, name=name), own=own.get(name, {})))
     return sources
 
 
 def _with_own(source: Source, own: Mapping[str, Mapping[str, Any]]) -> Source:  # Any: of each setting's type
-    """A model whose name was not known before it was found. Raises: ModelError."""
+    """Apply the settings of a model whose name was unknown until it was found. Raises: ModelError."""
     settings = own.get(source.card.name, {})
     if "engine" in settings:
         choice = choose(source.card, settings["engine"])
@@ -113,10 +113,10 @@ def _pair(text: str) -> tuple[str, str]:
     """Raises: ModelError."""
     name, equals, source = text.partition("=")
     if not equals or not source.strip():
-        alone = "" if equals else f" A single model needs no name: tailrace serve {text}"
-        raise ModelError(f"--model takes name=source, such as chat=smollm2, and not {text!r}.{alone}")
+        hint = "" if equals else f" A single model needs no name: tailrace serve {text}"
+        raise ModelError(f"--model takes name=source, such as chat=smollm2, and not {text!r}.{hint}")
     if not _NAME.fullmatch(name):
-        raise ModelError(f"{name!r} cannot be a model's name: 1 to 128 of the characters A-Z a-z 0-9 . _ : / and -.")
+        raise ModelError(f"{name!r} cannot be a model's name: use 1 to 128 of the characters A-Z a-z 0-9 . _ : / -")
     return name, source.strip()
 
 
@@ -140,9 +140,9 @@ def _options(text: str) -> dict[str, float]:
     for pair in filter(None, text.split(",")):
         name, _, value = pair.partition("=")
         if name not in OPTIONS:
-            raise ModelError(f"The scripted engine has no option {name!r}; it has {', '.join(OPTIONS)}.")
+            raise ModelError(f"The scripted engine has no option {name!r}. Its options are {', '.join(OPTIONS)}.")
         try:
             options[name] = float(value)
         except ValueError:
-            raise ModelError(f"{pair!r} is not an option of the scripted engine; write name=number.") from None
+            raise ModelError(f"{pair!r} is not an option of the scripted engine: write name=number.") from None
     return options

@@ -1,4 +1,4 @@
-"""A request that was in an engine when that died, run again with nothing beside it."""
+"""Runs a request that was on a dying engine again, alone."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ __all__ = ["Suspect", "Trial"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Suspect:
-    """A request that was in an engine when that died. Its stream may have been cancelled since; it is tried anyhow."""
+    """A request that was on an engine when the engine died. It is tried even if its stream was cancelled since."""
 
     run: EngineSide
     culprit: Culprit
-    sequences: tuple[Sequence, ...]  # that the engine had of it
-    position: int  # tokens that the engine had given of all of them
+    sequences: tuple[Sequence, ...]  # those on the engine
+    position: int  # tokens of these sequences when the engine died
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class Trial:
-    """Runs a suspect's sequences up to one token past the position where the engine died, or to their end. Nobody is
-    shown what they say: the stream itself waits.
+    """Runs a suspect's sequences to one token past the position where the engine died, or to their end. Their tokens
+    are not shown.
 
-    The engine must be empty. `on_over` is called when it has let go of them all; `on_death` if it dies before.
+    The engine must be empty. `on_over` is called when the sequences have left it, `on_death` if it dies before.
     """
 
     suspect: Suspect
@@ -36,7 +36,7 @@ class Trial:
     new_sequence_id: InitVar[Callable[[], int]]
     on_over: Callable[[], None]
     on_death: Callable[[], None]
-    num_tokens: int = 0  # that the engine has given
+    num_tokens: int = 0  # generated so far
     _running: dict[int, Sequence] = field(init=False)
     _was_stopped: bool = False
     _is_over: bool = False
@@ -46,7 +46,7 @@ class Trial:
 
     @property
     def is_complete(self) -> bool:
-        """Once it is over: whether it came past its position or to its end."""
+        """Whether a trial that is over passed its position or reached its end."""
         return self._is_past or not self._was_stopped
 
     @property
@@ -54,7 +54,7 @@ class Trial:
         return self.num_tokens > self.suspect.position
 
     def start(self) -> None:
-        """Raises: EngineLost if the engine is gone already. Nothing is called then."""
+        """Raises: EngineLost if the engine is already gone. Then no callback is called."""
         try:
             for sequence_id, sequence in list(self._running.items()):
                 self.engine.submit(replace(sequence, sequence_id=sequence_id), self)
@@ -63,7 +63,7 @@ class Trial:
             raise
 
     def forget(self) -> None:
-        """Call nobody any more."""
+        """Call no callback any more."""
         self._is_over = True
 
     def push(self, delta: Delta) -> None:
@@ -79,7 +79,7 @@ class Trial:
         self._finish(self.on_death)
 
     def stop(self) -> None:
-        """Take it off the engine."""
+        """Abort the sequences."""
         self._was_stopped = True
         for sequence_id in self._running:
             self.engine.abort(sequence_id)

@@ -18,7 +18,7 @@ from tailrace.records.rows import RUNNING, RequestRow, row_of_refusal, row_of_st
 from tailrace.records.spool import Spool
 from tailrace.records.threads import DatabaseThreads
 from tailrace.streams import LogStore, Record, StreamLog
-from tailrace.types import Allowance, Asked
+from tailrace.types import Allowance, Arrival
 
 __all__ = ["RequestLog"]
 
@@ -52,7 +52,7 @@ class RequestLog(Observer, Meter):
         self._threads = threads
         self._with_text = with_text
         self._running: dict[str, RequestRow] = {}
-        self._refused: dict[Asked, dict[str, RequestRow]] = {}  # by code: refusals since the last drain
+        self._refused: dict[Arrival, dict[str, RequestRow]] = {}  # by code: refusals since the last drain
         self._unwritten: list[RequestRow] = []  # of this turn of the event loop, or after a write error
         self._is_failing = False  # the disk takes no rows
         self._drained = 0  # bytes of the spool that are in the database
@@ -130,7 +130,7 @@ class RequestLog(Observer, Meter):
     async def forget(self, owner: str) -> None:
         """Drain, so that no file has rows of this owner any more. Raises: StorageError."""
         async with self._draining:
-            self._refused = {asked: rows for asked, rows in self._refused.items() if asked.owner != owner}
+            self._refused = {arrival: rows for arrival, rows in self._refused.items() if arrival.owner != owner}
             await self._drain()
             if self._is_unreachable:
                 raise StorageError("The database cannot be reached at the moment.", retry_after_s=_RETRY_S)
@@ -162,14 +162,14 @@ class RequestLog(Observer, Meter):
 
     # generation.Observer
 
-    def on_refused(self, asked: Asked, error: TailraceError) -> None:
+    def on_refused(self, arrival: Arrival, error: TailraceError) -> None:
         """Write the first refusal of a kind now. Further ones are counted, and written as one row with the next
         drain."""
-        by_code = self._refused.setdefault(asked, {})
+        by_code = self._refused.setdefault(arrival, {})
         before = by_code.get(error.code)
         if before is None:
-            self._write(row_of_refusal(asked, error, _new_id()))
-            by_code[error.code] = msgspec.structs.replace(row_of_refusal(asked, error, _new_id()), num_requests=0)
+            self._write(row_of_refusal(arrival, error, _new_id()))
+            by_code[error.code] = msgspec.structs.replace(row_of_refusal(arrival, error, _new_id()), num_requests=0)
         else:
             by_code[error.code] = msgspec.structs.replace(before, num_requests=before.num_requests + 1)
 

@@ -12,7 +12,7 @@ from tailrace.access.quotas import most_tokens
 from tailrace.errors import TailraceError
 from tailrace.generation import Times
 from tailrace.streams import Record, StreamLog
-from tailrace.types import Asked, Sampling, TextDelta
+from tailrace.types import Arrival, Sampling, TextDelta
 
 __all__ = ["REFUSED", "RUNNING", "RequestRow", "row_of_refusal", "row_of_start", "row_with_end"]
 
@@ -95,15 +95,23 @@ def row_with_end(row: RequestRow, log: StreamLog, times: Times | None = None, *,
     )
 
 
-def row_of_refusal(asked: Asked, error: TailraceError, request_id: str) -> RequestRow:
+def row_of_refusal(arrival: Arrival, error: TailraceError, request_id: str) -> RequestRow:
     return RequestRow(
-        request_id, time.time(), asked.owner, asked.key_id, asked.model, asked.wire, REFUSED, error.code, num_choices=0
+        request_id,
+        time.time(),
+        arrival.owner,
+        arrival.key_id,
+        arrival.model,
+        arrival.wire,
+        REFUSED,
+        error.code,
+        num_choices=0,
     )
 
 
 def _times(times: Times) -> dict[str, float | None]:
     def since(moment_s: float | None) -> float | None:
-        return None if moment_s is None else moment_s - times.asked_s
+        return None if moment_s is None else moment_s - times.arrived_s
 
     return {
         "queue_s": since(times.admitted_s),
