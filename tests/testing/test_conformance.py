@@ -358,7 +358,7 @@ def test_silent_engine_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         def step(self) -> list[Delta]:
             return []
 
-    monkeypatch.setattr(_trial, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(_trial, "_TIMEOUT_S", 0.05)
     with pytest.raises(AssertionError, match=r"sequence \d+: no delta of any sequence for"):
         check_engine(Mute)
 

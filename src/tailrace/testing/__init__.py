@@ -1,5 +1,5 @@
-"""What tests need: the laws that every engine and every log store keeps, an engine whose tokens are known beforehand,
-and a bad network."""
+"""Tools for tests: the laws of engines and log stores, an engine whose tokens are known in advance, and a proxy that
+imitates a bad network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a law of log stores is, and what it has to work with."""
+"""A law of log stores, and the tools that laws use."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ __all__ = [
     "StoreTrial",
     "copy_directory",
     "delta",
-    "hold",
+    "require",
 ]
 
 MakeStore = Callable[[Path], AbstractAsyncContextManager[LogStore]]
 Snapshot = Callable[[Path, Path], None]
 
 DONE = End("done", Usage(2, 3))
-_PATIENCE_S = 5.0
+_TIMEOUT_S = 5.0
 
 
-def hold(is_held: bool, seen: str) -> None:
-    """Raises: AssertionError that says what was seen."""
-    if not is_held:
+def require(condition: bool, seen: str) -> None:
+    """Raises: AssertionError with the text `seen` if the condition is false."""
+    if not condition:
         raise AssertionError(seen)
 
 
@@ -45,12 +45,12 @@ def delta(number: int) -> TextDelta:
 
 
 def copy_directory(source: Path, target: Path) -> None:
-    """What is on disk of a server that runs, as one would find it that comes after `kill -9`."""
+    """Copy the directory of a running server as it is on disk, as after `kill -9`."""
     shutil.copytree(source, target, dirs_exist_ok=True)
 
 
 class StoreProducer:
-    """The producer of a stream: when it is stopped, it ends as cancelled; when it has ended, its retention begins."""
+    """The producer of a stream. `cancel` ends it as cancelled; after its end its retention starts."""
 
     status = "running"
 
@@ -73,7 +73,7 @@ class StoreProducer:
 
 
 class StoreTrial:
-    """A home of its own, and servers over it one after the other."""
+    """A new storage location, and servers that use it one after the other."""
 
     def __init__(self, make: MakeStore, snapshot: Snapshot, directory: Path) -> None:
         self._make = make
@@ -84,18 +84,18 @@ class StoreTrial:
         self._home.mkdir()
 
     def server(self) -> AbstractAsyncContextManager[LogStore]:
-        """The next server, when the last one has left."""
+        """Return the next server. The last one must be closed."""
         return self._make(self._home)
 
     def after_kill(self) -> AbstractAsyncContextManager[LogStore]:
-        """The next server, if the one that runs were killed now. That one runs on."""
+        """Return a server over a copy, as if the running one were killed now. The running one continues."""
         self._num_copies += 1
         copy = self._directory / f"copy-{self._num_copies}"
         self._snapshot(self._home, copy)
         return self._make(copy)
 
     async def begin(self, store: LogStore, *events: Event, owner: str = ANONYMOUS, claim: Claim | None = None) -> Lease:
-        """A stream with a producer and these events, once they can be read."""
+        """Return a new stream with a producer, when these events can be read."""
         record = Record(
             new_stream_id(),
             1.5,
@@ -112,39 +112,39 @@ class StoreTrial:
         StoreProducer(store, lease)
         if events:
             store.append(lease, events)
-            await self.seen(lease.log, len(events))
+            await self.wait_for(lease.log, len(events))
         return lease
 
     async def finish(self, store: LogStore, lease: Lease) -> None:
-        """The terminal event, once it can be read."""
+        """Append the terminal event, and return when it can be read."""
         store.append(lease, (DONE,))
-        await self.seen(lease.log, lease.log.last_seq + 1)
+        await self.wait_for(lease.log, lease.log.last_seq + 1)
 
-    async def seen(self, log: StreamLog, count: int) -> None:
-        """Return when so many events can be read."""
+    async def wait_for(self, log: StreamLog, count: int) -> None:
+        """Return when this many events can be read, or the stream has ended."""
         try:
-            async with asyncio.timeout(_PATIENCE_S):
+            async with asyncio.timeout(_TIMEOUT_S):
                 while log.last_seq < count and log.end is None:
                     await Reader(log, log.last_seq).wait()
         except TimeoutError:
-            raise AssertionError(f"event {count} cannot be read after {_PATIENCE_S:.0f} s") from None
+            raise AssertionError(f"event {count} cannot be read after {_TIMEOUT_S:.0f} s") from None
 
     async def settle(self, store: LogStore) -> None:
-        """Return when all that was appended before has been kept or refused: what comes after it can be read."""
+        """Return when all earlier events were kept or refused: a later event can be read."""
         await self.begin(store, delta(0))
 
     async def try_append(self, store: LogStore, lease: Lease, *events: Event) -> None:
-        """Append what should be refused: at once, or by never being seen."""
+        """Append events that the store should refuse, with an error or silently."""
         try:
             store.append(lease, events)
             store.flush()
         except LeaseLost:
             pass
 
-    async def refused(self, asked: Awaitable[object]) -> TailraceError | None:
-        """What it raised."""
+    async def error_of(self, call: Awaitable[object]) -> TailraceError | None:
+        """Return the error that a call raised, or None."""
         try:
-            await asked
+            await call
         except TailraceError as error:
             return error
         return None
@@ -158,17 +158,17 @@ class StoreLaw:
     """
 
     name: str
-    promise: str  # for people
+    promise: str  # the law in words
     check: Callable[[StoreTrial], Awaitable[None]]
-    durable: bool = False  # says nothing of a store that is not
+    durable: bool = False  # applies only to durable stores
 
     def __call__(self, make: MakeStore, *, snapshot: Snapshot = copy_directory) -> None:
         with tempfile.TemporaryDirectory() as directory:
             first = Path(directory) / "first"
             first.mkdir()
-            asyncio.run(self._hold(make, StoreTrial(make, snapshot, Path(directory)), first))
+            asyncio.run(self._check(make, StoreTrial(make, snapshot, Path(directory)), first))
 
-    async def _hold(self, make: MakeStore, trial: StoreTrial, first: Path) -> None:
+    async def _check(self, make: MakeStore, trial: StoreTrial, first: Path) -> None:
         if self.durable and not await _is_durable(make, first):
             return
         with under_law(self.name, self.promise):

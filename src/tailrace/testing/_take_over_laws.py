@@ -1,4 +1,4 @@
-"""What a log store owes the server that comes next."""
+"""The laws of log stores that concern the next server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from tailrace.errors import ModelError, StreamExpired, UnknownStream
 from tailrace.streams import Claim, Lease, LogStore
-from tailrace.testing._store_trial import DONE, StoreLaw, StoreTrial, delta, hold
+from tailrace.testing._store_trial import DONE, StoreLaw, StoreTrial, delta, require
 from tailrace.types import ANONYMOUS
 
 __all__ = ["laws_of_the_next_server"]
@@ -18,27 +18,27 @@ async def _opened(trial: StoreTrial) -> None:
         async with trial.after_kill() as following:
             taken = await following.take_over()
             records = [one.log.record for one in taken]
-            hold(records == [lease.log.record], f"{lease.log.record} was opened, and the next server has {records}")
+            require(records == [lease.log.record], f"{lease.log.record} was opened, and the next server has {records}")
             found = await following.recall("me", Claim("key", b"request"))
-            hold(found is taken[0].log, "the key of a stream that was opened does not find it")
+            require(found is taken[0].log, "the key of an opened stream does not find it")
 
 
-async def _seen(trial: StoreTrial) -> None:
+async def _visible_is_kept(trial: StoreTrial) -> None:
     async with trial.server() as store:
         lease = await trial.begin(store)
         for number in range(1, 6):
             store.append(lease, (delta(number),))
-            await _hold_kept(trial, lease)  # what can be read already
-            await trial.seen(lease.log, number)
-            await _hold_kept(trial, lease)
+            await _require_kept(trial, lease)  # the events that can be read before the append is kept
+            await trial.wait_for(lease.log, number)
+            await _require_kept(trial, lease)
 
 
-async def _hold_kept(trial: StoreTrial, lease: Lease) -> None:
+async def _require_kept(trial: StoreTrial, lease: Lease) -> None:
     seen = list(lease.log.events)
     async with trial.after_kill() as following:
         (taken,) = await following.take_over()
         kept = taken.log.events[: len(seen)]
-        hold(kept == seen, f"{seen} could be read when the server was killed, and the next one has {kept}")
+        require(kept == seen, f"{seen} could be read when the server was killed, but the next one has {kept}")
 
 
 async def _epochs(trial: StoreTrial) -> None:
@@ -46,7 +46,7 @@ async def _epochs(trial: StoreTrial) -> None:
     for _ in range(3):
         async with trial.server() as store:
             epochs.append(store.epoch)
-    hold(epochs == sorted(set(epochs)), f"one server after the other had the epochs {epochs}")
+    require(epochs == sorted(set(epochs)), f"successive servers had the epochs {epochs}")
 
 
 async def _fenced(trial: StoreTrial) -> None:
@@ -58,12 +58,12 @@ async def _fenced(trial: StoreTrial) -> None:
         await trial.try_append(second, old, delta(3))
         await trial.settle(second)
         second.append(lease, (delta(4),))
-        await trial.seen(lease.log, 2)
+        await trial.wait_for(lease.log, 2)
         log = await second.read(ANONYMOUS, old.stream_id)
-        hold(log.events == [delta(1), delta(4)], f"after a take-over the old lease appended: {log.events}")
+        require(log.events == [delta(1), delta(4)], f"events of the old lease were kept: {log.events}")
         async with trial.after_kill() as following:
             kept = {one.stream_id: one.log.events for one in await following.take_over()}.get(old.stream_id)
-            hold(kept == [delta(1), delta(4)], f"the next server has {kept}")
+            require(kept == [delta(1), delta(4)], f"the next server has {kept}")
 
 
 async def _once(trial: StoreTrial) -> None:
@@ -71,19 +71,19 @@ async def _once(trial: StoreTrial) -> None:
         begun = [await trial.begin(store, *map(delta, range(1, count))) for count in (4, 1, 3, 2)]
         await trial.finish(store, begun[2])
         expected = [lease.stream_id for lease in begun if lease.log.end is None]
-    for _ in range(2):  # they are handed out again when that server is gone, too
+    for _ in range(2):  # they are taken over again when that server is gone, too
         async with trial.server() as store:
             taken = [lease.stream_id for lease in await store.take_over()]
-            hold(taken == expected, f"of the streams {expected} the next server got {taken}")
+            require(taken == expected, f"of the streams {expected} the next server got {taken}")
             again = [lease.stream_id for lease in await store.take_over()]
-            hold(not again, f"asked a second time, it got {again}")
-            with suppress(ModelError):  # a home may be one server's alone
+            require(not again, f"its second take_over() returned {again}")
+            with suppress(ModelError):  # some stores allow only one server
                 async with trial.server() as other:
                     stolen = [lease.stream_id for lease in await other.take_over()]
-                    hold(not stolen, f"a second server got {stolen} as well")
+                    require(not stolen, f"a second server got {stolen} as well")
 
 
-async def _goes_on(trial: StoreTrial) -> None:
+async def _continued(trial: StoreTrial) -> None:
     expected = []
     async with trial.server() as store:
         lease = await trial.begin(store)
@@ -93,9 +93,9 @@ async def _goes_on(trial: StoreTrial) -> None:
             (lease,) = await store.take_over()
             store.append(lease, (delta(number), delta(number + 1)))
             expected += [delta(number), delta(number + 1)]
-            await trial.seen(lease.log, len(expected))
+            await trial.wait_for(lease.log, len(expected))
             log = await store.read(ANONYMOUS, stream_id)
-            hold(log.events == expected, f"a stream that went on has {log.events}, not {expected}")
+            require(log.events == expected, f"a continued stream has {log.events}, not {expected}")
 
 
 async def _finished(trial: StoreTrial) -> None:
@@ -107,33 +107,35 @@ async def _finished(trial: StoreTrial) -> None:
         await trial.finish(store, deleted)
         await store.delete("me", deleted.stream_id)
         async with trial.after_kill() as following:
-            await _hold_finished(trial, following, lease, deleted, claim)
+            await _require_finished(trial, following, lease, deleted, claim)
     async with trial.server() as following:
-        await _hold_finished(trial, following, lease, deleted, claim)
+        await _require_finished(trial, following, lease, deleted, claim)
 
 
-async def _hold_finished(trial: StoreTrial, store: LogStore, lease: Lease, deleted: Lease, claim: Claim) -> None:
+async def _require_finished(trial: StoreTrial, store: LogStore, lease: Lease, deleted: Lease, claim: Claim) -> None:
     taken = [one.stream_id for one in await store.take_over()]
-    hold(not taken, f"streams that had ended were handed out: {taken}")
+    require(not taken, f"ended streams were taken over: {taken}")
     for stream_id in (lease.stream_id, deleted.stream_id):
         for other in ("you", ANONYMOUS):
-            error = await trial.refused(store.read(other, stream_id))
-            hold(type(error) is UnknownStream, f"read() of another owner's stream raised {error!r}")
-    error = await trial.refused(store.read("me", deleted.stream_id))
-    hold(isinstance(error, StreamExpired), f"read() of one's own deleted stream raised {error!r}")
+            error = await trial.error_of(store.read(other, stream_id))
+            require(type(error) is UnknownStream, f"read() of another owner's stream raised {error!r}")
+    error = await trial.error_of(store.read("me", deleted.stream_id))
+    require(isinstance(error, StreamExpired), f"read() of a deleted stream by its owner raised {error!r}")
     log = await store.read("me", lease.stream_id)
-    hold(log.events == [delta(1), DONE], f"of {[delta(1), DONE]} the next server has {log.events}")
-    hold(log.record.memo == b"a memo", f"its memo is {log.record.memo!r}")
-    hold(await store.recall("me", claim) is log, "its key does not find it")
-    hold(await store.recall("you", claim) is None, "its key finds it for another owner")
+    require(log.events == [delta(1), DONE], f"of {[delta(1), DONE]} the next server has {log.events}")
+    require(log.record.memo == b"a memo", f"the memo of the stream is {log.record.memo!r}")
+    require(await store.recall("me", claim) is log, "the key does not find its stream")
+    require(await store.recall("you", claim) is None, "the key finds the stream of another owner")
 
 
 laws_of_the_next_server = (
-    StoreLaw("opened_is_kept", "when open() returns, the next server would find the stream", _opened, durable=True),
-    StoreLaw("seen_is_kept", "nobody has seen what the next server would not find", _seen, durable=True),
-    StoreLaw("epochs_grow", "each server has a larger epoch than those before it", _epochs, durable=True),
-    StoreLaw("old_owners_are_refused", "whose stream was taken over appends nothing to it", _fenced, durable=True),
-    StoreLaw("taken_over_once", "each stream without an end is handed out once, oldest first", _once, durable=True),
-    StoreLaw("streams_go_on", "what the next server appends follows what is there", _goes_on, durable=True),
-    StoreLaw("finished_is_kept", "the next server shows finished streams, to their owner", _finished, durable=True),
+    StoreLaw("opened_is_kept", "when open() has returned, a stream survives a crash", _opened, durable=True),
+    StoreLaw("seen_is_kept", "an event that can be read survives a crash", _visible_is_kept, durable=True),
+    StoreLaw("epochs_grow", "each server has a larger epoch than all earlier servers", _epochs, durable=True),
+    StoreLaw(
+        "old_owners_are_refused", "a server cannot append to streams that another took over", _fenced, durable=True
+    ),
+    StoreLaw("taken_over_once", "each unfinished stream is taken over once, the oldest first", _once, durable=True),
+    StoreLaw("streams_go_on", "the next server appends after the existing events", _continued, durable=True),
+    StoreLaw("finished_is_kept", "the next server shows finished streams to their owners", _finished, durable=True),
 )

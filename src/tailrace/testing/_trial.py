@@ -1,4 +1,4 @@
-"""What a law of engines is, and what it has to work with: one engine, what was asked of it, and all that it said."""
+"""A law of engines, and the trial that it uses: one engine, its sequences and their deltas."""
 
 from __future__ import annotations
 
@@ -13,26 +13,23 @@ from dataclasses import dataclass
 from tailrace.engines.promise import Capabilities, Delta, Engine, Sequence
 from tailrace.types import Sampling
 
-__all__ = ["EngineTrial", "Law", "hold", "under_law"]
+__all__ = ["EngineTrial", "Law", "require", "under_law"]
 
-_PATIENCE_S = 30.0  # without a single delta, while something should run
+_TIMEOUT_S = 30.0  # without any delta, while a sequence runs
 _sequence_ids = itertools.count(1)  # never used twice, so that an engine may be shared between laws
 
 
-def hold(condition: bool, sequence_id: int | None, seen: object) -> None:
-    """The one place where a law is found broken.
-
-    Raises: AssertionError that names the sequence and what was seen.
-    """
+def require(condition: bool, sequence_id: int | None, seen: object) -> None:
+    """Raises: AssertionError with the sequence and the text `seen` if the condition is false."""
     if not condition:
         where = "the engine" if sequence_id is None else f"sequence {sequence_id}"
         raise AssertionError(f"{where}: {seen}")
 
 
 class EngineTrial:
-    """Drives an engine and keeps its deltas as they came, right or wrong: judging them is for the laws.
+    """Drives an engine and keeps all its deltas, right or wrong. The laws judge them.
 
-    `vocab_size` bounds the token ids that prompts are drawn from; `num_sequences` is how long to look for leaks.
+    Prompts are drawn from ids below `vocab_size`. The search for leaks runs `num_sequences`.
     """
 
     def __init__(self, engine: Engine, *, vocab_size: int, num_sequences: int) -> None:
@@ -40,21 +37,21 @@ class EngineTrial:
         self.vocab_size = vocab_size
         self.num_sequences = num_sequences
         self.deltas: dict[int, list[Delta]] = {}
-        self.strangers: list[Delta] = []  # deltas of sequences that nobody submitted
+        self.unknown: list[Delta] = []  # deltas of sequences that were never submitted
         self._running: set[int] = set()
 
     @property
     def width(self) -> int:
-        """How many sequences a law runs side by side: five, or fewer where the engine takes fewer."""
+        """How many sequences a law runs at once: five, or as many as the engine takes if these are fewer."""
         return min(5, self.engine.capabilities.max_sequences)
 
     def prompts(self, count: int, salt: str = "") -> list[tuple[int, ...]]:
-        """Prompts of 5 to 20 tokens, the same ones each time."""
+        """Return prompts of 5 to 20 tokens, always the same for a salt."""
         draw = random.Random(f"tailrace {salt}")
         return [tuple(draw.choices(range(self.vocab_size), k=draw.randint(5, 20))) for _ in range(count)]
 
     def sampling(self, max_tokens: int, seed: int | None = None, *, logprobs: bool = False) -> Sampling:
-        """Greedy without a seed, at temperature 1 with one. Goes on behind an end of text where the engine can."""
+        """Return greedy sampling without a seed, temperature 1 with a seed. With ignore_eos if the engine has it."""
         return Sampling(
             temperature=1.0 if seed is not None else 0.0,
             seed=seed or 0,
@@ -64,7 +61,7 @@ class EngineTrial:
         )
 
     def submit(self, prompt_ids: Iterable[int], sampling: Sampling) -> int:
-        """The id of a new sequence. Raises: SequenceFailed as the engine does."""
+        """Submit a sequence, and return its id. Raises: SequenceFailed if the engine does."""
         sequence_id = next(_sequence_ids)
         self.deltas[sequence_id] = []
         self.engine.submit(Sequence(sequence_id, tuple(prompt_ids), sampling))
@@ -75,7 +72,7 @@ class EngineTrial:
         stepped = self.engine.step()
         for delta in stepped:
             if delta.sequence_id not in self.deltas:
-                self.strangers.append(delta)
+                self.unknown.append(delta)
                 continue
             self.deltas[delta.sequence_id].append(delta)
             if delta.finish_reason is not None:
@@ -83,28 +80,28 @@ class EngineTrial:
         return stepped
 
     def finish(self, *sequence_ids: int) -> None:
-        """Step until these sequences have ended, or all of them where none is named."""
-        heard_s = time.monotonic()
+        """Step until these sequences have ended; without arguments, until all have ended."""
+        last_delta_s = time.monotonic()
         while waiting := self._running.intersection(sequence_ids or self._running):
             if self.step():
-                heard_s = time.monotonic()
-            silent_s = time.monotonic() - heard_s
-            hold(silent_s < _PATIENCE_S, min(waiting), f"no delta of any sequence for {silent_s:.0f} s")
+                last_delta_s = time.monotonic()
+            silent_s = time.monotonic() - last_delta_s
+            require(silent_s < _TIMEOUT_S, min(waiting), f"no delta of any sequence for {silent_s:.0f} s")
 
     def start(self, max_tokens: int) -> int:
-        """A sequence that has said something and still runs."""
+        """Return a sequence that has a delta and still runs."""
         for prompt in self.prompts(8, "start"):
             sequence_id = self.submit(prompt, self.sampling(max_tokens))
-            heard_s = time.monotonic()
-            while not self.deltas[sequence_id] and time.monotonic() - heard_s < _PATIENCE_S:
+            last_delta_s = time.monotonic()
+            while not self.deltas[sequence_id] and time.monotonic() - last_delta_s < _TIMEOUT_S:
                 self.step()
-            hold(bool(self.deltas[sequence_id]), sequence_id, f"no delta for {_PATIENCE_S:.0f} s")
+            require(bool(self.deltas[sequence_id]), sequence_id, f"no delta for {_TIMEOUT_S:.0f} s")
             if sequence_id in self._running:
                 return sequence_id
         raise AssertionError(f"the engine: none of eight prompts ran on after its first delta, with {max_tokens=}")
 
     def alone(self, prompt_ids: Iterable[int], sampling: Sampling) -> tuple[int, ...]:
-        """The answer of a sequence that has the engine to itself."""
+        """Return the answer of a sequence that runs alone."""
         sequence_id = self.submit(prompt_ids, sampling)
         self.finish(sequence_id)
         return self.ids(sequence_id)
@@ -116,7 +113,7 @@ class EngineTrial:
         return self.deltas[sequence_id][-1]
 
     def close(self) -> None:
-        """Leave the engine idle, as far as it lets itself, and close it: the next law may get the same one."""
+        """Abort all sequences, and close the engine. The next law may get the same engine."""
         for sequence_id in self._running:
             self.engine.abort(sequence_id)
         for _ in range(8):
@@ -134,10 +131,10 @@ class Law:
     """
 
     name: str
-    promise: str  # for people
+    promise: str  # the law in words
     check: Callable[[EngineTrial], None]
-    parameters: frozenset[str] = frozenset()  # of `Sampling`, without which the law says nothing
-    exact: bool = False  # says nothing of an engine that is not
+    parameters: frozenset[str] = frozenset()  # of `Sampling`; the law applies only to engines with all of them
+    exact: bool = False  # applies only to exact engines
 
     def applies_to(self, capabilities: Capabilities) -> bool:
         return self.parameters <= capabilities.parameters and (capabilities.exact or not self.exact)
@@ -149,7 +146,7 @@ class Law:
                 with under_law(self.name, self.promise):
                     self.check(trial)
         except BaseException:
-            with contextlib.suppress(Exception):  # what went wrong first is what is to be told
+            with contextlib.suppress(Exception):  # the first error is the one to report
                 trial.close()
             raise
         trial.close()
@@ -160,7 +157,7 @@ class Law:
 
 @contextmanager
 def under_law(name: str, promise: str) -> Iterator[None]:
-    """Have whatever is raised name the law."""
+    """Add the name of the law to any exception."""
     try:
         yield
     except AssertionError as error:

@@ -1,15 +1,15 @@
-"""A network that behaves badly, on purpose: a TCP proxy in front of any server, which knows bytes and nothing of HTTP.
+"""A TCP proxy that imitates a bad network. It works in front of any server, and knows nothing of HTTP.
 
-It changes no byte and sends none twice: TCP sees to that. It decides when bytes come, in what pieces, how far, and how
-a connection ends. A script says so for each connection in its turn; further ones pass undisturbed::
+It never changes, loses or repeats bytes inside a connection. It decides when bytes arrive, in what pieces, how many,
+and how the connection ends. A script has one line for each connection; later connections are not disturbed::
 
     from tailrace.testing import Chaos, Flow, Line
 
     cut, bytewise = Flow(end_after_bytes=700, end="reset"), Flow(piece_bytes=1)
     with Chaos(8000, [Line(to_client=cut), Line(to_client=bytewise)]) as chaos:
-        read(chaos.url)  # is cut off in the middle, comes back, and gets the rest byte by byte
+        read(chaos.url)  # is cut off in the middle, reconnects, and gets the rest byte by byte
 
-In asynchronous tests it is `async with`, on the loop of the test; otherwise it has a thread of its own.
+With `async with` it runs on the event loop of the test, with `with` in its own thread.
 """
 
 from __future__ import annotations
@@ -29,27 +29,27 @@ __all__ = ["Chaos", "Flow", "Line"]
 End = Literal["fin", "reset", "half", "hole"]
 
 _PIECE_BYTES = 64 * 2**10
-_BUFFER_BYTES = 16 * 2**10  # of the kernel's, in each direction at each end
-_PIECES_A_TURN = 256
-_BEAT_S = 0.05  # in which a line with a rate carries a piece
+_BUFFER_BYTES = 16 * 2**10  # of the kernel, in each direction at each end
+_MAX_PIECES = 256  # that are received together
+_INTERVAL_S = 0.05  # a flow with a rate carries a piece in this time
 
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """How one direction of a connection carries its bytes, and how far.
+    """How one direction of a connection carries its bytes, and how many.
 
-    `end` is what happens once `end_after_bytes` have passed, if that is given:
+    `end` happens when `end_after_bytes` have passed:
 
-    - `fin`: both sides are told that the other has closed.
-    - `reset`: both sides are told that the connection is broken. What one has not read yet may be lost with it.
-    - `half`: this direction is closed, and the other goes on.
-    - `hole`: nothing more is carried in this direction, and nobody is told. With 0 bytes in both directions, the
-      connection is accepted and that was all.
+    - `fin`: the connection is closed at both sides.
+    - `reset`: the connection is reset at both sides. Bytes that were not read yet may be lost.
+    - `half`: this direction is closed, and the other continues.
+    - `hole`: this direction carries no more bytes, and stays open. With 0 bytes in both directions, the connection is
+      accepted, and nothing else happens.
     """
 
-    piece_bytes: int = _PIECE_BYTES  # at most so many are written at once
+    piece_bytes: int = _PIECE_BYTES  # the most bytes in one write
     delay_s: float = 0.0  # after each piece
-    bytes_per_s: float = 0.0  # on average; 0 is as fast as it goes
+    bytes_per_s: float = 0.0  # on average; 0 is unlimited
     end_after_bytes: int | None = None
     end: End = "fin"
 
@@ -63,10 +63,10 @@ class Line:
 
 
 class Chaos:
-    """Listens at `url` for as long as its context lasts, and closes what is still open when that ends.
+    """Listens at `url` during its context. At the end of the context it closes all connections.
 
-    `script` is asked for a line whenever a connection comes, so it may go on for ever. `server_port` may be set anew,
-    for connections to come; where nobody listens there, they are reset. `num_connections` counts all that came.
+    `script` gives one line for each new connection, and may be endless. `server_port` may be changed for later
+    connections; if no server listens there, they are reset. `num_connections` counts all connections.
     """
 
     def __init__(self, server_port: int, script: Iterable[Line] = (), *, host: str = "127.0.0.1") -> None:
@@ -108,7 +108,7 @@ class Chaos:
     def _start(self, loop: asyncio.AbstractEventLoop) -> None:
         listener = socket.create_server((self._host, 0), backlog=1024)
         listener.setblocking(False)
-        _narrow(listener)  # connections inherit it
+        _shrink_buffers(listener)  # accepted connections inherit it
         self.port = listener.getsockname()[1]
         self._loop = loop
         self._serving = loop.create_task(self._serve(listener))
@@ -128,7 +128,7 @@ class Chaos:
     async def _connect(self, client: socket.socket, line: Line) -> None:
         with client, socket.socket() as server:
             server.setblocking(False)
-            _narrow(server)
+            _shrink_buffers(server)
             try:
                 await asyncio.get_running_loop().sock_connect(server, (self._host, self.server_port))
                 async with asyncio.TaskGroup() as directions:
@@ -137,23 +137,23 @@ class Chaos:
             except* _Ended:
                 for end in (client, server):
                     with contextlib.suppress(OSError):
-                        end.shutdown(socket.SHUT_WR)  # closed over unread bytes, it would be reset
+                        end.shutdown(socket.SHUT_WR)  # close() with unread bytes would reset the connection
             except* OSError:
                 for end in (client, server):
                     end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 class _Ended(Exception):
-    """The script says that this connection is over."""
+    """The script ends this connection."""
 
 
 async def _carry(source: socket.socket, sink: socket.socket, flow: Flow) -> None:
-    """Raises: _Ended; OSError where one side has broken the connection, or the script says so."""
+    """Raises: _Ended; OSError if one side, or the script, resets the connection."""
     loop = asyncio.get_running_loop()
-    size = min(flow.piece_bytes, max(1, int(flow.bytes_per_s * _BEAT_S))) if flow.bytes_per_s else flow.piece_bytes
+    size = min(flow.piece_bytes, max(1, int(flow.bytes_per_s * _INTERVAL_S))) if flow.bytes_per_s else flow.piece_bytes
     is_paced = bool(flow.delay_s or flow.bytes_per_s)
-    # Taken at once: what waits for its time waits where it came from, and everybody has a turn.
-    most = size if is_paced else min(_PIECE_BYTES, size * _PIECES_A_TURN)
+    # A paced flow receives one piece at a time, so that later bytes wait at the sender.
+    most = size if is_paced else min(_PIECE_BYTES, size * _MAX_PIECES)
     num_passed = 0
     while num_passed != flow.end_after_bytes:
         room = most if flow.end_after_bytes is None else min(most, flow.end_after_bytes - num_passed)
@@ -176,8 +176,8 @@ async def _carry(source: socket.socket, sink: socket.socket, flow: Flow) -> None
             await loop.create_future()
 
 
-def _narrow(end: socket.socket) -> None:
-    """Little is kept under way, so that either end feels soon what the other one does."""
+def _shrink_buffers(end: socket.socket) -> None:
+    """Use small buffers, so that each side soon notices when the other stops reading."""
     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER_BYTES)
     end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)

@@ -1,6 +1,6 @@
-"""The laws of the `LogStore` promise, as code: `check_log_store(make)` passes, or says which law is broken and how.
+"""The laws of the `LogStore` protocol: `check_log_store(make)` passes, or reports the broken law.
 
-For authors of homes of streams. With pytest, one test a law::
+For authors of log stores. With pytest, one test for each law::
 
     import pytest
     from tailrace.testing import StoreLaw, store_laws
@@ -9,12 +9,11 @@ For authors of homes of streams. With pytest, one test a law::
     def test_store(law: StoreLaw) -> None:
         law(open_my_store)
 
-or all of them in one: `check_log_store(open_my_store)`. `make` opens a store over a directory; a home that is not a
-directory takes its path as a name. Called again with the same path, it is the next server over what the last one left.
+or all laws in one test: `check_log_store(open_my_store)`. `make` opens a store in a directory; a store without
+directories uses the path as a name. Called again with the same path, it opens the next server over the same streams.
 
-A law also asks what a server would leave if it were killed now. `snapshot` copies the home to another path meanwhile: a
-directory as it is on disk, if nothing else is given. Laws about the next server say nothing of a store that is not
-durable.
+Some laws test what a killed server leaves. For them `snapshot` copies the storage of a running server to another path;
+by default it copies the directory. Laws about the next server do not apply to stores that are not durable.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ store_laws: tuple[StoreLaw, ...] = (*laws_of_one_server, *laws_of_the_next_serve
 
 
 def check_log_store(make: MakeStore, *, snapshot: Snapshot = copy_directory) -> None:
-    """Hold a log store to every law that applies to it. Runs an event loop of its own.
+    """Check every law that applies to a log store. Runs its own event loop.
 
-    Raises: AssertionError for the first law that is broken; whatever the store raises.
+    Raises: AssertionError for the first broken law; whatever the store raises.
     """
     for law in store_laws:
         law(make, snapshot=snapshot)
