@@ -41,8 +41,8 @@ class Keeper:
         self._port = port
         self._directory = directory
         self._say = say
-        self._has_model = model is not None and _is_here(model)
-        self._leaving = asyncio.Event()
+        self._has_model = model is not None and _is_available(model)
+        self._stopping = asyncio.Event()
         self._server: Process | None = None
         self._is_replaced = False  # the server was stopped to load the new model
 
@@ -50,7 +50,7 @@ class Keeper:
         """Return the exit status, after SIGINT, SIGTERM or SIGHUP, or when the server cannot run."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._leave)
+            loop.add_signal_handler(number, self._stop)
         async with asyncio.TaskGroup() as group:
             fetching = None
             if self._model is not None and not self._has_model:
@@ -66,7 +66,7 @@ class Keeper:
         while True:
             since_s = time.monotonic()
             status = await self._serve()
-            if self._leaving.is_set():
+            if self._stopping.is_set():
                 return 0
             if self._is_replaced:
                 self._is_replaced = False
@@ -88,7 +88,7 @@ class Keeper:
             stdin=DEVNULL, stdout=DEVNULL,
             start_new_session=True,  # Ctrl-C reaches only this process, which then stops the server
         )  # fmt: skip
-        if self._leaving.is_set():
+        if self._stopping.is_set():
             self._stop_server()
         return await self._server.wait()
 
@@ -97,13 +97,13 @@ class Keeper:
             with contextlib.suppress(ProcessLookupError):
                 self._server.terminate()
 
-    def _leave(self) -> None:
-        self._leaving.set()
+    def _stop(self) -> None:
+        self._stopping.set()
         self._stop_server()
 
     async def _fetch(self, model: str) -> None:
         """Download the model in a separate process, then restart the server with it."""
-        self._tell("fetching", f"Fetching {model}.")
+        self._write_progress("fetching", f"Fetching {model}.")
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-P", "-m", "tailrace", "pull", model,
             stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True,
@@ -111,10 +111,10 @@ class Keeper:
         assert process.stdout is not None
         line = ""
         try:
-            async for said in process.stdout:
-                line = said.decode("utf-8", "replace").strip()
+            async for raw_line in process.stdout:
+                line = raw_line.decode("utf-8", "replace").strip()
                 self._say(line)
-                self._tell("fetching", line)
+                self._write_progress("fetching", line)
             status = await process.wait()
         except asyncio.CancelledError:
             with contextlib.suppress(ProcessLookupError):
@@ -123,23 +123,23 @@ class Keeper:
             raise
         if status:
             self._say("The demo continues with the simulated engine.")
-            self._tell("failed", line)
+            self._write_progress("failed", line)
             return
         (self._directory / FETCH_FILE).unlink()
-        self._say(f"{model} is here. Restarting the server with it; running streams continue.")
+        self._say(f"{model} is downloaded. Restarting the server with it; running streams continue.")
         self._has_model = self._is_replaced = True
         self._stop_server()
 
-    def _tell(self, state: FetchState, line: str) -> None:
+    def _write_progress(self, state: FetchState, line: str) -> None:
         """Write the progress for the server."""
         percent = _PERCENT.search(line)
-        word = {"state": state, "line": line, "percent": int(percent[1]) if percent else None}
+        progress = {"state": state, "line": line, "percent": int(percent[1]) if percent else None}
         part = self._directory / f"{FETCH_FILE}.part"
-        part.write_text(json.dumps(word))
+        part.write_text(json.dumps(progress))
         part.replace(self._directory / FETCH_FILE)
 
 
-def _is_here(model: str) -> bool:
+def _is_available(model: str) -> bool:
     """Whether no download is needed. For models of the hub, only its library knows. Raises: ModelError."""
     if model.partition(":")[0] in ("openai", "tgi"):
         raise ModelError("The demo needs a local model; it cannot use another server.")

@@ -43,7 +43,7 @@ class PlainAnswer:
         self._served = served
         self._body = body
         self._headers = [(name.encode(), value.encode()) for name, value in headers.items()]
-        self._said: asyncio.Queue[Delta | None] = asyncio.Queue(body.max_tokens + 1)  # None: the engine is lost
+        self._deltas: asyncio.Queue[Delta | None] = asyncio.Queue(body.max_tokens + 1)  # None: the engine is lost
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises: RequestError, QueueFull, EngineLost before the first byte."""
@@ -58,13 +58,13 @@ class PlainAnswer:
             sequence = Sequence(generator.new_sequence_id(), prompt.ids, sampling)
             supervisor.submit(sequence, self)
             try:
-                await self._write_until_left(receive, send)
+                await self._write_until_disconnect(receive, send)
             finally:
                 supervisor.abort(sequence.sequence_id)
         finally:
             _running.remove(self)
 
-    async def _write_until_left(self, receive: Receive, send: Send) -> None:
+    async def _write_until_disconnect(self, receive: Receive, send: Send) -> None:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._write(send)), group.create_task(client_disconnected(receive))]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -74,7 +74,7 @@ class PlainAnswer:
     async def _write(self, send: Send) -> None:
         detokenizer = Detokenizer(self._served.generator.prompts.tokenizer)
         await send({"type": "http.response.start", "status": 200, "headers": self._headers})
-        while (delta := await self._said.get()) is not None and delta.finish_reason not in ("cancelled", "error"):
+        while (delta := await self._deltas.get()) is not None and delta.finish_reason not in ("cancelled", "error"):
             data = msgspec.json.encode({"text": detokenizer.push(delta.token_ids)})
             is_last = delta.finish_reason is not None
             body = b"data: " + data + (b"\n\ndata: [DONE]\n\n" if is_last else b"\n\n")
@@ -85,7 +85,7 @@ class PlainAnswer:
     # Called by the engine (engines.Receiver)
 
     def push(self, delta: Delta) -> None:
-        self._said.put_nowait(delta)
+        self._deltas.put_nowait(delta)
 
     def lost(self, error: EngineError) -> None:
-        self._said.put_nowait(None)
+        self._deltas.put_nowait(None)

@@ -144,7 +144,7 @@ class DemoRoutes:
 
     async def kill_engine(self, request: Request) -> ASGIApp:
         """Send SIGKILL to the worker of `?model=`. Raises: EngineLost if there is no worker now."""
-        self._check_killer(request)
+        self._check_may_kill(request)
         pid = self._find(request.query_params.get("model")).supervisor.pid
         if pid is None:
             raise EngineLost("This engine is not running.", retry_after_s=1.0)
@@ -154,7 +154,7 @@ class DemoRoutes:
 
     async def kill_server(self, request: Request) -> ASGIApp:
         """Send SIGKILL to this process after the response."""
-        self._check_killer(request)
+        self._check_may_kill(request)
         pid = os.getpid()
 
         async def kill() -> None:
@@ -162,7 +162,7 @@ class DemoRoutes:
 
         return JsonAnswer(msgspec.json.encode({"killed": pid}), background=BackgroundTask(kill))
 
-    def _check_killer(self, request: Request) -> None:
+    def _check_may_kill(self, request: Request) -> None:
         """Raises: Forbidden. The edge has already checked Host and Origin."""
         given = request.headers.get(TOKEN_HEADER, "").encode()
         if not secrets.compare_digest(given, self._token.encode()):

@@ -1,7 +1,7 @@
 """The demo's server: `tailrace serve` with the simulated engine, the real model and the routes of the page.
 
-Started by `keeper` as `python -m tailrace.demo.server PARENT DIRECTORY PORT MODEL`; an empty MODEL means the simulated
-engine alone.
+Started by `keeper` as `python -m tailrace.demo.server PARENT DIRECTORY PORT MODEL`; with an empty MODEL there is only
+the simulated engine.
 """
 
 from __future__ import annotations
