@@ -210,17 +210,32 @@ async def test_what_is_not_reserved_is_refused_and_nothing_begins(house: _House)
     await house.world.generator.create(house.request(greedy(5)))
 
 
-async def test_refusals_are_recorded_and_a_flood_of_them_is_short(house: _House) -> None:
+async def test_refusals_of_one_kind_share_a_row(house: _House) -> None:
     log = await house.start()
     for _ in range(1000):
         log.on_refused(_ASKED, UnknownModel("There is no such model here."))
     log.on_refused(_ASKED, QuotaExceeded("no"))
     await log.drain()
-    rows = house.rows()
-    assert len(rows) == 3
-    assert sum(row.num_requests for row in rows if row.finish == "model_not_found") == 1000
+    log.on_refused(_ASKED, QuotaExceeded("no"))
+    await log.drain()
+    rows = sorted((row.finish, row.status, row.num_requests) for row in house.rows())
+    assert rows == [
+        ("model_not_found", "refused", 1000),
+        ("rate_limit_exceeded", "refused", 1),
+        ("rate_limit_exceeded", "refused", 1),
+    ]
     (usage,) = RequestStore(house.database).usage()
-    assert (usage.num_requests, usage.num_refused) == (0, 1001)
+    assert (usage.num_requests, usage.num_refused) == (0, 1002)
+    assert log.num_waiting_bytes == 0
+
+
+async def test_a_refusal_survives_its_server(house: _House) -> None:
+    log = await house.start()
+    log.on_refused(_ASKED, QuotaExceeded("no"))
+    log.close()  # as if killed: nothing was drained
+    log = await house.start()
+    (row,) = house.rows()
+    assert (row.status, row.finish, row.num_requests) == ("refused", "rate_limit_exceeded", 1)
 
 
 async def test_while_rows_cannot_be_kept_nothing_begins(house: _House, monkeypatch: pytest.MonkeyPatch) -> None:

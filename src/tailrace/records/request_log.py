@@ -94,13 +94,15 @@ class RequestLog(Observer, Meter):
         await self._threads.run(lambda: self._requests().add(complete), within_s=None)
 
     async def _completed(self, row: RequestRow, store: LogStore) -> RequestRow:
+        if row.is_refusal:
+            return row.completed()
         try:
             log = await store.read(row.owner, row.request_id)
         except TailraceError as error:
             if not isinstance(error, UnknownStream):
                 logger.warning("the end of stream %s is unknown: %s", row.request_id, error)
-            return row.lost()
-        return row_with_end(row, log, with_text=self._with_text) if log.end is not None else row.lost()
+            return row.completed()
+        return row_with_end(row, log, with_text=self._with_text) if log.end is not None else row.completed()
 
     async def drain(self) -> None:
         """Copy the rows of ended requests to the database, if it is reachable."""
@@ -110,7 +112,7 @@ class RequestLog(Observer, Meter):
     async def _drain(self) -> None:
         try:
             refused, self._refused = self._refused, {}
-            self._unwritten += [row for by_code in refused.values() for row in by_code.values() if row.num_requests]
+            self._unwritten += [row.completed() for by_code in refused.values() for row in by_code.values()]
             self._flush()
             size = self._spool.size  # not more: a partial last line is completed before the file grows
             while self._drained < size and (num_bytes := await self._copy_next()):
@@ -163,13 +165,13 @@ class RequestLog(Observer, Meter):
     # generation.Observer
 
     def on_refused(self, arrival: Arrival, error: TailraceError) -> None:
-        """Write the first refusal of a kind now. Further ones are counted, and written as one row with the next
-        drain."""
+        """Count a refusal. The row of the first one of a kind is written now, so that a crash does not lose it, and
+        again with the count at the next drain."""
         by_code = self._refused.setdefault(arrival, {})
         before = by_code.get(error.code)
         if before is None:
-            self._write(row_of_refusal(arrival, error, _new_id()))
-            by_code[error.code] = msgspec.structs.replace(row_of_refusal(arrival, error, _new_id()), num_requests=0)
+            row = by_code[error.code] = row_of_refusal(arrival, error, f"refused_{secrets.token_hex(12)}")
+            self._write(row)
         else:
             by_code[error.code] = msgspec.structs.replace(before, num_requests=before.num_requests + 1)
 
@@ -213,7 +215,3 @@ class RequestLog(Observer, Meter):
         if ended:
             await self._threads.run(lambda: self._requests().add(ended), within_s=None)
         return num_bytes
-
-
-def _new_id() -> str:
-    return f"refused_{secrets.token_hex(12)}"

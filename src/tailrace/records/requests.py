@@ -131,7 +131,8 @@ class RequestStore:
         new = [row for name, row in by_id.items() if name not in known]
         if not new:
             return
-        connection.execute(insert(requests).on_conflict_do_nothing(), [msgspec.structs.asdict(row) for row in new])
+        # The driver's own executemany: an insert by SQLAlchemy takes three times the processor time.
+        connection.exec_driver_sql(_insert_text(connection), [msgspec.structs.astuple(row) for row in new])
         sums: dict[tuple[Any, ...], list[float]] = {}  # Any: text and one number
         for row in new:
             day = int(row.created_s // _DAY_S * _DAY_S)
@@ -156,6 +157,13 @@ class RequestStore:
         connection.execute(
             statement, [dict(zip(named, (*key, *counts), strict=True)) for key, counts in sorted(sums.items())]
         )
+
+
+def _insert_text(connection: Connection) -> str:
+    """Return the statement that adds one row, with the driver's placeholders."""
+    columns = RequestRow.__struct_fields__
+    values = ["?" if connection.dialect.paramstyle == "qmark" else "%s"] * len(columns)
+    return f"INSERT INTO requests ({', '.join(columns)}) VALUES ({', '.join(values)})"  # noqa: S608 - names of this module
 
 
 def _insert_of(

@@ -39,7 +39,7 @@ class RequestRow(msgspec.Struct, frozen=True, omit_defaults=True):
     wire: str
     status: str
     finish: str = ""  # stop, length, …; or the error code
-    num_requests: int = 1  # refusals of one kind within a second share a row
+    num_requests: int = 1  # refusals of one kind within half a second share a row
     parameters: str = "{}"  # JSON: numbers and names, never the client's text
     num_prompt_tokens: int = 0
     num_completion_tokens: int = 0
@@ -51,9 +51,15 @@ class RequestRow(msgspec.Struct, frozen=True, omit_defaults=True):
     prompt: str | None = None  # only with --record-text
     answer: str | None = None
 
-    def lost(self) -> RequestRow:
-        """Return this row with the status lost."""
+    @property
+    def is_refusal(self) -> bool:
+        return self.num_choices == 0
+
+    def completed(self) -> RequestRow:
+        """Return this row as the last one of its request: refused, or lost with its server."""
         assert self.status == RUNNING
+        if self.is_refusal:
+            return msgspec.structs.replace(self, status=REFUSED)
         return msgspec.structs.replace(self, status=_LOST, finish=_LOST)
 
 
@@ -96,6 +102,7 @@ def row_with_end(row: RequestRow, log: StreamLog, times: Times | None = None, *,
 
 
 def row_of_refusal(arrival: Arrival, error: TailraceError, request_id: str) -> RequestRow:
+    """Return the row of a refusal, to which others of its kind may be added before it is `completed`."""
     return RequestRow(
         request_id,
         time.time(),
@@ -103,7 +110,7 @@ def row_of_refusal(arrival: Arrival, error: TailraceError, request_id: str) -> R
         arrival.key_id,
         arrival.model,
         arrival.wire,
-        REFUSED,
+        RUNNING,
         error.code,
         num_choices=0,
     )
