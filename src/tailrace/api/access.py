@@ -1,4 +1,4 @@
-"""Keys over HTTP: `/v1/admin/keys` for whoever administers the server, `/v1/tickets` for pages."""
+"""Keys over HTTP: `/v1/admin/keys` for administrators, `/v1/tickets` for pages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tailrace.access.keys import DEFAULT_SCOPES, Key, NewKey
 from tailrace.access.principal import caller_of, owner_of, principal_of
 from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.access.tickets import LIFETIME_S
-from tailrace.api.forgetting import Forgetting
+from tailrace.api.owner_deletion import OwnerDeletion
 from tailrace.api.routes import route
 from tailrace.dialects.bodies import T, read_fields, read_json, require_plain_utf8
 from tailrace.errors import ModelError, RequestError, StorageError
@@ -31,7 +31,7 @@ __all__ = ["AccessRoutes", "key_json"]
 
 _Result = TypeVar("_Result")
 _MAX_LIFETIME_S = 100 * 365 * 86_400.0
-_MOST_BODY_BYTES = 2**16
+_MAX_BODY_BYTES = 2**16
 
 
 class _NewKeyBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -51,11 +51,11 @@ class _TicketBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class AccessRoutes:
-    """The routes over the key store. Each demands the scope `admin`, but for tickets, which demand `read`."""
+    """The routes of keys and owners. They need the scope `admin`; tickets need `read`."""
 
-    def __init__(self, records: Records, bodies: BodyBudget, forgetting: Forgetting) -> None:
+    def __init__(self, records: Records, bodies: BodyBudget, owner_deletion: OwnerDeletion) -> None:
         self._records = records
-        self._forgetting = forgetting
+        self._owner_deletion = owner_deletion
         self._keyring = records.keyring
         self._bodies = bodies
 
@@ -69,50 +69,50 @@ class AccessRoutes:
             route("PUT", "/v1/admin/keys/{key_id}/quota", self._limit),
             route("GET", "/v1/admin/owners/{owner}/quota", self._show_owner),
             route("PUT", "/v1/admin/owners/{owner}/quota", self._limit_owner),
-            route("DELETE", "/v1/admin/owners/{owner}", self._forget_owner),
+            route("DELETE", "/v1/admin/owners/{owner}", self._delete_owner),
             route("POST", "/v1/tickets", self._issue_ticket),
         ]
 
     async def _list(self, request: Request) -> ASGIApp:
         self._require_admin(request)
         owner = request.query_params.get("owner")
-        found = await self._ask(lambda keys: keys.list(owner))
+        found = await self._query(lambda keys: keys.list(owner))
         return JsonAnswer(msgspec.json.encode({"object": "list", "data": [key_json(key) for key in found]}))
 
     async def _create(self, request: Request) -> ASGIApp:
         self._require_admin(request)
         body = await self._read(request, _NewKeyBody)
-        made = await self._ask(
+        created = await self._query(
             lambda keys: keys.create(
                 body.owner, name=body.name, scopes=body.scopes, lifetime_s=body.expires_in_s, quota=body.quota
             )
         )
-        note("key.create", "done", request.scope, **what_is_noted(made.key))
-        return self._hand_over(made, 201)
+        note("key.create", "done", request.scope, **what_is_noted(created.key))
+        return self._show_token(created, 201)
 
     async def _show(self, request: Request) -> ASGIApp:
         self._require_admin(request)
-        key = await self._ask(lambda keys: keys.get(request.path_params["key_id"]))
+        key = await self._query(lambda keys: keys.get(request.path_params["key_id"]))
         return JsonAnswer(msgspec.json.encode(key_json(key)))
 
     async def _revoke(self, request: Request) -> ASGIApp:
         self._require_admin(request)
-        key = await self._ask(lambda keys: keys.revoke(request.path_params["key_id"]))
+        key = await self._query(lambda keys: keys.revoke(request.path_params["key_id"]))
         note("key.revoke", "done", request.scope, **what_is_noted(key))
-        self._keyring.update([key])  # other servers see it within a second
+        self._keyring.update([key])  # other servers read the change within a second
         return JsonAnswer(msgspec.json.encode(key_json(key)))
 
     async def _rotate(self, request: Request) -> ASGIApp:
         self._require_admin(request)
         body = await self._read(request, _RotateBody)
-        made = await self._ask(lambda keys: keys.rotate(request.path_params["key_id"], grace_s=body.grace_s))
-        note("key.rotate", "done", request.scope, **what_is_noted(made.key))
-        return self._hand_over(made, 200)
+        created = await self._query(lambda keys: keys.rotate(request.path_params["key_id"], grace_s=body.grace_s))
+        note("key.rotate", "done", request.scope, **what_is_noted(created.key))
+        return self._show_token(created, 200)
 
     async def _limit(self, request: Request) -> ASGIApp:
         self._require_admin(request)
         quota = await self._read(request, Quota)
-        key = await self._ask(lambda keys: keys.limit(request.path_params["key_id"], quota))
+        key = await self._query(lambda keys: keys.limit(request.path_params["key_id"], quota))
         note("key.limit", "done", request.scope, **what_is_noted(key))
         self._keyring.update([key])
         return JsonAnswer(msgspec.json.encode(key_json(key)))
@@ -120,23 +120,23 @@ class AccessRoutes:
     async def _show_owner(self, request: Request) -> ASGIApp:
         self._require_admin(request)
         owner = request.path_params["owner"]
-        return _owner_answer(owner, await self._ask(lambda keys: keys.quota_of(owner)))
+        return _owner_answer(owner, await self._query(lambda keys: keys.quota_of(owner)))
 
     async def _limit_owner(self, request: Request) -> ASGIApp:
         self._require_admin(request)
         owner, quota = request.path_params["owner"], await self._read(request, Quota)
-        await self._ask(lambda keys: keys.limit_owner(owner, quota))
+        await self._query(lambda keys: keys.limit_owner(owner, quota))
         note("owner.limit", "done", request.scope, of_owner=owner)
         self._keyring.update([], {owner: quota})
         return _owner_answer(owner, quota)
 
-    async def _forget_owner(self, request: Request) -> ASGIApp:
+    async def _delete_owner(self, request: Request) -> ASGIApp:
         self._require_admin(request)
         owner = request.path_params["owner"]
         if owner == owner_of(request.scope):
-            raise RequestError("A key cannot have its own owner forgotten. Use one of another owner.")
+            raise RequestError("A key cannot delete its own owner. Use a key of another owner.")
         try:
-            deleted = await self._forgetting.forget(owner)
+            deleted = await self._owner_deletion.delete(owner)
         except ValueError as error:
             raise RequestError(str(error)) from None
         except ModelError as error:
@@ -148,36 +148,36 @@ class AccessRoutes:
         principal = principal_of(request.scope)
         principal.require("read")
         body = await self._read(request, _TicketBody)
-        if not is_stream_id(body.stream_id):  # another word may be a part of other paths
+        if not is_stream_id(body.stream_id):  # other text could match other paths
             raise RequestError("stream_id: This is not the id of a stream.", param="stream_id")
         ticket = self._keyring.tickets.issue(principal.key_id, body.stream_id)
         note("ticket.give", "done", request.scope, stream=body.stream_id)
-        said = msgspec.json.encode({"ticket": ticket, "expires_in_s": LIFETIME_S})
-        return JsonAnswer(said, 201, {"cache-control": "no-store"})
+        encoded = msgspec.json.encode({"ticket": ticket, "expires_in_s": LIFETIME_S})
+        return JsonAnswer(encoded, 201, {"cache-control": "no-store"})
 
     def _require_admin(self, request: Request) -> None:
-        """Raises: Forbidden. As long as there are no keys, nobody administers over HTTP: the first one is made on the
-        command line, where whoever makes it shows that the machine is theirs."""
+        """Raises: Forbidden; RequestError without a key. The first key can only be created on the command line, so that
+        nobody else can take over the server."""
         principal = principal_of(request.scope)
         if not principal.key_id:
-            raise RequestError("There are no keys yet. Make one on the server: tailrace keys create --scope admin.")
+            raise RequestError("There are no keys yet. Create one on the server: tailrace keys create --scope admin.")
         principal.require("admin")
 
-    def _hand_over(self, made: NewKey, status: int) -> ASGIApp:
-        """The only answer that has the token."""
-        self._keyring.update([made.key])
-        body = msgspec.json.encode({**key_json(made.key), "token": made.token})
+    def _show_token(self, created: NewKey, status: int) -> ASGIApp:
+        """Answer with the token. No other answer has it."""
+        self._keyring.update([created.key])
+        body = msgspec.json.encode({**key_json(created.key), "token": created.token})
         return JsonAnswer(body, status, {"cache-control": "no-store"})
 
     async def _read(self, request: Request, kind: type[T]) -> T:
-        """Raises: RequestError in one of its kinds."""
+        """Raises: RequestError."""
         require_plain_utf8(request.headers)
-        with self._bodies.reader(caller_of(request.scope), most_bytes=_MOST_BODY_BYTES) as reader:
+        with self._bodies.reader(caller_of(request.scope), most_bytes=_MAX_BODY_BYTES) as reader:
             text = await reader.read(request.headers, request.receive)
         return read_fields(read_json(text or b"{}"), kind, strict=True)[0]
 
-    async def _ask(self, call: Callable[[KeyStore], _Result]) -> _Result:
-        """Ask the database, beside the event loop. Raises: RequestError, UnknownKey, StorageError."""
+    async def _query(self, call: Callable[[KeyStore], _Result]) -> _Result:
+        """Query the database in a thread. Raises: RequestError, UnknownKey, StorageError."""
         try:
             return await self._records.ask(self._records.keys, call)
         except ValueError as error:
@@ -185,7 +185,7 @@ class AccessRoutes:
 
 
 def key_json(key: Key) -> dict[str, Any]:  # Any: of each field's type
-    """A key without anything secret."""
+    """Return a key without its secrets."""
     return {
         "id": key.key_id,
         "object": "key",

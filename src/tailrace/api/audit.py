@@ -1,4 +1,4 @@
-"""The audit log's lines of streams that begin."""
+"""Writes new streams to the audit log."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["StreamAudit"]
 
 
 class StreamAudit(Observer):
-    """An observer of generators."""
+    """Writes a line when a stream begins."""
 
     def on_begun(self, record: Record) -> None:
         note(

@@ -1,4 +1,4 @@
-"""A socket of `/v1/ws`: many streams side by side."""
+"""A WebSocket of `/v1/ws`: many streams at once."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ __all__ = ["StreamChannel"]
 _MAX_UNREADABLE = 10  # frames in a row
 
 
-class _Following:
-    """A stream that is followed on a socket."""
+class _FollowedStream:
+    """A stream that a socket follows."""
 
     def __init__(self, log: StreamLog, after: int, frames: websocket.Frames) -> None:
         self.log = log
@@ -43,7 +43,7 @@ class _Following:
 
 
 class StreamChannel:
-    """A socket of `/v1/ws`: commands in, the frames of many streams out. A command is done before the next is read."""
+    """A WebSocket of `/v1/ws`: receives commands, sends the frames of many streams. Commands are executed in order."""
 
     def __init__(self, models: Models, settings: Settings, socket: Socket, group: asyncio.TaskGroup) -> None:
         self._models = models
@@ -51,14 +51,14 @@ class StreamChannel:
         self._socket = socket
         self._group = group
         self._max_streams = settings.ws_streams
-        self._following: dict[str, _Following] = {}
+        self._following: dict[str, _FollowedStream] = {}
         self._num_unreadable = 0
 
-    async def obey_all(self) -> None:
+    async def run(self) -> None:
         while True:
-            await self._obey(await self._socket.text())
+            await self._execute(await self._socket.text())
 
-    async def _obey(self, text: str) -> None:
+    async def _execute(self, text: str) -> None:
         name = None
         try:
             body = self._read(text)
@@ -90,15 +90,15 @@ class StreamChannel:
         return body
 
     async def _create(self, create: websocket.Create) -> None:
-        meant = self._models.find(create.request.model)
-        if meant is None and len(self._models) > 1:
+        found = self._models.find(create.request.model)
+        if found is None and len(self._models) > 1:
             raise UnknownModel(NO_SUCH_MODEL, param="model")
-        served = meant or self._models.first  # which will refuse it
+        served = found or self._models.first  # it will refuse an unknown name
         with served.arriving(arrival_of(self._socket.scope, wire="websocket", model=served.model)):
             request = sent_by(self._socket.scope, create.request, wire="websocket", model=served.model)
             self._check_free(create.name)
-            if meant is not None:
-                await self._models.load(meant)
+            if found is not None:
+                await self._models.load(found)
             run = await served.generator.create(request)
         following = self._frames_of(create.name, run.log, 0)
         await self._begin(create.name, following, following.frames.created())
@@ -141,31 +141,31 @@ class StreamChannel:
         await self._socket.say(websocket.encode_status(cancel.name, log.stream_id, log.status))
 
     def _check_free(self, name: str | None) -> None:
-        """Raises: RequestError if the name is taken, QueueFull if one stream more is one too many."""
+        """Raises: RequestError if the name is used, QueueFull if the socket follows as many streams as allowed."""
         if name in self._following:
-            raise RequestError("A stream of that id is followed here already.", param="id")
+            raise RequestError("This socket already follows a stream with this id.", param="id")
         if len(self._following) >= self._max_streams:
             raise QueueFull(f"A socket follows at most {self._max_streams} streams.")
 
-    def _find(self, name: str) -> _Following:
+    def _find(self, name: str) -> _FollowedStream:
         following = self._following.get(name)
         if following is None:
-            raise RequestError("No stream of that id is followed here.", param="id")
+            raise RequestError("This socket follows no stream with this id.", param="id")
         return following
 
-    def _frames_of(self, name: str | None, log: StreamLog, after: int) -> _Following:
-        return _Following(log, after, websocket.Frames(name, facts_of(self._models.of(log), log)))
+    def _frames_of(self, name: str | None, log: StreamLog, after: int) -> _FollowedStream:
+        return _FollowedStream(log, after, websocket.Frames(name, facts_of(self._models.of(log), log)))
 
-    async def _begin(self, name: str | None, following: _Following, greeting: bytes) -> None:
-        """Greet, and leave the rest to a task. The reader is there from now on, whatever becomes of that."""
+    async def _begin(self, name: str | None, following: _FollowedStream, first_frame: bytes) -> None:
+        """Send the first frame, and start a task for the rest. The reader is registered before both."""
         name = name or following.log.stream_id
-        with contextlib.ExitStack() as until_left:
-            until_left.enter_context(following.reader)
+        with contextlib.ExitStack() as cleanup:
+            cleanup.enter_context(following.reader)
             self._following[name] = following
-            until_left.callback(self._following.pop, name)
+            cleanup.callback(self._following.pop, name)
             self._socket.busy()
-            until_left.callback(self._socket.free)
-            await self._socket.say(greeting)
+            cleanup.callback(self._socket.free)
+            await self._socket.say(first_frame)
             following.task = self._group.create_task(following.send_all(self._socket))
-            leave = until_left.pop_all().close
+            leave = cleanup.pop_all().close
             following.task.add_done_callback(lambda _: leave())

@@ -1,4 +1,4 @@
-"""A chatbot's conversation on one socket."""
+"""The conversation of a chatbot on one WebSocket."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = ["ChatSocket"]
 
 
 class ChatSocket:
-    """A chatbot's conversation: prompts in, answers out, one after the other."""
+    """Receives prompts, and sends one answer after the other."""
 
     def __init__(self, models: Models, settings: Settings, socket: Socket) -> None:
         generator = models.first.generator
@@ -29,7 +29,7 @@ class ChatSocket:
         self._socket = socket
         self._queue_s = settings.queue_s
         self._max_characters = settings.ws_message_bytes
-        self._waiting: deque[str] = deque()  # bounded by `listen`, which closes the socket over one too many
+        self._waiting: deque[str] = deque()  # `listen` closes the socket if there are too many
         self._arrival = asyncio.Event()
         self._max_tokens = min(generator.limits.default_max_tokens, max(1, generator.limit_tokens() // 2))
         self._conversation = chatbot.ChatbotConversation(
@@ -42,7 +42,7 @@ class ChatSocket:
             prompt = await self._socket.text()
             num_characters = sum(len(waiting) for waiting in self._waiting)
             if self._waiting and num_characters + len(prompt) > self._max_characters:
-                raise Over(Close(1008, "The prompts that wait are too long together."))
+                raise Over(Close(1008, "The waiting prompts are too long together."))
             if len(self._waiting) >= chatbot.MAX_WAITING:
                 raise Over(Close(1008, "Too many prompts wait for an answer."))
             self._waiting.append(prompt)
@@ -62,7 +62,7 @@ class ChatSocket:
             self._arrival.clear()
 
     async def _answer(self, prompt: str) -> None:
-        """Raises: TailraceError if the answer cannot begin, or is not complete."""
+        """Raises: TailraceError if the answer cannot be started or completed."""
         served = self._models.first
         with served.arriving(arrival_of(self._socket.scope, wire="chatbot", model=served.model)):
             await self._models.load(served)
@@ -82,7 +82,7 @@ class ChatSocket:
         await self._socket.say(chatbot.FINISHED.encode())
 
     async def _begin(self, prompt: str) -> Run:
-        """Raises: TailraceError, if it is not for the conversation's length and not for being too busy just now."""
+        """Start the answer; shorten the conversation or wait in the queue if necessary. Raises: TailraceError."""
         deadline_s = asyncio.get_running_loop().time() + self._queue_s
         max_tokens: int | None = self._max_tokens
         while True:
@@ -95,9 +95,9 @@ class ChatSocket:
                 if not self._conversation.shorten(num_excess):
                     if max_tokens is None:
                         raise
-                    max_tokens = None  # what room there is
+                    max_tokens = None  # as much as fits
             except QueueFull as error:
                 retry_s = error.retry_after_s or 1.0
                 if asyncio.get_running_loop().time() + retry_s > deadline_s:
                     raise
-                await asyncio.sleep(retry_s)  # what HTTP's clients are told to do
+                await asyncio.sleep(retry_s)  # as HTTP clients do after a 429

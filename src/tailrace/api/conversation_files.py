@@ -1,8 +1,9 @@
-"""Conversations out of the server as a file, and in from one."""
+"""Export and import of conversations as files."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Sequence
 
 from starlette.requests import Request
@@ -27,7 +28,7 @@ __all__ = ["ConversationFileRoutes"]
 
 
 class ConversationFileRoutes:
-    """An export demands the scope `read`, an import `generate`."""
+    """The routes of export files. Export needs the scope `read`, import needs `generate`."""
 
     def __init__(self, conversations: ConversationKeeper, bodies: BodyBudget) -> None:
         self._conversations = conversations
@@ -47,10 +48,10 @@ class ConversationFileRoutes:
         return _file(self._pieces(owner, ids, form))
 
     async def _export_one(self, request: Request) -> ASGIApp:
-        owner, form, its_id = reader_of(request), _form(request), request.path_params["conversation_id"]
-        await self._conversations.ask(lambda store: store.get(owner, its_id))  # refused while it still can be
-        note("conversation.export", "done", request.scope, conversation=its_id)
-        return _file(self._pieces(owner, [its_id], form))
+        owner, form, conversation_id = reader_of(request), _form(request), request.path_params["conversation_id"]
+        await self._conversations.ask(lambda store: store.get(owner, conversation_id))  # 404 before the answer starts
+        note("conversation.export", "done", request.scope, conversation=conversation_id)
+        return _file(self._pieces(owner, [conversation_id], form))
 
     async def _import(self, request: Request) -> ASGIApp:
         owner = writer_of(request)
@@ -60,28 +61,29 @@ class ConversationFileRoutes:
         with self._bodies.reader(caller_of(request.scope)) as reader:
             text = await reader.read(request.headers, request.receive)
             drafts = await asyncio.to_thread(lambda: read_file(read_value(text)))
-        made = await self._conversations.ask(
+        created = await self._conversations.ask(
             lambda store: store.take_in(owner, [(draft.conversation, draft.items) for draft in drafts])
         )
-        note("conversation.import", "done", request.scope, conversations=len(made))
-        return JsonAnswer(to_json(_imported(made, drafts)))
+        note("conversation.import", "done", request.scope, conversations=len(created))
+        return JsonAnswer(to_json(_imported(created, drafts)))
 
     async def _pieces(self, owner: str, ids: Sequence[str], form: str) -> AsyncIterator[bytes]:
-        """The file, one conversation after the other; those that are deleted meanwhile are not in it."""
-        before, behind = FRAMES[form]
-        yield before
+        """Yield the file, one conversation at a time, without those that are deleted meanwhile."""
+        start, end = FRAMES[form]
+        yield start
         comma = b""
-        for its_id in ids:
-            try:
-                found = await self._conversations.ask(lambda store, its_id=its_id: store.tree(owner, its_id))  # type: ignore[misc]
-            except UnknownConversation:
-                continue
-            yield comma + await asyncio.to_thread(_written, form, *found)
-            comma = b","
-        yield behind
+        for conversation_id in ids:
+            with contextlib.suppress(UnknownConversation):
+                yield comma + await self._piece(owner, conversation_id, form)
+                comma = b","
+        yield end
+
+    async def _piece(self, owner: str, conversation_id: str, form: str) -> bytes:
+        conversation, items = await self._conversations.ask(lambda store: store.tree(owner, conversation_id))
+        return await asyncio.to_thread(_encoded, form, conversation, items)
 
 
-def _written(form: str, conversation: Conversation, items: Sequence[Item]) -> bytes:
+def _encoded(form: str, conversation: Conversation, items: Sequence[Item]) -> bytes:
     return to_json(FORMS[form](conversation, items))
 
 
@@ -89,7 +91,7 @@ def _form(request: Request) -> str:
     """Raises: RequestError."""
     form = query_of(request, "format").get("format", "tailrace")
     if form not in FORMS:
-        raise RequestError(f"format is one of {', '.join(FORMS)}.", param="format")
+        raise RequestError(f"format must be one of {', '.join(FORMS)}.", param="format")
     return form
 
 
@@ -98,9 +100,9 @@ def _file(pieces: AsyncIterator[bytes]) -> ASGIApp:
     return StreamingResponse(pieces, headers=headers, media_type="application/json")
 
 
-def _imported(made: Sequence[Conversation], drafts: Sequence[Draft]) -> dict[str, object]:
+def _imported(created: Sequence[Conversation], drafts: Sequence[Draft]) -> dict[str, object]:
     return {
         "object": "list",
-        "data": [conversation_json(one) for one in made],
+        "data": [conversation_json(one) for one in created],
         "num_left_out": sum(draft.num_left_out for draft in drafts),
     }

@@ -1,5 +1,5 @@
-"""Conversations over HTTP, in the shape of OpenAI's Conversations API; what that does not have is ours: lists of
-conversations, titles, search, branches."""
+"""Conversations over HTTP, as in OpenAI's Conversations API. Lists of conversations, titles, search and branches are
+additions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class NewItemsBody(msgspec.Struct):
 
 
 class ConversationRoutes:
-    """What an owner's clients read demands the scope `read`, and what they change `generate`."""
+    """The routes of conversations. Reading needs the scope `read`, writing needs `generate`."""
 
     def __init__(self, conversations: ConversationKeeper, bodies: BodyBudget, *, is_strict: bool) -> None:
         self._conversations = conversations
@@ -84,7 +84,7 @@ class ConversationRoutes:
         query = query_of(request, "limit", "after", "search")
         limit, after, search = _limit(query), query.get("after"), query.get("search", "")
         if len(search) > _MAX_SEARCH or "\0" in search:
-            raise RequestError(f"search has at most {_MAX_SEARCH} characters, and no NUL.", param="search")
+            raise RequestError(f"search must have at most {_MAX_SEARCH} characters, and no NUL.", param="search")
         page = await self._conversations.ask(lambda store: store.page(owner, limit=limit, after=after, search=search))
         return _page(*page, conversation_json, lambda found: found.conversation_id)
 
@@ -92,41 +92,42 @@ class ConversationRoutes:
         owner = writer_of(request)
         body, ignored = await self._read(request, NewConversationBody)
         items, ignored_in_items = _items(body.items or [])
-        headers = self._naming(ignored + ignored_in_items)
+        headers = self._ignored_header(ignored + ignored_in_items)
         title = _title(body.title) or ""
-        made = await self._conversations.ask(
+        created = await self._conversations.ask(
             lambda store: store.create(owner, title=title, metadata=body.metadata, items=items)
         )
-        return _answer(conversation_json(made), headers)
+        return _answer(conversation_json(created), headers)
 
     async def _show(self, request: Request) -> ASGIApp:
-        owner, its_id = reader_of(request), request.path_params["conversation_id"]
-        return _answer(conversation_json(await self._conversations.ask(lambda store: store.get(owner, its_id))))
+        owner, conversation_id = reader_of(request), request.path_params["conversation_id"]
+        conversation = await self._conversations.ask(lambda store: store.get(owner, conversation_id))
+        return _answer(conversation_json(conversation))
 
     async def _update(self, request: Request) -> ASGIApp:
-        owner, its_id = writer_of(request), request.path_params["conversation_id"]
+        owner, conversation_id = writer_of(request), request.path_params["conversation_id"]
         body, ignored = await self._read(request, ConversationChangesBody)
-        title, headers = _title(body.title), self._naming(ignored)
+        title, headers = _title(body.title), self._ignored_header(ignored)
         changed = await self._conversations.ask(
-            lambda store: store.update(owner, its_id, title=title, metadata=body.metadata, head=body.head)
+            lambda store: store.update(owner, conversation_id, title=title, metadata=body.metadata, head=body.head)
         )
         return _answer(conversation_json(changed), headers)
 
     async def _delete(self, request: Request) -> ASGIApp:
-        owner, its_id = writer_of(request), request.path_params["conversation_id"]
-        await self._conversations.ask(lambda store: store.delete(owner, its_id))
-        note("conversation.delete", "done", request.scope, conversation=its_id)
-        return _answer({"id": its_id, "object": "conversation.deleted", "deleted": True})
+        owner, conversation_id = writer_of(request), request.path_params["conversation_id"]
+        await self._conversations.ask(lambda store: store.delete(owner, conversation_id))
+        note("conversation.delete", "done", request.scope, conversation=conversation_id)
+        return _answer({"id": conversation_id, "object": "conversation.deleted", "deleted": True})
 
     async def _tree(self, request: Request) -> ASGIApp:
-        owner, its_id = reader_of(request), request.path_params["conversation_id"]
+        owner, conversation_id = reader_of(request), request.path_params["conversation_id"]
         (conversation, items), answers = await self._conversations.ask(
-            lambda store: (store.tree(owner, its_id), store.answers(owner, its_id))
+            lambda store: (store.tree(owner, conversation_id), store.answers(owner, conversation_id))
         )
         return _answer(
             {
                 "object": "conversation.tree",
-                "conversation_id": its_id,
+                "conversation_id": conversation_id,
                 "head": conversation.head,
                 "data": [item_json(item) for item in items],
                 "answers": {stream_id: structs.asdict(facts) for stream_id, facts in answers.items()},
@@ -134,24 +135,24 @@ class ConversationRoutes:
         )
 
     async def _list_items(self, request: Request) -> ASGIApp:
-        owner, its_id = reader_of(request), request.path_params["conversation_id"]
+        owner, conversation_id = reader_of(request), request.path_params["conversation_id"]
         query = query_of(request, "limit", "after", "order", "include", "include[]")
         limit, after, order = _limit(query), query.get("after"), query.get("order", "desc")
         if order not in ("asc", "desc"):
-            raise RequestError("order is asc or desc.", param="order")
+            raise RequestError("order must be asc or desc.", param="order")
         page = await self._conversations.ask(
-            lambda store: store.items(owner, its_id, limit=limit, after=after, is_descending=order == "desc")
+            lambda store: store.items(owner, conversation_id, limit=limit, after=after, is_descending=order == "desc")
         )
         return _page(*page, item_json, lambda item: item.item_id)
 
     async def _add_items(self, request: Request) -> ASGIApp:
-        owner, its_id = writer_of(request), request.path_params["conversation_id"]
+        owner, conversation_id = writer_of(request), request.path_params["conversation_id"]
         body, ignored = await self._read(request, NewItemsBody)
         items, ignored_in_items = _items(body.items)
-        headers = self._naming(ignored + ignored_in_items)
+        headers = self._ignored_header(ignored + ignored_in_items)
         if not items:
-            raise RequestError("items is empty.", param="items")
-        added = await self._conversations.ask(lambda store: store.add(owner, its_id, items, body.parent_id))
+            raise RequestError("items must not be empty.", param="items")
+        added = await self._conversations.ask(lambda store: store.add(owner, conversation_id, items, body.parent_id))
         return _page(added, False, item_json, lambda item: item.item_id, headers)
 
     async def _show_item(self, request: Request) -> ASGIApp:
@@ -161,19 +162,19 @@ class ConversationRoutes:
 
     async def _delete_item(self, request: Request) -> ASGIApp:
         owner, path = writer_of(request), request.path_params
-        left = await self._conversations.ask(
+        changed = await self._conversations.ask(
             lambda store: store.delete_item(owner, path["conversation_id"], path["item_id"])
         )
-        return _answer(conversation_json(left))
+        return _answer(conversation_json(changed))
 
-    def _naming(self, ignored: Sequence[str]) -> dict[str, str]:
-        """The header that names fields without effect. Raises: UnsupportedParameter, where we are strict."""
+    def _ignored_header(self, ignored: Sequence[str]) -> dict[str, str]:
+        """Return the header that names fields without effect. Raises: UnsupportedParameter with --strict."""
         if ignored and self._is_strict:
             raise UnsupportedParameter(f"{ignored[0]} has no effect here, and --strict refuses it.", param=ignored[0])
         return {"x-tailrace-ignored": ", ".join(ignored)} if ignored else {}
 
     async def _read(self, request: Request, kind: type[T]) -> tuple[T, tuple[str, ...]]:
-        """The body, and the names of fields that nobody knows. Raises: RequestError in one of its kinds."""
+        """Return the body and the names of unknown fields. Raises: RequestError."""
         require_plain_utf8(request.headers)
         with self._bodies.reader(caller_of(request.scope)) as reader:
             text = await reader.read(request.headers, request.receive)
@@ -196,13 +197,13 @@ def conversation_json(conversation: Conversation) -> JsonBody:
 
 
 def reader_of(request: Request) -> str:
-    """The owner. Raises: Forbidden."""
+    """Return the owner. Raises: Forbidden without the scope `read`."""
     principal_of(request.scope).require("read")
     return owner_of(request.scope)
 
 
 def writer_of(request: Request) -> str:
-    """The owner. Raises: Forbidden."""
+    """Return the owner. Raises: Forbidden without the scope `generate`."""
     principal_of(request.scope).require("generate")
     return owner_of(request.scope)
 
@@ -220,14 +221,14 @@ def _limit(query: Mapping[str, str]) -> int:
     """Raises: RequestError."""
     limit = read_count(query, "limit") or _PAGE
     if limit > _MAX_PAGE:
-        raise RequestError(f"limit is at most {_MAX_PAGE}.", param="limit")
+        raise RequestError(f"limit must be at most {_MAX_PAGE}.", param="limit")
     return limit
 
 
 def _title(given: str | None) -> str | None:
     """Raises: RequestError."""
     if given is not None and "\0" in given:
-        raise RequestError("title has no NUL characters.", param="title")
+        raise RequestError("title must not have NUL characters.", param="title")
     return given
 
 

@@ -1,8 +1,7 @@
-"""The Durable Streams protocol at `/v1/durable/{path}`: one route, and answers that wait for what comes.
+"""The Durable Streams protocol at `/v1/durable/{path}`.
 
-Clients make their own streams at any path; beneath `/v1/durable/streams/` are the streams of tokens, to be read only.
-What a stream holds came from elsewhere and has whatever type its maker said, so that browsers are told to run nothing
-of it.
+Clients create streams at any path. Below `/v1/durable/streams/` are the streams of tokens, read-only. Clients choose
+the content and the media type of a stream, so headers forbid browsers to run scripts in it.
 """
 
 from __future__ import annotations
@@ -59,13 +58,13 @@ _HEADERS = {
     "content-security-policy": "default-src 'none'; sandbox",
     "cross-origin-resource-policy": "same-origin",
 }
-_UNKEPT = {"cache-control": "no-store"}
+_NO_STORE = {"cache-control": "no-store"}
 _METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE", "OPTIONS")
-_READING = ("GET", "HEAD", "OPTIONS")
+_READ_METHODS = ("GET", "HEAD", "OPTIONS")
 
 
 class DurableRoutes:
-    """The door to both kinds of streams."""
+    """The routes of both kinds of streams."""
 
     def __init__(self, durable: DurableStore, tokens: LogStore, settings: Settings, bodies: BodyBudget) -> None:
         self._durable = durable
@@ -82,12 +81,12 @@ class DurableRoutes:
         """Raises: TailraceError."""
         path = str(request.path_params["path"])
         principal = principal_of(request.scope)
-        principal.require("read" if request.method in _READING else "generate")
+        principal.require("read" if request.method in _READ_METHODS else "generate")
         owner = principal.owner
         key = owned_key(owner, key_of(path))
         segment, _, stream_id = path.partition("/")
         if segment == TOKENS:
-            if request.method not in _READING:
+            if request.method not in _READ_METHODS:
                 return _refuse_method()
             return await self._read(request, DurableTokenStream(await self._tokens.read(owner, stream_id)))
         match request.method:
@@ -105,12 +104,12 @@ class DurableRoutes:
 
     async def _create(self, request: Request, key: bytes) -> ASGIApp:
         _require_plain(request)
-        asked = parse_creation(request.headers)
-        if asked.source is not None:
-            asked = replace(asked, source=owned_key(owner_of(request.scope), asked.source))
+        creation = parse_creation(request.headers)
+        if creation.source is not None:
+            creation = replace(creation, source=owned_key(owner_of(request.scope), creation.source))
         with self._bodies.reader(caller_of(request.scope)) as reader:
             body = await reader.read(request.headers, request.receive)
-            stream, is_new = self._durable.create(key, asked, body)
+            stream, is_new = self._durable.create(key, creation, body)
         headers = _HEADERS | page_headers(page_of(stream, stream.tail, 0))
         if is_new:
             headers["location"] = f"{request.url.scheme}://{request.headers['host']}{quote(request.url.path)}"
@@ -121,17 +120,17 @@ class DurableRoutes:
         with self._bodies.reader(caller_of(request.scope)) as reader:
             body = await reader.read(request.headers, request.receive)
             receipt = self._durable.append(key, parse_batch(request.headers, body))
-        is_news = receipt.outcome == "appended" and receipt.stamp is not None
-        return Response(status_code=200 if is_news else 204, headers=_HEADERS | receipt_headers(receipt))
+        is_new = receipt.outcome == "appended" and receipt.stamp is not None
+        return Response(status_code=200 if is_new else 204, headers=_HEADERS | receipt_headers(receipt))
 
     async def _read(self, request: Request, stream: Readable) -> ASGIApp:
         if request.method == "OPTIONS":
-            return Response(status_code=204, headers=_HEADERS | {"allow": ", ".join(_READING)})
+            return Response(status_code=204, headers=_HEADERS | {"allow": ", ".join(_READ_METHODS)})
         if request.method == "HEAD":
             lifetime = lifetime_headers(stream.created) if isinstance(stream, DurableStream) else {}
             headers = page_headers(page_of(stream, stream.tail, 0))
             del headers["stream-up-to-date"]
-            return Response(headers=_HEADERS | _UNKEPT | lifetime | headers)
+            return Response(headers=_HEADERS | _NO_STORE | lifetime | headers)
         reading = parse_reading(read_query(request.scope["query_string"]))
         position = _position(stream, reading.offset)
         if isinstance(stream, DurableStream):
@@ -149,7 +148,7 @@ class DurableRoutes:
             return Tail(stream, position, cursor, headers, heartbeat_s=self._settings.heartbeat_s)
 
         def answer(page: Page) -> Response:
-            headers = _HEADERS | _UNKEPT | page_headers(page, cursor())
+            headers = _HEADERS | _NO_STORE | page_headers(page, cursor())
             if page.pieces:
                 return Response(body_of(page), headers=headers | {"etag": etag_of(page)})
             return Response(status_code=204, headers=headers)
@@ -158,9 +157,9 @@ class DurableRoutes:
 
 
 def _require_plain(request: Request) -> None:
-    """Raises: UnsupportedMediaType for a body that is compressed, or for JSON in another charset than UTF-8."""
-    said = {"content-encoding": request.headers.get("content-encoding", "identity")}
-    require_plain_utf8(request.headers if is_json(request.headers.get("content-type", "")) else said)
+    """Raises: UnsupportedMediaType for a compressed body, or for JSON that is not in UTF-8."""
+    other_headers = {"content-encoding": request.headers.get("content-encoding", "identity")}
+    require_plain_utf8(request.headers if is_json(request.headers.get("content-type", "")) else other_headers)
 
 
 def _position(stream: Readable, offset: str | None) -> int:
@@ -173,7 +172,7 @@ def _catch_up(request: Request, stream: Readable, position: int, *, is_now: bool
     page = page_of(stream, position, PAGE_BYTES)
     headers = _HEADERS | page_headers(page)
     if is_now:
-        return Response(body_of(page), headers=headers | _UNKEPT)
+        return Response(body_of(page), headers=headers | _NO_STORE)
     etag = etag_of(page)
     headers |= {"etag": etag, "cache-control": "private, no-cache"}
     known = {tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")}
@@ -183,20 +182,20 @@ def _catch_up(request: Request, stream: Readable, position: int, *, is_now: bool
 
 
 def _refuse_method() -> Response:
-    answer = _refuse(MethodNotAllowed("Streams of tokens are written by the model alone."))
-    answer.headers["allow"] = ", ".join(_READING)
+    answer = _refuse(MethodNotAllowed("Only the model writes streams of tokens."))
+    answer.headers["allow"] = ", ".join(_READ_METHODS)
     return answer
 
 
 def _refuse(error: TailraceError) -> Response:
     status, headers, body = refusal(error)
     if status in (408, 413):
-        headers["connection"] = "close"  # the rest of the body is nothing we want to read
-    return Response(body, status, _HEADERS | _UNKEPT | headers)
+        headers["connection"] = "close"  # the rest of the body is not read
+    return Response(body, status, _HEADERS | _NO_STORE | headers)
 
 
 class _Endpoint:
-    """The routes as an ASGI application. Refusals are answered here: they have headers of their own."""
+    """The routes as an ASGI application. Errors are answered here, because the protocol requires its own headers."""
 
     def __init__(self, routes: DurableRoutes) -> None:
         self._routes = routes

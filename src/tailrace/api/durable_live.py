@@ -1,4 +1,4 @@
-"""Answers that wait for a durable stream to grow: ASGI applications."""
+"""ASGI applications that wait for new content of a durable stream."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ from tailrace.http.answers import client_disconnected
 
 __all__ = ["PAGE_BYTES", "LongPoll", "Tail"]
 
-PAGE_BYTES = 2**20  # of one answer, or one event; an append is never cut
-_TAIL_S = 60.0  # then the client connects anew, as the protocol has it
+PAGE_BYTES = 2**20  # of one answer or event; an append is never split
+_TAIL_S = 60.0  # after which the client reconnects, as in the protocol
 
 
 class _Client:
-    """Whoever is at the other end."""
-
     is_gone = False
 
     async def watch(self, receive: Receive, follower: Follower) -> None:
@@ -36,7 +34,7 @@ class _Client:
 
 @asynccontextmanager
 async def _watched(receive: Receive, follower: Follower) -> AsyncIterator[_Client]:
-    """The client, whose leaving wakes the follower."""
+    """Wake the follower when the client disconnects."""
     client = _Client()
     async with asyncio.TaskGroup() as group:
         watcher = group.create_task(client.watch(receive, follower))
@@ -54,7 +52,7 @@ async def _wait(follower: Follower, at_most_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class LongPoll:
-    """Waits for something behind a position, and answers once."""
+    """Waits for content after a position, and answers once."""
 
     stream: Readable
     position: int
@@ -75,7 +73,7 @@ class LongPoll:
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Server-sent events from a position on, for about a minute."""
+    """Server-sent events from a position, for about a minute."""
 
     stream: Readable
     position: int
@@ -93,9 +91,9 @@ class Tail:
             await send({"type": "http.response.body"})
 
     async def _write(self, follower: Follower, client: _Client, send: Send) -> None:
-        """Page after page. Even where nothing is there yet, the client is told where it stands."""
+        """Write pages. The first page is sent even if it is empty: it has the client's position."""
         end_s = time.monotonic() + _TAIL_S
-        page = self._look(follower)
+        page = self._next_page(follower)
         chunk = sse_of(page, self.cursor())
         while not client.is_gone:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -104,11 +102,11 @@ class Tail:
             if page.is_up_to_date:
                 await _wait(follower, min(self.heartbeat_s or _TAIL_S, end_s - time.monotonic()))
             else:
-                await asyncio.sleep(0)  # a send that finds room returns at once
-            page = self._look(follower)
+                await asyncio.sleep(0)  # `send` does not yield if the buffer has space
+            page = self._next_page(follower)
             chunk = sse_of(page, self.cursor()) if page.pieces or page.is_closed else HEARTBEAT
 
-    def _look(self, follower: Follower) -> Page:
+    def _next_page(self, follower: Follower) -> Page:
         page = page_of(self.stream, follower.cursor, PAGE_BYTES)
         follower.cursor = page.position
         return page

@@ -1,4 +1,4 @@
-"""What the wires may know of streams."""
+"""Facts about streams, for the wires."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["facts_of", "running_streams"]
 
 
 def facts_of(served: Served, log: StreamLog) -> StreamFacts:
-    """What a dialect's encoder may know of a stream of this model."""
+    """Return what an encoder needs to know about a stream of this model."""
     record, status = log.record, log.status
     return StreamFacts(
         stream_id=log.stream_id,
@@ -30,7 +30,7 @@ def facts_of(served: Served, log: StreamLog) -> StreamFacts:
 
 
 def running_streams(models: Models, owner: str) -> list[tuple[StreamFacts, int]]:
-    """An owner's streams that have not ended, the oldest first, and how many events each has."""
+    """Return an owner's unfinished streams, the oldest first, each with its number of events."""
     logs = [
         (served, run.log)
         for served in models

@@ -1,4 +1,4 @@
-"""From settings to a running server, and down again."""
+"""Starts a server from its settings, and stops it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tailrace.api.audit import StreamAudit
 from tailrace.api.conversation_files import ConversationFileRoutes
 from tailrace.api.conversations import ConversationRoutes
 from tailrace.api.durable import DurableRoutes
-from tailrace.api.forgetting import Forgetting
 from tailrace.api.metrics import Metrics
+from tailrace.api.owner_deletion import OwnerDeletion
 from tailrace.api.routes import Routes
 from tailrace.api.sessions import SessionRoutes
 from tailrace.api.sockets import Sockets
@@ -39,14 +39,14 @@ from tailrace.settings import Settings
 __all__ = ["PUBLIC", "build_app", "build_routes", "serve"]
 
 _DRAIN_RETRY_S = 5.0
-# Logs hold millions of events and no circles: little to find, and much to look through.
+# Logs hold millions of events without reference cycles: collections take long and free little.
 _GC_THRESHOLD = (20_000, 50, 100)
 
 
-# What can be read without a key: whether the server is well, and the files of the page, for which a browser sends none.
+# Readable without a key: health, and the page's files, for which browsers send no key.
 PUBLIC = ("/", "/livez", "/readyz", "/health", "/ping", "/v2/health/live", "/v2/health/ready", "/page/")
 
-# What browsers are told of each answer: it is nothing else than it says, nobody keeps it, and no other site embeds it.
+# For browsers: no answer is cached, embedded by other sites, or given another media type.
 _HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": "frame-ancestors 'none'",
@@ -63,7 +63,7 @@ def build_routes(
     records: Records | None = None,
     own_routes: Sequence[BaseRoute] = (),
 ) -> list[BaseRoute]:
-    """All that the server answers; first what a program of its own adds."""
+    """Return all routes. `own_routes` come first."""
     metrics = Metrics(*(served.generator for served in models))
     bodies = BodyBudget(settings)
     conversations = records.conversations if records is not None else None
@@ -72,13 +72,13 @@ def build_routes(
     streams = DurableRoutes(durable, models.first.generator.store, settings, bodies)
     own: list[BaseRoute] = []
     if records is not None:
-        talks = ConversationRoutes(records.conversations, bodies, is_strict=settings.strict)
+        conversation_routes = ConversationRoutes(records.conversations, bodies, is_strict=settings.strict)
         files = ConversationFileRoutes(records.conversations, bodies)
-        forgetting = Forgetting(records, models.first.generator.store, durable)
-        access, usage = AccessRoutes(records, bodies, forgetting), UsageRoutes(records)
+        owner_deletion = OwnerDeletion(records, models.first.generator.store, durable)
+        access, usage = AccessRoutes(records, bodies, owner_deletion), UsageRoutes(records)
         sessions = SessionRoutes(records)
         own = [*access.table(), *sessions.table(), *usage.table()]
-        own += [*files.table(), *talks.table()]  # in this order: `export` is no conversation's id
+        own += [*files.table(), *conversation_routes.table()]  # `export` must not match as a conversation's id
     return [*own_routes, *own, *streams.table(), *routes.table(), *sockets.table()]
 
 
@@ -89,8 +89,8 @@ def build_app(
     records: Records | None = None,
     own_routes: Sequence[BaseRoute] = (),
 ) -> ASGIApp:
-    """The ASGI application over the models. Without records there are no keys, and nobody needs one;
-    nor are conversations kept."""
+    """Return the ASGI application. Without records there are no keys and no conversations, and all requests are
+    anonymous."""
     router = Router(build_routes(models, durable, settings, records, own_routes), redirect_slashes=False)
     keyring = records.keyring if records is not None else Keyring()
     keyring.on_revoked(models.end_streams_of)
@@ -113,8 +113,8 @@ async def serve(
     on_drain: Callable[[int], None] = lambda num_streams: None,
     own_routes: Callable[[Service], Sequence[BaseRoute]] = lambda service: (),
 ) -> None:
-    """Serve on a bound socket until SIGTERM or SIGINT, then drain. A second signal leaves at once, and so does the
-    first while the engine loads. `own_routes` are answered beside all others.
+    """Serve on a bound socket until SIGTERM or SIGINT, then drain. A second signal stops the server at once; while the
+    engine loads, the first does. `own_routes` adds routes.
 
     Raises: ModelError if the engine cannot load the model.
     """
@@ -123,9 +123,9 @@ async def serve(
 
     async def run() -> None:
         with open_audit_log(settings):
-            await serve_until_told()
+            await serve_until_stopped()
 
-    async def serve_until_told() -> None:
+    async def serve_until_stopped() -> None:
         async with (
             open_records(settings) as records,
             start_service(
@@ -139,13 +139,13 @@ async def serve(
             records.recording(service, data_path),
         ):
             ready.set()
-            # What was made so far stays: the collector need not look at it again, nor pause a stream for it.
+            # Objects created so far stay: exclude them from later collections, which pause streams.
             gc.collect()
             gc.freeze()
             gc.set_threshold(*_GC_THRESHOLD)
             try:
                 sock.listen(BACKLOG)
-            except OSError as error:  # somebody else began to, meanwhile
+            except OSError as error:  # another process listens there now
                 raise ModelError(f"Cannot listen on {settings.host}:{settings.port}: {error.strerror}.") from None
             app = build_app(service.models, service.durable, settings, records, own_routes(service))
             server = Uvicorn(app, settings)
@@ -167,9 +167,8 @@ async def serve(
             running.cancel()
 
 
-async def _drain(service: Service, drain_s: float, hurrying: asyncio.Event) -> None:
-    """Let running streams finish. What is left waits in the journal for the next process, where somebody may come
-    back for it, and else is interrupted."""
+async def _drain(service: Service, drain_s: float, force_requested: asyncio.Event) -> None:
+    """Let running streams finish. Then hand over those with linger time in a durable store, and interrupt the rest."""
     generators = [served.generator for served in service.models]
     for generator in generators:
         generator.gate.drain(_DRAIN_RETRY_S)
@@ -179,7 +178,7 @@ async def _drain(service: Service, drain_s: float, hurrying: asyncio.Event) -> N
             await generator.wait_idle()
 
     async with asyncio.TaskGroup() as group:
-        waits = [group.create_task(idle()), group.create_task(hurrying.wait())]
+        waits = [group.create_task(idle()), group.create_task(force_requested.wait())]
         await asyncio.wait(waits, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()

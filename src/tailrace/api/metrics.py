@@ -1,7 +1,5 @@
-"""`/metrics`: what Prometheus may know, under the names that dashboards for TGI ask for, and a few of our own.
-
-TGI has no time to first token; `tailrace_time_to_first_token_seconds` is ours. Its durations are seconds, as there.
-"""
+"""`/metrics`: metrics for Prometheus, with the names and units of TGI, so that TGI's dashboards work. Others, such as
+`tailrace_time_to_first_token_seconds`, are added."""
 
 from __future__ import annotations
 
@@ -23,10 +21,10 @@ __all__ = ["Metrics"]
 
 _Metric = TypeVar("_Metric", Gauge, Histogram)
 _STATES: tuple[tuple[str, str, Callable[[Generator], float]], ...] = (
-    ("tgi_queue_size", "Requests that wait.", lambda generator: generator.gate.num_waiting),
-    ("tgi_batch_current_size", "Requests that the engine has.", lambda generator: generator.gate.num_running),
+    ("tgi_queue_size", "Requests in the queue.", lambda generator: generator.gate.num_waiting),
+    ("tgi_batch_current_size", "Requests on the engine.", lambda generator: generator.gate.num_running),
     ("tailrace_engine_restarts", "Engines that were lost and replaced.", lambda generator: generator.num_restarts),
-    ("tailrace_ready", "Whether requests are taken.", lambda generator: generator.is_accepting),
+    ("tailrace_ready", "Whether requests are accepted.", lambda generator: generator.is_accepting),
 )
 
 _SECONDS = tuple(0.0001 * 1.5**power for power in range(1, 36))  # TGI's bounds
@@ -34,24 +32,24 @@ _TOKENS = tuple(float(2**power) for power in range(18))
 
 
 class Metrics(Observer):
-    """Counts what each model's generator does. With several models, what is one's has its name as a label."""
+    """The metrics of all generators. With several models, each metric has the label `model`."""
 
     def __init__(self, *generators: Generator) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library has it so
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # the library does not annotate it
         self._registry = CollectorRegistry()
         self._has_several = len(generators) > 1
-        # Gauges that only grow: a counter's name would get a `_total` that TGI's do not have.
-        self._count = self._gauge("tgi_request_count", "Requests that asked for a generation.")
-        self._success = self._gauge("tgi_request_success", "Generations that ended well.")
-        self._failure = self._gauge("tgi_request_failure", "Generations that did not, and why.", "err")
+        # Counters as gauges: the library would add `_total` to a counter's name, which TGI does not have.
+        self._count = self._gauge("tgi_request_count", "Requests for a generation.")
+        self._success = self._gauge("tgi_request_success", "Completed generations.")
+        self._failure = self._gauge("tgi_request_failure", "Failed, refused or cancelled requests, by reason.", "err")
         self._durations = {
             name: self._histogram(f"tgi_request_{name}duration", text, _SECONDS)
             for name, text in (
                 ("", "Seconds from a request to the end of its stream."),
-                ("validation_", "Seconds that a request was looked at."),
-                ("queue_", "Seconds that it waited."),
-                ("inference_", "Seconds that the engine had it."),
-                ("mean_time_per_token_", "Seconds for each token, on average over a stream."),
+                ("validation_", "Seconds from a request to the queue."),
+                ("queue_", "Seconds in the queue."),
+                ("inference_", "Seconds on the engine."),
+                ("mean_time_per_token_", "Mean seconds per token of a stream."),
             )
         }
         self._first = self._histogram("tailrace_time_to_first_token_seconds", "Seconds to the first token.", _SECONDS)
@@ -59,14 +57,14 @@ class Metrics(Observer):
         self._generated = self._histogram("tgi_request_generated_tokens", "Tokens of an answer.", _TOKENS)
         self._outlived = self._gauge(
             "tailrace_streams_outlived",
-            "Streams that outlived an engine or a server, by how they went on: replayed, or continued.",
+            "Streams that survived the loss of an engine or a server: replayed or continued.",
             "continuity",
         )
         self._add_states(generators)
 
     def _add_states(self, generators: Sequence[Generator]) -> None:
         store = generators[0].store
-        streams = Gauge("tailrace_streams", "Streams that can be read, finished ones too.", registry=self._registry)
+        streams = Gauge("tailrace_streams", "Readable streams, including finished ones.", registry=self._registry)
         streams.set_function(lambda: store.num_streams)
         for name, text, value in _STATES:
             gauge = self._gauge(name, text)
@@ -75,7 +73,7 @@ class Metrics(Observer):
         for generator in generators:
             generator.observers.add(self)
             for gauge in (self._count, self._success):
-                self._of(gauge, generator.model)  # so that it is there from the start
+                self._of(gauge, generator.model)  # creates it, so that it is shown from the start
             for histogram in (self._first, self._input, self._generated, *self._durations.values()):
                 self._of(histogram, generator.model)
 
@@ -126,13 +124,13 @@ class Metrics(Observer):
         return [*labels, "model"] if self._has_several else list(labels)
 
     def _of(self, metric: _Metric, model: str, *labels: str) -> _Metric:
-        """The part of a metric that is a model's."""
+        """Return a metric with its labels for a model."""
         given = (*labels, model) if self._has_several else labels
         return metric.labels(*given) if given else metric
 
 
 def _reason(error: TailraceError) -> str:
-    """The labels that TGI has."""
+    """Return TGI's label for an error."""
     for kind, reason in ((RequestError, "validation"), (AdmissionError, "overloaded"), (EngineError, "generation")):
         if isinstance(error, kind):
             return reason

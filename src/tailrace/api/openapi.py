@@ -1,4 +1,4 @@
-"""`/openapi.json`: the HTTP routes of all wires, made from their tables of operations."""
+"""`/openapi.json`: all HTTP routes, made from the wires' tables of operations and from tables here."""
 
 from __future__ import annotations
 
@@ -24,104 +24,104 @@ _SCHEMAS = "#/components/schemas/{name}"
 _ERROR_HEADERS = {
     "X-Request-Id": {
         "schema": {"type": "string"},
-        "description": "Names this request; the log has it where the server failed.",
+        "description": "Identifies this request, also in the server's log of errors.",
     }
 }
 _LINGER: JsonBody = {
     "name": "X-Tailrace-Linger",
     "in": "header",
-    "description": "Seconds that the stream runs on with nobody reading, instead of ending with its reader.",
+    "description": "Seconds for which the stream continues without a reader.",
     "schema": {"type": "string", "pattern": "^[0-9]{1,5}$"},
 }
 _KEY: JsonBody = {
     "name": "Idempotency-Key",
     "in": "header",
-    "description": "The same key with the same request gives the same stream again.",
+    "description": "The same key with the same request returns the same stream.",
     "schema": {"type": "string", "pattern": "^[!-~]{1,255}$"},
 }
 
-_ELSEWHERE = {  # what is no wire's: the name of its operation, what it is, and as what it comes
-    "/": ("welcome", "A page to chat on, for browsers; a line of text for others.", ("text/html", "text/plain")),
-    "/docs": ("docs", "All routes, as a page to read.", ("text/html",)),
-    "/metrics": ("metrics", "What Prometheus may know.", ("text/plain",)),
+_OTHER_ROUTES = {  # routes without a wire: operation id, summary, media types
+    "/": ("welcome", "The chat page for browsers, a line of text for others.", ("text/html", "text/plain")),
+    "/docs": ("docs", "All routes, as a page.", ("text/html",)),
+    "/metrics": ("metrics", "Metrics for Prometheus.", ("text/plain",)),
     "/openapi.json": ("openapi", "This document.", ("application/json",)),
 }
 
 
-class _OfRecords(NamedTuple):
-    """A route over the database."""
+class _Route(NamedTuple):
+    """A route that uses the database."""
 
     method: str
     path: str
     name: str
     summary: str
-    example: JsonBody | None = None  # of its body
+    example: JsonBody | None = None  # of the body
     query: tuple[str, ...] = ()
 
 
-_TALK = "/v1/conversations/{conversation_id}"
+_CHAT = "/v1/conversations/{conversation_id}"
 _MESSAGE = {"type": "message", "role": "user", "content": "Tell me a story about dogs."}
-_RECORDS = (
-    _OfRecords("get", "/v1/admin/keys", "list_keys", "Lists keys.", query=("owner",)),
-    _OfRecords("post", "/v1/admin/keys", "create_key", "Makes a key. The answer alone has its token.", {
+_DATABASE_ROUTES = (
+    _Route("get", "/v1/admin/keys", "list_keys", "Lists keys.", query=("owner",)),
+    _Route("post", "/v1/admin/keys", "create_key", "Creates a key. Only this answer has its token.", {
         "owner": "alice", "name": "laptop", "expires_in_s": 86_400, "scopes": ["generate", "read"],
     }),
-    _OfRecords("get", "/v1/admin/keys/{key_id}", "show_key", "Shows a key."),
-    _OfRecords("delete", "/v1/admin/keys/{key_id}", "revoke_key", "Revokes a key, and ends what was begun with it."),
-    _OfRecords("post", "/v1/admin/keys/{key_id}/rotate", "rotate_key", "Gives a key a new secret.", {"grace_s": 3600}),
-    _OfRecords(
-        "post", "/v1/tickets", "issue_ticket", "Gives leave to follow one stream for a short while, in ?ticket=.",
+    _Route("get", "/v1/admin/keys/{key_id}", "show_key", "Shows a key."),
+    _Route("delete", "/v1/admin/keys/{key_id}", "revoke_key", "Revokes a key, and ends its streams."),
+    _Route("post", "/v1/admin/keys/{key_id}/rotate", "rotate_key", "Gives a key a new secret.", {"grace_s": 3600}),
+    _Route(
+        "post", "/v1/tickets", "issue_ticket", "Creates a ticket to follow one stream with ?ticket=, for a short time.",
         {"stream_id": "gvwLjBV1_uZRlZgD76TSZw"},
     ),
-    _OfRecords("get", "/v1/session", "show_session", "Says who is signed in."),
-    _OfRecords("post", "/v1/session", "begin_session", "Signs a browser in with the key of the request."),
-    _OfRecords("delete", "/v1/session", "end_session", "Signs a browser out."),
-    _OfRecords(
+    _Route("get", "/v1/session", "show_session", "Shows who is signed in."),
+    _Route("post", "/v1/session", "begin_session", "Signs a browser in with the key of the request."),
+    _Route("delete", "/v1/session", "end_session", "Signs a browser out."),
+    _Route(
         "get", "/v1/conversations", "list_conversations", "Lists conversations, the last changed first.",
         query=("limit", "after", "search"),
     ),
-    _OfRecords("post", "/v1/conversations", "create_conversation", "Begins a conversation.", {
+    _Route("post", "/v1/conversations", "create_conversation", "Creates a conversation.", {
         "title": "Dogs", "items": [_MESSAGE], "metadata": {"topic": "dogs"},
     }),
-    _OfRecords("put", "/v1/admin/keys/{key_id}/quota", "limit_key",
-               "Sets what a key may use. What is not named has no limit.", {
+    _Route("put", "/v1/admin/keys/{key_id}/quota", "limit_key",
+               "Sets the limits of a key. Missing fields mean no limit.", {
         "tokens_per_minute": 20_000, "streams_at_once": 4,
     }),
-    _OfRecords("delete", "/v1/admin/owners/{owner}", "forget_owner", "Deletes what there is of an owner."),
-    _OfRecords("get", "/v1/admin/owners/{owner}/quota", "show_owner", "Shows what an owner may use."),
-    _OfRecords("put", "/v1/admin/owners/{owner}/quota", "limit_owner", "Sets what an owner may use.", {
+    _Route("delete", "/v1/admin/owners/{owner}", "forget_owner", "Deletes all data of an owner."),
+    _Route("get", "/v1/admin/owners/{owner}/quota", "show_owner", "Shows the limits of an owner."),
+    _Route("put", "/v1/admin/owners/{owner}/quota", "limit_owner", "Sets the limits of an owner.", {
         "tokens_per_month": 5_000_000,
     }),
-    _OfRecords("get", "/v1/usage", "usage", "Sums of requests and tokens.", query=(
+    _Route("get", "/v1/usage", "usage", "Sums of requests and tokens.", query=(
         "by", "since", "until", "owner", "key", "format",
     )),
-    _OfRecords("get", "/v1/conversations/export", "export_conversations", "All conversations as a file.", query=(
+    _Route("get", "/v1/conversations/export", "export_conversations", "All conversations as a file.", query=(
         "format",
     )),
-    _OfRecords("get", _TALK + "/export", "export_conversation", "A conversation as a file.", query=("format",)),
-    _OfRecords("post", "/v1/conversations/import", "import_conversations", "Takes in a file of conversations.", {
+    _Route("get", _CHAT + "/export", "export_conversation", "A conversation as a file.", query=("format",)),
+    _Route("post", "/v1/conversations/import", "import_conversations", "Imports a file of conversations.", {
         "conversations": [{"from": "human", "value": "Why do rivers bend?"}, {"from": "gpt", "value": "They erode."}],
     }),
-    _OfRecords("get", _TALK, "show_conversation", "Shows a conversation without its items."),
-    _OfRecords("post", _TALK, "change_conversation", "Changes title, metadata or the current branch.", {
+    _Route("get", _CHAT, "show_conversation", "Shows a conversation without its items."),
+    _Route("post", _CHAT, "change_conversation", "Changes title, metadata or the current branch.", {
         "title": "Dogs and cats",
     }),
-    _OfRecords("delete", _TALK, "delete_conversation", "Forgets a conversation and its items."),
-    _OfRecords("get", _TALK + "/tree", "show_tree", "The items of all branches."),
-    _OfRecords("get", _TALK + "/items", "list_items", "The items of the current branch, the last first.", query=(
+    _Route("delete", _CHAT, "delete_conversation", "Deletes a conversation and its items."),
+    _Route("get", _CHAT + "/tree", "show_tree", "The items of all branches."),
+    _Route("get", _CHAT + "/items", "list_items", "The items of the current branch, the last first.", query=(
         "limit", "after", "order",
     )),
-    _OfRecords("post", _TALK + "/items", "add_items", "Adds items; behind another parent_id they are a new branch.", {
+    _Route("post", _CHAT + "/items", "add_items", "Adds items; with another parent_id they are a new branch.", {
         "items": [_MESSAGE],
     }),
-    _OfRecords("get", _TALK + "/items/{item_id}", "show_item", "Shows an item."),
-    _OfRecords("delete", _TALK + "/items/{item_id}", "delete_item", "Deletes an item; what followed it moves up."),
+    _Route("get", _CHAT + "/items/{item_id}", "show_item", "Shows an item."),
+    _Route("delete", _CHAT + "/items/{item_id}", "delete_item", "Deletes an item; later items move up."),
 )  # fmt: skip
 
 
 @cache
 def document() -> bytes:
-    """The whole document, in OpenAPI 3.1."""
+    """Return the document, in OpenAPI 3.1."""
     entries = [(wire, operation) for wire in served_wires() for operation in wire.operations]
     bodies = list(dict.fromkeys(operation.body for _, operation in entries if operation.body is not None))
     schemas, components = msgspec.json.schema_components(bodies, ref_template=_SCHEMAS)
@@ -132,20 +132,20 @@ def document() -> bytes:
         described = _operation(wire, operation, by_body)
         shared = methods.get(operation.method.lower())
         methods[operation.method.lower()] = described if shared is None else _merged(shared, described)
-    for path, (name, summary, kinds) in _ELSEWHERE.items():
+    for path, (name, summary, kinds) in _OTHER_ROUTES.items():
         content = {kind: {"schema": {} if "json" in kind else {"type": "string"}} for kind in kinds}
         answer = {"description": summary, "content": content, "headers": _ERROR_HEADERS}
         paths.setdefault(path, {})["get"] = {"summary": summary, "operationId": name, "responses": {"200": answer}}
-    for row in _RECORDS:
-        paths.setdefault(row.path, {})[row.method] = _operation_of_records(row)
+    for row in _DATABASE_ROUTES:
+        paths.setdefault(row.path, {})[row.method] = _database_operation(row)
     return to_json(
         {
             "openapi": "3.1.0",
             "info": {
                 "title": "tailrace",
                 "version": __version__,
-                "description": "Streams a local language model over every wire that its clients speak. Every answer "
-                "that is a stream has an X-Stream-Id, with which any other wire can follow it.",
+                "description": "Streams a local language model over the APIs of many clients. Every streamed answer "
+                "has an X-Stream-Id, with which it can be followed over other APIs, too.",
                 "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
             },
             "tags": [{"name": wire.name, "description": wire.title} for wire in served_wires()],
@@ -157,7 +157,7 @@ def document() -> bytes:
                     "apiKey": {"type": "apiKey", "in": "header", "name": "x-api-key"},
                 },
             },
-            "security": [{}, {"bearer": []}, {"apiKey": []}],  # a key, where there are keys
+            "security": [{}, {"bearer": []}, {"apiKey": []}],  # a key is needed if keys exist
         }
     )
 
@@ -183,7 +183,7 @@ def _operation(wire: Wire, operation: Operation, by_body: dict[Any, JsonBody]) -
     return described
 
 
-def _operation_of_records(row: _OfRecords) -> JsonBody:
+def _database_operation(row: _Route) -> JsonBody:
     content: JsonBody = {"application/json": {"schema": {}}}
     described: JsonBody = {
         "summary": row.summary,
@@ -193,10 +193,10 @@ def _operation_of_records(row: _OfRecords) -> JsonBody:
         "responses": {
             status: {"description": text, "content": content, "headers": _ERROR_HEADERS}
             for status, text in (
-                ("200", "What was asked for."),
-                ("201", "What was made."),
-                ("4XX", "A refusal, and why."),
-                ("503", "The database is away."),
+                ("200", "Success."),
+                ("201", "Created."),
+                ("4XX", "Refused, with the reason."),
+                ("503", "The database is not available."),
             )
         },
     }
@@ -206,8 +206,8 @@ def _operation_of_records(row: _OfRecords) -> JsonBody:
     return described
 
 
-def _parameter(name: str, place: str) -> JsonBody:
-    return {"name": name, "in": place, "required": place == "path", "schema": {"type": "string"}}
+def _parameter(name: str, location: str) -> JsonBody:
+    return {"name": name, "in": location, "required": location == "path", "schema": {"type": "string"}}
 
 
 def _parameters(operation: Operation) -> list[JsonBody]:
@@ -228,31 +228,31 @@ def _responses(wire: Wire, operation: Operation) -> JsonBody:
     def content(kinds: JsonBody, text: str) -> JsonBody:
         return {"description": text, "content": kinds, "headers": _ERROR_HEADERS}
 
-    anything: JsonBody = {"schema": {}}
-    stream = {SSE.partition(";")[0]: anything, "text/plain": {"schema": {"type": "string"}}}
-    lines = {"application/x-ndjson": anything}
+    any_json: JsonBody = {"schema": {}}
+    stream = {SSE.partition(";")[0]: any_json, "text/plain": {"schema": {"type": "string"}}}
+    lines = {"application/x-ndjson": any_json}
     kinds: JsonBody
     match operation.act:
         case Generate():
-            kinds = {"application/json": anything, **stream, **lines}
+            kinds = {"application/json": any_json, **stream, **lines}
         case Follow():
             kinds = stream
         case OnStream():
-            kinds = {"application/json": anything}
+            kinds = {"application/json": any_json}
         case Show():
-            kinds = {"application/json": anything, "text/plain": {"schema": {"type": "string"}}}
+            kinds = {"application/json": any_json, "text/plain": {"schema": {"type": "string"}}}
     _, error = wire.encode_error(RequestError("…"))
     shape = {"type": "object", "required": sorted(msgspec.json.decode(error))}
     refusal = {"application/json": {"schema": shape}}
-    responses = {"200": content(kinds, "What was asked for."), "4XX": content(refusal, "A refusal, and why.")}
-    responses["503"] = content(refusal, "Not now; Retry-After says when.")
+    responses = {"200": content(kinds, "Success."), "4XX": content(refusal, "Refused, with the reason.")}
+    responses["503"] = content(refusal, "Not available now. Retry-After says when to try again.")
     responses["504"] = content(refusal, "The engine made no progress.")
     if isinstance(operation.act, Generate):
-        responses["201"] = content({"application/json": anything}, "The stream has begun.") | {"links": _links()}
+        responses["201"] = content({"application/json": any_json}, "The stream was created.") | {"links": _links()}
         responses["200"]["links"] = _links()
         responses["500"] = content(refusal, "The engine failed.")
     if isinstance(operation.act, Follow | OnStream | Generate):
-        responses["204"] = {"description": "There is nothing more to come."}
+        responses["204"] = {"description": "The stream has no more events."}
     return responses
 
 
@@ -262,7 +262,7 @@ def _name(wire: Wire, operation: Operation) -> str:
 
 
 def _links() -> JsonBody:
-    """What can be done with any stream, whatever wire began it."""
+    """Return links to the operations on any stream."""
     wire = native.WIRE
     return {
         _name(wire, operation): {
@@ -275,7 +275,7 @@ def _links() -> JsonBody:
 
 
 def _merged(one: JsonBody, other: JsonBody) -> JsonBody:
-    """Two wires on one path, told apart by the query or a header."""
+    """Merge the operations of two wires on one path, which the query or a header distinguishes."""
     names = {parameter["name"] for parameter in one["parameters"]}
     added = [parameter for parameter in other["parameters"] if parameter["name"] not in names]
     merged = one | {
@@ -295,7 +295,7 @@ def _merged(one: JsonBody, other: JsonBody) -> JsonBody:
 
 
 def routes_page(document: JsonBody) -> bytes:
-    """`/docs`: the document as one page of HTML, in which every text is escaped."""
+    """Return the document as an HTML page for `/docs`. All texts are escaped."""
     info = document["info"]
     parts = [
         "<!doctype html>",
@@ -314,7 +314,7 @@ def routes_page(document: JsonBody) -> bytes:
 
 
 def _listed(document: JsonBody, tag: str) -> Iterator[str]:
-    """Those of one tag; with an empty one, those that have none."""
+    """Yield the operations with a tag; for an empty tag, those without any."""
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
             if tag in operation.get("tags", [""]):
@@ -324,9 +324,9 @@ def _listed(document: JsonBody, tag: str) -> Iterator[str]:
 
 def _details(operation: JsonBody) -> str:
     query = [one["name"] for one in operation.get("parameters", []) if one["in"] == "query"]
-    told = f"<p>Query: {', '.join(f'<code>{escape(name)}</code>' for name in query)}</p>" if query else ""
+    details = f"<p>Query: {', '.join(f'<code>{escape(name)}</code>' for name in query)}</p>" if query else ""
     example = operation.get("requestBody", {}).get("content", {}).get("application/json", {}).get("example")
     if example is not None:
         shown = escape(json.dumps(example, indent=2, ensure_ascii=False), quote=False)
-        told += f"<details><summary>An example of a body</summary><pre>{shown}</pre></details>"
-    return told
+        details += f"<details><summary>An example of a body</summary><pre>{shown}</pre></details>"
+    return details

@@ -1,8 +1,7 @@
-"""The page for people: static files, read once and served from memory under the names that they have in `page`. Its
-folder `lib` has libraries, which the build puts there (hatch_build.py).
+"""The chat page: static files from the folder `page`, read once and served from memory. Its folder `lib` has libraries,
+which the build puts there (hatch_build.py).
 
-They may load nothing from elsewhere and talk to nobody but this server; the headers hold the browser to that, whatever
-text a model writes.
+The headers forbid the page to load from other servers or to connect to them, whatever text a model writes.
 """
 
 from __future__ import annotations
@@ -30,10 +29,10 @@ _MEDIA_TYPES = {
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "require-trusted-types-for 'script'; trusted-types 'none'"  # text never becomes markup, not even by mistake
+    "require-trusted-types-for 'script'; trusted-types 'none'"  # text cannot become markup by mistake
 )
 _HEADERS = {
-    "cache-control": "no-cache",  # kept, and asked about: a new version is seen at once
+    "cache-control": "no-cache",  # cached, but revalidated each time, so a new version is seen at once
     "content-security-policy": _POLICY,
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "no-referrer",
@@ -75,14 +74,14 @@ class Pages:
         self._docs: _File | None = None
 
     def table(self) -> list[Route]:
-        """The routes of what the page loads; the page itself is `index`, for whoever `wants_page`."""
+        """Return the routes of the page's files. The page itself is `index`, if `wants_page`."""
         return [Route("/page/{name:path}", self.show_file, methods=["GET"])]
 
     async def index(self, request: Request) -> Response:
         return self._files.answer(request, "index.html", {"vary": "accept"})
 
     async def show_docs(self, request: Request) -> Response:
-        """All routes; made when somebody asks for it first."""
+        """Show all routes. The page is made at its first request."""
         if self._docs is None:
             self._docs = _read(routes_page(msgspec.json.decode(document())), _MEDIA_TYPES[".html"])
         return _answer(request, self._docs, {})
@@ -92,7 +91,7 @@ class Pages:
 
 
 def wants_page(request: Request) -> bool:
-    """Whether HTML is asked for by name, and no less than plain text: browsers do so, curl's `*/*` does not."""
+    """Return whether Accept names HTML, and with at least the quality of plain text. Browsers do; curl sends `*/*`."""
     html_quality = text_quality = 0.0
     for part in ",".join(request.headers.getlist("accept")).split(","):
         kind, _, parameters = part.partition(";")

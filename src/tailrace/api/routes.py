@@ -1,6 +1,6 @@
-"""The routes: every wire's operations, done one way.
+"""The routes: the operations of all wires.
 
-What an operation asks for is parsed by its dialect; beginning, following, cancelling and answering are here, once.
+Dialects parse the requests. Starting, following, cancelling and answering are the same for all wires, and are here.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from tailrace import __version__
 from tailrace.access.audit import noting
 from tailrace.access.principal import arrival_of, caller_of, owner_of, principal_of, sent_by
-from tailrace.api.asking import is_from_elsewhere, is_own_address, may_generate, with_headers
 from tailrace.api.facts import facts_of, running_streams
 from tailrace.api.metrics import Metrics
 from tailrace.api.openapi import document
 from tailrace.api.pages import Pages, wants_page
+from tailrace.api.request_headers import is_cross_origin, is_own_address, may_generate, with_headers
 from tailrace.dialects import Encoder, ParsedRequest, Wire
 from tailrace.dialects.bodies import JsonBody, printable, read_json, require_plain_utf8
 from tailrace.dialects.queries import read_query
@@ -68,14 +68,14 @@ from tailrace.types import GenerateRequest
 __all__ = ["Routes", "route"]
 
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
-_SLOW_AT_ONCE = 2  # operations beside the event loop; more wait
+_SLOW_AT_ONCE = 2  # operations in threads; more wait
 _SLOW_WAITING = 32
 
 Handler = Callable[[Request], Awaitable[ASGIApp]]
 
 
 class Routes:
-    """All operations of all wires, over all models."""
+    """All operations of all wires."""
 
     def __init__(
         self,
@@ -97,14 +97,15 @@ class Routes:
         self._num_slow = 0
 
     def table(self) -> list[Route]:
-        """A route for each method and path. Where wires share one, the query says which is meant."""
+        """Return a route for each method and path. Wires that share one are distinguished by the query or a header."""
 
-        def door(entry: tuple[Wire, Operation]) -> tuple[str, str]:
+        def route_key(entry: tuple[Wire, Operation]) -> tuple[str, str]:
             return entry[1].path, entry[1].method
 
-        entries = sorted(((wire, operation) for wire in served_wires() for operation in wire.operations), key=door)
+        entries = sorted(((wire, operation) for wire in served_wires() for operation in wire.operations), key=route_key)
         routes = [
-            route(method, path, self._handler(list(sharing))) for (path, method), sharing in groupby(entries, key=door)
+            route(method, path, self._handler(list(shared)))
+            for (path, method), shared in groupby(entries, key=route_key)
         ]
         routes += [
             route("GET", "/", self.welcome),
@@ -113,14 +114,14 @@ class Routes:
             route("GET", "/docs", self._pages.show_docs),
             *self._pages.table(),
         ]
-        return sorted(routes, key=lambda one: ":path}" in one.path)  # those that swallow whole paths come last
+        return sorted(routes, key=lambda one: ":path}" in one.path)  # those that match any path come last
 
     async def welcome(self, request: Request) -> ASGIApp:
         if wants_page(request):
             return await self._pages.index(request)
         return PlainTextResponse(
             f"tailrace {__version__} runs {', '.join(served.model for served in self._models)}. "
-            "POST /?prompt=… streams text; /openapi.json says what else there is.\n",
+            "POST /?prompt=… streams text; /openapi.json lists all routes.\n",
             headers={"vary": "accept"},
         )
 
@@ -131,18 +132,18 @@ class Routes:
     async def show_openapi(self, request: Request) -> ASGIApp:
         return JsonAnswer(document())
 
-    def _handler(self, sharing: Sequence[tuple[Wire, Operation]]) -> Handler:
-        in_turn = sorted(sharing, key=lambda entry: not entry[1].is_particular)
-        telling = {one.only_with_header for _, one in sharing if one.only_with_header is not None}
-        varying = {"vary": ", ".join(sorted(telling))} if telling else {}
-        return partial(self._answer, in_turn, varying)
+    def _handler(self, shared: Sequence[tuple[Wire, Operation]]) -> Handler:
+        candidates = sorted(shared, key=lambda entry: not entry[1].is_particular)
+        headers = {one.only_with_header for _, one in shared if one.only_with_header is not None}
+        vary = {"vary": ", ".join(sorted(headers))} if headers else {}
+        return partial(self._answer, candidates, vary)
 
     async def _answer(
-        self, in_turn: Sequence[tuple[Wire, Operation]], varying: dict[str, str], request: Request
+        self, candidates: Sequence[tuple[Wire, Operation]], vary: dict[str, str], request: Request
     ) -> ASGIApp:
-        """What that operation does which is meant, of those that share the path."""
-        meant = (entry for entry in in_turn if is_meant(entry[1], request.query_params, request.headers))
-        wire, operation = next(meant, (None, None))
+        """Run the operation that the request means, of those that share the path."""
+        matching = (entry for entry in candidates if is_meant(entry[1], request.query_params, request.headers))
+        wire, operation = next(matching, (None, None))
         if wire is None or operation is None:
             raise RequestError("This path needs a query.")
         principal = principal_of(request.scope)
@@ -151,7 +152,7 @@ class Routes:
         with self._bodies.reader(caller_of(request.scope)) as reader:
             parsed, served = await self._parse(wire, operation, request, reader)
             known = [name.rstrip("!") for name in operation.query]
-            headers = self._naming([printable(name) for name in parsed.query if name not in known]) | varying
+            headers = self._ignored_header([printable(name) for name in parsed.query if name not in known]) | vary
             match operation.act:
                 case Generate() as act:
                     answer = await self._generate(wire, act, request, parsed, served)
@@ -176,8 +177,8 @@ class Routes:
     async def _parse(
         self, wire: Wire, operation: Operation, request: Request, reader: BodyReader
     ) -> tuple[ParsedRequest, Served | None]:
-        """What was sent, and the model that is meant; None for a name that the only model does not have, which the
-        generator refuses. What names a model is about that one, and the rest about all. Raises: RequestError."""
+        """Return the parsed request, and the model that it names. If a server of one model has no such model, this is
+        None, and the generator refuses the request. Raises: RequestError."""
         query = read_query(request.scope["query_string"])
         if operation.query_in_body:
             query = await reader.with_fields(query, request.headers, request.receive)
@@ -188,19 +189,19 @@ class Routes:
             body = read_json(await reader.read(request.headers, request.receive))
             model = body.get("model")
             if isinstance(model, str) and is_own_address(model, request.headers.get("host", "")):
-                body["model"] = "default"  # Hugging Face's client puts there where it sends to, if it knows no name
+                body["model"] = "default"  # Hugging Face's client sends the server's URL if it has no model name
         first, *others = self._models
         running = partial(running_streams, self._models, owner_of(request.scope))
         parsed = ParsedRequest(first, body, query, request.path_params, request.headers, tuple(others), running=running)
         meant = first if first.is_loaded and not others else wire.pick(parsed)
         if meant is None and others:
             raise UnknownModel(NO_SUCH_MODEL, param="model")
-        assert meant is None or isinstance(meant, Served)  # it is one of those that the wire was given
+        assert meant is None or isinstance(meant, Served)  # a wire picks one of the given servers
         principal_of(request.scope).require_within("model", (meant or first).model)
         return parsed if meant in (None, first) else replace(parsed, server=meant, others=()), meant
 
     def _reply(self, reply: Reply) -> Response:
-        headers = self._naming(reply.ignored)
+        headers = self._ignored_header(reply.ignored)
         if reply.retry_after_s is not None:
             headers["retry-after"] = f"{reply.retry_after_s:.0f}"
         return Response(reply.body, reply.status, headers, reply.media_type)
@@ -213,10 +214,10 @@ class Routes:
         owner, served = owner_of(request.scope), meant or self._models.first
         if act.past is not None:
             parsed = await self._with_past(owner, parsed, act.past(parsed))
-        if act.conversation is not None and (place := act.conversation(parsed)) is not None:
+        if act.conversation is not None and (reference := act.conversation(parsed)) is not None:
             if self._conversations is None:
                 raise UnsupportedParameter("This server keeps no conversations.", param="conversation")
-            parsed = replace(parsed, branch=await self._conversations.branch(owner, place))
+            parsed = replace(parsed, branch=await self._conversations.branch(owner, reference))
         with served.arriving(arrival_of(request.scope, wire=wire.name, model=served.model)):
             if meant is not None and not meant.is_loaded and may_generate(request):
                 await self._models.load(meant)
@@ -225,25 +226,25 @@ class Routes:
                 return self._reply(call)
             if isinstance(call, Following):
                 return await self._follow(owner, call)
-            naming = self._naming(call.ignored)
-            if request.method in ("GET", "HEAD") and is_from_elsewhere(request):
-                raise Forbidden("Other pages may not make this server generate.", param="sec-fetch-site")
+            ignored_header = self._ignored_header(call.ignored)
+            if request.method in ("GET", "HEAD") and is_cross_origin(request):
+                raise Forbidden("Pages of other origins cannot start a generation.", param="sec-fetch-site")
             if request.method == "HEAD":
                 return Response(headers={"content-type": call.view.media_type})
-            wanted = sent_by(request.scope, with_headers(call.request, request), wire=wire.name, model=served.model)
+            generation = sent_by(request.scope, with_headers(call.request, request), wire=wire.name, model=served.model)
             try:
                 if "idempotency-key" in request.headers:
-                    log = await self._recall_or_create(request, parsed, wanted, served.generator)
+                    log = await self._recall_or_create(request, parsed, generation, served.generator)
                 else:
-                    log = await self._create(parsed, wanted, served.generator)
+                    log = await self._create(parsed, generation, served.generator)
             except UnsupportedParameter as error:
                 raise in_the_wires_words(error, wire, parsed) from None
             facts = facts_of(served, log)
-            if not facts.prompts:  # an Idempotency-Key found it again, after its end
+            if not facts.prompts:  # an Idempotency-Key found an ended stream
                 prompts = await served.generator.prompts.encode(call.request)
                 texts, ids = tuple(prompt.text for prompt in prompts), tuple(prompt.ids for prompt in prompts)
                 facts = replace(facts, prompts=texts, prompt_ids=ids)
-            encoder, headers = call.view.open(facts), {"x-stream-id": log.stream_id} | naming
+            encoder, headers = call.view.open(facts), {"x-stream-id": log.stream_id} | ignored_header
             if call.stream:
                 return self._stream(log, encoder, 0, call.view, headers)
             if call.at_once:
@@ -252,7 +253,7 @@ class Routes:
             return WholeAnswer(log, encoder, wire, headers)
 
     async def _with_past(self, owner: str, parsed: ParsedRequest, stream_id: str | None) -> ParsedRequest:
-        """Raises: StreamError, StorageError; not for a stream that never was, which the dialect refuses."""
+        """Raises: StreamError, StorageError. The dialect refuses unknown streams."""
         if stream_id is None:
             return parsed
         try:
@@ -261,39 +262,39 @@ class Routes:
             return parsed
         return replace(parsed, past=(facts_of(self._models.of(log), log), log.events))
 
-    def _naming(self, ignored: Sequence[str]) -> dict[str, str]:
-        """The header that names fields without effect. Raises: UnsupportedParameter, where we are strict."""
+    def _ignored_header(self, ignored: Sequence[str]) -> dict[str, str]:
+        """Return the header that names fields without effect. Raises: UnsupportedParameter with --strict."""
         if ignored and self._settings.strict:
             raise UnsupportedParameter(f"{ignored[0]} has no effect here, and --strict refuses it.", param=ignored[0])
         return {"x-tailrace-ignored": ", ".join(ignored)} if ignored else {}
 
     async def _recall_or_create(
-        self, request: Request, parsed: ParsedRequest, wanted: GenerateRequest, generator: Generator
+        self, request: Request, parsed: ParsedRequest, generation: GenerateRequest, generator: Generator
     ) -> StreamLog:
         key = request.headers["idempotency-key"]
         if not _IDEMPOTENCY_KEY.fullmatch(key):
-            raise RequestError("An Idempotency-Key has 1 to 255 printable characters.", param="idempotency-key")
+            raise RequestError("Idempotency-Key must have 1 to 255 printable characters.", param="idempotency-key")
         content = [request.url.path, dict(parsed.query), parsed.body]
         claim = Claim(key, hashlib.sha256(msgspec.json.encode(content, order="deterministic")).digest())
-        turn = self._keys_in_use.setdefault((wanted.owner, key), asyncio.Lock())
-        async with turn:  # twins wait here for the first of them
-            log = await self._store.recall(wanted.owner, claim)
-            log = log or await self._create(parsed, wanted, generator, claim)
+        lock = self._keys_in_use.setdefault((generation.owner, key), asyncio.Lock())
+        async with lock:  # concurrent requests with the same key wait for the first
+            log = await self._store.recall(generation.owner, claim)
+            log = log or await self._create(parsed, generation, generator, claim)
             if log.record.model != generator.model:
-                raise IdempotencyConflict("This Idempotency-Key is of another model's.", param="idempotency-key")
+                raise IdempotencyConflict("This Idempotency-Key was used with another model.", param="idempotency-key")
             return log
 
     async def _create(
-        self, parsed: ParsedRequest, wanted: GenerateRequest, generator: Generator, claim: Claim | None = None
+        self, parsed: ParsedRequest, generation: GenerateRequest, generator: Generator, claim: Claim | None = None
     ) -> StreamLog:
         if parsed.branch is not None:
             parsed.branch.require_free()
-        return (await generator.create(wanted, claim)).log
+        return (await generator.create(generation, claim)).log
 
     async def _follow(self, owner: str, following: Following) -> ASGIApp:
         log = await self._find(owner, following.stream_id, following.after)
         if log.end is not None and following.after == log.last_seq:
-            return Response(status_code=204, headers={"x-stream-id": log.stream_id})  # what makes an EventSource stop
+            return Response(status_code=204, headers={"x-stream-id": log.stream_id})  # an EventSource stops at 204
         encoder = following.view.open(facts_of(self._models.of(log), log))
         if following.replay:
             assert isinstance(encoder, CumulativeEncoder)
@@ -301,7 +302,7 @@ class Routes:
         return self._stream(log, encoder, following.after, following.view, {"x-stream-id": log.stream_id})
 
     async def _find(self, owner: str, stream_id: str, after: int = 0) -> StreamLog:
-        """A stream, also one that is kept for longer than others. Raises: as `LogStore.read`."""
+        """Find a stream in the log store, or among the streams that are kept longer. Raises: as `LogStore.read`."""
         try:
             return await self._store.read(owner, stream_id, after)
         except (UnknownStream, StreamExpired):
@@ -332,7 +333,7 @@ class Routes:
         return JsonAnswer(body, 200, headers) if body else Response(status_code=204, headers=headers)
 
     def _stream(self, log: StreamLog, encoder: Encoder, after: int, view: View, headers: dict[str, str]) -> ASGIApp:
-        path = f"/v1/streams/{log.stream_id}"  # where any stream can be looked at, whatever wire began it
+        path = f"/v1/streams/{log.stream_id}"  # has the streams of all wires
         return StreamAnswer(
             log,
             encoder,
@@ -344,7 +345,7 @@ class Routes:
 
 
 def _action_of(operation: Operation) -> str:
-    """The scope that a key needs for it."""
+    """Return the scope that a key needs for an operation."""
     match operation.act:
         case Generate():
             return "generate"
@@ -355,9 +356,9 @@ def _action_of(operation: Operation) -> str:
 
 
 class _Endpoint:
-    """A handler as an ASGI application; what it raises is the edge's to answer.
+    """A handler as an ASGI application. The edge answers its exceptions.
 
-    Not a function: Starlette would wrap that in two more calls, which stay on the stack for as long as a stream runs.
+    It is a class because Starlette wraps functions in two more calls, which stay on the stack while a stream runs.
     """
 
     def __init__(self, handler: Handler) -> None:
@@ -369,5 +370,5 @@ class _Endpoint:
 
 
 def route(method: str, path: str, handler: Handler) -> Route:
-    """A route whose handler gives back the ASGI application that answers."""
+    """Return a route. Its handler returns the ASGI application that answers."""
     return Route(path, _Endpoint(handler), methods=[method])

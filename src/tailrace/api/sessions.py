@@ -1,4 +1,4 @@
-"""`/v1/session`: who is signed in. A browser that shows a key gets a cookie, and needs the key no longer."""
+"""`/v1/session`: sign-in of browsers. A browser sends its key once, and gets a cookie."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["SessionRoutes"]
 
 
 class SessionRoutes:
-    """Signing in needs the key itself, in the header in which all requests have it; a cookie cannot renew itself."""
+    """The routes of sessions. Signing in needs the key in its usual header; a cookie cannot renew itself."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -66,13 +66,13 @@ class SessionRoutes:
 
 
 def _session_json(principal: Principal) -> JsonBody:
-    """`scopes` is null where there are no keys, and everybody may do everything."""
+    """`scopes` is null if there are no keys: then everything is allowed."""
     scopes = list(principal.scopes) if principal.scopes is not None else None
     return {"object": "session", "owner": principal.owner, "key_id": principal.key_id or None, "scopes": scopes}
 
 
 def _cookie(request: Request, token: str, lifetime_s: int) -> str:
-    """Behind a proxy that speaks TLS, only the browser knows that it is spoken: its Origin says so."""
+    """Return the Set-Cookie header. Behind a TLS proxy, only the browser's Origin shows that TLS is used."""
     is_secure = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https:")
     parts = f"{cookie_name(request.headers)}={token}; Path=/; Max-Age={lifetime_s}; HttpOnly; SameSite=Strict"
     return f"{parts}; Secure" if is_secure else parts

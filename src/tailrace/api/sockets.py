@@ -1,8 +1,8 @@
-"""The WebSocket wires: sockets in and out of the dialects `chatbot` (at `/`) and `websocket` (at `/v1/ws`).
+"""The WebSocket wires: `chatbot` at `/` and `websocket` at `/v1/ws`.
 
-Every socket is one task that always reads, so that its client's leaving is noticed at once, with children that write:
-one for the chatbot's answers, one for each stream that is followed on `/v1/ws`. Writers pull from the logs with readers
-of their own and wait in `send` while the socket has no room; nothing is queued for them.
+Each socket has one task that always reads, so that a disconnect is noticed at once, and child tasks that write: one for
+the answers of the chatbot, one for each followed stream of `/v1/ws`. Each writer reads a log with its own cursor, and
+waits in `send` while the socket is full, so no events are queued for it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tailrace.settings import Settings
 
 __all__ = ["Sockets"]
 
-_RETRY_S = 5.0  # for a client whose socket is refused
+_RETRY_S = 5.0  # Retry-After of a refused socket
 
 
 class Sockets:
-    """Both wires, over all models; a chatbot talks to the first."""
+    """Both wires. The chatbot uses the first model."""
 
     def __init__(self, models: Models, settings: Settings) -> None:
         self._models = models
@@ -38,27 +38,27 @@ class Sockets:
         self._num_open = 0
 
     def table(self) -> list[BaseRoute]:
-        """Their routes; the last one is for WebSockets that ask for nothing that is here."""
+        """Return the routes. The last one refuses WebSockets to other paths."""
         return [
             WebSocketRoute("/", _Endpoint(partial(self._run, self._chat))),
             WebSocketRoute("/v1/ws", _Endpoint(partial(self._run, self._follow))),
             Route("/v1/ws", _Endpoint(_require_upgrade), methods=["GET"]),
-            WebSocketRoute("/{path:path}", _Endpoint(_find_nothing)),
+            WebSocketRoute("/{path:path}", _Endpoint(_not_found)),
         ]
 
     async def _run(
-        self, talk: Callable[[Socket], Awaitable[None]], scope: Scope, receive: Receive, send: Send
+        self, run_socket: Callable[[Socket], Awaitable[None]], scope: Scope, receive: Receive, send: Send
     ) -> None:  # fmt: skip
-        """Accept a socket, talk, and say goodbye. Raises: AdmissionError before the socket is accepted."""
+        """Accept a socket, run it, and close it. Raises: AdmissionError before the socket is accepted."""
         if self._models.first.generator.gate.is_draining:
             raise Draining("The server is shutting down.", retry_after_s=_RETRY_S)
         if self._num_open >= self._settings.ws_sockets:
-            raise QueueFull("As many WebSockets are open as may be.", retry_after_s=_RETRY_S)
+            raise QueueFull("Too many WebSockets are open.", retry_after_s=_RETRY_S)
         self._num_open += 1
         try:
-            await receive()  # websocket.connect, which says nothing
+            await receive()  # websocket.connect
             await send({"type": "websocket.accept", "headers": []})
-            over = await end_of(talk(Socket(scope, receive, send, idle_s=self._settings.ws_idle_s)))
+            over = await end_of(run_socket(Socket(scope, receive, send, idle_s=self._settings.ws_idle_s)))
             if over.close is not None:
                 await send({"type": "websocket.close", "code": over.close.code, "reason": over.close.reason})
         finally:
@@ -72,11 +72,11 @@ class Sockets:
 
     async def _follow(self, socket: Socket) -> None:
         async with asyncio.TaskGroup() as group:
-            await StreamChannel(self._models, self._settings, socket, group).obey_all()
+            await StreamChannel(self._models, self._settings, socket, group).run()
 
 
 class _Endpoint:
-    """An ASGI application, and not a function: Starlette would take that for one that wants its own WebSocket class."""
+    """An ASGI application. It is a class because Starlette passes its own WebSocket class to functions."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -86,10 +86,10 @@ class _Endpoint:
 
 
 async def _require_upgrade(scope: Scope, receive: Receive, send: Send) -> None:
-    status, body = native.encode_error(UpgradeRequired("This is a WebSocket; open it with one."))
+    status, body = native.encode_error(UpgradeRequired("This path needs a WebSocket connection."))
     headers = {"upgrade": "websocket", "connection": "upgrade"}
     await Response(body, status, headers, "application/json")(scope, receive, send)
 
 
-async def _find_nothing(scope: Scope, receive: Receive, send: Send) -> None:
+async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
     raise HTTPException(404)

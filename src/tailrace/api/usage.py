@@ -1,4 +1,4 @@
-"""`/v1/usage`: how much was asked of the server, and by whom."""
+"""`/v1/usage`: requests and tokens by key, owner, model, wire and day."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PARAMETERS = ("by", "owner", "key", "since", "until", "format")
 
 
 class UsageRoutes:
-    """A key with `read` sees what its owner used, one with `admin` what anybody did."""
+    """The route. A key with the scope `read` sees the usage of its owner, a key with `admin` that of all owners."""
 
     def __init__(self, records: Records) -> None:
         self._records = records
@@ -36,22 +36,22 @@ class UsageRoutes:
         return [route("GET", "/v1/usage", self._show)]
 
     async def _show(self, request: Request) -> ASGIApp:
-        """Sums of whole days in UTC, by what `by` names. Raises: RequestError, Forbidden, StorageError."""
+        """Show sums of whole days in UTC, grouped by `by`. Raises: RequestError, Forbidden, StorageError."""
         principal, query = principal_of(request.scope), request.query_params
         unknown = next((name for name in query if name not in (*_PARAMETERS, "ticket")), None)
         if unknown is not None:
-            raise RequestError(f"This takes {', '.join(_PARAMETERS)}.", param="query")
+            raise RequestError(f"The query takes {', '.join(_PARAMETERS)}.", param="query")
         is_admin = principal.scopes is None or "admin" in principal.scopes
         if not is_admin:
             principal.require("read")
         owner = query.get("owner") if is_admin else principal.owner
         if not is_admin and query.get("owner", owner) != owner:
-            raise RequestError("A key without the scope admin sees the usage of its own owner.", param="owner")
+            raise RequestError("A key without the scope admin sees only the usage of its own owner.", param="owner")
         since_s = _moment("since", query.get("since"))
         until_s = _moment("until", query.get("until"))
         form = query.get("format", "json")
         if form not in ("json", "csv"):
-            raise RequestError("format is json or csv.", param="format")
+            raise RequestError("format must be json or csv.", param="format")
         by = _groups(query.get("by", "owner"))
         found = await self._records.ask(
             self._records.requests,
@@ -75,21 +75,23 @@ def _groups(text: str) -> list[str]:
 
     names = ["key_id" if name == "key" else name for name in text.split(",") if name]
     if any(name not in GROUPS for name in names) or len(set(names)) != len(names):
-        raise RequestError("by is some of owner, key, model, wire and day, with commas between.", param="by")
+        raise RequestError("by must be a list of owner, key, model, wire and day, separated by commas.", param="by")
     return names
 
 
 def _moment(name: str, text: str | None) -> float | None:
-    """Seconds since the epoch, or ISO 8601. Raises: RequestError."""
+    """Parse seconds since the epoch, or ISO 8601. Raises: RequestError."""
     if not text:
         return None
     try:
         if text.isascii() and text.isdigit():
             return float(datetime.fromtimestamp(int(text), UTC).timestamp())
-        moment = datetime.fromisoformat(text.replace(" ", "+"))  # a + that was not encoded
+        moment = datetime.fromisoformat(text.replace(" ", "+"))  # an unencoded + arrives as a space
         return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError, OSError):
-        raise RequestError(f"{name} is a date such as 2026-11-01, or seconds since the epoch.", param=name) from None
+        raise RequestError(
+            f"{name} must be a date such as 2026-11-01, or seconds since the epoch.", param=name
+        ) from None
 
 
 def _csv(rows: list[dict[str, Any]]) -> str:  # Any: text and numbers

@@ -23,9 +23,9 @@ from starlette.types import ASGIApp
 
 from tailrace import __version__
 from tailrace.access.principal import caller_of, is_loopback, owner_of
-from tailrace.api.asking import is_from_elsewhere
 from tailrace.api.facts import facts_of
 from tailrace.api.pages import PageFiles
+from tailrace.api.request_headers import is_cross_origin
 from tailrace.api.routes import route
 from tailrace.demo.plain import PlainAnswer, PlainBody
 from tailrace.dialects import View
@@ -169,7 +169,7 @@ class DemoRoutes:
             raise Forbidden("The token of this demo is missing or wrong.", param=TOKEN_HEADER)
         if not is_loopback(caller_of(request.scope)) or any(name in request.headers for name in _FORWARDED):
             raise Forbidden("Only a client on this machine can do this, without a proxy.")
-        if is_from_elsewhere(request):
+        if is_cross_origin(request):
             raise Forbidden("Pages of other origins cannot do this.", param="sec-fetch-site")
 
     def _find(self, name: str | None) -> Served:

@@ -1,4 +1,4 @@
-"""An owner is forgotten: their keys, streams, conversations and records are deleted."""
+"""Deletes an owner: the keys, streams, conversations and records."""
 
 from __future__ import annotations
 
@@ -12,37 +12,36 @@ from tailrace.errors import StreamError
 from tailrace.records.service import Records
 from tailrace.streams import LogStore
 
-__all__ = ["Forgetting"]
+__all__ = ["OwnerDeletion"]
 
-_SEEN_S = 1.0  # by then other servers over the database have seen that a key was revoked
+_PROPAGATION_S = 1.0  # after this time, other servers with the same database know that the keys are revoked
 
 
-class Forgetting:
-    """Deletes what this server and its database have of an owner. Streams of other servers end with their keys, and go
-    when their time is over."""
+class OwnerDeletion:
+    """Deletes an owner from this server and its database. On other servers, streams end with their keys, and are
+    deleted after their retention."""
 
     def __init__(self, records: Records, streams: LogStore, durable: DurableStore) -> None:
         self._records = records
         self._streams = streams
         self._durable = durable
 
-    async def forget(self, owner: str) -> dict[str, int]:
-        """Returns how many there were of each kind. May be repeated, and goes on where it failed.
+    async def delete(self, owner: str) -> dict[str, int]:
+        """Return how many objects of each kind were deleted. After an error it can be called again, and continues.
 
-        Raises: ValueError for an owner that cannot be; StorageError, ModelError, Draining if something could not be
-        deleted.
+        Raises: ValueError for an invalid owner; StorageError, ModelError, Draining if something could not be deleted.
         """
         check_owner(owner)
         revoked = await self._records.threads.run(lambda: self._revoke(owner))
         self._records.keyring.update(revoked)
         num_streams = 0
         for stream_id in self._streams.streams_of(owner):
-            with contextlib.suppress(StreamError):  # it has expired meanwhile
+            with contextlib.suppress(StreamError):  # it may expire meanwhile
                 await self._streams.stop(owner, stream_id)
                 await self._streams.delete(owner, stream_id)
                 num_streams += 1
         num_durable = self._durable.delete_below(owned_key(owner, b""))
-        await asyncio.sleep(_SEEN_S)
+        await asyncio.sleep(_PROPAGATION_S)
         return {
             "streams": num_streams,
             "durable_streams": num_durable,

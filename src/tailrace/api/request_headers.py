@@ -1,0 +1,62 @@
+"""Headers that are read on every wire: the origin of a request, continuity and linger time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+
+from tailrace.errors import RequestError
+from tailrace.types import GenerateRequest
+
+__all__ = ["is_cross_origin", "is_own_address", "may_generate", "with_headers"]
+
+_LINGER = re.compile(r"[0-9]{1,5}", re.ASCII)
+
+
+def is_own_address(text: str, host: str) -> bool:
+    """Return whether a text is a URL of this server. `host` is the Host header."""
+    try:
+        url = urlsplit(text)
+    except ValueError:
+        return False
+    port = {"http": ":80", "https": ":443"}.get(url.scheme)
+    if port is None:
+        return False
+    return url.netloc.rpartition("@")[2].lower().removesuffix(port) == host.lower().removesuffix(port)
+
+
+def is_cross_origin(request: Request) -> bool:
+    """Return whether a page of another origin caused a GET request, for which browsers send no Origin. They send
+    Sec-Fetch-Site, but not to other hosts over plain HTTP; then the Referer counts."""
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site not in ("none", "same-origin")
+    referer = request.headers.get("referer")
+    try:
+        return referer is not None and urlsplit(referer).netloc != request.headers.get("host")
+    except ValueError:  # not a URL
+        return True
+
+
+def may_generate(request: Request) -> bool:
+    """Return whether a request may load a model."""
+    return request.method != "HEAD" and (request.method != "GET" or not is_cross_origin(request))
+
+
+def with_headers(call: GenerateRequest, request: Request) -> GenerateRequest:
+    """Apply the headers X-Tailrace-Continuity and X-Tailrace-Linger to a call. With an Idempotency-Key the default
+    linger time is that of `/v1/streams`, because the client intends to come back. Raises: RequestError."""
+    continuity = request.headers.get("x-tailrace-continuity", "any")
+    if continuity not in ("any", "exact"):
+        raise RequestError("X-Tailrace-Continuity must be any or exact.", param="x-tailrace-continuity")
+    if continuity == "exact":
+        call = replace(call, exact=True)
+    given = request.headers.get("x-tailrace-linger")
+    if given is None:
+        return replace(call, on_disconnect="detach") if "idempotency-key" in request.headers else call
+    if not _LINGER.fullmatch(given) or int(given) > 86_400:
+        raise RequestError("X-Tailrace-Linger must be whole seconds, at most 86400.", param="x-tailrace-linger")
+    return replace(call, on_disconnect="detach", linger_s=float(given))
