@@ -319,7 +319,7 @@ class Generator:
             raise RequestError(f"n must be at most {self.limits.max_n}.", param="n")
         if len(request.prompts) * sampling.n > self.limits.max_choices:
             most = self.limits.max_choices
-            raise RequestError(f"The number of prompts times n must be at most {most}.", param="prompt")
+            raise RequestError(f"A request has at most {most} answers (prompts times n).", param="prompt")
         for token_id, _ in sampling.logit_bias:
             if not 0 <= token_id < self.prompts.tokenizer.vocab_size:
                 raise RequestError("logit_bias has a token id that the model does not have.", param="logit_bias")
