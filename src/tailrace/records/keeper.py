@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from tailrace.conversations.items import Branch, Place
@@ -40,7 +40,8 @@ _THREADS = 4
 class ConversationKeeper(Observer):
     """The conversations of a server, and its stored responses, if `may_keep` returns true.
 
-    `open_store` and `open_kept` block, and raise ModelError if the database cannot be opened.
+    `open_store` and `open_kept` block, and raise ModelError if the database cannot be opened. `on_opened` is awaited
+    after calls on the store, which may have created the database.
     """
 
     def __init__(
@@ -48,10 +49,12 @@ class ConversationKeeper(Observer):
         open_store: Callable[[], ConversationStore],
         open_kept: Callable[[], KeptStreams],
         may_keep: Callable[[], bool],
+        on_opened: Callable[[], Awaitable[None]],
     ) -> None:
         self._open_store = open_store
         self._open_kept = open_kept
         self._may_keep = may_keep
+        self._on_opened = on_opened
         self._threads = DatabaseThreads(_THREADS)
         self._streams: LogStore | None = None
         self._queue: asyncio.Queue[tuple[str, str] | asyncio.Future[None]] = asyncio.Queue()
@@ -65,7 +68,9 @@ class ConversationKeeper(Observer):
         Raises: what the call raises; StorageError if the database is unreachable.
         """
         await self._flush()
-        return await self._in_thread(self._open_store, call)
+        result = await self._in_thread(self._open_store, call)
+        await self._on_opened()
+        return result
 
     async def kept(self, owner: str, stream_id: str) -> StreamLog | None:
         """Return the stream of a stored response, which may have expired in the log store. Raises: StorageError."""

@@ -74,7 +74,9 @@ class Records:
 
     def __init__(self, settings: Settings) -> None:
         self.keyring = Keyring()
-        self.conversations = ConversationKeeper(self._conversations, self._kept_streams, self._keeps_responses)
+        self.conversations = ConversationKeeper(
+            self._conversations, self._kept_streams, self._keeps_responses, self._record_soon
+        )
         self._settings = settings
         self.threads = DatabaseThreads(_THREADS)
         self._opening = threading.Lock()
@@ -202,6 +204,11 @@ class Records:
             )
             await log.begin([served.generator for served in service.models], service.store)
             self._log = log
+
+    async def _record_soon(self) -> None:
+        """Start recording, unless it has started. After a failure, `follow_keys` tries again."""
+        with contextlib.suppress(StorageError, ModelError, OSError):
+            await self._record()
 
     async def _drain(self, stopping: asyncio.Event) -> None:
         """Drain the spool into the database regularly, and once more when the server stops."""

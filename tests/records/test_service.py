@@ -1,0 +1,30 @@
+"""When a server's requests are recorded."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import closing
+from pathlib import Path
+
+from tailrace.generation.service import start_service
+from tailrace.generation.source import find_source
+from tailrace.models import NoProgress
+from tailrace.records.service import Records
+from tailrace.settings import Settings
+
+
+async def test_the_first_conversation_begins_the_recording(tmp_path: Path) -> None:
+    """It creates the database. Its first answer may be over before anybody looks for new keys."""
+    source = find_source("scripted", NoProgress())
+    settings = Settings(database=f"sqlite:///{tmp_path / 'records.sqlite'}", load_s=60.0)
+    with closing(Records(settings)) as records:
+        async with (
+            start_service(source, settings, data_path=tmp_path) as service,
+            records.recording(service, tmp_path),
+            asyncio.TaskGroup() as group,
+        ):
+            keeping = group.create_task(records.conversations.keep())
+            assert service.generator.meter is None
+            await records.conversations.ask(lambda store: store.create("me"))
+            assert service.generator.meter is not None
+            keeping.cancel()
