@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -41,6 +42,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
     skipped = terminalreporter.stats.get("skipped", ())
     if line := told((report.nodeid, report.longrepr[-1]) for report in skipped):  # path, line and reason
         terminalreporter.write_line(line, yellow=True, bold=True)
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays until the end: the collector need not look at it again in each of its rounds."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module")

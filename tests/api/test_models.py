@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from anthropic import Anthropic
+from click.testing import CliRunner
 from tests.api.oracle import Answer
 from tests.api.process import TAILRACE, Server, environment
 from tests.gone import wait_gone
@@ -22,6 +23,7 @@ from tests.lacking import lack
 from tests.waiting import LONG_S, until
 from websockets.sync.client import connect
 
+from tailrace.cli import main
 from tailrace.engines.scripted.engine import CONTROL_TOKENS
 from tailrace.errors import ModelError
 from tailrace.models import NoProgress, resolve
@@ -208,6 +210,7 @@ def smollm2(tmp_path: Path) -> Path:
     return link
 
 
+@pytest.mark.deep
 @pytest.mark.timeout(120)
 def test_one_that_cannot_be_loaded_is_503_and_tried_again(serve: Serve, smollm2: Path) -> None:
     server = serve("scripted", "--model", f"real={smollm2}")
@@ -371,22 +374,16 @@ def test_draining_parks_the_streams_of_all(serve: Serve, tmp_path: Path) -> None
     ],
 )
 def test_what_cannot_be_served_is_one_line(arguments: list[str], word: str) -> None:
-    ran = subprocess.run(
-        [TAILRACE, "serve", "--port", "0", *arguments],
-        capture_output=True, text=True, check=False, timeout=LONG_S, env=environment(),
-    )  # fmt: skip
-    assert ran.returncode == 1
+    ran = CliRunner().invoke(main, ["serve", "--port", "0", *arguments])
+    assert ran.exit_code == 1
     assert ran.stdout == ""
     assert ran.stderr.count("\n") == 1
     assert word in ran.stderr
 
 
 def test_a_setting_of_no_model_is_refused_with_the_models_there_are() -> None:
-    ran = subprocess.run(
-        [TAILRACE, "serve", "--port", "0", "--model", "a=scripted", "--set", "b.threads=2"],
-        capture_output=True, text=True, check=False, timeout=LONG_S, env=environment(),
-    )  # fmt: skip
-    assert (ran.returncode, ran.stdout) == (2, "")
+    ran = CliRunner().invoke(main, ["serve", "--port", "0", "--model", "a=scripted", "--set", "b.threads=2"])
+    assert (ran.exit_code, ran.stdout) == (2, "")
     assert ran.stderr.endswith("tailrace: Invalid value for '--set': there is no model b; the models are a.\n")
 
 

@@ -177,7 +177,12 @@ def test_an_answer_that_was_cut_off_in_its_reasoning_goes_on_there(thinking: Ser
 
 # Somebody dies
 
-_POSITIONS = [4, 8 + 6, 8 + THINKS + 4, MARKERS + THINKS + 6]  # in each marker, in the reasoning, in the text
+# In the first marker, in the reasoning, in the second marker, in the text.
+_FIRST, _REASONING, _SECOND, _TEXT = 4, 8 + 6, 8 + THINKS + 4, MARKERS + THINKS + 6
+
+
+def _deep(*positions: int) -> list[Any]:  # Any: pytest's type of a parameter is private
+    return [pytest.param(position, marks=pytest.mark.deep) for position in positions]
 
 
 def _read(server: Server, num_events: int) -> tuple[str, bytes]:
@@ -205,7 +210,7 @@ def check(server: Server, stream_id: str, first: bytes, seen: int) -> None:
     assert end["usage"]["completion_tokens_details"] == {"reasoning_tokens": NUM_REASONING}
 
 
-@pytest.mark.parametrize("seen", _POSITIONS)
+@pytest.mark.parametrize("seen", [_FIRST, _REASONING, *_deep(_SECOND, _TEXT)])
 def test_the_engine_is_killed(seen: int, serve: Callable[..., Server]) -> None:
     server = serve(PACED)
     stream_id, first = _read(server, seen)
@@ -213,7 +218,7 @@ def test_the_engine_is_killed(seen: int, serve: Callable[..., Server]) -> None:
     check(server, stream_id, first, seen)
 
 
-@pytest.mark.parametrize("seen", _POSITIONS)
+@pytest.mark.parametrize("seen", [_SECOND, *_deep(_FIRST, _REASONING, _TEXT)])
 def test_the_server_is_killed(seen: int, tmp_path: Path) -> None:
     with contextlib.closing(Server(PACED, "--data-dir", str(tmp_path))) as server:
         stream_id, first = _read(server.wait_ready(), seen)

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import pytest
 from click.testing import CliRunner
 from tests.waiting import LONG_S
 
@@ -43,6 +44,7 @@ def test_the_scripted_engine_is_exact_and_its_certificate_is_kept(tmp_path: Path
     assert "killed" not in done.stderr
 
 
+@pytest.mark.deep
 def test_one_that_drifts_is_not_exact_and_it_is_said_how_often(tmp_path: Path) -> None:
     done = _certify(tmp_path, "scripted:drift=300,tokens_per_s=400", "--runs", "11")
     assert re.fullmatch(r"not exact: [1-9][0-9]* of 11 \(replays differ\)", done.stdout.splitlines()[-1])

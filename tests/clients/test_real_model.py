@@ -143,15 +143,23 @@ CHAT = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0}
     ("path", "body", "tools"),
     [
         ("/v1/chat/completions", CHAT, [TOOL]),
-        ("/v1/responses", {"input": MESSAGES, "max_output_tokens": 12, "temperature": 0}, [{**TOOL, **WEATHER}]),
-        ("/v1/messages", {**CHAT, "model": "default"}, [{"name": "get_weather", "input_schema": {"type": "object"}}]),
-        (
+        pytest.param(
+            "/v1/responses", {"input": MESSAGES, "max_output_tokens": 12, "temperature": 0}, [{**TOOL, **WEATHER}],
+            marks=pytest.mark.deep,
+        ),
+        pytest.param(
+            "/v1/messages", {**CHAT, "model": "default"}, [{"name": "get_weather", "input_schema": {"type": "object"}}],
+            marks=pytest.mark.deep,
+        ),
+        pytest.param(
             "/api/chat",
             {**CHAT, "model": "default", "stream": False, "options": {"temperature": 0, "num_predict": 12}},
             [TOOL],
+            marks=pytest.mark.deep,
         ),
     ],
-)
+    ids=["openai", "responses", "anthropic", "ollama"],
+)  # fmt: skip
 def test_tools_that_nobody_asked_to_call_change_nothing(
     model: Server, path: str, body: dict[str, Any], tools: list[Any]
 ) -> None:
@@ -173,21 +181,20 @@ def _said(answer: Any) -> str:  # Any: JSON of four wires
 
 def test_a_call_that_must_be_made_is_made(model: Server) -> None:
     forced = {"messages": QUESTION, "temperature": 0, "max_tokens": 100, "tools": [TOOL]}
-    for choice in ("required", {"type": "function", "function": {"name": "get_weather"}}):
-        message = model.post("/v1/chat/completions", {**forced, "tool_choice": choice}).json()["choices"][0]["message"]
-        (call,) = message["tool_calls"]
-        assert call["function"]["name"] == "get_weather"
-        assert json.loads(call["function"]["arguments"])["city"] in ("Bonn", "Paris")
+    chosen = {"type": "function", "function": {"name": "get_weather"}}
+    message = model.post("/v1/chat/completions", {**forced, "tool_choice": chosen}).json()["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    assert call["function"]["name"] == "get_weather"
+    assert json.loads(call["function"]["arguments"])["city"] in ("Bonn", "Paris")
     body = {"input": QUESTION, "tools": [{"type": "function", **WEATHER}], "tool_choice": "required"}
     (item,) = model.post("/v1/responses", {**body, "temperature": 0}).json()["output"]
     assert (item["type"], item["name"]) == ("function_call", "get_weather")
     assert json.loads(item["arguments"])["city"] in ("Bonn", "Paris")
     tools = [{"name": "get_weather", "input_schema": WEATHER["parameters"]}]
-    for chosen in ({"type": "any"}, {"type": "tool", "name": "get_weather", "disable_parallel_tool_use": True}):
-        body = {"model": "default", "max_tokens": 100, "temperature": 0, "messages": QUESTION, "tools": tools}
-        (block,) = model.post("/v1/messages", {**body, "tool_choice": chosen}).json()["content"]
-        assert (block["type"], block["name"]) == ("tool_use", "get_weather")
-        assert block["input"]["city"] in ("Bonn", "Paris")
+    body = {"model": "default", "max_tokens": 100, "temperature": 0, "messages": QUESTION, "tools": tools}
+    (block,) = model.post("/v1/messages", {**body, "tool_choice": {"type": "any"}}).json()["content"]
+    assert (block["type"], block["name"]) == ("tool_use", "get_weather")
+    assert block["input"]["city"] in ("Bonn", "Paris")
 
 
 def test_a_chat_goes_on_behind_the_result_of_a_call(model: Server) -> None:
@@ -206,7 +213,7 @@ _CHAT: dict[str, Any] = {"messages": MESSAGES, "max_tokens": 60, "temperature": 
 _NOT_FOR_ENGINES = ["a\0b", "\0", "[\0]", ".*z.{13}", "[ab]*a[ab]{16}", ".*a.{10}", "(.*a.{20}|.*b.{19})c"]
 
 
-def _doors(pattern: str) -> Iterator[dict[str, Any]]:  # Any: JSON
+def _places(pattern: str) -> Iterator[dict[str, Any]]:  # Any: JSON
     """All places of a chat in which a pattern may stand."""
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]}
     yield {"guided_regex": pattern}
@@ -222,17 +229,19 @@ def test_patterns_that_engines_die_of_are_refused(model: Server) -> None:
     with model.wire() as wire:
         wire.send("POST", "/v1/completions", {**GREEDY, "max_tokens": 200, "stream": True})
         assert wire.head() == 200
-        for pattern in _NOT_FOR_ENGINES:
-            for door in _doors(pattern):
-                answer = model.post("/v1/chat/completions", {**_CHAT, **door})
-                assert answer.status_code == 400, (pattern, door, answer.text)
-                assert json.dumps(pattern)[1:-1] not in answer.text
-        for door in ({"guided_choice": ["a\0b"]}, {"structured_outputs": {"choice": ["\0"]}}):
-            assert model.post("/v1/chat/completions", {**_CHAT, **door}).status_code == 400
+        for number, pattern in enumerate(_NOT_FOR_ENGINES):
+            places = list(_places(pattern))
+            body = places[number % len(places)]
+            answer = model.post("/v1/chat/completions", {**_CHAT, **body})
+            assert answer.status_code == 400, (pattern, body, answer.text)
+            assert json.dumps(pattern)[1:-1] not in answer.text
+        for body in ({"guided_choice": ["a\0b"]}, {"structured_outputs": {"choice": ["\0"]}}):
+            assert model.post("/v1/chat/completions", {**_CHAT, **body}).status_code == 400
         assert wire.body().endswith(b"data: [DONE]\n\n")
     assert model.worker().pid == worker
 
 
+@pytest.mark.deep
 def test_patterns_that_the_library_reads_in_many_ways_are_answered(model: Server) -> None:
     for pattern in (r"(\w+\s?)+\.", "([^,]*,?)*;", "((a|b)*(a|b)*)*c"):
         choice = model.post("/v1/chat/completions", {**_CHAT, "guided_regex": pattern}).json()["choices"][0]
@@ -241,6 +250,7 @@ def test_patterns_that_the_library_reads_in_many_ways_are_answered(model: Server
             assert re.fullmatch(pattern, choice["message"]["content"], re.ASCII)
 
 
+@pytest.mark.deep
 def test_json_does_not_end_in_white_space(model: Server) -> None:
     """Small models like white space, and had nothing but that until `max_tokens`."""
     river = {

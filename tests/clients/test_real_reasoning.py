@@ -52,6 +52,7 @@ def test_a_grammar_has_it_think(model: Server) -> None:
     assert sum(map(bool, thoughts)) > 3  # as it comes
 
 
+@pytest.mark.deep
 def test_a_grammar_is_for_the_answer_where_the_template_has_opened_reasoning(model: Server) -> None:
     answer = model.post("/v1/chat/completions", OPENED | {"guided_regex": "[a-z]{3,9} [a-z]{3,9}"}).json()
     message = answer["choices"][0]["message"]
@@ -80,6 +81,7 @@ def test_the_engine_dies_while_it_thinks(model: Server, undisturbed: bytes) -> N
     assert joined(_bodies(model, stream_id, first, 12)) == joined(undisturbed)
 
 
+@pytest.mark.deep
 def test_the_server_dies_while_it_thinks(smollm2_thinking: Path, undisturbed: bytes, tmp_path: Path) -> None:
     with contextlib.closing(Server(str(smollm2_thinking), "--data-dir", str(tmp_path))) as server:
         stream_id, first = _begin(server.wait_ready(timeout_s=500), 12)
@@ -90,6 +92,7 @@ def test_the_server_dies_while_it_thinks(smollm2_thinking: Path, undisturbed: by
     assert joined(body) == joined(undisturbed)
 
 
+@pytest.mark.deep
 def test_reasoning_that_was_cut_off_goes_on(model: Server, undisturbed: bytes) -> None:
     whole, _ = joined(undisturbed)
     cut = model.post("/v1/chat/completions", OPENED | {"max_tokens": 15}).json()["choices"][0]["message"]

@@ -97,6 +97,7 @@ def test_grammar_is_obeyed(engine: Shared, card: ModelCard, chat: Callable[[str]
     assert max(len(delta.token_ids) for delta in said) > 1
 
 
+@pytest.mark.deep
 def test_a_seed_repeats_its_answer(engine: Shared, chat: Callable[[str], tuple[int, ...]]) -> None:
     prompt = chat(f"Repeat this text word for word: {TEXT}")
     first, again, other = (

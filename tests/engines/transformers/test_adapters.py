@@ -8,19 +8,27 @@ import msgspec
 import pytest
 from tests.engines.lora import answer, random_pairs, save
 
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
-
-from tailrace.engines import EngineSpec, load_engine  # noqa: E402
-from tailrace.engines.adapters import read_adapter  # noqa: E402
-from tailrace.engines.transformers.adapters import merge  # noqa: E402
-from tailrace.errors import ModelError  # noqa: E402
+from tailrace.engines import EngineSpec, load_engine
+from tailrace.engines.adapters import read_adapter
+from tailrace.errors import ModelError
 
 SHAPES = {"transformer.h.0.attn.c_attn": (96, 32), "transformer.h.1.mlp.c_fc": (128, 32), "lm_head": (320, 32)}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _libraries() -> None:
+    """Not where tests are collected, which each process does: the import takes seconds."""
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+
+
 def test_it_is_the_branch_beside_the_layer(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
     """GPT-2 keeps some of its weights on their side, and its last layer is the embedding too, which stays."""
+    import torch
+    import transformers
+
+    from tailrace.engines.transformers.adapters import merge
+
     pairs = random_pairs(SHAPES, 0.5)
     adapter = read_adapter(str(save(tmp_path / "adapter", pairs)), 1.0)
     plain, merged = (transformers.AutoModelForCausalLM.from_pretrained(tiny_gpt2_dir) for _ in range(2))
