@@ -6,7 +6,7 @@ import asyncio
 from contextlib import closing
 from pathlib import Path
 
-from tailrace.generation.service import start_service
+from tailrace.generation.service import Service, start_service
 from tailrace.generation.source import find_source
 from tailrace.models import NoProgress
 from tailrace.records.service import Records
@@ -16,6 +16,10 @@ from tailrace.settings import Settings
 async def test_the_first_conversation_begins_the_recording(tmp_path: Path) -> None:
     """It creates the database. Its first answer may be over before anybody looks for new keys."""
     source = find_source("scripted", NoProgress())
+
+    def is_recorded(service: Service) -> bool:
+        return service.generator.meter is not None
+
     settings = Settings(database=f"sqlite:///{tmp_path / 'records.sqlite'}", load_s=60.0)
     with closing(Records(settings)) as records:
         async with (
@@ -24,7 +28,7 @@ async def test_the_first_conversation_begins_the_recording(tmp_path: Path) -> No
             asyncio.TaskGroup() as group,
         ):
             keeping = group.create_task(records.conversations.keep())
-            assert service.generator.meter is None
+            assert not is_recorded(service)
             await records.conversations.ask(lambda store: store.create("me"))
-            assert service.generator.meter is not None
+            assert is_recorded(service)
             keeping.cancel()
