@@ -12,6 +12,7 @@ from typing import Any
 
 _HOST_NAME = re.compile(r"[^\s/:@?#\[\]*]+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,*]+", re.IGNORECASE)
+_METRIC_FAMILIES = ("tgi", "vllm")
 
 __all__ = ["Setting", "Settings", "settings_table"]
 
@@ -229,7 +230,10 @@ class Settings:
     )
     log_format: str = _setting("text", "Log lines as text, or as one JSON object per line.", choices=("text", "json"))
     access_log: bool = _setting(False, "Log one line per finished request, without prompts and answers.")
-
+    metrics_as: str = _setting(
+        "tgi", "Metric names of other servers beside tailrace's own at /metrics: tgi, vllm or vllm,tgi."
+    )
+    public_metrics: bool = _setting(False, "Show /metrics without a key: endpoint pickers and some scrapers send none.")
     audit_log: str = _setting(
         "",
         "File for the audit log: a line of JSON for each created or changed key, each failed authentication or "
@@ -241,6 +245,9 @@ class Settings:
         """Raises: ValueError for settings that contradict each other, and invalid hosts or origins."""
         if self.prompt_template and "{prompt}" not in self.prompt_template:
             raise ValueError("--prompt-template must contain {prompt}.")
+        for name in filter(None, map(str.strip, self.metrics_as.split(","))):
+            if name not in _METRIC_FAMILIES:
+                raise ValueError(f"--metrics-as takes {' and '.join(_METRIC_FAMILIES)}, separated by commas.")
         if (self.tls_key or self.tls_client_ca) and not self.tls_cert:
             raise ValueError("--tls-key and --tls-client-ca need --tls-cert.")
         if self.adapter_scale != 1.0 and not self.adapter:

@@ -11,7 +11,8 @@ import pytest
 from starlette.routing import Route, WebSocketRoute
 from tests.api.keyed import House, serving_with_keys
 
-from tailrace.api.lifecycle import PUBLIC, build_routes
+from tailrace.api.lifecycle import PUBLIC, build_app, build_routes
+from tailrace.settings import Settings
 
 _PROMPT = {"prompt": "Mine.", "seed": 1}
 _CHAT = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
@@ -231,3 +232,14 @@ async def test_what_is_small_has_a_small_body(path: str, tmp_path: Path) -> None
 async def _in_pieces() -> AsyncIterator[bytes]:
     for _ in range(2**16 + 1):
         yield b" "
+
+
+async def test_metrics_can_be_public(tmp_path: Path) -> None:
+    async with serving_with_keys(tmp_path) as house:
+        house.key()
+        async with house.client() as client:
+            assert (await client.get("/metrics")).status_code == 401
+        house.app = build_app(house.service.models, house.service.durable, Settings(public_metrics=True), house.records)
+        async with house.client() as client:
+            assert "tailrace_ready 1.0" in (await client.get("/metrics")).text
+            assert (await client.get("/v1/models")).status_code == 401

@@ -32,6 +32,9 @@ GAUGES = (
     "tgi_request_success",
     "tgi_queue_size",
     "tgi_batch_current_size",
+    "tailrace_requests_waiting",
+    "tailrace_requests_running",
+    "tailrace_kv_cache_usage",
     "tailrace_streams",
     "tailrace_ready",
 )
@@ -170,6 +173,8 @@ def test_queue_and_batch_and_who_finds_no_place(narrow: Server) -> None:
     first, second = (narrow.create({"prompt": "Long.", "max_tokens": 3000}) for _ in range(2))
     found = scrape(narrow)
     assert (found["tgi_queue_size"], found["tgi_batch_current_size"]) == (1, 1)
+    assert (found["tailrace_requests_waiting"], found["tailrace_requests_running"]) == (1, 1)
+    assert 3000 / 65_536 < found["tailrace_kv_cache_usage"] < 3100 / 65_536
     with ThreadPoolExecutor(2) as pool:
         assert [answer.status_code for answer in pool.map(lambda _: narrow.post("/generate", TGI), range(2))] == [
             429
@@ -245,3 +250,42 @@ def test_looking_is_not_counted(server: Server) -> None:
         assert server.http.get(path).status_code == 200
     assert server.http.post("/metrics").status_code == 405
     assert grown(before, scrape(server)) == {}
+
+
+_OF_MODEL = "engine=0,model_name=scripted"
+
+
+def test_names_of_vllm() -> None:
+    """Those that llm-d's endpoint picker and autoscalers read, and the times that dashboards show."""
+    flags = ("--max-sequences", "1", "--metrics-as", "vllm", "--kv-tokens", "8192")
+    with contextlib.closing(Server("scripted:tokens_per_s=50", *flags)) as server:
+        server.wait_ready()
+        found = scrape(server)
+        assert not [name for name in found if name.startswith("tgi_")]
+        assert found["vllm:cache_config_info{block_size=1,engine=0,model_name=scripted,num_gpu_blocks=8192}"] == 1
+        for name in ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc", "generation_tokens_total"):
+            assert found[f"vllm:{name}{{{_OF_MODEL}}}"] == 0
+        assert server.post("/generate", TGI).status_code == 200
+        streams = [server.create({"prompt": "Long.", "max_tokens": 3000}) for _ in range(2)]
+        found = scrape(server)
+        running, waiting = (found[f"vllm:num_requests_{state}{{{_OF_MODEL}}}"] for state in ("running", "waiting"))
+        assert (running, waiting) == (1, 1)
+        assert 3000 / 8192 < found[f"vllm:kv_cache_usage_perc{{{_OF_MODEL}}}"] < 3100 / 8192
+        assert found[f"vllm:generation_tokens_total{{{_OF_MODEL}}}"] == 12
+        assert found[f"vllm:prompt_tokens_total{{{_OF_MODEL}}}"] == 18
+        for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_inference_time"):
+            assert found[f"vllm:{name}_seconds_count{{{_OF_MODEL}}}"] == 1
+        assert found["vllm:e2e_request_latency_seconds_bucket{engine=0,le=+Inf,model_name=scripted}"] == 1
+        for stream in streams:
+            server.post(f"/v1/streams/{stream}/cancel", {})
+
+
+def test_vllms_names_of_several_models() -> None:
+    flags = ("--model", "two=scripted", "--load", "all", "--metrics-as", "vllm,tgi")
+    with contextlib.closing(Server("--model=one=scripted", *flags)) as server:
+        server.wait_ready()
+        found = scrape(server)
+        for model in ("one", "two"):
+            assert found[f"vllm:num_requests_running{{engine=0,model_name={model}}}"] == 0
+            assert found[f"vllm:e2e_request_latency_seconds_count{{engine=0,model_name={model}}}"] == 0
+            assert found[f"tgi_queue_size{{model={model}}}"] == 0

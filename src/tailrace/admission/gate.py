@@ -57,9 +57,9 @@ class Gate:
 
     def __init__(self, *, max_requests: int = 128) -> None:
         self._max_requests = max_requests
-        self._capacity_tokens = 0
+        self.capacity_tokens = 0
         self._capacity_sequences = 0
-        self._block_tokens = 1
+        self.block_tokens = 1
         self.used_tokens = 0
         self.used_sequences = 0
         self._is_open = False
@@ -83,6 +83,11 @@ class Gate:
         return self._num_running
 
     @property
+    def kv_usage(self) -> float:
+        """Return the share of the KV cache that running requests have reserved, 0 to 1."""
+        return self.used_tokens / self.capacity_tokens if self.capacity_tokens else 0.0
+
+    @property
     def total_lost_s(self) -> float:
         """Return the total time in which the engine was down or replayed sequences."""
         return self._total_lost_s + (time.monotonic() - self._lost_s if self._lost_s is not None else 0.0)
@@ -93,9 +98,9 @@ class Gate:
 
     def open(self, *, capacity_tokens: int, capacity_sequences: int, block_tokens: int) -> None:
         """An engine with this capacity is ready. Call `caught_up` when its replays are done."""
-        self._capacity_tokens = capacity_tokens
+        self.capacity_tokens = capacity_tokens
         self._capacity_sequences = capacity_sequences
-        self._block_tokens = block_tokens
+        self.block_tokens = block_tokens
         self._is_open = True
         if isinstance(self._refusal, EngineLost):
             self._refusal = None
@@ -152,12 +157,12 @@ class Gate:
     def demand(self, num_prompt_tokens: int, max_tokens: int, num_sequences: int) -> int:
         """Return how many tokens a request needs. Raises: ContextLengthExceeded, RequestError if it can never run."""
         # Memory is allocated in blocks, and the last block of a sequence is partly empty.
-        block = self._block_tokens
+        block = self.block_tokens
         num_blocks = -(-(num_prompt_tokens + max_tokens) // block) + (block > 1)
         num_tokens = num_sequences * num_blocks * block
-        if self._capacity_tokens:
-            if num_tokens > self._capacity_tokens:
-                limit = self._capacity_tokens // num_sequences
+        if self.capacity_tokens:
+            if num_tokens > self.capacity_tokens:
+                limit = self.capacity_tokens // num_sequences
                 raise ContextLengthExceeded(num_prompt_tokens, limit, max_tokens=max_tokens)
             if num_sequences > self._capacity_sequences:
                 raise RequestError(f"n must be at most {self._capacity_sequences} here.", param="n")
@@ -241,7 +246,7 @@ class Gate:
         self._is_admitting = True
         try:
             while self._is_open and (ticket := self._next()) is not None:
-                if self.used_tokens + ticket.num_tokens > self._capacity_tokens:
+                if self.used_tokens + ticket.num_tokens > self.capacity_tokens:
                     break
                 if self.used_sequences + ticket.num_sequences > self._capacity_sequences:
                     break

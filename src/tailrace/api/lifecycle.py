@@ -64,7 +64,8 @@ def build_routes(
     own_routes: Sequence[BaseRoute] = (),
 ) -> list[BaseRoute]:
     """Return all routes. `own_routes` come first."""
-    metrics = Metrics(*(served.generator for served in models))
+    families = [name.strip() for name in settings.metrics_as.split(",")]
+    metrics = Metrics(*(served.generator for served in models), families=families)
     bodies = BodyBudget(settings)
     conversations = records.conversations if records is not None else None
     routes = Routes(models, settings, metrics, bodies, conversations)
@@ -97,7 +98,8 @@ def build_app(
     if settings.audit_log:
         for served in models:
             served.generator.observers.add(StreamAudit())
-    app = let_origins_read(Edge(router, settings, keyring, public=PUBLIC, headers=_HEADERS), settings)
+    public = (*PUBLIC, "/metrics") if settings.public_metrics else PUBLIC
+    app = let_origins_read(Edge(router, settings, keyring, public=public, headers=_HEADERS), settings)
     return AccessLog(app, models.first.generator.store) if settings.access_log else app
 
 

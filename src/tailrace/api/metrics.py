@@ -1,9 +1,9 @@
-"""`/metrics`: metrics for Prometheus, with the names and units of TGI, so that TGI's dashboards work. Others, such as
-`tailrace_time_to_first_token_seconds`, are added."""
+"""`/metrics`: metrics for Prometheus, with names of our own, and with the names and units of TGI and vLLM, so that
+their dashboards work."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram, disable_creat
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from starlette.responses import Response
 
+from tailrace.api.vllm_metrics import VllmMetrics
 from tailrace.dialects.wire import failure_of
 from tailrace.errors import AdmissionError, EngineError, RequestError, TailraceError
 from tailrace.generation import Generator, Observer, Times
@@ -21,6 +22,13 @@ __all__ = ["Metrics"]
 
 _Metric = TypeVar("_Metric", Gauge, Histogram)
 _STATES: tuple[tuple[str, str, Callable[[Generator], float]], ...] = (
+    ("tailrace_requests_waiting", "Requests in the queue.", lambda generator: generator.gate.num_waiting),
+    ("tailrace_requests_running", "Requests on the engine.", lambda generator: generator.gate.num_running),
+    (
+        "tailrace_kv_cache_usage",
+        "Share of the KV cache that running requests have reserved, 0 to 1.",
+        lambda generator: generator.gate.kv_usage,
+    ),
     ("tgi_queue_size", "Requests in the queue.", lambda generator: generator.gate.num_waiting),
     ("tgi_batch_current_size", "Requests on the engine.", lambda generator: generator.gate.num_running),
     ("tailrace_engine_restarts", "Engines that were lost and replaced.", lambda generator: generator.num_restarts),
@@ -32,12 +40,14 @@ _TOKENS = tuple(float(2**power) for power in range(18))
 
 
 class Metrics(Observer):
-    """The metrics of all generators. With several models, each metric has the label `model`."""
+    """The metrics of all generators. With several models, each metric has the label `model`. `families` are the names
+    that are added to our own: tgi, vllm."""
 
-    def __init__(self, *generators: Generator) -> None:
+    def __init__(self, *generators: Generator, families: Collection[str] = ("tgi",)) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # the library does not annotate it
         self._registry = CollectorRegistry()
         self._has_several = len(generators) > 1
+        self._hidden = () if "tgi" in families else ("tgi_",)
         # Counters as gauges: the library would add `_total` to a counter's name, which TGI does not have.
         self._count = self._gauge("tgi_request_count", "Requests for a generation.")
         self._success = self._gauge("tgi_request_success", "Completed generations.")
@@ -61,6 +71,14 @@ class Metrics(Observer):
             "continuity",
         )
         self._add_states(generators)
+        if "vllm" in families:
+            histograms = {
+                "vllm:time_to_first_token_seconds": self._first,
+                "vllm:e2e_request_latency_seconds": self._durations[""],
+                "vllm:request_queue_time_seconds": self._durations["queue_"],
+                "vllm:request_inference_time_seconds": self._durations["inference_"],
+            }
+            self._registry.register(VllmMetrics(generators, histograms, prompts=self._input, answers=self._generated))
 
     def _add_states(self, generators: Sequence[Generator]) -> None:
         store = generators[0].store
@@ -115,10 +133,13 @@ class Metrics(Observer):
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
-        return Gauge(name, text, self._labels(*labels), registry=self._registry)
+        return Gauge(name, text, self._labels(*labels), registry=self._registry_of(name))
 
     def _histogram(self, name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
-        return Histogram(name, text, self._labels(), buckets=bounds, registry=self._registry)
+        return Histogram(name, text, self._labels(), buckets=bounds, registry=self._registry_of(name))
+
+    def _registry_of(self, name: str) -> CollectorRegistry | None:
+        return None if name.startswith(self._hidden) else self._registry
 
     def _labels(self, *labels: str) -> list[str]:
         return [*labels, "model"] if self._has_several else list(labels)
