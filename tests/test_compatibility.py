@@ -105,7 +105,7 @@ def _operations(api: Api) -> list[tuple[Wire, Operation]]:
 
 def _door(api: Api, query: JsonBody) -> tuple[Wire, Operation]:
     """Return the operation that the server would choose."""
-    found = sorted(_operations(api), key=lambda entry: not entry[1].is_particular)
+    found = sorted(_operations(api), key=lambda entry: not entry[1].is_conditional)
     return next(entry for entry in found if is_meant(entry[1], QueryParams(query), api.headers))
 
 

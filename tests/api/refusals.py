@@ -89,7 +89,7 @@ class Endpoint:
 
     @property
     def name(self) -> str:
-        return f"{self.operation.method} {self.operation.path}{'?' if self.operation.is_particular else ''}"
+        return f"{self.operation.method} {self.operation.path}{'?' if self.operation.is_conditional else ''}"
 
     @property
     def path(self) -> str:

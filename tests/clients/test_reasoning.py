@@ -255,7 +255,7 @@ def test_ollama_can_be_told_not_to_think(ollama: Client) -> None:
 def test_what_ollama_can_do_is_told(ollama: Client, server: Server) -> None:
     assert ollama.show("scripted").capabilities == ["completion", "thinking"]
     asked = [{"role": "user", "content": PROMPT}]
-    with pytest.raises(ResponseError, match="knows no degrees"):
+    with pytest.raises(ResponseError, match="no levels of thinking"):
         ollama.chat("scripted", asked, think="high")
     with pytest.raises(ResponseError, match="chat template"):
         ollama.generate("scripted", PROMPT, raw=True, think=True)

@@ -207,7 +207,7 @@ def test_structured_output() -> None:
     wanted = {"type": "object", "properties": {"a": {"type": "integer"}}}
     asks = {"output_config": {"format": {"type": "json_schema", "schema": wanted}}}
     assert schema(sampling(asks).grammar) == wanted
-    with pytest.raises(RequestError, match="exclude"):
+    with pytest.raises(RequestError, match="cannot be used with tools"):
         call_of({**asks, "tools": [LOOK]})
 
 

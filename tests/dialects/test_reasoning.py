@@ -151,7 +151,7 @@ def test_what_ollama_would_refuse(think: object) -> None:
 def test_a_model_that_does_not_think_is_not_asked_to() -> None:
     with pytest.raises(UnsupportedParameter, match="think"):
         _ollama({"think": True}, UNABLE)
-    with pytest.raises(UnsupportedParameter, match="degrees"):
+    with pytest.raises(UnsupportedParameter, match="levels"):
         _ollama({"think": "low"}, FIXED)
     with pytest.raises(UnsupportedParameter, match="thinking"):
         _anthropic({"thinking": {"type": "enabled", "budget_tokens": 1024}}, UNABLE)

@@ -20,7 +20,7 @@ from tests.dialects.transcripts import GOLDEN, MEMOS, STREAMS, facts, facts_for
 
 from tailrace.dialects import GenerateCall, StreamFacts, responses
 from tailrace.dialects.bodies import JsonBody
-from tailrace.dialects.responses_events import ResponsesEncoder, ResponsesView, spoken
+from tailrace.dialects.responses_events import ResponsesEncoder, ResponsesView, answer_message
 from tailrace.errors import EngineError, RequestError, SeqOutOfRange, TailraceError, UnknownStream, UnsupportedParameter
 from tailrace.types import End, Event, GenerateRequest, Message, Sampling, TextDelta, ToolCall, Usage
 
@@ -527,10 +527,10 @@ def test_every_token_of_the_text_has_its_logprob_once() -> None:
 
 
 def test_what_was_spoken() -> None:
-    assert spoken(facts_of({"tools": [LOOK]}), said("a", CALL, "b")) == Message(
+    assert answer_message(facts_of({"tools": [LOOK]}), said("a", CALL, "b")) == Message(
         "assistant", "ab", (ToolCall(f"call_{facts().stream_id}_1", "look", '{"a": 1}'),)
     )
-    assert spoken(facts_of({}), []) == Message("assistant", "")
+    assert answer_message(facts_of({}), []) == Message("assistant", "")
 
 
 pieces = st.sampled_from(

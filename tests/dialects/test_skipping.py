@@ -14,7 +14,7 @@ from tests.dialects.transcripts import MEMOS, STREAMS, VIEWS, facts
 
 from tailrace.dialects import cumulative, responses_events
 from tailrace.dialects.bodies import quote, to_json
-from tailrace.dialects.responses_events import ResponsesEncoder, ResponsesView, spoken
+from tailrace.dialects.responses_events import ResponsesEncoder, ResponsesView, answer_message
 from tailrace.dialects.wire import CumulativeEncoder, Encoder
 from tailrace.types import End, Event, TextDelta, Usage
 
@@ -127,7 +127,7 @@ def test_only_what_is_given_out_is_rendered(name: str, rendered: list[int]) -> N
     body = ResponsesEncoder(known, ResponsesView()).whole(LONG)
     assert rendered == [len(body)]
     rendered.clear()
-    assert spoken(known, LONG).content or name == "responses_forced"
+    assert answer_message(known, LONG).content or name == "responses_forced"
     assert rendered == []
     shown = rest(ResponsesEncoder(known, ResponsesView()), LONG, 0).count(b"\n\n")
     assert len(rendered) == shown

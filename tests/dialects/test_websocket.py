@@ -217,7 +217,7 @@ def test_a_refusal_is_the_error_of_http() -> None:
 
 
 def test_a_close_reason_is_cut_between_characters() -> None:
-    assert Close.saying(1008, "🌊" * 50).reason == "🌊" * 30
+    assert Close.with_reason(1008, "🌊" * 50).reason == "🌊" * 30
 
 
 def test_the_page_names_every_frame_and_every_code() -> None:

@@ -42,7 +42,7 @@ from tailrace.dialects.wire import (
     Reply,
     Show,
     View,
-    in_the_wires_words,
+    with_wire_names,
 )
 from tailrace.errors import (
     Forbidden,
@@ -133,7 +133,7 @@ class Routes:
         return JsonAnswer(document())
 
     def _handler(self, shared: Sequence[tuple[Wire, Operation]]) -> Handler:
-        candidates = sorted(shared, key=lambda entry: not entry[1].is_particular)
+        candidates = sorted(shared, key=lambda entry: not entry[1].is_conditional)
         headers = {one.only_with_header for _, one in shared if one.only_with_header is not None}
         vary = {"vary": ", ".join(sorted(headers))} if headers else {}
         return partial(self._answer, candidates, vary)
@@ -238,7 +238,7 @@ class Routes:
                 else:
                     log = await self._create(parsed, generation, served.generator)
             except UnsupportedParameter as error:
-                raise in_the_wires_words(error, wire, parsed) from None
+                raise with_wire_names(error, wire, parsed) from None
             facts = facts_of(served, log)
             if not facts.prompts:  # an Idempotency-Key found an ended stream
                 prompts = await served.generator.prompts.encode(call.request)

@@ -1,10 +1,9 @@
-"""Dialects: one file a wire, each a pure translation between its bytes and our vocabulary.
+"""Dialects: each wire translates between its bytes and tailrace's types.
 
 The room's law: no await, no clock, no state shared between streams. A wire is a table of operations (`wire.py`):
 `parse` turns a request into a `GenerateCall`, the call's `View` opens an encoder for one stream, and the encoder turns
-events into bytes. What a wire must look like stands in the tests' golden files. A wire is served when it stands in
-`WIRES`, or when another package has it under the entry point `tailrace.wires`. Authors of such wires find here what
-they need (docs/extending.md).
+events into bytes. The tests' golden files have the exact bytes. The server serves the wires in `WIRES`, and those of
+other packages under the entry point `tailrace.wires`. This module exports what their authors need (docs/extending.md).
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ __all__ = [
 
 WIRES_GROUP = "tailrace.wires"  # of entry points
 
-# The first is the house's own: it answers where no other wire is meant.
+# The first one, tailrace's own, answers errors on paths of no wire.
 WIRES: tuple[Wire, ...] = (
     native.WIRE,
     openai.WIRE,

@@ -1,4 +1,4 @@
-"""What the answers of several wires have in common: views, refusals, health, and tokens with their logprobs."""
+"""Parts of answers that several wires share: views, refusals, health, and tokens with their logprobs."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = [
     "tokens_of",
 ]
 
-_LEAST = -9999.0
+_MIN_LOGPROB = -9999.0
 
 
 class EventStreamView:
-    """Server-sent events, a comment now and then where nothing else is sent, and no word for who is to come back."""
+    """Server-sent events, with a comment as heartbeat and without a farewell."""
 
     __slots__ = ()
 
@@ -40,19 +40,19 @@ class EventStreamView:
 
 @dataclass(frozen=True, slots=True)
 class ToolsView(EventStreamView):
-    """The same, where the model may call tools, or is forced to call one."""
+    """Server-sent events of a model that may call tools, or must call one."""
 
     reads_tools: bool = False
     forced_tool: bool = False
     single_call: bool = False
 
     def reader(self) -> ToolCallReader | None:
-        """What finds the calls in a choice's text, where there may be any."""
+        """Return a reader of the tool calls in a choice; None without tools."""
         return ToolCallReader(forced=self.forced_tool, single=self.single_call) if self.reads_tools else None
 
 
 def refused(message: str) -> Show:
-    """An operation that the API has, and this server has not."""
+    """Return an operation of the API that this server does not support."""
 
     def refuse(request: ParsedRequest) -> Reply:
         raise UnsupportedOperation(message)
@@ -71,12 +71,12 @@ def show_live(request: ParsedRequest) -> Reply:
 
 
 def readiness(server: ServerFacts, fields: JsonBody) -> Reply:
-    """Whether requests are taken, in the words of a wire; the status says it, too."""
+    """Answer with these fields; the status says whether requests are accepted."""
     return Reply(to_json(fields)) if server.is_ready else Reply(to_json(fields), 503, retry_after_s=1.0)
 
 
 def logprobs_json(vocabulary: TokenVocabulary, delta: TextDelta) -> list[JsonBody]:
-    """The tokens of an event as OpenAI writes them, each with its alternatives, of which there may be none."""
+    """Return the tokens of an event in OpenAI's format, each with its alternatives, if there are any."""
     return [
         _token_json(vocabulary, token_id, logprob)
         | {"top_logprobs": [_token_json(vocabulary, *alternative) for alternative in top]}
@@ -85,13 +85,13 @@ def logprobs_json(vocabulary: TokenVocabulary, delta: TextDelta) -> list[JsonBod
 
 
 def tokens_of(delta: TextDelta) -> Iterator[tuple[int, float, TopLogprobs]]:
-    """The tokens of an event that have a logprob: id, logprob, and the likeliest in its place, where asked for."""
+    """Yield the tokens of an event that have a logprob: id, logprob and, if requested, the likeliest alternatives."""
     return zip(delta.token_ids, delta.logprobs, chain(delta.top_logprobs, repeat(())), strict=False)
 
 
 def finite(logprob: float) -> float:
-    """A number that JSON has, and that clients can compare."""
-    return max(logprob, _LEAST) if math.isfinite(logprob) else _LEAST
+    """Return a logprob as a number that JSON can represent."""
+    return max(logprob, _MIN_LOGPROB) if math.isfinite(logprob) else _MIN_LOGPROB
 
 
 def _token_json(vocabulary: TokenVocabulary, token_id: int, logprob: float) -> JsonBody:

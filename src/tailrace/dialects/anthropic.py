@@ -1,11 +1,11 @@
 """Anthropic's wire: `/v1/messages` and `/v1/messages/count_tokens`. Answers: `anthropic_events.py`.
 
-The headers of its clients (`x-api-key`, `anthropic-version`, `anthropic-beta`) may be anything. Divergences, on
-purpose: 1. Thinking is shown in full, never in a summary. Its `budget_tokens` are ignored, and named. Its signature is
-the stream's id, and is not checked when it comes back. A model that cannot be told not to think does so unseen.
-2. Blocks and turns that belong together are joined by a line end, since chat templates know one text a turn.
+The headers of its clients (`x-api-key`, `anthropic-version`, `anthropic-beta`) may have any value. Intended
+divergences: 1. Thinking is shown in full, never in a summary. Its `budget_tokens` are ignored, and named. Its signature
+is the stream's id, and is not checked. If a model's thinking cannot be switched off, it is hidden. 2. Text blocks of
+one turn, and successive turns of one role, are joined by a line end, because chat templates allow one text per turn.
 3. `tool_choice` of `any` and `tool` makes exactly one call. 4. `is_error` of a tool's result and `cache_control` are
-ignored, and named. 5. A model's `created_at` is when the server started, as nobody here knows when it was made.
+ignored, and named. 5. A model's `created_at` is the start of the server, because the real time is unknown.
 """
 
 from __future__ import annotations
@@ -61,9 +61,9 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "speed": ("standard",),
     "thread": (),
 }
-_DEFAULT_PAGE, _MAX_PAGE = 20, 1000  # models; what Anthropic's reference says
-_VERSION = "anthropic-version"  # the header by which its clients are told from OpenAI's, where they share a path
-_CHOICES = {"auto": "<auto>", "any": "<required>", "none": "<none>"}  # as `choose_tools` has them
+_DEFAULT_PAGE, _MAX_PAGE = 20, 1000  # models, as in Anthropic's reference
+_VERSION = "anthropic-version"  # this header distinguishes its clients from OpenAI's on shared paths
+_CHOICES = {"auto": "<auto>", "any": "<required>", "none": "<none>"}  # for `choose_tools`
 
 
 class ToolUse(msgspec.Struct, tag="tool_use"):
@@ -154,7 +154,7 @@ def parse(request: ParsedRequest) -> GenerateCall:
     form = fields.output_config.format if fields.output_config is not None else None
     grammar = grammar_of_schema(form.schema, "output_config") if form is not None else None
     if tools.shown and grammar is not None:
-        raise RequestError("output_config.format and tools exclude each other.", param="output_config")
+        raise RequestError("output_config.format cannot be used with tools.", param="output_config")
     named = SamplingFields(
         temperature=fields.temperature, top_p=fields.top_p, top_k=fields.top_k, max_tokens=fields.max_tokens
     )
@@ -162,7 +162,7 @@ def parse(request: ParsedRequest) -> GenerateCall:
     sampling = replace(
         sampling_of(named),
         grammar=tools.forced or grammar,
-        single_call=is_single and tools.may_be_several,
+        single_call=is_single and tools.allows_several_calls,
         stop=stops(fields.stop_sequences, name="stop_sequences"),
     )
     view = MessagesView(
@@ -182,10 +182,10 @@ def count_tokens(request: ParsedRequest) -> Reply:
 
 
 def _prompt(fields: CountBody, server: ServerFacts) -> tuple[GenerateRequest, ToolChoice, tuple[str, ...]]:
-    """What the model gets to see, what becomes of the tools, and what is ignored. Raises: RequestError."""
+    """Return the prompt, the tools and the names of ignored fields. Raises: RequestError."""
     choice = fields.tool_choice or AnthropicToolChoice("auto")
     if (choice.type == "tool") != (choice.name is not None):
-        raise RequestError("A name goes with the tool_choice of type tool.", param="tool_choice")
+        raise RequestError("tool_choice of type tool needs a name; other types have none.", param="tool_choice")
     given = [Tool(Function(tool.name, tool.description, tool.input_schema)) for tool in fields.tools or ()]
     tools = choose_tools(given, choice.name or _CHOICES[choice.type], server)
     messages = _messages(fields)
@@ -203,20 +203,20 @@ def _prompt(fields: CountBody, server: ServerFacts) -> tuple[GenerateRequest, To
 
 
 def _thinking(fields: CountBody, server: ServerFacts) -> tuple[TemplateValues, tuple[str, ...]]:
-    """What tells the chat template whether to think, and what has no effect. Who does not ask for thinking gets none,
-    as far as the template can be told. Raises: UnsupportedParameter."""
+    """Return the values that switch thinking on or off in the chat template, and the ignored fields. Thinking is off by
+    default. Raises: UnsupportedParameter."""
     match fields.thinking:
         case ThinkingAdaptive():
             return {}, ()
         case ThinkingEnabled():
             if not server.splits_reasoning:
-                raise UnsupportedParameter("thinking: this model does none that is told apart here.", param="thinking")
+                raise UnsupportedParameter("thinking: this model has no reasoning.", param="thinking")
             return switch_values(server, on=True), ("thinking.budget_tokens",)
     return switch_values(server, on=False), ()
 
 
 def _messages(fields: CountBody) -> list[ChatMessage]:
-    """The turns as the chat template is to see them, the results of tools by themselves. Raises: RequestError."""
+    """Return the messages for the chat template; results of tools are separate messages. Raises: RequestError."""
     messages: list[ChatMessage] = []
     system = fields.system if isinstance(fields.system, str) else _joined(fields.system or ())
     if system:
@@ -232,14 +232,14 @@ def _add(messages: list[ChatMessage], turn: AnthropicTurn) -> None:
     calls = [block for block in blocks if isinstance(block, ToolUse)]
     results = [block for block in blocks if isinstance(block, ToolResult)]
     if (calls and turn.role != "assistant") or (results and turn.role != "user"):
-        raise RequestError("tool_use is an assistant's block, and tool_result a user's.", param="messages")
+        raise RequestError("Only assistant turns have tool_use, and only user turns tool_result.", param="messages")
     for result in results:
         content = result.content if isinstance(result.content, str) else _joined(result.content or ())
         messages.append(ChatMessage("tool", content, None, result.tool_use_id))
     text = _joined([block for block in blocks if isinstance(block, TextPart)])
     thoughts = [block.thinking for block in blocks if isinstance(block, Thinking)]
     if thoughts and turn.role != "assistant":
-        raise RequestError("thinking is an assistant's block.", param="messages")
+        raise RequestError("Only assistant turns have thinking.", param="messages")
     if not text and not calls and not any(thoughts):
         if not results and turn.role != "assistant":
             raise RequestError("A message has no content.", param="messages")
@@ -260,7 +260,7 @@ def _joined(parts: Sequence[TextPart]) -> str:
 
 
 def list_models(request: ParsedRequest) -> Reply:
-    """Raises: RequestError for a page that cannot be."""
+    """Raises: RequestError for an invalid page."""
     servers, has_more = _page(request)
     names = [server.model for server in servers]
     page = {
@@ -273,12 +273,12 @@ def list_models(request: ParsedRequest) -> Reply:
 
 
 def _page(request: ParsedRequest) -> tuple[Sequence[ServerFacts], bool]:
-    """The models that are asked for, and whether there are more on the far side of them. Raises: RequestError."""
+    """Return a page of models, and whether there are more after it (before it for before_id). Raises: RequestError."""
     limit = read_count(request.query, "limit") or _DEFAULT_PAGE
     if limit > _MAX_PAGE:
-        raise RequestError(f"limit is at most {_MAX_PAGE}.", param="limit")
+        raise RequestError(f"limit must be at most {_MAX_PAGE}.", param="limit")
     if "after_id" in request.query and "before_id" in request.query:
-        raise RequestError("after_id and before_id exclude each other.", param="before_id")
+        raise RequestError("after_id and before_id cannot be used together.", param="before_id")
     if "before_id" in request.query:
         before = request.every[: _position(request, "before_id")]
         return before[-limit:], len(before) > limit
@@ -289,7 +289,7 @@ def _page(request: ParsedRequest) -> tuple[Sequence[ServerFacts], bool]:
 def _position(request: ParsedRequest, param: str) -> int:
     names = [server.model for server in request.every]
     if request.query[param] not in names:
-        raise RequestError(f"{param} names no model here.", param=param)
+        raise RequestError(f"{param} is not a model of this server.", param=param)
     return names.index(request.query[param])
 
 
@@ -330,7 +330,7 @@ WIRE = Wire(
             "POST",
             "/v1/messages/count_tokens",
             Show(count_tokens, is_slow=True),
-            "How many tokens the prompt of a chat has.",
+            "Count the tokens of a chat's prompt.",
             body=CountBody,
             example=_EXAMPLE,
         ),
@@ -338,11 +338,11 @@ WIRE = Wire(
             "GET",
             "/v1/models",
             Show(list_models),
-            "The models that are served.",
+            "List the models.",
             query=("limit", "after_id", "before_id"),
             only_with_header=_VERSION,
         ),
-        Operation("GET", "/v1/models/{name:path}", Show(show_model), "One of them.", only_with_header=_VERSION),
+        Operation("GET", "/v1/models/{name:path}", Show(show_model), "Show a model.", only_with_header=_VERSION),
     ),
     encode_error=encode_error,
     pick=pick_named,

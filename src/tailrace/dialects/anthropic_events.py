@@ -1,4 +1,4 @@
-"""How Anthropic's wire shows a stream: named events around blocks of content, whole messages, and errors."""
+"""Anthropic's answers: named events around blocks of content, whole messages, and errors."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ class MessagesView(ToolsView):
 
 
 class MessagesEncoder:
-    """A block of content is open until one of another kind begins."""
+    """Encodes a stream. A block of content stays open until a block of another kind begins."""
 
     def __init__(self, facts: StreamFacts, view: MessagesView) -> None:
         self._facts = facts
         self._view = view
         self._reader = view.reader()
         self._has_begun = False
-        self._block = -1  # number of the last one
+        self._block = -1  # number of the last block
         self._open_kind = ""
         self._stop: JsonBody = {}
 
@@ -156,7 +156,7 @@ def _frame(name: str, fields: JsonBody) -> str:
 
 def _stop_of(last: TextDelta, reader: ToolCallReader | WholeCallReader | None, num_calls: int) -> JsonBody:
     if reader is not None and reader.is_over and num_calls:
-        # It was not cut short: where one was forced, only the brace behind it can be missing.
+        # The call is complete: after a forced call only the closing brace can be missing.
         return {"stop_reason": "tool_use", "stop_sequence": None}
     reason = "end_turn"
     if last.finish_reason == "length":
@@ -176,7 +176,7 @@ def _usage(end: End) -> JsonBody:
 
 
 def encode_error(error: TailraceError) -> tuple[int, bytes]:
-    """`{"type": "error", "error": {"type", "message"}}`, also as the last event of a stream. The official client tries
-    429 and 5xx again, after as long as Retry-After says."""
+    """`{"type": "error", "error": {"type", "message"}}`, also as the last event of a stream. The official client
+    retries 429 and 5xx after Retry-After."""
     kind = _TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "api_error")
     return error.status, to_json({"type": "error", "error": {"type": kind, "message": error.message}})

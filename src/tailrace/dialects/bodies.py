@@ -1,4 +1,4 @@
-"""JSON in and out: bodies read strictly, and written so that no client trips over them."""
+"""Reads and writes JSON bodies. Reading is strict; the written JSON is ASCII, which every client reads correctly."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ __all__ = [
 T = TypeVar("T", bound=msgspec.Struct)
 
 _CONTENT_TYPE = re.compile(r"content\[[^]]*\]\.type$")  # of a part of a message
-_MAX_BRACKETS = 100_000  # of lists and objects (those in strings count, too): about 40 ms to look through
+_MAX_BRACKETS = 100_000  # of lists and objects, also inside strings; reading so many takes about 40 ms
 _MAX_NAMED = 10
 _CHARSET = re.compile(r";\s*charset\s*=\s*\"?([^\s;\"]*)", re.IGNORECASE)
 
-JsonBody = dict[str, Any]  # Any: whatever the client sent, before it is checked
+JsonBody = dict[str, Any]  # Any: JSON from the client, not yet checked
 
-# Everything beyond ASCII is escaped: clients that split lines as Unicode does would break at U+2028, U+2029 and U+0085.
+# All other characters are escaped: some clients split lines at U+2028, U+2029 and U+0085.
 quote = encode_basestring_ascii
 _encode_json = msgspec.json.Encoder().encode
 
 
 def to_json(value: object) -> bytes:
-    """Compact JSON in ASCII."""
+    """Return compact JSON in ASCII."""
     text = _encode_json(value)
     if text.isascii():
         return text
@@ -62,12 +62,12 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def time_of(seconds: int) -> str:
-    """Seconds since the epoch as RFC 3339 writes them."""
+    """Return seconds since the epoch in the format of RFC 3339."""
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def require_json(headers: Mapping[str, str]) -> None:
-    """What a body must say that it is. It also keeps a form on a foreign page from posting here.
+    """Require a JSON body. Forms on pages of other origins cannot send this type.
 
     Raises: UnsupportedMediaType.
     """
@@ -77,9 +77,9 @@ def require_json(headers: Mapping[str, str]) -> None:
 
 
 def require_json_or_curl(headers: Mapping[str, str]) -> None:
-    """As `require_json`, but it also takes a body without a type, and one of the type that curl gives to any body. The
-    commands in some APIs' documentation have no header, and neither have LiteLLM's requests to Ollama and those of
-    Triton's client. A page that has a browser post says where it comes from, which is looked at elsewhere.
+    """As `require_json`, but also accept a body without a type or with curl's default type. Commands in the
+    documentation of some APIs, LiteLLM's requests to Ollama and Triton's client send no type. Requests of browsers have
+    an Origin or Sec-Fetch-Site header, and need the type.
 
     Raises: UnsupportedMediaType.
     """
@@ -89,7 +89,7 @@ def require_json_or_curl(headers: Mapping[str, str]) -> None:
 
 
 def require_plain_utf8(headers: Mapping[str, str]) -> None:
-    """Raises: UnsupportedMediaType for another charset than UTF-8, or for a body that is compressed."""
+    """Raises: UnsupportedMediaType for another charset than UTF-8, or for a compressed body."""
     charset = _CHARSET.search(headers.get("content-type", ""))
     if charset and charset[1].lower() not in ("utf-8", "utf8", "us-ascii", "ascii"):
         raise UnsupportedMediaType("Send the body in UTF-8.", param="content-type")
@@ -102,7 +102,7 @@ def _kind(headers: Mapping[str, str]) -> str:
 
 
 def read_json(body: bytes) -> JsonBody:
-    """As `read_value`, where it has to be an object."""
+    """As `read_value`, but require an object."""
     value = read_value(body)
     if not isinstance(value, dict):
         raise RequestError("The body must be a JSON object.")
@@ -110,9 +110,9 @@ def read_json(body: bytes) -> JsonBody:
 
 
 def read_value(body: bytes) -> object:
-    """JSON, strictly: no NaN, no lone surrogates, nothing nested beyond reason.
+    """Read JSON without NaN, lone surrogates or deep nesting.
 
-    Raises: RequestError, which never repeats what was sent.
+    Raises: RequestError, which never repeats the input.
     """
     if body.count(b"[") + body.count(b"{") > _MAX_BRACKETS:
         raise RequestError("The body has too many lists and objects.")
@@ -131,9 +131,9 @@ def read_value(body: bytes) -> object:
 
 
 def read_fields(body: JsonBody, shape: type[T], *, strict: bool = False) -> tuple[T, tuple[str, ...]]:
-    """The body as a msgspec struct, and the names of the fields that nobody there knows, at any depth (at most ten).
+    """Return the body as a msgspec struct, and the names of unknown fields at any depth (at most ten).
 
-    Raises: RequestError that names the field, or with `strict` UnsupportedParameter for one that is unknown.
+    Raises: RequestError that names the field; with `strict`, UnsupportedParameter for an unknown field.
     """
     try:
         value = msgspec.convert(body, shape)
@@ -142,7 +142,7 @@ def read_fields(body: JsonBody, shape: type[T], *, strict: bool = False) -> tupl
         param = path.rstrip("`").lstrip(".")[:100] or None
         if "contains unknown field" in reason or "Invalid enum value" in reason or "Invalid value" in reason:
             allowed = ", ".join(_allowed(_type_of(shape), param or ""))
-            reason = f"Not one of {allowed}" if allowed else "Not a value that this field takes"  # nor is it repeated
+            reason = f"Not one of {allowed}" if allowed else "Not a value of this field"  # the value is not repeated
             if param and _CONTENT_TYPE.search(param):
                 reason += "; images, audio and files are not supported"
         where = f"{param}: " if param else ""
@@ -154,16 +154,16 @@ def read_fields(body: JsonBody, shape: type[T], *, strict: bool = False) -> tupl
 
 
 def read_known(body: JsonBody, shape: type[T], refused: Mapping[str, tuple[object, ...]]) -> tuple[T, tuple[str, ...]]:
-    """As `read_fields`, once it is sure that nothing is asked for that is known and cannot be honoured.
+    """As `read_fields`, but first refuse the fields in `refused`, which have no support here.
 
-    Raises: RequestError; UnsupportedParameter for what cannot be honoured.
+    Raises: RequestError; UnsupportedParameter for a refused field.
     """
     refuse(body, refused)
     return read_fields({name: value for name, value in body.items() if name not in refused}, shape)
 
 
 def _unknown(value: object, shape: inspect.Type, where: str) -> Iterator[str]:
-    """Names of fields that a shape does not have. The value has been found to be of that shape."""
+    """Yield the names of fields that a shape does not have. The value must already be converted to the shape."""
     if isinstance(value, dict):
         known = _fields(shape, str(value.get("type", "")))
         if known is None:
@@ -177,7 +177,7 @@ def _unknown(value: object, shape: inspect.Type, where: str) -> Iterator[str]:
         items = _items(shape)
         if items is not None:
             for item in value:
-                if isinstance(item, dict | list):  # most lists are long ones of numbers
+                if isinstance(item, dict | list):  # most long lists are lists of numbers
                     yield from _unknown(item, items, f"{where[:-1]}[].")
 
 
@@ -185,7 +185,7 @@ _type_of = cache(inspect.type_info)
 
 
 def _fields(shape: inspect.Type, tag: str) -> Mapping[str, inspect.Type] | None:
-    """The fields of the object that a shape allows, None where it may hold anything."""
+    """Return the fields of the object that a shape allows; None if it allows anything."""
     for one in _alternatives(shape):
         if isinstance(one, inspect.StructType) and (one.tag is None or one.tag == tag):
             return _fields_of(one.cls)
@@ -201,7 +201,7 @@ def _fields_of(shape: type[msgspec.Struct]) -> Mapping[str, inspect.Type]:
 
 
 def _allowed(shape: inspect.Type, path: str) -> list[str]:
-    """The words that a field takes, given where it is: `messages[0].content[1].type`."""
+    """Return the values that a field allows. `path` is like `messages[0].content[1].type`."""
     found, tags = [shape], set[str]()
     for step in re.findall(r"\[[^]]*\]|[^][.]+", path):
         alternatives = [one for each in found for one in _alternatives(each)]
@@ -224,12 +224,12 @@ def _alternatives(shape: inspect.Type) -> tuple[inspect.Type, ...]:
 
 
 def printable(name: str) -> str:
-    """A field's name, fit for a header."""
+    """Return the name of a field, safe for a header."""
     return re.sub(r"[^A-Za-z0-9_.-]", "?", name[:40])
 
 
 def refuse(body: JsonBody, neutral: Mapping[str, tuple[object, ...]]) -> None:
-    """Refuse known fields that cannot be honoured, unless they hold a value that asks for nothing.
+    """Refuse fields that are not supported, unless they have one of their neutral values.
 
     Raises: UnsupportedParameter that names the field.
     """

@@ -1,32 +1,31 @@
-"""WebSocket at `/`: the chatbot of Ray Serve's streaming tutorial. Text in, text out, and a memory while it is open.
+"""WebSocket at `/`: the chatbot of Ray Serve's streaming tutorial.
 
-The client sends a prompt as a text frame. The answer comes as text frames, one for each token that gives text, and
-`<<Response Finished>>` behind the last. What was said is kept for the life of the socket.
+The client sends a prompt as a text frame. The answer comes as text frames, one for each token that adds text, and
+`<<Response Finished>>` after the last. The conversation is kept until the socket is closed.
 
 Divergences from the tutorial's server:
 
-1. No frame is empty. The tutorial's streamer sends one for each token that does not complete a word.
-2. The conversation goes through the model's chat template as turns. The tutorial strings prompts and answers together
-   with nothing in between, which is done here only for a model without a template.
-3. When the conversation and an answer no longer fit the model, its oldest turns are forgotten, a prompt with its answer
-   at a time. An answer has the length of `--default-max-tokens`, or of half the model's window if that is less; only a
-   single prompt that leaves less room than that gets a shorter one.
-4. Errors. The tutorial has none, and a frame with an error in it would be taken for the answer. So an answer is
-   complete if, and only if, `<<Response Finished>>` came, and the socket is closed for anything else: 1003 a binary
-   frame, 1007 a frame that is not UTF-8, 1008 a prompt that is refused, 1009 one that is too long, 1011 the engine
-   failed, 1012 the server goes away, 1013 the model is too busy, 1001 nothing was said for `--ws-idle-s`.
-5. An overloaded server does not lose the conversation at once, for it lives in the socket: the prompt waits as the
-   Retry-After of HTTP would have it wait, and only after `--queue-s` the socket is closed with 1013.
-6. Prompts that come while an answer runs wait, as they would in the tutorial's socket buffer: 16 of them at most, and
-   together no longer than the largest message. Beyond that the socket is closed with 1008: waiting without reading
-   would leave a client's leaving unnoticed, and its answer running.
-7. Leaving cancels the answer within a step.
-
-8. What a model thinks is a part of the answer: a text frame has no place beside it. Chat templates know how to leave
+1. No frame is empty. The tutorial's streamer sends an empty frame for each token that does not complete a word.
+2. The conversation goes through the model's chat template as turns. The tutorial joins prompts and answers without
+   separators; this is done here only for models without a template.
+3. When the conversation and an answer no longer fit the model's window, the oldest prompts are dropped with their
+   answers. An answer has at most `--default-max-tokens`, or half the window if that is less. It is shorter only if a
+   single prompt leaves less space.
+4. The tutorial has no errors, and a client would take a frame with an error for the answer. So an answer is complete
+   if, and only if, `<<Response Finished>>` follows. Otherwise the socket is closed: 1003 for a binary frame, 1007 for a
+   frame that is not UTF-8, 1008 for a refused prompt, 1009 for a too long one, 1011 if the engine failed, 1012 if the
+   server stops, 1013 if the model is too busy, 1001 if there was no traffic for `--ws-idle-s`.
+5. Closing the socket would lose the conversation. So on an overloaded server the prompt is retried after the
+   Retry-After of HTTP, and the socket is closed with 1013 only after `--queue-s`.
+6. Prompts that arrive during an answer wait, as in the tutorial's socket buffer. At most 16 wait, together not longer
+   than the largest message. For more, the socket is closed with 1008: if the server stopped reading, it would not
+   notice a disconnect, and the answer would continue.
+7. A disconnect cancels the answer within a step.
+8. Reasoning is a part of the answer, because text frames have no other place for it. Chat templates know how to leave
    it out of earlier turns.
 
-A limit that the protocol has by nature: `<<Response Finished>>` is text like any other, and a model can say it. A
-client cannot tell. `/v1/ws` does not have this limit.
+A limit of the protocol: a model can write `<<Response Finished>>` as text, and the client cannot notice. `/v1/ws` does
+not have this limit.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class _Turn(NamedTuple):
 
 
 class ChatbotConversation:
-    """What was said on one socket, as far as it fits the model."""
+    """The conversation of one socket, as far as it fits the model's window."""
 
     def __init__(self, *, has_template: bool, repetition_penalty: float = 1.0) -> None:
         self._has_template = has_template
@@ -63,12 +62,12 @@ class ChatbotConversation:
         return len(self._turns)
 
     def ask(self, prompt: str, *, max_tokens: int | None) -> GenerateRequest:
-        """The conversation with a new prompt. Greedy, as the tutorial's model call is, with a small repetition penalty
-        where the engine has one: small models end in a loop without."""
+        """Return a request with the conversation and a new prompt. Sampling is greedy, as in the tutorial, with a small
+        repetition penalty if the engine supports it: without it, small models repeat themselves endlessly."""
         sampling = Sampling(temperature=0.0, repetition_penalty=self._repetition_penalty, max_tokens=max_tokens)
         if not self._has_template:
-            said = [text for turn in self._turns for text in (turn.prompt, turn.answer)]
-            return GenerateRequest(prompts=("".join([*said, prompt]),), sampling=sampling)
+            texts = [text for turn in self._turns for text in (turn.prompt, turn.answer)]
+            return GenerateRequest(prompts=("".join([*texts, prompt]),), sampling=sampling)
         messages: list[Message] = []
         for turn in self._turns:
             messages += (Message("user", turn.prompt), Message("assistant", turn.answer))
@@ -76,12 +75,12 @@ class ChatbotConversation:
         return GenerateRequest(messages=tuple(messages), sampling=sampling, split_reasoning=False)
 
     def add(self, prompt: str, answer: str, usage: Usage) -> None:
-        """Keep a turn. `usage` is that of the whole conversation, from which follows what this turn takes."""
+        """Keep a turn. `usage` is that of the whole conversation."""
         before = sum(turn.num_tokens for turn in self._turns)
         self._turns.append(_Turn(prompt, answer, max(1, sum(usage) - before)))
 
     def shorten(self, num_tokens: int) -> bool:
-        """Forget the oldest turns, until so many tokens are gone, but one turn at least. False if there is none."""
+        """Drop the oldest turns, at least one, until this many tokens are dropped. Returns False without turns."""
         if not self._turns:
             return False
         num_gone = self._turns.popleft().num_tokens
@@ -91,7 +90,7 @@ class ChatbotConversation:
 
 
 def close_for(error: TailraceError) -> Close:
-    """How the socket is closed for what kept an answer from beginning, or cut it off."""
+    """Return how to close the socket after an error."""
     if isinstance(error, ContextLengthExceeded):
         code = 1009
     elif isinstance(error, RequestError):
@@ -103,4 +102,4 @@ def close_for(error: TailraceError) -> Close:
     else:
         assert isinstance(error, EngineError) or error.status == 500
         code = 1011
-    return Close.saying(code, error.message)
+    return Close.with_reason(code, error.message)

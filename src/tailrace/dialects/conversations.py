@@ -1,4 +1,4 @@
-"""`conversation` in a body: where a request goes on, and what is kept of it."""
+"""The field `conversation` of a body: the branch that a request continues, and the turn that is kept of it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tailrace.dialects.wire import ParsedRequest
 from tailrace.errors import RequestError
 from tailrace.types import GenerateRequest, Message
 
-__all__ = ["ConversationField", "chat_in", "keeping", "open_branch", "place_of"]
+__all__ = ["ConversationField", "in_conversation", "open_branch", "place_of", "with_turn"]
 
 ConversationField: TypeAlias = ItemId | Place | None
 
@@ -33,44 +33,44 @@ def place_of(request: ParsedRequest) -> Place | None:
     return Place(given) if isinstance(given, str) else given
 
 
-def open_branch(branch: Branch, *, is_asked: bool) -> Branch:
-    """Where a request goes on that asks something or nothing. Without a question, an answer that has no text, because
-    its stream failed, is given anew."""
-    if is_asked or not branch.items:
+def open_branch(branch: Branch, *, has_input: bool) -> Branch:
+    """Return the branch that a request continues. If the request has no input, and the last answer is empty because its
+    stream failed, this is the branch before that answer, so it is generated again."""
+    if has_input or not branch.items:
         return branch
     last = branch.items[-1]
     has_failed = last.kind == "message" and last.role == "assistant" and not (last.text + last.reasoning).strip()
     return branch.before_last() if has_failed else branch
 
 
-def chat_in(branch: Branch, request: GenerateRequest, num_before: int, view: ToolsView) -> GenerateRequest:
-    """A chat whose first `num_before` messages are those of the branch. Where the answer goes on from a message that is
-    there, it becomes another one with the same beginning. Raises: RequestError."""
-    said, prefix = request.messages[num_before:], None
+def in_conversation(branch: Branch, request: GenerateRequest, num_before: int, view: ToolsView) -> GenerateRequest:
+    """Keep a chat in its conversation. The first `num_before` messages are those of the branch. An answer that
+    continues a message of the branch becomes a new message with the same beginning. Raises: RequestError."""
+    items, prefix = request.messages[num_before:], None
     if request.continue_final:
         prefix = request.messages[-1]
-        said, branch = (said[:-1], branch) if said else (said, branch.before_last())
-    return keeping(request, branch, items_of(said), view, prefix=prefix)
+        items, branch = (items[:-1], branch) if items else (items, branch.before_last())
+    return with_turn(request, branch, items_of(items), view, prefix=prefix)
 
 
-def keeping(
+def with_turn(
     request: GenerateRequest,
     branch: Branch,
-    said: Sequence[Item],
+    items: Sequence[Item],
     view: ToolsView,
     *,
     prefix: Message | None = None,
     calls_by_item: bool = False,
 ) -> GenerateRequest:
-    """The request, with what the conversation keeps of it. It runs on for a while without a reader: its answer can be
-    read in the conversation. Raises: RequestError."""
+    """Add the turn that the conversation keeps. The stream continues for a while without a reader, because its answer
+    can be read in the conversation. Raises: RequestError."""
     if request.sampling.n > 1:
-        raise RequestError("A conversation takes one answer at a time.", param="n")
-    check_items(said)
+        raise RequestError("n must be 1 in a conversation.", param="n")
+    check_items(items)
     turn = Turn(
         conversation_id=branch.conversation_id,
         parent_id=branch.parent_id,
-        said=tuple(said),
+        said=tuple(items),
         prefix=prefix.content if prefix is not None else "",
         reasoning_prefix=prefix.reasoning if prefix is not None else "",
         reads_tools=view.reads_tools,

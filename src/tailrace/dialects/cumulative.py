@@ -1,13 +1,13 @@
 """The endpoint of the vLLM article: `POST /generate-stream` with `{"prompt"}`.
 
-Each event is `data: {"text": …}` with all the text so far, as its code sends it (vLLM's outputs are cumulative), and
-the last is `data: [DONE]`. A long answer so takes bytes in the square of its length; `/v1/streams` sends each
-word once. A reader that is behind by more than one write goes on from the newest event: each one replaces those before,
-and vLLM leaves them out, too (`RequestOutputCollector.put`).
+Each event is `data: {"text": …}` with all the text so far, as in the article (vLLM's outputs are cumulative). The last
+event is `data: [DONE]`. So the bytes of an answer grow with the square of its length; `/v1/streams` sends each word
+once. If a reader is slow, older events are skipped, because the newest one contains them. vLLM does the same
+(`RequestOutputCollector.put`).
 
-The article goes on with `new EventSource(url)`, which only asks with GET and so never meets that POST's answer. Done
-right: `GET /generate-stream?stream_id=…`, with the id from the POST's `X-Stream-Id`. There the events carry ids, so
-that a browser that lost the connection goes on where it was, and one that has seen the end is told to stop.
+The article then uses `new EventSource(url)`, which sends a GET and cannot read the answer of the POST. Here this works
+as `GET /generate-stream?stream_id=…`, with the id from the POST's `X-Stream-Id`. These events have ids: after a lost
+connection a browser continues where it was, and after the end it stops.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _REFUSED: dict[str, tuple[object, ...]] = {"best_of": (1,), "use_beam_search": (
 
 
 class CumulativeBody(SamplingFields, kw_only=True):
-    """The article's one field, and sampling parameters by the names that vLLM gives them."""
+    """The article's field, and sampling parameters with vLLM's names."""
 
     prompt: str
 
@@ -60,7 +60,7 @@ def parse_following(request: ParsedRequest) -> Following:
     stream_id = request.query.get("stream_id")
     if not stream_id:
         raise RequestError(
-            "Begin with POST, and follow with ?stream_id= and what its answer has in X-Stream-Id.", param="stream_id"
+            "Send a POST first, then GET with ?stream_id= and the X-Stream-Id of its answer.", param="stream_id"
         )
     cursor = request.headers.get("last-event-id")
     after = parse_cursor(cursor, stream_id)[1] if cursor else 0
@@ -119,7 +119,7 @@ WIRE = Wire(
             "POST",
             "/generate-stream",
             Generate(parse),
-            "Answer a prompt with events that hold all the text so far.",
+            "Answer a prompt. Each event has all the text so far.",
             body=CumulativeBody,
             example={"prompt": "How are you?", "max_tokens": 64},
         ),

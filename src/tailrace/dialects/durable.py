@@ -1,13 +1,13 @@
-"""The Durable Streams protocol: what its headers and queries ask for. Its answers are in `durable_answers`.
+"""The Durable Streams protocol: reads headers and queries. Its answers are in `durable_answers`.
 
-Source: https://github.com/durable-streams/durable-streams, PROTOCOL.md of June 2026. Where this is stricter, or other:
+Source: https://github.com/durable-streams/durable-streams, PROTOCOL.md of June 2026. Divergences:
 
-1. `Stream-Seq` is compared within the stream, whoever writes.
-2. `Stream-Forked-From` is a path of this server, or one beneath the root of its durable streams.
-3. An offset that was not given out for the stream is refused, rather than read from as far as it goes.
-4. In server-sent events text that is no UTF-8 is shown as U+FFFD, and so are characters split between two pages. A
-   plain GET gives the bytes.
-5. Subscriptions (`__ds`), which have the server call others, are not offered.
+1. `Stream-Seq` is compared with the last one of the stream, from any producer.
+2. `Stream-Forked-From` is a path of this server, or a path below the root of durable streams.
+3. An offset that this server did not create for the stream is refused.
+4. In server-sent events, invalid UTF-8 is shown as U+FFFD, and so are characters split between two pages. A plain GET
+   returns the bytes.
+5. Subscriptions (`__ds`), for which the server would send requests to others, are not supported.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tailrace.types import ANONYMOUS
 __all__ = ["ROOT", "TOKENS", "Reading", "key_of", "owned_key", "parse_batch", "parse_creation", "parse_reading"]
 
 ROOT = "/v1/durable/"
-TOKENS = "streams"  # the first segment of paths beneath which the streams of tokens are
+TOKENS = "streams"  # first path segment of the streams of tokens
 
 _MAX_PATH_BYTES = 1024
 _BAD_SEGMENT = re.compile(r"\.{0,2}|.*[\x00-\x1f\x7f\ufffd].*", re.DOTALL)
@@ -42,7 +42,7 @@ _CURSOR = re.compile(r"[0-9]{1,15}", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """From where, and how."""
+    """The position and the mode of a read."""
 
     offset: str | None  # None or "-1": the beginning; "now": the tail
     live: Literal["long-poll", "sse"] | None
@@ -50,19 +50,19 @@ class Reading:
 
 
 def key_of(path: str) -> bytes:
-    """The key of a stream by its path beneath the root. Raises: RequestError, UnknownStream."""
+    """Return the key of a stream from its path below the root. Raises: RequestError, UnknownStream."""
     key = path.encode()
     segments = path.split("/")
     if len(key) > _MAX_PATH_BYTES or any(map(_BAD_SEGMENT.fullmatch, segments)):
-        raise RequestError("A path has segments of printable characters, 1024 bytes at most.", param="path")
+        raise RequestError("A path must have segments of printable characters, at most 1024 bytes.", param="path")
     if segments[0] == "__ds":
-        raise UnknownStream("Subscriptions are not offered here.")
+        raise UnknownStream("Subscriptions are not supported here.")
     return key
 
 
 def owned_key(owner: str, key: bytes) -> bytes:
-    """The key under which an owner's stream is kept. Two owners may have a stream at the same path. A path has no NUL
-    characters, and those of nobody in particular are keys as they are."""
+    """Return the key of an owner's stream. Owners may use the same path: the key contains the owner, separated by NUL
+    characters, which paths do not have. Anonymous paths are keys without an owner."""
     return key if owner == ANONYMOUS else b"\0%b\0%b" % (owner.encode(), key)
 
 
@@ -73,9 +73,9 @@ def parse_creation(headers: Mapping[str, str]) -> Creation:
     if ttl is not None and expires is not None:
         raise RequestError("Give either Stream-TTL or Stream-Expires-At.", param="stream-ttl")
     if ttl is not None and not _TTL.fullmatch(ttl):
-        raise RequestError("Stream-TTL is a whole number of seconds.", param="stream-ttl")
+        raise RequestError("Stream-TTL must be a whole number of seconds.", param="stream-ttl")
     if source is None and (fork_offset is not None or fork_part is not None):
-        raise RequestError("A fork has Stream-Forked-From.", param="stream-forked-from")
+        raise RequestError("A fork needs Stream-Forked-From.", param="stream-forked-from")
     return Creation(
         content_type=_content_type(headers),
         ttl_s=int(ttl) if ttl is not None else None,
@@ -103,9 +103,9 @@ def parse_reading(query: Mapping[str, str]) -> Reading:
     """Raises: RequestError."""
     offset, live, cursor = query.get("offset"), query.get("live"), query.get("cursor", "")
     if live not in (None, "long-poll", "sse"):
-        raise RequestError("live is long-poll or sse.", param="live")
+        raise RequestError("live must be long-poll or sse.", param="live")
     if live is not None and offset is None:
-        raise RequestError("With live, say from which offset.", param="offset")
+        raise RequestError("live needs an offset.", param="offset")
     known = int(cursor) if _CURSOR.fullmatch(cursor) else None
     return Reading(offset, cast(Literal["long-poll", "sse"] | None, live), known)
 
@@ -113,7 +113,7 @@ def parse_reading(query: Mapping[str, str]) -> Reading:
 def _content_type(headers: Mapping[str, str]) -> str | None:
     given = headers.get("content-type")
     if given is not None and not _CONTENT_TYPE.fullmatch(given):
-        raise RequestError("This is no content type.", param="content-type")
+        raise RequestError("This is not a valid content type.", param="content-type")
     return given
 
 
@@ -126,19 +126,19 @@ def _stamp(headers: Mapping[str, str]) -> Stamp | None:
     if producer is None and epoch is None and seq is None:
         return None
     if producer is None or epoch is None or seq is None:
-        raise RequestError("Producer-Id, Producer-Epoch and Producer-Seq come together.", param="producer-id")
+        raise RequestError("Send Producer-Id, Producer-Epoch and Producer-Seq together.", param="producer-id")
     return Stamp(_word(producer, "producer-id"), _number(epoch, "producer-epoch"), _number(seq, "producer-seq"))
 
 
 def _word(given: str, name: str) -> str:
     if not _WORD.fullmatch(given):
-        raise RequestError(f"{name} has 1 to 256 printable characters.", param=name)
+        raise RequestError(f"{name} must have 1 to 256 printable characters.", param=name)
     return given
 
 
 def _number(given: str, name: str) -> int:
     if not _NUMBER.fullmatch(given) or int(given) > _MAX_NUMBER:
-        raise RequestError(f"{name} is a whole number, at most 2^53 - 1.", param=name)
+        raise RequestError(f"{name} must be a whole number, at most 2^53 - 1.", param=name)
     return int(given)
 
 
@@ -148,15 +148,15 @@ def _time(given: str) -> float:
             return datetime.fromisoformat(given.upper()).astimezone(UTC).timestamp()
     except (ValueError, OverflowError):
         pass
-    raise RequestError("Stream-Expires-At is a time as RFC 3339 writes it.", param="stream-expires-at")
+    raise RequestError("Stream-Expires-At must be a time in the format of RFC 3339.", param="stream-expires-at")
 
 
 def _source(given: str) -> bytes:
     try:
         path = unquote(given, errors="strict")
     except UnicodeDecodeError:
-        raise RequestError("Stream-Forked-From is a path.", param="stream-forked-from") from None
+        raise RequestError("Stream-Forked-From must be a path.", param="stream-forked-from") from None
     path = path.removeprefix(ROOT) if path.startswith(ROOT) else path.removeprefix("/")
     if path.partition("/")[0] == TOKENS:
-        raise Forbidden("Streams of tokens are not forked.", param="stream-forked-from")
+        raise Forbidden("Streams of tokens cannot be forked.", param="stream-forked-from")
     return key_of(path)

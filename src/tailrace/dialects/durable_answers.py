@@ -1,5 +1,5 @@
-"""What answers of the Durable Streams protocol look like: pages, server-sent events, and refusals; and how a stream of
-tokens is read as one of its streams."""
+"""Answers of the Durable Streams protocol: pages, server-sent events and refusals; and streams of tokens as durable
+streams."""
 
 from __future__ import annotations
 
@@ -48,27 +48,27 @@ EXPOSED_HEADERS = (
     "stream-up-to-date",
 )
 
-_TAKE_EVENTS = 512  # at once, as readers of the log do
+_TAKE_EVENTS = 512  # at once, like readers of the log
 _CURSOR_S = 20  # cursors count intervals of this length
-_CURSOR_EPOCH_S = 1_728_432_000  # from 9 October 2024 on, as the protocol proposes
+_CURSOR_EPOCH_S = 1_728_432_000  # since 9 October 2024, as proposed by the protocol
 _LINE_END = re.compile(r"\r\n|\r|\n")
 
 
 def next_cursor(known: int | None, now_s: float, jitter: int) -> int:
-    """A cursor behind the one that the client saw, so that no cache gives it the same answer for ever."""
+    """Return a cursor larger than the client's last one, so that caches do not repeat an old answer."""
     current = int(now_s - _CURSOR_EPOCH_S) // _CURSOR_S
     return current if known is None or known < current else known + max(1, jitter)
 
 
 def body_of(page: Page) -> bytes:
-    """The bytes of a page; of JSON, a list of its messages."""
+    """Return the bytes of a page; for JSON, a list of messages."""
     if is_json(page.content_type):
         return b"[" + b",".join(page.pieces) + b"]"
     return b"".join(page.pieces)
 
 
 def etag_of(page: Page) -> str:
-    """Another one once the stream is closed, which would be hidden otherwise."""
+    """Return the ETag of a page. It changes when the stream is closed, so that clients notice this."""
     return f'"{page.incarnation}:{page.start}:{page.next}{":c" if page.is_closed else ""}"'
 
 
@@ -99,7 +99,7 @@ def receipt_headers(receipt: Receipt) -> Headers:
 
 
 def refusal(error: TailraceError) -> tuple[int, Headers, bytes]:
-    """Status, headers and JSON body."""
+    """Return status, headers and JSON body."""
     status, body = encode_error(error)
     headers = {"content-type": "application/json"}
     match error:
@@ -128,7 +128,7 @@ def sse_headers(content_type: str) -> Headers:
 
 
 def sse_of(page: Page, cursor: int) -> bytes:
-    """A page as an event of its data, if it has any, and one that says where the client is now."""
+    """Return a page as an event with its data, if it has any, and an event with the next position."""
     data = f"event: data\n{_data_lines(page)}\n" if page.pieces else ""
     control: dict[str, object] = {"streamNextOffset": page.next}
     if not page.is_closed:
@@ -145,7 +145,7 @@ def _data_lines(page: Page) -> str:
     if not _is_text(page.content_type):
         return f"data:{base64.b64encode(body).decode()}\n"
     lines = _LINE_END.split(body.decode(errors="replace"))
-    # A reader takes one space behind the colon for ours.
+    # A space after the colon is a part of the syntax, so a leading space needs another one.
     return "".join(f"data:{' ' if line.startswith(' ') else ''}{line}\n" for line in lines)
 
 
@@ -157,10 +157,7 @@ def _is_text(content_type: str) -> bool:
 
 
 class DurableTokenStream:
-    """A stream of tokens, to be read as a durable stream: one message of JSON for each event.
-
-    Offsets count events: their bytes are not known before they are shown.
-    """
+    """A stream of tokens, read as a durable stream: one JSON message per event. Offsets count events."""
 
     content_type = "application/json"
     is_gone = False

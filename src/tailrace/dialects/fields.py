@@ -1,4 +1,4 @@
-"""The fields of a body that several wires share, with the ranges that hold on all of them."""
+"""Fields of bodies that several wires share, with the same ranges on each."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ __all__ = [
 
 _MAX_STOPS = 4
 _MAX_TEMPLATE_VALUES = 16
-_MOST = 2**53
+_MAX_NUMBER = 2**53
 _WORD = re.compile(r"[A-Za-z0-9_.-]{0,64}")
 MAX_MESSAGES = 10_000
 _MAX_STOP_CHARACTERS = 256
@@ -45,7 +45,7 @@ _Penalty = Annotated[float, msgspec.Meta(ge=-2, le=2)]
 
 
 class CommonFields(msgspec.Struct, kw_only=True):
-    """Sampling as nearly every API names it. None is as good as absent."""
+    """Sampling parameters with the names of almost all APIs. None means absent."""
 
     temperature: Annotated[float, msgspec.Meta(ge=0, le=2)] | None = None
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
@@ -59,7 +59,7 @@ class CommonFields(msgspec.Struct, kw_only=True):
 
 
 class SamplingFields(CommonFields, kw_only=True):
-    """The same with what OpenAI, vLLM and llama.cpp have besides, under their names."""
+    """Also the parameters of OpenAI, vLLM and llama.cpp, with their names."""
 
     repetition_penalty: RepetitionPenalty | None = None
     max_tokens: Tokens | None = None
@@ -94,34 +94,32 @@ class ChatMessage(msgspec.Struct):
 Messages = Annotated[list[ChatMessage], msgspec.Meta(max_length=MAX_MESSAGES)]
 
 
-TemplateValues: TypeAlias = dict[str, TemplateValue]  # by the names that the chat template asks for
+TemplateValues: TypeAlias = dict[str, TemplateValue]  # by their names in the chat template
 
 
 _SAMPLING = set(SamplingFields.__struct_fields__) - {"max_completion_tokens", "stop"}  # as in `Sampling`
 
 
 def sampling_of(fields: SamplingFields) -> Sampling:
-    """The sampling parameters, with what was left out at its neutral value. Raises: RequestError."""
+    """Return the sampling parameters. Absent ones have neutral values. Raises: RequestError."""
     given = {name: value for name in _SAMPLING if (value := getattr(fields, name)) is not None}
     if fields.max_completion_tokens is not None:
         given["max_tokens"] = fields.max_completion_tokens
-    if given.get("top_k") == -1:  # vLLM's way to say off
+    if given.get("top_k") == -1:  # off, in vLLM
         del given["top_k"]
     if given.get("temperature") == 0:
-        # The likeliest token does not depend on these, and no engine need be asked whether it agrees.
+        # They do not change the likeliest token, so engines without them can serve the request.
         for name in ("top_p", "top_k", "min_p", "typical_p"):
             given.pop(name, None)
     return Sampling(**given, stop=stops(fields.stop))
 
 
 def read_messages(messages: Sequence[ChatMessage], before: tuple[Message, ...] = ()) -> tuple[Message, ...]:
-    """Messages with their text parts joined, behind those that came `before`. Raises: RequestError if they are none, or
-    ask for no answer."""
+    """Return messages with their text parts joined, after the messages in `before`. Raises: RequestError if there are
+    none, or none of them needs an answer."""
     if not messages and not before:
-        raise RequestError("messages is empty.", param="messages")
-    if (
-        len(before) + len(messages) > MAX_MESSAGES
-    ):  # `Messages` has this bound; on a wire with other turns, one may become several
+        raise RequestError("messages must not be empty.", param="messages")
+    if len(before) + len(messages) > MAX_MESSAGES:  # on some wires a turn becomes several messages
         raise RequestError(f"messages has more than {MAX_MESSAGES} entries.", param="messages")
     for message in messages:
         if message.content is None and message.role != "assistant":
@@ -136,17 +134,17 @@ def read_messages(messages: Sequence[ChatMessage], before: tuple[Message, ...] =
 
 
 def require_question(messages: Sequence[Message], *, param: str = "messages") -> None:
-    """The rule for a conversation on every wire: a user or a tool has said something. Many chat templates fail without,
-    and models were not trained on it. Raises: RequestError."""
+    """Require a message of a user or a tool. Many chat templates fail without one, and models were not trained on it.
+    Raises: RequestError."""
     if not any(message.role in ("user", "tool") for message in messages):
-        raise RequestError(f"{param} has no message of a user or a tool.", param=param)
+        raise RequestError(f"{param} must have a message of a user or a tool.", param=param)
 
 
 def _message(message: ChatMessage) -> Message:
     calls = tuple(
         ToolCall(call.id, call.function.name, _arguments(call.function.arguments)) for call in message.tool_calls or ()
     )
-    # The newer name of the same role, which templates do not know.
+    # A newer name of the role system, which templates do not know.
     role = "system" if message.role == "developer" else message.role
     return Message(role, _text(message.content), calls, message.tool_call_id or "", message.reasoning_content or "")
 
@@ -160,27 +158,27 @@ def _text(content: str | list[TextPart] | None) -> str:
 
 
 def template_values(given: TemplateValues | None) -> TemplateValues:
-    """vLLM's name for what a template takes besides messages. Texts are single words: nothing that could become a
-    control token. Raises: RequestError."""
+    """Check `chat_template_kwargs`, which are vLLM's name for values of the template. Texts must be single words, which
+    cannot become control tokens. Raises: RequestError."""
     param, values = "chat_template_kwargs", given or {}
     if len(values) > _MAX_TEMPLATE_VALUES:
         raise RequestError(f"{param} has more than {_MAX_TEMPLATE_VALUES} entries.", param=param)
     if not all(_is_plain(value) for value in values.values()):
-        raise RequestError(f"{param} takes numbers, true, false, null and single words as values.", param=param)
+        raise RequestError(f"Values of {param} must be numbers, true, false, null or single words.", param=param)
     return values
 
 
 def _is_plain(value: TemplateValue) -> bool:
     if isinstance(value, str):
         return _WORD.fullmatch(value) is not None
-    return value is None or abs(value) < _MOST
+    return value is None or abs(value) < _MAX_NUMBER
 
 
 def stops(stop: str | list[str] | None, *, name: str = "stop") -> tuple[str, ...]:
-    """Stop strings in any of the forms that clients send. Raises: RequestError."""
+    """Return the stop strings, given as one string or a list. Raises: RequestError."""
     given = [stop] if isinstance(stop, str) else stop or []
     if len(given) > _MAX_STOPS:
         raise RequestError(f"{name} takes at most {_MAX_STOPS} strings.", param=name)
     if any(not 1 <= len(one) <= _MAX_STOP_CHARACTERS for one in given):
-        raise RequestError(f"Each string in {name} has 1 to {_MAX_STOP_CHARACTERS} characters.", param=name)
+        raise RequestError(f"Each string in {name} must have 1 to {_MAX_STOP_CHARACTERS} characters.", param=name)
     return tuple(given)

@@ -1,8 +1,8 @@
 """tailrace's own wire: `/v1/streams`, server-sent events that resume.
 
-Each event is one `id:` line, one `data:` line of JSON and, where it is no text, an `event:` line: `reasoning`, or how
-the stream ended. The rules of emission are chosen so that every known client reads the same: LF only, no block without
-data, `retry:` inside the first event, nothing beyond ASCII.
+Each event has an `id:` line, a `data:` line of JSON and, except for text, an `event:` line: `reasoning`, or the status
+of the end. All known clients read these events in the same way: LF only, no block without data, `retry:` inside the
+first event, only ASCII.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import msgspec
 from tailrace.conversations.items import Branch, messages_of
 from tailrace.dialects.answers import EventStreamView, ToolsView, readiness, show_live
 from tailrace.dialects.bodies import JsonBody, quote, read_fields, refuse, to_json
-from tailrace.dialects.conversations import ConversationField, chat_in, open_branch, place_of
+from tailrace.dialects.conversations import ConversationField, in_conversation, open_branch, place_of
 from tailrace.dialects.fields import (
     Messages,
     SamplingFields,
@@ -78,7 +78,7 @@ class NativeBody(SamplingFields, kw_only=True):
     continuity: Literal["any", "exact"] = "any"
 
 
-# Known from OpenAI's API, and not to be ignored quietly. The values beside them ask for nothing.
+# Fields of OpenAI's API that are not supported, with their neutral values.
 _REFUSED: dict[str, tuple[object, ...]] = {
     "best_of": (1,),
     "functions": ([],),
@@ -90,8 +90,8 @@ _REFUSED: dict[str, tuple[object, ...]] = {
 
 
 def parse(request: ParsedRequest) -> GenerateCall | Following:
-    """A new stream; or the one of a Last-Event-ID, since a client that repeats its POST to resume must never generate
-    again. Raises: RequestError."""
+    """Begin a stream; or follow the stream of a Last-Event-ID, because some clients repeat their POST to resume.
+    Raises: RequestError."""
     cursor = request.headers.get("last-event-id")
     if cursor is not None:
         return Following(*parse_cursor(cursor), NativeView())
@@ -102,9 +102,9 @@ def parse(request: ParsedRequest) -> GenerateCall | Following:
 
 
 def parse_body(body: JsonBody, branch: Branch | None = None) -> GenerateRequest:
-    """A request that goes on from the branch of its conversation, where it names one.
+    """Parse a body. `branch` is that of its conversation, if it names one.
 
-    Raises: RequestError; unknown fields are refused, since a typing mistake here has no other witness.
+    Raises: RequestError, also for unknown fields, so that typing errors are noticed.
     """
     refuse(body, _REFUSED)
     known = {name: value for name, value in body.items() if name not in _REFUSED}
@@ -112,12 +112,12 @@ def parse_body(body: JsonBody, branch: Branch | None = None) -> GenerateRequest:
     if (fields.prompt is None) == (fields.messages is None):
         raise RequestError("Give either prompt or messages.", param="prompt")
     if fields.conversation is not None and branch is None:
-        raise UnsupportedParameter("Conversations are taken by POST /v1/streams, and not here.", param="conversation")
+        raise UnsupportedParameter("conversation works only with POST /v1/streams.", param="conversation")
     if fields.messages is None and (branch is not None or fields.instructions is not None):
-        raise RequestError("conversation and instructions go with messages.", param="messages")
+        raise RequestError("conversation and instructions need messages.", param="messages")
     before: tuple[Message, ...] = ()
     if branch is not None:
-        branch = open_branch(branch, is_asked=bool(fields.messages))
+        branch = open_branch(branch, has_input=bool(fields.messages))
         before = messages_of(branch.items)
     messages = read_messages(fields.messages, before) if fields.messages is not None else ()
     generate = GenerateRequest(
@@ -133,14 +133,14 @@ def parse_body(body: JsonBody, branch: Branch | None = None) -> GenerateRequest:
     )
     if branch is not None:
         is_continued = messages[-1].role == "assistant" and not messages[-1].tool_calls
-        generate = chat_in(branch, replace(generate, continue_final=is_continued), len(before), ToolsView())
+        generate = in_conversation(branch, replace(generate, continue_final=is_continued), len(before), ToolsView())
     if fields.instructions:
         generate = replace(generate, messages=(Message("system", fields.instructions), *generate.messages))
     return generate
 
 
 def parse_following(request: ParsedRequest) -> Following:
-    """The header wins: an EventSource that reconnects keeps the address that it was made with."""
+    """Last-Event-ID is used before `after`, because a reconnecting EventSource repeats its URL."""
     stream_id = request.path["stream_id"]
     cursor = request.headers.get("last-event-id") or request.query.get("after")
     after = parse_cursor(cursor, stream_id)[1] if cursor else 0
@@ -163,7 +163,7 @@ def find(request: ParsedRequest) -> tuple[str, View]:
 
 
 def find_to_delete(request: ParsedRequest) -> tuple[str, View]:
-    return request.path["stream_id"], _NothingView()
+    return request.path["stream_id"], _EmptyView()
 
 
 _FAREWELL = f": this server leaves; the rest is to be had from the next one\nretry: {RETRY_MS}\n\n".encode()
@@ -177,18 +177,18 @@ class NativeView(EventStreamView):
         return NativeEncoder(facts)
 
 
-class _NothingView(NativeView):
-    """Of a stream that is no more."""
+class _EmptyView(NativeView):
+    """The view of a deleted stream."""
 
     def open(self, facts: StreamFacts) -> Encoder:
-        return _NothingEncoder(facts)
+        return _EmptyEncoder(facts)
 
 
 class NativeEncoder:
-    """Events as they stand on the wire. Keeps nothing between events, so that it may start anywhere.
+    """Encodes events. It has no state, so it can start at any event.
 
-    The id is an event's last line: @microsoft/fetch-event-source takes an event for seen as soon as it has read that,
-    and would lose what is cut off behind it.
+    The id is the last line of an event: @microsoft/fetch-event-source resumes after an event as soon as it has read the
+    id, and would lose lines after it if the connection breaks.
     """
 
     __slots__ = ("_facts", "_id")
@@ -205,7 +205,7 @@ class NativeEncoder:
         return f"{retry}{kind}data: {event_json(event)}\n{self._id}{seq}\n\n".encode("ascii")
 
     def whole(self, events: Sequence[Event]) -> bytes:
-        """The stream's state, its text so far, and the reasoning before it, if there is any."""
+        """Return the state of the stream, its text so far, and its reasoning, if there is any."""
         facts = self._facts
         choices = deltas_by_choice(events, facts.num_choices)
         texts = ["".join(delta.text for delta in deltas) for deltas in choices]
@@ -222,13 +222,13 @@ class NativeEncoder:
         return to_json(state)
 
 
-class _NothingEncoder(NativeEncoder):
+class _EmptyEncoder(NativeEncoder):
     def whole(self, events: Sequence[Event]) -> bytes:
         return b""
 
 
 def _state(facts: StreamFacts, num_events: int) -> JsonBody:
-    """What there is to say of a stream besides its text."""
+    """Return the state of a stream without its text."""
     path = f"/v1/streams/{facts.stream_id}"
     state: JsonBody = {
         "id": facts.stream_id,
@@ -243,8 +243,8 @@ def _state(facts: StreamFacts, num_events: int) -> JsonBody:
 
 
 def event_json(event: Event, *, reasoning_name: str = "text") -> str:
-    """An event as one line of JSON: `{"text", "token_ids"}` and what else there is, or how the stream ended. Reasoning
-    has a name of its own where nothing beside the JSON tells the two apart."""
+    """Return an event as a line of JSON: `{"text", "token_ids"}` and more, or the end. With `reasoning_name`, reasoning
+    has another name than text, for wires that show the kind of an event only in the JSON."""
     if type(event) is End:
         return to_json(end_fields(event)).decode()
     assert type(event) is TextDelta
@@ -272,7 +272,7 @@ def _extra_json(event: TextDelta) -> str:
 
 
 def end_fields(end: End) -> JsonBody:
-    """The terminal event as JSON fields; also part of a stream's state."""
+    """Return the terminal event as JSON fields, for events and for the state of a stream."""
     fields: JsonBody = {"status": end.status, "usage": usage_json(end)}
     if end.failure is not None:
         fields["error"] = {"code": end.failure.code, "message": end.failure.message}
@@ -300,23 +300,23 @@ WIRE = Wire(
             "POST",
             "/v1/streams",
             Generate(parse, conversation=place_of),
-            "Begin a stream; answered with its events where the client accepts text/event-stream.",
+            "Begin a stream. With Accept: text/event-stream the answer has its events.",
             body=NativeBody,
             example={"messages": [{"role": "user", "content": "Tell me a story about dogs."}], "max_tokens": 64},
         ),
-        Operation("GET", "/v1/streams", Show(list_running), "The caller's streams that run, the oldest first."),
+        Operation("GET", "/v1/streams", Show(list_running), "List the caller's running streams, the oldest first."),
         Operation(
             "GET",
             _STREAM + "/events",
             Follow(parse_following),
-            "The events of a stream, from behind Last-Event-ID or `after` on.",
+            "The events of a stream after Last-Event-ID or `after`.",
             query=("after",),
         ),
         Operation("GET", _STREAM, OnStream(find), "The state of a stream and its text so far."),
-        Operation("POST", _STREAM + "/cancel", OnStream(find, "cancel"), "Stop a stream, everywhere and at once."),
-        Operation("GET", "/livez", Show(show_live), "Whether tokens move; where they do not, a restart is due."),
-        Operation("GET", "/readyz", Show(show_ready), "Whether requests are taken, and if not, why."),
-        Operation("DELETE", _STREAM, OnStream(find_to_delete, "delete"), "Stop a stream and forget it."),
+        Operation("POST", _STREAM + "/cancel", OnStream(find, "cancel"), "Cancel a stream."),
+        Operation("GET", "/livez", Show(show_live), "Whether the server makes progress; otherwise restart it."),
+        Operation("GET", "/readyz", Show(show_ready), "Whether requests are accepted, and if not, why."),
+        Operation("DELETE", _STREAM, OnStream(find_to_delete, "delete"), "Cancel and delete a stream."),
     ),
     encode_error=encode_error,
     pick=pick_named,

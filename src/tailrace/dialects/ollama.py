@@ -1,14 +1,14 @@
-"""Ollama's wire: `/api/chat` and `/api/generate` in lines of JSON, and what its clients ask about models.
+"""Ollama's wire: `/api/chat` and `/api/generate` with lines of JSON, and its routes about models.
 
-What is left out is chosen as Ollama does (temperature 0.8, top_k 40, top_p 0.9), so far as the engine can: who comes
-with another URL expects the answers to read as before. Answers: `ollama_answers.py`. Divergences, on purpose:
+Missing parameters have Ollama's defaults (temperature 0.8, top_k 40, top_p 0.9) if the engine supports them, so that
+answers are similar. Answers: `ollama_answers.py`. Intended divergences:
 
-1. A prompt that does not fit is refused; Ollama drops its beginning, or the chat's. `num_ctx`, `keep_alive` and the
-   other options of loading are this server's settings, and are named as ignored.
-2. `num_predict` of -1 or -2 means `--default-max-tokens`, as leaving it out does. Penalties look at prompt and answer.
-3. Durations are left out, as nobody here has measured them; `context` is neither given nor taken.
-4. `/api/version` says which version of Ollama has this API, since clients compare it.
-5. A digest is one of the model's name: `ollama ls` shows its first twelve characters, and fails without.
+1. A prompt that is too long is refused; Ollama drops its beginning. `num_ctx`, `keep_alive` and other options of
+   loading are settings of this server, and are named as ignored.
+2. `num_predict` of -1 or -2 means `--default-max-tokens`, like no value. Penalties count prompt and answer.
+3. Durations that are not measured are left out. `context` is not supported.
+4. `/api/version` returns the version of Ollama with this API, because clients compare it.
+5. A digest is that of the model's name: `ollama ls` shows its first twelve characters, and fails without it.
 """
 
 from __future__ import annotations
@@ -108,11 +108,11 @@ def parse_generate(request: ParsedRequest) -> GenerateCall | Reply:
     """Raises: RequestError."""
     fields, ignored = _read(request, OllamaGenerateBody)
     if not fields.prompt:
-        return _loaded(request, fields.model, {"response": ""})
+        return _load_reply(request, fields.model, {"response": ""})
     sampling = _sampling(request.server, fields, _grammar(fields.format))
     if fields.raw:
         if fields.system:
-            raise RequestError("raw and system exclude each other.", param="system")
+            raise RequestError("raw cannot be used with system.", param="system")
         generate = GenerateRequest(prompts=(fields.prompt,), sampling=sampling)
     elif fields.system:
         messages = (Message("system", fields.system), Message("user", fields.prompt))
@@ -120,7 +120,7 @@ def parse_generate(request: ParsedRequest) -> GenerateCall | Reply:
     else:
         generate = replace(bare_request(request.server, fields.prompt, sampling), split_reasoning=True)
     if fields.think and not generate.messages:
-        raise RequestError("think is for prompts that the chat template makes.", param="think")
+        raise RequestError("think needs a prompt that uses the chat template.", param="think")
     return _call(request, fields, generate, ignored)
 
 
@@ -128,11 +128,11 @@ def parse_chat(request: ParsedRequest) -> GenerateCall | Reply:
     """Raises: RequestError."""
     fields, ignored = _read(request, OllamaChatBody)
     if not fields.messages:
-        return _loaded(request, fields.model, {"message": {"role": "assistant", "content": ""}})
+        return _load_reply(request, fields.model, {"message": {"role": "assistant", "content": ""}})
     tools = choose_tools(fields.tools or [], "<auto>", request.server)
     grammar = _grammar(fields.format)
     if tools.shown and grammar is not None:
-        raise RequestError("format and tools exclude each other.", param="format")
+        raise RequestError("format cannot be used with tools.", param="format")
     messages = _messages(fields.messages)
     sampling = _sampling(request.server, fields, grammar)
     continues = messages[-1].role == "assistant" and not messages[-1].tool_calls
@@ -163,8 +163,8 @@ def _call(request: ParsedRequest, fields: _Body, generate: GenerateRequest, igno
 
 
 def _thinking(server: ServerFacts, think: bool | Effort | None) -> TemplateValues:
-    """What tells the chat template whether to think. Raises: UnsupportedParameter for a model that does not, or does
-    not in degrees."""
+    """Return the values that control thinking in the chat template. Raises: UnsupportedParameter for a model without
+    thinking, or without levels of it."""
     if think is None:
         return {}
     if think and not server.splits_reasoning:
@@ -172,13 +172,13 @@ def _thinking(server: ServerFacts, think: bool | Effort | None) -> TemplateValue
     if isinstance(think, bool):
         return switch_values(server, on=think)
     if not (values := effort_values(server, think)):
-        raise UnsupportedParameter("think: this model thinks, but knows no degrees of it.", param="think")
+        raise UnsupportedParameter("think: this model has no levels of thinking.", param="think")
     return values
 
 
-def _loaded(request: ParsedRequest, name: str, shown: JsonBody) -> Reply:
-    """What asking for nothing is answered with: the model is there. Raises: RequestError if it is another one's, or
-    if it is to go."""
+def _load_reply(request: ParsedRequest, name: str, shown: JsonBody) -> Reply:
+    """Answer a request without a prompt, which loads a model. Raises: UnknownModel; UnsupportedParameter if the request
+    unloads the model."""
     models.require(request.server, name)
     if request.body.get("keep_alive") in _UNLOADED:
         raise UnsupportedParameter("This server keeps its model loaded.", param="keep_alive")
@@ -193,10 +193,10 @@ def _grammar(value: object) -> Grammar | None:
 
 
 def _sampling(server: ServerFacts, fields: _Body, grammar: Grammar | None) -> Sampling:
-    """What is asked for, over Ollama's defaults. Raises: RequestError."""
+    """Return the parameters, with Ollama's defaults. Raises: RequestError."""
     options = fields.options or Options()
     if fields.top_logprobs and not fields.logprobs:
-        raise RequestError("top_logprobs goes with logprobs.", param="top_logprobs")
+        raise RequestError("top_logprobs needs logprobs.", param="top_logprobs")
     chosen: dict[str, Any] = {name: value for name, value in _DEFAULTS.items() if name in server.parameters}
     chosen |= {name: value for name, value in asdict(options).items() if value is not None}
     named = SamplingFields(
@@ -206,7 +206,7 @@ def _sampling(server: ServerFacts, fields: _Body, grammar: Grammar | None) -> Sa
     )
     return replace(
         sampling_of(named),
-        typical_p=options.typical_p or 1.0,  # also beside a temperature of 0
+        typical_p=options.typical_p or 1.0,  # also with temperature 0
         seed=None if options.seed == -1 else options.seed,
         logprobs=bool(fields.logprobs),
         top_logprobs=fields.top_logprobs or 0,
@@ -214,8 +214,8 @@ def _sampling(server: ServerFacts, fields: _Body, grammar: Grammar | None) -> Sa
     )
 
 
-class _Waiting:
-    """Calls without their results, the oldest first. A chat of any length takes no more steps than it has turns."""
+class _UnansweredCalls:
+    """Tool calls without a result, the oldest first. The time is linear in the length of the chat."""
 
     def __init__(self) -> None:
         self._all: deque[str] = deque()
@@ -227,7 +227,7 @@ class _Waiting:
         self._by_name.setdefault(name, deque()).append(call_id)
 
     def take(self, name: str | None) -> str | None:
-        """The call that a result is of, which may name the tool."""
+        """Return the call to which the next result belongs; `name` is the tool's, if the result has it."""
         ids = self._all if name is None else self._by_name.get(name, deque())
         while ids:
             call_id = ids.popleft()
@@ -238,23 +238,23 @@ class _Waiting:
 
 
 def _messages(turns: Sequence[OllamaTurn]) -> tuple[Message, ...]:
-    """The messages of a chat. Calls and their results have no ids here, and templates want some.
+    """Return the messages of a chat. Adds ids to calls and results, which templates need and Ollama does not have.
 
     Raises: RequestError.
     """
     messages: list[ChatMessage] = []
-    waiting = _Waiting()
+    unanswered = _UnansweredCalls()
     num_calls = 0
     for turn in turns:
         if turn.images:
             raise UnsupportedParameter("images are not supported here.", param="messages")
         for call in turn.tool_calls or ():
             num_calls += 1
-            call.id = call.id or f"call{num_calls:05}"  # nine characters: some templates take no others
-            waiting.add(call.id, call.function.name)
+            call.id = call.id or f"call{num_calls:05}"  # some templates require nine characters
+            unanswered.add(call.id, call.function.name)
         answered = turn.tool_call_id
         if turn.role == "tool" and not answered:
-            answered = waiting.take(turn.tool_name)
+            answered = unanswered.take(turn.tool_name)
         messages.append(ChatMessage(turn.role, turn.content or "", turn.tool_calls, answered, turn.thinking))
     return read_messages(messages)
 
@@ -290,17 +290,17 @@ WIRE = Wire(
             "POST",
             "/api/show",
             Show(models.show_model),
-            "What it can do.",
+            "Show what a model can do.",
             body=models.ShowBody,
             check=require_json_or_curl,
             example=_MODEL,
         ),
         no_embeddings("/api/embed"),
         no_embeddings("/api/embeddings"),
-        Operation("POST", "/api/pull", refused(_NO_PULLING), "Refused: the models are chosen at the start."),
-        Operation("GET", "/api/tags", Show(models.list_models), "The models that are served."),
-        Operation("GET", "/api/ps", Show(models.list_running), "The models that are loaded."),
-        Operation("GET", "/api/version", Show(models.show_version), "The version of Ollama that has this API."),
+        Operation("POST", "/api/pull", refused(_NO_PULLING), "Refused: models are chosen when the server starts."),
+        Operation("GET", "/api/tags", Show(models.list_models), "List the models."),
+        Operation("GET", "/api/ps", Show(models.list_running), "List the loaded models."),
+        Operation("GET", "/api/version", Show(models.show_version), "The version of Ollama with this API."),
     ),
     encode_error=encode_error,
     pick=models.pick_tagged,

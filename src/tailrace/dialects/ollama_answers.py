@@ -1,4 +1,4 @@
-"""How Ollama's wire shows a stream: lines of JSON, the last of them with `done` and the counts, and whole answers."""
+"""Ollama's answers: lines of JSON, the last with `done` and the counts, and whole answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class OllamaView:
 
     @property
     def heartbeat(self) -> bytes:
-        """A piece with nothing in it: clients parse every line, and know no comments."""
+        """An empty piece of text: clients parse every line, and there are no comments."""
         return to_json({"model": self.model, **_shown(self, "", []), "done": False}) + b"\n"
 
     def open(self, facts: StreamFacts) -> Encoder:
@@ -81,7 +81,7 @@ class OllamaEncoder:
         return to_json(answer)
 
     def _line(self, text: str, more: str = "", *, thinking: str = "") -> bytes:
-        """A piece of text, which is JSON already."""
+        """Return a line. `text` and `thinking` are JSON."""
         shown = f'"response":{text}{thinking}'
         if self._view.is_chat:
             shown = f'"message":{{"role":"assistant","content":{text}{thinking}}}'
@@ -101,7 +101,7 @@ class OllamaEncoder:
             "prompt_eval_count": end.usage.num_prompt_tokens,
             "eval_count": end.usage.num_completion_tokens,
         }
-        if end.spent is not None:  # in nanoseconds, as there; the model is loaded already
+        if end.spent is not None:  # in nanoseconds, as in Ollama
             total, prompt, answer = (round(seconds * 1e9) for seconds in end.spent)
             done |= {
                 "total_duration": total,
@@ -117,7 +117,7 @@ class OllamaEncoder:
 
 
 def _shown(view: OllamaView, text: str, calls: Sequence[WholeCall], *, index: int = 0) -> JsonBody:
-    """The text and the calls of a line, the first of which is call number `index`."""
+    """Return the text and the calls of a line. The first call has the number `index`."""
     if not view.is_chat:
         return {"response": text}
     message: JsonBody = {"role": "assistant", "content": text}
@@ -130,6 +130,6 @@ def _shown(view: OllamaView, text: str, calls: Sequence[WholeCall], *, index: in
 
 
 def encode_error(error: TailraceError) -> tuple[int, bytes]:
-    """`{"error"}`, as on its own routes and in the last line of a stream; a server that is busy is a 503 here."""
+    """`{"error"}`, also as the last line of a stream. A busy server answers 503, as Ollama does."""
     is_busy = isinstance(error, AdmissionError) and not isinstance(error, QuotaExceeded)
     return 503 if is_busy else error.status, to_json({"error": error.message})

@@ -1,6 +1,6 @@
-"""What Ollama's clients ask about models. What they take for loaded is what would answer.
+"""Ollama's routes about models.
 
-What nobody here knows of it (its size, its family) is left out, or empty where clients look for a text.
+Unknown facts, such as size and family, are left out, or are empty if clients need them.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ _DETAILS = {"parent_model": "", "format": "", "family": "", "families": [], "par
 
 class ShowBody(msgspec.Struct):
     model: str | None = None
-    name: str | None = None  # what older clients call it
+    name: str | None = None  # used by older clients
     verbose: bool | None = None
 
 
 def served_name(server: ServerFacts, name: str) -> str:
-    """The model that a client means: it says `name:latest` where no tag was given."""
+    """Return the name of the model. Clients add `:latest` to a name without a tag."""
     return server.model if name.removesuffix(":latest") in (server.model, "default") else name
 
 
 def require(server: ServerFacts, name: str) -> None:
-    """Raises: UnknownModel unless the model is the one that is served."""
+    """Raises: UnknownModel for the name of another model."""
     if served_name(server, name) != server.model:
         raise UnknownModel(f"This server runs {server.model}; there is no such model here.", param="model")
 
 
 def pick_tagged(request: ParsedRequest) -> ServerFacts | None:
-    """The model that a client means, with a tag or without."""
+    """Return the model that a request names, with or without a tag."""
     name = request.body.get("model") or request.body.get("name")
     return pick(request, name, name.removesuffix(":latest") if isinstance(name, str) else None)
 
@@ -79,7 +79,7 @@ def show_model(request: ParsedRequest) -> Reply:
     capabilities = [name for name, is_there in has.items() if is_there]
     facts = {
         "details": _DETAILS,
-        # Clients look for the length under a name that begins with the architecture's.
+        # Clients read the context length from the field `ARCHITECTURE.context_length`.
         "model_info": {
             "general.architecture": "unknown",
             "general.basename": server.model,

@@ -2,12 +2,12 @@
 `openai_chunks.py`.
 
 Streams are exactly `data: ` and one line of JSON per chunk, ending in `data: [DONE]`, also after an error. There are no
-`id:` lines: the official client takes a heartbeat after one for an event without JSON. A failure in the middle is a
-frame with `error` (which OpenAI's clients raise) and `error_type` (which Hugging Face's raise).
+`id:` lines: after one, the official client would read a heartbeat as an event without JSON. A failure during the stream
+is a frame with `error` (raised by OpenAI's clients) and `error_type` (raised by Hugging Face's).
 
-Divergences, on purpose: 1. A stream that was cancelled ends in an error frame, not in a finish_reason that the API does
-not have. 2. In a chat `finish_reason` has a chunk of its own, as OpenAI sends it and vLLM does not. 3. A chat that ends
-with an assistant's message is continued from there, as with TGI. 4. A call that was forced ends in `tool_calls`, too.
+Intended divergences: 1. A cancelled stream ends with an error frame, because the API has no finish_reason for it.
+2. In a chat `finish_reason` has its own chunk, as with OpenAI but not with vLLM. 3. A chat whose last message is the
+assistant's continues this message, as with TGI. 4. A forced call ends with `tool_calls`, too.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from tailrace.conversations.items import messages_of
 from tailrace.dialects.answers import no_embeddings
 from tailrace.dialects.bodies import JsonBody, read_known, to_json
-from tailrace.dialects.conversations import ConversationField, chat_in, open_branch, place_of
+from tailrace.dialects.conversations import ConversationField, in_conversation, open_branch, place_of
 from tailrace.dialects.fields import (
     Messages,
     SamplingFields,
@@ -60,7 +60,7 @@ __all__ = [
 
 _MAX_BIASED = 300
 _REASONING_FIELD = "messages[].reasoning_content"
-_DEFAULT_COMPLETION_TOKENS = 16  # what OpenAI's reference says
+_DEFAULT_COMPLETION_TOKENS = 16  # as in OpenAI's reference
 _REFUSED: dict[str, tuple[object, ...]] = {
     "allowed_token_ids": ([],),
     "audio": (),
@@ -82,7 +82,7 @@ _REFUSED: dict[str, tuple[object, ...]] = {
     "use_beam_search": (False,),
     "web_search_options": (),
 }
-# What one of the two has and the other has not.
+# Fields that only one of the two has.
 _REFUSED_IN_CHATS = _REFUSED | {"echo": (False,)}
 _REFUSED_IN_TEXTS = _REFUSED | {
     "chat_template_kwargs": ({},),
@@ -141,10 +141,10 @@ def parse_chat(request: ParsedRequest) -> GenerateCall:
     if tools.shown and grammar is not None:
         raise RequestError("Tool error: Grammar and tools are mutually exclusive", param="response_format")
     if fields.top_logprobs and not fields.logprobs:
-        raise RequestError("top_logprobs goes with logprobs.", param="top_logprobs")
+        raise RequestError("top_logprobs needs logprobs.", param="top_logprobs")
     branch, before = request.branch, tuple[Message, ...]()
     if branch is not None:
-        branch = open_branch(branch, is_asked=bool(fields.messages))
+        branch = open_branch(branch, has_input=bool(fields.messages))
         before = messages_of(branch.items)
     messages = read_messages(fields.messages, before)
     continues = messages[-1].role == "assistant" and not messages[-1].tool_calls
@@ -165,7 +165,7 @@ def parse_chat(request: ParsedRequest) -> GenerateCall:
             logprobs=bool(fields.logprobs),
             top_logprobs=fields.top_logprobs or 0,
             grammar=tools.forced or grammar,
-            single_call=is_single and tools.may_be_several,
+            single_call=is_single and tools.allows_several_calls,
         ),
     )
     view = ChatView(
@@ -177,7 +177,7 @@ def parse_chat(request: ParsedRequest) -> GenerateCall:
         shows_reasoning=fields.include_reasoning is not False,
     )
     if branch is not None:
-        generate = chat_in(branch, generate, len(before), view)
+        generate = in_conversation(branch, generate, len(before), view)
     return GenerateCall(generate, view, bool(fields.stream), ignored + tools.ignored)
 
 
@@ -205,14 +205,14 @@ def parse_completion(request: ParsedRequest) -> GenerateCall:
 
 
 def _sampling(fields: _Body) -> Sampling:
-    """What chats and texts have alike. Raises: RequestError."""
+    """Return the parameters that chats and texts share. Raises: RequestError."""
     bias = fields.logit_bias or {}
     if len(bias) > _MAX_BIASED:
         raise RequestError(f"logit_bias has more than {_MAX_BIASED} entries.", param="logit_bias")
     if not all(name.isascii() and name.isdigit() and len(name) < 10 for name in bias):
-        raise RequestError("logit_bias takes token ids as names.", param="logit_bias")
+        raise RequestError("The names in logit_bias must be token ids.", param="logit_bias")
     if not all(-100 <= value <= 100 for value in bias.values()):
-        raise RequestError("logit_bias takes values from -100 to 100.", param="logit_bias")
+        raise RequestError("The values of logit_bias must be from -100 to 100.", param="logit_bias")
     return replace(
         sampling_of(fields),
         logit_bias=tuple((int(name), value) for name, value in bias.items()),
@@ -221,7 +221,7 @@ def _sampling(fields: _Body) -> Sampling:
 
 
 def _grammar(fields: _Body) -> Grammar | None:
-    """In OpenAI's words, in vLLM's, or in those that vLLM had before. Raises: RequestError."""
+    """Read OpenAI's, vLLM's or vLLM's older fields for a grammar. Raises: RequestError."""
     older = StructuredOutputs(json=fields.guided_json, regex=fields.guided_regex, choice=fields.guided_choice)
     grammars = [
         read_response_format(fields.response_format),
@@ -230,12 +230,12 @@ def _grammar(fields: _Body) -> Grammar | None:
     ]
     given = [grammar for grammar in grammars if grammar is not None]
     if len(given) > 1:
-        raise RequestError("response_format and structured_outputs exclude each other.", param="response_format")
+        raise RequestError("Use only one of response_format and structured_outputs.", param="response_format")
     return given[0] if given else None
 
 
 def _prompts(prompt: str | list[str | int | list[int]]) -> tuple[str | tuple[int, ...], ...]:
-    """One prompt or several, each text or token ids. Raises: RequestError."""
+    """Return the prompts, each a text or token ids. Raises: RequestError."""
     given = [prompt] if isinstance(prompt, str) else prompt
     ids = tuple(one for one in given if isinstance(one, int))
     if 0 < len(ids) < len(given):
@@ -257,7 +257,7 @@ def _usage(fields: _Body) -> UsageShown:
     if not options.continuous_usage_stats:
         return "at_end" if options.include_usage else "never"
     if not options.include_usage:
-        raise RequestError("continuous_usage_stats goes with include_usage.", param="stream_options")
+        raise RequestError("continuous_usage_stats needs include_usage.", param="stream_options")
     return "always"
 
 
@@ -272,7 +272,7 @@ def show_model(request: ParsedRequest) -> Reply:
 
 
 def show_version(request: ParsedRequest) -> Reply:
-    """As vLLM answers it."""
+    """Answer as vLLM does."""
     return Reply(to_json({"version": request.server.version}))
 
 
@@ -309,10 +309,10 @@ WIRE = Wire(
             body=CompletionBody,
             example={"prompt": "The river runs", "max_tokens": 32},
         ),
-        Operation("GET", "/v1/models", Show(list_models), "The models that are served."),
-        Operation("GET", "/v1/models/{name:path}", Show(show_model), "One of them."),
+        Operation("GET", "/v1/models", Show(list_models), "List the models."),
+        Operation("GET", "/v1/models/{name:path}", Show(show_model), "Show a model."),
         no_embeddings("/v1/embeddings"),
-        Operation("GET", "/version", Show(show_version), "The version of the server, as vLLM tells it."),
+        Operation("GET", "/version", Show(show_version), "The version of the server, as on vLLM."),
     ),
     encode_error=encode_error,
     pick=pick_named,

@@ -1,4 +1,4 @@
-"""How OpenAI's wire shows a stream: chunks, and whole answers."""
+"""OpenAI's answers: chunks, and whole answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tailrace.types import End, Event, TextDelta
 
 __all__ = ["ChatChunkEncoder", "ChatView", "TextEncoder", "TextView"]
 
-UsageShown: TypeAlias = Literal["never", "at_end", "always"]  # the last with each chunk, too
+UsageShown: TypeAlias = Literal["never", "at_end", "always"]  # always: also in each chunk
 
 _DONE = b"data: [DONE]\n\n"
 
@@ -40,7 +40,7 @@ class TextView(EventStreamView):
 
 
 class _Encoder:
-    """What chunks of both kinds have in common."""
+    """The common part of chat chunks and text chunks."""
 
     object_name: str
     id_prefix: str
@@ -57,7 +57,7 @@ class _Encoder:
         self._tail = "]}\n\n" if view.usage == "never" else '],"usage":null}\n\n'
 
     def _count(self, num_tokens: int) -> None:
-        """Have the usage so far, with these tokens, in the chunks to come, where that is wanted."""
+        """Add tokens to the usage in the next chunks, if each chunk has it."""
         if self._usage == "always":
             self._num_tokens += num_tokens
             prompt, answer = self._facts.num_prompt_tokens, self._num_tokens
@@ -89,8 +89,8 @@ class _Encoder:
 
 
 class ChatChunkEncoder(_Encoder):
-    """`chat.completion.chunk`s: the role first, then reasoning, content and tool calls, then the finish_reason by
-    itself."""
+    """`chat.completion.chunk`s: the role first, then reasoning, content and tool calls, then the finish_reason
+    alone."""
 
     object_name = "chat.completion.chunk"
     id_prefix = "chatcmpl-"
@@ -98,7 +98,7 @@ class ChatChunkEncoder(_Encoder):
     def __init__(self, facts: StreamFacts, view: ChatView) -> None:
         super().__init__(facts, view)
         self._opened: set[int] = set()
-        self._unsaid: dict[int, list[TextDelta]] = {}  # whose logprobs wait for a chunk, by choice
+        self._pending: dict[int, list[TextDelta]] = {}  # by choice: deltas whose logprobs wait for the next chunk
         self._readers = [view.reader() for _ in range(facts.num_choices)]
         self._shows_reasoning = view.shows_reasoning
 
@@ -119,20 +119,20 @@ class ChatChunkEncoder(_Encoder):
             chunks += self._chunk(choice, f'{{"reasoning_content":{quote(event.reasoning)}}}', logprobs, "null")
         elif reader is not None:
             parts = reader.push(event.text) + (reader.flush() if finish else [])
-            self._unsaid.setdefault(choice, []).append(event)
+            self._pending.setdefault(choice, []).append(event)
             for part in parts:
-                chunks += self._chunk(choice, self._part(choice, part), self._logprobs_unsaid(choice), "null")
+                chunks += self._chunk(choice, self._part(choice, part), self._pending_logprobs(choice), "null")
             finish = _finish_of(finish, reader)
         elif event.text or self._logprobs:
             logprobs = to_json(self._logprobs_json([event])).decode() if self._logprobs else "null"
             chunks += self._chunk(choice, f'{{"content":{quote(event.text)}}}', logprobs, "null")
         if finish is not None:
-            chunks += self._chunk(choice, "{}", self._logprobs_unsaid(choice), f'"{finish}"')
+            chunks += self._chunk(choice, "{}", self._pending_logprobs(choice), f'"{finish}"')
         return chunks.encode("ascii")
 
-    def _logprobs_unsaid(self, choice: int) -> str:
+    def _pending_logprobs(self, choice: int) -> str:
         """Those of tokens whose text was held back until it was clear that it is no call, or is one."""
-        deltas = self._unsaid.pop(choice, [])
+        deltas = self._pending.pop(choice, [])
         return to_json(self._logprobs_json(deltas)).decode() if self._logprobs and deltas else "null"
 
     def whole(self, events: Sequence[Event]) -> bytes:
@@ -254,14 +254,14 @@ class TextEncoder(_Encoder):
 
 
 def _finish_of(finish: str | None, reader: ToolCallReader) -> str | None:
-    """The finish_reason of an answer with tools. An only call that is complete was not cut short: where one was forced,
-    only the brace behind it can be missing."""
+    """Return the finish_reason of an answer with tools. With "length" a single call may still be complete: after a
+    forced call only the closing brace can be missing."""
     has_called = reader.num_calls and finish == "stop"
     return "tool_calls" if has_called or (finish == "length" and reader.is_over) else finish
 
 
 def _error_frame(end: End) -> bytes:
-    """A failure after the headers, in the form that both families of clients raise."""
+    """Return a failure after the headers, in the form that OpenAI's and Hugging Face's clients raise."""
     error = failure_of(end)
     body = {"message": error.message, "type": "server_error", "code": error.code, "param": None}
     return b"data: " + to_json({"error": body, "error_type": "generation"}) + b"\n\n"

@@ -1,11 +1,11 @@
-"""Bare text in, bare text out: the bots of Ray Serve's tutorial, and the FastAPI article's endpoint.
+"""Bare text: the bots of Ray Serve's tutorial, and the endpoint of the FastAPI article.
 
-- `POST /?prompt=…`: chunks of text as they come (Ray Serve's Textbot and Batchbot);
-- `GET` and `POST /query-stream/?query=…`: the same, labelled `text/event-stream` as in the article, although nothing in
-  it is an event. Browsers' EventSource cannot read it; `/v1/streams` is for that. With POST the fields may stand in a
-  form or in a JSON body, which is the article's first idea for more.
+- `POST /?prompt=…`: chunks of text (Ray Serve's Textbot and Batchbot);
+- `GET` and `POST /query-stream/?query=…`: the same with the type `text/event-stream`, as in the article, although it
+  has no events. Browsers' EventSource cannot read it; use `/v1/streams` for that. With POST the fields may be in a form
+  or in a JSON body.
 
-A bare body has no place for an error, so one that cannot be completed is cut off without its terminating chunk.
+Bare text has no place for an error. So an incomplete answer is cut off without the terminating chunk.
 """
 
 from __future__ import annotations
@@ -32,24 +32,23 @@ from tailrace.types import End, Event, GenerateRequest, Message, Sampling
 
 __all__ = ["WIRE", "bare_request", "bare_sampling", "encode_error"]
 
-_HOW = set(SamplingFields.__struct_fields__) - {"max_tokens", "max_completion_tokens", "stop"}  # tokens are chosen
+_SAMPLING_FIELDS = set(SamplingFields.__struct_fields__) - {"max_tokens", "max_completion_tokens", "stop"}
 
 
 def bare_sampling(server: ServerFacts, fields: SamplingFields) -> Sampling:
-    """What is asked for. With no more than a length and stop strings an answer is greedy, as the tutorial's model call
-    is, with a small repetition penalty where the engine has one: small models end in a loop without. Raises:
-    RequestError."""
+    """Return the sampling parameters. By default sampling is greedy, as in the tutorial, with a small repetition
+    penalty if the engine supports it: without it, small models repeat themselves endlessly. Raises: RequestError."""
     sampling = sampling_of(fields)
-    if any(getattr(fields, name) is not None for name in _HOW):
+    if any(getattr(fields, name) is not None for name in _SAMPLING_FIELDS):
         return sampling
     penalty = 1.1 if "repetition_penalty" in server.parameters else 1.0
     return replace(sampling, temperature=0.0, repetition_penalty=penalty)
 
 
 def bare_request(server: ServerFacts, prompt: str, sampling: Sampling) -> GenerateRequest:
-    """A prompt without anything around it: put into `--prompt-template` if there is one, else one turn of a chat where
-    the model can chat, else taken as it stands. The answer is all that the model writes: these wires have no place for
-    reasoning. Raises: RequestError if it is empty."""
+    """Return a request for a plain prompt. It is put into `--prompt-template` if that is set; otherwise it is a chat of
+    one turn if the model has a chat template; otherwise it is used unchanged. Reasoning is a part of the answer: these
+    wires have no other place for it. Raises: RequestError if the prompt is empty."""
     if not prompt:
         raise RequestError("The prompt is empty.", param="prompt")
     if server.prompt_template:
@@ -67,15 +66,15 @@ def parse_tutorial(request: ParsedRequest) -> GenerateCall:
 def parse_article(request: ParsedRequest) -> GenerateCall:
     """Raises: RequestError."""
     if "query" not in request.query:
-        where = "in the address or, with POST, in a form or in JSON sent as application/json"
-        raise RequestError(f"Give the prompt as query: {where}.", param="query")
+        where = "in the URL or, with POST, in a form or in JSON sent as application/json"
+        raise RequestError(f"Send the prompt as query: {where}.", param="query")
     return _parse(request, "query", LABELLED)
 
 
 def _parse(request: ParsedRequest, name: str, view: _View) -> GenerateCall:
     for field in SamplingFields.__struct_fields__:
         if field in request.query and field != "max_tokens":
-            raise UnsupportedParameter(f"{field} cannot be given here; use /v1/streams for it.", param=field)
+            raise UnsupportedParameter(f"{field} is not supported here; use /v1/streams.", param=field)
     sampling = bare_sampling(request.server, SamplingFields(max_tokens=read_count(request.query, "max_tokens")))
     return GenerateCall(bare_request(request.server, request.query[name], sampling), view, stream=True)
 
@@ -83,7 +82,7 @@ def _parse(request: ParsedRequest, name: str, view: _View) -> GenerateCall:
 @dataclass(frozen=True, slots=True)
 class _View:
     media_type: str
-    heartbeat = b""  # everything in the body is text
+    heartbeat = b""  # a client would read it as text
     farewell = b""
 
     def open(self, facts: StreamFacts) -> Encoder:
@@ -109,7 +108,7 @@ class _PlainEncoder:
 
 
 _ARTICLES_FIELDS = ("query!", "max_tokens")
-_ARTICLE = "Answer a query with bare text, as FastAPI's StreamingResponse does in the article."
+_ARTICLE = "Answer a query with bare text, as in the FastAPI article."
 
 WIRE = Wire(
     name="plain",

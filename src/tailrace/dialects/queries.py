@@ -1,4 +1,4 @@
-"""Query strings, read strictly."""
+"""Reads query strings, strictly."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FORM = "application/x-www-form-urlencoded"
 
 
 def read_query(query: bytes) -> dict[str, str]:
-    """The fields of a query string: UTF-8, each once. Raises: RequestError."""
+    """Return the fields of a query string. Raises: RequestError if it is not UTF-8 or has a field twice."""
     if not query:
         return {}
     try:
@@ -28,7 +28,7 @@ def read_query(query: bytes) -> dict[str, str]:
 
 
 def read_fields_of_body(content_type: str, body: bytes) -> dict[str, str]:
-    """The same fields, where a body has them: a form, or a JSON object of texts and numbers. An empty body has none.
+    """Return fields from a body, which may be a form, a JSON object of texts and numbers, or empty.
 
     Raises: RequestError; UnsupportedMediaType for another kind of body.
     """
@@ -41,7 +41,7 @@ def read_fields_of_body(content_type: str, body: bytes) -> dict[str, str]:
         raise UnsupportedMediaType(f"Send the fields as {_FORM} or application/json.", param="content-type")
     fields = {}
     for name, value in read_json(body).items():
-        if value is None:  # as good as absent
+        if value is None:  # means absent
             continue
         if not isinstance(value, str | int) or isinstance(value, bool):
             name = printable(name)
@@ -51,7 +51,7 @@ def read_fields_of_body(content_type: str, body: bytes) -> dict[str, str]:
 
 
 def read_count(query: Mapping[str, str], name: str) -> int | None:
-    """A whole number above 0, None where it is not given. Raises: RequestError."""
+    """Return a whole number above 0; None if the field is absent. Raises: RequestError."""
     digits = query.get(name)
     if digits is None:
         return None

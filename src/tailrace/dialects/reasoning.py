@@ -1,4 +1,4 @@
-"""What wires ask about reasoning, in the words that the model's chat template knows."""
+"""Translates the wires' fields about reasoning into values of the chat template."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh",
 
 
 def switch_values(server: ServerFacts, *, on: bool) -> dict[str, TemplateValue]:
-    """What tells the template whether to think; nothing where it cannot be told."""
+    """Return the value that switches reasoning on or off; empty if the template has no such value."""
     name = next((name for name in SWITCHES if name in server.template_values), None)
     return {} if name is None else {name: on}
 
 
 def effort_values(server: ServerFacts, effort: Effort | None) -> dict[str, TemplateValue]:
-    """What tells the template how much to think; nothing where it cannot be told."""
+    """Return the value that sets the effort of reasoning; empty if the template has no such value."""
     if effort is None:
         return {}
     if _EFFORT in server.template_values:
@@ -34,7 +34,7 @@ def effort_values(server: ServerFacts, effort: Effort | None) -> dict[str, Templ
 def unread_reasoning(
     messages: Sequence[Message], server: ServerFacts, *, continues: bool, name: str
 ) -> tuple[str, ...]:
-    """The name of the field, if some message has reasoning that the model does not get to see."""
+    """Return the name of the field if a message has reasoning that the template leaves out."""
     if server.takes_reasoning:
         return ()
     earlier = messages[:-1] if continues and server.splits_reasoning else messages

@@ -1,4 +1,4 @@
-"""How the wire of `/v1/responses` shows a stream: numbered events, and the response object."""
+"""Answers of `/v1/responses`: numbered events, and the response object."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tailrace.dialects.wire import Encoder, StreamFacts, failure_of, finished_en
 from tailrace.text.tool_calls import CallPart
 from tailrace.types import End, Event, Message, TextDelta, ToolCall
 
-__all__ = ["ResponsesEncoder", "ResponsesView", "spoken"]
+__all__ = ["ResponsesEncoder", "ResponsesView", "answer_message"]
 
 _STATUS = {"queued": "queued", "running": "in_progress", "cancelled": "cancelled", "error": "failed",
            "interrupted": "failed"}  # fmt: skip
@@ -23,15 +23,15 @@ _STATUS = {"queued": "queued", "running": "in_progress", "cancelled": "cancelled
 @dataclass(frozen=True, slots=True)
 class ResponsesView(EventStreamView):
     starting_after: int = -1  # the number of the last event that the client has seen
-    must_finish: bool = False  # an answer in one piece that did not end well is an error
+    must_finish: bool = False  # a whole answer that failed or is incomplete is an error
     is_deleted: bool = False
 
     def open(self, facts: StreamFacts) -> Encoder:
         return ResponsesEncoder(facts, self)
 
 
-def spoken(facts: StreamFacts, events: Sequence[Event]) -> Message:
-    """What the model said in a stream, as a message of a conversation."""
+def answer_message(facts: StreamFacts, events: Sequence[Event]) -> Message:
+    """Return the answer of a stream as a message."""
     encoder = ResponsesEncoder(facts, ResponsesView())
     encoder.fold(events)
     text = "".join(part["text"] for item in encoder.items if item["type"] == "message" for part in item["content"])
@@ -44,7 +44,7 @@ def spoken(facts: StreamFacts, events: Sequence[Event]) -> Message:
 
 
 class ResponsesEncoder:
-    """Events are numbered from 0 in the order in which they come about, so that every reader counts the same."""
+    """Encodes a stream. Events are numbered from 0, equally for every reader."""
 
     def __init__(self, facts: StreamFacts, view: ResponsesView) -> None:
         memo = msgspec.json.decode(facts.memo) if facts.memo else {}
@@ -57,8 +57,8 @@ class ResponsesEncoder:
         self._reader = tools.reader()
         self._next_number = 0
         self._out: list[str] = []
-        self._grown: list[str] = []  # what the last item gained and does not hold yet: added to it, it is copied
-        self._unsaid: list[JsonBody] = []  # logprobs of tokens whose text is still held back
+        self._pending_text: list[str] = []  # what the last item gained and does not hold yet: added to it, it is copied
+        self._pending_logprobs: list[JsonBody] = []  # logprobs of tokens whose text is still held back
         self._finish: str | None = None
         self.items: list[JsonBody] = []  # of the output; the last one may be growing
 
@@ -69,7 +69,7 @@ class ResponsesEncoder:
         if isinstance(event, End):
             self._close(event)
         elif event.choice == 0:
-            self._grow(event)
+            self._add_delta(event)
         out, self._out = "".join(self._out), []
         return out.encode("ascii")
 
@@ -83,11 +83,11 @@ class ResponsesEncoder:
         return to_json(self._response(self._status(end), end))
 
     def fold(self, events: Sequence[Event]) -> None:
-        """Take in a stream's events and show none: what they come to is in `items`."""
+        """Add a stream's events to `items` without encoding them."""
         self._starting_after = sys.maxsize
-        for seq, event in enumerate(events if self._logprobs else _joined(events), 1):
+        for seq, event in enumerate(events if self._logprobs else _merged(events), 1):
             self.encode(seq, event)
-        self._settle()
+        self._merge_pending()
 
     @property
     def _id(self) -> str:
@@ -105,40 +105,40 @@ class ResponsesEncoder:
             body = to_json({"type": kind, "sequence_number": number, **fields}).decode()
             self._out.append(f"event: {kind}\ndata: {body}\n\n")
 
-    def _grow(self, delta: TextDelta) -> None:
+    def _add_delta(self, delta: TextDelta) -> None:
         if delta.reasoning:
-            self._think(delta.reasoning)
+            self._add_reasoning(delta.reasoning)
         parts: list[str | CallPart] = [delta.text] if delta.text else []
         if self._reader is not None:
             parts = self._reader.push(delta.text) + (self._reader.flush() if delta.finish_reason else [])
         if self._logprobs:
-            self._unsaid += logprobs_json(self._facts.vocabulary, delta)
+            self._pending_logprobs += logprobs_json(self._facts.vocabulary, delta)
         for part in parts:
             if isinstance(part, str):
-                self._say(part)
+                self._add_text(part)
             else:
-                self._call(part)
+                self._add_call(part)
         if delta.finish_reason is not None:
             self._finish = delta.finish_reason
 
-    def _think(self, text: str) -> None:
+    def _add_reasoning(self, text: str) -> None:
         if not self.items:
             name = f"rs_{self._facts.stream_id}"
             item: JsonBody = {"id": name, "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
             self._begin(item)
             item["content"] = [{"type": "reasoning_text", "text": ""}]
-            self._emit_of_item("response.content_part.added", {"part": item["content"][0]})
-        self._grown.append(text)
-        self._emit_of_item("response.reasoning_text.delta", {"delta": text})
+            self._emit_for_item("response.content_part.added", {"part": item["content"][0]})
+        self._pending_text.append(text)
+        self._emit_for_item("response.reasoning_text.delta", {"delta": text})
 
-    def _say(self, text: str) -> None:
+    def _add_text(self, text: str) -> None:
         if not self.items or self.items[-1]["type"] != "message":
             self._open_message()
         item = self.items[-1]
-        logprobs, self._unsaid = self._unsaid, []
-        self._grown.append(text)
+        logprobs, self._pending_logprobs = self._pending_logprobs, []
+        self._pending_text.append(text)
         item["content"][0]["logprobs"] += logprobs
-        self._emit_of_item("response.output_text.delta", {"delta": text, "logprobs": logprobs})
+        self._emit_for_item("response.output_text.delta", {"delta": text, "logprobs": logprobs})
 
     def _open_message(self) -> None:
         item: JsonBody = {
@@ -150,63 +150,63 @@ class ResponsesEncoder:
         }
         self._begin(item)
         item["content"] = [{"type": "output_text", "text": "", "annotations": [], "logprobs": []}]
-        self._emit_of_item("response.content_part.added", {"part": item["content"][0]})
+        self._emit_for_item("response.content_part.added", {"part": item["content"][0]})
 
     @property
     def _next_name(self) -> str:
-        """What tells an item from all others: its number, where reasoning does not count."""
-        num_said = sum(item["type"] != "reasoning" for item in self.items)
-        return f"{self._facts.stream_id}_{num_said}"
+        """The unique part of the next item's id: its number, without counting reasoning."""
+        num_items = sum(item["type"] != "reasoning" for item in self.items)
+        return f"{self._facts.stream_id}_{num_items}"
 
-    def _call(self, part: CallPart) -> None:
-        self._unsaid = []  # a call shows none
+    def _add_call(self, part: CallPart) -> None:
+        self._pending_logprobs = []  # calls have no logprobs
         if part.name:
             name = self._next_name
             self._begin({"id": f"fc_{name}", "type": "function_call", "status": "in_progress",
                          "call_id": f"call_{name}", "name": part.name, "arguments": ""})  # fmt: skip
         else:
-            self._grown.append(part.arguments)
-            self._emit_of_item("response.function_call_arguments.delta", {"delta": part.arguments})
+            self._pending_text.append(part.arguments)
+            self._emit_for_item("response.function_call_arguments.delta", {"delta": part.arguments})
 
     def _begin(self, item: JsonBody) -> None:
         self._finish_item("completed")
         self.items.append(item)
         self._emit("response.output_item.added", {"output_index": len(self.items) - 1, "item": item})
 
-    def _emit_of_item(self, kind: str, fields: JsonBody) -> None:
-        """Emit an event within the last item."""
+    def _emit_for_item(self, kind: str, fields: JsonBody) -> None:
+        """Emit an event about the last item."""
         item = self.items[-1]
         position = {"item_id": item["id"], "output_index": len(self.items) - 1}
         if item["type"] != "function_call":
             position["content_index"] = 0
         self._emit(kind, {**position, **fields})
 
-    def _settle(self) -> None:
-        """Give the last item what it has gained."""
-        grown, self._grown = "".join(self._grown), []
-        if grown and self.items[-1]["type"] == "function_call":
-            self.items[-1]["arguments"] += grown
-        elif grown:
-            self.items[-1]["content"][0]["text"] += grown
+    def _merge_pending(self) -> None:
+        """Add the pending text to the last item."""
+        text, self._pending_text = "".join(self._pending_text), []
+        if text and self.items[-1]["type"] == "function_call":
+            self.items[-1]["arguments"] += text
+        elif text:
+            self.items[-1]["content"][0]["text"] += text
 
     def _finish_item(self, status: str) -> None:
-        """Close the item that is growing, if one is."""
-        self._settle()
+        """Close the last item, if it is in progress."""
+        self._merge_pending()
         if not self.items or self.items[-1]["status"] != "in_progress":
             return
         item = self.items[-1]
         item["status"] = status
         if item["type"] == "message":
             part = item["content"][0]
-            self._emit_of_item("response.output_text.done", {"text": part["text"], "logprobs": part["logprobs"]})
-            self._emit_of_item("response.content_part.done", {"part": part})
+            self._emit_for_item("response.output_text.done", {"text": part["text"], "logprobs": part["logprobs"]})
+            self._emit_for_item("response.content_part.done", {"part": part})
         elif item["type"] == "reasoning":
             part = item["content"][0]
-            self._emit_of_item("response.reasoning_text.done", {"text": part["text"]})
-            self._emit_of_item("response.content_part.done", {"part": part})
+            self._emit_for_item("response.reasoning_text.done", {"text": part["text"]})
+            self._emit_for_item("response.content_part.done", {"part": part})
         else:
             done = {"name": item["name"], "arguments": item["arguments"]}
-            self._emit_of_item("response.function_call_arguments.done", done)
+            self._emit_for_item("response.function_call_arguments.done", done)
         self._emit("response.output_item.done", {"output_index": len(self.items) - 1, "item": item})
 
     def _close(self, end: End) -> None:
@@ -254,8 +254,8 @@ class ResponsesEncoder:
         }
 
 
-def _joined(events: Sequence[Event]) -> Iterator[Event]:
-    """What comes to the same as a stream's events, where nobody asks how its text was cut."""
+def _merged(events: Sequence[Event]) -> Iterator[Event]:
+    """Yield equivalent events, with all text in one delta."""
     deltas = _deltas(events)
     if reasoning := "".join(delta.reasoning for delta in deltas):
         yield TextDelta("", (), reasoning=reasoning)

@@ -1,4 +1,4 @@
-"""Items as OpenAI writes them, in a response's `input` and in conversations: messages, calls of tools, results."""
+"""OpenAI's items, in the `input` of responses and in conversations: messages, tool calls and their results."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OutputText(TextPart, tag="output_text"):
 
 
 class _Item(msgspec.Struct):
-    """What a response's own items have, and ask for nothing when a client hands them back."""
+    """Fields of a response's items. They have no effect when a client sends them back."""
 
     id: str | None = None
     status: str | None = None
@@ -67,11 +67,11 @@ class _Items(msgspec.Struct):
 def read_items(
     given: str | list[JsonBody], *, name: str = "input", may_be_empty: bool = False
 ) -> tuple[list[InputItem], tuple[str, ...]]:
-    """The items, and the names of the fields in them that nobody knows."""
+    """Return the items, and the names of unknown fields in them. Raises: RequestError."""
     if isinstance(given, str):
         return [InputMessage(role="user", content=given)], ()
     if not given and not may_be_empty:
-        raise RequestError(f"{name} is empty.", param=name)
+        raise RequestError(f"{name} must not be empty.", param=name)
     if len(given) > MAX_MESSAGES:
         raise RequestError(f"{name} has more than {MAX_MESSAGES} entries.", param=name)
     typed = [item if "type" in item else {**item, "type": "message"} for item in given]
@@ -80,14 +80,14 @@ def read_items(
     except RequestError as error:
         which = (error.param or "input").partition(".")[0].replace("input", name, 1)
         raise RequestError(
-            f"{which} is not a message of text, reasoning, a function_call or a function_call_output.", param=name
+            f"{which} must be a message of text, reasoning, a function_call or a function_call_output.", param=name
         ) from None
     return found.input, tuple(one.replace("input", name, 1) for one in ignored)
 
 
 def items_from(given: list[InputItem]) -> tuple[Item, ...]:
-    """As a conversation keeps them: reasoning is a part of what the assistant has said or called behind it. An answer
-    that was cut off in its reasoning has no text."""
+    """Return the items of a conversation. Reasoning becomes a part of the assistant's next message or call; without
+    one, of an empty message."""
     items: list[Item] = []
     reasoning = ""
     for one in given:
@@ -115,8 +115,8 @@ def _item(one: InputMessage | FunctionCallItem | FunctionOutputItem) -> Item:
 
 
 def item_json(item: Item) -> JsonBody:
-    """An item of a conversation, with what OpenAI's do not have: `parent_id`, `created_at`, the stream of an
-    answer, and what was thought before it."""
+    """Return an item of a conversation, with additions to OpenAI's format: `parent_id`, `created_at`, `stream_id` and
+    `reasoning`."""
     shown: JsonBody = {"id": item.item_id, "type": item.kind, "status": item.status}
     match item.kind:
         case "function_call":

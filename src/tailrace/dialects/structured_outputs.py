@@ -1,4 +1,4 @@
-"""What vLLM's wire calls `structured_outputs`, and called `guided_…` before: a schema, a regex or a choice."""
+"""vLLM's `structured_outputs`, formerly `guided_…`: a schema, a regex or a choice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tailrace.types import Grammar
 
 __all__ = ["StructuredOutputs", "read_structured_outputs"]
 
-# Known to vLLM. Its switches say how JSON may look; here it looks one way.
+# vLLM's fields without support here. Some control whitespace in JSON, which is fixed here.
 _REFUSED = (
     "disable_additional_properties",
     "disable_any_whitespace",
@@ -35,29 +35,29 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     whitespace_pattern: str | None = None
 
 
-def read_structured_outputs(wanted: StructuredOutputs | None, prefix: str) -> Grammar | None:
-    """The grammar that is asked for, if one is. `prefix` stands before the fields' names. Raises: RequestError."""
-    if wanted is None:
+def read_structured_outputs(outputs: StructuredOutputs | None, prefix: str) -> Grammar | None:
+    """Return the grammar, or None. `prefix` comes before the names of the fields in errors. Raises: RequestError."""
+    if outputs is None:
         return None
     for name in _REFUSED:
-        if getattr(wanted, name):
+        if getattr(outputs, name):
             raise UnsupportedParameter(f"{prefix}{name} is not supported.", param=f"{prefix}{name}")
     grammars = []
-    if wanted.choice is not None:
-        grammars.append(grammar_of_choice(wanted.choice, f"{prefix}choice"))
-    if wanted.json is not None:
-        grammars.append(grammar_of_schema(_schema(wanted.json, f"{prefix}json"), f"{prefix}json"))
-    if wanted.json_object:
+    if outputs.choice is not None:
+        grammars.append(grammar_of_choice(outputs.choice, f"{prefix}choice"))
+    if outputs.json is not None:
+        grammars.append(grammar_of_schema(_schema(outputs.json, f"{prefix}json"), f"{prefix}json"))
+    if outputs.json_object:
         grammars.append(ANY_OBJECT)
-    if wanted.regex is not None:
-        grammars.append(grammar_of_regex(wanted.regex, f"{prefix}regex"))
+    if outputs.regex is not None:
+        grammars.append(grammar_of_regex(outputs.regex, f"{prefix}regex"))
     if len(grammars) > 1:
-        raise RequestError("An answer is held to one of json, regex and choice.", param=f"{prefix}json")
+        raise RequestError("Use only one of json, regex and choice.", param=f"{prefix}json")
     return grammars[0] if grammars else None
 
 
 def _schema(value: JsonBody | str, param: str) -> JsonBody:
-    """A schema may come as text. Raises: RequestError."""
+    """Read a schema, which may be a text. Raises: RequestError."""
     if not isinstance(value, str):
         return value
     try:

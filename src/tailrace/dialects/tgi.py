@@ -1,17 +1,17 @@
-"""text-generation-inference's wire: what may be asked of it, and in which words it refuses. Answers: `tgi_answers.py`.
+"""text-generation-inference's wire. Answers: `tgi_answers.py`.
 
-One event a token, `data: ` with one line of JSON, no `[DONE]`; the last one carries `generated_text` and the details.
-Defaults and error texts are those of TGI 3.3.7, with these divergences, each better for its clients:
+One event per token, `data: ` with one line of JSON, no `[DONE]`; the last one has `generated_text` and the details.
+Defaults and error texts are those of TGI 3.3.7, with these intended divergences:
 
-1. Refusals of a streaming request are real 422 and 429 answers, as TGI's OpenAPI promises and its code does not.
-2. Half a character at the very end is shown as U+FFFD; TGI then loses the whole `generated_text`.
-3. A stop string is found wherever it ends, also inside a token, and nothing behind it is shown.
-4. A prompt and `max_new_tokens` that exceed the window together are refused, also above 1,024 new tokens.
-5. Text that was held back, as it could have become a stop string, until the end token came: that token shows it and
-   is not marked special, because clients drop what is.
-6. Where the engine has no logprobs (another server, say), they are null.
-7. `decoder_input_details` lists the prompt's tokens without logprobs; TGI has them only behind a flag, and an empty
-   list otherwise.
+1. Refusals of a streaming request have status 422 or 429, as in TGI's OpenAPI document but not in its code.
+2. An incomplete character at the end is shown as U+FFFD; TGI then loses the whole `generated_text`.
+3. A stop string is also found inside a token, and no text after it is shown.
+4. A prompt and `max_new_tokens` that together exceed the window are refused, also above 1,024 new tokens.
+5. Text can be held back because it may become a stop string. If then the end token comes, this token has the text and
+   is not marked as special, because clients drop special tokens.
+6. If the engine has no logprobs (an upstream server, for example), they are null.
+7. `decoder_input_details` lists the tokens of the prompt without logprobs; TGI needs a flag for them, and otherwise
+   returns an empty list.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ __all__ = ["WIRE", "encode_error", "parse_generate", "parse_root", "parse_stream
 _MAX_STOP_SEQUENCES = 4
 _MAX_TOP_N_TOKENS = 5
 _MAX_BEST_OF = 2
-_MAX_FACTOR = 100.0  # beyond it engines compute infinities
+_MAX_FACTOR = 100.0  # above it engines compute infinities
 _MIN_TEMPERATURE = 1e-3  # below it the likeliest token is certain, and logits overflow
 _MAX_SEED = 2**64 - 1
-# What clients send unless they are told otherwise, so that it says nothing of a wish. An engine that cannot do it goes
-# without, and the answer names it; any other value is refused then. LangChain's HuggingFaceEndpoint has this one.
+# Values that clients send by default (LangChain's HuggingFaceEndpoint). If the engine does not support the parameter,
+# this value is ignored and named; other values are refused.
 _CLIENT_DEFAULTS = {"typical_p": 0.95}
 _REFUSED: dict[str, tuple[object, ...]] = {"adapter_id": (), "watermark": (False,)}  # inside of `parameters`
 
 
 class TgiGrammar(msgspec.Struct):
     type: str
-    value: Any  # of a kind that depends on the type
+    value: Any  # its type depends on `type`
 
 
 class Parameters(msgspec.Struct, kw_only=True):
@@ -81,16 +81,16 @@ class TgiChatBody(msgspec.Struct, kw_only=True):
 
 
 def check_root(headers: Mapping[str, str]) -> None:
-    """`POST /` is Ray's tutorial's, too, whose prompt may have been forgotten. Raises: UnsupportedMediaType."""
+    """Check the type of `POST /`, which Ray's tutorial uses with ?prompt=. Raises: UnsupportedMediaType."""
     if not headers.get("content-type"):
         raise UnsupportedMediaType(
-            "Give a prompt as /?prompt= or JSON with inputs, as application/json.", param="inputs"
+            "Send a prompt as /?prompt=, or JSON with inputs as application/json.", param="inputs"
         )
     require_json(headers)
 
 
 def parse_root(request: ParsedRequest) -> GenerateCall:
-    """`POST /`, where the body says whether to stream, and where the prompt is shown unless it says not to."""
+    """Parse `POST /`. The field `stream` decides whether to stream. By default the answer includes the prompt."""
     return _parse(request, whole_in_list=True, full_text_by_default=True)
 
 
@@ -142,7 +142,7 @@ def _parse(
 
 
 def _check(given: Parameters, sampled: bool, streaming: bool) -> None:
-    """TGI's ranges, in its order and its words."""
+    """Check TGI's ranges in TGI's order, with its messages. Raises: RequestError."""
     best_of = 1 if given.best_of is None else given.best_of
     if streaming and best_of != 1:
         raise RequestError("`best_of` != 1 is not supported when streaming tokens", param="best_of")
@@ -186,7 +186,7 @@ def _check_ranges(given: Parameters) -> None:
 
 
 def _is_sampled(given: Parameters) -> bool:
-    """Sampling is on where any field asks for it, as in TGI; otherwise the likeliest token is taken."""
+    """Return whether any field turns sampling on, as in TGI. Otherwise the likeliest token is taken."""
     if given.temperature is not None and given.temperature < _MIN_TEMPERATURE:
         return False
     asks = any(value is not None for value in (given.top_k, given.top_p, given.typical_p))
@@ -263,7 +263,7 @@ WIRE = Wire(
             "POST",
             "/",
             Generate(parse_root),
-            "Generate; as events where `stream` is true.",
+            "Generate. With `stream` the answer has events.",
             body=TgiBody,
             check=check_root,
             example={**_EXAMPLE, "stream": True},
@@ -276,7 +276,7 @@ WIRE = Wire(
             "POST",
             "/tokenize",
             Show(tokenize, is_slow=True),
-            "The tokens of a text.",
+            "Show the tokens of a text.",
             body=TgiBody,
             example={"inputs": "What is Deep Learning?"},
         ),
@@ -284,13 +284,13 @@ WIRE = Wire(
             "POST",
             "/chat_tokenize",
             Show(tokenize_chat, is_slow=True),
-            "A chat as the model sees it.",
+            "Show the prompt and the tokens of a chat.",
             body=TgiChatBody,
             example={"messages": [{"role": "user", "content": "Hello"}]},
         ),
-        Operation("GET", "/info", Show(show_info), "What is served, and its limits."),
-        Operation("GET", "/health", Show(show_health), "Whether requests are taken."),
-        Operation("GET", "/ping", Show(show_health), "The same, as SageMaker asks it."),
+        Operation("GET", "/info", Show(show_info), "The model and its limits."),
+        Operation("GET", "/health", Show(show_health), "Whether requests are accepted."),
+        Operation("GET", "/ping", Show(show_health), "Whether requests are accepted, for SageMaker."),
     ),
     encode_error=encode_error,
     refused={f"parameters.{name}": harmless for name, harmless in _REFUSED.items()},

@@ -1,4 +1,4 @@
-"""How TGI's wire shows a stream: events, whole answers and errors."""
+"""TGI's answers: events, whole answers and errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class TGIView(EventStreamView):
     prefill: bool
     full_text: bool
     sampled: bool
-    media_type = "text/event-stream"  # and no more, as there: @huggingface/inference 2 compares it
+    media_type = "text/event-stream"  # without a charset: @huggingface/inference 2 compares the whole value
 
     def open(self, facts: StreamFacts) -> Encoder:
         return TGIEncoder(facts, self)
@@ -122,17 +122,17 @@ class TGIEncoder:
         return self._facts.prompts[0] + text if self._view.full_text else text
 
     def _tokens(self, delta: TextDelta) -> list[str]:
-        """Each token's JSON. Special ones show their name. The others show the pieces of a step's text where they are
-        just that, else all of it goes with the last of them."""
+        """Return the JSON of each token. Special tokens have their name as text. The texts of the others are their own
+        if these add up to the text of the delta; otherwise the last one has the whole text."""
         vocabulary = self._facts.vocabulary
-        places = [i for i, token_id in enumerate(delta.token_ids) if token_id not in vocabulary.special_ids]
+        shown_positions = [i for i, token_id in enumerate(delta.token_ids) if token_id not in vocabulary.special_ids]
         texts = [""] * len(delta.token_ids)
-        if len(places) > 1:
-            for place in places:
-                texts[place] = vocabulary.token_text(delta.token_ids[place])
+        if len(shown_positions) > 1:
+            for shown in shown_positions:
+                texts[shown] = vocabulary.token_text(delta.token_ids[shown])
         if "".join(texts) != delta.text:
             texts = [""] * len(delta.token_ids)
-            texts[places[-1] if places else -1] = delta.text
+            texts[shown_positions[-1] if shown_positions else -1] = delta.text
         tokens = []
         for position, token_id in enumerate(delta.token_ids):
             text = texts[position]
@@ -171,14 +171,14 @@ def _mean_logprob(deltas: Sequence[TextDelta]) -> float:
 
 
 def encode_tokens(text: str, tokens: Sequence[tuple[int, int, int]]) -> list[JsonBody]:
-    """What `/tokenize` says: ids, and which characters they stand for."""
+    """Return ids with the start and end of their characters, for `/tokenize`."""
     return [
         {"id": token_id, "text": text[start:stop], "start": start, "stop": stop} for token_id, start, stop in tokens
     ]
 
 
 def _logprob(logprob: float) -> str:
-    """As the single-precision number that it is in TGI; JSON has no infinity."""
+    """Return a logprob with single precision, as in TGI. JSON has no infinity."""
     if not math.isfinite(logprob):
         return "null"
     digits = f"{logprob:.8g}"
@@ -192,11 +192,11 @@ def _finish_reason(last: TextDelta) -> str:
 
 
 def encode_error(error: TailraceError) -> tuple[int, bytes]:
-    """`{"error", "error_type"}`; it is `error_type` that TGI's clients turn into exceptions."""
+    """`{"error", "error_type"}`. TGI's clients choose their exception by `error_type`."""
     if isinstance(error, QuotaExceeded):
         return 429, to_json({"error": error.message, "error_type": "overloaded"})
     if isinstance(error, AdmissionError):
-        # Never 503: a client of this wire (huggingface.js) repeats that at once and for ever.
+        # Never 503: huggingface.js would retry it at once and endlessly.
         return 429, to_json({"error": "Model is overloaded", "error_type": "overloaded"})
     if isinstance(error, EngineError):
         message = f"Request failed during generation: {error.message}"

@@ -1,4 +1,4 @@
-"""Tools as OpenAI names them, which other wires' become: what the model is shown, and what it must call."""
+"""Tools in OpenAI's format, to which other wires convert theirs: the tools shown to the model, and forced calls."""
 
 from __future__ import annotations
 
@@ -51,47 +51,47 @@ class ChosenTool(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """What becomes of a request's tools."""
+    """The tools of a request."""
 
     shown: tuple[JsonBody, ...] = ()  # to the model
-    forced: Grammar | None = None  # makes the answer one call
-    ignored: tuple[str, ...] = ()  # names of fields that are left out
+    forced: Grammar | None = None  # its answers are exactly one call
+    ignored: tuple[str, ...] = ()  # names of ignored fields
 
     @property
-    def may_be_several(self) -> bool:
-        """Whether the model may write more than one call. What forces one ends the answer with it."""
+    def allows_several_calls(self) -> bool:
+        """Whether the model may make more than one call. An answer with a forced call ends after it."""
         return bool(self.shown) and self.forced is None
 
 
 def choice_of(choice: str | ChosenTool | None) -> str | None:
-    """The name of the function that must be called, or "none", "auto", "required" with a sign that no name has."""
+    """Return the name of the function to call, or <none>, <auto> or <required>, which cannot be names."""
     return choice.function.name if isinstance(choice, ChosenTool) else f"<{choice or 'auto'}>"
 
 
 def choose_tools(tools: list[Tool], choice: str | None, server: ServerFacts) -> ToolChoice:
-    """The tools to be shown to the model, and what forces it to call one.
+    """Return the tools to show to the model, and a grammar if a call is forced.
 
-    Where the model may choose and its chat template has no place for tools, they are left out and named as ignored:
-    such a model was not trained to call functions, and descriptions of them do harm. Open WebUI sends 36 tools with
-    every chat. Described in the prompt, they took 6,630 of the default model's 8,192 tokens, and the first answer of 60
-    tokens took 39 s instead of 2 s. Of 84 answers (three ways to describe tools) none was a call, also where one was
-    asked for (two shared AMD EPYC cores, 2026-11-22).
+    With "auto" and a chat template without tools, tools are left out and named as ignored: such a model was not trained
+    to call functions, and their descriptions make answers worse. Open WebUI sends 36 tools with every chat. In the
+    prompt they took 6,630 of the default model's 8,192 tokens, and the first answer of 60 tokens took 39 s instead of
+    2 s. None of 84 answers (three ways to describe tools) was a call, even if the prompt asked for one (two shared AMD
+    EPYC cores, 2026-11-22).
 
     Raises: RequestError.
     """
     names = [tool.function.name for tool in tools]
     if len(tools) > _MAX_TOOLS or len(set(names)) < len(names):
-        raise RequestError(f"There are at most {_MAX_TOOLS} tools, each with a name of its own.", param="tools")
+        raise RequestError(f"tools may have at most {_MAX_TOOLS} entries, with different names.", param="tools")
     if choice == "<none>" or not tools:
         if choice not in ("<none>", "<auto>"):
-            raise RequestError("tool_choice asks for a tool, and there is none.", param="tool_choice")
+            raise RequestError("tool_choice needs a tool, but tools is empty.", param="tool_choice")
         return ToolChoice()
     if choice == "<auto>":
         return ToolChoice(_shown(tools)) if server.takes_tools else ToolChoice(ignored=("tools",))
-    callable_now = [tool.function for tool in tools if choice in ("<required>", tool.function.name)]
-    if not callable_now:
+    callable_functions = [tool.function for tool in tools if choice in ("<required>", tool.function.name)]
+    if not callable_functions:
         raise RequestError("Tool error: tool_choice names a function that is not among the tools.", param="tool_choice")
-    return ToolChoice(_shown(tools), _grammar_of_calls(callable_now))
+    return ToolChoice(_shown(tools), _grammar_of_calls(callable_functions))
 
 
 def _shown(tools: list[Tool]) -> tuple[JsonBody, ...]:
@@ -102,15 +102,15 @@ def _shown(tools: list[Tool]) -> tuple[JsonBody, ...]:
 
 
 def _grammar_of_calls(functions: list[Function]) -> Grammar:
-    """One call of one of these functions."""
+    """Return a grammar for one call of one of these functions."""
     calls: list[JsonBody] = []
     definitions: JsonBody = {}
     for function in functions:
         arguments = dict(function.parameters or {"type": "object"})
-        if isinstance(arguments.get("$defs"), dict):  # else it is refused where it stands
+        if isinstance(arguments.get("$defs"), dict):  # otherwise `grammar_of_schema` refuses it
             for name, one in arguments.pop("$defs").items():
                 if definitions.setdefault(name, one) != one:
-                    raise RequestError("Two tools have different $defs of one name.", param="tools")
+                    raise RequestError("Two tools have different $defs with the same name.", param="tools")
         calls.append(
             {
                 "type": "object",

@@ -1,15 +1,15 @@
 """The wire of Triton, KServe (its v2 protocol) and Inferless: `/v2/models/{model}/infer`, `/generate` and
-`/generate_stream`, each also under `/versions/1/`. An event of an answer is one `data:` line; there are no ids and no
-last event: a stream that ends without `error` is complete.
+`/generate_stream`, each also under `/versions/1/`. Each event is one `data:` line. There are no ids and no last event:
+a stream that ends without `error` is complete.
 
-A prompt comes as one of three inputs, and the answer goes out under the name that belongs to it: `TEXT` as `OUT`
-(Inferless' template), `text_input` as `text_output` (Triton's backends), `prompt` as `generated_text`. Next to it stand
-sampling parameters by their names here, as tensors of one element in `inputs`, or as plain values, bare or in
-`parameters`. With none but a length and stop strings, an answer is greedy, as on the other bare wires.
+The name of the prompt's input decides the name of the output: `TEXT` and `OUT` (Inferless' template), `text_input` and
+`text_output` (Triton's backends), `prompt` and `generated_text`. Sampling parameters are tensors of one element in
+`inputs`, or plain values, at the top level or in `parameters`. Without any except a length and stop strings, sampling
+is greedy, as on the other wires for bare prompts.
 
-Divergences, on purpose: 1. `infer` answers streaming models, too: in one piece. 2. An answer is the new text, without
-the prompt (`exclude_input_in_output`). 3. A model that is not served is 404; Triton says 400. 4. A prompt that the
-model can take as a chat's is one, as on the other bare wires. 5. Binary tensors are refused.
+Intended divergences: 1. `infer` also works for streaming models, and returns the whole answer. 2. An answer does not
+include the prompt (`exclude_input_in_output`). 3. An unknown model is 404; Triton answers 400. 4. If the model has a
+chat template, the prompt is a chat, as on the other wires for bare prompts. 5. Binary tensors are refused.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ __all__ = ["WIRE", "TritonView"]
 
 _INTEGERS = {f"{kind}{bits}": (bits, kind == "INT") for bits in (8, 16, 32, 64) for kind in ("INT", "UINT")}
 _FLOATS = frozenset({"FP16", "FP32", "FP64", "BF16"})
-_TEXTS = frozenset({"BYTES", "STRING"})  # Triton's name for them, and Inferless'
+_TEXTS = frozenset({"BYTES", "STRING"})  # the name in Triton, and in Inferless
 _REFUSED: dict[str, tuple[object, ...]] = {
     "bad_words": ("", [], [""]),
     "beam_width": (1,),
@@ -84,11 +84,11 @@ _REFUSED: dict[str, tuple[object, ...]] = {
 _REFUSED_OF_OUTPUTS: dict[str, tuple[object, ...]] = {"classification": (0,), "shared_memory_region": ()}
 _MAX_NAMED = 10
 
-RequestId = Annotated[str, msgspec.Meta(max_length=256)]  # stands in every event
+RequestId = Annotated[str, msgspec.Meta(max_length=256)]  # repeated in every event
 
 
 class Inputs(SamplingFields, kw_only=True):
-    """What can be asked, with one of the prompts."""
+    """The inputs. Exactly one prompt must be given."""
 
     TEXT: str | None = None
     text_input: str | None = None
@@ -102,7 +102,7 @@ class TritonTensor(msgspec.Struct):
     name: str
     shape: list[int]
     datatype: str
-    data: list[Any]  # Any: what it holds is checked against the datatype
+    data: list[Any]  # Any: checked against the datatype
     parameters: JsonBody | None = None
     optional: bool | None = None
 
@@ -113,7 +113,7 @@ class RequestedOutput(msgspec.Struct):
 
 
 class TritonGenerateBody(Inputs, kw_only=True):
-    parameters: JsonBody | None = None  # or here
+    parameters: JsonBody | None = None  # more inputs
     id: RequestId | None = None
 
 
@@ -125,7 +125,7 @@ class InferBody(msgspec.Struct, kw_only=True):
 
 
 def check_headers(headers: Mapping[str, str]) -> None:
-    """Raises: UnsupportedMediaType; UnsupportedParameter for a body that is not JSON alone."""
+    """Raises: UnsupportedMediaType; UnsupportedParameter for a body with binary data."""
     if "inference-header-content-length" in headers:
         raise UnsupportedParameter(
             "Binary tensors are not supported: send data in the JSON (binary_data=False).",
@@ -149,32 +149,29 @@ def parse_stream(request: ParsedRequest) -> GenerateCall:
     return _call(request, stream=True)
 
 
-def _given(body: JsonBody) -> tuple[JsonBody, InferBody, tuple[str, ...]]:
-    """The inputs as plain values, wherever they stand; what stands around them; and what nobody knows there.
-
-    Raises: RequestError.
-    """
+def _read_inputs(body: JsonBody) -> tuple[JsonBody, InferBody, tuple[str, ...]]:
+    """Return the inputs as plain values, the rest of the body, and names of unknown fields. Raises: RequestError."""
     shape = {name: body[name] for name in InferBody.__struct_fields__ if name in body} if "inputs" not in body else body
-    around, ignored = read_fields(shape, InferBody)
-    ignored += _unread(around.outputs or ())
-    given = dict(around.parameters or {})
-    if around.inputs is None:
-        return {**given, **{name: value for name, value in body.items() if name not in shape}}, around, ignored
-    for name, value in _values(around.inputs):
+    outer, ignored = read_fields(shape, InferBody)
+    ignored += _ignored_parameters(outer.outputs or ())
+    given = dict(outer.parameters or {})
+    if outer.inputs is None:
+        return {**given, **{name: value for name, value in body.items() if name not in shape}}, outer, ignored
+    for name, value in _values(outer.inputs):
         if name in given:
             raise RequestError("An input is given twice.", param="inputs")
         given[name] = value
-    return given, around, ignored
+    return given, outer, ignored
 
 
-def _unread(outputs: Sequence[RequestedOutput]) -> tuple[str, ...]:
-    """What is asked of outputs and not done. The official client asks for binary ones unless it is told not to.
+def _ignored_parameters(outputs: Sequence[RequestedOutput]) -> tuple[str, ...]:
+    """Return ignored parameters of outputs. The official client requests binary output by default.
 
     Raises: UnsupportedParameter.
     """
     names = set()
-    for wanted in outputs:
-        given = wanted.parameters or {}
+    for output_spec in outputs:
+        given = output_spec.parameters or {}
         refuse(given, _REFUSED_OF_OUTPUTS)
         names |= {name for name in given if name not in _REFUSED_OF_OUTPUTS and given[name] is not False}
     return tuple(f"outputs[].parameters.{printable(name)}" for name in sorted(names)[:_MAX_NAMED])
@@ -182,29 +179,29 @@ def _unread(outputs: Sequence[RequestedOutput]) -> tuple[str, ...]:
 
 def _call(request: ParsedRequest, *, is_tensor: bool = False, stream: bool = False) -> GenerateCall:
     models.require(request)
-    given, around, unknown = _given(request.body)
+    given, outer, unknown = _read_inputs(request.body)
     fields, ignored = read_known(given, Inputs, _REFUSED)
     prompts = [name for name in OUTPUTS if getattr(fields, name) is not None]
     if len(prompts) != 1:
-        raise RequestError(f"Give one of the inputs {', '.join(OUTPUTS)}.", param="text_input")
+        raise RequestError(f"Send exactly one of the inputs {', '.join(OUTPUTS)}.", param="text_input")
     output = OUTPUTS[prompts[0]]
-    if any(wanted.name != output for wanted in around.outputs or ()):
+    if any(output_spec.name != output for output_spec in outer.outputs or ()):
         raise RequestError(f"The only output is {output}.", param="outputs")
     if fields.stream is not None and fields.stream != stream:
-        raise RequestError("stream: ask generate_stream for a stream, and generate for none.", param="stream")
+        raise RequestError("stream: use generate_stream to stream, and generate otherwise.", param="stream")
     fields.max_tokens = fields.max_tokens or fields.max_new_tokens
     words = [fields.stop_words] if isinstance(fields.stop_words, str) else fields.stop_words or []
     fields.stop = fields.stop if fields.stop is not None else [word for word in words if word] or None
     generate = bare_request(request.server, getattr(fields, prompts[0]), bare_sampling(request.server, fields))
-    shape = next((tuple(tensor.shape) for tensor in around.inputs or () if tensor.name == prompts[0]), (1,))
-    view = TritonView(output, is_tensor=is_tensor, shape=shape, request_id=around.id)
+    shape = next((tuple(tensor.shape) for tensor in outer.inputs or () if tensor.name == prompts[0]), (1,))
+    view = TritonView(output, is_tensor=is_tensor, shape=shape, request_id=outer.id)
     return GenerateCall(generate, view, stream, unknown + ignored)
 
 
 def _values(tensors: list[TritonTensor]) -> Iterator[tuple[str, object]]:
-    """The one element of each tensor. Raises: RequestError."""
-    for place, tensor in enumerate(tensors):
-        where = f"inputs[{place}]"
+    """Yield the name and the element of each tensor. Raises: RequestError."""
+    for index, tensor in enumerate(tensors):
+        where = f"inputs[{index}]"
         if tensor.shape not in ([1], [1, 1]):
             raise RequestError(f"{where}: its shape must be [1] or [1, 1].", param="inputs")
         data: Any = tensor.data
@@ -214,7 +211,7 @@ def _values(tensors: list[TritonTensor]) -> Iterator[tuple[str, object]]:
             raise RequestError(f"{where}: its data must be one value of its datatype.", param="inputs")
         value = data[0]
         if isinstance(value, float) and value.is_integer():
-            value = int(value)  # counts come as floats, too
+            value = int(value)  # some clients send counts as floats
         yield tensor.name, value
 
 
@@ -273,7 +270,7 @@ _PLAIN = {"text_input": "Why do rivers bend?", "max_tokens": 64}
 
 
 def _of_model(path: str) -> tuple[Operation, ...]:
-    asks: list[tuple[str, Callable[[ParsedRequest], GenerateCall], str, type[msgspec.Struct], JsonBody]] = [
+    verbs: list[tuple[str, Callable[[ParsedRequest], GenerateCall], str, type[msgspec.Struct], JsonBody]] = [
         ("infer", parse_infer, "Answer a prompt in a tensor.", InferBody, _TENSORS),
         ("generate", parse_generate, "Answer a prompt.", TritonGenerateBody, _PLAIN),
         ("generate_stream", parse_stream, "Answer a prompt, as events.", TritonGenerateBody, _PLAIN),
@@ -281,11 +278,11 @@ def _of_model(path: str) -> tuple[Operation, ...]:
     return (
         *(
             Operation("POST", f"{path}/{verb}", Generate(parse), text, body=body, example=example, check=check_headers)
-            for verb, parse, text, body, example in asks
+            for verb, parse, text, body, example in verbs
         ),
-        Operation("GET", path, Show(models.show_model), "What a model takes and gives."),
-        Operation("GET", path + "/config", Show(models.show_config), "The same, as Triton's configuration."),
-        Operation("GET", path + "/ready", Show(models.show_model_ready), "Whether a model takes requests."),
+        Operation("GET", path, Show(models.show_model), "The inputs and outputs of a model."),
+        Operation("GET", path + "/config", Show(models.show_config), "The configuration of a model, as on Triton."),
+        Operation("GET", path + "/ready", Show(models.show_model_ready), "Whether a model accepts requests."),
     )
 
 
@@ -293,10 +290,10 @@ WIRE = Wire(
     name="triton",
     title="Triton, KServe v2 and Inferless",
     operations=(
-        Operation("GET", "/v2", Show(models.show_server), "What runs here."),
-        Operation("GET", "/v2/health/live", Show(show_live), "Whether there is a server."),
-        Operation("GET", "/v2/health/ready", Show(models.show_ready), "Whether it takes requests."),
-        Operation("POST", "/v2/repository/index", Show(models.list_models), "The models that are served."),
+        Operation("GET", "/v2", Show(models.show_server), "The name and version of the server."),
+        Operation("GET", "/v2/health/live", Show(show_live), "Whether the server makes progress."),
+        Operation("GET", "/v2/health/ready", Show(models.show_ready), "Whether the server accepts requests."),
+        Operation("POST", "/v2/repository/index", Show(models.list_models), "List the models."),
         *_of_model("/v2/models/{model}"),
         *_of_model("/v2/models/{model}/versions/{version}"),
     ),

@@ -1,4 +1,4 @@
-"""What is asked about servers and models on the wire of Triton and KServe. There is one version of each model."""
+"""Triton's and KServe's routes about servers and models. Each model has one version."""
 
 from __future__ import annotations
 
@@ -23,17 +23,13 @@ __all__ = [
     "show_server",
 ]
 
-VERSION = "1"  # of each model; there are no others
-OUTPUTS = {
-    "TEXT": "OUT",
-    "text_input": "text_output",
-    "prompt": "generated_text",
-}  # by the inputs that a prompt can come as
-_WORKSPACE = re.compile(r"_[0-9a-f]{32}$")  # what Inferless puts behind a model's name
+VERSION = "1"  # the only version of each model
+OUTPUTS = {"TEXT": "OUT", "text_input": "text_output", "prompt": "generated_text"}  # by the name of the prompt's input
+_WORKSPACE = re.compile(r"_[0-9a-f]{32}$")  # Inferless adds it to a model's name
 
 
 def require(request: ParsedRequest) -> None:
-    """Raises: UnknownModel unless path and version name what is served, as Inferless writes it or as others do."""
+    """Raises: UnknownModel for another model or version. The name may be in Inferless' form."""
     served = request.server.model
     if not _is_meant(request.server, request.path["model"], "default"):
         raise UnknownModel(f"This server runs {served}; there is no such model here.", param="model")
@@ -42,14 +38,14 @@ def require(request: ParsedRequest) -> None:
 
 
 def pick_in_path(request: ParsedRequest) -> ServerFacts | None:
-    """The model that a path names; its whole name comes before the end of another's."""
+    """Return the model that a path names. A full name is preferred to the last part of another model's name."""
     name = request.path.get("model", "default")
     named = (server for server in request.every if _is_meant(server, name))
     return pick(request, name, _WORKSPACE.sub("", name)) or next(named, None)
 
 
 def _is_meant(server: ServerFacts, name: str, *more: str) -> bool:
-    names = (server.model, server.model.rpartition("/")[2], *more)  # a slash does not fit into a path
+    names = (server.model, server.model.rpartition("/")[2], *more)  # a name in a path cannot have a slash
     return name in names or _WORKSPACE.sub("", name) in names
 
 
@@ -62,7 +58,7 @@ def show_server(request: ParsedRequest) -> Reply:
 
 
 def list_models(request: ParsedRequest) -> Reply:
-    """Triton's index of its repository. One that its next request loads is no less to be asked."""
+    """Show Triton's repository index. A model that is not loaded is UNAVAILABLE until a request loads it."""
     return Reply(to_json([_in_index(server) for server in request.every]))
 
 

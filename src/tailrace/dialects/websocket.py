@@ -1,14 +1,14 @@
-"""WebSocket at `/v1/ws`: the streams of the native wire, several on one socket, as JSON text frames both ways.
+"""WebSocket at `/v1/ws`: several streams on one socket, as JSON text frames in both directions.
 
 Every command has one direct answer: `created`, `following` or `ended`, `unfollowed`, `status`, `pong`, or `refused`.
-Behind `created` and `following` come the events of that stream, one frame each, in order and without gaps, up to its
-terminal one. The fields of an event's frame are those of the same event on `/v1/streams/{id}/events`, with `type`,
-`id`, `stream_id` and `seq` before them; so what a client reads there it can read here.
+After `created` and `following` come the events of the stream, one frame each, in order and without gaps, up to the
+terminal event. A frame has `type`, `id`, `stream_id` and `seq`, and then the fields of the same event on
+`/v1/streams/{id}/events`.
 
-A socket is closed only for what its client cannot be told in a frame: 1001 idle, 1002 broken framing, 1003 a binary
-frame, 1007 a frame that is not UTF-8, 1008 too many frames in a row that are not JSON objects or a message that takes
-too long, 1009 a message that is too large, 1011 pings without an answer or a defect of the server, 1012 the server goes
-away. Streams do not end with their socket, unless they were made with `"on_disconnect": "cancel"`.
+The socket is closed only for: 1001 idle, 1002 a protocol error, 1003 a binary frame, 1007 a frame that is not UTF-8,
+1008 too many frames in a row that are not JSON objects, or a message that takes too long, 1009 a message that is too
+large, 1011 pings without an answer, or a defect of the server, 1012 the server stops. Streams do not end with their
+socket, unless they were created with `"on_disconnect": "cancel"`.
 """
 
 from __future__ import annotations
@@ -46,19 +46,19 @@ _MAX_NAME_CHARACTERS = 128
 
 
 class Close(NamedTuple):
-    """Why a socket is closed, as its client sees it."""
+    """The code and the reason of a close frame."""
 
     code: int
     reason: str
 
     @classmethod
-    def saying(cls, code: int, reason: str) -> Close:
-        """A reason cut to what a close frame holds."""
+    def with_reason(cls, code: int, reason: str) -> Close:
+        """Return a close frame. A long reason is cut."""
         return cls(code, reason.encode()[:_MAX_REASON_BYTES].decode(errors="ignore"))
 
 
 class Create(NamedTuple):
-    name: str | None  # the client's, for its stream on this socket; None: the stream's id
+    name: str | None  # the client's name for the stream on this socket; None: the stream's id
     request: GenerateRequest
 
 
@@ -73,7 +73,7 @@ class Unfollow(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """One of the two names it: `stream_id` any stream, `name` one that is followed here."""
+    """Cancel the stream `stream_id`, or the followed stream `name`."""
 
     name: str | None
     stream_id: str | None
@@ -105,18 +105,18 @@ class _Cancel(_Named):
 
 
 def read(text: str) -> JsonBody:
-    """A frame as a JSON object. Raises: RequestError."""
+    """Read a frame as a JSON object. Raises: RequestError."""
     return read_json(text.encode())
 
 
 def name_of(body: JsonBody) -> str | None:
-    """The name that a refusal of this command carries, so that its client knows what was refused."""
+    """Return the name of a command, which its refusal repeats."""
     name = body.get("id")
     return name if isinstance(name, str) and len(name) <= _MAX_NAME_CHARACTERS else None
 
 
 def parse(body: JsonBody) -> Command:
-    """Raises: RequestError; unknown fields are refused, as in `POST /v1/streams`."""
+    """Raises: RequestError, also for unknown fields."""
     match body.get("type"):
         case "create":
             named, _ = read_fields({name: body[name] for name in ("type", "id") if name in body}, _Named)
@@ -126,16 +126,16 @@ def parse(body: JsonBody) -> Command:
         case "unfollow":
             unfollow, _ = read_fields(body, _Named, strict=True)
             if unfollow.id is None:
-                raise RequestError("Say which one, with id.", param="id")
+                raise RequestError("Name the stream with id.", param="id")
             return Unfollow(unfollow.id)
         case "cancel":
             cancel, _ = read_fields(body, _Cancel, strict=True)
             if cancel.id is None and cancel.stream_id is None:
-                raise RequestError("Say which stream, with id or stream_id.", param="id")
+                raise RequestError("Name the stream with id or stream_id.", param="id")
             return Cancel(cancel.id, cancel.stream_id)
         case "ping":
             return Ping(read_fields(body, _Named, strict=True)[0].id)
-    raise RequestError("type is create, follow, unfollow, cancel or ping.", param="type")
+    raise RequestError("type must be create, follow, unfollow, cancel or ping.", param="type")
 
 
 def _parse_follow(fields: _Follow) -> FollowCommand:
@@ -145,12 +145,12 @@ def _parse_follow(fields: _Follow) -> FollowCommand:
         return FollowCommand(fields.id, fields.stream_id, fields.after)
     assert fields.last_event_id is not None
     if fields.after:
-        raise RequestError("after goes with stream_id; last_event_id says it already.", param="after")
+        raise RequestError("after needs stream_id; last_event_id already has the position.", param="after")
     return FollowCommand(fields.id, *parse_cursor(fields.last_event_id))
 
 
 class Frames:
-    """What a socket says of one stream that it follows."""
+    """The frames about one followed stream."""
 
     __slots__ = ("_delta", "_head", "_reasoning")
 
@@ -166,11 +166,11 @@ class Frames:
         return b'{"type":"following",%b,"after":%d}' % (self._head, after)
 
     def ended(self, after: int) -> bytes:
-        """There is nothing behind `after`, which was the terminal event."""
+        """The stream has ended with event `after`."""
         return b'{"type":"ended",%b,"after":%d}' % (self._head, after)
 
     def unfollowed(self, seq: int) -> bytes:
-        """No more frames of this stream; `seq` was the last."""
+        """No more frames of this stream follow. The last event sent was `seq`."""
         return b'{"type":"unfollowed",%b,"seq":%d}' % (self._head, seq)
 
     def event(self, seq: int, event: Event) -> bytes:
@@ -181,7 +181,7 @@ class Frames:
 
 
 def encode_status(name: str | None, stream_id: str, status: str) -> bytes:
-    """How a stream stands after a `cancel`."""
+    """Return the status of a stream after a `cancel`."""
     return to_json({"type": "status", "id": name or stream_id, "stream_id": stream_id, "status": status})
 
 
@@ -190,6 +190,6 @@ def encode_pong(name: str | None) -> bytes:
 
 
 def encode_refusal(name: str | None, error: TailraceError) -> bytes:
-    """The command has changed nothing. `error` is what the HTTP routes have in its place."""
-    again = b"" if error.retry_after_s is None else b',"retry_after_s":%b' % to_json(error.retry_after_s)
-    return b'{"type":"refused","id":%b,%b%b}' % (to_json(name), encode_error(error)[1][1:-1], again)
+    """Refuse a command, which had no effect. The `error` is that of the HTTP routes."""
+    retry = b"" if error.retry_after_s is None else b',"retry_after_s":%b' % to_json(error.retry_after_s)
+    return b'{"type":"refused","id":%b,%b%b}' % (to_json(name), encode_error(error)[1][1:-1], retry)

@@ -1,12 +1,12 @@
-"""What a wire is: a table of operations, and encoders that show a stream.
+"""The definition of a wire: a table of operations, and encoders of streams.
 
-A wire is one module with one `Wire` in it. Its operations say which method and path they answer, what goes in (for the
-reader, and for the OpenAPI document), and what is to be done; the server does it, the same way for every wire:
+A wire is one module with one `Wire`. Each operation has a method and a path, describes its input (also for the OpenAPI
+document), and names an action. The server runs the actions equally for all wires:
 
-- `Generate` begins a stream, and shows it as it grows or in one piece;
-- `Follow` shows a stream that exists, from a position on;
-- `OnStream` tells of a stream that exists, after cancelling or deleting it where the verb says so;
-- `Show` answers from what the server knows anyway.
+- `Generate` begins a stream, and answers with its events or with the whole answer;
+- `Follow` answers with the events of an existing stream after a position;
+- `OnStream` shows an existing stream, and cancels or deletes it before, depending on the verb;
+- `Show` answers from facts about the server.
 """
 
 from __future__ import annotations
@@ -54,20 +54,20 @@ __all__ = [
     "deltas_by_choice",
     "failure_of",
     "finished_end",
-    "in_the_wires_words",
     "pick",
     "pick_first",
     "pick_named",
     "usage_json",
+    "with_wire_names",
 ]
 
 SSE = "text/event-stream; charset=utf-8"
-NO_PREFIX = "\n"  # no path begins so
-HEARTBEAT = b": hb\n"  # a comment without a blank line: some clients would take that for an event
+NO_PREFIX = "\n"  # matches no path
+HEARTBEAT = b": hb\n"  # a comment without a blank line, which some clients would read as an event
 
 
 class TokenVocabulary(Protocol):
-    """What an encoder may know of tokens."""
+    """Tokens, for encoders."""
 
     special_ids: frozenset[int]
     pieces: list[bytes]  # the bytes of each token id
@@ -77,25 +77,25 @@ class TokenVocabulary(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
-    """What an encoder may know of the stream besides its events."""
+    """A stream without its events, for encoders."""
 
     stream_id: str
     model: str
     created_s: int  # since the epoch
     seed: int
     num_prompt_tokens: int
-    prompts: tuple[str, ...]  # the prompts' texts, while the stream runs
+    prompts: tuple[str, ...]  # texts; only while the stream runs
     prompt_ids: tuple[tuple[int, ...], ...]
     vocabulary: TokenVocabulary
     num_choices: int = 1
-    status: str = "running"  # queued, running, or how it ended, at the time of asking
-    num_ahead: int | None = None  # of a queued one: the requests that wait in front of it
+    status: str = "running"  # current status: queued, running, or the status of its end
+    num_ahead: int | None = None  # while it is queued: requests that have their turn before it
     expires_in_s: float | None = None
-    memo: bytes = b""  # what the wire that began the stream asked to be kept (GenerateRequest.memo)
+    memo: bytes = b""  # data of the wire that began the stream (GenerateRequest.memo)
 
 
 class ServerFacts(Protocol):
-    """What an operation may know of the server."""
+    """A model and its server, for operations."""
 
     @property
     def model(self) -> str: ...
@@ -105,151 +105,151 @@ class ServerFacts(Protocol):
     def started_s(self) -> int: ...
     @property
     def is_live(self) -> bool:
-        """Tokens move where some are wanted; a restart would help otherwise."""
+        """Whether the server makes progress. If not, a restart may help."""
 
     @property
     def is_ready(self) -> bool: ...
     @property
     def state(self) -> str:
-        """ready; unloaded, where the next request loads the model; loading; or why not: draining, engine, journal."""
+        """ready; unloaded, if the next request loads the model; loading; or why not: draining, engine, journal."""
 
     @property
     def replay(self) -> str | None:
-        """How exactly the engine repeats an answer, if that was measured: exact, or "not exact: N of M"."""
+        """The result of `tailrace certify`, if it was run: exact, or "not exact: N of M"."""
 
     @property
     def parameters(self) -> frozenset[str]:
-        """Names of the `Sampling` fields that the engine honours."""
+        """Names of the `Sampling` fields that the engine supports."""
 
     @property
     def can_chat(self) -> bool:
-        """The model has a chat template."""
+        """Whether the model has a chat template."""
 
     @property
     def context_tokens(self) -> int: ...
     @property
     def max_total_tokens(self) -> int:
-        """Prompt and answer together."""
+        """The largest sum of prompt and answer."""
 
     @property
     def max_requests(self) -> int: ...
     @property
     def max_prompts(self) -> int:
-        """In one request."""
+        """The largest number of prompts in one request."""
 
     @property
     def takes_tools(self) -> bool:
-        """The chat template shows tools to the model."""
+        """Whether the chat template uses tools."""
 
     @property
     def splits_reasoning(self) -> bool:
-        """In chats, reasoning is told apart from the text."""
+        """Whether reasoning in chats is separated from the text."""
 
     @property
     def takes_reasoning(self) -> bool:
-        """The chat template asks for the reasoning of earlier answers."""
+        """Whether the chat template uses the reasoning of earlier answers."""
 
     @property
     def template_values(self) -> frozenset[str]:
-        """Names of the values that the chat template is known to ask for."""
+        """Names of the values that the chat template uses."""
 
     @property
     def prompt_template(self) -> str:
-        """What the prompts of bare wires are put into, with `{prompt}` in it, or nothing."""
+        """The setting `--prompt-template`, with `{prompt}` in it; may be empty."""
 
     def tokenize(self, text: str) -> list[tuple[int, int, int]]:
-        """Ids with the range of characters that each stands for."""
+        """Return ids, each with the start and end of its characters."""
 
     def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:
-        """The prompt that the chat template makes of messages, and its ids as `tokenize` gives them.
+        """Return the text that the chat template makes of messages, and its ids as in `tokenize`.
         Raises: RequestError."""
 
     def count_tokens(self, request: GenerateRequest) -> int:
-        """How many tokens the request's prompts have. May take a while. Raises: RequestError."""
+        """Return the number of tokens of a request's prompts. May take long. Raises: RequestError."""
 
 
 class Encoder(Protocol):
-    """Shows one stream in one dialect."""
+    """Encodes one stream for one dialect."""
 
     def encode(self, seq: int, event: Event) -> bytes:
-        """The bytes that a streaming answer has for an event, b"" for none. Events come in order."""
+        """Return the bytes of an event in a streaming answer, or b"". Events come in order."""
 
     def whole(self, events: Sequence[Event]) -> bytes:
-        """The body of an answer in one piece. Raises: TailraceError if the stream did not end well, unless the dialect
-        has a shape for that, or for one that has not ended."""
+        """Return the body of a whole answer. Raises: TailraceError if the stream has not ended or has failed, unless
+        the dialect can show that."""
 
 
 @runtime_checkable
 class CumulativeEncoder(Encoder, Protocol):
-    """Each event that it shows holds all that came before, so that a reader loses nothing by those left out."""
+    """An encoder whose events contain all earlier events, so that a reader may skip some."""
 
     def skip(self, events: Sequence[Event]) -> None:
-        """Take in the next events without showing them. Takes time in the length of their text, and no more."""
+        """Read the next events without encoding them. Takes time proportional to their text."""
 
     def num_stale(self, events: Sequence[Event]) -> int:
-        """How many of the next events say nothing that a later one of them does not say again."""
+        """Return how many of the next events are contained in a later one of them."""
 
 
 class Presentation(Protocol):
-    """What a streaming answer is besides its events."""
+    """A streaming answer without its events."""
 
     @property
     def media_type(self) -> str:
-        """Of a streaming answer."""
+        """The media type of a streaming answer."""
 
     @property
     def heartbeat(self) -> bytes:
-        """What may be sent between events to keep a silent connection open, b"" for nothing."""
+        """Bytes to send between events to keep a silent connection open; may be b""."""
 
     @property
     def farewell(self) -> bytes:
-        """What a reader is told who is to come back for the rest of a stream; b"" cuts it off, so that it does not
-        look complete."""
+        """Bytes for a reader who has to reconnect for the rest of the stream. With b"" the connection is broken, so the
+        answer does not look complete."""
 
 
 class View(Presentation, Protocol):
-    """How a call wants its answer shown."""
+    """How an answer is encoded."""
 
     def open(self, facts: StreamFacts) -> Encoder: ...
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedRequest:
-    """What a request holds, read but not yet understood."""
+    """A request before its wire interprets it."""
 
     server: ServerFacts
     body: JsonBody = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
     path: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)  # names in lower case
-    others: tuple[ServerFacts, ...] = ()  # of the further models, where `server` is the first's
-    past: tuple[StreamFacts, Sequence[Event]] | None = None  # the stream that `Generate.past` names, if it is kept
-    # The caller's streams that have not ended, the oldest first, and how many events each has.
+    others: tuple[ServerFacts, ...] = ()  # the other models, if `server` is the first one
+    past: tuple[StreamFacts, Sequence[Event]] | None = None  # the stream that `Generate.past` names, if it exists
+    # The caller's unfinished streams, the oldest first, each with its number of events.
     running: Callable[[], Sequence[tuple[StreamFacts, int]]] = field(default=tuple)
     branch: Branch | None = None  # of the conversation that `Generate.conversation` names
 
     @property
     def every(self) -> tuple[ServerFacts, ...]:
-        """The facts of every model, the first one first."""
+        """All models, beginning with the first."""
         return (self.server, *self.others)
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
-    """A parsed request: what to generate, and how to show it."""
+    """A parsed request: what to generate, and how to encode the answer."""
 
     request: GenerateRequest
     view: View
     stream: bool
-    ignored: tuple[str, ...] = ()  # names of fields that nobody here knows
-    at_once: bool = False  # where not streamed: answer what is there already, and do not wait for the end
+    ignored: tuple[str, ...] = ()  # names of fields without effect
+    at_once: bool = False  # if not streamed: answer with the current state, without waiting for the end
     status: int = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Following:
-    """A stream that exists, to be shown from behind event `after` on. With `replay` the view's encoder is a
-    `CumulativeEncoder`, and skips what came before."""
+    """An existing stream, to be encoded after event `after`. With `replay` the view's encoder is a `CumulativeEncoder`,
+    and skips the earlier events."""
 
     stream_id: str
     after: int
@@ -268,9 +268,9 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """`past` names the stream that the request goes on from, if it has one, and `conversation` the item of one."""
+    """`past` returns the id of the stream that the request continues, `conversation` its place in a conversation."""
 
-    parse: Callable[[ParsedRequest], GenerateCall | Following | Reply]  # a reply where nothing has to be generated
+    parse: Callable[[ParsedRequest], GenerateCall | Following | Reply]  # a reply if nothing has to be generated
     past: Callable[[ParsedRequest], str | None] | None = None
     conversation: Callable[[ParsedRequest], Place | None] | None = None
 
@@ -282,7 +282,7 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class OnStream:
-    """`find` names the stream and how to show it."""
+    """`find` returns the id of the stream and its view."""
 
     find: Callable[[ParsedRequest], tuple[str, View]]
     verb: Literal["show", "cancel", "delete"] = "show"
@@ -291,7 +291,7 @@ class OnStream:
 @dataclass(frozen=True, slots=True)
 class Show:
     render: Callable[[ParsedRequest], Reply]
-    is_slow: bool = False  # to be done beside the event loop, and only so often at once
+    is_slow: bool = False  # runs in a thread, with a limit on concurrent runs
 
 
 Example: TypeAlias = JsonBody
@@ -306,40 +306,40 @@ class Operation:
     act: Generate | Follow | OnStream | Show
     summary: str
     body: type[msgspec.Struct] | None = None
-    check: Callable[[Mapping[str, str]], None] = require_json  # what the headers say of a body, before it is read
-    query: tuple[str, ...] = ()  # names of the fields that are known; a `!` behind one that must be given
-    query_in_body: bool = False  # whether those fields may come in a form or a JSON body instead
+    check: Callable[[Mapping[str, str]], None] = require_json  # checks the headers before the body is read
+    query: tuple[str, ...] = ()  # names of the known fields; a required one ends with `!`
+    query_in_body: bool = False  # whether these fields may also be in a form or a JSON body
     example: Example | None = None  # of the body
-    # Without these this operation is not meant: `name` or `name=value` in the query, the name of a header.
+    # Conditions for this operation: `name` or `name=value` in the query, the name of a header.
     only_with: str | None = None
     only_with_header: str | None = None
 
     @property
-    def is_particular(self) -> bool:
-        """Whether it is meant only with something: asked before another one on its path."""
+    def is_conditional(self) -> bool:
+        """Whether it has a condition. Such operations are tried before others on the same path."""
         return self.only_with is not None or self.only_with_header is not None
 
 
-def pick_first(asked: ParsedRequest) -> ServerFacts | None:
-    """For wires that name no model."""
-    return asked.server
+def pick_first(request: ParsedRequest) -> ServerFacts | None:
+    """Pick the first model, for wires whose requests name none."""
+    return request.server
 
 
-def pick_named(asked: ParsedRequest) -> ServerFacts | None:
-    """For wires that name it in a `model` of the body, or in the path."""
-    return pick(asked, asked.body.get("model") or asked.path.get("name"))
+def pick_named(request: ParsedRequest) -> ServerFacts | None:
+    """Pick the model that is named by `model` in the body, or by the path."""
+    return pick(request, request.body.get("model") or request.path.get("name"))
 
 
-def pick(asked: ParsedRequest, *names: object) -> ServerFacts | None:
-    """The model of one of these names, the first that there is; without a name the first model."""
+def pick(request: ParsedRequest, *names: object) -> ServerFacts | None:
+    """Return the first model with one of these names; without names the first model."""
     given = [name for name in names if name]
     if not given:
-        return asked.server
-    by_name = {server.model: server for server in asked.every}
+        return request.server
+    by_name = {server.model: server for server in request.every}
     for name in given:
         if isinstance(name, str) and name in by_name:
             return by_name[name]
-    return asked.server if any(isinstance(name, str) and means_any_model(name) for name in given) else None
+    return request.server if any(isinstance(name, str) and means_any_model(name) for name in given) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,31 +349,31 @@ class Wire:
     name: str
     title: str
     operations: tuple[Operation, ...]
-    encode_error: Callable[[TailraceError], tuple[int, bytes]]  # status and JSON body of a refusal
-    # Which of several models is meant, of `ParsedRequest.every`; None where there is none, which `parse` refuses.
+    encode_error: Callable[[TailraceError], tuple[int, bytes]]  # returns the status and the JSON body
+    # Returns the model that a request names, of `ParsedRequest.every`; None for an unknown name, which `parse` refuses.
     pick: Callable[[ParsedRequest], ServerFacts | None] = pick_first
-    prefix: str = NO_PREFIX  # of paths whose errors have this wire's shape even where it has no operation
-    # Fields that are known and cannot be honoured, and values of theirs that ask for nothing.
+    prefix: str = NO_PREFIX  # errors on unknown paths below it have this wire's format
+    # Fields of the API that are not supported, with their neutral values.
     refused: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    # What this wire calls parameters that an engine may not support, where the body does not have our name.
+    # This wire's names of parameters that an engine may not support, by tailrace's names.
     names: Mapping[str, str] = field(default_factory=dict)
 
 
-def in_the_wires_words(error: UnsupportedParameter, wire: Wire, asked: ParsedRequest) -> UnsupportedParameter:
-    """The refusal of a parameter, under the name that the client has given it."""
+def with_wire_names(error: UnsupportedParameter, wire: Wire, request: ParsedRequest) -> UnsupportedParameter:
+    """Return the error with the parameter's name on this wire."""
     ours = error.param or ""
-    if ours not in wire.names or ours in asked.body:
+    if ours not in wire.names or ours in request.body:
         return error
     theirs = wire.names[ours]
     return UnsupportedParameter(error.message.replace(ours, theirs), param=theirs)
 
 
 def failure_of(end: End | None) -> TailraceError:
-    """The error that a stream which did not end in `done` stands for."""
+    """Return the error of a stream that did not end as `done`."""
     if end is None or end.failure is None:
         return Cancelled("The stream was cancelled before the answer was complete.")
     kind = KINDS.get(end.failure.code, EngineError)
-    # To wires that tell kinds of errors apart, whatever else ends a stream is an error during the generation.
+    # For wires that distinguish kinds of errors, all other kinds are engine errors.
     base = next((base for base in (AdmissionError, RequestError) if issubclass(kind, base)), EngineError)
     failed: TailraceError = base(end.failure.message, retry_after_s=1.0 if kind.status in (429, 503) else None)
     failed.code, failed.status = end.failure.code, kind.status
@@ -381,7 +381,7 @@ def failure_of(end: End | None) -> TailraceError:
 
 
 def finished_end(events: Sequence[Event]) -> End:
-    """The terminal event of a stream that ended in `done`. Raises: the TailraceError that it stands for, otherwise."""
+    """Return the terminal event of a stream that ended as `done`. Raises: otherwise the TailraceError of its end."""
     end = events[-1] if events else None
     if not isinstance(end, End) or end.status != "done":
         raise failure_of(end if isinstance(end, End) else None)
@@ -389,7 +389,7 @@ def finished_end(events: Sequence[Event]) -> End:
 
 
 def deltas_by_choice(events: Sequence[Event], num_choices: int) -> list[list[TextDelta]]:
-    """The deltas of each choice, in order."""
+    """Return the deltas of each choice, in order."""
     deltas: list[list[TextDelta]] = [[] for _ in range(num_choices)]
     for event in events:
         if isinstance(event, TextDelta):
@@ -398,7 +398,7 @@ def deltas_by_choice(events: Sequence[Event], num_choices: int) -> list[list[Tex
 
 
 def usage_json(end: End) -> JsonBody:
-    """Token counts as OpenAI names them."""
+    """Return the token counts with OpenAI's names."""
     usage: JsonBody = {
         "prompt_tokens": end.usage.num_prompt_tokens,
         "completion_tokens": end.usage.num_completion_tokens,

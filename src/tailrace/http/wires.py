@@ -92,7 +92,7 @@ def _by_path() -> tuple[dict[str, _Candidates], list[tuple[str, _Candidates]]]:
             head, brace, _ = operation.path.partition("{")
             (by_prefix if brace else by_path).setdefault(head, []).append((wire, operation))
     for candidates in (*by_path.values(), *by_prefix.values()):
-        candidates.sort(key=lambda entry: entry[1] is None or not entry[1].is_particular)
+        candidates.sort(key=lambda entry: entry[1] is None or not entry[1].is_conditional)
     return by_path, sorted(by_prefix.items(), key=lambda entry: -len(entry[0]))
 
 
