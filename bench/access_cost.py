@@ -1,9 +1,9 @@
-"""What keys, quotas and records cost: a server with them beside one without, in turns.
+"""Measures the cost of keys, quotas and records: a server with them and one without, in turns.
 
     python bench/access_cost.py [--turns 7]
 
 Both run the scripted engine at full speed. Requests are completions of one token, 16 at a time; events are those of 8
-streams of 20,000 tokens as server-sent events. Of each turn it takes the rate, and the processor time of the server's
+streams of 20,000 tokens as server-sent events. Each turn measures the rate, and the processor time of the server's
 own process for each request or event, until the rows of the turn are in the database. It prints the median rate, and
 the least processor time, because other work on the machine can only add to it.
 """
@@ -34,7 +34,7 @@ _NUM_STREAMS = 8
 _NUM_TOKENS = 20_000
 _PORTS = {"without": 8971, "with": 8972}
 _COUNT = "SELECT count(*) FROM requests"
-_MUCH = Quota(requests_per_minute=10**9, tokens_per_minute=10**12, tokens_per_month=10**14, streams_at_once=10**6)
+_LARGE = Quota(requests_per_minute=10**9, tokens_per_minute=10**12, tokens_per_month=10**14, streams_at_once=10**6)
 
 
 class _Server:
@@ -137,29 +137,29 @@ def main() -> None:
         url = f"sqlite:///{path}"
         database = RecordDatabase(url)
         database.prepare()
-        token = KeyStore(database).create("alice", quota=_MUCH).token
+        token = KeyStore(database).create("alice", quota=_LARGE).token
         database.close()
         servers = {
             "without": _Server("without", Path(plain)),
             "with": _Server("with", Path(keyed), "--database", url, token=token, database=path),
         }
-        found: dict[tuple[str, str], list[tuple[float, float]]] = {}
+        measurements: dict[tuple[str, str], list[tuple[float, float]]] = {}
         try:
             for turn in range(args.turns + 1):
                 for name, server in sorted(servers.items(), reverse=bool(turn % 2)):
-                    for what, act in (("requests", server.ask_many), ("events", server.stream)):
+                    for kind, act in (("requests", server.ask_many), ("events", server.stream)):
                         measured = _measure(server, act)
-                        if turn:  # the first one warms up
-                            found.setdefault((what, name), []).append(measured)
+                        if turn:  # turn 0 warms up
+                            measurements.setdefault((kind, name), []).append(measured)
         finally:
             for server in servers.values():
                 server.close()
-    for what in ("requests", "events"):
+    for kind in ("requests", "events"):
         rates, costs = {}, {}
         for name in servers:
-            of_turns, costs_of_turns = zip(*found[what, name], strict=True)
+            of_turns, costs_of_turns = zip(*measurements[kind, name], strict=True)
             rates[name], costs[name] = statistics.median(of_turns), min(costs_of_turns)
-            print(f"{name:>8} keys: {rates[name]:10,.0f} {what}/s, {costs[name]:7.2f} µs of the server for each")
+            print(f"{name:>8} keys: {rates[name]:10,.0f} {kind}/s, {costs[name]:7.2f} µs of the server for each")
         rate, cost = rates["with"] / rates["without"], costs["with"] / costs["without"]
         print(f"   ratio: {rate:.3f} of the rate, {cost:.3f} of the processor time")
 

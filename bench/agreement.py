@@ -1,10 +1,10 @@
-"""How far greedy answers of the same weights agree between engines, and how near a tie the model was where they part.
+"""Measures how far greedy answers of engines with the same weights agree, and the gap of logits where they differ.
 
     python bench/agreement.py --gguf FILE --huggingface DIRECTORY [--vllm-python PATH] [--only NAME] [--output FILE]
 
-FILE and DIRECTORY hold the same model (tests/checkpoints.py makes the directory from the file). What everything is held
-against is `generate` of transformers in float32, without tailrace: 40 prompts, 64 tokens each, and at each token by how
-much its logit was above the second. Then each engine answers the same prompts behind `tailrace serve`, eight at a time.
+FILE and DIRECTORY have the same model (tests/checkpoints.py makes the directory from the file). The reference is
+`generate` of transformers in float32, without tailrace: 40 prompts, 64 tokens each, and the gap between the two largest
+logits at each token. Then each engine answers the same prompts with `tailrace serve`, eight at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ OPENINGS = ("This is a story about {}.", "Five facts about {}:\n1.", "Dear frien
 
 @dataclass(frozen=True)
 class Answer:
-    """What the reference said, and the gap between the likeliest and the second logit at each token."""
+    """An answer of the reference, and the gap between the two largest logits at each token."""
 
     ids: list[int]
     gaps: list[float]
@@ -42,12 +42,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Line:
-    """One engine. Gaps are differences of logits, medians; `parted_gap` at the tokens where answers part."""
+    """One engine. Gaps are medians; `parted_gap` is that of the first different tokens, `usual_gap` that of all."""
 
     engine: str
     answers: int
     same: int
-    median_tokens_until: float  # the first other one, of the answers that differ
+    median_tokens_until: float  # tokens before the first different one, in answers that differ
     parted_gap: float
     usual_gap: float
 
@@ -57,14 +57,14 @@ def reference(path: Path, prompts: list[str]) -> list[Answer]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # as in all of the library
-    tokenizer: Any = AutoTokenizer.from_pretrained(path)  # Any: the library's, whichever it is
+    logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # the library does not annotate it
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)  # Any: its class depends on the model
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     model.eval()
     answers = []
     for prompt in prompts:
         ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=False)
-        given = model.generate(
+        outputs = model.generate(
             **ids,
             do_sample=False,
             max_new_tokens=MAX_TOKENS,
@@ -73,14 +73,14 @@ def reference(path: Path, prompts: list[str]) -> list[Answer]:
             output_logits=True,
             return_dict_in_generate=True,
         )
-        tops = [logits[0].topk(2).values for logits in given.logits]
-        new = given.sequences[0, ids["input_ids"].shape[1] :].tolist()
+        tops = [logits[0].topk(2).values for logits in outputs.logits]
+        new = outputs.sequences[0, ids["input_ids"].shape[1] :].tolist()
         answers.append(Answer(new, [float(top[0] - top[1]) for top in tops]))
     return answers
 
 
-def asked(prompt: str) -> list[int]:
-    """The ids of the answer to one prompt."""
+def answer_ids(prompt: str) -> list[int]:
+    """Return the token ids of the answer to a prompt."""
     body = {"prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0, "ignore_eos": True}
     ids: list[int] = []
     with (
@@ -94,13 +94,13 @@ def asked(prompt: str) -> list[int]:
     return ids
 
 
-def compare(engine: str, expected: list[Answer], given: list[list[int]]) -> Line:
+def compare(engine: str, expected: list[Answer], outputs: list[list[int]]) -> Line:
     until, parted = [], []
-    for answer, ids in zip(expected, given, strict=True):
-        for place, (wanted, seen) in enumerate(zip(answer.ids, ids, strict=True)):
+    for answer, ids in zip(expected, outputs, strict=True):
+        for position, (wanted, seen) in enumerate(zip(answer.ids, ids, strict=True)):
             if wanted != seen:
-                until.append(place)
-                parted.append(answer.gaps[place])
+                until.append(position)
+                parted.append(answer.gaps[position])
                 break
     return Line(
         engine,
@@ -113,47 +113,47 @@ def compare(engine: str, expected: list[Answer], given: list[list[int]]) -> Line
 
 
 def servers(options: argparse.Namespace) -> Iterator[Server]:
-    """Each engine's, one at a time."""
+    """Yield a server for each engine."""
 
-    def ours(name: str, python: object, path: Path, *flags: str) -> Server:
+    def our_server(name: str, python: object, path: Path, *flags: str) -> Server:
         command = [str(python), "-m", "tailrace", "serve", str(path), "--engine", name.partition(",")[0], *flags]
         return Server(name, "", FIRST_PORT, [*command, "--port", str(FIRST_PORT), "--journal", "memory"], {})
 
-    here, gguf, directory = sys.executable, options.gguf, options.huggingface
-    yield ours("transformers, float32", here, directory, "--dtype", "float32")
-    yield ours("transformers, bfloat16", here, directory, "--dtype", "bfloat16")
-    yield ours("openvino", here, gguf)
-    yield ours("openvino, --no-exact", here, gguf, "--no-exact")
-    yield ours("llamacpp", here, gguf)
-    yield ours("llamacpp, --exact", here, gguf, "--exact")
+    python, gguf, directory = sys.executable, options.gguf, options.huggingface
+    yield our_server("transformers, float32", python, directory, "--dtype", "float32")
+    yield our_server("transformers, bfloat16", python, directory, "--dtype", "bfloat16")
+    yield our_server("openvino", python, gguf)
+    yield our_server("openvino, --no-exact", python, gguf, "--no-exact")
+    yield our_server("llamacpp", python, gguf)
+    yield our_server("llamacpp, --exact", python, gguf, "--exact")
     if options.vllm_python:
-        yield ours("vllm, float32", options.vllm_python, directory, "--dtype", "float32")
-        yield ours("vllm, bfloat16", options.vllm_python, directory, "--dtype", "bfloat16")
+        yield our_server("vllm, float32", options.vllm_python, directory, "--dtype", "float32")
+        yield our_server("vllm, bfloat16", options.vllm_python, directory, "--dtype", "bfloat16")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="How far greedy answers agree between engines.")
+    parser = argparse.ArgumentParser(description="Measures how far greedy answers of engines agree.")
     parser.add_argument("--gguf", type=Path, required=True)
     parser.add_argument("--huggingface", type=Path, required=True)
     parser.add_argument("--vllm-python", type=Path)
-    parser.add_argument("--only", default="", help="engines whose name has this in it")
-    parser.add_argument("--reference", type=Path, help="what the reference says, kept for the next run")
+    parser.add_argument("--only", default="", help="only engines whose name contains this")
+    parser.add_argument("--reference", type=Path, help="file that keeps the reference's answers for the next run")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     prompts = [opening.format(topic) for opening in OPENINGS for topic in TOPICS]
-    kept: Path | None = options.reference
-    if kept and kept.is_file():
-        expected = [Answer(**answer) for answer in json.loads(kept.read_text())]
+    reference_path: Path | None = options.reference
+    if reference_path and reference_path.is_file():
+        expected = [Answer(**answer) for answer in json.loads(reference_path.read_text())]
     else:
         expected = reference(options.huggingface, prompts)
-        if kept:
-            kept.write_text(json.dumps([asdict(answer) for answer in expected]))
+        if reference_path:
+            reference_path.write_text(json.dumps([asdict(answer) for answer in expected]))
     lines = []
     for server in servers(options):
         if options.only not in server.name:
             continue
         with running(server), concurrent.futures.ThreadPoolExecutor(8) as pool:
-            line = compare(server.name, expected, list(pool.map(asked, prompts)))
+            line = compare(server.name, expected, list(pool.map(answer_ids, prompts)))
         print(json.dumps(asdict(line)), flush=True)
         lines.append(line)
     if options.output:

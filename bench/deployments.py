@@ -1,11 +1,11 @@
-"""The tutorial's bots under Ray Serve, the same under tailrace, and the dozen-line versions, in one run.
+"""Compares the tutorial's bots on Ray Serve and on tailrace, and a bot of a dozen lines that uses `tailrace.engine`.
 
     python bench/deployments.py CHECKPOINT --ray-python PATH [--output FILE]
 
 CHECKPOINT is a Hugging Face directory of SmolLM2-135M-Instruct whose generation_config.json ends answers after 40
 tokens (tests/checkpoints.py makes one). PATH is a Python that has tailrace, Ray Serve, torch and transformers. For each
-server and 1, 4 and 16 clients: tokens a second of all clients together, and the median and worst time to the first
-piece of text. Prompts differ, so that nothing is cached; text is counted with the model's own tokenizer.
+server and 1, 4 and 16 clients it measures the tokens per second of all clients together, and the median and the largest
+time to the first text. Prompts differ, so that nothing is cached. The model's tokenizer counts the tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Any
 import httpx
 
 ROOT = Path(__file__).parent.parent
-BOTS = ROOT / "tests" / "hosting" / "bots"
+BOTS = ROOT / "tests" / "apps" / "bots"
 PORT = 8977
 BEGINNINGS = [
     "Once upon a time",
@@ -80,15 +80,15 @@ async def measure(name: str, num_clients: int, num_each: int, tokenizer: Any) ->
     texts: list[str] = []
 
     async def one(http: httpx.AsyncClient, prompt: str) -> None:
-        began_s = time.monotonic()
+        start_s = time.monotonic()
         text, first_s = "", None
         async with http.stream("POST", "/", params={"prompt": prompt}) as answer:
             answer.raise_for_status()
             async for piece in answer.aiter_text():
                 if piece and first_s is None:
-                    first_s = time.monotonic() - began_s
+                    first_s = time.monotonic() - start_s
                 text += piece
-        firsts.append(first_s if first_s is not None else time.monotonic() - began_s)
+        firsts.append(first_s if first_s is not None else time.monotonic() - start_s)
         texts.append(text)
 
     async def client(number: int) -> None:
@@ -96,9 +96,9 @@ async def measure(name: str, num_clients: int, num_each: int, tokenizer: Any) ->
             for nth in range(num_each):
                 await one(http, f"{BEGINNINGS[(number + nth) % len(BEGINNINGS)]} {number * 10 + nth} years ago")
 
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     await asyncio.gather(*(client(number) for number in range(num_clients)))
-    seconds = time.monotonic() - began_s
+    seconds = time.monotonic() - start_s
     num_tokens = sum(len(tokenizer.encode(text).ids) for text in texts)
     return Row(name, num_clients, len(texts), num_tokens / seconds, statistics.median(firsts), max(firsts))
 
@@ -117,16 +117,16 @@ def wait_ready(process: subprocess.Popen[bytes]) -> None:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("checkpoint", type=Path)
-    asked.add_argument("--ray-python", type=Path)
-    asked.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
-    asked.add_argument("--output", type=Path)
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkpoint", type=Path)
+    parser.add_argument("--ray-python", type=Path)
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(options.checkpoint / "tokenizer.json"))
-    here = [str(Path(sys.executable).parent / "tailrace"), "run"]
+    run_command = [str(Path(sys.executable).parent / "tailrace"), "run"]
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         apps = Path(folder)
@@ -145,9 +145,9 @@ def main() -> None:
                 )
                 servers.append((f"{bot}, Ray Serve", [str(options.ray_python), "-c", start]))
         flags = ["--port", str(PORT), "--journal", "memory"]
-        servers += [(f"{bot}, tailrace", [*here, f"{bot}:app", *flags]) for bot in ("textbot", "batchbot")]
-        servers += [("a dozen lines, tailrace", [*here, "brief:app", *flags])]
-        # One thread, as Ray gives a replica: two that wait for each other on two busy cores may take ten times as long.
+        servers += [(f"{bot}, tailrace", [*run_command, f"{bot}:app", *flags]) for bot in ("textbot", "batchbot")]
+        servers += [("a dozen lines, tailrace", [*run_command, "brief:app", *flags])]
+        # One thread, as in Ray's replicas: two threads on two busy cores may take ten times as long.
         threads = {"OMP_NUM_THREADS": "1"}
         environment = os.environ | threads | {"CHECKPOINT": str(options.checkpoint.resolve()), "PYTHONPATH": str(apps)}
         for name, command in servers:

@@ -1,14 +1,14 @@
-"""Each engine behind tailrace against the same engine's own server, same weights, in one run.
+"""Compares tailrace with each engine's own server, with the same weights, in one run.
 
     python bench/engines.py --gguf FILE --huggingface DIRECTORY [--transformers PATH] [--vllm-python PATH]
                             [--output JSON] [--plot SVG]
 
-FILE and DIRECTORY hold the same model (tests/checkpoints.py makes the directory from the file). An engine's own server
-(llama.cpp's is the one in xllamacpp) and tailrace with that engine are up together, with memory for as many tokens, and
-are asked in turns, so that a machine that is slower for a while is so for both. The load is the same for all: POST
-/v1/completions, streamed, greedy, 128 tokens, at 1, 4, 16 and 32 streams, some rounds of each. Tokens are counted by
-running the text through the model's tokenizer, since servers differ in what they make an event of; times are those at
-which bytes came. `transformers serve` refuses ignore_eos: what it gave until the end of a text is counted as it is.
+FILE and DIRECTORY have the same model (tests/checkpoints.py makes the directory from the file). An engine's own server
+(llama.cpp's is the one in xllamacpp) and tailrace with that engine run together, with memory for the same number of
+tokens. They are measured in turns, so that a slow phase of the machine affects both. The load is the same for all: POST
+/v1/completions, streamed, greedy, 128 tokens, at 1, 4, 16 and 32 streams, in several rounds. The model's tokenizer
+counts the tokens of the text, because servers differ in the tokens per event. Times are those of received bytes.
+`transformers serve` refuses ignore_eos, so its answers may be shorter.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from tokenizers import Tokenizer
 FIRST_PORT = 8987
 LOADS = (1, 4, 16, 32)
 MAX_TOKENS = 128
-PAUSE_S = 0.5  # for what the one before has to put away
-SLOTS, SLOT_TOKENS = 32, 512  # of llama.cpp's server, which divides its memory
+PAUSE_S = 0.5  # for the cleanup of the server that was measured before
+SLOTS, SLOT_TOKENS = 32, 512  # llama.cpp's server divides its memory into slots
 
 LLAMA_SERVER = """
 import sys, time, xllamacpp
@@ -71,8 +71,8 @@ class Answer:
     raw: bytes = b""
 
 
-async def one(port: int, body: dict[str, object]) -> Answer:
-    """One request over a socket of its own; what comes is kept and looked at later, to cost little meanwhile."""
+async def send_request(port: int, body: dict[str, object]) -> Answer:
+    """Send a request on a new connection. The answer is parsed after the measurement, to use little time during it."""
     content = json.dumps(body).encode()
     head = (
         f"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\nConnection: close\r\n"
@@ -92,7 +92,7 @@ async def one(port: int, body: dict[str, object]) -> Answer:
 
 
 def text_of(answer: Answer) -> str:
-    """What the stream said, out of chunked transfer and events."""
+    """Return the text of a streamed answer."""
     text = []
     for line in answer.raw.decode("utf-8", "replace").splitlines():
         if line.startswith("data: {"):
@@ -111,7 +111,7 @@ class Server:
 
 
 async def measure(servers: list[Server], tokenizer: Tokenizer, rounds: int) -> list[Line]:
-    """Each of them in turns, which are all up."""
+    """Measure running servers in turns."""
     number = 0
 
     def body(server: Server) -> dict[str, object]:
@@ -127,22 +127,22 @@ async def measure(servers: list[Server], tokenizer: Tokenizer, rounds: int) -> l
 
     lines = []
     for server in servers:
-        await asyncio.gather(*(one(server.port, body(server)) for _ in range(2)))
+        await asyncio.gather(*(send_request(server.port, body(server)) for _ in range(2)))
     for streams in LOADS:
-        found: dict[str, list[tuple[float, float, float]]] = {server.name: [] for server in servers}
+        measurements: dict[str, list[tuple[float, float, float]]] = {server.name: [] for server in servers}
         for _ in range(rounds):
             for server in servers:
                 await asyncio.sleep(PAUSE_S)
-                began_s = time.perf_counter()
-                answers = await asyncio.gather(*(one(server.port, body(server)) for _ in range(streams)))
-                wall_s = time.perf_counter() - began_s
+                start_s = time.perf_counter()
+                answers = await asyncio.gather(*(send_request(server.port, body(server)) for _ in range(streams)))
+                wall_s = time.perf_counter() - start_s
                 num_tokens = sum(len(tokenizer.encode(text_of(answer)).ids) for answer in answers)
                 if not num_tokens:
                     raise SystemExit(f"{server.name} gave nothing: {answers[0].raw[:500]!r}")
                 firsts = sorted(answer.first_s for answer in answers)
                 worst = firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))]
-                found[server.name].append((num_tokens / wall_s, statistics.median(firsts), worst))
-        for name, rows in found.items():
+                measurements[server.name].append((num_tokens / wall_s, statistics.median(firsts), worst))
+        for name, rows in measurements.items():
             line = Line(name, streams, *(round(statistics.median(of), 4) for of in zip(*rows, strict=True)))
             print(json.dumps(asdict(line)), flush=True)
             lines.append(line)
@@ -151,10 +151,10 @@ async def measure(servers: list[Server], tokenizer: Tokenizer, rounds: int) -> l
 
 @contextmanager
 def running(server: Server) -> Iterator[None]:
-    """It answers; at the end it and its children are gone."""
-    with tempfile.TemporaryFile() as said:
+    """Start a server, and wait until it answers. At the end, stop it with its children."""
+    with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
-            server.command, stdout=said, stderr=said, env=os.environ | server.environment, start_new_session=True
+            server.command, stdout=output, stderr=output, env=os.environ | server.environment, start_new_session=True
         )
         try:
             for _ in range(600):
@@ -169,8 +169,8 @@ def running(server: Server) -> Iterator[None]:
             else:
                 process.kill()
             if process.poll() is not None:
-                said.seek(0)
-                raise SystemExit(f"{server.name} did not start:\n{said.read().decode(errors='replace')[-3000:]}")
+                output.seek(0)
+                raise SystemExit(f"{server.name} did not start:\n{output.read().decode(errors='replace')[-3000:]}")
             yield
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -182,55 +182,55 @@ def running(server: Server) -> Iterator[None]:
                 process.wait()
 
 
-def groups(asked: argparse.Namespace) -> Iterator[list[Server]]:
-    """Those that are measured in turns."""
-    first, second, third = (str(FIRST_PORT + place) for place in range(3))
+def groups(options: argparse.Namespace) -> Iterator[list[Server]]:
+    """Yield the groups of servers that are measured in turns."""
+    first, second, third = (str(FIRST_PORT + index) for index in range(3))
 
-    def ours(python: object, engine: str, path: Path, port: str, *flags: str) -> Server:
-        more = ["--engine", engine, "--port", port, "--journal", asked.journal, *flags]
+    def our_server(python: object, engine: str, path: Path, port: str, *flags: str) -> Server:
+        more = ["--engine", engine, "--port", port, "--journal", options.journal, *flags]
         command = [str(python), "-m", "tailrace", "serve", str(path), *more]
         name = path.stem if path.suffix == ".gguf" else path.name
         return Server(f"tailrace, {engine}", name, int(port), command, {"VLLM_CPU_KVCACHE_SPACE": "2"})
 
-    if asked.gguf:
-        path, name, here = asked.gguf, asked.gguf.stem, sys.executable
+    if options.gguf:
+        path, name, here = options.gguf, options.gguf.stem, sys.executable
         as_much = ["--context-tokens", str(SLOT_TOKENS), "--kv-tokens", str(SLOTS * SLOT_TOKENS)]
         own = [here, "-c", LLAMA_SERVER, str(path), first, str(SLOTS), str(SLOTS * SLOT_TOKENS)]
         yield [
             Server("llama.cpp's server", name, int(first), own, {}),
-            ours(here, "llamacpp", path, second, *as_much, "--max-sequences", str(SLOTS)),
-            ours(here, "openvino", path, third),
+            our_server(here, "llamacpp", path, second, *as_much, "--max-sequences", str(SLOTS)),
+            our_server(here, "openvino", path, third),
         ]
-    if not asked.huggingface:
+    if not options.huggingface:
         return
-    path = asked.huggingface
-    dtype = ["--dtype", asked.dtype]
-    if asked.transformers:
-        own = [str(asked.transformers), "serve", str(path), "--port", first, "--continuous-batching", *dtype]
-        cache = {"HF_HUB_CACHE": str(path.parent)}  # without some directory it cannot list its models
+    path = options.huggingface
+    dtype = ["--dtype", options.dtype]
+    if options.transformers:
+        own = [str(options.transformers), "serve", str(path), "--port", first, "--continuous-batching", *dtype]
+        cache = {"HF_HUB_CACHE": str(path.parent)}  # it needs a directory to list its models
         yield [
             Server("transformers serve", str(path), int(first), own, cache),
-            ours(sys.executable, "transformers", path, second, *dtype),
+            our_server(sys.executable, "transformers", path, second, *dtype),
         ]
-    if asked.vllm_python:
-        own = [str(asked.vllm_python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(path), *dtype]
+    if options.vllm_python:
+        own = [str(options.vllm_python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(path), *dtype]
         own += ["--served-model-name", path.name, "--max-model-len", "8192", "--port", first]
         yield [
             Server("vLLM's server", path.name, int(first), own, {"VLLM_CPU_KVCACHE_SPACE": "2"}),
-            ours(asked.vllm_python, "vllm", path, second, *dtype),
+            our_server(options.vllm_python, "vllm", path, second, *dtype),
         ]
 
 
 def plot(lines: list[Line], path: Path) -> None:
-    """Tokens a second over streams, a line for each server, as SVG."""
+    """Write an SVG: tokens per second by number of streams, one line for each server."""
     names = list(dict.fromkeys(line.server for line in lines))
     colours = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5"]
-    most = max(line.tokens_per_s for line in lines)
+    largest = max(line.tokens_per_s for line in lines)
     left, top, width, height = 60, 20, 420, 300
 
     def point(line: Line) -> str:
         x = left + width * LOADS.index(line.streams) / (len(LOADS) - 1)
-        return f"{x:.0f},{top + height * (1 - line.tokens_per_s / most):.0f}"
+        return f"{x:.0f},{top + height * (1 - line.tokens_per_s / largest):.0f}"
 
     parts = [
         '<svg xmlns="http://www.w3.org/2000/svg" width="720" height="370" font-family="sans-serif" font-size="12">',
@@ -239,9 +239,9 @@ def plot(lines: list[Line], path: Path) -> None:
     for share in (0, 0.25, 0.5, 0.75, 1):
         y = top + height * (1 - share)
         parts.append(f'<line x1="{left}" x2="{left + width}" y1="{y:.0f}" y2="{y:.0f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 8}" y="{y + 4:.0f}" text-anchor="end">{most * share:.0f}</text>')
-    for place, load in enumerate(LOADS):
-        x = left + width * place / (len(LOADS) - 1)
+        parts.append(f'<text x="{left - 8}" y="{y + 4:.0f}" text-anchor="end">{largest * share:.0f}</text>')
+    for index, load in enumerate(LOADS):
+        x = left + width * index / (len(LOADS) - 1)
         parts.append(f'<text x="{x:.0f}" y="{top + height + 18}" text-anchor="middle">{load}</text>')
     parts.append(
         f'<text x="{left + width / 2:.0f}" y="{top + height + 38}" text-anchor="middle">streams at once</text>'
@@ -249,29 +249,29 @@ def plot(lines: list[Line], path: Path) -> None:
     parts.append(
         f'<text x="14" y="{top + height / 2:.0f}" transform="rotate(-90 14 {top + height / 2:.0f})">tokens/s</text>'
     )
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         points = " ".join(point(line) for line in lines if line.server == name)
         dash = "" if name.startswith("tailrace") else ' stroke-dasharray="5 4"'
-        colour = colours[place % len(colours)]
+        colour = colours[index % len(colours)]
         parts.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="2"{dash}/>')
-        y = top + 10 + 20 * place
+        y = top + 10 + 20 * index
         parts.append(f'<line x1="500" x2="524" y1="{y}" y2="{y}" stroke="{colour}" stroke-width="2"{dash}/>')
         parts.append(f'<text x="532" y="{y + 4}">{name}</text>')
     path.write_text("\n".join([*parts, "</svg>"]) + "\n")
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description="Each engine behind tailrace against its own server.")
-    asked.add_argument("--gguf", type=Path)
-    asked.add_argument("--huggingface", type=Path)
-    asked.add_argument("--transformers", type=Path, help="its command, with what `transformers serve` needs")
-    asked.add_argument("--vllm-python", type=Path)
-    asked.add_argument("--dtype", default="float32")
-    asked.add_argument("--journal", default="disk", choices=["disk", "memory"])
-    asked.add_argument("--rounds", type=int, default=3)
-    asked.add_argument("--output", type=Path)
-    asked.add_argument("--plot", type=Path)
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description="Each engine behind tailrace against its own server.")
+    parser.add_argument("--gguf", type=Path)
+    parser.add_argument("--huggingface", type=Path)
+    parser.add_argument("--transformers", type=Path, help="the command `transformers`, installed with its server")
+    parser.add_argument("--vllm-python", type=Path)
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--journal", default="disk", choices=["disk", "memory"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--plot", type=Path)
+    options = parser.parse_args()
     tokenizer = Tokenizer.from_file(str(options.huggingface / "tokenizer.json"))
     lines: list[Line] = []
     for servers in groups(options):
@@ -282,8 +282,8 @@ def main() -> None:
     if options.output:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
         machine = {"cpu": platform.processor(), "cores": os.cpu_count(), "commit": commit, "dtype": options.dtype}
-        found = {"machine": machine, "max_tokens": MAX_TOKENS, "lines": [asdict(line) for line in lines]}
-        options.output.write_text(json.dumps(found, indent=2) + "\n")
+        measurements = {"machine": machine, "max_tokens": MAX_TOKENS, "lines": [asdict(line) for line in lines]}
+        options.output.write_text(json.dumps(measurements, indent=2) + "\n")
     if options.plot:
         plot(lines, options.plot)
 

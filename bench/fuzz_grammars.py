@@ -1,16 +1,15 @@
-"""Send grammars to a real server, of every kind and at random, and see whether its engine dies of one or stands still.
+"""Sends random grammars to a real server, to find those that crash or stall its engine.
 
     python bench/fuzz_grammars.py --minutes 20 --engine openvino|llamacpp|transformers|vllm
 
-It starts `tailrace serve` with the engine, has one client read an endless stream, and others send regular
-expressions, JSON schemas and choices to all fields that take them. A finding is: an answer of status 500 or above,
-a stream that breaks off, another engine process than before, an answer that does not conform. Findings are printed
-as lines of JSON as they come, with the grammars sent shortly before; the exit status is 1 if there are any.
+It starts `tailrace serve` with the engine. One client reads an endless stream. Others send regular expressions, JSON
+schemas and choices in all fields that accept them. A finding is an answer with status 500 or above, a broken stream, a
+new engine process, or an answer that does not conform. Findings are printed at once as lines of JSON, with the grammars
+that were sent shortly before. The exit status is 1 if there are any.
 
-Stalls are printed and counted as well: between two tokens of the innocent stream the engine took 0.4 s of
-processor time (0.2 s on two cores) more than usual, which is the 99th percentile of a time without grammars. They
-mean something where the machine has nothing else to do: a client that comes too late to read sees several tokens
-as one.
+Stalls are also printed and counted: between two tokens of the endless stream the engine used 0.4 s of processor time
+(0.2 s on two cores) more than usual. Usual is the 99th percentile without grammars. On a busy machine stalls mean
+little: a client that reads too late sees several tokens as one.
 """
 
 from __future__ import annotations
@@ -150,8 +149,8 @@ def schema(rnd: random.Random, depth: int = 0) -> Any:  # Any: JSON
 
 
 def body(rnd: random.Random) -> tuple[str, dict[str, Any]]:
-    """A path, and fields of its body, with a grammar in one of those that take one."""
-    door = rnd.randrange(9)
+    """Return a path and the fields of its body, one of which has a grammar."""
+    choice = rnd.randrange(9)
     chat, text = "/v1/chat/completions", "/v1/completions"
     choices = [rnd.choice(("yes", "no", "a\0", "", "x" * 300, "a|b", "(", "é𝄞")) for _ in range(rnd.randint(1, 30))]
     tool = {
@@ -175,7 +174,7 @@ def body(rnd: random.Random) -> tuple[str, dict[str, Any]]:
             {"parameters": {"grammar": {"type": "regex", "value": regex(rnd)}, "max_new_tokens": 40}},
         ),
     ]
-    return made[door]()
+    return made[choice]()
 
 
 _STALL_S = 0.4
@@ -185,10 +184,10 @@ class Fuzz:
     def __init__(self, url: str, pid: int, seed: int) -> None:
         self.url, self.pid, self.rnd = url, pid, random.Random(seed)
         self.gaps_s: list[float] = []
-        self.cpu_s: list[float] = []  # of the engine's process, between the same tokens
+        self.cpu_s: list[float] = []  # processor time of the engine between the same tokens
         self.usual_s = 0.0
         self.statuses: collections.Counter[int] = collections.Counter()
-        self.lately: collections.deque[tuple[float, str]] = collections.deque(maxlen=40)
+        self.recent: collections.deque[tuple[float, str]] = collections.deque(maxlen=40)
         self.findings = 0
         self.num_stalls = 0
         self.worker = self._worker()
@@ -207,19 +206,19 @@ class Fuzz:
             return 0.0
         return float(times.user + times.system)
 
-    def find(self, what: str, **more: Any) -> None:  # Any: JSON
+    def report_finding(self, what: str, **more: Any) -> None:  # Any: JSON
         self.findings += 1
         print(json.dumps({"finding": what, **more}), flush=True)
 
-    async def innocent(self, client: httpx.AsyncClient, until: float) -> None:
-        while time.monotonic() < until:
+    async def read_endlessly(self, client: httpx.AsyncClient, deadline_s: float) -> None:
+        while time.monotonic() < deadline_s:
             last = last_cpu = 0.0
-            asked = {"prompt": "Once upon a time", "max_tokens": 400, "stream": True, "ignore_eos": True}
+            request = {"prompt": "Once upon a time", "max_tokens": 400, "stream": True, "ignore_eos": True}
             try:
-                async with client.stream("POST", self.url + "/v1/completions", json=asked) as answer:
+                async with client.stream("POST", self.url + "/v1/completions", json=request) as answer:
                     async for line in answer.aiter_lines():
                         if line.startswith('data: {"error"'):
-                            self.find("the innocent stream failed", line=line[:200], lately=self._grammars())
+                            self.report_finding("the endless stream failed", line=line[:200], recent=self._grammars())
                         if not line.startswith("data: {"):
                             continue
                         now, cpu = time.monotonic(), self._cpu_s()
@@ -228,35 +227,35 @@ class Fuzz:
                             self.cpu_s.append(cpu - last_cpu)
                             if self.usual_s and cpu - last_cpu > self.usual_s + _STALL_S:
                                 self.num_stalls += 1
-                                stall = {"stall_cpu_s": round(cpu - last_cpu, 2), "lately": self._grammars()}
+                                stall = {"stall_cpu_s": round(cpu - last_cpu, 2), "recent": self._grammars()}
                                 print(json.dumps(stall), flush=True)
                         last, last_cpu = now, cpu
             except httpx.HTTPError as error:
-                self.find("the innocent stream broke off", error=repr(error), lately=self._grammars())
+                self.report_finding("the endless stream broke off", error=repr(error), recent=self._grammars())
 
     def _grammars(self) -> list[str]:
-        return [text for at, text in self.lately if time.monotonic() - at < 3][-6:]
+        return [text for at, text in self.recent if time.monotonic() - at < 3][-6:]
 
-    async def sender(self, client: httpx.AsyncClient, until: float) -> None:
-        while time.monotonic() < until:
+    async def sender(self, client: httpx.AsyncClient, deadline_s: float) -> None:
+        while time.monotonic() < deadline_s:
             path, fields = body(self.rnd)
-            asked: dict[str, Any] = {"max_tokens": 40, "temperature": self.rnd.choice((0, 1)), **fields}
-            asked |= {"messages": [{"role": "user", "content": "go"}]} if "chat" in path else {"prompt": "go"}
+            request: dict[str, Any] = {"max_tokens": 40, "temperature": self.rnd.choice((0, 1)), **fields}
+            request |= {"messages": [{"role": "user", "content": "go"}]} if "chat" in path else {"prompt": "go"}
             if path == "/generate":
-                asked = {"inputs": "go", **fields}
-            self.lately.append((time.monotonic(), json.dumps(fields)[:600]))
+                request = {"inputs": "go", **fields}
+            self.recent.append((time.monotonic(), json.dumps(fields)[:600]))
             try:
-                answer = await client.post(self.url + path, json=asked)
+                answer = await client.post(self.url + path, json=request)
             except httpx.HTTPError as error:
-                self.find("no answer", error=repr(error), fields=fields)
+                self.report_finding("no answer", error=repr(error), fields=fields)
                 continue
             self.statuses[answer.status_code] += 1
             if answer.status_code >= 500 or (answer.status_code == 422 and path != "/generate"):
-                self.find("a bad status", status=answer.status_code, text=answer.text[:300], fields=fields)
+                self.report_finding("a bad status", status=answer.status_code, text=answer.text[:300], fields=fields)
             if answer.status_code == 200:
                 self._conforms(fields, answer.json())
             if (worker := self._worker()) != self.worker:
-                self.find("another engine", fields=fields, lately=self._grammars())
+                self.report_finding("a new engine process", fields=fields, recent=self._grammars())
                 self.worker = worker
 
     def _conforms(self, fields: dict[str, Any], answer: dict[str, Any]) -> None:
@@ -268,12 +267,12 @@ class Fuzz:
         if isinstance(pattern, str) and isinstance(text, str):
             plain = re.sub(r"^\^|(?<!\\)\$$", "", pattern)
             if "\n" not in text and not re.fullmatch(plain, text, re.ASCII):
-                self.find("the answer does not conform", fields=fields, text=text)
+                self.report_finding("the answer does not conform", fields=fields, text=text)
         elif "guided_json" in fields or "response_format" in fields:
             try:
                 json.loads(text)
             except ValueError:
-                self.find("the answer is not JSON", fields=fields, text=text)
+                self.report_finding("the answer is not JSON", fields=fields, text=text)
 
 
 @contextlib.contextmanager
@@ -310,13 +309,15 @@ async def _run(engine: str, model: str, minutes: float, seed: int) -> int:
     with _server(engine, model) as (url, pid):
         fuzz = Fuzz(url, pid, seed)
         async with httpx.AsyncClient(timeout=600) as client:
-            await fuzz.innocent(client, time.monotonic() + 15)
+            await fuzz.read_endlessly(client, time.monotonic() + 15)
             quiet = sorted(fuzz.cpu_s)
             fuzz.usual_s = quiet[int(len(quiet) * 0.99)]
             fuzz.gaps_s.clear()
             fuzz.cpu_s.clear()
-            until = time.monotonic() + 60 * minutes
-            await asyncio.gather(fuzz.innocent(client, until), *(fuzz.sender(client, until) for _ in range(4)))
+            deadline_s = time.monotonic() + 60 * minutes
+            await asyncio.gather(
+                fuzz.read_endlessly(client, deadline_s), *(fuzz.sender(client, deadline_s) for _ in range(4))
+            )
         gaps = sorted(fuzz.gaps_s)
         report = {
             "engine": engine,
@@ -339,10 +340,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Fuzz the grammars of a real engine.")
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--engine", choices=("openvino", "llamacpp", "transformers", "vllm"), default="openvino")
-    parser.add_argument("--model", default="", help="what tailrace serve takes; transformers and vllm need a directory")
+    parser.add_argument("--model", default="", help="as for tailrace serve; transformers and vllm need a directory")
     parser.add_argument("--seed", type=int, default=0)
-    asked = parser.parse_args()
-    return asyncio.run(_run(asked.engine, asked.model, asked.minutes, asked.seed))
+    request = parser.parse_args()
+    return asyncio.run(_run(request.engine, request.model, request.minutes, request.seed))
 
 
 if __name__ == "__main__":

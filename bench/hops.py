@@ -1,9 +1,8 @@
-"""Which modules and functions of tailrace one streamed chat request passes: `python bench/hops.py`.
+"""Counts the modules and functions of tailrace that one streamed chat request uses: `python bench/hops.py`.
 
-A chat on OpenAI's wire, answered by the scripted engine, is asked twice over ASGI in this process, with the streams in
-a journal. `sys.setprofile` sees the second one, from the request to the last byte. What engine workers do is not seen:
-they are other processes. Comprehensions and lambdas do not count as functions. With -v each function has a line, and
-how often it was called.
+A chat on OpenAI's wire is sent twice over ASGI in this process, with the scripted engine and a journal.
+`sys.setprofile` records the second one, from the request to the last byte. Engine workers are other processes, and are
+not recorded. Comprehensions and lambdas do not count as functions. -v prints each function with its number of calls.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _HEADERS = [(b"host", b"localhost"), (b"content-type", b"application/json")]
 
 @contextmanager
 def watching(seen: Counter[CodeType]) -> Iterator[None]:
-    """Count the calls of tailrace's functions in this thread and in those that begin meanwhile."""
+    """Count the calls of tailrace's functions in this thread and in threads that start meanwhile."""
 
     def on_call(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(str(_ROOT)):
@@ -51,7 +50,7 @@ def watching(seen: Counter[CodeType]) -> Iterator[None]:
 
 
 async def ask(app: ASGIApp) -> bytes:
-    """Send one chat; returns the answer's bytes when they are complete."""
+    """Send a chat, and return the complete answer."""
     answer = bytearray()
     is_sent, is_over = False, asyncio.Event()
 

@@ -1,11 +1,11 @@
-"""What readers cost a server that wait and get nothing: its memory with so many of them, less its memory with none.
+"""Measures the memory of idle readers: the server's memory with them, less its memory without.
 
     .venv/bin/python bench/idle.py --readers 5000
     .venv/bin/python bench/idle.py --readers 5000 --streams 1
 
-A server of its own on loopback, with the settings that it has by default; its engine is so slow that after the first
-token nothing comes but heartbeats. The streams run before the first measurement, so that the growth is that of readers
-alone. Clients stand in this process. What the kernel keeps for sockets is in neither figure.
+It starts a server with default settings on loopback. The engine is so slow that after the first token there are only
+heartbeats. The streams run before the first measurement, so the growth is only that of readers. The clients are in this
+process. The kernel's memory for sockets is not included.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ import psutil
 
 _SLOW = "scripted:tokens_per_s=0.001"
 _TAILRACE = str(Path(sys.executable).parent / "tailrace")
-_AT_ONCE = 200  # clients that connect together: a thousand within a millisecond is not what idling is about
+_AT_ONCE = 200  # clients that connect together; a burst of a thousand would not measure idle readers
 
 
 @contextlib.contextmanager
 def serving(*flags: str) -> Iterator[tuple[psutil.Process, int]]:
-    """A server's process and its port."""
+    """Start a server; yields its process and its port."""
     command = [_TAILRACE, "serve", _SLOW, "--port", "0", "--drain-s", "0", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -42,7 +42,7 @@ def serving(*flags: str) -> Iterator[tuple[psutil.Process, int]]:
             if found := re.search(r"Listening on http://127\.0\.0\.1:([0-9]+)", line):
                 yield psutil.Process(process.pid), int(found[1])
                 return
-        raise SystemExit("The server did not come up.")
+        raise SystemExit("The server did not start.")
     finally:
         process.terminate()
         process.communicate()
@@ -56,7 +56,7 @@ def create(port: int, number: int) -> str:
 
 
 def follow(port: int, paths: list[str]) -> list[socket.socket]:
-    """A reader for each path, with the head of its answer and the first event behind it."""
+    """Return a connected reader for each path, after its first event."""
     readers: list[socket.socket] = []
     for begin in range(0, len(paths), _AT_ONCE):
         waiting = selectors.DefaultSelector()
@@ -77,7 +77,7 @@ def follow(port: int, paths: list[str]) -> list[socket.socket]:
 
 
 def memory(process: psutil.Process) -> tuple[int, int]:
-    """RSS and PSS, in bytes."""
+    """Return RSS and PSS, in bytes."""
     full = process.memory_full_info()
     return full.rss, full.pss
 
@@ -85,8 +85,10 @@ def memory(process: psutil.Process) -> tuple[int, int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--readers", type=int, default=5000)
-    parser.add_argument("--streams", type=int, default=64, help="streams that the readers are spread over")
-    parser.add_argument("--hold-s", type=float, default=25.0, help="how long they idle; heartbeats come every 10 s")
+    parser.add_argument("--streams", type=int, default=64, help="number of streams that the readers share")
+    parser.add_argument(
+        "--hold-s", type=float, default=25.0, help="how long they are idle; a heartbeat is sent every 10 s"
+    )
     options, flags = parser.parse_known_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # for this process, and the server, which inherits it
@@ -95,7 +97,7 @@ def main() -> None:
     with serving(*flags) as (process, port):
         ids = [create(port, number) for number in range(options.streams)]
         paths = [f"/v1/streams/{ids[number % len(ids)]}/events" for number in range(options.readers)]
-        follow(port, paths[:1])[0].close()  # what the first request alone brings in is no reader's
+        follow(port, paths[:1])[0].close()  # memory that only the first request allocates does not count
         time.sleep(1)
         before = memory(process)
         readers = follow(port, paths)

@@ -1,11 +1,11 @@
-"""What keys cost, and what their timing tells: the check of a request's key among many, the read of all keys at a
-start, and whether guesses can be told from each other by the time that their refusals take.
+"""Measures the cost of keys: the check of a request's key among many, and reading all keys when the server starts. Also
+measures whether the time of a refusal reveals what is wrong with a guessed key.
 
     .venv/bin/python bench/keys.py --keys 100000 --guesses 10000
 
-The keys are in a database in memory (/dev/shm where there is one): what is measured is the reading, not a disk. Guesses
-are asked of a server over loopback, on one connection, in random order. "noise" is the difference between the medians
-of two halves of the same kind of guess, drawn at random: a difference within it tells nothing.
+The database is in memory (/dev/shm if it exists), so the disk is not measured. Guesses are sent to a server over
+loopback, on one connection, in random order. "noise" is the difference between the medians of two random halves of the
+same kind of guess: smaller differences mean nothing.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def random_word(length: int) -> str:
 
 
 def make_keys(settings: Settings, count: int) -> list[str]:
-    """Their tokens."""
+    """Create keys, and return their tokens."""
     database = open_database(settings)
     store = KeyStore(database)
     tokens = [store.create(f"owner{number % 1000}").token for number in range(count)]
@@ -58,7 +58,7 @@ def tokens_of_two_owners(settings: Settings, tokens: list[str]) -> list[str]:
 
 
 def read_keys(settings: Settings, rounds: int) -> tuple[Keyring, list[float]]:
-    """A keyring with all keys, and how long each reading took, in seconds."""
+    """Return a keyring with all keys, and the seconds of each reading."""
     taken_s = []
     for _ in range(rounds):
         records = Records(settings)
@@ -70,16 +70,16 @@ def read_keys(settings: Settings, rounds: int) -> tuple[Keyring, list[float]]:
 
 
 def guesses_at(token: str) -> dict[str, str]:
-    """What may be sent instead of a token, by what is wrong with it."""
+    """Return guesses of a token, by what is wrong with them."""
     _, key_id, secret = token.split("_", 2)
     wrong = random_word(len(secret))
     return {"right": token, "wrong secret": f"tr_{key_id}_{wrong}", "wrong id": f"tr_{random_word(12)}_{wrong}"}
 
 
 def time_checks(keyring: Keyring, tokens: list[str], count: int) -> dict[str, list[float]]:
-    """Microseconds of `authenticate`, by kind of token."""
+    """Return the microseconds of `authenticate`, by kind of token."""
     taken_us: dict[str, list[float]] = {kind: [] for kind in guesses_at(tokens[0])}
-    for _ in range(count):  # each time another key, so that none is nearer to the processor than the others
+    for _ in range(count):  # each time another key, so that none is in the processor's cache
         for kind, token in guesses_at(random.choice(tokens)).items():
             headers = Headers(raw=[(b"host", b"x"), (b"authorization", f"Bearer {token}".encode())])
             started_ns = time.perf_counter_ns()
@@ -97,7 +97,7 @@ class Connection:
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def ask(self, method: str, path: str, token: str, body: bytes = b"") -> tuple[float, bytes]:
-        """How long an answer took, in microseconds, and the answer."""
+        """Return the microseconds of an answer, and the answer."""
         head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {token}\r\n"
         head += f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         started_ns = time.perf_counter_ns()
@@ -112,8 +112,8 @@ class Connection:
 
 
 def time_guesses(settings: Settings, tokens: list[str], count: int) -> dict[str, list[float]]:
-    """Microseconds of refusals over HTTP, by kind of guess."""
-    mine, theirs = tokens_of_two_owners(settings, tokens)
+    """Return the microseconds of refusals over HTTP, by kind of guess."""
+    own_token, other_token = tokens_of_two_owners(settings, tokens)
     command = [_TAILRACE, "serve", "scripted", "--port", "0", "--database", settings.database, "--drain-s", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
@@ -122,14 +122,14 @@ def time_guesses(settings: Settings, tokens: list[str], count: int) -> dict[str,
             int(found[1]) for line in process.stderr if (found := re.search(r"Listening on \S+:([0-9]+)", line))
         )
         connection = Connection(port)
-        _, answer = connection.ask("POST", "/v1/streams", theirs, b'{"prompt": "Hi.", "max_tokens": 5}')
+        _, answer = connection.ask("POST", "/v1/streams", other_token, b'{"prompt": "Hi.", "max_tokens": 5}')
         stream_id = json.loads(answer.partition(b"\r\n\r\n")[2])["id"]
         kinds: dict[str, Callable[[], tuple[str, str]]] = {
             "wrong secret": lambda: ("/v1/models", guesses_at(random.choice(tokens))["wrong secret"]),
             "wrong id": lambda: ("/v1/models", guesses_at(random.choice(tokens))["wrong id"]),
-            "another owner's stream": lambda: (f"/v1/streams/{(stream_id, random_word(22))[0]}", mine),
-            "no stream": lambda: (f"/v1/streams/{(stream_id, random_word(22))[1]}", mine),
-        }  # each takes this process the same work beforehand
+            "another owner's stream": lambda: (f"/v1/streams/{(stream_id, random_word(22))[0]}", own_token),
+            "no stream": lambda: (f"/v1/streams/{(stream_id, random_word(22))[1]}", own_token),
+        }  # this process does the same work for each of them
         taken_us: dict[str, list[float]] = {kind: [] for kind in kinds}
         order = list(kinds) * count
         random.shuffle(order)
@@ -161,15 +161,15 @@ def main() -> None:
     parser.add_argument("--keys", type=int, default=100_000)
     parser.add_argument("--guesses", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=5, help="readings of all keys")
-    asked = parser.parse_args()
+    options = parser.parse_args()
     memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
     with tempfile.TemporaryDirectory(dir=memory) as directory:
         settings = Settings(database=f"sqlite:///{directory}/records.sqlite")
-        tokens = make_keys(settings, asked.keys)
-        keyring, taken_s = read_keys(settings, asked.rounds)
-        print(f"{asked.keys} keys are read in {statistics.median(taken_s):.2f} s (median of {asked.rounds})")
-        show(f"authenticate, {asked.keys} keys", time_checks(keyring, tokens, asked.guesses))
-        show("refusals over HTTP", time_guesses(settings, tokens, asked.guesses))
+        tokens = make_keys(settings, options.keys)
+        keyring, taken_s = read_keys(settings, options.rounds)
+        print(f"{options.keys} keys are read in {statistics.median(taken_s):.2f} s (median of {options.rounds})")
+        show(f"authenticate, {options.keys} keys", time_checks(keyring, tokens, options.guesses))
+        show("refusals over HTTP", time_guesses(settings, tokens, options.guesses))
 
 
 if __name__ == "__main__":

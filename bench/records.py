@@ -1,8 +1,8 @@
-"""How long the database takes with a million records: what `tailrace usage` asks, and a batch of rows more.
+"""Measures the database with a million records: the queries of `tailrace usage`, and adding rows.
 
     python bench/records.py [--rows 1000000] [--database postgresql+psycopg://…]
 
-Rows are of 90 days, 100 owners with two keys each, and two wires, spread at random. It prints medians of several turns.
+Rows are random: 90 days, 100 owners with two keys each, and two wires. Prints medians of several turns.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ _TURNS = 9
 
 
 def _rows(count: int, now_s: float) -> list[RequestRow]:
-    chance = random.Random(1)
+    rng = random.Random(1)
     rows = []
     for number in range(count):
-        owner = f"owner{chance.randrange(_NUM_OWNERS)}"
+        owner = f"owner{rng.randrange(_NUM_OWNERS)}"
         rows.append(
             RequestRow(
-                request_id=f"{number:016x}{chance.getrandbits(24):06x}",
-                created_s=now_s - chance.random() * 90 * _DAY_S,
+                request_id=f"{number:016x}{rng.getrandbits(24):06x}",
+                created_s=now_s - rng.random() * 90 * _DAY_S,
                 owner=owner,
-                key_id=f"{owner[5:]:0>8}key{chance.randrange(2)}",
+                key_id=f"{owner[5:]:0>8}key{rng.randrange(2)}",
                 model="smollm2-135m",
-                wire=chance.choice(("openai", "native")),
+                wire=rng.choice(("openai", "native")),
                 status="done",
                 finish="stop",
                 parameters='{"max_tokens":256,"seed":123456789}',
-                num_prompt_tokens=chance.randrange(10, 500),
-                num_completion_tokens=chance.randrange(1, 256),
+                num_prompt_tokens=rng.randrange(10, 500),
+                num_completion_tokens=rng.randrange(1, 256),
                 queue_s=0.001,
                 first_token_s=0.1,
                 total_s=2.5,
@@ -63,7 +63,7 @@ def _median_ms(call: Callable[[], object]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--database", default="", help="an empty one; without it an SQLite file in a new directory")
+    parser.add_argument("--database", default="", help="an empty database; the default is a new SQLite file")
     args = parser.parse_args()
     now_s = time.time()
     with tempfile.TemporaryDirectory() as directory:
@@ -77,7 +77,7 @@ def main() -> None:
             seconds = time.perf_counter() - start_s
             print(f"{len(rows)} rows added in {seconds:.0f} s, {len(rows) / seconds:.0f} a second")
             month_s = now_s - 30 * _DAY_S
-            for said, call in (
+            for name, call in (
                 ("sums by owner, a month", lambda: store.usage(by=["owner"], since_s=month_s)),
                 ("sums by owner and day, a month", lambda: store.usage(by=["owner", "day"], since_s=month_s)),
                 ("sums by owner, all of it", lambda: store.usage(by=["owner"])),
@@ -85,7 +85,7 @@ def main() -> None:
                 ("what all have spent, at a start", lambda: store.spent(now_s)),
                 ("the first page of an owner's rows", lambda: next(store.rows(owner="owner7", since_s=month_s))),
             ):
-                print(f"{said}: {_median_ms(call):.1f} ms")
+                print(f"{name}: {_median_ms(call):.1f} ms")
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What the next turn of a chat costs: time to the first token at turns 1, 5 and 20 of a conversation that grows.
+"""Measures the time to the first token at several turns of a growing conversation.
 
     python bench/turns.py SOURCE [--engine NAME] [--output FILE.json]
 
 Each turn adds a question of some 60 tokens and an answer of 32. It is measured with the prefix cache, without it, and
-with `--no-exact`, where the cache may also take up what answers wrote. Medians over a few conversations that differ
-from their first word on.
+with `--no-exact`, where the cache may also have the tokens of answers. Prints medians of a few conversations, which
+differ from their first word.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ QUESTION = (
 
 
 def converse(client: httpx.Client, number: int) -> list[tuple[int, float]]:
-    """Prompt tokens and seconds to the first text, for each turn."""
+    """Return prompt tokens and seconds to the first text, for each turn."""
     messages: list[dict[str, str]] = []
-    found = []
+    turns_found = []
     for turn in range(1, TURNS + 1):
         messages.append({"role": "user", "content": QUESTION.format(number=number, turn=turn)})
         body = {
@@ -46,7 +46,7 @@ def converse(client: httpx.Client, number: int) -> list[tuple[int, float]]:
             "stream": True,
             "stream_options": {"include_usage": True},
         }
-        began_s, first_s, said, num_tokens = time.perf_counter(), 0.0, "", 0
+        start_s, first_s, answer_text, num_tokens = time.perf_counter(), 0.0, "", 0
         with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             answer.raise_for_status()
             for line in answer.iter_lines():
@@ -56,17 +56,17 @@ def converse(client: httpx.Client, number: int) -> list[tuple[int, float]]:
                 for choice in event["choices"]:
                     text = choice["delta"].get("content") or ""
                     if text and not first_s:
-                        first_s = time.perf_counter() - began_s
-                    said += text
+                        first_s = time.perf_counter() - start_s
+                    answer_text += text
                 if event.get("usage"):
                     num_tokens = event["usage"]["prompt_tokens"]
-        messages.append({"role": "assistant", "content": said})
-        found.append((num_tokens, first_s))
-    return found
+        messages.append({"role": "assistant", "content": answer_text})
+        turns_found.append((num_tokens, first_s))
+    return turns_found
 
 
 def measure(source: str, flags: list[str], conversations: int) -> list[tuple[int, int, float]]:
-    """Turn, prompt tokens, median seconds to the first token."""
+    """Return turns with prompt tokens and median seconds to the first token."""
     command = [sys.executable, "-m", "tailrace", "serve", source, "--port", str(PORT), "--journal", "memory", *flags]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
@@ -83,12 +83,12 @@ def measure(source: str, flags: list[str], conversations: int) -> list[tuple[int
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description="What the next turn of a chat costs.")
-    asked.add_argument("source")
-    asked.add_argument("--engine", default="auto")
-    asked.add_argument("--conversations", type=int, default=3)
-    asked.add_argument("--output", type=Path)
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description="Measures the time to the first token in long conversations.")
+    parser.add_argument("source")
+    parser.add_argument("--engine", default="auto")
+    parser.add_argument("--conversations", type=int, default=3)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
     lines = []
     for name, flags in {"cache": [], "no cache": ["--no-prefix-cache"], "cache, not exact": ["--no-exact"]}.items():
         for turn, num_tokens, first_s in measure(
@@ -100,8 +100,8 @@ def main() -> None:
     if options.output:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
         machine = {"cpu": platform.processor(), "cores": os.cpu_count(), "commit": commit}
-        found = {"machine": machine, "engine": options.engine, "lines": lines}
-        options.output.write_text(json.dumps(found, indent=2) + "\n")
+        turns_found = {"machine": machine, "engine": options.engine, "lines": lines}
+        options.output.write_text(json.dumps(turns_found, indent=2) + "\n")
 
 
 if __name__ == "__main__":
