@@ -1,9 +1,10 @@
-"""Measures the page during a long answer with code and tables: the longest tasks of its main thread, nodes and memory.
+"""Measures the page during a long answer with code and tables (the longest tasks of its main thread), and in a conversation
+with many such answers (nodes and memory).
 
-    python -m bench.page [--tokens 10000] [--tokens-per-s 200]
+    python -m bench.page [--tokens 10000] [--tokens-per-s 200] [--turns 50] [--turn-tokens 2000]
 
-A fake upstream server generates the text, and a real Chromium shows the page. `longtask` entries include time in which
-other processes used the processor; the trace has the processor time of each task.
+A fake upstream server generates the text, and a real Chromium shows the page. Long tasks and frames include time in
+which other processes used the processor; the trace has the processor time of each task.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
+from typing import Any
 
-from playwright.async_api import async_playwright
+from playwright.async_api import Browser, async_playwright
 from tests.api.process import Server
 from tests.browser.tab import Tab
 from tests.engines.fake_upstream import SSE, Asked, FakeUpstream, chat_chunk, done
 
+_CATEGORIES = ["toplevel", "devtools.timeline", "v8", "__metadata"]
 _FLAGS = ["--no-sandbox", "--disable-gpu", "--no-proxy-server"]
 _PROSE = "Rivers **bend** where the `bank` is soft, and [run](https://example.com) on.\n\n"
 _CODE = (
@@ -44,6 +47,19 @@ _OBSERVE_LONG_TASKS = """() => {
     window.longTasks = [];
     new PerformanceObserver((list) => longTasks.push(...list.getEntries().map(({ duration }) => duration)))
         .observe({ type: "longtask", buffered: true });
+    window.longFrames = [];
+    const fileOf = (script) => `${script.sourceURL.split("/").at(-1)} ${script.sourceFunctionName} ${script.invoker}`;
+    new PerformanceObserver((list) => longFrames.push(...list.getEntries().map((frame) => ({
+        ms: Math.round(frame.duration), at_s: Math.round(frame.startTime / 100) / 10,
+        layout_ms: Math.round(frame.startTime + frame.duration - (frame.styleAndLayoutStart || frame.startTime)),
+        scripts: frame.scripts.map((script) => `${fileOf(script)}: ${Math.round(script.duration)} ms`),
+    })))).observe({ type: "long-animation-frame", buffered: true });
+}"""
+_SCROLL_UP = """async () => {
+    while (chat.scrollTop > 0) {
+        chat.scrollBy(0, -600);
+        await new Promise((resolve) => requestAnimationFrame(resolve));
+    }
 }"""
 _PAGE_FACTS = """() => ({
     nodes: document.querySelectorAll("*").length,
@@ -68,22 +84,41 @@ def _answer(request: Asked, count: int, rate: float) -> bytes:
     return chat_chunk({}, "stop") + done((10, count))
 
 
-def _longest_tasks(trace: bytes) -> list[float]:
-    """Return the processor times of the longest tasks of the page's main thread, in ms."""
+def _longest_tasks(trace: bytes) -> list[str]:
+    """Return the longest tasks of the page's main thread by processor time, and what took more than 3 ms in them."""
     events = json.loads(trace)["traceEvents"]
     main_threads = {
         (event["pid"], event["tid"])
         for event in events
         if event["name"] == "thread_name" and event["args"]["name"] == "CrRendererMain"
     }
-    tasks = [event.get("tdur", 0) / 1000 for event in events if (event["pid"], event["tid"]) in main_threads]
-    return [round(task, 1) for task in sorted(tasks, reverse=True)[:10]]
+    own = [event for event in events if (event["pid"], event["tid"]) in main_threads and event.get("tdur", 0) > 3000]
+    tasks = sorted((event for event in own if "toplevel" in event["cat"]), key=lambda event: -event["tdur"])
+    told = []
+    for task in tasks[:10]:
+        end = task["ts"] + task["dur"]
+        parts = [event for event in own if event is not task and task["ts"] <= event["ts"] < end]
+        names = [f"{_name(event)} {event['tdur'] / 1000:.1f}" for event in parts]
+        told.append(f"{task['tdur'] / 1000:.1f} ms at {(task['ts'] - _beginning(own)) / 1e6:.1f} s: {', '.join(names)}")
+    return told
 
 
-async def _measure(count: int, rate: float) -> None:
+def _beginning(events: list[dict[str, Any]]) -> float:  # Any: of JSON
+    return float(min((event["ts"] for event in events), default=0.0))
+
+
+def _name(event: dict[str, Any]) -> str:  # Any: of JSON
+    call = event.get("args", {}).get("data", {})
+    place = f" {call.get('url', '').rpartition('/')[2]}:{call.get('functionName', '')}" if "url" in call else ""
+    return f"{event['name']}{place}"
+
+
+async def _measure(options: argparse.Namespace) -> None:
     path = shutil.which("chromium") or shutil.which("google-chrome")
     with (
-        FakeUpstream(lambda request: _answer(request, count, rate), models={"data": [{"id": "text"}]}) as upstream,
+        FakeUpstream(
+            lambda request: _answer(request, options.tokens, options.tokens_per_s), models={"data": [{"id": "text"}]}
+        ) as upstream,
         contextlib.closing(Server(f"openai:{upstream.url}/v1", "--context-tokens", "100000")) as server,
     ):
         server.wait_ready()
@@ -92,29 +127,65 @@ async def _measure(count: int, rate: float) -> None:
             await playwright.chromium.launch(executable_path=path, args=_FLAGS) as browser,
             await browser.new_context(viewport={"width": 1200, "height": 800}) as context,
         ):
-            tab = await Tab.open(context, server.url)
-            await tab.page.evaluate(_OBSERVE_LONG_TASKS)
-            await browser.start_tracing(page=tab.page, categories=["toplevel", "__metadata"])
-            devtools = await context.new_cdp_session(tab.page)
-            await tab.send("Tell me all.")
-            mood = ""
-            while mood not in ("ended", "failed"):
-                await asyncio.sleep(5)
-                await devtools.send("HeapProfiler.collectGarbage")
-                heap = await devtools.send("Runtime.getHeapUsage")
-                mood = await tab.page.evaluate("document.querySelector('.answer:last-child')?.dataset.mood")
-                facts = await tab.page.evaluate(_PAGE_FACTS)
-                print(json.dumps({**facts, "heap_mb": round(heap["usedSize"] / 1e6, 1), "mood": mood}), flush=True)
-            await tab.wait_end()
-            longest = _longest_tasks(await browser.stop_tracing())
-            print("processor time of the longest tasks, ms:", longest)
-            print("tasks over 50 ms:", await tab.page.evaluate("longTasks"))
-            print(await tab.state())
+            await _measure_stream(browser, await Tab.open(context, server.url))
+            made = server.post("/v1/conversations", {"items": _items(options.turns, options.turn_tokens)}).json()
+            await _measure_conversation(await Tab.open(context, f"{server.url}/#{made['id']}"))
+
+
+async def _measure_stream(browser: Browser, tab: Tab) -> None:
+    await tab.page.evaluate(_OBSERVE_LONG_TASKS)
+    await browser.start_tracing(page=tab.page, categories=_CATEGORIES)
+    await tab.send("Tell me all.")
+    mood = ""
+    while mood not in ("ended", "failed"):
+        await asyncio.sleep(5)
+        mood = await tab.page.evaluate("document.querySelector('.answer:last-child')?.dataset.mood")
+        print(json.dumps({**await tab.page.evaluate(_PAGE_FACTS), "mood": mood}), flush=True)
+    await tab.wait_end()
+    print("the longest tasks, by processor time:")
+    for task in _longest_tasks(await browser.stop_tracing()):
+        print(task)
+    print("long frames:")
+    for frame in await tab.page.evaluate("longFrames"):
+        print(json.dumps(frame))
+    print("tasks over 50 ms:", await tab.page.evaluate("longTasks"))
+    print(await tab.state())
+    await tab.page.close()
+
+
+def _items(num_turns: int, num_tokens: int) -> list[dict[str, str]]:
+    """Return questions, and answers of `num_tokens`."""
+    text = "".join(_tokens(num_tokens))
+    return [
+        {"role": role, "content": said}
+        for _ in range(num_turns)
+        for role, said in (("user", "And?"), ("assistant", text))
+    ]
+
+
+async def _measure_conversation(tab: Tab) -> None:
+    """Measure at the end of the conversation, then at its beginning after scrolling through all of it, then at the end."""
+    devtools = await tab.page.context.new_cdp_session(tab.page)
+
+    async def tell(where: str) -> None:
+        await asyncio.sleep(2)
+        await devtools.send("HeapProfiler.collectGarbage")
+        heap = await devtools.send("Runtime.getHeapUsage")
+        nodes = await tab.page.evaluate("document.querySelectorAll('*').length")
+        print(json.dumps({"at": where, "nodes": nodes, "heap_mb": round(heap["usedSize"] / 1e6, 1)}), flush=True)
+
+    await tab.wait_end()
+    await tell("the end")
+    await tab.page.evaluate(_SCROLL_UP)
+    await tell("the beginning")
+    await tab.page.evaluate("chat.scrollTo(0, chat.scrollHeight)")
+    await tell("the end again")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--tokens", type=int, default=10_000)
     parser.add_argument("--tokens-per-s", type=float, default=200.0)
-    options = parser.parse_args()
-    asyncio.run(_measure(options.tokens, options.tokens_per_s))
+    parser.add_argument("--turns", type=int, default=50)
+    parser.add_argument("--turn-tokens", type=int, default=2000)
+    asyncio.run(_measure(parser.parse_args()))

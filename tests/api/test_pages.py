@@ -15,6 +15,17 @@ from starlette.requests import Request
 from starlette.routing import Route
 
 from tailrace.api.pages import Pages, wants_page
+from tailrace.errors import (
+    KINDS,
+    EngineError,
+    JournalDamaged,
+    JournalFull,
+    KeyRevoked,
+    QueueTimeout,
+    RequestRefused,
+    StorageError,
+    TailraceError,
+)
 
 _MAX_BYTES = 150_000  # of all files, compressed
 _FOLDER = Path(str(resources.files("tailrace.api").joinpath("page")))
@@ -30,6 +41,18 @@ async def client() -> httpx.AsyncClient:
     pages = Pages()
     app = Starlette(routes=[Route("/", pages.index), *pages.table()])
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here")
+
+
+_THAT_END_STREAMS = (  # what a run fails with, beside all errors of engines
+    JournalDamaged, KeyRevoked, QueueTimeout, RequestRefused, StorageError, JournalFull, TailraceError,
+)  # fmt: skip
+
+
+def test_the_page_has_a_sentence_for_each_error_that_ends_a_stream() -> None:
+    text = (_FOLDER / "turns.js").read_text("utf-8")
+    engines = [kind for kind in KINDS.values() if issubclass(kind, EngineError)]
+    codes = {kind.code for kind in (*engines, *_THAT_END_STREAMS)} - {"cancelled", "interrupted"}
+    assert [code for code in sorted(codes) if f'  {code}: "' not in text] == []
 
 
 def _address(name: str) -> str:

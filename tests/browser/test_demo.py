@@ -16,6 +16,7 @@ import psutil
 import pytest
 import pytest_asyncio
 from playwright.async_api import BrowserContext, ConsoleMessage, Locator, Page, expect
+from tests.browser.axe import violations
 from tests.demo.process import Demo, said_by_the_simulated
 from tests.waiting import until
 
@@ -236,6 +237,19 @@ async def test_a_phone(page: Page, scheme: str) -> None:
     await page.set_viewport_size({"width": 360, "height": 740})
     await page.locator("#models summary").click()
     assert await page.evaluate("document.documentElement.scrollWidth") == 360
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_axe_finds_nothing_serious(page: Page, scheme: str) -> None:
+    await page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    for section in SECTIONS:
+        await page.locator(f"#{section} summary").click()
+    assert await violations(page) == []
+    await _button(page, "plug", "Start both").click()
+    await _until(page, "[...document.querySelectorAll('#plug .text')].every((each) => each.textContent.length > 20)")
+    await _button(page, "plug", "Kill the engine").click()
+    await _until(page, "document.querySelector('#plug mark.survived') !== null")
+    assert await violations(page) == []
 
 
 async def test_a_slow_download(context: BrowserContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

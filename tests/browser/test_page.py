@@ -223,6 +223,8 @@ async def test_an_answer_that_fails_says_why_and_can_be_tried_again(serve: Serve
     await tab.send("Do 25.")
     await tab.wait_end("failed")
     assert (await tab.state()).startswith("Failed: ")
+    await tab.reload()  # the server has recorded a code
+    await tab.wait_state("Failed: The engine could not give this answer.")
     await tab.button("Try again").click()
     await expect(tab.answer.locator(".branches > span")).to_have_text("2 / 2")
     await tab.wait_end("failed")

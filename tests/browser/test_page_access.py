@@ -6,9 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
-from axe_playwright_python.async_playwright import Axe
-from playwright.async_api import Browser, Page, expect
+from playwright.async_api import Browser, expect
 from tests.api.process import Server
+from tests.browser.axe import violations
 from tests.browser.tab import Tab
 from tests.browser.test_page import QUESTION, let_ask
 from tests.browser.test_page_text import PYTHON, WRITE
@@ -19,21 +19,12 @@ OpenTab = Callable[[str], Awaitable[Tab]]
 _TABLE = "| a | b |\n|---|---|\n| 1 | 2 |\n\n- [x] done\n\n> [quoted](https://example.com) `code`\n"
 
 
-async def _violations(page: Page) -> list[Any]:  # Any: of JSON
-    found = (await Axe().run(page)).response["violations"]
-    return [
-        (one["id"], one["impact"], [node["html"][:200] for node in one["nodes"]])
-        for one in found
-        if one["impact"] in ("serious", "critical")
-    ]
-
-
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_axe_finds_nothing_serious(river: Server, browser: Browser, scheme: Any) -> None:  # Any: a literal
     async with await browser.new_context(color_scheme=scheme) as context:
         context.set_default_timeout(30_000)
         tab = await Tab.open(context, river.url)
-        assert await _violations(tab.page) == []
+        assert await violations(tab.page) == []
         await let_ask(tab, max_tokens=8)
         await tab.send(QUESTION)
         await tab.wait_end()
@@ -41,16 +32,16 @@ async def test_axe_finds_nothing_serious(river: Server, browser: Browser, scheme
         await expect(tab.answer.locator(".branches > span")).to_have_text("2 / 2")
         await tab.wait_end()
         await tab.button("Delete " + QUESTION).click()
-        assert await _violations(tab.page) == []
+        assert await violations(tab.page) == []
         for key in ("s", "?"):
             await tab.page.locator("#chat").focus()
             await tab.page.keyboard.press(key)
             await expect(tab.page.get_by_role("dialog")).to_be_visible()
-            assert await _violations(tab.page) == []
+            assert await violations(tab.page) == []
             await tab.page.keyboard.press("Escape")
         await tab.page.evaluate(WRITE.replace("// Only the nodes", "return; //"), [PYTHON + "\n" + _TABLE, 50])
         await expect(tab.page.locator(".hl-keyword").first).to_be_visible()
-        assert await _violations(tab.page) == []
+        assert await violations(tab.page) == []
 
 
 async def test_a_phone(river: Server, browser: Browser) -> None:

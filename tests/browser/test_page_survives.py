@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack
@@ -84,6 +85,24 @@ async def test_a_cut_network_is_said_and_survived(river: Server, open_tab: OpenT
     whole = await tab.wait_end()
     assert whole.strip() == river.state(await tab.stream_id())["text"].strip()
     await expect(tab.answers).to_have_count(1)
+
+
+async def test_the_browser_goes_offline(river: Server, open_tab: OpenTab, context: BrowserContext, plug: Plug) -> None:
+    """Playwright's switch leaves open connections alone, so the network goes as well."""
+    cable = await plug(river)
+    tab = await open_tab(cable.url)
+    await let_ask(tab, max_tokens=LONG)
+    await tab.send(QUESTION)
+    await tab.wait_text()
+    await context.set_offline(True)
+    await cable.cut()
+    await cable.mend()
+    await tab.wait_state("Connection lost. Reconnecting…")
+    await context.set_offline(False)
+    await expect(tab.note).to_have_text(re.compile(r"^The connection was lost for \d+ s\. Nothing was lost\.$"))
+    whole = await tab.wait_end()
+    assert whole.strip() == river.state(await tab.stream_id())["text"].strip()
+    await expect(tab.alarm).to_have_text("")
 
 
 async def test_start_on_one_device_kill_the_server_finish_on_another(

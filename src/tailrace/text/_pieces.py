@@ -32,6 +32,9 @@ def _byte_of_char() -> dict[str, int]:
 
 
 _BYTE_OF_CHAR = _byte_of_char()
+_NO_BYTE = "\uffff"
+# To a text whose code points are the bytes. Other characters below U+0100 mean no byte, and become one that is no byte.
+_TO_BYTES = dict.fromkeys(range(256), _NO_BYTE) | {ord(char): chr(byte) for char, byte in _BYTE_OF_CHAR.items()}
 
 
 def steps_of(component: Step | None, plural: str) -> list[Step]:
@@ -54,9 +57,12 @@ def piece_bytes(token: str, decoder: list[Step], *, added: bool) -> bytes:
     for step in decoder:
         match step["type"]:
             case "ByteLevel":
-                if added or not all(char in _BYTE_OF_CHAR for char in token):
+                if added:
                     return token.encode()
-                return bytes(_BYTE_OF_CHAR[char] for char in token)
+                try:
+                    return token.translate(_TO_BYTES).encode("latin-1")
+                except UnicodeEncodeError:
+                    return token.encode()
             case "ByteFallback":
                 if found := _BYTE_TOKEN.fullmatch(token):
                     return bytes([int(found[1], 16)])

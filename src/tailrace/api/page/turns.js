@@ -261,9 +261,26 @@ export function summary(item, facts) {
   return parts.join(" · ");
 }
 
+/** For errors that this page has not seen itself: the server records their codes only. */
+const REASONS = {
+  diverged: "After a failure the engine gave another answer, and this one could not continue.",
+  engine_error: "The engine failed.",
+  engine_stalled: "The engine made no progress.",
+  engine_unavailable: "The engine was lost, and did not come back in time.",
+  internal_error: "The server has a defect; its log says more.",
+  journal_damaged: "What the server had stored of this answer is damaged.",
+  journal_unavailable: "The server could not store the answer.",
+  key_revoked: "The key that began this answer was revoked.",
+  log_full: "The server's disk is full.",
+  poison_request: "This message stops the engine.",
+  queue_timeout: "The model was too busy to begin in time.",
+  request_refused: "The engine refused this message.",
+  sequence_failed: "The engine could not give this answer.",
+};
+
 const ENDINGS = {
   cancelled: () => "Stopped",
-  error: (facts) => `Failed: ${facts.reason ?? facts.finish}`,
+  error: (facts) => `Failed: ${facts.reason ?? REASONS[facts.finish] ?? `${facts.finish}.`}`,
   interrupted: () => "Interrupted: the server was shut down",
   lost: (facts) => facts.reason ?? "Lost when the server died",
 };
