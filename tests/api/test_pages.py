@@ -43,7 +43,7 @@ async def client() -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here")
 
 
-_THAT_END_STREAMS = (  # what a run fails with, beside all errors of engines
+_THAT_END_STREAMS: tuple[type[TailraceError], ...] = (  # what a run fails with, beside all errors of engines
     JournalDamaged, KeyRevoked, QueueTimeout, RequestRefused, StorageError, JournalFull, TailraceError,
 )  # fmt: skip
 
