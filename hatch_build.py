@@ -28,7 +28,9 @@ _MODULES = {  # name here: its place in node_modules
     "signals-core.js": "@preact/signals-core/dist/signals-core.module.js",
     "signals.js": "@preact/signals/dist/signals.module.js",
     "streaming-markdown.js": "streaming-markdown/smd.min.js",
+    "temml.js": "temml/dist/temml.min.js",
 }
+_EXPORTS = {"temml.js": "temml"}  # of scripts that are no modules: the variable that they make
 _LANGUAGES = (
     "bash", "c", "cpp", "css", "diff", "go", "java", "javascript", "json", "markdown", "python", "rust", "sql",
     "typescript", "xml", "yaml",
@@ -93,6 +95,8 @@ def _collect(packages: Path, folder: Path) -> None:
         text = re.sub(r"//# sourceMappingURL=\S*", "", text)
         for package, path in _IMPORTS.items():
             text = re.sub(rf'\bfrom ?"{package}"', f'from"{path}"', text)
+        if name in _EXPORTS:
+            text += f"\nexport default {_EXPORTS[name]};\n"
         (folder / name).write_text(text, "utf-8")
     licences = sorted(path for path in packages.rglob("*") if path.name.lower() in ("licence", "license"))
     parts = [f"{path.parent.relative_to(packages)}\n\n{path.read_text('utf-8').strip()}\n" for path in licences]

@@ -99,6 +99,54 @@ async def test_code_is_coloured_and_copied(river: Server, open_tab: OpenTab) -> 
     assert copied.strip() == PYTHON.removeprefix("```python\n").removesuffix("```\n").strip()
 
 
+# A text with formulas, how many of them are shown as such, and what one reads of the others.
+FORMULAS = [
+    (r"So \(x^2\) and $a_1$.", 2, []),
+    ("\\[\n\\frac{a}{b} = \\sqrt{c}\n\\]\n\nend", 1, []),
+    (r"As \[ E = mc^2 \] shows." + "\n\nend", 1, []),
+    ("$$\n\\begin{pmatrix} a & b \\\\[2pt] c & d \\end{pmatrix}\n$$\n\nend", 1, []),
+    ("$$ \\sum_{i=1}^n i $$\n\nend", 1, []),
+    ("- \\(a\\)\n- b\n\n| \\(c\\) | d |\n|---|---|\n| \\(e\\) | f |\n", 3, []),
+    (r"\(\unknown{x}\) \(\frac{a}\)", 0, [r"\unknown{x}", r"\frac{a}"]),
+    (r"\(\def\a{\a\a}\a\)", 0, [r"\def\a{\a\a}\a"]),
+    (r"\(" + "{" * 500 + "x" + "}" * 500 + r"\)", 1, []),
+    (r"\(" + "x^{" * 300 + "y" + "}" * 300 + r"\)", 0, ["x^{" * 300 + "y" + "}" * 300]),
+    (r"\(" + "x+" * 2000 + r"y\)", 0, ["x+" * 2000 + "y"]),
+    (r"\(\href{https://example.com}{x}\)", 0, [r"\href{https://example.com}{x}"]),
+    (r"\(\style{color:red}{y}\)", 0, [r"\style{color:red}{y}"]),
+    ("It costs $5 and $6, and `\\[a\\]` is code.", 0, []),
+]  # fmt: skip
+# As WRITE. Returns how many formulas are shown, and the texts of the others.
+WRITE_MATH = """async ([text, length, count]) => {
+    const { MarkdownView } = await import("/page/markdown.js");
+    const root = document.createElement("div");
+    root.className = "text";
+    document.querySelector("#turns").replaceChildren(root);
+    const view = new MarkdownView(root);
+    for (let start = 0; start < text.length; start += length) view.append(text.slice(start, start + length));
+    view.end();
+    const shown = () => root.querySelectorAll(".math.shown > math").length;
+    while (root.dataset.isWhole !== "true" || shown() < count) await new Promise(requestAnimationFrame);
+    await import("/page/lib/temml.js");
+    for (let frames = 0; frames < 3; frames += 1) await new Promise(requestAnimationFrame);
+    return [shown(), Array.from(root.querySelectorAll(".math:not(.shown)"), (math) => math.textContent)];
+}"""
+
+
+async def test_formulas(river: Server, open_tab: OpenTab) -> None:
+    """What cannot be shown stays text, and so does what could lead elsewhere."""
+    tab = await open_tab(river.url)
+    for text, count, others in FORMULAS:
+        for length in (1, 3, len(text)):
+            assert await tab.page.evaluate(WRITE_MATH, [text, length, count]) == [count, others], (text, length)
+            assert await tab.page.locator("#turns :is(a, img, [href], [src], [style*=url])").count() == 0
+    wide = r"\(\rule{1000em}{1000em} \kern1000em x\)"
+    await tab.page.evaluate(WRITE_MATH, [wide, 50, 1])
+    box = await tab.page.locator(".math.shown").bounding_box()
+    assert box is not None
+    assert box["height"] < 1000
+
+
 OWN = "document.title='owned'"
 HOSTILE = f"""<script>{OWN}</script><img src=x onerror="{OWN}"><svg onload="{OWN}"><iframe src="http://example.com">
 

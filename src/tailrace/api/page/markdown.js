@@ -7,6 +7,7 @@
 import * as smd from "/page/lib/streaming-markdown.js";
 import { CodeBlock } from "/page/code.js";
 import { nextFrame } from "/page/frames.js";
+import { showMath } from "/page/math.js";
 
 const PIECE = 400; // characters between two looks at the clock
 const DEEPEST = 20; // of blocks in blocks; the parser counts on no more than 24
@@ -72,15 +73,17 @@ export class MarkdownView {
   #work(until_ms) {
     this.#isDue = false;
     let start = 0;
+    let isWaiting = false; // for the characters behind the last ones
     while (start < this.#pending.length && performance.now() < until_ms) {
       const end = Math.min(start + PIECE, this.#pending.length);
       const isLast = this.#hasEnded && end === this.#pending.length;
       const taken = this.#feed(this.#pending.slice(start, end), isLast);
       start += taken;
-      if (!taken) break;
+      isWaiting = !taken;
+      if (isWaiting) break;
     }
     this.#pending = this.#pending.slice(start);
-    if (this.#pending.length > 1 || (this.#pending && this.#hasEnded)) this.#schedule();
+    if (this.#pending && (this.#hasEnded || !isWaiting)) this.#schedule();
     else if (this.#hasEnded) {
       smd.parser_end(this.#parser);
       this.#target.finish();
@@ -88,18 +91,22 @@ export class MarkdownView {
     }
   }
 
-  /** Give the parser a piece. Returns how much it has: the last character may have to wait for the one behind it. */
+  /** Give the parser a piece. Returns how much it has: the last characters may have to wait for the one behind them. */
   #feed(piece, isLast) {
     let from = 0;
-    for (const { index } of piece.matchAll(/[_\]]/g)) {
-      if (index + 1 === piece.length && !isLast) {
+    for (const { index, 0: found } of piece.matchAll(/[_\]]|\\\[|\$\$|[\\$]$/g)) {
+      if (index + found.length === piece.length && !isLast) {
         this.#write(piece.slice(from, index));
         return index;
       }
       this.#write(piece.slice(from, index));
-      from = index + 1;
+      from = index + found.length;
       const next = piece[from] ?? "";
-      if (piece[index] === "_") this.#write(this.#isLiteral() || !isWord(this.#before) || !isWord(next) ? "_" : "\\_");
+      if (found === "\\[" || (found === "$$" && (this.#before === "" || this.#before === "\n"))) {
+        // The parser knows formulas of several lines only.
+        this.#write(this.#isLiteral() || next === "\n" ? found : `${found}\n`);
+      } else if (found !== "_" && found !== "]") this.#write(found);
+      else if (found === "_") this.#write(this.#isLiteral() || !isWord(this.#before) || !isWord(next) ? "_" : "\\_");
       else {
         if (next !== "(" && (this.#parser.token === smd.LINK || this.#parser.token === smd.IMAGE)) this.#target.closeBracket();
         this.#write("]");
@@ -191,6 +198,7 @@ class Target {
   /** What leads nowhere is no link. */
   #finish(element) {
     if (element instanceof CodeBlock) element.end();
+    else if (element.className === "math") showMath(element, element.dataset.isBlock === "true");
     else if (element.localName === "a" && !element.href) {
       const isPlain = !this.#refused.has(element); // brackets, with no address behind them
       if (isPlain) element.prepend(element.dataset.isPicture ? "![" : "[");
@@ -208,6 +216,11 @@ class Target {
     const element = document.createElement(TAGS[token] ?? (token === smd.CHECKBOX ? "input" : cellOf(parent)));
     if (token === smd.CHECKBOX) Object.assign(element, { type: "checkbox", disabled: true, ariaLabel: "Task" });
     if (token === smd.IMAGE) element.dataset.isPicture = true;
+    if (token === smd.EQUATION_BLOCK || token === smd.EQUATION_INLINE) {
+      element.className = "math";
+      element.dataset.isBlock = token === smd.EQUATION_BLOCK;
+      if (token === smd.EQUATION_BLOCK) Object.assign(element, { tabIndex: 0, role: "region", ariaLabel: "Formula" }); // may be wide
+    }
     if (DIRECTED.includes(element.localName)) element.dir = "auto";
     parent.append(element);
     return element;
