@@ -1,5 +1,5 @@
-"""Measures the page during a long answer with code and tables (the longest tasks of its main thread), and in a conversation
-with many such answers (nodes and memory).
+"""Measures the page: the longest tasks of its main thread during a long answer with code and tables, then nodes and
+memory in a conversation with many such answers.
 
     python -m bench.page [--tokens 10000] [--tokens-per-s 200] [--turns 50] [--turn-tokens 2000]
 
@@ -164,7 +164,7 @@ def _items(num_turns: int, num_tokens: int) -> list[dict[str, str]]:
 
 
 async def _measure_conversation(tab: Tab) -> None:
-    """Measure at the end of the conversation, then at its beginning after scrolling through all of it, then at the end."""
+    """Measure at the end of the conversation, at its beginning after scrolling through all of it, and at the end."""
     devtools = await tab.page.context.new_cdp_session(tab.page)
 
     async def tell(where: str) -> None:
