@@ -1,5 +1,5 @@
-"""Models as Hugging Face directories: a tiny one made on the spot, and the default one made from its GGUF. And the
-default one with the chat template of a model that thinks."""
+"""Models as Hugging Face directories: a tiny one, the default one converted from its GGUF file, and the default one
+with the chat template of a reasoning model."""
 
 from __future__ import annotations
 

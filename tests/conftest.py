@@ -1,4 +1,4 @@
-"""Servers for every test that wants one: a real `tailrace serve`, at the other end of a socket."""
+"""Servers for all tests: a real `tailrace serve` behind a socket."""
 
 from __future__ import annotations
 

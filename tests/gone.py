@@ -1,4 +1,4 @@
-"""Whether processes are gone. One that nobody has reaped yet is."""
+"""Whether processes are gone. A zombie counts as gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this machine lacks, and which tests were skipped for it: one line at the end of every run."""
+"""Prints at the end of a run which tests were skipped because this machine lacks something."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of the processes that a killed one had started."""
+"""The child processes of a process that is killed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ time.sleep(60)
 """
 
 
-def test_a_family_ends_with_its_head() -> None:
+def test_children_end_with_their_parent() -> None:
     with subprocess.Popen([sys.executable, "-c", _SCRIPT], stdout=subprocess.PIPE) as head:
         assert head.stdout is not None
         child = psutil.Process(int(head.stdout.readline()))

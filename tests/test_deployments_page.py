@@ -163,7 +163,7 @@ def test_all_files_compile() -> None:
             compile(text, name, "exec")
 
 
-def test_every_option_and_every_name_is_there() -> None:
+def test_every_option_and_every_name_is_on_the_page() -> None:
     for name in (*DeploymentOptions.__struct_fields__, *IGNORED):
         assert f"`{name}`" in PAGE, name
     explained = {"Application", "BackpressureConfig", "Deployment", "DeploymentHandle", "DeploymentResponse"}

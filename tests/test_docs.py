@@ -63,20 +63,20 @@ def test_every_code_in_the_source_is_documented() -> None:
     assert used <= set(error_rows()), used - set(error_rows())
 
 
-def test_readme_names_every_verb() -> None:
+def test_readme_names_every_command() -> None:
     readme = (ROOT / "README.md").read_text()
     for verb in main.commands if hasattr(main, "commands") and main.commands else ["bench", "pull", "serve"]:
         assert f"tailrace {verb}" in readme
 
 
-def test_an_installation_weighs_the_same_everywhere() -> None:
+def test_the_size_of_an_installation_is_the_same_on_all_pages() -> None:
     explained = (ROOT / "docs" / "dependencies.md").read_text()
     (weight,) = re.findall(r"installation for serving is (\d+ MB) on disk", explained)
     assert f"to download, {weight} on disk" in (ROOT / "Makefile").read_text()
     assert f"`.venv` ({weight})" in (ROOT / "README.md").read_text()
 
 
-def test_the_default_model_weighs_the_same_everywhere() -> None:
+def test_the_size_of_the_default_model_is_the_same_on_all_pages() -> None:
     model = CATALOGUE["smollm2"]
     to_fetch, unpacked = (f"{num_bytes / 1e6:.0f} MB" for num_bytes in (model.wheel_bytes, model.file_bytes))
     readme = (ROOT / "README.md").read_text()
@@ -103,7 +103,7 @@ def _anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_have_targets() -> None:
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
     broken = []
     for page in pages:
@@ -123,7 +123,7 @@ def test_every_decision_is_named_on_the_architecture_page() -> None:
     assert all("\n## Why\n" in text and text.count("\n") <= 30 for text in pages.values())
 
 
-def test_files_that_pages_name_are_there() -> None:
+def test_files_that_pages_name_exist() -> None:
     """Checks paths with a folder: `engines/kinds.py` in the source, `tests/golden` in the checkout."""
     pages = [ROOT / "CONTRIBUTING.md", ROOT / "docs" / "architecture.md", *(ROOT / "docs" / "decisions").glob("*.md")]
     named = {(page.name, name) for page in pages for name in re.findall(r"`([a-z_.]+/[\w/.-]*\w)`", page.read_text())}

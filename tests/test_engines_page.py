@@ -72,7 +72,7 @@ def test_every_engine_and_its_settings_are_on_the_page() -> None:
             assert kind.name in row
 
 
-def test_ray_is_installed_as_the_message_says() -> None:
+def test_ray_is_installed_as_in_the_message() -> None:
     assert f"`{in_the_checkout(install_command(extra='ray'))}`" in (ROOT / "docs" / "deployments.md").read_text()
 
 

@@ -80,7 +80,7 @@ def drawn() -> dict[str, tuple[str | None, str]]:
     return tree
 
 
-def test_the_tree_in_the_docstring_is_the_one_in_the_code() -> None:
+def test_the_tree_in_the_docstring_equals_the_code() -> None:
     defined = {
         name: kind
         for name, kind in vars(errors).items()
@@ -92,7 +92,7 @@ def test_the_tree_in_the_docstring_is_the_one_in_the_code() -> None:
         assert status in ("-", str(defined[name].status))
 
 
-def test_codes_stay() -> None:
+def test_codes_do_not_change() -> None:
     assert {kind.__name__: kind.code for kind in ALL} == CODES
 
 
@@ -105,7 +105,7 @@ def test_names_are_exported_in_order() -> None:
     assert errors.__all__ == sorted(errors.__all__)
 
 
-def test_what_an_error_carries() -> None:
+def test_fields_of_an_error() -> None:
     error = errors.QueueFull("Later.", param="n", retry_after_s=1.5)
     assert (str(error), error.message, error.param, error.retry_after_s) == ("Later.", "Later.", "n", 1.5)
     assert (error.status, error.code) == (429, "overloaded")
@@ -124,6 +124,6 @@ def test_what_an_error_carries() -> None:
         (ContextLengthExceeded(9, 8, at_least=True), "The prompt has at least 9 tokens, but 8 is the limit.", "prompt"),
     ],
 )
-def test_a_length_is_refused_with_its_counts(error: ContextLengthExceeded, message: str, param: str) -> None:
+def test_a_context_length_error_has_its_counts(error: ContextLengthExceeded, message: str, param: str) -> None:
     assert (error.message, error.param, error.status) == (message, param, 400)
     assert error.limit_tokens == 8

@@ -25,6 +25,14 @@ _REPLACED = {
     "on_trouble": "on_write_failure",
     "at_hand": "cached",
     "Told": "StderrProgress",
+    "Asked": "Arrival",
+    "on_asked": "on_arrival",
+    "asked_by": "arrival_of",
+    "is_asleep": "is_unloaded",
+    "is_taking": "is_accepting",
+    "hopeless": "is_broken",
+    "in_the_wires_words": "with_wire_names",
+    "is_particular": "is_conditional",
 }
 
 
@@ -41,7 +49,7 @@ def test_replaced_names_do_not_come_back() -> None:
     assert not found, "\n".join(found)
 
 
-def test_a_public_class_has_its_name_to_itself() -> None:
+def test_no_two_public_classes_have_the_same_name() -> None:
     places: dict[str, list[str]] = defaultdict(list)
     for path in _sources():
         for node in ast.parse(path.read_text("utf-8")).body:
@@ -50,7 +58,7 @@ def test_a_public_class_has_its_name_to_itself() -> None:
     assert not {name: paths for name, paths in places.items() if len(paths) > 1}
 
 
-def test_terms_are_in_the_order_of_a_table_and_explained_once() -> None:
+def test_each_term_is_explained_once() -> None:
     rows = [line.split("|")[1:3] for line in PAGE.read_text("utf-8").splitlines() if line.startswith("| ")]
     terms = [term.strip() for row, _ in rows[1:] for term in row.split(",")]
     assert len(terms) == len(set(terms))

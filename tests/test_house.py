@@ -1,4 +1,4 @@
-"""How tests are written: they know nothing that is private to tailrace, wait for what they are about, and are short."""
+"""Rules for tests: no private names of tailrace, no sleeps as synchronisation, and no long files."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_tests_know_no_private_names() -> None:
     assert not found
 
 
-def test_no_turn_of_the_loop_stands_for_what_is_waited_for() -> None:
+def test_tests_do_not_sleep_0() -> None:
     """`tests/waiting.py` has what to wait for."""
     turns = {"asyncio.sleep(0)", "asyncio.sleep(0.0)", "time.sleep(0)", "sleep(0)"}
     found = set()
@@ -141,7 +141,7 @@ def _named_by_chance(source: str) -> set[str]:
     return {name for name in inner if _BY_CHANCE.fullmatch(name.rpartition(".")[2])}
 
 
-def test_parameters_of_tests_are_no_chance() -> None:
+def test_parameters_of_tests_are_not_random() -> None:
     """Each test process collects the tests, and they have to have the same names in all."""
     assert _named_by_chance("@pytest.mark.parametrize('a', [1, os.urandom(2)])\ndef test(a): ...") == {"os.urandom"}
     found = {_named(path): names for path in TESTS if (names := _named_by_chance(path.read_text("utf-8")))}

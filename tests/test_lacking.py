@@ -1,4 +1,4 @@
-"""What a run says of tests that were skipped."""
+"""The message about skipped tests at the end of a run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.waiting import LONG_S
 ROOT = Path(__file__).parent.parent
 
 
-def test_what_is_lacking_is_told_with_its_tests() -> None:
+def test_missing_programs_are_named_with_their_tests() -> None:
     skips = [
         ("tests/a.py::test_one[x]", f"Skipped: {reason('nginx')}"),
         ("tests/a.py::test_two", f"Skipped: {reason('nginx', 'it is a proxy')}"),
@@ -25,7 +25,7 @@ def test_what_is_lacking_is_told_with_its_tests() -> None:
     assert told(skips[4:]) == ""
 
 
-def test_it_is_the_last_that_a_run_says(tmp_path: Path) -> None:
+def test_it_is_the_last_line(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "from tests.conftest import pytest_terminal_summary\nfrom tests.lacking import lack\n"
         "def test_a(): lack('a Babbage engine', 'it is slow')\n"

@@ -1,4 +1,4 @@
-"""Raising the version. Building and installing is `make release` itself, which a deep test runs."""
+"""Setting the version. A deep test runs `make release`, which builds and installs."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def test_the_version_is_raised() -> None:
         ("0.2.0", "# Changelog\n\n## Unreleased\n\n## 0.1.9, 2026-01-01\n\n- A thing.\n", "nothing under Unreleased"),
     ],
 )
-def test_what_cannot_be_released(version: str, changelog: str, reason: str) -> None:
+def test_versions_that_cannot_be_released(version: str, changelog: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         raised('__version__ = "0.1.9"\n', changelog, version, "2026-01-02")
 
 
-def test_the_files_of_this_version_can_be_raised() -> None:
+def test_the_version_in_the_files_can_be_raised() -> None:
     source, changelog = raised(SOURCE.read_text(), CHANGELOG.read_text(), "9999.0.0", "2026-01-02")
     assert '__version__ = "9999.0.0"' in source
     assert "## 9999.0.0, 2026-01-02\n\n### Added\n" in changelog

@@ -1,4 +1,4 @@
-"""Commands that install what is missing."""
+"""Commands that install missing packages."""
 
 from __future__ import annotations
 

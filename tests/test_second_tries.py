@@ -1,4 +1,4 @@
-"""What a run says of tests that failed at first."""
+"""The message about tests that failed at first, at the end of a run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_hangs():
 """
 
 
-def test_what_passes_at_the_second_try_is_named_and_what_hangs_has_one_try(tmp_path: Path) -> None:
+def test_tests_that_pass_at_the_second_try_are_named_and_hanging_ones_are_not_repeated(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(_TESTS)
     (line,) = (line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("TRIES := "))
     flags = shlex.split(line.removeprefix("TRIES := "))

@@ -5,11 +5,11 @@ from tailrace.spelling import did_you_mean
 KNOWN = ("max_tokens", "min_p", "temperature")
 
 
-def test_what_is_close_is_named() -> None:
+def test_close_words_are_suggested() -> None:
     assert did_you_mean("max_token", KNOWN) == " Did you mean max_tokens?"
     assert did_you_mean("Temprature", KNOWN) == " Did you mean temperature?"
 
 
-def test_what_is_not_close_is_not() -> None:
+def test_other_words_are_not_suggested() -> None:
     assert did_you_mean("frobnicate", KNOWN) == ""
     assert did_you_mean("", ()) == ""

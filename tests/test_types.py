@@ -11,7 +11,7 @@ from tailrace.engines.protocol import Submit, decode_to_worker, encode
 from tailrace.types import End, Failure, GenerateRequest, Grammar, Sampling, TextDelta, Usage
 
 
-def test_what_is_made_for_every_token_is_not_the_garbage_collectors_business() -> None:
+def test_objects_of_each_token_are_not_garbage_collected() -> None:
     """With tracked objects, a third of the server's time at full speed went there."""
     events = [TextDelta("a", (1,)), End("done", Usage(1, 1)), Delta(1, 0, (1,))]
     assert not any(gc.is_tracked(event) for event in events)
@@ -28,7 +28,7 @@ def test_events_and_requests_do_not_change() -> None:
         GenerateRequest().prompts = ("a",)  # type: ignore[misc]
 
 
-def test_events_compare_by_what_they_say() -> None:
+def test_events_are_compared_by_value() -> None:
     assert End("error", Usage(1, 2), Failure("a", "b")) == End("error", Usage(1, 2), Failure("a", "b"))
     assert TextDelta("a", (1,)) != TextDelta("a", (2,))
 
@@ -64,7 +64,7 @@ def test_every_sampling_parameter_reaches_the_worker() -> None:
     assert received.sequence == sequence
 
 
-def test_plain_sampling_asks_for_nothing() -> None:
+def test_default_sampling_has_neutral_values() -> None:
     """What is left out must not look like a wish that an engine could lack."""
     plain = Sampling()
     assert (plain.temperature, plain.top_p, plain.top_k, plain.min_p, plain.repetition_penalty) == (1, 1, 0, 0, 1)

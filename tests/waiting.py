@@ -1,4 +1,4 @@
-"""Waits for what a test is about. None of them passes time in the hope that it is enough."""
+"""Functions that wait for a condition. None of them sleeps for a fixed time."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ def _open(path: Path) -> Any:  # Any: a context of nothing
     return open_audit_log(Settings(audit_log=str(path)))
 
 
-def test_a_line_says_who_what_when_and_how_it_came_out(path: Path) -> None:
+def test_a_line_has_sender_action_time_and_result(path: Path) -> None:
     note("stream.begin", "done")  # there is no log yet
     with _open(path):
         note("stream.begin", "done", _scope(principal=Principal("alice", "k1")), stream=_STREAM, model="m", wire="")
@@ -54,7 +54,7 @@ def test_a_line_says_who_what_when_and_how_it_came_out(path: Path) -> None:
     assert len(_lines(path)) == 2
 
 
-def test_the_outcome_is_the_error_that_a_block_ends_with(path: Path) -> None:
+def test_the_result_is_the_error_of_the_block(path: Path) -> None:
     scope = _scope(principal=Principal("alice", "k1"))
     with _open(path):
         with noting("stream.delete", scope, stream=_STREAM):
@@ -87,7 +87,7 @@ async def test_a_flood_of_refusals_is_a_few_lines(path: Path) -> None:
     assert "secret" not in path.read_text()
 
 
-async def test_a_flood_from_everywhere_is_a_few_lines(path: Path) -> None:
+async def test_a_flood_from_many_addresses_is_a_few_lines(path: Path) -> None:
     with _open(path):
         for number in range(1000):
             note_refusal(Unauthenticated("no"), _scope(f"10.0.{number // 250}.{number % 250}"))
@@ -97,7 +97,7 @@ async def test_a_flood_from_everywhere_is_a_few_lines(path: Path) -> None:
     assert lines[-1]["client"] == "others"
 
 
-async def test_a_new_file_after_a_hangup(path: Path) -> None:
+async def test_sighup_opens_a_new_file(path: Path) -> None:
     moved = path.with_suffix(".1")
     with _open(path):
         note("one", "done")

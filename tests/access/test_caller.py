@@ -1,4 +1,4 @@
-"""Who sent a request: the other end of its connection, whatever its headers say."""
+"""The caller of a request is the address of its connection; headers do not change it."""
 
 from __future__ import annotations
 

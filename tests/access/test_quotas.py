@@ -1,4 +1,4 @@
-"""What is spent never exceeds a limit, and what is said of it is true."""
+"""Usage never exceeds a limit, and errors and headers show the right numbers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _headers(quotas: Quotas) -> dict[str, str]:
     return dict(quotas.headers(Principal("alice", _KEY)))
 
 
-def test_the_longest_answer_is_reserved_and_what_was_not_used_comes_back() -> None:
+def test_the_longest_answer_is_reserved_and_the_rest_is_released() -> None:
     quotas, _ = _quotas(Quota(tokens_per_minute=100))
     first = _record(10, 60)
     quotas.reserve(first)
@@ -73,7 +73,7 @@ def test_a_stream_that_is_not_kept_costs_nothing() -> None:
     quotas.reserve(_record())
 
 
-def test_the_end_is_paid_once() -> None:
+def test_the_end_is_settled_once() -> None:
     quotas, _ = _quotas(Quota(tokens_per_minute=100, streams_at_once=5))
     record = _record(10, 60)
     quotas.reserve(record)
@@ -83,7 +83,7 @@ def test_the_end_is_paid_once() -> None:
     assert '"key-streams";r=5' in _headers(quotas)["ratelimit"]
 
 
-def test_wait_as_long_as_it_says_and_it_is_let_in() -> None:
+def test_after_retry_after_the_request_is_admitted() -> None:
     quotas, clock = _quotas(Quota(requests_per_minute=2))
     quotas.reserve(_record())
     quotas.reserve(_record())
@@ -97,7 +97,7 @@ def test_wait_as_long_as_it_says_and_it_is_let_in() -> None:
     quotas.reserve(_record())
 
 
-def test_a_stream_that_ends_in_another_minute_was_paid_in_its_own() -> None:
+def test_a_stream_counts_for_the_minute_of_its_start() -> None:
     quotas, clock = _quotas(Quota(tokens_per_minute=100, tokens_per_month=1000))
     record = _record(10, 60)
     quotas.reserve(record)
@@ -116,7 +116,7 @@ def test_a_stream_that_ends_in_another_minute_was_paid_in_its_own() -> None:
         (datetime(2028, 2, 29, tzinfo=UTC), datetime(2028, 3, 1, tzinfo=UTC)),
     ],
 )
-def test_months_are_those_of_the_calendar(now: datetime, end: datetime) -> None:
+def test_months_are_calendar_months(now: datetime, end: datetime) -> None:
     quotas, clock = _quotas(Quota(requests_per_month=1))
     clock.now_s = now.timestamp()
     quotas.reserve(_record())
@@ -127,7 +127,7 @@ def test_months_are_those_of_the_calendar(now: datetime, end: datetime) -> None:
     quotas.reserve(_record())
 
 
-def test_an_owner_has_it_with_all_keys_together() -> None:
+def test_the_limit_of_an_owner_covers_all_keys() -> None:
     quotas, _ = _quotas(owner=Quota(tokens_per_minute=100))
     quotas.reserve(_record(10, 60, key_id="one"))
     with pytest.raises(QuotaExceeded, match="owner"):
@@ -135,7 +135,7 @@ def test_an_owner_has_it_with_all_keys_together() -> None:
     quotas.reserve(_record(10, 60, key_id="three", owner="bob"))
 
 
-def test_what_never_fits_is_a_mistake_and_says_what_to_do() -> None:
+def test_a_request_that_never_fits_is_refused_with_advice() -> None:
     quotas, _ = _quotas(Quota(tokens_per_minute=100))
     with pytest.raises(RequestError, match="max_tokens") as refused:
         quotas.reserve(_record(50, 60))
@@ -143,7 +143,7 @@ def test_what_never_fits_is_a_mistake_and_says_what_to_do() -> None:
     assert refused.value.param == "max_tokens"
 
 
-def test_a_stream_taken_over_counts_though_nothing_is_left() -> None:
+def test_a_taken_over_stream_counts_even_above_the_limit() -> None:
     quotas, clock = _quotas(Quota(tokens_per_minute=100, streams_at_once=1))
     quotas.spent_before([Spending(("key", _KEY), "minute", 3, 90)])
     record = _record(10, 60)
@@ -157,7 +157,7 @@ def test_a_stream_taken_over_counts_though_nothing_is_left() -> None:
     quotas.reserve(_record(10, 90))
 
 
-def test_nobody_is_counted_without_a_key() -> None:
+def test_without_a_key_nothing_is_counted() -> None:
     quotas, _ = _quotas(owner=Quota(requests_per_minute=1))
     for _ in range(3):
         quotas.reserve(_record(key_id=""))

@@ -1,4 +1,4 @@
-"""The gate beside an oracle that keeps two lists: who waits, in order, and who runs."""
+"""The gate compared with an oracle that has two lists: the queue in order, and the running requests."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ GateMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40
 TestGateAgainstTwoLists = GateMachine.TestCase
 
 
-def test_a_large_one_at_the_head_is_not_overtaken() -> None:
+def test_a_large_request_at_the_head_is_not_overtaken() -> None:
     started: list[str] = []
     gate = new_gate(tokens=10)
     first = enter(gate, started, "first", tokens=6)
@@ -173,7 +173,7 @@ def test_a_large_one_at_the_head_is_not_overtaken() -> None:
     assert started == ["first", "large", "small"]
 
 
-def test_a_head_that_gives_up_lets_the_next_one_in() -> None:
+def test_when_the_head_leaves_the_next_request_starts() -> None:
     started: list[str] = []
     gate = new_gate(tokens=10)
     enter(gate, started, "first", tokens=6)
@@ -183,7 +183,7 @@ def test_a_head_that_gives_up_lets_the_next_one_in() -> None:
     assert started == ["first", "small"]
 
 
-def test_who_gives_up_is_who_leaves() -> None:
+def test_only_the_leaving_request_is_removed() -> None:
     started: list[str] = []
     gate = new_gate(sequences=1)
     first, second, third = [enter(gate, started, name) for name in ("first", "second", "third")]
@@ -194,7 +194,7 @@ def test_who_gives_up_is_who_leaves() -> None:
     assert started == ["first", "second"]
 
 
-def test_sequences_are_a_budget_of_their_own() -> None:
+def test_sequences_have_their_own_budget() -> None:
     started: list[str] = []
     gate = new_gate(tokens=1_000, sequences=4)
     first = enter(gate, started, "first", sequences=3)
@@ -204,7 +204,7 @@ def test_sequences_are_a_budget_of_their_own() -> None:
     assert started == ["first", "second"]
 
 
-def test_many_that_leave_as_soon_as_they_are_started() -> None:
+def test_many_requests_that_end_when_they_start() -> None:
     """As when the engine is lost between its coming and the first sequence."""
     started: list[int] = []
     gate = Gate(max_requests=5_000)
@@ -222,7 +222,7 @@ def test_many_that_leave_as_soon_as_they_are_started() -> None:
     assert (gate.num_running, gate.num_waiting) == (0, 0)
 
 
-def test_a_start_that_fails_is_not_the_end_of_the_gate() -> None:
+def test_the_gate_survives_a_failing_start() -> None:
     def fail() -> None:
         raise RuntimeError
 
@@ -242,7 +242,7 @@ def test_a_start_that_fails_is_not_the_end_of_the_gate() -> None:
     sequences=st.integers(1, 6),
     block=st.sampled_from([1, 2, 16, 32]),
 )
-def test_what_check_lets_through_fits_alone_and_what_it_refuses_never_does(
+def test_check_passes_exactly_the_requests_that_fit_alone(
     num_prompt_tokens: int, max_tokens: int, sequences: int, block: int
 ) -> None:
     gate = new_gate(tokens=640, sequences=4, block=block)
@@ -261,7 +261,7 @@ def test_what_check_lets_through_fits_alone_and_what_it_refuses_never_does(
     assert started == ["it"]
 
 
-def test_what_can_never_run_is_the_clients_mistake() -> None:
+def test_a_request_that_can_never_run_is_a_client_error() -> None:
     """Trying again would not help, so that neither 429 nor Retry-After may say that it would."""
     gate = new_gate(tokens=100, sequences=2)
     for num_prompt_tokens, max_tokens, sequences in ((60, 41, 1), (30, 21, 2), (1, 1, 3)):
@@ -281,7 +281,7 @@ def test_the_refusal_names_both_counts() -> None:
     assert error.message == "The prompt has 60 tokens and 50 were asked for, but 50 is the limit."
 
 
-def test_requests_are_bounded_running_and_waiting_together() -> None:
+def test_running_and_queued_requests_share_one_limit() -> None:
     started: list[str] = []
     gate = new_gate(sequences=2, max_requests=3)
     tickets = []
@@ -296,7 +296,7 @@ def test_requests_are_bounded_running_and_waiting_together() -> None:
     gate.check(1, 1, 1)
 
 
-def test_draining_lets_nobody_in_and_lets_those_inside_run() -> None:
+def test_draining_refuses_new_requests_and_keeps_the_others() -> None:
     started: list[str] = []
     gate = new_gate(sequences=1)
     first = enter(gate, started, "first")
@@ -311,7 +311,7 @@ def test_draining_lets_nobody_in_and_lets_those_inside_run() -> None:
     assert started == ["first", "second"]
 
 
-def test_while_it_is_shut_requests_wait() -> None:
+def test_requests_wait_while_the_gate_is_shut() -> None:
     started: list[str] = []
     gate = new_gate(sequences=2)
     running = enter(gate, started, "first")
@@ -324,7 +324,7 @@ def test_while_it_is_shut_requests_wait() -> None:
     assert started == ["first", "second"]
 
 
-def test_without_hope_requests_are_refused_until_there_is_an_engine_again() -> None:
+def test_requests_are_refused_until_a_broken_engine_starts() -> None:
     gate = new_gate()
     gate.shut(EngineLost("gone", retry_after_s=4.0))
     with pytest.raises(EngineLost) as caught:
@@ -334,7 +334,7 @@ def test_without_hope_requests_are_refused_until_there_is_an_engine_again() -> N
     gate.check(1, 1, 1)
 
 
-def test_before_the_first_engine_nothing_is_known_and_requests_wait() -> None:
+def test_requests_wait_for_the_first_engine() -> None:
     started: list[str] = []
     gate = Gate(max_requests=1)
     assert gate.check(10**6, 10**6, 100) == 2 * 10**8
@@ -345,7 +345,7 @@ def test_before_the_first_engine_nothing_is_known_and_requests_wait() -> None:
 
 
 @pytest.mark.parametrize(("service_s", "least", "most"), [(0.0, 1, 1), (8.0, 5, 15), (10**6, 30, 30)])
-def test_when_to_come_back_follows_how_long_requests_take(
+def test_retry_after_follows_the_duration_of_requests(
     service_s: float, least: float, most: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now_s = 50.0
@@ -372,7 +372,7 @@ def slowed(gate: Gate, started: list[str], name: str) -> Ticket:
     return ticket
 
 
-def test_slowed_requests_begin_one_at_a_time_and_others_overtake_them() -> None:
+def test_slowed_requests_start_one_at_a_time_and_are_overtaken() -> None:
     gate, started = new_gate(sequences=9), list[str]()
     first, second, third = (slowed(gate, started, name) for name in "abc")
     assert started == ["a"]
@@ -387,7 +387,7 @@ def test_slowed_requests_begin_one_at_a_time_and_others_overtake_them() -> None:
     gate.leave(third)
 
 
-def test_slowed_requests_come_in_their_order_when_they_may_begin() -> None:
+def test_slowed_requests_keep_their_order() -> None:
     gate, started = new_gate(sequences=1), list[str]()
     running = enter(gate, started, "running")
     slowed(gate, started, "a")
@@ -396,7 +396,7 @@ def test_slowed_requests_come_in_their_order_when_they_may_begin() -> None:
     assert started == ["running", "a"]
 
 
-def test_slowed_requests_leave_a_quarter_of_the_places() -> None:
+def test_slowed_requests_leave_a_quarter_of_the_slots() -> None:
     gate = new_gate(sequences=1, max_requests=8)
     for _ in range(6):
         gate.check(1, 1, 1, is_slowed=True)
@@ -407,11 +407,11 @@ def test_slowed_requests_leave_a_quarter_of_the_places() -> None:
     gate.check(1, 1, 1)
 
 
-def test_one_place_is_enough_for_a_slowed_request() -> None:
+def test_one_slot_is_enough_for_a_slowed_request() -> None:
     new_gate(max_requests=1).check(1, 1, 1, is_slowed=True)
 
 
-def test_while_the_gate_rests_no_slowed_request_begins_beside_others() -> None:
+def test_during_a_pause_no_slowed_request_starts_beside_others() -> None:
     async def scenario() -> None:
         gate, started = new_gate(), list[str]()
         running = enter(gate, started, "running")
@@ -428,7 +428,7 @@ def test_while_the_gate_rests_no_slowed_request_begins_beside_others() -> None:
     run_scenario(scenario())
 
 
-def test_a_gate_does_not_rest_for_nobody() -> None:
+def test_a_pause_without_running_requests_has_no_effect() -> None:
     async def scenario() -> None:
         gate, started = new_gate(), list[str]()
         running = enter(gate, started, "running")

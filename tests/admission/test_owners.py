@@ -1,4 +1,4 @@
-"""Owners have turns and shares, whoever asks for how much."""
+"""Owners take turns and have shares of the slots, whatever the size of their requests."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Door:
         self.gate.leave(self.running.pop(0))
 
 
-def test_a_thousand_requests_of_one_delay_another_by_one_turn() -> None:
+def test_a_thousand_requests_of_one_owner_delay_another_by_one_turn() -> None:
     door = _Door()
     for _ in range(1000):
         door.ask("alice")
@@ -48,7 +48,7 @@ def test_a_thousand_requests_of_one_delay_another_by_one_turn() -> None:
     assert door.started == ["alice", "alice", "bob"]
 
 
-def test_turns_go_round_and_each_owner_keeps_the_order() -> None:
+def test_owners_take_turns_and_keep_their_order() -> None:
     door = _Door()
     for name in ("a1", "a2", "a3", "b1", "b2", "c1"):
         door.ask(name[0], name)
@@ -66,7 +66,7 @@ def test_one_owner_alone_waits_in_order_of_arrival() -> None:
     assert door.started == [str(number) for number in range(20)]
 
 
-def test_who_leaves_the_queue_has_no_turn_any_more() -> None:
+def test_a_request_that_left_the_queue_has_no_turn() -> None:
     door = _Door()
     door.ask("alice")
     waiting = door.ask("bob")
@@ -77,7 +77,7 @@ def test_who_leaves_the_queue_has_no_turn_any_more() -> None:
     assert door.gate.num_waiting == 0
 
 
-def test_the_place_in_the_queue_goes_by_turns() -> None:
+def test_the_number_ahead_counts_turns() -> None:
     door = _Door()
     door.ask("alice")
     tickets = {f"{owner}{number}": door.ask(owner) for owner in ("alice", "bob") for number in range(3)}
@@ -88,7 +88,7 @@ def test_the_place_in_the_queue_goes_by_turns() -> None:
     assert [door.gate.num_ahead(tickets[name]) for name in ("alice0", "bob0", "alice1", "bob1")] == [0, 0, 1, 2]
 
 
-def test_a_full_house_lets_others_in_up_to_their_share() -> None:
+def test_a_full_gate_admits_other_owners_up_to_their_share() -> None:
     door = _Door(max_requests=8)
     for _ in range(8):
         door.ask("alice")
@@ -108,7 +108,7 @@ def test_a_full_house_lets_others_in_up_to_their_share() -> None:
     assert door.gate.num_running + door.gate.num_waiting <= 16  # whatever the number of owners
 
 
-def test_requests_that_are_looked_at_have_places_of_their_owner() -> None:
+def test_requests_being_checked_use_slots_of_their_owner() -> None:
     door = _Door(max_requests=2)
     with door.gate.coming("alice"), door.gate.coming("alice"):
         with pytest.raises(QueueFull), door.gate.coming("alice"):
@@ -120,7 +120,7 @@ def test_requests_that_are_looked_at_have_places_of_their_owner() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=80), st.integers(1, 4))
-def test_nobody_has_two_turns_more_than_one_who_waits(steps: list[tuple[str, bool]], sequences: int) -> None:
+def test_no_owner_has_two_turns_more_than_a_waiting_one(steps: list[tuple[str, bool]], sequences: int) -> None:
     """Between an owner's coming to the queue and the start of its first request, no other owner starts two."""
     door = _Door(sequences=sequences)
     since: dict[str, Counter[str]] = {}  # for each owner who waits: the starts of others

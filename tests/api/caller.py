@@ -1,4 +1,4 @@
-"""A WebSocket client in the server's own process and on its event loop, without a socket in between."""
+"""A WebSocket client on the server's event loop, without a real socket."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server that all bad input is thrown at."""
+"""The server for tests of bad input."""
 
 from __future__ import annotations
 

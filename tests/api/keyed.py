@@ -1,4 +1,4 @@
-"""A server with keys in this process: its keys, its clients, and WebSockets opened as far as it lets them."""
+"""A server with keys in this process, with its clients and WebSockets."""
 
 from __future__ import annotations
 

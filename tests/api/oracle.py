@@ -1,4 +1,4 @@
-"""What the scripted engine must say, and how it stands on each wire, worked out without the code under test.
+"""The expected answers of the scripted engine, and their form on each wire, computed without the code under test.
 
 Only the engine's own function, `scripted_token`, and its vocabulary are taken from it. Prompts become their bytes.
 """

@@ -1,4 +1,4 @@
-"""Keys of tests' own."""
+"""Keys for tests."""
 
 from __future__ import annotations
 

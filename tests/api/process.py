@@ -1,4 +1,4 @@
-"""A real `tailrace serve` process on a free port of 127.0.0.1, and all that it said."""
+"""A real `tailrace serve` process on a free port of 127.0.0.1, and its output."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where bad input is sent, and what every refusal of it promises.
+"""The operations to which bad input is sent, and what holds for every refusal.
 
 All of it is made from the tables of the wires: one that is added there is thrown everything at, too.
 """

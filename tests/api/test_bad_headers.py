@@ -1,4 +1,4 @@
-"""Bad input, continued: what stands around bodies, in headers, paths and queries."""
+"""Bad input in headers, paths and queries."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ ENCODINGS = [
 
 
 @every
-def test_bodies_that_say_they_are_encoded(target: Server, endpoint: Endpoint) -> None:
+def test_encoded_bodies_are_refused(target: Server, endpoint: Endpoint) -> None:
     for said in ENCODINGS:
         assert ask(target, endpoint, endpoint.good, said).status == 415, said
 
 
 @pytest.mark.parametrize("charset", ["utf-8", "UTF8", '"utf-8"', "us-ascii"])
-def test_names_of_utf_8(target: Server, charset: str) -> None:
+def test_names_of_the_charset_utf_8(target: Server, charset: str) -> None:
     with target.wire() as wire:
         kind = {"content-type": f"application/json; charset={charset}", "content-encoding": "identity"}
         assert wire.request("POST", "/v1/streams", NATIVE.good, kind)[0] == 201
@@ -68,9 +68,7 @@ def test_names_of_utf_8(target: Server, charset: str) -> None:
     "endpoint", [one for one in BODIES if one.wire.name in ("ollama", "triton")], ids=lambda one: one.name
 )
 @pytest.mark.parametrize("said", [{}, {"content-type": "application/x-www-form-urlencoded"}], ids=["nothing", "curl"])
-def test_what_clients_say_of_json_is_no_reason_to_refuse_it(
-    target: Server, endpoint: Endpoint, said: dict[str, str]
-) -> None:
+def test_variants_of_the_json_type_are_accepted(target: Server, endpoint: Endpoint, said: dict[str, str]) -> None:
     with target.wire() as wire:
         wire.send(endpoint.operation.method, endpoint.path, json.dumps(endpoint.good).encode(), said)
         assert wire.head() == 200
@@ -103,7 +101,7 @@ FORBIDDEN: dict[str, dict[str, str]] = {
 @pytest.mark.parametrize(
     ("name", "method", "path", "said", "shape"), EVERYWHERE, ids=[entry[0] for entry in EVERYWHERE]
 )
-def test_hosts_and_origins_that_are_not_ours(
+def test_foreign_hosts_and_origins(
     target: Server, name: str, method: str, path: str, said: dict[str, str], shape: Names
 ) -> None:
     for case, headers in FORBIDDEN.items():
@@ -119,12 +117,12 @@ def test_two_hosts(target: Server) -> None:
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1", "[::1]:80", "a.localhost"])
-def test_names_that_are_ours(target: Server, host: str) -> None:
+def test_own_names(target: Server, host: str) -> None:
     with target.wire() as wire:
         assert wire.request("GET", "/v1/models", None, {"host": host})[0] == 200
 
 
-def test_an_origin_of_ours(target: Server) -> None:
+def test_an_own_origin(target: Server) -> None:
     with target.wire() as wire:
         assert wire.request("GET", "/v1/models", None, {"origin": target.url})[0] == 200
 
@@ -137,7 +135,7 @@ def known() -> Iterator[Server]:
         yield server.wait_ready()
 
 
-def test_names_that_were_allowed(known: Server) -> None:
+def test_allowed_names(known: Server) -> None:
     for host in ("one.test", "two.test:80"):
         with known.wire() as wire:
             assert wire.request("GET", "/v1/models", None, {"host": host})[0] == 200
@@ -146,7 +144,7 @@ def test_names_that_were_allowed(known: Server) -> None:
         assert refused(wire, NATIVE_SHAPE).status == 403
 
 
-def test_a_page_that_was_allowed_reads_answers_and_refusals(known: Server) -> None:
+def test_an_allowed_page_reads_answers_and_refusals(known: Server) -> None:
     origin = {"origin": "http://page.test"}
     for method, path, body, status in [
         ("GET", "/v1/models", None, 200),
@@ -187,7 +185,7 @@ def test_a_page_that_was_allowed_reads_answers_and_refusals(known: Server) -> No
     ],
 )
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_a_page_of_others_cannot_have_a_browser_generate(
+def test_pages_of_other_origins_cannot_generate(
     target: Server, method: str, headers: dict[str, str], is_let_in: bool
 ) -> None:
     with target.wire() as wire:
@@ -221,7 +219,7 @@ STREAM_IDS = ["x", CANARY, "..", "%2e%2e", "a%2fb", "%00", "x" * 5000, "%0a", "%
 
 
 @pytest.mark.parametrize(("method", "suffix"), [("GET", ""), ("GET", "/events"), ("POST", "/cancel"), ("DELETE", "")])
-def test_streams_that_are_not_there(target: Server, method: str, suffix: str) -> None:
+def test_unknown_streams(target: Server, method: str, suffix: str) -> None:
     for stream_id in STREAM_IDS:
         with target.wire() as wire:
             wire.send(method, f"/v1/streams/{stream_id}{suffix}", None)
@@ -315,7 +313,7 @@ def test_pages_of_models_that_cannot_be(target: Server, query: str) -> None:
     ],
     ids=lambda query: query[:40],
 )
-def test_plain_queries_that_are_none(target: Server, query: str) -> None:
+def test_invalid_plain_queries(target: Server, query: str) -> None:
     assert ask(target, PLAIN, None, path=f"/?{query}").status == 400
 
 

@@ -1,5 +1,5 @@
-"""Bad input, on every operation of every wire: refused at once, in the wire's own shape, without an echo, and nobody
-else notices.
+"""Bad input in bodies, on every operation of every wire: it is refused at once, in the wire's format, without an echo,
+and does not affect other requests.
 
 All of it meets one server on which a stream runs all the while, which is compared with the oracle afterwards. Here is
 what stands in bodies.
@@ -75,7 +75,7 @@ def test_not_json(target: Server, endpoint: Endpoint, case: str) -> None:
     assert "JSON" in refusal.message
 
 
-def test_there_is_an_example_of_every_body() -> None:
+def test_every_body_has_an_example() -> None:
     """Without which a wire would be asked nothing here."""
     assert {"native", "openai", "cumulative", "tgi"} <= {endpoint.wire.name for endpoint in BODIES}
     for endpoint in BODIES:
@@ -249,7 +249,7 @@ def test_lists_of_prompts_that_are_none(target: Server) -> None:
 
 
 @pytest.mark.parametrize(("num_prompts", "n"), [(65, 1), (33, 2), (9, 8), (100_000, 1)])
-def test_more_prompts_than_are_taken(target: Server, num_prompts: int, n: int) -> None:
+def test_too_many_prompts(target: Server, num_prompts: int, n: int) -> None:
     refusal = ask(target, TEXT, {**TEXT.good, "prompt": ["a"] * num_prompts, "n": n})
     assert (refusal.status, refusal.param) == (400, "prompt")
     assert "at most 64 answers" in refusal.message
@@ -288,12 +288,12 @@ def _with_messages(endpoint: Endpoint, messages: list[Any]) -> Any:
     return {**{name: value for name, value in endpoint.good.items() if name != "prompt"}, field: messages}
 
 
-def test_there_are_chats_on_these_wires() -> None:
+def test_these_wires_have_chats() -> None:
     assert {"native", "openai", "responses", "anthropic", "ollama", "tgi"} <= {one.wire.name for one in CHATS}
 
 
 @chats
-def test_conversations_in_which_nobody_asks(target: Server, endpoint: Endpoint) -> None:
+def test_conversations_without_a_question(target: Server, endpoint: Endpoint) -> None:
     system, answer = {"role": "system", "content": "Be brief."}, {"role": "assistant", "content": "Rivers"}
     for messages in ([system], [answer], [system, answer], [answer, answer]):
         refusal = ask(target, endpoint, _with_messages(endpoint, messages))
@@ -301,13 +301,13 @@ def test_conversations_in_which_nobody_asks(target: Server, endpoint: Endpoint) 
 
 
 @chats
-def test_more_messages_than_are_taken(target: Server, endpoint: Endpoint) -> None:
+def test_too_many_messages(target: Server, endpoint: Endpoint) -> None:
     refusal = ask(target, endpoint, _with_messages(endpoint, [{"role": "user", "content": "a"}] * 20_000))
     assert refusal.status == expected_status(endpoint)
     assert "10000" in refusal.message
 
 
-def test_tokens_of_a_chat_are_those_that_are_generated_from(target: Server) -> None:
+def test_tokenized_chats_are_the_prompts_of_the_model(target: Server) -> None:
     """The spelling of a control token in a message stays text."""
     messages = [{"role": "user", "content": "<|assistant|>Hi<|user|>"}]
     shown = target.post("/chat_tokenize", {"messages": messages}).json()
@@ -385,7 +385,7 @@ def test_prompt_and_answer_beyond_the_window(target: Server, endpoint: Endpoint)
 
 
 @pytest.mark.parametrize("endpoint", TGI, ids=lambda endpoint: endpoint.name)
-def test_a_prompt_that_leaves_no_room_in_the_words_of_tgi(target: Server, endpoint: Endpoint) -> None:
+def test_a_too_long_prompt_has_the_message_of_tgi(target: Server, endpoint: Endpoint) -> None:
     refusal = ask(target, endpoint, {**endpoint.good, "inputs": "x" * 66_000, "parameters": {}})
     assert refusal.message.startswith("Input validation error: `inputs` must have less than 65")
     assert refusal.message.endswith(" tokens. Given: 66000")
@@ -435,7 +435,7 @@ def test_chunks_that_never_stop(target: Server, endpoint: Endpoint) -> None:
         assert refused(wire, endpoint.shape).status == expected_status(endpoint, BodyTooLarge)
 
 
-def test_a_body_that_drips(serve: Callable[..., Server]) -> None:
+def test_a_slow_body(serve: Callable[..., Server]) -> None:
     """Each byte comes in time, and the whole does not. All wires share the reader of bodies."""
     server = serve("scripted", "--body-s", "0.4", "--body-gap-s", "0.3")
     with server.wire() as wire:
@@ -454,7 +454,7 @@ def test_a_body_that_drips(serve: Callable[..., Server]) -> None:
         thread.join()
 
 
-def test_bodies_that_take_too_much_together(serve: Callable[..., Server]) -> None:
+def test_bodies_that_are_too_large_together(serve: Callable[..., Server]) -> None:
     """Three large bodies are kept waiting; then another large one is refused, and small ones are served."""
     limits = ("--body-bytes", "100000", "--pending-body-bytes", "400000", "--body-gap-s", "20")
     server = serve("scripted", "--default-max-tokens", "1", *limits)

@@ -1,4 +1,4 @@
-"""`/v1/ws` over an engine that is stepped by hand: many streams on one socket, and who reads slowly."""
+"""`/v1/ws` with an engine that is stepped by hand: many streams on one socket, and slow readers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _create(name: str, *, count: int = 8, seed: int = 1, **fields: object) -> di
 
 
 @scenario
-async def test_streams_run_side_by_side_each_in_order() -> None:
+async def test_concurrent_streams_are_in_order() -> None:
     world = World()
     async with Caller(app_of(world)) as caller:
         for name in "abc":
@@ -36,7 +36,7 @@ async def test_streams_run_side_by_side_each_in_order() -> None:
 
 
 @scenario
-async def test_a_stream_is_resumed_by_number_on_another_socket() -> None:
+async def test_a_stream_resumes_on_another_socket() -> None:
     world = World()
     app = app_of(world)
     async with Caller(app) as caller:
@@ -58,7 +58,7 @@ async def test_a_stream_is_resumed_by_number_on_another_socket() -> None:
 
 
 @scenario
-async def test_streams_of_others_can_be_followed_cancelled_and_left() -> None:
+async def test_streams_of_other_sockets_can_be_followed_cancelled_and_left() -> None:
     world = World()
     run = await world.create("Hi", greedy(50))
     stream_id = run.log.stream_id
@@ -86,7 +86,7 @@ async def test_streams_of_others_can_be_followed_cancelled_and_left() -> None:
 
 
 @scenario
-async def test_a_stream_that_nobody_has_any_more_can_still_be_cancelled_by_who_follows_it() -> None:
+async def test_a_deleted_stream_can_be_cancelled_by_its_follower() -> None:
     world = World()
     async with Caller(app_of(world)) as caller:
         await caller.ask(_create("a", count=500))
@@ -121,7 +121,7 @@ async def test_cancel_by_name_reaches_the_engine() -> None:
 
 
 @scenario
-async def test_streams_outlive_their_socket_unless_they_should_not() -> None:
+async def test_streams_survive_their_socket_except_with_on_disconnect_cancel() -> None:
     world = World(limits=Limits(linger_s=60.0))
     async with Caller(app_of(world)) as caller:
         await caller.ask(_create("stays"))
@@ -179,7 +179,7 @@ async def test_refusals_leave_the_socket_open() -> None:
 
 
 @scenario
-async def test_nonsense_is_not_answered_for_ever() -> None:
+async def test_too_many_invalid_frames_close_the_socket() -> None:
     async with Caller(app_of(World())) as caller:
         for _ in range(3):
             for _ in range(10):
@@ -193,7 +193,7 @@ async def test_nonsense_is_not_answered_for_ever() -> None:
 
 
 @scenario
-async def test_a_socket_that_does_not_read_holds_up_nobody() -> None:
+async def test_a_socket_that_does_not_read_delays_no_other() -> None:
     world = World()
     app = app_of(world)
     async with Caller(app) as slow, Caller(app, takes_many=False) as quick:
@@ -224,7 +224,7 @@ async def test_a_slow_client_can_still_leave_and_cancel() -> None:
     world.check_idle()
 
 
-async def test_turns_go_round() -> None:
+async def test_sockets_take_turns() -> None:
     turns_ = WriteTurns()
     written: list[str] = []
 
@@ -249,7 +249,7 @@ async def test_turns_go_round() -> None:
     assert "".join(written) == "abcabcabc"
 
 
-async def test_a_turn_that_is_not_used_goes_to_the_next() -> None:
+async def test_an_unused_turn_goes_to_the_next_socket() -> None:
     turns_ = WriteTurns()
     turns_.is_full = True
     first, second = (asyncio.create_task(turns_.wait()) for _ in range(2))

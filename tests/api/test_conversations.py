@@ -1,4 +1,4 @@
-"""Conversations at a real server: OpenAI's own client, branches, two tabs, owners, and what is refused."""
+"""Conversations on a real server: OpenAI's client, branches, two tabs, owners and refusals."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_openais_client(client: OpenAI) -> None:
     assert gone.value.code == "conversation_not_found"
 
 
-def test_responses_go_on(client: OpenAI, server: Server) -> None:
+def test_responses_continue(client: OpenAI, server: Server) -> None:
     made = client.conversations.create()
     first = client.responses.create(
         model="scripted", input="Hi", conversation=made.id, max_output_tokens=_COUNT, extra_body={"seed": 1}
@@ -121,7 +121,7 @@ def test_responses_go_on(client: OpenAI, server: Server) -> None:
     assert server.http.get(f"/v1/conversations/{made.id}").json()["title"] == "Hi"
 
 
-def test_a_streamed_chat_goes_on(client: OpenAI, server: Server) -> None:
+def test_a_streamed_chat_continues(client: OpenAI, server: Server) -> None:
     its_id = _made(server)
     texts = []
     for text in ("One", "Two"):
@@ -133,7 +133,7 @@ def test_a_streamed_chat_goes_on(client: OpenAI, server: Server) -> None:
         assert _texts(server, its_id) == texts  # at once, when the answer has been read
 
 
-def test_what_a_chat_is_shown_is_the_whole_branch(server: Server) -> None:
+def test_the_prompt_of_a_chat_has_the_whole_branch(server: Server) -> None:
     its_id = _made(server, "Hi", "Ho")
     in_pieces = _chat(server, its_id, _user("More")).json()
     at_once = server.post(
@@ -176,7 +176,7 @@ def test_edit_and_regenerate(server: Server) -> None:
     assert parents["Ho"] == first["id"]
 
 
-def test_an_answer_that_was_cut_short_goes_on(server: Server) -> None:
+def test_an_incomplete_answer_is_continued(server: Server) -> None:
     its_id = _made(server, "Hi")
     first = _chat(server, its_id).json()["choices"][0]["message"]["content"]
     _, answer = _items(server, its_id)
@@ -237,7 +237,7 @@ def test_a_deleted_conversation_does_not_come_back(paced: Server) -> None:
 # Lists and search
 
 
-def test_listed_and_found(server: Server) -> None:
+def test_listed_and_searched(server: Server) -> None:
     ids = [_made(server, f"kanarienvogel {number}") for number in range(3)]
     server.post(f"/v1/conversations/{ids[0]}", {"title": "A title"})
     seen: list[str] = []
@@ -305,14 +305,14 @@ def test_refused(server: Server, method: str, path: str, body: Json, status: int
 @pytest.mark.parametrize(
     ("place", "status"), [("conv_none", 404), ({"id": "conv_none"}, 404), (5, 400), ({}, 400), ("a\0b", 404), ("", 400)]
 )
-def test_places_that_are_not_there(server: Server, place: object, status: int) -> None:
+def test_unknown_conversations_and_items(server: Server, place: object, status: int) -> None:
     for path, body in (("/v1/chat/completions", {"messages": [_user("Hi")]}), ("/v1/responses", {"input": "Hi"})):
         answer = server.post(path, {**body, "conversation": place})
         assert answer.status_code == status, answer.text
         assert (answer.json()["error"]["param"] or "").startswith("conversation")
 
 
-def test_a_parent_that_is_not_there(server: Server) -> None:
+def test_an_unknown_parent(server: Server) -> None:
     its_id, other = _made(server, "Hi"), _made(server, "Ho")
     elsewhere = _items(server, other)[0]["id"]
     answer = _chat(server, {"id": its_id, "parent_id": elsewhere}, _user("More"))
@@ -327,7 +327,7 @@ def test_a_request_that_is_refused_leaves_nothing(server: Server) -> None:
     assert _texts(server, its_id) == ["Hi"]
 
 
-def test_fields_that_nobody_knows_are_named(server: Server) -> None:
+def test_unknown_fields_are_named(server: Server) -> None:
     answer = server.post("/v1/conversations", {"colour": "red", "items": [{**_user("Hi"), "smell": "good"}]})
     assert answer.status_code == 200
     assert answer.headers["x-tailrace-ignored"] == "colour, items[].smell"
@@ -336,7 +336,7 @@ def test_fields_that_nobody_knows_are_named(server: Server) -> None:
 # Owners, and keys
 
 
-def test_owners_have_their_own(tmp_path: Path) -> None:
+def test_owners_see_only_their_conversations(tmp_path: Path) -> None:
     database = f"sqlite:///{tmp_path / 'records.sqlite'}"
     me, you, reader = key_of(database, "me"), key_of(database, "you"), key_of(database, "me", "read")
     flags = ("--database", database, "--data-dir", str(tmp_path / "data"))
@@ -377,7 +377,7 @@ def test_owners_have_their_own(tmp_path: Path) -> None:
         assert mine.get(path).json() == made
 
 
-def test_what_the_audit_log_has(tmp_path: Path, serve: Callable[..., Server]) -> None:
+def test_the_audit_log(tmp_path: Path, serve: Callable[..., Server]) -> None:
     audit = tmp_path / "audit.jsonl"
     server = serve("scripted", "--audit-log", str(audit), "--database", f"sqlite:///{tmp_path / 'records.sqlite'}")
     its_id = _made(server, "kanarienvogel")
@@ -414,7 +414,7 @@ def test_without_a_database(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["tailrace", "chatgpt", "sharegpt"])
-def test_out_as_a_file_and_in_again(server: Server, form: str) -> None:
+def test_export_and_import(server: Server, form: str) -> None:
     its_id = _made(server, "Hi", "Ho", "More")
     _chat(server, {"id": its_id, "parent_id": None}, _user("Another beginning"))
     texts = _texts(server, its_id)
@@ -432,7 +432,7 @@ def test_out_as_a_file_and_in_again(server: Server, form: str) -> None:
     assert _chat(server, again["id"], _user("And on")).status_code == 200
 
 
-def test_our_file_is_the_same_again(server: Server) -> None:
+def test_our_file_is_unchanged_by_import_and_export(server: Server) -> None:
     its_id = _made(server, "Hi", "Ho")
     server.post(f"/v1/conversations/{its_id}", {"metadata": {"a": "b"}})
     first = server.http.get(f"/v1/conversations/{its_id}/export").json()
@@ -470,7 +470,7 @@ def test_all_in_one_file(server: Server) -> None:
     ],
     ids=["nothing", "torn", "neither", "loop", "deep", "large", "empty"],
 )
-def test_files_that_are_taken_or_not(server: Server, content: bytes, status: int) -> None:
+def test_accepted_and_refused_files(server: Server, content: bytes, status: int) -> None:
     before = server.http.get("/v1/conversations").json()
     headers = {"content-type": "application/json"}
     answer = server.http.post("/v1/conversations/import", content=content, headers=headers)
@@ -478,7 +478,7 @@ def test_files_that_are_taken_or_not(server: Server, content: bytes, status: int
     assert server.http.get("/v1/conversations").json() == before
 
 
-def test_what_is_asked_of_files_and_is_not_there(server: Server) -> None:
+def test_unknown_formats_and_conversations_of_exports(server: Server) -> None:
     for path, status in (
         ("/v1/conversations/export?format=pdf", 400),
         ("/v1/conversations/export?limit=5", 400),

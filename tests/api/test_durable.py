@@ -1,6 +1,5 @@
-"""Durable streams over real sockets: what the protocol promises. Its own suite runs in
-tests/clients/test_durable_conformance.py.
-"""
+"""Durable streams over real sockets. The protocol's own test suite runs in
+tests/clients/test_durable_conformance.py."""
 
 from __future__ import annotations
 
@@ -84,7 +83,7 @@ def test_a_long_stream_is_read_in_pages(path: str, paced: Server) -> None:
     assert num_pages == 2
 
 
-def test_messages_of_json_keep_their_bounds(door: httpx.Client, path: str) -> None:
+def test_json_messages_stay_separate(door: httpx.Client, path: str) -> None:
     door.put(path, headers=JSON, content=b"[]")
     for body in (b'{"a": 1}', b"[2, [3]]", b'[ "four" ]'):
         assert door.post(path, headers=JSON, content=body).status_code == 204
@@ -128,7 +127,7 @@ def test_a_producer_writes_once_and_is_fenced(door: httpx.Client, path: str) -> 
     assert door.get(path).text == "abc"
 
 
-def test_a_fork_goes_its_own_way(door: httpx.Client, path: str) -> None:
+def test_a_fork_is_independent(door: httpx.Client, path: str) -> None:
     at = door.put(path, headers=TEXT, content="one").headers["stream-next-offset"]
     door.post(path, headers=TEXT, content="two")
     for source in (path, path.removeprefix("/v1/durable")):
@@ -140,7 +139,7 @@ def test_a_fork_goes_its_own_way(door: httpx.Client, path: str) -> None:
     assert door.get(path).text == "onetwo"
 
 
-def test_what_is_known_is_not_sent_again_but_the_end_is(door: httpx.Client, path: str) -> None:
+def test_cached_pages_are_304_except_when_the_stream_is_closed(door: httpx.Client, path: str) -> None:
     door.put(path, headers=TEXT, content="one")
     known = {"if-none-match": door.get(path).headers["etag"]}
     again = door.get(path, headers=known)
@@ -155,7 +154,7 @@ def test_what_is_known_is_not_sent_again_but_the_end_is(door: httpx.Client, path
 # Browsers
 
 
-def test_pages_of_other_origins_stay_outside(door: httpx.Client, path: str) -> None:
+def test_pages_of_other_origins_are_refused(door: httpx.Client, path: str) -> None:
     door.put(path, headers={"content-type": "text/html"}, content="<script>alert(1)</script>")
     foreign = {"origin": "https://elsewhere.example"}
     for method in ("GET", "PUT", "POST", "DELETE", "OPTIONS"):

@@ -1,4 +1,4 @@
-"""Bad input to durable streams: refused without an echo, and nothing has happened."""
+"""Bad input to durable streams: it is refused without an echo, and has no effect."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_bad_json(door: httpx.Client, path: str, body: bytes) -> None:
     [JSON | {"content-encoding": "gzip"}, {"content-type": "application/json; charset=utf-7"},
      TEXT | {"content-encoding": "br"}],
 )  # fmt: skip
-def test_bodies_that_say_they_are_encoded(door: httpx.Client, path: str, said: dict[str, str]) -> None:
+def test_encoded_bodies_are_refused(door: httpx.Client, path: str, said: dict[str, str]) -> None:
     refused(door.put(path, headers=said, content=b"[]"), 415)
     assert door.head(path).status_code == 404
     door.put(path, headers=JSON)
@@ -129,7 +129,7 @@ def test_appends_that_cannot_be(door: httpx.Client, path: str) -> None:
     assert door.patch(path).status_code == 405
 
 
-def test_there_is_only_so_much_room(serve: Callable[..., Server]) -> None:
+def test_the_total_size_is_limited(serve: Callable[..., Server]) -> None:
     door = serve("scripted", "--durable-bytes", "200000").http
     one, other, third = (f"/v1/durable/{name}" for name in ("one", "other", "third"))
     for path in (one, other):
@@ -141,5 +141,5 @@ def test_there_is_only_so_much_room(serve: Callable[..., Server]) -> None:
     assert door.put(third, headers=TEXT, content="z" * 90_000).status_code == 201
 
 
-def test_the_door_can_be_closed(serve: Callable[..., Server]) -> None:
+def test_durable_streams_can_be_switched_off(serve: Callable[..., Server]) -> None:
     assert serve("scripted", "--durable-bytes", "0").http.get("/v1/durable/a").status_code == 404

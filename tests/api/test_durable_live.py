@@ -1,4 +1,4 @@
-"""Durable streams as they grow: long polls and server-sent events, of what clients write and of what the model does."""
+"""Live reads of durable streams and streams of tokens: long polls and server-sent events."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def events(text: str) -> list[tuple[str, str]]:
     return parsed
 
 
-def test_a_long_poll_waits_for_what_comes(door: httpx.Client, path: str) -> None:
+def test_a_long_poll_waits_for_new_content(door: httpx.Client, path: str) -> None:
     tail = door.put(path, headers=TEXT).headers["stream-next-offset"]
     live = {"offset": tail, "live": "long-poll"}
     idle = door.get(path, params=live)
@@ -95,7 +95,7 @@ def test_events_follow_a_stream_to_its_end(door: httpx.Client, path: str) -> Non
     assert last["streamNextOffset"] == door.head(path).headers["stream-next-offset"]
 
 
-def test_deleting_a_stream_sends_its_readers_away(door: httpx.Client, path: str) -> None:
+def test_deleting_a_stream_ends_its_readers(door: httpx.Client, path: str) -> None:
     door.put(path, headers=TEXT)
     with door.stream("GET", path, params={"offset": "-1", "live": "sse"}) as answer:
         pieces = answer.iter_text()

@@ -1,4 +1,4 @@
-"""A model is in use from the moment at which a request is read, so that it is not unloaded before there is a stream."""
+"""A model is in use from the moment when a request is read, so it is not unloaded before its stream exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Responses that outlive their streams, and the server."""
+"""Stored responses are kept longer than their streams, and survive the server."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_response_outlives_its_stream_and_the_server(tmp_path: Path) -> None:
         assert server.http.get(f"/v1/responses/{second.id}").status_code in (404, 410)
 
 
-def test_what_is_not_stored_goes_with_its_stream(tmp_path: Path) -> None:
+def test_a_response_that_is_not_stored_expires_with_its_stream(tmp_path: Path) -> None:
     with _serving(tmp_path) as (server, client):
         response = client.responses.create(model="scripted", input="Hi", max_output_tokens=_COUNT, store=False)
         _wait_expired(server, response.id)
@@ -77,7 +77,7 @@ def test_what_is_not_stored_goes_with_its_stream(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("why", ["sealed", "absent"])
-def test_where_responses_are_not_in_the_database(tmp_path: Path, why: str) -> None:
+def test_without_a_database(tmp_path: Path, why: str) -> None:
     """Nothing is written open that the journal seals; and nobody's first response makes a database."""
     flags: tuple[str, ...] = ()
     if why == "sealed":

@@ -1,4 +1,4 @@
-"""Keys at a server: who gets in, what a key may do, and what ends with it."""
+"""Keys on a server: authentication, scopes, and revocation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PROMPT = {"prompt": "Mine.", "seed": 1}
 _CHAT = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
 
 
-async def test_without_keys_nobody_needs_one(tmp_path: Path) -> None:
+async def test_without_keys_no_key_is_needed(tmp_path: Path) -> None:
     async with serving_with_keys(tmp_path) as house:
         async with house.client() as client:
             assert (await client.post("/v1/chat/completions", json=_CHAT)).status_code == 200
@@ -109,7 +109,7 @@ async def test_what_a_key_may_do(
             assert answer.status_code == (200 if entry in allowed else 403), (entry, answer.text)
 
 
-async def test_owners_see_their_own_streams_alone(tmp_path: Path) -> None:
+async def test_owners_see_only_their_streams(tmp_path: Path) -> None:
     async with (
         serving_with_keys(tmp_path) as house,
         house.client(house.key("a")) as one,
@@ -221,7 +221,7 @@ async def test_keys_are_administered_over_http(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/admin/keys", "/v1/tickets"])
-async def test_what_is_small_has_a_small_body(path: str, tmp_path: Path) -> None:
+async def test_small_bodies_have_a_small_limit(path: str, tmp_path: Path) -> None:
     async with serving_with_keys(tmp_path) as house, house.client(house.key(scopes=("admin", "read"))) as client:
         for pieces in (b'"%b"' % (b"x" * 2**16), _in_pieces()):
             refused = await client.post(path, content=pieces, headers={"content-type": "application/json"})

@@ -1,4 +1,4 @@
-"""From start to stop, and what lies between: full, drained, killed and started again."""
+"""The life of a server: start, load, overload, drain, kill and restart."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
 # Starting
 
 
-def test_a_port_that_is_taken_is_one_line() -> None:
+def test_a_used_port_is_an_error_of_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         ran = _run("scripted", "--port", str(port))
@@ -97,7 +97,7 @@ def test_a_port_that_is_taken_is_one_line() -> None:
 @pytest.mark.parametrize(
     "model", ["smolm2", "./nowhere.gguf", "hf:nonsense", "scripted:fast", "scripted:tokens_per_s=x", ""]
 )
-def test_a_model_that_is_not_there_is_one_line(model: str) -> None:
+def test_a_missing_model_is_an_error_of_one_line(model: str) -> None:
     ran = _run(model, "--port", "0")
     assert ran.returncode == 1
     assert ran.stdout == ""
@@ -137,7 +137,9 @@ def test_a_storm_of_signals_leaves_no_traceback(number: signal.Signals, line: st
 
 
 @both_signals
-def test_a_signal_lets_streams_finish_and_lets_nobody_in(serve: Callable[..., Server], number: signal.Signals) -> None:
+def test_a_signal_lets_streams_finish_and_refuses_new_ones(
+    serve: Callable[..., Server], number: signal.Signals
+) -> None:
     server = serve("scripted:tokens_per_s=50", "--drain-s", "1.5")
     short = Answer("Short.", 40, seed=2)
     wire = server.wire()  # connected before, and kept alive
@@ -190,7 +192,7 @@ def test_a_second_signal_leaves_at_once(serve: Callable[..., Server], number: si
     assert not is_alive(worker)
 
 
-def test_without_a_journal_what_is_left_is_interrupted(serve: Callable[..., Server]) -> None:
+def test_without_a_journal_unfinished_streams_are_interrupted(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=50", "--journal", "memory")
     with _begun(server, "native") as wire:
         server.send_signal(signal.SIGTERM)
@@ -199,7 +201,7 @@ def test_without_a_journal_what_is_left_is_interrupted(serve: Callable[..., Serv
     assert as_json(sse_data(body)[-1])["error"]["code"] == "interrupted"
 
 
-def test_killing_the_server_takes_the_worker_along(serve: Callable[..., Server]) -> None:
+def test_killing_the_server_ends_the_worker(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=50")
     worker = server.worker()
     with _begun(server, "native"):
@@ -211,7 +213,7 @@ def test_killing_the_server_takes_the_worker_along(serve: Callable[..., Server])
 # A worker that dies
 
 
-def test_a_killed_worker_is_replaced_and_every_answer_goes_on(serve: Callable[..., Server]) -> None:
+def test_a_killed_worker_is_replaced_and_all_answers_continue(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=50")
     fields = {"max_tokens": 60, "seed": 1}
     user = [{"role": "user", "content": "Long."}]
@@ -273,7 +275,7 @@ def test_an_engine_that_misbehaves_is_replaced(
     assert answered.json()["choices"][0]["text"] == answer.text
 
 
-def test_a_sequence_that_fails_fails_alone(paced: Server) -> None:
+def test_a_failing_sequence_affects_no_other(paced: Server) -> None:
     answer = Answer("Neighbour.", 60, seed=3)
     stream_id = paced.create({"prompt": "Neighbour.", "max_tokens": 60, "seed": 3})
     with paced.wire() as wire:
@@ -287,7 +289,7 @@ def test_a_sequence_that_fails_fails_alone(paced: Server) -> None:
 # Load
 
 
-def test_overload_is_refused_and_who_is_in_does_not_notice(serve: Callable[..., Server]) -> None:
+def test_overload_is_refused_and_running_streams_are_not_affected(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=100", "--max-concurrent-requests", "4")
     admitted = [(seed, server.create({"prompt": "In.", "max_tokens": 100, "seed": seed})) for seed in range(4)]
     for name, (path, body) in REQUESTS.items():
@@ -333,7 +335,7 @@ def test_sixty_four_streams_at_once_are_exact(server: Server) -> None:
         assert all(pool.map(one, range(64)))
 
 
-def test_a_reader_that_does_not_read_costs_nobody_anything(server: Server) -> None:
+def test_a_reader_that_does_not_read_affects_no_other(server: Server) -> None:
     """Its stream is larger than what the kernel buffers; it gets all of it in the end."""
     count = 40_000
     slow = Answer("Slow.", count, seed=1)

@@ -1,4 +1,4 @@
-"""`/metrics` of a real server: the names that dashboards for TGI ask for, and numbers that are right."""
+"""`/metrics` of a real server: the names of TGI's dashboards, and correct values."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def narrow() -> Iterator[Server]:
         yield running.wait_ready()
 
 
-def test_the_names_of_tgi_are_there_before_the_first_request(serve: Callable[..., Server]) -> None:
+def test_tgis_names_exist_before_the_first_request(serve: Callable[..., Server]) -> None:
     found = scrape(serve())
     for name in HISTOGRAMS:
         assert found[f"{name}_count"] == found[f"{name}_sum"] == 0
@@ -94,7 +94,7 @@ def test_the_names_of_tgi_are_there_before_the_first_request(serve: Callable[...
         assert found[name] == (1 if name == "tailrace_ready" else 0)
 
 
-def test_bounds_are_those_of_tgi(server: Server) -> None:
+def test_buckets_are_those_of_tgi(server: Server) -> None:
     found = scrape(server)
     for name in HISTOGRAMS:
         bounds = [key.removesuffix("}").partition("le=")[2] for key in found if key.startswith(f"{name}_bucket")]
@@ -123,7 +123,7 @@ def test_an_answer_is_counted_once(server: Server, path: str, body: object) -> N
     }  # fmt: skip
 
 
-def test_durations_fit_together(paced: Server) -> None:
+def test_durations_are_consistent(paced: Server) -> None:
     """Twelve tokens at a hundred a second take a tenth of a second, of which hardly any is for the rest."""
     before = scrape(paced)
     begun_s = time.monotonic()
@@ -167,7 +167,7 @@ def test_a_sequence_that_fails_is_a_failed_generation(serve: Callable[..., Serve
     assert grown(before, scrape(server)) == failures("generation") | {"tailrace_streams": 1}
 
 
-def test_queue_and_batch_and_who_finds_no_place(narrow: Server) -> None:
+def test_queue_batch_and_refused_requests(narrow: Server) -> None:
     before = scrape(narrow)
     assert (before["tgi_queue_size"], before["tgi_batch_current_size"]) == (0, 0)
     first, second = (narrow.create({"prompt": "Long.", "max_tokens": 3000}) for _ in range(2))
@@ -205,7 +205,7 @@ def test_a_client_that_leaves_is_counted_as_dropped(narrow: Server) -> None:
     assert grown(before, found) == failures("dropped") | {"tailrace_streams": 1}
 
 
-def test_no_client_can_make_series(server: Server) -> None:
+def test_clients_cannot_create_series(server: Server) -> None:
     """Whatever a client can choose is in no label: not paths, methods, models, users, or what an error says."""
     server.post("/generate", {"inputs": ""})
     before = set(scrape(server))
@@ -226,7 +226,7 @@ def test_no_client_can_make_series(server: Server) -> None:
     assert len(before) < 500
 
 
-def test_sockets_count_as_requests_do(server: Server) -> None:
+def test_sockets_count_like_requests(server: Server) -> None:
     before = scrape(server)
     with connect(f"ws://127.0.0.1:{server.port}/v1/ws", proxy=None) as socket:
         socket.send(json.dumps({"type": "create", "prompt": "Tell me of rivers.", "max_tokens": 3}))
@@ -244,7 +244,7 @@ def test_sockets_count_as_requests_do(server: Server) -> None:
     assert found["tgi_request_failure{err=validation}"] == 1
 
 
-def test_looking_is_not_counted(server: Server) -> None:
+def test_other_requests_are_not_counted(server: Server) -> None:
     before = scrape(server)
     for path in ("/metrics", "/health", "/info", "/v1/models", "/openapi.json"):
         assert server.http.get(path).status_code == 200

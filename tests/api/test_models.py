@@ -1,4 +1,4 @@
-"""Several models in one server: who answers what, what is loaded when, and what becomes of their streams."""
+"""Several models in one server: which model answers, when each is loaded, and what happens to its streams."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def num_answered(server: Server, model: str | None = None) -> int:
     return int(answer.json()["usage"]["completion_tokens"])
 
 
-def test_what_is_loaded_for_its_first_request(serve: Serve) -> None:
+def test_a_model_is_loaded_for_its_first_request(serve: Serve) -> None:
     server = serve(FIRST, *THREE)
     assert "tiny will be loaded for its first request" in server.log
     assert num_workers(server) == 1
@@ -76,7 +76,7 @@ def test_what_is_loaded_for_its_first_request(serve: Serve) -> None:
     assert num_workers(server) == 3
 
 
-def test_all_are_loaded_at_the_start_where_that_is_asked(serve: Serve) -> None:
+def test_load_all_loads_all_models_at_the_start(serve: Serve) -> None:
     server = serve("--model=tiny=scripted:eos_after=3", "--model", "big=scripted:eos_after=5", "--load", "all")
     assert num_workers(server) == 2
     assert "big is loaded" in server.log
@@ -145,7 +145,7 @@ def test_sockets_name_models_too(three: Server) -> None:
     assert refused == [("nobody", "model_not_found")]
 
 
-def test_what_lists_models_lists_all(three: Server) -> None:
+def test_all_lists_of_models_are_complete(three: Server) -> None:
     def get(path: str) -> dict[str, Any]:  # Any: of JSON
         return dict(three.http.get(path).json())
 
@@ -186,7 +186,7 @@ def test_metrics_say_which_model(three: Server) -> None:
     assert re.search(r'tgi_request_duration_count{model="tiny"} [1-9]', text)
 
 
-def test_a_worker_that_dies_takes_no_other_models_streams_along(serve: Serve) -> None:
+def test_a_dying_worker_ends_no_streams_of_other_models(serve: Serve) -> None:
     server = serve("scripted:tokens_per_s=100", "--model", "other=scripted:tokens_per_s=100", "--load", "all")
     ids = [
         server.create({"model": name, "prompt": "Hi", "seed": 4, "max_tokens": 60}) for name in ("scripted", "other")
@@ -212,7 +212,7 @@ def smollm2(tmp_path: Path) -> Path:
 
 @pytest.mark.deep
 @pytest.mark.timeout(120)
-def test_one_that_cannot_be_loaded_is_503_and_tried_again(serve: Serve, smollm2: Path) -> None:
+def test_a_model_that_cannot_be_loaded_is_503_and_retried(serve: Serve, smollm2: Path) -> None:
     server = serve("scripted", "--model", f"real={smollm2}")
     target = smollm2.readlink()
     smollm2.unlink()
@@ -230,7 +230,7 @@ def test_one_that_cannot_be_loaded_is_503_and_tried_again(serve: Serve, smollm2:
     assert "four" in tokens.json()["choices"][0]["text"]
 
 
-def test_one_that_nobody_uses_is_unloaded_and_comes_back(serve: Serve) -> None:
+def test_an_unused_model_is_unloaded_and_loaded_again(serve: Serve) -> None:
     server = serve("scripted:tokens_per_s=100", "--model", "tiny=scripted:tokens_per_s=100", "--idle-unload-s", "0.6")
     stream_id = server.create({"model": "tiny", "prompt": "Hi", "max_tokens": 300, "seed": 1})
     wait_workers(server, 1)  # the first one is idle, and a stream runs on the other
@@ -254,7 +254,7 @@ def test_one_that_nobody_uses_is_unloaded_and_comes_back(serve: Serve) -> None:
 _STALLED = Answer((256 + CONTROL_TOKENS.index("<|stall|>"),), 3, seed=1)
 
 
-def test_one_that_tries_a_request_is_not_unloaded(serve: Serve) -> None:
+def test_a_model_with_a_trial_is_not_unloaded(serve: Serve) -> None:
     """Its client has left, so that nothing else shows that the engine is in use."""
     server = serve("scripted", "--idle-unload-s", "0.2", "--stall-s", "1")
     killer = {"prompt": "<|stall|>", "max_tokens": 5, "seed": 1}
@@ -266,7 +266,7 @@ def test_one_that_tries_a_request_is_not_unloaded(serve: Serve) -> None:
     assert num_answered(server) > 0
 
 
-def test_memory_is_made_by_unloading_what_is_idle(serve: Serve) -> None:
+def test_idle_models_are_unloaded_to_free_memory(serve: Serve) -> None:
     one = serve("scripted")
     worker_bytes = one.worker().memory_info().rss
     flags = ("--memory-bytes", str(int(worker_bytes + 40 * 2**20)))
@@ -302,7 +302,7 @@ def num_answered_tokens(server: Server, model: str) -> int:
     return int(answer.json()["usage"]["completion_tokens"])
 
 
-def test_streams_of_all_models_outlive_the_server(serve: Serve, tmp_path: Path) -> None:
+def test_streams_of_all_models_survive_the_server(serve: Serve, tmp_path: Path) -> None:
     def begin(*models: str) -> Server:
         flags = [text for name in models for text in ("--model", f"{name}=scripted:tokens_per_s=100")]
         return serve("scripted:tokens_per_s=100", *flags, "--load", "all", "--data-dir", str(tmp_path))
@@ -331,7 +331,7 @@ def test_streams_of_all_models_outlive_the_server(serve: Serve, tmp_path: Path) 
     assert '"continuity":"replayed"' in events
 
 
-def test_streams_of_a_model_without_room_wait_for_it(serve: Serve, tmp_path: Path) -> None:
+def test_streams_of_a_model_without_memory_wait_for_it(serve: Serve, tmp_path: Path) -> None:
     flags = ("--model", "b=scripted:tokens_per_s=100", "--data-dir", str(tmp_path))
     server = serve("scripted:tokens_per_s=100", *flags, "--load", "all")
     worker_bytes = max(one.memory_info().rss for one in psutil.Process(server.process.pid).children())
@@ -345,7 +345,7 @@ def test_streams_of_a_model_without_room_wait_for_it(serve: Serve, tmp_path: Pat
     assert num_workers(server) == 1
 
 
-def test_draining_parks_the_streams_of_all(serve: Serve, tmp_path: Path) -> None:
+def test_draining_hands_over_the_streams_of_all_models(serve: Serve, tmp_path: Path) -> None:
     flags = ("--model", "b=scripted:tokens_per_s=100", "--data-dir", str(tmp_path))
     server = serve("scripted:tokens_per_s=100", *flags, "--load", "all")
     ids = [server.create({"model": name, "prompt": "Hi", "max_tokens": 300, "seed": 3}) for name in ("scripted", "b")]
@@ -373,7 +373,7 @@ def test_draining_parks_the_streams_of_all(serve: Serve, tmp_path: Path) -> None
         (["--model", "a=scripted", "--model", "b=scripted:fast"], "b: The scripted"),
     ],
 )
-def test_what_cannot_be_served_is_one_line(arguments: list[str], word: str) -> None:
+def test_a_model_that_cannot_be_served_is_an_error_of_one_line(arguments: list[str], word: str) -> None:
     ran = CliRunner().invoke(main, ["serve", "--port", "0", *arguments])
     assert ran.exit_code == 1
     assert ran.stdout == ""

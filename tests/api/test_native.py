@@ -1,4 +1,4 @@
-"""tailrace's own wire, over real sockets: what is read in pieces is what would have been read in one."""
+"""tailrace's own wire, over real sockets: a resumed stream has the same bytes as one that is read at once."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_bytes_are_ascii_lines_that_end_in_lf(server: Server, finished: str) -> 
 
 
 @pytest.mark.parametrize("how", ["header", "number", "id", "header over query"])
-def test_an_ended_stream_resumes_behind_every_event(server: Server, finished: str, how: str) -> None:
+def test_an_ended_stream_resumes_after_every_event(server: Server, finished: str, how: str) -> None:
     events = ANSWER.native(finished)
     for seq in range(LAST + 1):
         event_id = f"{finished}-{seq}"
@@ -126,7 +126,7 @@ def test_an_ended_stream_resumes_behind_every_event(server: Server, finished: st
         assert answer.headers["x-stream-id"] == finished
 
 
-def test_a_running_stream_resumes_behind_every_event(paced: Server) -> None:
+def test_a_running_stream_resumes_after_every_event(paced: Server) -> None:
     """At each event another reader comes in, knowing all up to it, while the first goes on."""
     stream_id = paced.create(BODY)
     followers = []
@@ -214,13 +214,13 @@ def test_cancelling_ends_the_stream_for_everybody_and_twice_is_once(paced: Serve
     assert {**again, "expires_in_s": 0} == {**state, "expires_in_s": 0}
 
 
-def test_cancelling_what_has_ended_changes_nothing(server: Server, finished: str) -> None:
+def test_cancelling_an_ended_stream_has_no_effect(server: Server, finished: str) -> None:
     state = server.http.post(f"/v1/streams/{finished}/cancel").json()
     assert state["status"] == "done"
     assert _events(server, finished).content == b"".join(ANSWER.native(finished))
 
 
-def test_deleting_ends_and_forgets(paced: Server) -> None:
+def test_deleting_ends_a_stream_and_removes_it(paced: Server) -> None:
     stream_id = paced.create({**BODY, "max_tokens": 10_000})
     with _follow(paced, stream_id) as reader:
         reader.event()
@@ -338,7 +338,7 @@ def test_heartbeats_are_comments_between_events(serve: Callable[..., Server]) ->
     assert bodies[1].startswith(b": hb\n")  # a long queue is a silence like any other
 
 
-def test_leaving_detaches_and_the_stream_runs_on(paced: Server) -> None:
+def test_a_stream_continues_after_a_disconnect(paced: Server) -> None:
     with paced.wire() as wire:
         wire.send("POST", "/v1/streams", BODY, SSE)
         assert wire.head() == 200
@@ -348,7 +348,7 @@ def test_leaving_detaches_and_the_stream_runs_on(paced: Server) -> None:
     assert first + _events(paced, stream_id, "?after=1").content == b"".join(ANSWER.native(stream_id))
 
 
-def test_leaving_cancels_where_the_client_said_so(paced: Server) -> None:
+def test_a_disconnect_cancels_with_on_disconnect_cancel(paced: Server) -> None:
     with paced.wire() as wire:
         wire.send("POST", "/v1/streams", {**BODY, "max_tokens": 10_000, "on_disconnect": "cancel"}, SSE)
         assert wire.head() == 200
@@ -357,7 +357,7 @@ def test_leaving_cancels_where_the_client_said_so(paced: Server) -> None:
     assert paced.wait_state(stream_id, "cancelled")
 
 
-def test_a_stream_that_nobody_comes_back_to_is_cancelled(paced: Server) -> None:
+def test_a_stream_without_readers_is_cancelled(paced: Server) -> None:
     body = {**BODY, "max_tokens": 10_000, "linger_s": 0.3}
     never_read = paced.create(body)
     with _begin(paced, body) as wire:
@@ -412,7 +412,7 @@ def test_stop_strings_and_logprobs(server: Server) -> None:
     assert end["status"] == "done"
 
 
-def test_create_and_cancel_race_without_a_stream_left_over(paced: Server) -> None:
+def test_create_and_cancel_race_and_leave_no_stream(paced: Server) -> None:
     def one(_: int) -> str:
         stream_id = paced.create({**BODY, "max_tokens": 10_000})
         with _follow(paced, stream_id) as reader:

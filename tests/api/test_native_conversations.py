@@ -50,7 +50,7 @@ def test_ask_regenerate_and_continue(server: Server) -> None:
     assert tree["head"] == continued["id"]
 
 
-def test_an_answer_that_goes_on_shows_its_beginning_while_it_is_written(serve: Callable[..., Server]) -> None:
+def test_a_continued_answer_shows_its_beginning_while_it_runs(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=20")
     its_id = _new(server)
     server.wait_state(_ask(server, its_id, "Hi"), "done")
@@ -92,7 +92,7 @@ def test_refused(server: Server, body: Json, param: str) -> None:
     assert _tree(server, its_id)["data"] == []
 
 
-def test_a_tree_tells_how_its_answers_went(server: Server) -> None:
+def test_the_tree_has_facts_about_its_answers(server: Server) -> None:
     its_id, usages = _new(server), {}
 
     def is_recorded() -> bool:
@@ -108,7 +108,7 @@ def test_a_tree_tells_how_its_answers_went(server: Server) -> None:
     assert 0 <= facts["queue_s"] <= facts["first_token_s"] <= facts["total_s"]
 
 
-def test_who_waits_is_told_how_many_are_in_front(serve: Callable[..., Server]) -> None:
+def test_a_queued_stream_shows_the_number_ahead(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=20", "--max-sequences", "1")
     ids = [_ask(server, _new(server), "Hi", max_tokens=5000) for _ in range(4)]
     assert [server.state(each).get("num_ahead") for each in ids] == [None, 0, 1, 2]

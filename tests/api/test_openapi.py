@@ -1,4 +1,4 @@
-"""The document at `/openapi.json`, held against the server that gives it out."""
+"""The document at `/openapi.json` agrees with the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An owner is forgotten: nothing of them is left in the database or in files, and nobody else loses anything."""
+"""Deleting an owner removes all data from the database and from files, and nothing of other owners."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _rows_with(directory: Path, word: str) -> dict[str, int]:
     return {name: count for name, count in found.items() if count}
 
 
-async def test_everything_goes_and_nothing_of_others(tmp_path: Path) -> None:
+async def test_all_data_of_the_owner_is_deleted_and_no_other(tmp_path: Path) -> None:
     async with serving_with_keys(tmp_path) as house:
         tokens = {owner: house.key(owner) for owner in ("alice", "bob")}
         house.records.keys().limit_owner("alice", Quota(requests_per_month=1000))

@@ -1,4 +1,4 @@
-"""Two owners at one server: neither can tell a stream of the other's from one that never was."""
+"""Two owners on one server: for each, a stream of the other looks like an unknown stream."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _named(entry: tuple[Wire, Operation]) -> str:
     return f"{entry[0].name} {entry[1].method} {entry[1].path}"
 
 
-async def test_another_owners_streams_are_not_there_on_any_wire(tmp_path: Path) -> None:
+async def test_streams_of_another_owner_are_unknown_on_every_wire(tmp_path: Path) -> None:
     async with _serving(tmp_path) as house:
         deleted = await house.finished()
         assert (await house.mine.delete(f"/v1/streams/{deleted}")).status_code == 204
@@ -119,7 +119,7 @@ async def test_another_owners_streams_are_not_there_on_any_wire(tmp_path: Path) 
         assert (await house.mine.get(f"/v1/streams/{deleted}")).status_code == 410
 
 
-async def test_ones_own_streams_are_there_on_every_wire(tmp_path: Path) -> None:
+async def test_own_streams_are_found_on_every_wire(tmp_path: Path) -> None:
     """Else the test before this one would pass for paths that are never there."""
     async with _serving(tmp_path) as house:
         for entry in _on_streams():
@@ -143,7 +143,7 @@ async def test_an_event_id_alone_finds_nothing_of_another_owners(tmp_path: Path)
         assert (await resume(house.mine, stream_id)).status_code == 200
 
 
-async def test_streams_of_tokens_are_their_owners_as_durable_streams_too(tmp_path: Path) -> None:
+async def test_streams_of_tokens_have_owners_as_durable_streams(tmp_path: Path) -> None:
     async with _serving(tmp_path) as house:
         stream_id = await house.begin()
         for client, live in itertools.product(house.others, ("", "?live=sse&offset=-1", "?live=long-poll&offset=now")):
@@ -189,7 +189,7 @@ async def test_two_owners_use_the_same_idempotency_key(tmp_path: Path) -> None:
         assert [(await one.post("/v1/streams", json=body, headers=key)).json()["id"] for one in clients] == ids
 
 
-async def test_nobody_goes_on_from_another_owners_response(tmp_path: Path) -> None:
+async def test_responses_of_another_owner_cannot_be_continued(tmp_path: Path) -> None:
     async with _serving(tmp_path) as house:
         first = (await house.mine.post("/v1/responses", json={"input": "Hi", "max_output_tokens": 3})).json()["id"]
         further = {"input": "And?", "max_output_tokens": 3, "previous_response_id": first}
@@ -202,7 +202,7 @@ async def test_nobody_goes_on_from_another_owners_response(tmp_path: Path) -> No
 
 
 @scenario
-async def test_a_socket_is_its_owners() -> None:
+async def test_a_socket_sees_only_streams_of_its_owner() -> None:
     world = World()
     app = OwnerEdge(app_of(world))
     request = GenerateRequest(prompts=("Mine.",), on_disconnect="detach", linger_s=1e6, sampling=greedy(9), owner="me")
@@ -226,7 +226,7 @@ async def test_a_socket_is_its_owners() -> None:
 
 
 @scenario
-async def test_what_a_chatbot_says_is_the_owners_of_its_socket() -> None:
+async def test_streams_of_a_chatbot_belong_to_the_owner_of_the_socket() -> None:
     world = World()
     async with Caller(OwnerEdge(app_of(world)), "/", headers={"x-owner": "me"}) as socket:
         await socket.ask("Hello!")
@@ -245,12 +245,12 @@ async def test_owners_keep_their_streams_over_a_restart(tmp_path: Path) -> None:
                 assert (answer.status_code, as_json(answer.text)["error"]["code"]) == (404, "unknown_stream")
 
 
-def test_who_nobody_put_in_is_anonymous() -> None:
+def test_without_a_principal_the_owner_is_anonymous() -> None:
     assert owner_of({"type": "http"}) == ANONYMOUS
     assert owner_of({"type": "http", PRINCIPAL: Principal("me")}) == "me"
 
 
 @pytest.mark.parametrize("name", ["", "a\0b"])
-def test_a_name_is_one_that_can_stand_in_a_key(name: str) -> None:
+def test_invalid_names_of_owners(name: str) -> None:
     with pytest.raises(ValueError, match="owner"):
         Principal(name)

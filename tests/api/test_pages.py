@@ -1,4 +1,4 @@
-"""The page's files as they are served: only these, with headers that hold the browser to them."""
+"""The files of the page and their security headers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_every_file_is_served_with_its_type_and_policy(client: httpx.Async
 
 
 @pytest.mark.parametrize("name", FILES)
-async def test_what_is_known_is_not_sent_again(client: httpx.AsyncClient, name: str) -> None:
+async def test_cached_files_are_304(client: httpx.AsyncClient, name: str) -> None:
     first = await client.get(_address(name))
     for known in (first.headers["etag"], f'"other", W/{first.headers["etag"]}', "*"):
         again = await client.get(_address(name), headers={"if-none-match": known})
@@ -88,7 +88,7 @@ async def test_what_is_known_is_not_sent_again(client: httpx.AsyncClient, name: 
 @pytest.mark.parametrize(
     "name", ["", "none.js", "lib/licences.txt", "..%2Fpages.py", "%2e%2e", "page.js%00", "PAGE.JS", "../pages.py"]
 )
-async def test_nothing_else_is(client: httpx.AsyncClient, name: str) -> None:
+async def test_other_paths_are_404(client: httpx.AsyncClient, name: str) -> None:
     assert (await client.get(f"/page/{name}")).status_code == 404
 
 

@@ -1,4 +1,4 @@
-"""Reasoning on tailrace's own wires, over real sockets: resumed to the byte, whoever dies and in whichever channel."""
+"""Reasoning on tailrace's own wires, over real sockets: resumed exactly, also after crashes."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_over_a_socket_its_frames_have_a_type(thinking: Server) -> None:
     assert [frame["seq"] for frame in frames[1:]] == list(range(1, len(frames)))
 
 
-def test_as_a_durable_stream_it_has_a_name(thinking: Server) -> None:
+def test_in_durable_streams_it_has_its_own_name(thinking: Server) -> None:
     stream_id = thinking.create(BODY)
     thinking.wait_state(stream_id, "done")
     messages = thinking.http.get(f"/v1/durable/streams/{stream_id}").json()
@@ -102,14 +102,14 @@ def test_as_a_durable_stream_it_has_a_name(thinking: Server) -> None:
     assert "".join(one.get("text", "") for one in messages) == ANSWER.split[1]
 
 
-def test_a_server_may_leave_it_in_the_text(serve: Callable[..., Server]) -> None:
+def test_a_setting_leaves_it_in_the_text(serve: Callable[..., Server]) -> None:
     server = serve(SOURCE, "--reasoning", "text")
     state = server.wait_state(server.create(BODY), "done")
     assert state["text"] == ANSWER.text
     assert "reasoning" not in state
 
 
-def test_wires_without_a_place_for_it_show_all_that_the_model_writes(thinking: Server) -> None:
+def test_wires_without_reasoning_show_it_as_text(thinking: Server) -> None:
     asked = {"max_tokens": ANSWER.count}
     bare = thinking.http.post("/", params={"prompt": PROMPT, **asked}).text
     article = thinking.http.get("/query-stream/", params={"query": PROMPT, **asked}).text
@@ -122,7 +122,7 @@ def test_wires_without_a_place_for_it_show_all_that_the_model_writes(thinking: S
     assert tgi["generated_text"].startswith("<think>\n")
 
 
-def test_the_chatbot_shows_all_that_the_model_writes(thinking: Server) -> None:
+def test_the_chatbot_shows_it_as_text(thinking: Server) -> None:
     with dial(thinking, "/") as socket:
         for prompt in (PROMPT, "Go on."):  # the second time with the first answer before it
             socket.send(prompt)
@@ -160,7 +160,7 @@ def test_an_answer_is_kept_with_its_reasoning(thinking: Server) -> None:
     ]
 
 
-def test_an_answer_that_was_cut_off_in_its_reasoning_goes_on_there(thinking: Server) -> None:
+def test_an_answer_that_ended_in_its_reasoning_continues_there(thinking: Server) -> None:
     its_id = thinking.post("/v1/conversations", {}).json()["id"]
     asked = {**BODY, "conversation": its_id, "max_tokens": 8 + 5}
     thinking.post("/v1/chat/completions", asked)
@@ -243,7 +243,7 @@ def test_the_server_is_killed(seen: int, tmp_path: Path) -> None:
         ({"messages": [ASKED, {"role": "assistant", "reasoning_content": 7}]}, "messages[1].reasoning_content"),
     ],
 )
-def test_what_cannot_be_is_refused(more: dict[str, Any], param: str, thinking: Server) -> None:
+def test_invalid_requests_are_refused(more: dict[str, Any], param: str, thinking: Server) -> None:
     answer = thinking.post("/v1/chat/completions", BODY | more)
     assert answer.status_code == 400
     assert answer.json()["error"]["param"] == param

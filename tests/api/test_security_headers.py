@@ -1,4 +1,4 @@
-"""What browsers are told: which pages may call, and what may be done with an answer."""
+"""Headers for browsers: which origins may send requests, and how answers may be used."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def server() -> Iterator[Server]:
         ("GET", "/v1/ws"),
     ],
 )
-def test_an_answer_is_nothing_else_than_it_says(server: Server, method: str, path: str) -> None:
+def test_answers_have_headers_against_misuse(server: Server, method: str, path: str) -> None:
     headers = server.http.request(method, path).headers
     assert {name: headers.get_list(name) for name in _HEADERS} == {name: [value] for name, value in _HEADERS.items()}
     assert headers["cache-control"].startswith("no-")
     assert "server" not in headers
 
 
-def test_the_page_has_rules_of_its_own(server: Server) -> None:
+def test_the_page_has_its_own_policy(server: Server) -> None:
     for path in ("/", "/docs"):
         headers = server.http.get(path, headers={"accept": "text/html"}).headers
         (policy,) = headers.get_list("content-security-policy")
@@ -85,7 +85,7 @@ def test_pages_of_other_origins_may_not(server: Server) -> None:
         assert "access-control-allow-origin" not in answer.headers
 
 
-def test_an_apps_answers_are_its_own(tmp_path: Path) -> None:
+def test_headers_of_apps_are_not_changed(tmp_path: Path) -> None:
     write(
         tmp_path,
         "bot.py",

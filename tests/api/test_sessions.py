@@ -1,4 +1,4 @@
-"""A browser signs in with a key, and has a cookie from then on: what it opens, for whom, and until when."""
+"""Sign-in of browsers with a key: cookies, their scope and their lifetime."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def _get(house: House, path: str, **headers: str) -> httpx.Response:
         return await client.get(path)
 
 
-async def test_a_cookie_stands_for_the_key(house: House) -> None:
+async def test_a_cookie_replaces_the_key(house: House) -> None:
     token = house.key("alice", scopes=("read", "generate"))
     answer, cookie = await _sign_in(house, token)
     assert answer.status_code == 201
@@ -53,14 +53,14 @@ async def test_a_cookie_stands_for_the_key(house: House) -> None:
     assert (await _get(house, "/v1/admin/keys", cookie=cookie)).status_code == 403  # no more than the key may
 
 
-async def test_nobody_is_signed_in_without_it(house: House) -> None:
+async def test_without_the_cookie_there_is_no_session(house: House) -> None:
     house.key("alice")
     assert (await _get(house, "/v1/session")).status_code == 401
     for cookie in ("tailrace=", "tailrace=none", "tailrace=" + "A" * 43, "other=" + "A" * 43, "=;;=\x7f"):
         assert (await _get(house, "/v1/session", cookie=cookie)).status_code == 401
 
 
-async def test_where_there_are_no_keys_everybody_is_anonymous(house: House) -> None:
+async def test_without_keys_all_are_anonymous(house: House) -> None:
     assert (await _get(house, "/v1/session")).json()["owner"] == "anonymous"
     async with house.client() as client:
         assert (await client.post("/v1/session", headers=_OWN)).status_code == 400
@@ -92,7 +92,7 @@ async def test_other_pages_cannot_use_it(
         assert (await client.delete("/v1/session")).json().get("ended", False) == may_change
 
 
-async def test_an_allowed_origin_has_no_use_for_it() -> None:
+async def test_allowed_origins_cannot_use_it() -> None:
     """What --allowed-origins lets in is let in with a key of its own."""
     for kind, method in (("http", "POST"), ("websocket", "GET")):
         scope = {"type": kind, "method": method}
@@ -112,7 +112,7 @@ async def test_only_a_page_of_the_server_signs_in_and_only_with_a_key(house: Hou
     assert (await _sign_in(house, token[:-1] + "!"))[0].status_code == 401
 
 
-async def test_it_is_secure_where_the_browser_speaks_tls(house: House) -> None:
+async def test_it_is_secure_if_the_browser_uses_tls(house: House) -> None:
     answer, _ = await _sign_in(house, house.key("alice"), origin="https://localhost")
     assert answer.headers["set-cookie"].endswith("; Secure")
 
@@ -164,7 +164,7 @@ async def test_a_key_has_a_limited_number_of_sessions(house: House) -> None:
     assert (await _get(house, "/v1/session", cookie=last)).status_code == 200
 
 
-def test_it_does_not_live_for_ever() -> None:
+def test_it_expires() -> None:
     token, session = new_session("k", b"hash", 1000.0)
     sessions = Sessions()
     sessions.update([session], 1000.0)
@@ -183,5 +183,5 @@ def test_it_does_not_live_for_ever() -> None:
         ("[::1]", "tailrace"),
     ],
 )
-def test_servers_on_other_ports_have_cookies_of_their_own(host: str, name: str) -> None:
+def test_servers_on_other_ports_have_other_cookies(host: str, name: str) -> None:
     assert cookie_name(Headers({"host": host})) == name

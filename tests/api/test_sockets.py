@@ -1,4 +1,4 @@
-"""Both WebSocket wires over an engine that is stepped by hand, with time that passes when nothing else does."""
+"""Both WebSocket wires with an engine that is stepped by hand, and virtual time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def seed_of(world: World, index: int) -> int:
 
 
 @scenario
-async def test_a_conversation_goes_on_through_the_template() -> None:
+async def test_a_conversation_uses_the_template() -> None:
     world = World(limits=Limits(default_max_tokens=24))
     async with Caller(app_of(world), "/") as caller:
         first = await answered(world, caller, "Space the final")
@@ -98,7 +98,7 @@ async def test_each_socket_has_its_own_conversation() -> None:
 
 
 @scenario
-async def test_the_oldest_turns_are_forgotten_when_they_no_longer_fit() -> None:
+async def test_the_oldest_turns_are_dropped_when_they_no_longer_fit() -> None:
     world = World(context_tokens=300, limits=Limits(default_max_tokens=20))
     said: list[str] = []
     async with Caller(app_of(world), "/") as caller:
@@ -117,7 +117,7 @@ async def test_the_oldest_turns_are_forgotten_when_they_no_longer_fit() -> None:
 
 
 @scenario
-async def test_a_long_prompt_gets_the_room_there_is_and_one_too_long_is_refused() -> None:
+async def test_a_long_prompt_gets_a_short_answer_and_one_too_long_is_refused() -> None:
     world = World(context_tokens=200, limits=Limits(default_max_tokens=100))
     async with Caller(app_of(world), "/") as caller:
         await answered(world, caller, "Hi")
@@ -149,7 +149,7 @@ async def test_an_overloaded_server_lets_the_prompt_wait_and_keeps_the_conversat
 
 
 @scenario
-async def test_a_server_that_stays_overloaded_says_to_come_back_later() -> None:
+async def test_a_server_that_stays_overloaded_closes_with_1013() -> None:
     world = World(max_requests=1)
     await world.create()
     async with Caller(app_of(world, queue_s=10.0), "/") as caller:
@@ -185,7 +185,7 @@ def test_an_answer_that_is_cut_off_closes_the_socket_without_its_end(how: str, c
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/ws"])
-def test_leaving_cancels_at_once(path: str) -> None:
+def test_a_disconnect_cancels_at_once(path: str) -> None:
     async def main() -> None:
         world = World()
         async with Caller(app_of(world), path) as caller:
@@ -207,7 +207,7 @@ def test_leaving_cancels_at_once(path: str) -> None:
 
 
 @scenario
-async def test_prompts_wait_in_order_and_not_without_bound() -> None:
+async def test_prompts_wait_in_order_up_to_a_limit() -> None:
     world = World(limits=Limits(default_max_tokens=4))
     async with Caller(app_of(world), "/") as caller:
         for number in range(17):  # one is being answered, sixteen wait
@@ -285,7 +285,7 @@ def test_sockets_are_counted(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/v1/ws"])
-def test_a_server_that_drains_takes_no_sockets(path: str) -> None:
+def test_a_draining_server_refuses_sockets(path: str) -> None:
     async def main() -> None:
         world = World()
         world.gate.drain(5.0)
@@ -320,7 +320,7 @@ def test_who_may_open_a_socket(path: str, headers: dict[str, str], status: int) 
 
 
 @scenario
-async def test_where_a_server_cannot_answer_with_http_the_socket_is_closed() -> None:
+async def test_without_http_answers_a_refused_socket_is_closed() -> None:
     caller = Caller(app_of(World()), headers={"origin": "http://evil.test"})
     del caller.scope["extensions"]
     async with caller:

@@ -1,4 +1,4 @@
-"""What keys and owners may use, and what is told of it, over HTTP."""
+"""Limits and usage of keys and owners, over HTTP."""
 
 from __future__ import annotations
 
@@ -132,13 +132,13 @@ async def test_mistakes(tmp_path: Path, method: str, path: str, body: object, st
             assert answer.json()["error"]["message"]
 
 
-async def test_limits_are_not_for_everybody(tmp_path: Path) -> None:
+async def test_limits_need_the_scope_admin(tmp_path: Path) -> None:
     async with serving_with_keys(tmp_path) as house, house.client(house.key("alice")) as alice:
         assert (await alice.put("/v1/admin/owners/alice/quota", json={})).status_code == 403
         assert (await alice.get("/v1/admin/owners/alice/quota")).status_code == 403
 
 
-async def test_an_owner_sees_what_they_used_and_nobody_elses(tmp_path: Path) -> None:
+async def test_an_owner_sees_only_their_own_usage(tmp_path: Path) -> None:
     async with serving_with_keys(tmp_path) as house:
         clients = [house.client(house.key(owner)) for owner in ("alice", "bob")]
         root = house.client(house.key("root", scopes=("admin",)))
@@ -163,7 +163,7 @@ async def test_an_owner_sees_what_they_used_and_nobody_elses(tmp_path: Path) -> 
         assert (await house.client(house.key(scopes=("generate",))).get("/v1/usage")).status_code == 403
 
 
-async def test_all_limits_hold_however_many_ask_at_once(tmp_path: Path) -> None:
+async def test_all_limits_hold_for_concurrent_requests(tmp_path: Path) -> None:
     quota = Quota(tokens_per_month=100, streams_at_once=4)
     async with serving_with_keys(tmp_path) as house, house.client(house.key("alice", quota=quota)) as alice:
         asking = [alice.post("/v1/completions", json={"model": "scripted", **_BODY}) for _ in range(40)]

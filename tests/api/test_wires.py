@@ -1,4 +1,4 @@
-"""The façades: plain text, text-generation-inference and OpenAI, byte for byte, over real sockets."""
+"""The wires of plain text, text-generation-inference and OpenAI, byte for byte, over real sockets."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_plain_writes_each_token_as_it_comes(paced: Server) -> None:
 
 
 @pytest.mark.parametrize("path", ["/query-stream", "/query-stream/"])
-def test_the_articles_endpoint_takes_a_query_wherever_it_stands(server: Server, path: str) -> None:
+def test_the_articles_endpoint_reads_the_query_from_url_form_and_json(server: Server, path: str) -> None:
     """In the address, in a form and in JSON."""
     fields = {"query": PROMPT, "max_tokens": "9"}
     for answer in (
@@ -121,7 +121,7 @@ def test_the_articles_endpoint_takes_a_query_wherever_it_stands(server: Server, 
         assert server.state(answer.headers["x-stream-id"])["usage"]["completion_tokens"] <= 9
 
 
-def test_bodies_that_the_articles_endpoint_refuses(server: Server) -> None:
+def test_invalid_bodies_of_the_articles_endpoint(server: Server) -> None:
     path = "/query-stream/"
     for answer, status, param in (
         (server.http.post(path, params={"query": "a"}, data={"query": "b"}), 400, None),
@@ -318,7 +318,7 @@ def test_openai_models(server: Server) -> None:
     assert server.http.get("/v1/models/scripted").json() == model
 
 
-def test_models_as_the_header_says_whose_client_asks(server: Server) -> None:
+def test_models_in_the_format_of_the_clients_header(server: Server) -> None:
     said = {"anthropic-version": "2023-06-01"}
     for path in ("/v1/models", "/v1/models/scripted"):
         ours, theirs = server.http.get(path), server.http.get(path, headers=said)
@@ -372,7 +372,7 @@ def test_names_for_request_and_stream(server: Server, facade: Facade) -> None:
 
 
 @streaming
-def test_a_facade_can_be_resumed_on_our_own_wire(paced: Server, facade: Facade) -> None:
+def test_a_stream_of_another_wire_can_be_resumed_on_our_own(paced: Server, facade: Facade) -> None:
     """While its client still reads, another follows the same log."""
     with paced.wire() as wire, paced.wire() as other:
         facade.send(wire, 30)
@@ -396,7 +396,7 @@ def test_ignored_fields_are_named(server: Server, facade: Facade) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/health", "/v1/streams/{}/events", "/v1/streams/{}"])
-def test_fields_of_a_query_that_nobody_knows_are_named(server: Server, path: str) -> None:
+def test_unknown_fields_of_a_query_are_named(server: Server, path: str) -> None:
     path = path.format(server.create({"prompt": PROMPT, "max_tokens": 1}))
     answer = server.http.get(path, params={"affter": "4", "Käse\n": ""})
     assert answer.status_code == 200
@@ -410,7 +410,7 @@ def test_unknown_parameters_of_tgi_are_named(server: Server) -> None:
 
 
 @whole
-def test_answers_in_one_piece_say_how_long_they_are(server: Server, facade: Facade) -> None:
+def test_whole_answers_have_a_content_length(server: Server, facade: Facade) -> None:
     with server.wire() as wire:
         facade.send(wire, 4)
         assert wire.head() == 200
@@ -434,7 +434,7 @@ def _queued(server: Server) -> str:
 
 
 @every
-def test_a_client_that_leaves_frees_its_place(single: Server, facade: Facade) -> None:
+def test_a_disconnect_frees_the_slot(single: Server, facade: Facade) -> None:
     """Its answer would take 200 s. That it has begun is seen by the next one's waiting."""
     with single.wire() as leaver, single.wire() as next_one:
         facade.send(leaver, 10_000)

@@ -1,4 +1,4 @@
-"""A stream that nothing may hold up, whatever else its server is asked."""
+"""A stream that must run without delays while its server gets other requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Apps that run for a whole module of tests."""
+"""Apps that run for a module of tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The front of an app in this process: what answers for the app is at the other end of a real link."""
+"""The front of an app in this process, connected by a real link to a fake app process."""
 
 from __future__ import annotations
 

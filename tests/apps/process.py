@@ -1,4 +1,4 @@
-"""A real `tailrace run` process, and the apps that the tests of this folder give it."""
+"""A real `tailrace run` process, and apps for it."""
 
 from __future__ import annotations
 

@@ -257,7 +257,7 @@ def test_apps_made_in_each_process(http: httpx.Client) -> None:
         ("async", "text/plain; charset=utf-8", b"abc"),
     ],
 )
-def test_what_a_function_gives_is_answered(
+def test_the_result_of_a_function_is_the_answer(
     http: httpx.Client, kind: str, content_type: str | None, body: bytes
 ) -> None:
     answer = http.get("/kinds/", params={"kind": kind})
@@ -275,11 +275,11 @@ def test_an_instance_is_called_with_the_request(http: httpx.Client) -> None:
     assert http.put("/choir/called", content=b"body").text == "PUT body"
 
 
-def test_what_the_startup_leaves_reaches_the_requests(http: httpx.Client) -> None:
+def test_the_state_of_the_startup_reaches_requests(http: httpx.Client) -> None:
     assert http.get("/web/show").json() == ["loaded", "/web", "/web/show"]
 
 
-def test_an_app_that_knows_of_no_lifespan(http: httpx.Client) -> None:
+def test_an_app_without_lifespan(http: httpx.Client) -> None:
     answer = http.get("/raw/any/where")
     assert (answer.text, answer.headers.get_list("x-raw")) == ("/raw", ["1", "2"])
 
@@ -294,7 +294,7 @@ def test_paths_without_an_app(http: httpx.Client) -> None:
     assert http.get("/-/nothing").status_code == 404
 
 
-def test_what_means_nothing_is_named(apps: AppServer) -> None:
+def test_options_without_effect_are_named(apps: AppServer) -> None:
     for words in (
         "apps.yaml: proxy_location is ignored: it has no effect on one machine.",
         "apps.yaml: http_options.request_timeout_s is ignored: tailrace does not use it.",

@@ -1,5 +1,5 @@
-"""The bots of Ray Serve's tutorial, in its manner, through `transformers`, with its clients: on the real model, and the
-first of them on a tiny one too."""
+"""The bots of Ray Serve's tutorial, with `transformers` and the tutorial's clients: all on the real model, and the
+first one also on a tiny model."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ app = Textbot.bind(os.environ["CHECKPOINT"])
 
 @pytest.mark.deep
 @pytest.mark.timeout(200)
-def test_what_a_client_that_leaves_stops(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
+def test_a_disconnect_stops_the_model(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
     """Its generator, and with our streamer the model as well; the tutorial's thread computes to its end."""
     tiny = Path(shutil.copytree(tiny_gpt2_dir, tmp_path / "tiny"))
     (tiny / "generation_config.json").write_text(json.dumps({"eos_token_id": -1, "pad_token_id": 0}))

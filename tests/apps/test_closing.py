@@ -1,4 +1,5 @@
-"""Generators end when their client leaves. The garbage collector is off in these apps, so that it ends none of them."""
+"""Generators end when their client disconnects. The garbage collector is off in these apps, so that it does not end
+them."""
 
 from __future__ import annotations
 
@@ -103,7 +104,7 @@ def _ask_and_leave(server: AppServer, request: str, *, expected: bytes) -> None:
             seen += more
 
 
-def test_a_batch_is_left_when_its_clients_leave(tmp_path: Path, run: Callable[..., AppServer]) -> None:
+def test_a_batch_ends_when_its_clients_disconnect(tmp_path: Path, run: Callable[..., AppServer]) -> None:
     write(tmp_path, "batchbot.py", _BATCHBOT)
     server = run("batchbot:app").wait_ready()
     for _ in range(2):
@@ -304,11 +305,11 @@ def test_a_generator_of_a_request_that_fails_ends(generators: AppServer) -> None
     _wait_ended(generators, "failing")
 
 
-def test_what_a_request_keeps_for_the_next_stays_open(generators: AppServer) -> None:
+def test_generators_kept_for_later_requests_stay_open(generators: AppServer) -> None:
     assert [generators.http.get("/next").json() for _ in range(3)] == ["0 open", "1 open", "2 open"]
 
 
-def test_a_shared_generator_belongs_to_who_begins_it(generators: AppServer) -> None:
+def test_a_shared_generator_belongs_to_the_first_request(generators: AppServer) -> None:
     with generators.wire() as wire:
         wire.send("GET", "/begin-and-wait")
         _wait_ended(generators, "begun")

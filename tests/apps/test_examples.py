@@ -1,4 +1,4 @@
-"""What `tailrace new` writes, which is what stands in examples/, runs and answers."""
+"""The apps that `tailrace new` writes, which are those in examples/, run and answer."""
 
 from __future__ import annotations
 

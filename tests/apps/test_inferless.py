@@ -1,4 +1,4 @@
-"""An Inferless folder under `tailrace run`: clients that leave early, and threads that fail under an `infer`."""
+"""An Inferless folder under `tailrace run`: clients that disconnect early, and threads that fail during `infer`."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _ongoing(server: Forgiving) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith("tailrace_app_ongoing{"))
 
 
-def test_a_client_that_leaves_early_holds_nobody_up(server: Forgiving, folder: Path) -> None:
+def test_a_client_that_disconnects_early_delays_no_other(server: Forgiving, folder: Path) -> None:
     """One while `infer` has sent nothing, one while it waits for its turn."""
     begun = folder / "begun"
     _leave(server, "late", begun.exists)

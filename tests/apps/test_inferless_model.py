@@ -57,7 +57,7 @@ def _expected(network: Any, words: Any, text: str) -> str:
     return str(words.decode(answer[0, prompt["input_ids"].shape[1] :], skip_special_tokens=True))
 
 
-def test_its_streams_say_what_the_model_says(smollm2_dir: Path, tmp_path: Path) -> None:
+def test_its_streams_have_the_models_text(smollm2_dir: Path, tmp_path: Path) -> None:
     """Three clients at once: they share one streamer, and nobody gets another's text."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -82,7 +82,7 @@ def test_its_streams_say_what_the_model_says(smollm2_dir: Path, tmp_path: Path) 
     assert said == [_expected(network, words, f"How is {dish} made?") for dish in _DISHES]
 
 
-def test_without_return_dict_the_prompt_is_no_tensor(smollm2_dir: Path) -> None:
+def test_without_return_dict_there_is_an_error(smollm2_dir: Path) -> None:
     """Which docs/deployments.md says of transformers 5."""
     from transformers import AutoTokenizer
 

@@ -1,4 +1,4 @@
-"""Apps in an environment of their own: another interpreter with other packages, under the same server."""
+"""Apps with another interpreter and other packages than the server."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _environment(path: Path, *, with_ours: bool) -> Path:
     return path
 
 
-def test_an_app_runs_under_the_interpreter_that_is_named(tmp_path: Path, run: Callable[..., AppServer]) -> None:
+def test_an_app_runs_with_the_named_interpreter(tmp_path: Path, run: Callable[..., AppServer]) -> None:
     """Given as a directory, for one app; in a file, for one of two."""
     environment = _environment(tmp_path / "env", with_ours=True)
     write(tmp_path, "where.py", _APP)
@@ -60,7 +60,7 @@ applications:
     assert str(environment) not in server.http.get("/here").text
 
 
-def test_an_interpreter_that_lacks_packages_is_refused_with_what_to_type(tmp_path: Path) -> None:
+def test_an_interpreter_without_packages_is_refused_with_the_command(tmp_path: Path) -> None:
     environment = _environment(tmp_path / "env", with_ours=False)
     python = environment / "bin" / "python"
     with pytest.raises(InterpreterError) as refused:
@@ -75,7 +75,7 @@ def test_an_interpreter_is_found_by_its_name(tmp_path: Path, monkeypatch: pytest
     assert find_interpreter("python3") == str(environment / "bin" / "python3")
 
 
-def test_a_command_is_no_interpreter() -> None:
+def test_a_command_is_refused_as_an_interpreter() -> None:
     with pytest.raises(InterpreterError, match="'uv run' is not the path of a Python interpreter"):
         find_interpreter("uv run")
 
@@ -99,7 +99,7 @@ def test_an_interpreter_of_a_file_is_refused_on_ray(tmp_path: Path) -> None:
         )  # fmt: skip
 
 
-def test_what_is_no_interpreter_is_refused(tmp_path: Path, run: Callable[..., AppServer]) -> None:
+def test_invalid_interpreters_are_refused(tmp_path: Path, run: Callable[..., AppServer]) -> None:
     write(tmp_path, "where.py", _APP)
     for given, told in (("nowhere", "No such file"), ("/bin/false", "cannot run apps"), (".", "No such file")):
         server = run("where:app", "--python", given)

@@ -1,4 +1,4 @@
-"""Ends of all kinds: of requests, of the server, of apps that change, and of those that do not start again."""
+"""Ends of requests, of the server and of apps; reloads, and apps that fail to restart."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ loading = Loading.bind()
 """
 
 
-def test_who_waits_too_long_is_told_and_a_drain_has_its_limit(tmp_path: Path, run: Callable[..., AppServer]) -> None:
+def test_a_long_wait_is_an_error_and_a_drain_has_a_limit(tmp_path: Path, run: Callable[..., AppServer]) -> None:
     write(tmp_path, "slow.py", _SLOW)
     server = run("slow:app", "--queue-s", "2").wait_ready()
     statuses: list[int] = []
@@ -286,7 +286,7 @@ def test_reload(tmp_path: Path) -> None:
         assert "Stopped." in server.log
 
 
-def test_reload_reads_the_plan_again(tmp_path: Path) -> None:
+def test_reload_reads_the_config_file_again(tmp_path: Path) -> None:
     """Also a plan that is none for a while."""
     plan = "applications: [{import_path: app:build, args: {word: WORD}}]"
     write(

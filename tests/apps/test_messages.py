@@ -1,4 +1,5 @@
-"""Answers that ASGI or HTTP does not allow: a clear 500 and a line in the log, never a broken or split response."""
+"""Answers that ASGI or HTTP does not allow cause a clear 500 and a line in the log, never a broken or split
+response."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Forgiving]:
 
 
 @pytest.mark.parametrize("name", _REFUSED)
-def test_what_cannot_be_sent_is_a_failure_of_the_app(app: Forgiving, name: str) -> None:
+def test_invalid_messages_are_failures_of_the_app(app: Forgiving, name: str) -> None:
     answer = app.http.get(f"/{name}")
     assert (answer.status_code, answer.json()["error"]["code"]) == (500, "app_failed")
     assert "x-injected" not in answer.headers
@@ -116,7 +117,7 @@ def test_an_answer_that_has_begun_is_cut_off(app: Forgiving, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", _ALLOWED)
-def test_what_can_be_understood_is_sent(app: Forgiving, name: str) -> None:
+def test_unusual_valid_messages_are_sent(app: Forgiving, name: str) -> None:
     answer = app.http.get(f"/{name}")
     assert (answer.status_code, answer.text) == _ALLOWED[name][1]
 
@@ -138,7 +139,7 @@ def test_a_handshake_is_refused(app: Forgiving, name: str) -> None:
     app.wait_line(f"WebSocket /{name} raised InvalidMessage: .*{_HANDSHAKES[name][1]}")
 
 
-def test_the_front_has_no_failures_of_its_own(app: Forgiving) -> None:
+def test_the_front_does_not_fail(app: Forgiving) -> None:
     app.http.get("/status-599")
     assert "failed after its headers" not in app.log
     assert "The server failed" not in app.log

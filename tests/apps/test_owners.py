@@ -1,4 +1,4 @@
-"""The streams that apps make belong to whoever asked the app."""
+"""Streams of apps belong to the owner who sent the request."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ async def _two() -> AsyncIterator[str]:
     yield "two"
 
 
-async def test_another_owners_streams_are_not_there() -> None:
+async def test_streams_of_another_owner_are_unknown() -> None:
     async with one_app(_two) as hosted:
         app = OwnerEdge(hosted.front)
         mine = client_of(app, **{"x-owner": "me"})

@@ -1,4 +1,4 @@
-"""What a process says of code that cannot be imported or constructed: one line, and the user's own traceback."""
+"""Messages of a process whose code cannot be imported or constructed: one line, and the user's traceback."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ async def _collect(directory: Path) -> dict[str, Failed]:
 
 
 @pytest.mark.parametrize("what", _FAILURES)
-def test_what_does_not_start_is_said_in_a_line(what: str, failures: dict[str, Failed]) -> None:
+def test_a_failing_start_is_an_error_of_one_line(what: str, failures: dict[str, Failed]) -> None:
     _, line, shown = _FAILURES[what]
     failed = failures[what]
     assert line in failed.message
@@ -225,7 +225,7 @@ async def test_a_process_that_dies_or_hangs_while_importing(tmp_path: Path) -> N
         assert replica.process.returncode is not None
 
 
-async def test_what_it_has_started_ends_with_it(tmp_path: Path) -> None:
+async def test_its_child_processes_end_with_it(tmp_path: Path) -> None:
     write(
         tmp_path,
         "starts.py",

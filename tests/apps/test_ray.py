@@ -1,5 +1,5 @@
-"""The same bots and the same server on a local Ray, with two replicas: they answer as on one machine, load spreads, and
-what is too much is told so. Ray lives in an environment of its own."""
+"""The same bots and the same server on a local Ray with two replicas: same answers, spread load, refusal of overload.
+Ray has its own environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answers that are recorded as they are: the apps of the tutorial and of the articles, read again from any point."""
+"""Recorded answers: the apps of the tutorial and of the articles, resumed at any point."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def _leave_after_one(http: httpx.Client, method: str, path: str) -> tuple[str, b
         return answer.headers["x-stream-id"], next(answer.iter_raw())
 
 
-def test_plain_text_goes_on_at_a_byte(http: httpx.Client, directory: Path) -> None:
+def test_plain_text_resumes_at_a_byte(http: httpx.Client, directory: Path) -> None:
     stream_id, seen = _leave_after_one(http, "POST", "/plain?key=a")
     assert seen == "Dögs ".encode()
     state = http.get(f"/v1/streams/{stream_id}").json()
@@ -190,7 +190,7 @@ def test_plain_text_goes_on_at_a_byte(http: httpx.Client, directory: Path) -> No
     assert http.get(f"/v1/streams/{stream_id}").json()["items"] == ["Dögs ", "are ", "the ", "best."]
 
 
-def test_positions_at_and_behind_the_end(http: httpx.Client, directory: Path) -> None:
+def test_positions_at_and_after_the_end(http: httpx.Client, directory: Path) -> None:
     (directory / "free-b").touch()
     answer = http.post("/plain?key=b")
     assert answer.content == _DOGS.encode()
@@ -201,7 +201,7 @@ def test_positions_at_and_behind_the_end(http: httpx.Client, directory: Path) ->
     assert (beyond.status_code, beyond.json()["error"]["code"]) == (400, "seq_out_of_range")
 
 
-def test_events_of_the_apps_own_get_ids(http: httpx.Client, directory: Path) -> None:
+def test_events_of_an_app_get_ids(http: httpx.Client, directory: Path) -> None:
     (directory / "free-c").touch()
     with connect_sse(http, "GET", "/events?key=c") as source:
         stream_id = source.response.headers["x-stream-id"]
@@ -214,7 +214,7 @@ def test_events_of_the_apps_own_get_ids(http: httpx.Client, directory: Path) -> 
     assert http.get("/events?key=c", headers={"last-event-id": ids[-1]}).status_code == 204
 
 
-def test_an_event_stream_goes_on_when_its_client_leaves(http: httpx.Client, directory: Path) -> None:
+def test_an_event_stream_continues_after_a_disconnect(http: httpx.Client, directory: Path) -> None:
     stream_id, seen = _leave_after_one(http, "GET", "/events?key=d")
     assert seen == f'data: {{"text": "a"}}\nid: {stream_id}-1\n\n'.encode()
     (directory / "free-d").touch()
@@ -222,7 +222,7 @@ def test_an_event_stream_goes_on_when_its_client_leaves(http: httpx.Client, dire
         assert [event.data for event in source.iter_sse()] == ["b", "[DONE]"]
 
 
-def test_what_is_only_labelled_as_events_stays_as_it_is(http: httpx.Client) -> None:
+def test_a_body_without_events_is_not_changed(http: httpx.Client) -> None:
     """The first article's app and client."""
     answer = http.get("/query-stream/")
     whole = "".join(map(str, range(20, 40)))
@@ -246,7 +246,7 @@ def _wait_for(path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_failures_are_told_as_the_answer_has_room(http: httpx.Client) -> None:
+def test_failures_are_reported_in_the_form_of_the_answer(http: httpx.Client) -> None:
     with connect_sse(http, "GET", "/raises") as source:
         *_, last = source.iter_sse()
     assert (last.event, json.loads(last.data)["error"]["code"]) == ("error", "app_failed")
@@ -255,7 +255,7 @@ def test_failures_are_told_as_the_answer_has_room(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(("die", "code"), [(0, "app_failed"), (1, "app_unavailable")])
-def test_an_event_that_a_failure_cuts_short_is_left_out(http: httpx.Client, die: int, code: str) -> None:
+def test_an_event_cut_by_a_failure_is_dropped(http: httpx.Client, die: int, code: str) -> None:
     with connect_sse(http, "GET", "/cut-short", params={"die": die}) as source:
         first, last = source.iter_sse()
     assert (first.event, first.data) == ("message", "1")
@@ -264,7 +264,7 @@ def test_an_event_that_a_failure_cuts_short_is_left_out(http: httpx.Client, die:
     assert again.text.startswith("event: error\n")
 
 
-def test_a_long_event_that_is_cut_short_ends_before_the_error() -> None:
+def test_a_long_cut_event_ends_before_the_error() -> None:
     record = Record(stream_id=new_stream_id(), created_s=1.0, model="app", memo=b"", linger_s=1.0)
     log = StreamLog(record)
     log.append(TextDelta("data: 1\n\n", ()))
@@ -274,7 +274,7 @@ def test_a_long_event_that_is_cut_short_ends_before_the_error() -> None:
     assert b"x\n\nevent: error\ndata: " in body
 
 
-def test_the_headers_of_the_app_stay(http: httpx.Client) -> None:
+def test_headers_of_the_app_are_kept(http: httpx.Client) -> None:
     answer = http.get("/headers")
     assert "x-stream-id" in answer.headers
     assert [value.partition(";")[0] for value in answer.headers.get_list("set-cookie")] == ["a=1", "b=2"]
@@ -293,7 +293,7 @@ def test_work_in_the_background_is_finished(http: httpx.Client, directory: Path)
         ("/json", 200), ("/image", 200), ("/not-found", 404), ("/coded", 200), ("/length-resumable", 200)
     ],
 )  # fmt: skip
-def test_what_is_not_recorded(http: httpx.Client, path: str, status: int) -> None:
+def test_answers_that_are_not_recorded(http: httpx.Client, path: str, status: int) -> None:
     answer = http.get(path)
     assert answer.status_code == status
     assert "x-stream-id" not in answer.headers

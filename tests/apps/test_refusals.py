@@ -1,4 +1,4 @@
-"""What clients are told of values that cannot be, and of apps that fail; and what the authors of those are told."""
+"""Errors that clients see for bad values and failing apps, and errors that the authors of apps see."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def http(apps: Forgiving) -> httpx.Client:
 
 
 @pytest.mark.parametrize("path", ["/stream", "/plain", "/bare/stream"])
-def test_what_a_client_sends_does_not_reach_the_engine_unchecked(http: httpx.Client, path: str) -> None:
+def test_input_is_checked_before_the_engine(http: httpx.Client, path: str) -> None:
     for body, code, param in (
         ('{"temperature": "hot"}', "invalid_request", "temperature"),
         ('{"temperature": -1}', "invalid_request", "temperature"),
@@ -156,14 +156,14 @@ def test_what_a_client_sends_does_not_reach_the_engine_unchecked(http: httpx.Cli
     assert http.post(path, content='{"max_tokens": 2}').status_code == 200
 
 
-def test_a_refusal_behind_the_head_is_an_event(http: httpx.Client) -> None:
+def test_a_refusal_after_the_headers_is_an_event(http: httpx.Client) -> None:
     with connect_sse(http, "POST", "/late", content='{"top_p": 5}') as events:
         *_, last = events.iter_sse()
     assert last.event == "error"
     assert json.loads(last.data)["error"] == {"code": "invalid_request", "message": "top_p: Expected `float` <= 1.0."}
 
 
-def test_a_text_is_no_stream_of_letters(apps: Forgiving) -> None:
+def test_a_text_cannot_be_streamed_as_letters(apps: Forgiving) -> None:
     assert apps.http.get("/text").status_code == 500
     apps.wait_line(r"TypeError: serve\.stream takes a generator or a list of items\.")
 
@@ -174,7 +174,7 @@ def test_failures_have_one_shape(http: httpx.Client, path: str) -> None:
     assert (answer.status_code, answer.json()) == (500, {"error": _FAILED})
 
 
-def test_an_app_may_shape_its_own(http: httpx.Client) -> None:
+def test_an_app_may_format_its_own_errors(http: httpx.Client) -> None:
     assert http.get("/own/raises").json() == {"mine": "KeyError"}
 
 
@@ -186,7 +186,9 @@ def test_an_app_may_shape_its_own(http: httpx.Client) -> None:
         ("/own-thing", "TypeError: Object of type Thing is not JSON serializable", "own_thing"),
     ],
 )
-def test_what_is_no_json_is_said_with_route_and_type(apps: Forgiving, path: str, line: str, where: str) -> None:
+def test_values_that_json_does_not_have_are_named_with_route_and_type(
+    apps: Forgiving, path: str, line: str, where: str
+) -> None:
     """And with a line of its author's, where it was a framework that failed."""
     apps.http.get(path)
     apps.wait_line(f"GET {path} raised {line}")
@@ -200,7 +202,7 @@ def test_a_batch_of_another_length_names_its_function(apps: Forgiving) -> None:
     assert "Ray" not in apps.log
 
 
-def test_a_stream_over_the_model_outlives_its_engine(apps: Forgiving) -> None:
+def test_a_stream_of_the_model_survives_its_engine(apps: Forgiving) -> None:
     with connect_sse(apps.http, "POST", "/stream", content='{"max_tokens": 400, "ignore_eos": true}') as events:
         shown = events.iter_sse()
         seen = [next(shown) for _ in range(5)]

@@ -1,4 +1,4 @@
-"""A deployment in two processes: who gets what, and what happens to those that fall ill."""
+"""A deployment with two processes: how requests are distributed, and how failed processes are replaced."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _wait_whole(server: AppServer, *, restarts: int) -> None:
     _wait(is_whole, server.log)
 
 
-def test_requests_go_where_there_is_least_to_do(pair: AppServer, directory: Path) -> None:
+def test_requests_go_to_the_least_busy_process(pair: AppServer, directory: Path) -> None:
     asking = _hold(pair, directory, "a", "b", "c", "d")
     _free(directory, "a", "b", "c", "d")
     answers = [one.json() for one in asking]
@@ -179,7 +179,7 @@ def test_requests_go_where_there_is_least_to_do(pair: AppServer, directory: Path
     assert answers[0]["greeting"] == "a=b"
 
 
-def test_who_waits_is_served_in_turn_and_more_are_refused(pair: AppServer, directory: Path) -> None:
+def test_waiting_requests_are_served_in_order_and_more_are_refused(pair: AppServer, directory: Path) -> None:
     holding = _hold(pair, directory, "e", "f", "g", "h")
     waiting = []
     for number in range(3):
@@ -196,7 +196,7 @@ def test_who_waits_is_served_in_turn_and_more_are_refused(pair: AppServer, direc
         one.wait()
 
 
-def test_who_leaves_while_waiting_is_never_begun(pair: AppServer, directory: Path) -> None:
+def test_a_request_cancelled_while_waiting_never_starts(pair: AppServer, directory: Path) -> None:
     (directory / "notes").write_text("")
     holding = _hold(pair, directory, "i", "j", "k", "l")
     for body in (b"", b"the beginning of one"):
@@ -212,7 +212,7 @@ def test_who_leaves_while_waiting_is_never_begun(pair: AppServer, directory: Pat
     assert _gauge(pair, "ongoing") == 0
 
 
-def test_one_that_is_killed_leaves_the_other_and_comes_back(pair: AppServer, directory: Path) -> None:
+def test_a_killed_process_is_replaced_while_the_other_serves(pair: AppServer, directory: Path) -> None:
     (one,) = _hold(pair, directory, "m")
     pid = int(_held(directory, "m")[0].name.rpartition("-")[2])
     os.kill(pid, signal.SIGKILL)
@@ -223,7 +223,7 @@ def test_one_that_is_killed_leaves_the_other_and_comes_back(pair: AppServer, dir
     _wait_whole(pair, restarts=1)
 
 
-def test_one_that_says_it_is_ill_is_replaced(pair: AppServer) -> None:
+def test_a_process_that_fails_its_health_check_is_replaced(pair: AppServer) -> None:
     before = _gauge(pair, "restarts_total")
     pair.http.get("/sick")
     pair.wait_line(r"Pair: its process is lost \(unhealthy 3 times in a row\)", timeout_s=LONG_S)
@@ -231,7 +231,7 @@ def test_one_that_says_it_is_ill_is_replaced(pair: AppServer) -> None:
     _wait_whole(pair, restarts=int(before) + 1)
 
 
-def test_one_whose_loop_is_blocked_is_replaced_and_tells_where(pair: AppServer, directory: Path) -> None:
+def test_a_process_with_a_blocked_loop_is_replaced_and_logs_where(pair: AppServer, directory: Path) -> None:
     before = _gauge(pair, "restarts_total")
     streams = [_Asking(pair, "/events?key=o") for _ in range(2)]
     _wait(lambda: len(_held(directory, "o")) == 2, "one in each process")

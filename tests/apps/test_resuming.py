@@ -1,4 +1,4 @@
-"""Whose stream an id is: what the front answers itself, and what is left to the apps."""
+"""Stream ids: which requests the front answers, and which the apps answer."""
 
 from __future__ import annotations
 
@@ -84,26 +84,26 @@ def _code(answer: httpx.Response) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize("path", ["/count", "/two/count", "/anything"])
-def test_an_id_of_ours_that_nobody_knows_begins_nothing(http: httpx.Client, path: str) -> None:
+def test_an_unknown_id_starts_nothing(http: httpx.Client, path: str) -> None:
     for method in ("GET", "POST"):
         answer = http.request(method, path, headers={"last-event-id": f"{UNKNOWN}-3"})
         assert _code(answer) == (404, "unknown_stream")
 
 
 @pytest.mark.parametrize("cursor", ["5", "42-7", "123e4567-e89b-12d3-a456-426614174000", f"{UNKNOWN}-x", UNKNOWN])
-def test_ids_of_another_shape_are_the_apps(http: httpx.Client, cursor: str) -> None:
+def test_ids_of_another_form_are_passed_to_the_app(http: httpx.Client, cursor: str) -> None:
     answer = http.get("/anything", headers={"last-event-id": cursor})
     assert (answer.status_code, answer.json()["cursor"]) == (200, cursor)
 
 
-def test_paths_of_streams_that_there_are_not(http: httpx.Client) -> None:
+def test_paths_of_unknown_streams(http: httpx.Client) -> None:
     for method, verb in (("GET", ""), ("GET", "/events"), ("POST", "/cancel"), ("DELETE", ""), ("GET", "/frobnicate")):
         assert _code(http.request(method, f"/v1/streams/{UNKNOWN}{verb}")) == (404, "unknown_stream")
     for path in ("v1/streams/mine", "v1/streams/mine/events", "v1/streams"):
         assert http.get(f"/{path}").json()["path"] == path
 
 
-def test_one_that_is_gone_is_gone_for_the_app_too(http: httpx.Client) -> None:
+def test_a_deleted_stream_is_gone_for_the_app(http: httpx.Client) -> None:
     stream_id, ids = _count(http)
     assert http.delete(f"/v1/streams/{stream_id}").status_code == 204
     assert _code(http.get(f"/v1/streams/{stream_id}/events")) == (410, "stream_expired")
@@ -119,7 +119,7 @@ def test_a_route_resumes_streams_of_its_own_app(http: httpx.Client) -> None:
     assert http.get(f"/v1/streams/{stream_id}").json()["app"] == "two"
 
 
-def test_where_to_go_on_can_stand_in_the_address(http: httpx.Client) -> None:
+def test_the_position_may_be_in_the_url(http: httpx.Client) -> None:
     """As on the built-in server: `after`, and what is not known is named."""
     stream_id, ids = _count(http)
     events = f"/v1/streams/{stream_id}/events"
@@ -153,7 +153,7 @@ def test_a_prefix_needs_no_slash(apps: AppServer) -> None:
             assert ws.recv(timeout=LONG_S) == "two at /two/"
 
 
-def test_what_only_grows_is_counted(http: httpx.Client) -> None:
+def test_counters_have_the_type_counter(http: httpx.Client) -> None:
     _count(http, "/two/count")
     lines = http.get("/-/metrics").text.splitlines()
     for kind in ("requests", "restarts", "streams"):
@@ -164,7 +164,7 @@ def test_what_only_grows_is_counted(http: httpx.Client) -> None:
     assert counted['tailrace_app_restarts_total{app="two",deployment="two"}'] == "0.0"
 
 
-def test_another_app_on_the_port_does_not_take_up_what_was_there(
+def test_another_app_on_the_port_does_not_continue_old_streams(
     tmp_path: Path, run: Callable[..., AppServer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TAILRACE_HOME", str(tmp_path / "home"))

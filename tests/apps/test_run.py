@@ -1,4 +1,4 @@
-"""`tailrace run` as its users meet it: one app with a bit of everything, over real sockets."""
+"""`tailrace run` from the view of a user: one app with many features, over real sockets."""
 
 from __future__ import annotations
 
@@ -322,11 +322,11 @@ def test_deployments_have_processes_of_their_own(bot: AppServer) -> None:
 
 
 @pytest.mark.parametrize("how", ["stream", "plain"])
-def test_calling_a_generator_as_what_it_is_not(bot: AppServer, how: str) -> None:
+def test_calling_a_generator_in_the_wrong_way(bot: AppServer, how: str) -> None:
     assert "stream=True" in bot.http.get("/wrong", params={"how": how}).json()
 
 
-def test_a_reader_that_leaves_cancels_a_plain_answer(bot: AppServer, directory: Path) -> None:
+def test_a_disconnect_cancels_a_plain_answer(bot: AppServer, directory: Path) -> None:
     """It has no other end: on a busy machine a long one could have been over before the reader left."""
     with bot.http.stream("GET", "/endless-words") as answer:
         assert answer.status_code == 200
@@ -334,24 +334,24 @@ def test_a_reader_that_leaves_cancels_a_plain_answer(bot: AppServer, directory: 
     _wait_file(directory / "cancelled", "words")
 
 
-def test_a_reader_that_leaves_cancels_calls_behind(bot: AppServer, directory: Path) -> None:
+def test_a_disconnect_cancels_calls_of_the_request(bot: AppServer, directory: Path) -> None:
     with bot.http.stream("GET", "/count", params={"k": 10_000}) as answer:
         next(answer.iter_raw())
     _wait_file(directory / "counted", "left")
 
 
-def test_a_client_that_leaves_before_the_answer_cancels(bot: AppServer, directory: Path) -> None:
+def test_a_disconnect_before_the_answer_cancels(bot: AppServer, directory: Path) -> None:
     with _asked(bot, "/slow"):
         _wait_file(directory / "slow", "begun")
     _wait_file(directory / "slow", "cancelled")
 
 
-def test_what_is_to_be_done_behind_an_answer_is_done(bot: AppServer, directory: Path) -> None:
+def test_background_tasks_run_after_the_answer(bot: AppServer, directory: Path) -> None:
     assert bot.http.get("/afterwards").json() == "answered"
     _wait_file(directory / "afterwards", "done")
 
 
-def test_a_stream_has_ids_and_is_read_again(bot: AppServer) -> None:
+def test_a_stream_has_ids_and_can_be_read_again(bot: AppServer) -> None:
     with connect_sse(bot.http, "GET", "/stream", params={"n": 3}) as events:
         seen = list(events.iter_sse())
         path = events.response.headers["content-location"]
@@ -374,7 +374,7 @@ def test_a_stream_of_anything_that_json_can_hold(bot: AppServer) -> None:
         assert [json.loads(event.data) for event in events.iter_sse()][:2] == [{"number": 0}, {"number": 1}]
 
 
-def test_a_stream_that_fails_says_so_and_not_how(bot: AppServer) -> None:
+def test_a_failed_stream_has_an_error_without_details(bot: AppServer) -> None:
     with connect_sse(bot.http, "GET", "/stream", params={"n": 1, "fail": True}) as events:
         *_, last = events.iter_sse()
     assert last.event == "error"
@@ -383,7 +383,7 @@ def test_a_stream_that_fails_says_so_and_not_how(bot: AppServer) -> None:
     bot.wait_line("RuntimeError: the model fell over")
 
 
-def test_leaving_a_stream_is_not_cancelling_it_and_cancelling_works(bot: AppServer, directory: Path) -> None:
+def test_a_disconnect_does_not_cancel_a_stream_and_cancelling_does(bot: AppServer, directory: Path) -> None:
     with connect_sse(bot.http, "GET", "/endless") as events:
         path = events.response.headers["content-location"]
         next(events.iter_sse())
@@ -395,7 +395,7 @@ def test_leaving_a_stream_is_not_cancelling_it_and_cancelling_works(bot: AppServ
     assert last.event == "cancelled"
 
 
-def test_a_slow_reader_holds_up_the_producer(bot: AppServer, directory: Path) -> None:
+def test_a_slow_reader_slows_the_producer(bot: AppServer, directory: Path) -> None:
     """Back-pressure all the way: through the front to the generator, which waits and does not fill memory."""
     with socket.create_connection(("127.0.0.1", bot.port)) as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -409,7 +409,7 @@ def test_a_slow_reader_holds_up_the_producer(bot: AppServer, directory: Path) ->
     assert sizes[-1] > 0
 
 
-def test_exceptions_are_shown_to_the_author_alone(bot: AppServer) -> None:
+def test_only_the_author_sees_exceptions(bot: AppServer) -> None:
     answer = bot.http.get("/fails")
     assert answer.status_code == 500
     assert "ouch" not in answer.text
@@ -431,7 +431,7 @@ def test_a_process_that_dies_is_replaced(bot: AppServer, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["raise", "die"])
-def test_events_that_break_off_end_with_an_error(bot: AppServer, how: str) -> None:
+def test_broken_events_end_with_an_error(bot: AppServer, how: str) -> None:
     seen = []
     with connect_sse(bot.http, "GET", "/sse-dies", params={"how": how}) as events:
         shown = events.iter_sse()
@@ -463,7 +463,7 @@ def test_websockets(bot: AppServer, directory: Path) -> None:
     assert refused.value.response.status_code in (403, 500)
 
 
-def test_more_than_may_wait_are_refused_at_once(bot: AppServer) -> None:
+def test_too_many_requests_are_refused_at_once(bot: AppServer) -> None:
     """Three places and one that waits: the fifth is told so, with the status that the deployment has chosen."""
     waiting = 'tailrace_app_waiting{app="default",deployment="Adder"} 1.0'
     with contextlib.ExitStack() as asking:
@@ -476,7 +476,7 @@ def test_more_than_may_wait_are_refused_at_once(bot: AppServer) -> None:
     until(lambda: waiting not in bot.http.get("/-/metrics").text)
 
 
-def test_what_the_front_tells(bot: AppServer) -> None:
+def test_routes_of_the_front(bot: AppServer) -> None:
     assert bot.http.get("/add?x=1").status_code == 200
     assert bot.http.get("/-/routes").json() == {"/": "default"}
     assert bot.http.get("/-/healthz").text == "success"
@@ -515,7 +515,7 @@ def test_options_without_meaning_are_named_once(bot: AppServer) -> None:
     assert bot.log.count("ray_actor_options is ignored") == 1
 
 
-def test_the_end(directory: Path) -> None:
+def test_the_server_stops(directory: Path) -> None:
     """Ctrl-C lets answers finish, runs the teardown and leaves nothing behind."""
     server = AppServer("bot:app", directory=directory).wait_ready()
     with contextlib.closing(server), server.http.stream("POST", "/", params={"prompt": "word " * 100}) as answer:

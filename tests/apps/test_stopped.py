@@ -1,4 +1,4 @@
-"""Requests to a process that does nothing any more: what it has not begun is done by another, the rest ends visibly."""
+"""A stopped process: requests that it has not started run in another process, the others end with an error."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def _is_whole(server: Forgiving, *, restarts: int) -> bool:
     return bool(state == {"processes": 2, "of": 2, "restarts": restarts})
 
 
-def test_a_process_that_is_stopped(tmp_path: Path) -> None:
+def test_a_suspended_process(tmp_path: Path) -> None:
     write(tmp_path, "echo.py", _APP)
     server = Forgiving("echo:app", directory=tmp_path)
     answers: dict[str, httpx.Response] = {}

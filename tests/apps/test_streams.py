@@ -1,4 +1,4 @@
-"""The logs of apps' streams, in the front's own process."""
+"""The logs of apps' streams in the process of the front."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.apps.one_app import client_of, one_app
 from tests.waiting import LONG_S
 
 
-async def test_a_stream_that_another_server_has_taken_over_leaves_this_one() -> None:
+async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:
     """Its readers are sent away without an end, its generator is stopped, and no other stream notices."""
     go_on, stopped = asyncio.Event(), asyncio.Event()
 

@@ -1,4 +1,4 @@
-"""The network between a browser and a server: a TCP proxy that can be cut, mended and listened to."""
+"""A TCP proxy between browser and server that can be cut, restored and observed."""
 
 from __future__ import annotations
 

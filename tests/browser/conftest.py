@@ -1,4 +1,4 @@
-"""A real browser: the machine's own Chromium, driven by Playwright. Without one these tests are skipped and say so.
+"""A real browser: the machine's Chromium with Playwright. Without it these tests are skipped.
 
 All share one event loop, since they share the browser.
 """

@@ -1,4 +1,4 @@
-"""A tab of the browser, and everything that should not happen in it."""
+"""A tab of the browser, which also checks for console errors and foreign requests."""
 
 from __future__ import annotations
 

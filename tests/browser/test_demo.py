@@ -1,4 +1,4 @@
-"""The demo's page: each section, both kills, and the programs to copy."""
+"""The demo's page: each section, both kill buttons, and the programs to copy."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ async def test_timeline(page: Page) -> None:
 
 
 @pytest.mark.parametrize("what", [pytest.param("engine", marks=pytest.mark.deep), "server"])
-async def test_the_plug_is_pulled(page: Page, demo: Demo, what: str) -> None:
+async def test_the_server_is_killed(page: Page, demo: Demo, what: str) -> None:
     before = demo.demo_state()
     await _button(page, "plug", "Start both").click()
     await _until(page, "[...document.querySelectorAll('#plug .text')].every((each) => each.textContent.length > 20)")
@@ -178,7 +178,7 @@ async def test_one_thing_runs_at_a_time(page: Page) -> None:
     await _until(page, "document.querySelectorAll('#wires footer strong').length === 4")
 
 
-async def test_another_question(page: Page) -> None:
+async def test_a_custom_prompt(page: Page) -> None:
     await page.get_by_label("The question").fill("Why?")
     await _button(page, "models", "Ask").click()
     await _until_ended(page, "models", 1)

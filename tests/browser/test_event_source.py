@@ -1,4 +1,4 @@
-"""The browser's own EventSource on /v1/streams: every event once, through cuts, and silence after the end."""
+"""The browser's EventSource on /v1/streams: every event once despite cuts, and no reconnect after the end."""
 
 from __future__ import annotations
 
@@ -57,7 +57,9 @@ def _follows(cable: Cable) -> list[str]:
     return [request.headers.get("last-event-id", "") for request in cable.seen("GET", "/events")]
 
 
-async def test_a_page_creates_follows_and_falls_silent(context: BrowserContext, river: Server, plug: Plug) -> None:
+async def test_a_page_creates_and_follows_and_stops_at_the_end(
+    context: BrowserContext, river: Server, plug: Plug
+) -> None:
     cable = await plug(river)
     page = await _page_at(context, cable.url)
     stream_id = await page.evaluate(
@@ -75,7 +77,7 @@ async def test_a_page_creates_follows_and_falls_silent(context: BrowserContext, 
     assert len(cable.seen("POST")) == 1
 
 
-async def test_cuts_lose_and_double_nothing(context: BrowserContext, river: Server, plug: Plug) -> None:
+async def test_cuts_lose_and_repeat_nothing(context: BrowserContext, river: Server, plug: Plug) -> None:
     cable = await plug(river)
     page = await _page_at(context, cable.url)
     stream_id = river.create(BODY)
@@ -93,7 +95,7 @@ async def test_cuts_lose_and_double_nothing(context: BrowserContext, river: Serv
 
 
 @pytest.mark.deep
-async def test_a_refusing_server_is_asked_again(context: BrowserContext, river: Server, plug: Plug) -> None:
+async def test_a_refused_connection_is_retried(context: BrowserContext, river: Server, plug: Plug) -> None:
     """The stream ends while the browser is refused the connection, more than once."""
     cable = await plug(river)
     page = await _page_at(context, cable.url)
@@ -119,7 +121,7 @@ async def test_cancel_is_an_end(context: BrowserContext, river: Server) -> None:
     assert river.state(stream_id)["status"] == "cancelled"
 
 
-async def test_an_unknown_stream_is_not_asked_for_again(context: BrowserContext, river: Server, plug: Plug) -> None:
+async def test_an_unknown_stream_is_not_retried(context: BrowserContext, river: Server, plug: Plug) -> None:
     cable = await plug(river)
     page = await _page_at(context, cable.url)
     await page.evaluate(FOLLOW, "/v1/streams/AAAAAAAAAAAAAAAAAAAAAA/events")

@@ -1,4 +1,4 @@
-"""Open WebUI, its own server and its own page, in front of the default model. It sends tools with every chat."""
+"""Open WebUI, its server and its page, with the default model. It sends tools with every chat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page on one device: ask, stop, branch, look back, settings, keys."""
+"""The page on one device: chat, stop, branches, history, settings, keys."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ async def test_models(serve: Serve, open_tab: OpenTab) -> None:
     assert server.state(await tab.stream_id())["model"] == "other"
 
 
-async def test_the_queue_and_refusals_are_said(serve: Serve, open_tab: OpenTab) -> None:
+async def test_the_queue_and_refusals_are_shown(serve: Serve, open_tab: OpenTab) -> None:
     server = serve("scripted:tokens_per_s=20", "--max-sequences", "1", "--max-concurrent-requests", "2")
     busy = server.create({"prompt": "Long.", "max_tokens": 5000})
     tab = await open_tab(server.url)
@@ -216,7 +216,7 @@ async def test_the_queue_and_refusals_are_said(serve: Serve, open_tab: OpenTab) 
     await tab.wait_end()
 
 
-async def test_an_answer_that_fails_says_why_and_can_be_tried_again(serve: Serve, open_tab: OpenTab) -> None:
+async def test_a_failed_answer_shows_the_reason_and_can_be_retried(serve: Serve, open_tab: OpenTab) -> None:
     """The control token is text in a chat, so the engine is told by a number to fail."""
     server = serve("scripted:text=-1,tokens_per_s=100")
     tab = await open_tab(server.url)
@@ -290,7 +290,7 @@ async def test_keys(river: Server, open_tab: OpenTab, context: BrowserContext) -
     await expect(tab.questions.locator("p")).to_have_text("Two\nlines")
 
 
-async def test_thinking_is_folded_away(serve: Serve, open_tab: OpenTab) -> None:
+async def test_reasoning_is_collapsed(serve: Serve, open_tab: OpenTab) -> None:
     server = serve("scripted:thinks=40,tokens_per_s=50", "--default-max-tokens", "80")
     tab = await open_tab(server.url)
     await tab.send(QUESTION)

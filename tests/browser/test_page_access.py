@@ -1,4 +1,4 @@
-"""Everybody can use the page: nothing serious for axe, phones, and what screen readers are told."""
+"""Accessibility of the page: axe, phones and screen readers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_phone(river: Server, browser: Browser) -> None:
         assert tab.faults == []
 
 
-async def test_screen_readers_are_told_how_it_stands_and_not_every_token(river: Server, open_tab: OpenTab) -> None:
+async def test_screen_readers_get_the_state_and_not_every_token(river: Server, open_tab: OpenTab) -> None:
     tab = await open_tab(river.url)
     await tab.page.evaluate("""() => {
         window.told = [];

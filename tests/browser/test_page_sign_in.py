@@ -1,4 +1,4 @@
-"""Signing in to the page with a key, staying signed in, and being signed out."""
+"""Signing in to the page with a key, staying signed in, and the end of the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page survives: reloads, cut networks, killed servers; and the same answer in two tabs and on two devices."""
+"""The page after reloads, network failures and server crashes; one answer in two tabs and on two devices."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def succeed(tmp_path: Path) -> Iterator[Callable[..., Server]]:
         yield start
 
 
-async def test_a_reload_goes_on(river: Server, open_tab: OpenTab, plug: Plug) -> None:
+async def test_a_reload_continues(river: Server, open_tab: OpenTab, plug: Plug) -> None:
     cable = await plug(river)
     tab = await open_tab(cable.url)
     await let_ask(tab, max_tokens=LONG)
@@ -71,7 +71,7 @@ async def test_a_reload_before_the_answer_has_an_id(river: Server, open_tab: Ope
     assert len((await tab.tree())["data"]) == 2
 
 
-async def test_a_cut_network_is_said_and_survived(river: Server, open_tab: OpenTab, plug: Plug) -> None:
+async def test_a_cut_network_is_shown_and_survived(river: Server, open_tab: OpenTab, plug: Plug) -> None:
     cable = await plug(river)
     tab = await open_tab(cable.url)
     await let_ask(tab, max_tokens=LONG)
@@ -186,7 +186,7 @@ async def test_a_dead_connection_is_replaced(river: Server, context: BrowserCont
 
 
 @pytest.mark.deep
-async def test_what_the_server_has_forgotten_is_said(
+async def test_an_expired_stream_is_shown_as_such(
     succeed: Callable[..., Server], open_tab: OpenTab, plug: Plug
 ) -> None:
     """Streams are not kept, conversations are: the answer's text is gone, and can be had anew."""
@@ -222,7 +222,7 @@ async def test_another_server_at_the_same_address(serve: Serve, open_tab: OpenTa
 
 
 @pytest.mark.deep
-async def test_an_unreachable_server_is_asked_until_it_is_there(river: Server, open_tab: OpenTab, plug: Plug) -> None:
+async def test_an_unreachable_server_is_retried(river: Server, open_tab: OpenTab, plug: Plug) -> None:
     cable = await plug(river)
     tab = await open_tab(cable.url)
     await tab.send(QUESTION)
@@ -240,7 +240,7 @@ async def test_an_unreachable_server_is_asked_until_it_is_there(river: Server, o
 
 
 @pytest.mark.deep
-async def test_who_has_scrolled_up_is_left_in_peace(river: Server, browser: Browser) -> None:
+async def test_new_text_does_not_scroll_a_reader_who_scrolled_up(river: Server, browser: Browser) -> None:
     async with await browser.new_context(viewport={"width": 360, "height": 400}) as small:
         tab = await Tab.open(small, river.url)
         bottom = "((box) => box.scrollTop + box.clientHeight >= box.scrollHeight - 2)(document.querySelector('#chat'))"

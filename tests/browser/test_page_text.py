@@ -1,4 +1,4 @@
-"""What a model writes, as nodes: Markdown, the same however it is cut into deltas, and nothing that could do harm."""
+"""The model's text as DOM nodes: Markdown, independent of how the text is split, and without harmful content."""
 
 from __future__ import annotations
 
@@ -216,7 +216,7 @@ async def test_hostile_output_does_nothing(upstream: FakeUpstream, open_tab: Ope
         assert await tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-async def test_an_address_leads_to_conversations_only(river: Server, open_tab: OpenTab) -> None:
+async def test_a_url_opens_only_conversations(river: Server, open_tab: OpenTab) -> None:
     tab = await open_tab(f"{river.url}/#../models?a=")
     await expect(tab.page.locator("#welcome")).to_be_visible()
     await tab.goto(f"{river.url}/#..%2fadmin%2fkeys")

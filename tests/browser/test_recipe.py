@@ -1,4 +1,4 @@
-"""The page that docs/wires/browser.md prints, at another origin than the server's."""
+"""The page of docs/wires/browser.md, from another origin than the server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checkpoints for whatever runs `transformers`."""
+"""Checkpoints for tests that run `transformers`."""
 
 from tests.checkpoints import tiny_gpt2_dir
 

@@ -1,4 +1,4 @@
-"""`--audit-log`, beside real servers."""
+"""`--audit-log` with real servers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _found(lines: Lines, event: str, **fields: object) -> Lines:
     return [line for line in lines if line["event"] == event and fields.items() <= line.items()]
 
 
-def test_what_is_done_with_keys_and_streams(tmp_path: Path) -> None:
+def test_actions_on_keys_and_streams(tmp_path: Path) -> None:
     alice = _key(tmp_path, "create", "alice", "--scope", "generate", "--scope", "read", "--scope", "admin")
     bob = _key(tmp_path, "create", "bob")
     old = bob
@@ -92,7 +92,7 @@ def test_what_is_done_with_keys_and_streams(tmp_path: Path) -> None:
     server.close()
 
 
-def test_a_hangup_opens_the_file_again_and_cuts_no_stream(tmp_path: Path) -> None:
+def test_sighup_reopens_the_file_and_interrupts_no_stream(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     server = Server("scripted:tokens_per_s=50", "--audit-log", str(path)).wait_ready()
     stream_id = server.create(_ENDLESS)

@@ -1,4 +1,4 @@
-"""`tailrace bench` on the scripted engine: small, but real processes and sockets."""
+"""`tailrace bench` on the scripted engine, with real processes and sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tailrace certify` on the scripted engine: small, but real workers and real kills."""
+"""`tailrace certify` on the scripted engine, with real workers and real kills."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_the_scripted_engine_is_exact_and_its_certificate_is_kept(tmp_path: Path
 
 
 @pytest.mark.deep
-def test_one_that_drifts_is_not_exact_and_it_is_said_how_often(tmp_path: Path) -> None:
+def test_an_inexact_engine_is_reported_with_counts(tmp_path: Path) -> None:
     done = _certify(tmp_path, "scripted:drift=300,tokens_per_s=400", "--runs", "11")
     assert re.fullmatch(r"not exact: [1-9][0-9]* of 11 \(replays differ\)", done.stdout.splitlines()[-1])
     assert "exact 0" in done.stdout

@@ -1,4 +1,4 @@
-"""`tailrace chat`, beside real servers: in pipes, at a terminal, over connections that are cut."""
+"""`tailrace chat` with real servers: in pipes, at a terminal, and over connections that are cut."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_in_a_pipe(server: Server) -> None:
         assert ran.stdout == _expected(prompt)
 
 
-def test_what_cannot_be_asked(server: Server) -> None:
+def test_requests_that_are_refused(server: Server) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         free = f"http://127.0.0.1:{nobody.getsockname()[1]}"
@@ -131,7 +131,7 @@ def test_a_cut_connection_at_a_terminal(server: Server) -> None:
         assert " ".join(shown.text.split()).endswith(" ".join(_expected("Hi.").decode().split()))
 
 
-def test_a_message_has_a_line_of_its_own(server: Server) -> None:
+def test_messages_have_their_own_line(server: Server) -> None:
     cuts = [Line(to_client=Flow(end_after_bytes=2000, end="reset"))]
     asked = _asked("scripted", "Hi.")
     with Chaos(server.port, cuts) as chaos, terminal("chat", "--plain", "--url", chaos.url, *asked) as shown:
@@ -140,7 +140,7 @@ def test_a_message_has_a_line_of_its_own(server: Server) -> None:
     assert " ".join((before + after).split()) == " ".join(_expected("Hi.").decode().split()), said
 
 
-def test_a_server_that_stays_away_is_told_of_once(tmp_path: Path) -> None:
+def test_an_unreachable_server_is_reported_once(tmp_path: Path) -> None:
     """However often the client asks for it meanwhile."""
     first = Server("scripted:tokens_per_s=100", "--data-dir", str(tmp_path)).wait_ready()
     with Chaos(first.port) as chaos:
@@ -163,7 +163,7 @@ def test_a_server_that_stays_away_is_told_of_once(tmp_path: Path) -> None:
     second.close()
 
 
-def test_an_answer_outlives_its_server(tmp_path: Path) -> None:
+def test_an_answer_survives_its_server(tmp_path: Path) -> None:
     count = 300
     first = Server("scripted:tokens_per_s=100", "--data-dir", str(tmp_path)).wait_ready()
     with Chaos(first.port) as chaos:
@@ -198,7 +198,7 @@ def test_ctrl_c_in_a_pipe_stops_the_answer(server: Server) -> None:
     until(lambda: "\ntgi_batch_current_size 0.0\n" in server.http.get("/metrics").text)
 
 
-def test_who_reads_no_further(server: Server) -> None:
+def test_a_closed_pipe(server: Server) -> None:
     asking = subprocess.Popen(
         _command(server.url, *_asked("scripted", "Hi.", count=60_000)),
         env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
@@ -251,7 +251,7 @@ def test_a_conversation_at_a_terminal(server: Server, tmp_path: Path) -> None:
     assert history.stat().st_mode & 0o777 == 0o600
 
 
-def test_where_no_server_runs_it_starts_one_of_its_own(server: Server) -> None:
+def test_without_a_server_it_starts_one(server: Server) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         free = {"TAILRACE_PORT": str(nobody.getsockname()[1])}
@@ -286,7 +286,7 @@ def test_its_own_server_ends_with_it() -> None:
         wait_gone(family)
 
 
-def test_what_is_typed_during_an_answer_is_for_the_next_line(server: Server) -> None:
+def test_input_during_an_answer_is_for_the_next_line(server: Server) -> None:
     with terminal("chat", "--url", server.url, "--max-tokens", "400") as shown:
         shown.wait_for(">>>")
         shown.type("Tell me a story.\r")
@@ -296,7 +296,7 @@ def test_what_is_typed_during_an_answer_is_for_the_next_line(server: Server) -> 
         assert "Answers come from scripted." in shown.text
 
 
-def test_a_server_of_others() -> None:
+def test_a_server_that_is_not_tailrace() -> None:
     with ForeignServer() as foreign:
         ran = _run(f"{foreign.url}/v1", "-", "--system", "Be brief.", stdin="Hi.", TAILRACE_KEY="sesame")
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"You said: Hi.\n", b"")
@@ -317,7 +317,7 @@ def test_a_server_of_others() -> None:
             assert ran.returncode == (1 if said else 0)
 
 
-def test_a_conversation_remembers() -> None:
+def test_a_conversation_has_earlier_turns() -> None:
     with ForeignServer() as foreign, terminal("chat", "--url", foreign.url) as shown:
         shown.wait_for(">>>")
         shown.type("One.\r")

@@ -36,7 +36,7 @@ def test_no_password_is_shown() -> None:
     assert "hunter2" not in shown
 
 
-def test_a_setting_that_makes_no_sense() -> None:
+def test_an_invalid_setting() -> None:
     result = CliRunner().invoke(main, ["config", "--tls-key", "x"])
     assert result.exit_code == 2
     assert "need --tls-cert" in result.stderr

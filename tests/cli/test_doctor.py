@@ -1,4 +1,4 @@
-"""`tailrace doctor` on what is here, and on what is not."""
+"""`tailrace doctor` on existing and missing models."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_directory_of_hugging_face(tiny_gpt2_dir: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_what_is_measured() -> None:
+def test_measurements() -> None:
     status, told, _ = ask("scripted")
     assert status == 0, told["failure"]
     assert told["machine"]["read_bytes_per_s"] > 10**8
@@ -77,14 +77,14 @@ def test_the_limit_of_openvino_is_measured_with_its_own_kernels() -> None:
     assert all(0 < row["reached"] <= row["limit"] for row in told["speeds"])
 
 
-def test_for_people() -> None:
+def test_the_report_as_text() -> None:
     result = CliRunner().invoke(main, ["doctor", "--quick", "scripted"])
     assert result.exit_code == 0
     assert "scripted would run with scripted" in result.stdout
     assert "Machine" in result.stdout
 
 
-def test_of_many_journals_the_largest_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_largest_of_many_journals_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAILRACE_HOME", str(tmp_path))
     for number in range(7):
         DiskJournal(tmp_path / "data" / f"port-{number}").close()

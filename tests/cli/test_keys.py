@@ -1,4 +1,4 @@
-"""`tailrace keys`, beside servers that run."""
+"""`tailrace keys` with running servers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _ask_ollama(url: str, key: str) -> object:
         (_ask_ollama, ollama.ResponseError),
     ],
 )
-def test_the_clients_of_others_send_a_key(
+def test_clients_of_other_apis_send_a_key(
     server: Server, token: str, ask: Callable[[str, str], object], refusal: type[Exception]
 ) -> None:
     ask(server.url, token)
@@ -104,7 +104,7 @@ def test_the_clients_of_others_send_a_key(
     assert "bbbb" not in str(refused.value)
 
 
-def test_what_is_made_and_revoked_is_seen_by_a_server_that_runs(server: Server, url: str) -> None:
+def test_a_running_server_sees_new_and_revoked_keys(server: Server, url: str) -> None:
     made = _token(url, "bob", "--name", "laptop", "--expires", "30d")
     _wait(lambda: _status(server, made) == 200)
     ended: list[str] = []
@@ -166,7 +166,7 @@ def test_mistakes(url: str, arguments: tuple[str, ...], status: int, said: str) 
     assert "Traceback" not in result.output
 
 
-def test_a_database_that_is_not_there() -> None:
+def test_a_missing_database() -> None:
     result = _keys("postgresql+psycopg://me:hunter2@127.0.0.1:1/x", "list")
     assert result.exit_code == 1
     assert "cannot be used" in result.stderr
@@ -174,7 +174,7 @@ def test_a_database_that_is_not_there() -> None:
 
 
 @pytest.mark.parametrize("verb", [("serve", "scripted"), ("run", "bot:app")])
-def test_without_keys_a_server_listens_on_loopback_alone(verb: tuple[str, str], tmp_path: Path) -> None:
+def test_without_keys_a_server_listens_only_on_loopback(verb: tuple[str, str], tmp_path: Path) -> None:
     write(tmp_path, "bot.py", "async def app(scope, receive, send): ...")
     database = f"sqlite:///{tmp_path / 'records.sqlite'}"
     command = [TAILRACE, *verb, "--port", "0", "--host", "0.0.0.0", "--database", database]

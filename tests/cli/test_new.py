@@ -1,4 +1,4 @@
-"""`tailrace new`: what it writes, and what it refuses. That the apps run is in tests/apps/test_examples.py."""
+"""`tailrace new`: the files it writes, and what it refuses. tests/apps/test_examples.py runs the apps."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_an_unknown_kind_is_refused() -> None:
     assert "'talkbot' is not one of 'textbot', 'chatbot', 'batchbot', 'inferless'" in result.stderr
 
 
-def test_where_nothing_can_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()

@@ -1,4 +1,4 @@
-"""Nothing leaves the machine unasked: real commands under strace, whose system calls are read afterwards.
+"""No connections without a request of the user: real commands under strace, whose system calls are read afterwards.
 
 Asserted of every process of a command: it connects to nothing but this machine, looks up no name, and writes no file
 outside the folders that are its own.

@@ -1,4 +1,4 @@
-"""`tailrace ps` and `tailrace logs`, beside real servers."""
+"""`tailrace ps` and `tailrace logs` with real servers."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_one_of_several_answers(server: Server) -> None:
     assert "This stream has 2 answers." in _run("logs", stream_id, "--choice", "3", "--url", server.url).stderr
 
 
-def test_who_stops_following_does_not_stop_the_stream(server: Server) -> None:
+def test_ending_the_command_does_not_stop_the_stream(server: Server) -> None:
     stream_id = server.create(_ENDLESS)
     following = subprocess.Popen(
         [TAILRACE, "logs", "-f", stream_id, "--url", server.url], env=environment(), stdout=subprocess.PIPE, bufsize=0
@@ -82,7 +82,7 @@ def test_who_stops_following_does_not_stop_the_stream(server: Server) -> None:
     server.post(f"/v1/streams/{stream_id}/cancel", {})
 
 
-def test_what_is_not_there(server: Server) -> None:
+def test_unknown_streams(server: Server) -> None:
     for stream_id in ("A" * 22, "../models", "?"):
         ran = _run("logs", stream_id, "--url", server.url)
         assert ran.returncode == 1

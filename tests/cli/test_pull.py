@@ -33,7 +33,7 @@ progress.done()
 """
 
 
-def test_help_teaches_and_imports_little() -> None:
+def test_help_has_examples_and_imports_little() -> None:
     result = CliRunner().invoke(pull, ["--help"])
     assert result.exit_code == 0
     assert "hf:org/name:q4.gguf" in result.output
@@ -52,7 +52,7 @@ def test_an_unknown_name_is_one_line_and_exit_1() -> None:
 
 
 @pytest.mark.parametrize("verb", ["pull", "serve"])
-def test_each_retry_of_the_hub_is_told_once_and_with_the_prefix(verb: str, tmp_path: Path) -> None:
+def test_each_retry_of_the_hub_is_printed_once_with_the_prefix(verb: str, tmp_path: Path) -> None:
     with (
         _unavailable_hub() as url,
         subprocess.Popen(
@@ -96,7 +96,7 @@ def _unavailable_hub() -> Iterator[str]:
         thread.join()
 
 
-def test_a_damaged_file_is_found_out(tmp_path: Path) -> None:
+def test_a_damaged_file_is_detected(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(100))
     result = CliRunner().invoke(pull, [str(tmp_path / "model.gguf")])
     assert result.exit_code == 1
@@ -164,7 +164,7 @@ def on_a_terminal(script: str, environment: dict[str, str]) -> str:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGINT to one process there")
-def test_ctrl_c_says_how_it_left_things(tmp_path: Path) -> None:
+def test_ctrl_c_reports_the_state(tmp_path: Path) -> None:
     own = {name: value for name, value in os.environ.items() if not name.startswith("PIP_")}
     with socket.create_server(("127.0.0.1", 0)) as silent:  # takes the connection and never answers
         silent.settimeout(LONG_S)

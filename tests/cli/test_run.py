@@ -1,4 +1,4 @@
-"""What `tailrace run` says to those who hand it what cannot run: one clear line, and nothing of its own code."""
+"""Errors of `tailrace run` for apps that cannot run: one clear line, without tailrace's own code."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _MODULES = {
 
 
 @pytest.mark.parametrize("what", _FAILURES)
-def test_what_does_not_start_is_said_in_a_line(what: str, tmp_path: Path) -> None:
+def test_a_failing_start_is_an_error_of_one_line(what: str, tmp_path: Path) -> None:
     target, line, shown = _FAILURES[what]
     (tmp_path / "folder").mkdir()
     for name, source in _MODULES.items():
@@ -91,7 +91,7 @@ def test_what_does_not_start_is_said_in_a_line(what: str, tmp_path: Path) -> Non
     assert "/tailrace/" not in ran.stderr, "frames of ours"
 
 
-def test_what_never_ran_leaves_no_journal(tmp_path: Path) -> None:
+def test_an_app_that_never_ran_leaves_no_journal(tmp_path: Path) -> None:
     write(tmp_path, "bot.py", _DEPLOYMENT)
     variables = environment() | {"TAILRACE_HOME": str(tmp_path / "home")}
     with socket.create_server(("127.0.0.1", 0)) as free:
@@ -136,9 +136,7 @@ def _refused(*arguments: str) -> str:
         ("", "is a folder without app.py"),
     ],
 )
-def test_a_command_line_that_makes_no_sense(
-    target: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_command_lines(target: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write(tmp_path, "built.py", "def build(): ...")
     assert reason in _refused(*(target.split() or ["."]))
@@ -186,7 +184,7 @@ def test_a_command_line_that_makes_no_sense(
         ),
     ],
 )
-def test_a_file_that_is_no_plan_is_told_field_by_field(text: str, reason: str, tmp_path: Path) -> None:
+def test_errors_of_a_config_file_name_the_field(text: str, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "apps.yaml"
     path.write_text(text)
     told = _refused(str(path))
@@ -194,7 +192,7 @@ def test_a_file_that_is_no_plan_is_told_field_by_field(text: str, reason: str, t
     assert "apps.yaml" in told
 
 
-def test_a_file_says_which_of_its_apps_does_not_start(tmp_path: Path) -> None:
+def test_an_error_of_a_config_file_names_the_app(tmp_path: Path) -> None:
     write(tmp_path, "bot.py", _DEPLOYMENT)
     for entry, line in (
         (
@@ -213,7 +211,7 @@ def test_a_file_says_which_of_its_apps_does_not_start(tmp_path: Path) -> None:
         assert f"tailrace: apps.yaml: applications[1] (b): {line}" in ran.stderr
 
 
-def test_a_file_has_its_arguments_in_it(tmp_path: Path) -> None:
+def test_a_config_file_has_the_arguments(tmp_path: Path) -> None:
     path = tmp_path / "apps.yaml"
     path.write_text("import_path: a:b")
     assert "under `args`" in _refused(str(path), "word=x")
@@ -284,7 +282,7 @@ def test_the_access_log_says_how_a_stream_ended(tmp_path: Path) -> None:
         server.wait_line("request=two end=error:stream_too_long")
 
 
-def test_a_path_writes_no_lines_of_its_own_into_the_log(tmp_path: Path) -> None:
+def test_a_path_cannot_add_lines_to_the_log(tmp_path: Path) -> None:
     source = """
         from tailrace import serve
 

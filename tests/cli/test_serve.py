@@ -61,11 +61,11 @@ def test_a_wrong_value_of_the_environment_names_the_variable() -> None:
     assert "is not a valid boolean. Write true or false." in result.stderr
 
 
-def test_a_mistyped_verb_is_corrected() -> None:
+def test_a_mistyped_command_gets_a_suggestion() -> None:
     assert "No such command 'runn'. Did you mean run?" in CliRunner().invoke(main, ["runn", "x"]).stderr
 
 
-def test_the_environment_gives_settings_too() -> None:
+def test_settings_from_the_environment() -> None:
     result = CliRunner().invoke(main, ["serve", "scripted"], env={"TAILRACE_PORT": "x"})
     assert result.exit_code == 2
     assert "'x' is not a valid integer" in result.stderr
@@ -103,7 +103,7 @@ def test_a_setting_out_of_bounds_is_refused_with_the_bounds(flags: str) -> None:
         (["--allowed-origins", "http://a.test, http://b.test/path"], "origins such as"),
     ],
 )
-def test_a_setting_that_makes_no_sense_is_refused_with_the_reason(flags: list[str], reason: str) -> None:
+def test_an_invalid_setting_is_refused_with_the_reason(flags: list[str], reason: str) -> None:
     result = CliRunner().invoke(main, ["serve", "scripted", *flags])
     assert result.exit_code == 2
     assert reason in result.stderr
@@ -130,7 +130,7 @@ def test_a_setting_of_one_model_is_checked_like_that_of_all(text: str, reason: s
     assert reason in result.stderr
 
 
-def test_more_context_than_the_model_was_made_for_is_refused() -> None:
+def test_more_context_than_the_models_window_is_refused() -> None:
     command = [
         TAILRACE,
         "serve",
@@ -170,7 +170,7 @@ def test_errors_of_every_verb_have_one_prefix(verb: str, tmp_path: Path, monkeyp
         assert "Error:" not in ran.stderr
 
 
-def test_no_verb_shows_the_help() -> None:
+def test_without_a_command_the_help_is_shown() -> None:
     result = CliRunner().invoke(main, [])
     assert result.exit_code == 2
     assert "Commands:" in result.stderr

@@ -1,4 +1,4 @@
-"""Ctrl-C in every phase of every verb: a quick end, exit status 130, and no traceback.
+"""Ctrl-C in every phase of every command: a quick end, exit status 130, and no traceback.
 
 A terminal sends the signal to all processes of the command, so these tests send it to the process group.
 """
@@ -197,7 +197,7 @@ def test_while_the_server_of_bench_starts(start: Callable[..., _Command]) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_bench_leaves_no_server_when_it_is_told_to_end(number: int, start: Callable[..., _Command]) -> None:
+def test_bench_leaves_no_server_after_a_signal(number: int, start: Callable[..., _Command]) -> None:
     command = start("bench scripted:tokens_per_s=2 --streams 1 --rounds 1 --server-streams 0")
     # The server listens then: nothing that it writes fails from now on.
     command.wait_child("tailrace.measure.bench.inprocess")

@@ -79,7 +79,7 @@ def test_mistakes(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_limits_are_set_changed_and_taken_away(tmp_path: Path, database: RecordDatabase) -> None:
+def test_limits_are_set_changed_and_removed(tmp_path: Path, database: RecordDatabase) -> None:
     made = _tailrace(tmp_path, "keys", "create", "alice", "--tokens-per-minute", "500", "--json")
     key_id = json.loads(made.stdout)["id"]
     store = KeyStore(database)

@@ -1,4 +1,4 @@
-"""Real clients find the server by its address alone: no proxy, no token, nothing of this machine's settings."""
+"""Real clients connect to the server's address without a proxy, a token or settings of this machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clients that cannot live in this environment: those in JavaScript, and those whose pins contradict ours.
+"""Clients with their own environment: those in JavaScript, and those with conflicting dependencies.
 
 Each set is installed once, into the user's cache, under a name that is made of what is in it.
 """

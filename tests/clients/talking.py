@@ -1,4 +1,4 @@
-"""What one says to a WebSocket with the `websockets` library."""
+"""Functions to talk to a WebSocket with the `websockets` library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anthropic's own client, with nothing but the server's address. Its API has no seed, so the engine recites."""
+"""Anthropic's client with only the server's address. Its API has no seed, so the engine recites a text."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_events(client: Anthropic) -> None:
     assert events[0].message.usage.input_tokens == INPUT_TOKENS
 
 
-def test_the_helper_that_gathers_a_stream(client: Anthropic) -> None:
+def test_the_helper_that_collects_a_stream(client: Anthropic) -> None:
     with client.messages.stream(model="scripted", max_tokens=MAX_TOKENS, messages=MESSAGES) as stream:
         assert "".join(stream.text_stream) == TEXT
         message = stream.get_final_message()
@@ -174,7 +174,7 @@ def test_the_classes_of_errors(client: Anthropic, kind: type[anthropic.APIStatus
     assert refused.value.api_message
 
 
-def test_overload_is_a_rate_limit_error_and_is_tried_again(serve: Callable[..., Server]) -> None:
+def test_overload_is_a_rate_limit_error_and_is_retried(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=100", "--max-concurrent-requests", "1")
     stream_id = server.create({"prompt": "Long.", "max_tokens": 5_000})
     with client_of(server) as client:
@@ -197,7 +197,7 @@ def test_the_error_in_a_stream_is_raised(serve: Callable[..., Server]) -> None:
         assert failed.value.type == "overloaded_error"
 
 
-def test_a_stream_that_somebody_else_cancels_is_an_error(paced: Server) -> None:
+def test_a_stream_cancelled_by_another_client_is_an_error(paced: Server) -> None:
     with (
         client_of(paced) as client,
         client.messages.stream(model="scripted", max_tokens=5_000, messages=MESSAGES) as stream,
@@ -209,7 +209,7 @@ def test_a_stream_that_somebody_else_cancels_is_an_error(paced: Server) -> None:
     assert failed.value.type == "api_error"
 
 
-def test_who_leaves_stops_the_engine(paced: Server) -> None:
+def test_a_disconnect_stops_the_engine(paced: Server) -> None:
     with (
         client_of(paced) as client,
         client.messages.stream(model="scripted", max_tokens=5_000, messages=MESSAGES) as stream,
@@ -219,7 +219,7 @@ def test_who_leaves_stops_the_engine(paced: Server) -> None:
     assert paced.wait_state(stream_id, "cancelled")["usage"]["completion_tokens"] < 1_000
 
 
-def test_heartbeats_do_not_disturb(serve: Callable[..., Server]) -> None:
+def test_heartbeats_are_ignored(serve: Callable[..., Server]) -> None:
     server = serve("scripted:text=-1,tokens_per_s=100", "--heartbeat-s", "0.002")
     with (
         client_of(server) as client,

@@ -1,4 +1,4 @@
-"""Client code of the pages that tailrace grew out of, as it is printed there; only the address is another."""
+"""Client code from the pages that tailrace follows, unchanged except for the address."""
 
 from __future__ import annotations
 
@@ -179,7 +179,7 @@ def test_the_client_of_text_generation_inference(server: Server) -> None:
     assert "finish_reason='length'" in last
 
 
-def test_the_asynchronous_one(server: Server) -> None:
+def test_the_asynchronous_client_of_text_generation_inference(server: Server) -> None:
     assert run(at(server, TGI_ASYNC, "127.0.0.1:8080")) == "".join(f"{text}\n" for text in [*tokens(32), "<|end|>"])
 
 
@@ -192,7 +192,7 @@ def test_curl(server: Server) -> None:
 
 @pytest.mark.deep
 @pytest.mark.timeout(300)
-def test_the_one_in_javascript(server: Server) -> None:
+def test_the_client_in_javascript(server: Server) -> None:
     script = at(server, TGI_JAVASCRIPT, "https://YOUR_ENDPOINT.endpoints.huggingface.cloud")
     script = script.replace("'127.", "'http://127.").replace("inference'\n", "inference-2'\n")  # of its time
     assert run_javascript_source(script) == TEXT + "<|end|>"

@@ -1,6 +1,5 @@
-"""What people build with: LangChain, Pydantic AI, OpenAI's agents, LiteLLM and Instructor. They ask the default model,
-whose chat template has no place for tools. Each set has an environment of its own.
-"""
+"""Frameworks: LangChain, Pydantic AI, OpenAI's agents, LiteLLM and Instructor. They use the default model, whose chat
+template has no tools. Each set of packages has its own environment."""
 
 from __future__ import annotations
 

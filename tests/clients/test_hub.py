@@ -1,4 +1,4 @@
-"""huggingface_hub's clients, pointed at the server's address as they would be at text-generation-inference."""
+"""huggingface_hub's clients, used as with text-generation-inference."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_what_is_wrong_is_a_validation_error(way: str, client: InferenceClient, server: Server) -> None:
+async def test_invalid_requests_are_validation_errors(way: str, client: InferenceClient, server: Server) -> None:
     async with AsyncInferenceClient(server.url) as async_client:
         for parameters, reason in WRONG:
             with pytest.raises(ValidationError, match=reason):
@@ -121,7 +121,9 @@ async def test_what_is_wrong_is_a_validation_error(way: str, client: InferenceCl
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_a_failure_on_the_way_is_a_generation_error(way: str, client: InferenceClient, server: Server) -> None:
+async def test_a_failure_during_the_answer_is_a_generation_error(
+    way: str, client: InferenceClient, server: Server
+) -> None:
     with pytest.raises(GenerationError, match="the script says so"):
         ask(client, way, "<|fail|>", max_new_tokens=10)
     async with AsyncInferenceClient(server.url) as async_client:
@@ -129,7 +131,7 @@ async def test_a_failure_on_the_way_is_a_generation_error(way: str, client: Infe
             await ask_async(async_client, way, "<|fail|>", max_new_tokens=10)
 
 
-def test_what_came_before_a_failure_is_shown(client: InferenceClient) -> None:
+def test_text_before_a_failure_is_shown(client: InferenceClient) -> None:
     control = 256 + CONTROL_TOKENS.index("<|fail|>")
     pieces = iter(client.text_generation("<|fail|>", max_new_tokens=10, seed=SEED, stream=True))
     assert [next(pieces) for _ in range(3)] == Answer((control,), 10, SEED).texts[:3]

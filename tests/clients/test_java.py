@@ -1,4 +1,4 @@
-"""The JDK's own clients, as they come."""
+"""The JDK's own clients."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_answers_in_one_piece(server: Server, classes: Path) -> None:
         assert as_json(body)["choices"][0]["text"] == Answer("Java.", 20, 4).text
 
 
-def test_a_stream_by_lines_and_its_rest(server: Server, classes: Path) -> None:
+def test_a_stream_by_lines_and_after_a_reconnect(server: Server, classes: Path) -> None:
     answer = Answer("Java.", 200, 4)
     said = _run(classes, server, "stream", prompt="Java.", max_tokens=200, seed=4).encode()
     stream_id = sse_ids(said)[0].rpartition("-")[0]

@@ -1,5 +1,5 @@
-"""What clients in JavaScript do besides reading: they give up, and stop. Reading, resuming and failing is what
-tests/differential tries with all of them."""
+"""Clients in JavaScript that abort a request. tests/differential tests reading, resuming and failures of all
+clients."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ ENDLESS = 20_000
     ["openai chat stream", "openai chat helper", "openai completion stream", "hub chat stream", "hub text stream",
      "hub 4.13.16 text stream", "eventsource-parser chat stream", "fetch text", "fetch pieces"],
 )  # fmt: skip
-def test_giving_up_cancels_where_the_wire_has_no_way_back(client: str, paced: Server) -> None:
+def test_aborting_cancels_on_wires_that_cannot_resume(client: str, paced: Server) -> None:
     (outcome,) = run_javascript(client, url=paced.url, prompts=[PROMPT], max_tokens=ENDLESS, abort=True)
     (stream_id,) = outcome["stream_ids"]
     state = paced.wait_state(stream_id, "cancelled")
     assert state["usage"]["completion_tokens"] < 1_000
 
 
-def test_a_stream_of_our_own_goes_on_without_its_reader(paced: Server) -> None:
+def test_a_native_stream_continues_without_its_reader(paced: Server) -> None:
     (outcome,) = run_javascript("fetch-event-source", url=paced.url, prompts=[PROMPT], max_tokens=60, abort=True)
     (stream_id,) = outcome["stream_ids"]
     state = paced.wait_state(stream_id, "done")

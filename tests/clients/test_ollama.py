@@ -1,4 +1,4 @@
-"""Ollama's own client, with nothing but the server's address."""
+"""Ollama's client with only the server's address."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_logprobs(client: Client) -> None:
     assert answer.logprobs[0].token == RAW.texts[0]
 
 
-def test_asking_for_nothing_loads_the_model(client: Client) -> None:
+def test_a_request_without_a_prompt_loads_the_model(client: Client) -> None:
     for answer in (client.generate("scripted"), client.chat("scripted")):
         assert (answer.done, answer.done_reason) == (True, "load")
     (part,) = client.chat("scripted", stream=True)
@@ -125,7 +125,7 @@ def test_models(client: Client) -> None:
     assert (running.name, running.context_length) == ("scripted:latest", 65_534)
 
 
-def test_what_the_command_line_asks_first(server: Server) -> None:
+def test_the_first_requests_of_the_command_line(server: Server) -> None:
     assert httpx.head(server.url, trust_env=False).status_code == 200
     assert httpx.head(server.url + "/api/version", trust_env=False).status_code == 200
     assert httpx.get(server.url + "/api/version", trust_env=False).json()["version"]
@@ -167,7 +167,7 @@ def test_the_error_in_a_stream_is_raised(client: Client) -> None:
     assert failed.value.status_code == 500
 
 
-def test_a_stream_that_somebody_else_cancels_is_an_error(watching: Client, paced: Server, streams: list[str]) -> None:
+def test_a_stream_cancelled_by_another_client_is_an_error(watching: Client, paced: Server, streams: list[str]) -> None:
     stream = watching.chat("scripted", MESSAGES, stream=True, options={"num_predict": 5_000})
     next(stream)
     paced.post(f"/v1/streams/{streams[0]}/cancel", None)
@@ -175,7 +175,7 @@ def test_a_stream_that_somebody_else_cancels_is_an_error(watching: Client, paced
         list(stream)
 
 
-def test_who_leaves_stops_the_engine(watching: Client, paced: Server, streams: list[str]) -> None:
+def test_a_disconnect_stops_the_engine(watching: Client, paced: Server, streams: list[str]) -> None:
     stream = watching.chat("scripted", MESSAGES, stream=True, options={"num_predict": 5_000})
     next(stream)
     assert isinstance(stream, Generator)
@@ -191,7 +191,7 @@ def test_overload(serve: Callable[..., Server]) -> None:
     assert full.value.status_code == 503
 
 
-def test_heartbeats_do_not_disturb(serve: Callable[..., Server]) -> None:
+def test_heartbeats_are_ignored(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=20", "--heartbeat-s", "0.01")
     options = {"num_predict": 6, "seed": SEED}
     with Client(server.url, timeout=LONG_S) as client:

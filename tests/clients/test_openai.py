@@ -1,4 +1,4 @@
-"""OpenAI's own clients, with nothing but the server's address."""
+"""OpenAI's clients with only the server's address."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_stream_of_chat(client: OpenAI) -> None:
     assert all(chunk.usage is None for chunk in chunks)
 
 
-def test_usage_is_in_a_chunk_of_its_own(client: OpenAI) -> None:
+def test_usage_has_its_own_chunk(client: OpenAI) -> None:
     with client.chat.completions.create(
         model="scripted",
         messages=MESSAGES,
@@ -77,7 +77,7 @@ def test_usage_is_in_a_chunk_of_its_own(client: OpenAI) -> None:
     assert all(chunk.usage is None and chunk.choices for chunk in chunks)
 
 
-def test_the_helper_that_gathers_a_stream(client: OpenAI) -> None:
+def test_the_helper_that_collects_a_stream(client: OpenAI) -> None:
     stop = CHAT.text[20:25]  # it raises where a length was reached
     with client.chat.completions.stream(
         model="scripted", messages=MESSAGES, max_tokens=COUNT, seed=SEED, stop=stop
@@ -172,7 +172,7 @@ def test_the_classes_of_errors(client: OpenAI) -> None:
         )
 
 
-def test_tools_that_the_model_has_no_place_for_are_left_out_and_named(client: OpenAI) -> None:
+def test_tools_that_the_template_cannot_show_are_ignored_and_named(client: OpenAI) -> None:
     answer = client.chat.completions.with_raw_response.create(
         model="scripted",
         messages=MESSAGES,
@@ -185,7 +185,7 @@ def test_tools_that_the_model_has_no_place_for_are_left_out_and_named(client: Op
     assert answer.parse().choices[0].message.content == CHAT.text
 
 
-def test_overload_is_a_rate_limit_error_and_is_tried_again(serve: Callable[..., Server]) -> None:
+def test_overload_is_a_rate_limit_error_and_is_retried(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=100", "--max-concurrent-requests", "1")
     stream_id = server.create({"prompt": "Long.", "max_tokens": 5_000})
     with _client(server) as client:
@@ -220,7 +220,7 @@ def test_a_request_that_kills_the_engine_is_raised(serve: Callable[..., Server])
     assert lost.value.code == "poison_request"
 
 
-def test_heartbeats_do_not_disturb(serve: Callable[..., Server]) -> None:
+def test_heartbeats_are_ignored(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=20", "--heartbeat-s", "0.01")
     with (
         _client(server) as client,
@@ -262,5 +262,5 @@ def test_embeddings_are_refused_by_name(client: OpenAI) -> None:
     assert "Rivers" not in caught.value.message
 
 
-def test_the_version_is_told_as_vllm_tells_it(server: Server) -> None:
+def test_the_version_as_on_vllm(server: Server) -> None:
     assert server.http.get("/version").json() == {"version": __version__}

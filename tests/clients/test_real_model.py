@@ -1,4 +1,4 @@
-"""The small model that `tailrace serve` fetches by itself, asked by the clients that people have."""
+"""The default model with popular clients."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _text(body: bytes) -> str:
     return "".join(as_json(line).get("text", "") for line in sse_data(body))
 
 
-def test_a_stream_that_was_cut_goes_on_where_it_was(model: Server, undisturbed: str) -> None:
+def test_a_stream_that_was_cut_continues(model: Server, undisturbed: str) -> None:
     with model.wire() as wire:
         wire.send("POST", "/v1/streams", GREEDY, SSE)
         assert wire.head() == 200
@@ -68,7 +68,7 @@ def test_a_stream_that_was_cut_goes_on_where_it_was(model: Server, undisturbed: 
     assert _text(whole) == undisturbed
 
 
-def test_neighbours_change_nothing(model: Server, undisturbed: str) -> None:
+def test_other_sequences_change_nothing(model: Server, undisturbed: str) -> None:
     prompts = [PROMPT, "Dogs and cats", "The weather in spring is often"]
     alone = [model.post("/v1/completions", {**GREEDY, "prompt": prompt}).json() for prompt in prompts]
     with contextlib.ExitStack() as stack:
@@ -107,7 +107,7 @@ async def test_a_chat(model: Server) -> None:
     assert 1 <= completion.usage.completion_tokens <= 30
 
 
-def test_a_stop_string_is_where_it_ends(model: Server, undisturbed: str) -> None:
+def test_an_answer_ends_at_its_stop_string(model: Server, undisturbed: str) -> None:
     stop = undisturbed[30:36]
     body = {**GREEDY, "stop": [stop]}
     choice = model.post("/v1/completions", body).json()["choices"][0]
@@ -115,7 +115,7 @@ def test_a_stop_string_is_where_it_ends(model: Server, undisturbed: str) -> None
     assert choice["finish_reason"] == "stop"
 
 
-def test_the_plain_wire_speaks(model: Server) -> None:
+def test_the_plain_wire(model: Server) -> None:
     with model.wire() as wire:
         status, body = wire.request("POST", "/?prompt=Tell%20me%20a%20story%20about%20dogs.&max_tokens=30")
     assert status == 200
@@ -160,9 +160,7 @@ CHAT = {"messages": MESSAGES, "max_tokens": 12, "temperature": 0}
     ],
     ids=["openai", "responses", "anthropic", "ollama"],
 )  # fmt: skip
-def test_tools_that_nobody_asked_to_call_change_nothing(
-    model: Server, path: str, body: dict[str, Any], tools: list[Any]
-) -> None:
+def test_optional_tools_change_nothing(model: Server, path: str, body: dict[str, Any], tools: list[Any]) -> None:
     plain = model.post(path, body)
     with_tools = model.post(path, {**body, "tools": tools})
     assert with_tools.status_code == 200, with_tools.text
@@ -179,7 +177,7 @@ def _said(answer: Any) -> str:  # Any: JSON of four wires
     return str(answer["message"]["content"] if "message" in answer else answer["content"][0]["text"])
 
 
-def test_a_call_that_must_be_made_is_made(model: Server) -> None:
+def test_a_forced_call_is_made(model: Server) -> None:
     forced = {"messages": QUESTION, "temperature": 0, "max_tokens": 100, "tools": [TOOL]}
     chosen = {"type": "function", "function": {"name": "get_weather"}}
     message = model.post("/v1/chat/completions", {**forced, "tool_choice": chosen}).json()["choices"][0]["message"]
@@ -197,7 +195,7 @@ def test_a_call_that_must_be_made_is_made(model: Server) -> None:
     assert block["input"]["city"] in ("Bonn", "Paris")
 
 
-def test_a_chat_goes_on_behind_the_result_of_a_call(model: Server) -> None:
+def test_a_chat_continues_after_the_result_of_a_call(model: Server) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
     messages = [
         *QUESTION,
@@ -223,7 +221,7 @@ def _places(pattern: str) -> Iterator[dict[str, Any]]:  # Any: JSON
     yield {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
 
 
-def test_patterns_that_engines_die_of_are_refused(model: Server) -> None:
+def test_patterns_that_crash_engines_are_refused(model: Server) -> None:
     """They ended or held up the engine's process, and with it everybody's answers."""
     worker = model.worker().pid
     with model.wire() as wire:
@@ -242,7 +240,7 @@ def test_patterns_that_engines_die_of_are_refused(model: Server) -> None:
 
 
 @pytest.mark.deep
-def test_patterns_that_the_library_reads_in_many_ways_are_answered(model: Server) -> None:
+def test_ambiguous_patterns_are_answered(model: Server) -> None:
     for pattern in (r"(\w+\s?)+\.", "([^,]*,?)*;", "((a|b)*(a|b)*)*c"):
         choice = model.post("/v1/chat/completions", {**_CHAT, "guided_regex": pattern}).json()["choices"][0]
         assert choice["finish_reason"] in ("stop", "length")

@@ -1,4 +1,4 @@
-"""Reasoning of a real model, which a grammar or its chat template has write some."""
+"""Reasoning of a real model, forced by a grammar or by its chat template."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def undisturbed(model: Server) -> bytes:
     return body
 
 
-def test_a_grammar_has_it_think(model: Server) -> None:
+def test_a_grammar_makes_it_reason(model: Server) -> None:
     with OpenAI(base_url=f"{model.url}/v1", api_key="none", timeout=LONG_S, max_retries=0) as client:
         stream = client.chat.completions.create(
             model="default", messages=[{"role": "user", "content": "Why do rivers bend?"}], temperature=0, stream=True,
@@ -53,7 +53,7 @@ def test_a_grammar_has_it_think(model: Server) -> None:
 
 
 @pytest.mark.deep
-def test_a_grammar_is_for_the_answer_where_the_template_has_opened_reasoning(model: Server) -> None:
+def test_a_grammar_applies_to_the_answer_after_opened_reasoning(model: Server) -> None:
     answer = model.post("/v1/chat/completions", OPENED | {"guided_regex": "[a-z]{3,9} [a-z]{3,9}"}).json()
     message = answer["choices"][0]["message"]
     assert "reasoning_content" not in message
@@ -75,14 +75,14 @@ def _begin(server: Server, seen: int) -> tuple[str, bytes]:
         return wire.headers["x-stream-id"], b"".join(wire.event() for _ in range(seen))
 
 
-def test_the_engine_dies_while_it_thinks(model: Server, undisturbed: bytes) -> None:
+def test_the_engine_dies_during_reasoning(model: Server, undisturbed: bytes) -> None:
     stream_id, first = _begin(model, 12)
     model.worker().kill()
     assert joined(_bodies(model, stream_id, first, 12)) == joined(undisturbed)
 
 
 @pytest.mark.deep
-def test_the_server_dies_while_it_thinks(smollm2_thinking: Path, undisturbed: bytes, tmp_path: Path) -> None:
+def test_the_server_dies_during_reasoning(smollm2_thinking: Path, undisturbed: bytes, tmp_path: Path) -> None:
     with contextlib.closing(Server(str(smollm2_thinking), "--data-dir", str(tmp_path))) as server:
         stream_id, first = _begin(server.wait_ready(timeout_s=500), 12)
         server.send_signal(signal.SIGKILL)
@@ -93,7 +93,7 @@ def test_the_server_dies_while_it_thinks(smollm2_thinking: Path, undisturbed: by
 
 
 @pytest.mark.deep
-def test_reasoning_that_was_cut_off_goes_on(model: Server, undisturbed: bytes) -> None:
+def test_incomplete_reasoning_is_continued(model: Server, undisturbed: bytes) -> None:
     whole, _ = joined(undisturbed)
     cut = model.post("/v1/chat/completions", OPENED | {"max_tokens": 15}).json()["choices"][0]["message"]
     assert whole.startswith(cut["reasoning_content"])

@@ -1,4 +1,4 @@
-"""What the official clients read of a model that thinks before it answers."""
+"""The official clients with a model that writes reasoning before the answer."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_chat_of_openai_streams(openai: OpenAI) -> None:
         ({"reasoning_format": "deepseek"}, REASONING, TEXT),
     ],
 )
-def test_it_can_be_left_out_or_left_in(
+def test_it_can_be_hidden_or_left_in_the_text(
     more: dict[str, object], reasoning: str | None, text: str, openai: OpenAI
 ) -> None:
     answer = openai.chat.completions.create(
@@ -78,7 +78,7 @@ def test_it_can_be_left_out_or_left_in(
     assert (getattr(message, "reasoning_content", None), message.content) == (reasoning, text)
 
 
-def test_a_template_is_told_not_to_think(openai: OpenAI) -> None:
+def test_thinking_can_be_switched_off_in_the_template(openai: OpenAI) -> None:
     told = {"chat_template_kwargs": {"enable_thinking": False}}
     answer = openai.chat.completions.create(model="scripted", messages=MESSAGES, max_tokens=20, seed=7, extra_body=told)
     message = answer.choices[0].message
@@ -86,7 +86,7 @@ def test_a_template_is_told_not_to_think(openai: OpenAI) -> None:
     assert (getattr(message, "reasoning_content", None), message.content) == (None, Answer(prompt, 20, 7).text)
 
 
-def test_an_answer_that_was_cut_off_in_its_reasoning_is_continued(openai: OpenAI) -> None:
+def test_an_answer_that_ended_in_its_reasoning_is_continued(openai: OpenAI) -> None:
     begun = cast("ChatCompletionMessageParam", {"role": "assistant", "content": "", "reasoning_content": "Water is"})
     answer = openai.chat.completions.create(
         model="scripted", messages=[*MESSAGES, begun], max_tokens=ANSWER.count, seed=7
@@ -127,7 +127,7 @@ def test_a_response_streams(openai: OpenAI) -> None:
     assert [item.type for item in last.response.output] == ["reasoning", "message"]
 
 
-def test_a_response_is_handed_back_as_input(openai: OpenAI) -> None:
+def test_a_response_is_sent_back_as_input(openai: OpenAI) -> None:
     """Its reasoning goes to templates that ask for it."""
     first = openai.responses.create(model="scripted", input=PROMPT, max_output_tokens=ANSWER.count, extra_body=SEED)
     again = cast("ResponseInputParam", [
@@ -191,7 +191,7 @@ def test_a_message_of_anthropic_streams(anthropic: Anthropic) -> None:
     assert again.usage.output_tokens == 9
 
 
-def test_who_does_not_ask_anthropic_for_thinking_gets_none(anthropic: Anthropic, thinking: Server) -> None:
+def test_on_anthropics_wire_thinking_is_off_by_default(anthropic: Anthropic, thinking: Server) -> None:
     """The template is told so. With `omitted` the model thinks, unseen."""
     message = anthropic.messages.create(model="scripted", max_tokens=60, messages=ASKED)
     assert [block.type for block in message.content] == ["text"]
@@ -203,7 +203,7 @@ def test_who_does_not_ask_anthropic_for_thinking_gets_none(anthropic: Anthropic,
     assert unseen.usage.output_tokens_details is not None
 
 
-def test_a_model_that_does_not_think_says_so_to_anthropic(server: Server) -> None:
+def test_on_anthropics_wire_a_model_without_thinking_is_an_error(server: Server) -> None:
     with (
         Anthropic(base_url=server.url, api_key="unused", timeout=LONG_S, max_retries=0) as client,
         pytest.raises(BadRequestError, match="thinking"),
@@ -246,13 +246,13 @@ def test_a_prompt_of_ollama(ollama: Client) -> None:
     assert raw.response == Answer(PROMPT, ANSWER.count, 7, THINKS).text
 
 
-def test_ollama_can_be_told_not_to_think(ollama: Client) -> None:
+def test_on_ollamas_wire_thinking_can_be_switched_off(ollama: Client) -> None:
     answer = ollama.chat("scripted", [{"role": "user", "content": PROMPT}], think=False, options=OPTIONS)
     prompt = (*chat_ids(PROMPT), *b"<think>\n\n</think>\n\n")
     assert (answer.message.thinking, answer.message.content) == (None, Answer(prompt, ANSWER.count, 7).text)
 
 
-def test_what_ollama_can_do_is_told(ollama: Client, server: Server) -> None:
+def test_capabilities_on_ollamas_wire(ollama: Client, server: Server) -> None:
     assert ollama.show("scripted").capabilities == ["completion", "thinking"]
     asked = [{"role": "user", "content": PROMPT}]
     with pytest.raises(ResponseError, match="no levels of thinking"):

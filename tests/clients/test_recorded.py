@@ -1,4 +1,4 @@
-"""Requests in the shapes that chat pages and coding assistants send, with the values that they have by default."""
+"""Requests as chat pages and coding assistants send them, with their default values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Triton's own client, what Inferless' sends, and readers of streams, for which neither has one."""
+"""Triton's client, requests of Inferless' client, and readers of streams, which neither of them has."""
 
 from __future__ import annotations
 

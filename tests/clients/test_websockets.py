@@ -1,4 +1,4 @@
-"""The `websockets` library's clients, and one that does what no library would, against a real server."""
+"""The clients of the `websockets` library, and a client that breaks the protocol, with a real server."""
 
 from __future__ import annotations
 

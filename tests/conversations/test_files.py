@@ -1,4 +1,4 @@
-"""Conversations to files and back, in each form; and files that are wrong."""
+"""Conversations as files in each format, and invalid files."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _paths(items: list[Item]) -> list[list[object]]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_model_is_shown_the_same_whatever_the_form(form: str) -> None:
+def test_the_prompt_is_the_same_in_every_format(form: str) -> None:
     one, other = _line(*_TALK), _line(Item(role="user", text="Hi"))
     drafts = _again(form, one, other)
     for (_, items), draft in zip((one, other), drafts, strict=True):

@@ -1,4 +1,4 @@
-"""Items as messages and back, titles, and where a request may go on."""
+"""Conversion between items and messages, titles, and the places where a request may continue."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _MESSAGES = st.lists(
 
 
 @given(_MESSAGES)
-def test_any_messages_do(messages: list[Message]) -> None:
+def test_any_messages_can_be_converted(messages: list[Message]) -> None:
     assert messages_of(items_of(messages)) == tuple(messages)
 
 
@@ -63,7 +63,7 @@ def test_a_call_without_text_is_one_item() -> None:
     assert messages_of(items_of([message])) == (message,)
 
 
-def test_templates_see_a_developer_as_the_system() -> None:
+def test_templates_see_a_developer_as_system() -> None:
     assert messages_of([Item(role="developer", text="Hm")]) == (Message("system", "Hm"),)
 
 

@@ -1,4 +1,4 @@
-"""What a stream becomes in its conversation."""
+"""The items that a stream adds to its conversation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CALL = '<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call>'
 _TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 
 
-def test_a_turn_is_read_as_it_was_written() -> None:
+def test_a_turn_is_read_unchanged() -> None:
     turn = Turn(conversation_id="c", parent_id="p", said=(Item(role="user", text="é\u2028"),), reads_tools=True)
     assert read_turn(turn.encode()) == turn
 
@@ -36,12 +36,12 @@ def test_input_and_answer_follow_each_other() -> None:
     assert {item.stream_id for item in said} == {""}
 
 
-def test_an_answer_that_failed_at_once_is_there() -> None:
+def test_an_answer_that_failed_at_once_is_an_item() -> None:
     (answer,) = Turn(conversation_id="c", reads_tools=True).answer("s", Spoken("", "incomplete"), None, 0.0)
     assert (answer.role, answer.text, answer.status) == ("assistant", "", "incomplete")
 
 
-def test_an_answer_has_the_beginning_that_it_was_given() -> None:
+def test_an_answer_has_its_given_beginning() -> None:
     for reads_tools in (False, True):
         turn = Turn(conversation_id="c", prefix="Once ", reads_tools=reads_tools)
         (answer,) = turn.answer("s", Spoken("upon", "completed"), None, 0.0)

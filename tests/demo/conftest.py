@@ -1,4 +1,4 @@
-"""A demo for a module, and demos of a test's own."""
+"""A demo shared by a module, and demos for single tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A real `tailrace demo`: its parent process, and whichever server it keeps."""
+"""A real `tailrace demo`: its parent process and its current server."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_the_server_ends_with_its_parent() -> None:
         until(lambda: not any(process.is_running() for process in family))
 
 
-def test_a_server_that_is_killed_by_anybody_comes_back() -> None:
+def test_a_killed_server_is_restarted() -> None:
     with contextlib.closing(Demo("--offline")) as demo:
         demo.wait_ready()
         for life in (1, 2):
@@ -104,7 +104,7 @@ def parcel(tmp_path: Path) -> Path:
 
 
 @pytest.mark.deep
-def test_the_model_comes_while_a_stream_runs(tmp_path: Path, parcel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_is_added_while_a_stream_runs(tmp_path: Path, parcel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server restarts with the model, and the running stream continues."""
     monkeypatch.setenv("TAILRACE_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PIP_NO_INDEX", "1")

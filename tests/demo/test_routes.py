@@ -44,7 +44,7 @@ def test_it_says_that_the_engine_is_simulated(demo: Demo) -> None:
     assert state["fetch"] is None
 
 
-def test_a_plain_stream_says_the_same_as_a_kept_one(demo: Demo) -> None:
+def test_a_plain_stream_has_the_same_text_as_a_kept_one(demo: Demo) -> None:
     stream_id = demo.create(BODY)
     assert _plain_texts(demo, lambda: None) == (TEXT, False)
     assert demo.wait_state(stream_id, "done")["text"] == TEXT
@@ -129,7 +129,7 @@ def test_one_stream_on_four_wires(demo: Demo) -> None:
         ({"via": "1.1 proxy"}, True),
     ],
 )
-def test_who_may_not_kill(demo: Demo, path: str, headers: dict[str, str], has_token: bool) -> None:
+def test_requests_that_may_not_kill(demo: Demo, path: str, headers: dict[str, str], has_token: bool) -> None:
     before = demo.demo_state()
     sent = {name.encode(): value.encode() for name, value in headers.items()}
     if has_token:
@@ -146,7 +146,7 @@ def test_a_get_kills_nothing(demo: Demo, path: str) -> None:
     assert demo.http.get(path, headers={TOKEN: demo.demo_state()["token"]}).status_code == 405
 
 
-def test_the_token_is_for_no_other_page(demo: Demo) -> None:
+def test_other_pages_cannot_read_the_token(demo: Demo) -> None:
     answer = demo.http.get("/demo/state", headers={"origin": "https://elsewhere.example"})
     assert answer.status_code == 403
     assert "access-control-allow-origin" not in demo.http.get("/demo/state").headers
@@ -156,7 +156,7 @@ def test_no_engine_of_that_name(demo: Demo) -> None:
     assert demo.kill("engine?model=none").status_code == 404
 
 
-def test_no_other_address_is_listened_on(demo: Demo) -> None:
+def test_it_listens_only_on_loopback(demo: Demo) -> None:
     own = [
         address.address
         for addresses in psutil.net_if_addrs().values()
@@ -192,17 +192,17 @@ def test_other_servers_have_no_demo(server: Server, method: str, path: str) -> N
         ({"prompt": "x", "model": "none"}, 404, "model"),
     ],
 )
-def test_what_a_plain_stream_may_not_ask(demo: Demo, body: dict[str, Any], status: int, param: str | None) -> None:
+def test_invalid_bodies_of_plain_streams(demo: Demo, body: dict[str, Any], status: int, param: str | None) -> None:
     answer = demo.post("/demo/plain", body)
     assert (answer.status_code, answer.json()["error"]["param"]) == (status, param)
 
 
-def test_a_plain_stream_wants_json(demo: Demo) -> None:
+def test_a_plain_stream_needs_json(demo: Demo) -> None:
     assert demo.http.post("/demo/plain", content=b"prompt=x").status_code == 415
     assert demo.post("/demo/plain", []).status_code == 400
 
 
-def test_plain_streams_are_few(demo: Demo) -> None:
+def test_the_number_of_plain_streams_is_limited(demo: Demo) -> None:
     body = {"prompt": PROMPT, "max_tokens": 512}
     with (
         httpx.Client(base_url=demo.url, trust_env=False, timeout=60) as client,
@@ -216,5 +216,5 @@ def test_plain_streams_are_few(demo: Demo) -> None:
 
 
 @pytest.mark.parametrize("path", ["/demo/page/none.js", "/demo/page/..%2Froutes.py", "/demo/page/", "/demo/none"])
-def test_nothing_else_is_there(demo: Demo, path: str) -> None:
+def test_other_paths_are_404(demo: Demo, path: str) -> None:
     assert demo.http.get(path).status_code == 404

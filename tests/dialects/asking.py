@@ -1,4 +1,4 @@
-"""Asks an operation something, with a server that is only its facts."""
+"""Runs operations with a fake server that has only facts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Server-sent events as a browser reads them, and nothing more lenient."""
+"""A parser of server-sent events as strict as a browser's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Anthropic's wire: what its clients may ask, and what becomes of it."""
+"""Anthropic's wire: requests and answers."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_a_chat_that_ends_with_the_beginning_of_an_answer_is_continued() -> None
     assert not call_of({"messages": [user("Hi"), assistant([call])]}).request.continue_final
 
 
-def test_an_empty_beginning_is_none() -> None:
+def test_an_empty_beginning_is_ignored() -> None:
     request = call_of({"messages": [user("Hi"), assistant("")]}).request
     assert not request.continue_final
     assert request.messages == (Message("user", "Hi"),)
@@ -180,7 +180,7 @@ def test_at_most_one_call() -> None:
 
 
 @pytest.mark.parametrize(("length", "expected"), [(None, "tool_use"), (45, "max_tokens")])
-def test_an_only_call_that_is_complete_was_not_cut_short(length: int | None, expected: str) -> None:
+def test_a_single_complete_call_is_not_incomplete(length: int | None, expected: str) -> None:
     text = '<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call> And then'[:length]
     events: list[Event] = [TextDelta(text, (65,), finish_reason="length"), End("done", Usage(1, 1))]
     view = MessagesView(reads_tools=True, single_call=True)
@@ -222,18 +222,18 @@ def test_structured_output() -> None:
         {"diagnostics": {"previous_message_id": "m"}},
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(body: JsonBody) -> None:
+def test_unsupported_fields_are_refused_by_name(body: JsonBody) -> None:
     with pytest.raises(UnsupportedParameter) as refused:
         call_of(body)
     assert refused.value.param in body
 
 
 @pytest.mark.parametrize("body", [{"thinking": {"type": "disabled"}}, {"thinking": None}])
-def test_what_asks_for_no_thinking_is_taken(body: JsonBody) -> None:
+def test_disabled_thinking_is_accepted(body: JsonBody) -> None:
     assert call_of(body) == call_of({})
 
 
-def test_what_changes_no_answer_is_ignored_and_named() -> None:
+def test_fields_without_effect_are_ignored_and_named() -> None:
     kept = {"cache_control": {"type": "ephemeral"}}
     failed = {"type": "tool_result", "tool_use_id": "t1", "content": "no", "is_error": True}
     body = {
@@ -295,7 +295,7 @@ def test_wrong_values_are_refused(body: JsonBody) -> None:
         call_of(body)
 
 
-def test_many_turns_of_one_role_are_joined_in_no_time() -> None:
+def test_many_turns_of_one_role_are_joined_in_linear_time() -> None:
     turns = [user("x" * 180)] * 10_000
     (joined,) = messages(*turns)
     assert len(joined.content) == 10_000 * 181 - 1
@@ -335,7 +335,7 @@ def test_a_heartbeat_is_a_ping() -> None:
 @pytest.mark.parametrize(
     "path", sorted(GOLDEN.glob("anthropic*/*.txt")), ids=lambda path: f"{path.parent.name}-{path.stem}"
 )
-def test_events_are_in_the_order_that_clients_build_on(path: Path) -> None:
+def test_events_are_in_the_order_that_clients_expect(path: Path) -> None:
     events = parse(path.read_bytes())
     assert [json.loads(event.text)["type"] for event in events] == [event.event for event in events]
     names = " ".join(re.sub("^(content_block|message)_", r"\1.", event.event) for event in events)

@@ -1,4 +1,4 @@
-"""The list of models as Anthropic's clients turn its pages."""
+"""The pages of the list of models on Anthropic's wire."""
 
 from __future__ import annotations
 

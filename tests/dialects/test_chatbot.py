@@ -1,4 +1,4 @@
-"""The chatbot's conversation, and how a socket is closed."""
+"""The chatbot's conversation, and the codes that close its socket."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_without_a_template_texts_are_joined() -> None:
 
 
 @pytest.mark.parametrize(("num_tokens", "num_left"), [(1, 2), (10, 2), (11, 1), (30, 1), (31, 0), (1_000, 0)])
-def test_the_oldest_turns_go_until_enough_is_gone(num_tokens: int, num_left: int) -> None:
+def test_the_oldest_turns_are_dropped_until_it_fits(num_tokens: int, num_left: int) -> None:
     conversation = _spoken()
     assert conversation.shorten(num_tokens)
     assert conversation.num_turns == num_left
@@ -55,7 +55,7 @@ def test_the_oldest_turns_go_until_enough_is_gone(num_tokens: int, num_left: int
     assert contents == [f"{who} {n}" for n in range(4 - num_left, 4) for who in ("prompt", "answer")] + ["!"]
 
 
-def test_there_may_be_nothing_to_forget() -> None:
+def test_there_may_be_no_turn_to_drop() -> None:
     assert not ChatbotConversation(has_template=True).shorten(1)
 
 

@@ -1,4 +1,4 @@
-"""`conversation` on the wires that have it: what the model is shown, and what is kept."""
+"""The field `conversation` on the wires that have it: the prompt, and the kept turn."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_without_one_nothing_is_kept() -> None:
     assert request.on_disconnect == "cancel"
 
 
-def test_the_model_is_shown_the_branch_and_what_is_new() -> None:
+def test_the_prompt_has_the_branch_and_the_new_items() -> None:
     more: JsonBody = {"role": "user", "content": "More"}
     for request, turn in (_chat([more], _HI, _HO), _respond([more], _HI, _HO), _respond("More", _HI, _HO)):
         assert request.messages == (Message("user", "Hi"), Message("assistant", "Ho"), Message("user", "More"))
@@ -69,26 +69,26 @@ def test_instructions_are_for_one_response() -> None:
     assert [item.role for item in turn.said] == ["user"]
 
 
-def test_a_question_that_is_there_is_answered() -> None:
+def test_a_stored_question_is_answered() -> None:
     for request, turn in (_chat([], _HI), _respond([], _HI)):
         assert request.messages == (Message("user", "Hi"),)
         assert (turn.parent_id, turn.said) == ("a", ())
 
 
-def test_an_answer_that_failed_is_given_anew() -> None:
+def test_a_failed_answer_is_generated_again() -> None:
     for request, turn in (_chat([], _HI, _FAILED), _respond([], _HI, _FAILED)):
         assert request.messages == (Message("user", "Hi"),)
         assert turn.parent_id == "a"
 
 
-def test_a_chat_goes_on_from_the_answer_that_is_there() -> None:
+def test_a_chat_continues_the_stored_answer() -> None:
     request, turn = _chat([], _HI, _HO)
     assert request.continue_final
     assert request.messages[-1] == Message("assistant", "Ho")
     assert (turn.parent_id, turn.said, turn.prefix) == ("a", (), "Ho")
 
 
-def test_a_chat_goes_on_from_a_beginning_that_is_sent() -> None:
+def test_a_chat_continues_the_given_beginning() -> None:
     request, turn = _chat([{"role": "user", "content": "And?"}, {"role": "assistant", "content": "Well"}], _HI, _HO)
     assert request.continue_final
     assert (turn.parent_id, turn.prefix) == ("b", "Well")

@@ -1,4 +1,4 @@
-"""The rules that keep every known client reading, held against the golden files and against any stream there could be.
+"""Rules that all known clients need, checked on the golden files and on random streams.
 
 Source of the rules: WHATWG HTML 9.2, and the framings that were measured to break openai-python, huggingface_hub,
 text-generation, vLLM's benchmark and fetch-event-source.
@@ -71,13 +71,13 @@ def test_framing(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [*OPENAI, *TGI], ids=by_name)
-def test_only_data_lines_where_clients_take_an_id_for_a_promise(path: Path) -> None:
+def test_only_data_lines_for_clients_that_expect_json_after_an_id(path: Path) -> None:
     for event in whole_events(path.read_bytes()):
         assert re.fullmatch(rb"data: [^\n]+\n\n", event)
 
 
 @pytest.mark.parametrize("path", OPENAI, ids=by_name)
-def test_openai_streams_end_in_done_and_say_how_they_ended(path: Path) -> None:
+def test_openai_streams_end_with_done_and_a_reason(path: Path) -> None:
     messages = [message.text for message in parse(path.read_bytes())]
     assert messages.index("[DONE]") == len(messages) - 1
     chunks = [objects(text) for text in messages[:-1]]
@@ -196,7 +196,7 @@ def reasoning_of(events: list[Event], choice: int) -> str:
 
 @few
 @given(streams())
-def test_native_says_everything_there_is(events: list[Event]) -> None:
+def test_native_events_have_all_facts(events: list[Event]) -> None:
     stream = transcript("native", events)
     check_framing(stream)
     messages = parse(stream)
@@ -224,7 +224,7 @@ def test_a_native_stream_may_be_encoded_from_anywhere(events: list[Event], seen:
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_a_golden_native_stream_may_be_encoded_from_every_place(stream: str) -> None:
+def test_a_golden_native_stream_may_be_encoded_from_every_event(stream: str) -> None:
     events = STREAMS[stream]
     whole = transcript("native", events)
     before = whole_events(whole)
@@ -295,7 +295,7 @@ def test_tgi_events_carry_the_whole_text_outside_special_tokens(events: list[Eve
 
 @few
 @given(streams(1, only_done=True))
-def test_whole_answers_say_what_the_streams_say(events: list[Event]) -> None:
+def test_whole_answers_equal_the_streams(events: list[Event]) -> None:
     text = texts_of(events)[0]
     chat = objects(VIEWS["chat"].open(facts()).whole(events).decode())
     assert chat["choices"][0]["message"]["content"] == text

@@ -1,4 +1,4 @@
-"""Every wire, byte for byte. `tests/golden/README.md` says how to write the files anew."""
+"""The exact bytes of every wire. `tests/golden/README.md` explains how to update the files."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def test_an_answer_in_one_piece(view: str, stream: str) -> None:
     check(GOLDEN / view / f"{stream}.json", encoder_for(view, STREAMS[stream]).whole(STREAMS[stream]))
 
 
-def test_no_transcript_is_left_over() -> None:
+def test_no_unused_transcripts() -> None:
     expected = {GOLDEN / view / f"{stream}.txt" for view, stream in _streamed}
     expected |= {GOLDEN / view / f"{stream}.json" for view, stream in _whole}
     assert set(GOLDEN.glob("*/*")) == expected
 
 
 @pytest.mark.parametrize("stream", [name for name in STREAMS if not name.startswith(("stop", "thinking"))])
-def test_the_streams_are_what_the_vocabulary_says(stream: str) -> None:
+def test_the_streams_agree_with_the_vocabulary(stream: str) -> None:
     for choice in (0, 1):
         detokenizer = Detokenizer(vocabulary())
         deltas = [e for e in STREAMS[stream] if isinstance(e, TextDelta) and e.choice == choice]

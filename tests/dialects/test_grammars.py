@@ -1,4 +1,4 @@
-"""Grammars of clients: what engines honour passes as it is, and nothing else does, whatever it is made of."""
+"""Grammars of clients: supported ones pass unchanged, all others are refused."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ LIST = {"type": "object", "properties": {"next": {"$ref": "#/$defs/list"}}}
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_honoured_passes_as_it_is(schema: JsonBody) -> None:
+def test_supported_schemas_pass_unchanged(schema: JsonBody) -> None:
     grammar = grammar_of_schema(schema, "field")
     assert grammar.kind == "json_schema"
     assert grammar.source.isascii()
@@ -124,7 +124,7 @@ def test_properties_may_have_the_names_of_keywords() -> None:
      "unevaluatedProperties", "uniqueItems"],
 )  # fmt: skip
 @pytest.mark.parametrize("below", [False, True])
-def test_keywords_that_are_not_honoured_are_named(name: str, below: bool) -> None:
+def test_unsupported_keywords_are_named(name: str, below: bool) -> None:
     schema: JsonBody = {"type": "string", name: CANARY}
     error = of_schema({"anyOf": [{}, {"items": schema}]} if below else schema)
     assert isinstance(error, UnsupportedParameter)
@@ -132,7 +132,7 @@ def test_keywords_that_are_not_honoured_are_named(name: str, below: bool) -> Non
 
 
 @pytest.mark.parametrize("name", [CANARY, "", "Type", "$anchor", "$dynamicRef"])
-def test_keywords_that_a_client_made_up_are_not_repeated(name: str) -> None:
+def test_unknown_keywords_are_not_repeated(name: str) -> None:
     error = of_schema({name: 1})
     assert isinstance(error, UnsupportedParameter)
     assert "one of its keywords" in error.message
@@ -209,14 +209,14 @@ def test_wrong_values_are_refused_with_the_reason(schema: object, said: str) -> 
     ],
     ids=str,
 )  # fmt: skip
-def test_references_that_lead_nowhere_are_refused(reference: object, definitions: object) -> None:
+def test_invalid_references_are_refused(reference: object, definitions: object) -> None:
     error = of_schema({"type": "array", "items": {"$ref": reference}, "$defs": definitions})
     assert type(error) is RequestError
     assert "a $ref must lead to" in error.message
 
 
 @pytest.mark.parametrize("beside", [{"type": "string"}, {"required": ["a"]}, {"maxLength": 3}, {"enum": [1]}])
-def test_what_an_engine_would_not_see_beside_a_reference_is_refused(beside: JsonBody) -> None:
+def test_keywords_that_engines_ignore_beside_a_reference_are_refused(beside: JsonBody) -> None:
     error = of_schema({"$ref": "#/$defs/a", **beside, "$defs": {"a": {}}})
     assert type(error) is RequestError
     assert "$ref cannot be combined" in error.message
@@ -234,7 +234,7 @@ def test_what_an_engine_would_not_see_beside_a_reference_is_refused(beside: Json
         {"format": "date"},
     ],
 )
-def test_what_an_engine_would_look_at_alone_stands_alone(schema: JsonBody) -> None:
+def test_keywords_that_engines_read_alone_must_be_alone(schema: JsonBody) -> None:
     assert type(of_schema(schema)) is RequestError
 
 
@@ -247,7 +247,7 @@ def test_what_an_engine_would_look_at_alone_stands_alone(schema: JsonBody) -> No
         {"prefixItems": [{"type": "string", "pattern": "[ab]{60}"}] * 2},
     ],
 )
-def test_what_takes_long_to_compile_is_refused(schema: JsonBody) -> None:
+def test_schemas_that_compile_slowly_are_refused(schema: JsonBody) -> None:
     error = of_schema(schema)
     assert isinstance(error, RequestError)
     assert "too large" in error.message
@@ -289,11 +289,11 @@ def test_size_has_limits(fits: JsonBody, too_large: JsonBody) -> None:
     ],
     ids=lambda schema: str(schema)[:60],
 )
-def test_hostile_schemas_are_refused_in_no_time(schema: JsonBody) -> None:
+def test_hostile_schemas_are_refused_quickly(schema: JsonBody) -> None:
     of_schema(read_json(to_json(schema)))
 
 
-def test_ways_through_choices_of_choices_are_not_counted() -> None:
+def test_nested_choices_take_linear_time() -> None:
     """Six choices at thirteen places make as many as there are people."""
     grammar_of_schema(chain(13, num_choices=6), "field")
 
@@ -308,7 +308,7 @@ def test_ways_through_choices_of_choices_are_not_counted() -> None:
      r"\(?\d{3}\)?", r"\$\d+", r"\++", r"\|?", r"\{x\}", "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}",
      "(a{64}){64}", ".{64}", "(?:.{32}){2}", "[a-z]" * 64, "x" * 2000, r"[^\\]\\", "(a+)+$", "(a*)*b"],
 )  # fmt: skip
-def test_regexes_that_are_the_same_everywhere_pass_as_they_are(text: str) -> None:
+def test_portable_regexes_pass_unchanged(text: str) -> None:
     assert read_tgi_grammar("regex", text) == Grammar("regex", text)
     assert read_response_format({"type": "regex", "value": text}) == Grammar("regex", text)
     schema = {"type": "string", "pattern": text}
@@ -329,14 +329,14 @@ def test_regexes_that_are_the_same_everywhere_pass_as_they_are(text: str) -> Non
      "((a{64}){64}){2}", "(?:(?:a{64}){64}){64}", "(?:ab{64}){63}" * 2, ".{64}.", "(?:.{33}){2}",
      r"\w{60}\d{5}", "[a-z]" * 65],
 )  # fmt: skip
-def test_regexes_beyond_that_are_refused(text: str) -> None:
+def test_other_regexes_are_refused(text: str) -> None:
     assert type(of_regex(text)) is UnsupportedParameter
 
 
 @pytest.mark.parametrize(
     "text", [None, 5, [], {}, "", "x" * 2001, "(", ")", "(" * 2000, "[", "a\\", "*", "a**", "a{3,2}", "[b-a]", "(?:"]
 )
-def test_what_is_no_regex_is_refused(text: object) -> None:
+def test_invalid_regexes_are_refused(text: object) -> None:
     assert type(of_regex(text)) is RequestError
 
 
@@ -353,7 +353,7 @@ def test_a_regex_may_have_lines() -> None:
     assert read_tgi_grammar("regex", "a\tb\r\nc") == Grammar("regex", "a\tb\r\nc")
 
 
-def test_what_a_regex_says_is_not_repeated() -> None:
+def test_errors_do_not_repeat_the_regex() -> None:
     of_regex(f"({CANARY}")
     of_regex(f"(?={CANARY})")
     of_regex(f"(?P<{CANARY}>a)")
@@ -361,7 +361,7 @@ def test_what_a_regex_says_is_not_repeated() -> None:
 
 @settings(max_examples=400)
 @given(st.text("ab0159()[]{}|*+?^$\\.-,:=!<>PiudDwnx&~\n", max_size=30))
-def test_any_text_as_a_regex_is_taken_or_refused(text: str) -> None:
+def test_any_text_is_accepted_or_refused_as_a_regex(text: str) -> None:
     """Warnings are errors here: what Python finds doubtful is not the same everywhere."""
     found = outcome(lambda: read_tgi_grammar("regex", text))
     assert found == Grammar("regex", text) or (isinstance(found, RequestError) and found.param == "grammar")
@@ -371,7 +371,7 @@ def test_any_text_as_a_regex_is_taken_or_refused(text: str) -> None:
     "text", ["[a" * 1000, "[" * 2000, "\\" * 2000, "(?:" * 600, "a|" * 1000, "{" * 2000, "{1,1}" * 400, "a{1}b" * 400,
              "(a*)*" * 400, "(" * 900 + ")" * 900, "(((a*)*)*)*" * 100, "[^" * 1000, "x*" * 1000]
 )  # fmt: skip
-def test_hostile_regexes_take_no_time(text: str) -> None:
+def test_hostile_regexes_are_refused_quickly(text: str) -> None:
     outcome(lambda: read_tgi_grammar("regex", text))
 
 
@@ -404,7 +404,7 @@ values = st.recursive(
 
 @settings(max_examples=500)
 @given(values)
-def test_any_json_as_a_schema_is_taken_or_refused(schema: object) -> None:
+def test_any_json_is_accepted_or_refused_as_a_schema(schema: object) -> None:
     found = outcome(lambda: grammar_of_schema(schema, "field"))
     if isinstance(found, Grammar):
         assert json.loads(found.source) == schema
@@ -416,7 +416,7 @@ def test_any_json_as_a_schema_is_taken_or_refused(schema: object) -> None:
 
 @settings(max_examples=300)
 @given(values, st.sampled_from(["json", "json_object", "json_schema", "regex", "text", "x"]))
-def test_any_json_in_its_wrappings_is_taken_or_refused(value: object, kind: str) -> None:
+def test_any_json_is_accepted_or_refused_as_a_response_format(value: object, kind: str) -> None:
     formats: list[object] = [
         value,
         {"type": value},

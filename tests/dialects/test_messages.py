@@ -1,4 +1,4 @@
-"""What stands inside messages is not lost without a word."""
+"""Parts of messages are never dropped silently."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_unknown_fields_are_named_at_any_depth() -> None:
 
 @both
 @pytest.mark.parametrize("role", ["system", "developer", "user", "tool"])
-def test_no_content_is_no_message(parse: Parse, role: str) -> None:
+def test_a_message_without_content_is_refused(parse: Parse, role: str) -> None:
     for message in ({}, {"content": None}):
         with pytest.raises(RequestError) as caught:
             parse({"messages": [{"role": role, **message}]})
@@ -99,7 +99,7 @@ def test_only_an_assistant_calls(parse: Parse, role: str) -> None:
     [[{}], [{"id": "1"}], [{"function": {}}], [{"function": {"name": 1}}], [call(arguments=[1])], "look", [None],
      [call() | {"type": "code_interpreter"}]],
 )  # fmt: skip
-def test_a_call_that_is_none(parse: Parse, calls: object) -> None:
+def test_an_invalid_call(parse: Parse, calls: object) -> None:
     with pytest.raises(RequestError) as caught:
         parse({"messages": [{"role": "assistant", "content": None, "tool_calls": calls}]})
     assert str(caught.value.param).startswith("messages[0].tool_calls")

@@ -31,7 +31,7 @@ def test_defaults() -> None:
     assert (call.stream, call.at_once, call.status, call.ignored) == (False, True, 201, ())
 
 
-def test_what_other_wires_do_not_have() -> None:
+def test_fields_that_other_wires_do_not_have() -> None:
     request = parse({"prompt": "", "on_disconnect": "cancel", "linger_s": 0.5, "logprobs": True}).request
     assert (prompt_of(request), request.on_disconnect, request.linger_s) == ("", "cancel", 0.5)
     assert request.sampling.logprobs
@@ -47,13 +47,13 @@ def test_what_other_wires_do_not_have() -> None:
         ("", False),
     ],
 )
-def test_what_is_accepted_decides_about_streaming(accept: str, streams: bool) -> None:
+def test_the_accept_header_decides_about_streaming(accept: str, streams: bool) -> None:
     call = native.parse(asked({"prompt": "Hi"}, headers={"accept": accept}))
     assert isinstance(call, GenerateCall)
     assert call.stream is streams
 
 
-def test_a_post_with_a_cursor_is_a_following_whatever_its_body() -> None:
+def test_a_post_with_a_cursor_follows_the_stream() -> None:
     stream_id = facts().stream_id
     found = native.parse(asked({"nonsense": 1}, headers={"last-event-id": f"{stream_id}-7"}))
     assert isinstance(found, Following)
@@ -71,7 +71,7 @@ def test_a_post_with_a_cursor_is_a_following_whatever_its_body() -> None:
         (None, f"{'s' * 22}-6", 6),
     ],
 )
-def test_where_a_reader_goes_on(header: str | None, query: str | None, after: int) -> None:
+def test_the_position_of_a_reader(header: str | None, query: str | None, after: int) -> None:
     headers = {} if header is None else {"last-event-id": header}
     asking = asked(query={} if query is None else {"after": query}, path={"stream_id": "s" * 22}, headers=headers)
     found = native.parse_following(asking)
@@ -116,7 +116,7 @@ def test_how_many_messages(messages: list[object]) -> None:
         None,
     ],
 )
-def test_a_message_that_is_none(message: object) -> None:
+def test_an_invalid_message(message: object) -> None:
     with pytest.raises(RequestError) as caught:
         parse({"messages": [{"role": "user", "content": "Hi"}, message]})
     assert str(caught.value.param).startswith("messages[1]")
@@ -127,19 +127,19 @@ def test_a_message_that_is_none(message: object) -> None:
     ("name", "value"),
     [("on_disconnect", "never"), ("linger_s", 0), ("linger_s", 86_401), ("linger_s", "1"), ("logprobs", 1)],
 )
-def test_ranges_of_its_own(name: str, value: object) -> None:
+def test_ranges_of_native_fields(name: str, value: object) -> None:
     with pytest.raises(RequestError) as caught:
         parse({"prompt": "Hi", name: value})
     assert caught.value.param == name
 
 
-def test_a_typing_mistake_is_refused_by_name() -> None:
+def test_a_misspelled_field_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedParameter) as caught:
         parse({"prompt": "Hi", "temprature": 1})
     assert (caught.value.param, caught.value.message) == ("temprature", "Unknown field: temprature.")
 
 
-def test_an_unknown_name_is_shown_as_no_more_than_a_name() -> None:
+def test_unknown_names_are_shown_safely() -> None:
     with pytest.raises(UnsupportedParameter) as caught:
         parse({"prompt": "Hi", "a\r\nset-cookie: \u2028<b>" + "x" * 1000: 1})
     assert str(caught.value.param).isascii()
@@ -158,7 +158,7 @@ def test_an_unknown_name_is_shown_as_no_more_than_a_name() -> None:
         ("top_logprobs", 1, 0),
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(name: str, wanted: object, harmless: object) -> None:
+def test_unsupported_fields_are_refused_by_name(name: str, wanted: object, harmless: object) -> None:
     with pytest.raises(UnsupportedParameter) as caught:
         parse({"prompt": "Hi", name: wanted})
     assert caught.value.param == name
@@ -217,7 +217,7 @@ def test_the_state_shows_every_choice_and_why_it_failed() -> None:
     assert (shown["status"], shown["error"]["code"], shown["text"]) == ("error", "engine_unavailable", " the")
 
 
-def test_an_error_that_counts() -> None:
+def test_an_error_with_counts() -> None:
     _, body = native.encode_error(ContextLengthExceeded(9000, 8192, max_tokens=5))
     assert json.loads(body)["error"] == {
         "message": "The prompt has 9000 tokens and 5 were asked for, but 8192 is the limit.",

@@ -1,4 +1,4 @@
-"""Ollama's wire: what its clients may ask, and what becomes of it."""
+"""Ollama's wire: requests and answers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_it_streams_unless_it_is_told_not_to() -> None:
     assert not chat({"stream": False}).stream
 
 
-def test_defaults_are_ollamas_as_far_as_the_engine_goes() -> None:
+def test_defaults_are_ollamas_if_the_engine_supports_them() -> None:
     assert generate({}).request.sampling == Sampling(temperature=0.8, top_k=40, top_p=0.9)
     assert generate({}, server=BARE).request.sampling == Sampling(temperature=0.8)
     assert sampling({"temperature": 0}) == Sampling(temperature=0.0)
@@ -98,11 +98,11 @@ def test_options() -> None:
 
 
 @pytest.mark.parametrize("count", [-2, -1, 0])
-def test_no_limit_is_the_servers(count: int) -> None:
+def test_no_limit_means_the_servers_default(count: int) -> None:
     assert sampling({"num_predict": count}).max_tokens is None
 
 
-def test_a_seed_of_minus_one_is_none() -> None:
+def test_a_seed_of_minus_one_is_no_seed() -> None:
     assert sampling({"seed": -1}).seed is None
 
 
@@ -122,7 +122,7 @@ def test_a_bare_prompt_is_a_chats_turn_where_the_model_can_chat() -> None:
     assert prompt_of(generate({}, server=FakeServer(prompt_template="<{prompt}>")).request) == "<Hi>"
 
 
-def test_a_raw_prompt_is_taken_as_it_stands() -> None:
+def test_a_raw_prompt_is_not_changed() -> None:
     assert prompt_of(generate({"raw": True}).request) == "Hi"
     with pytest.raises(RequestError, match="raw cannot be used with system"):
         generate({"raw": True, "system": "Be brief."})
@@ -159,7 +159,7 @@ def test_calls_and_their_results_are_given_ids() -> None:
     assert answered == [("a", "call00002"), ("b", "call00001"), ("c", "call00003"), ("d", ""), ("e", "its own")]
 
 
-def test_many_calls_and_results_find_each_other_in_as_many_steps() -> None:
+def test_many_calls_and_results_are_matched_in_linear_time() -> None:
     calls = [{"function": {"name": "look", "arguments": {}}}] * 2000
     others = [{"role": "tool", "content": "", "tool_name": "ask"}] * 2000
     ours = [{"role": "tool", "content": "", "tool_name": name} for name in ("look", None)] * 1000
@@ -214,7 +214,7 @@ def test_logprobs() -> None:
         {"messages": [{"role": "user", "content": "Hi", "images": ["aGk="]}]},
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(body: JsonBody) -> None:
+def test_unsupported_fields_are_refused_by_name(body: JsonBody) -> None:
     name = next(iter(body.get("options", body)))
     with pytest.raises(UnsupportedParameter) as refused:
         chat(body)
@@ -229,7 +229,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(body: JsonBody) -> None:
         {"options": {"mirostat": 0, "repeat_last_n": -1, "tfs_z": 1.0, "penalize_newline": True}},
     ],
 )
-def test_what_asks_for_nothing_is_taken(body: JsonBody) -> None:
+def test_neutral_values_are_accepted(body: JsonBody) -> None:
     assert generate(body).ignored == ()
 
 
@@ -278,13 +278,13 @@ def test_wrong_messages_are_refused(messages: object) -> None:
         chat({"messages": messages})
 
 
-def test_tools_and_a_format_exclude_each_other() -> None:
+def test_tools_and_a_format_cannot_be_combined() -> None:
     with pytest.raises(RequestError, match="cannot be used with tools"):
         chat({"tools": [TOOL], "format": "json"})
 
 
 @pytest.mark.parametrize("body", [{"prompt": ""}, {"prompt": None}, {"stream": False, "prompt": ""}])
-def test_asking_for_nothing_says_that_the_model_is_there(body: JsonBody) -> None:
+def test_a_request_without_a_prompt_loads_the_model(body: JsonBody) -> None:
     reply = ollama.parse_generate(asked({**HI, **body}))
     assert isinstance(reply, Reply)
     head = {"model": "scripted", "created_at": "2023-11-14T22:13:20Z"}
@@ -295,7 +295,7 @@ def test_asking_for_nothing_says_that_the_model_is_there(body: JsonBody) -> None
     assert json.loads(reply.body) == {**head, "message": message, "done": True, "done_reason": "load"}
 
 
-def test_asking_for_nothing_of_another_model_is_refused() -> None:
+def test_a_request_without_a_prompt_for_another_model_is_refused() -> None:
     with pytest.raises(UnknownModel):
         ollama.parse_generate(asked({"model": "other"}))
     with pytest.raises(UnknownModel):
@@ -311,7 +311,7 @@ def test_the_model_is_not_unloaded(keep_alive: object) -> None:
     assert refused.value.param == "keep_alive"
 
 
-def test_what_is_said_about_the_model() -> None:
+def test_facts_about_the_model() -> None:
     for path in ("/api/tags", "/api/ps"):
         (model,) = shown(path)["models"]
         assert model["name"] == model["model"] == "scripted:latest"
@@ -332,7 +332,7 @@ def test_errors() -> None:
 
 
 @pytest.mark.parametrize("view", [OllamaView("a", is_chat=True), OllamaView("a", is_chat=False)])
-def test_a_heartbeat_is_a_piece_with_nothing_in_it(view: OllamaView) -> None:
+def test_a_heartbeat_is_an_empty_piece(view: OllamaView) -> None:
     assert view.heartbeat.endswith(b"\n")
     beat = json.loads(view.heartbeat)
     assert not beat["done"]
@@ -352,7 +352,7 @@ def test_every_line_is_json_and_the_last_one_says_how_it_ended(path: object) -> 
     assert last.get("done") or set(last) == {"error"}
 
 
-def test_impossible_logprobs_are_still_numbers() -> None:
+def test_infinite_logprobs_are_numbers() -> None:
     encoder = OllamaEncoder(facts(), OllamaView("scripted", is_chat=False, logprobs=True))
     line = json.loads(encoder.encode(1, TextDelta("a", (97, 97, 97), 0, (-inf, nan, inf))))
     assert [entry["logprob"] for entry in line["logprobs"]] == [-9999.0] * 3
@@ -382,6 +382,6 @@ def test_a_request_without_tools_is_shown_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("path", ["/api/embed", "/api/embeddings", "/api/pull"])
-def test_what_this_server_does_not_do_is_refused_by_name(path: str) -> None:
+def test_unsupported_operations_are_refused_by_name(path: str) -> None:
     with pytest.raises(UnsupportedOperation, match=r"embeddings|fetch"):
         shown(path, {"model": "x"})

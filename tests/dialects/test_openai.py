@@ -1,4 +1,4 @@
-"""OpenAI's requests. What its answers look like is in `test_openai_answers.py`."""
+"""OpenAI's requests. `test_openai_answers.py` tests the answers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_defaults_of_a_completion() -> None:
     assert completion(TEXT | {"max_tokens": None}).request.sampling.max_tokens == 16
 
 
-def test_a_developer_is_a_system_to_templates() -> None:
+def test_templates_see_a_developer_as_system() -> None:
     body = {"messages": [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]}
     assert chat(body).request.messages == (Message("system", "a"), Message("user", "b"))
 
@@ -77,7 +77,7 @@ def test_prompts_in_every_form(prompt: object, prompts: tuple[object, ...]) -> N
     [None, "", [], [""], ["a", ""], [[]], [[1], []], 1, True, {}, [None], [True], [1.5], [[1.5]], [["a"]], [1, "a"],
      ["a", 1], [[1], 1], [[[1]]], {"text": "Hi"}],
 )  # fmt: skip
-def test_what_is_no_prompt(prompt: object) -> None:
+def test_invalid_prompts(prompt: object) -> None:
     with pytest.raises(RequestError) as caught:
         completion({"prompt": prompt})
     assert str(caught.value.param).partition("[")[0] == "prompt"
@@ -161,7 +161,7 @@ def test_biases_that_are_none(biases: object) -> None:
     assert str(caught.value.param).partition("[")[0] == "logit_bias"
 
 
-def test_what_vllm_adds() -> None:
+def test_fields_of_vllm() -> None:
     for parse, body in ((chat, CHAT), (completion, TEXT)):
         assert parse(body | {"include_stop_str_in_output": True, "stop": "a"}).request.sampling.include_stop
         assert parse(body | {"truncate_prompt_tokens": 5}).request.truncate == 5
@@ -228,7 +228,7 @@ def tools_of(choice: object = None, *tools: JsonBody) -> tuple[tuple[str, ...], 
     return tuple(tool["function"]["name"] for tool in call.request.tools), call.request.sampling.grammar, call.view
 
 
-def test_the_template_is_shown_tools_without_what_was_not_said() -> None:
+def test_absent_fields_of_tools_are_not_shown_to_the_template() -> None:
     assert chat(CHAT | {"tools": [LOOK, WAIT]}).request.tools == (LOOK, WAIT)
     bare = {"function": {"name": "look"}}
     assert chat(CHAT | {"tools": [bare]}).request.tools == ({"type": "function", **bare},)
@@ -249,7 +249,7 @@ TWO_CALLS = [
 
 
 @pytest.mark.parametrize(("parallel", "names"), [(None, 2), (True, 2), (False, 1)])
-def test_parallel_calls_may_be_ruled_out(parallel: bool | None, names: int) -> None:
+def test_parallel_calls_can_be_disabled(parallel: bool | None, names: int) -> None:
     call = chat(CHAT | {"tools": [LOOK, WAIT], "parallel_tool_calls": parallel, "stream": True})
     assert call.ignored == ()
     deltas = [TextDelta(text, (65,)) for text in TWO_CALLS]
@@ -270,7 +270,7 @@ def test_parallel_calls_may_be_ruled_out(parallel: bool | None, names: int) -> N
 
 
 @pytest.mark.parametrize(("texts", "expected"), [(TWO_CALLS, "tool_calls"), ([TWO_CALLS[1][:45]], "length")])
-def test_an_only_call_that_is_complete_was_not_cut_short(texts: list[str], expected: str) -> None:
+def test_a_single_complete_call_is_not_incomplete(texts: list[str], expected: str) -> None:
     call = chat(CHAT | {"tools": [LOOK, WAIT], "parallel_tool_calls": False, "stream": True})
     deltas = [TextDelta(text, (65,)) for text in texts]
     deltas[-1] = msgspec.structs.replace(deltas[-1], finish_reason="length")
@@ -281,7 +281,7 @@ def test_an_only_call_that_is_complete_was_not_cut_short(texts: list[str], expec
     assert f'"finish_reason":"{expected}"'.encode() in streamed
 
 
-def test_parallel_calls_may_be_ruled_out_where_there_are_no_tools() -> None:
+def test_parallel_calls_can_be_disabled_without_tools() -> None:
     assert chat(CHAT | {"parallel_tool_calls": False}).request == chat(CHAT).request
     for value in (True, False):
         assert completion(TEXT | {"parallel_tool_calls": value}).ignored == ("parallel_tool_calls",)
@@ -338,7 +338,7 @@ def test_the_model_must_call_one_or_a_certain_one() -> None:
     assert json.loads((tools_of("required", LOOK)[1] or Grammar("regex", "")).source) == look
 
 
-def test_definitions_of_forced_arguments_stay_where_references_lead() -> None:
+def test_definitions_of_forced_arguments_are_kept() -> None:
     parameters = {
         "type": "object",
         "properties": {"at": {"$ref": "#/$defs/Place"}},
@@ -380,13 +380,13 @@ def test_tools_that_cannot_be(more: JsonBody, param: str) -> None:
     assert caught.value.param == param
 
 
-def test_tools_in_the_words_of_tgi() -> None:
+def test_errors_of_tools_have_tgis_messages() -> None:
     with pytest.raises(RequestError, match=r"^Tool error: Grammar and tools are mutually exclusive$"):
         chat(CHAT | {"tools": [LOOK], "response_format": {"type": "json_object"}})
     assert chat(CHAT | {"tools": [LOOK], "response_format": {"type": "text"}}).request.tools == (LOOK,)
 
 
-def test_a_forced_call_whose_arguments_no_engine_could_hold_to_is_refused() -> None:
+def test_a_forced_call_with_an_unsupported_schema_is_refused() -> None:
     tool = {"type": "function", "function": {"name": "a", "parameters": {"type": "object", "patternProperties": {}}}}
     assert chat(CHAT | {"tools": [tool]}).request.tools == (tool,)  # where nothing is forced, it is only shown
     with pytest.raises(UnsupportedParameter) as caught:
@@ -412,7 +412,7 @@ def test_usage_is_asked_for_with_a_stream_only() -> None:
     assert refused.value.param == "stream_options.include_usage"
 
 
-def test_continuous_usage_counts_what_was_said_so_far() -> None:
+def test_continuous_usage_counts_the_tokens_so_far() -> None:
     options = {"include_usage": True, "continuous_usage_stats": True}
     deltas = [TextDelta("a", (65,)), TextDelta("bc", (66, 67)), TextDelta("", (256,), finish_reason="stop")]
 
@@ -425,7 +425,7 @@ def test_continuous_usage_counts_what_was_said_so_far() -> None:
     assert counts(completion(TEXT | {"stream": True, "stream_options": options}).view) == [1, 3, 4]
 
 
-def test_continuous_usage_goes_with_usage() -> None:
+def test_continuous_usage_needs_usage() -> None:
     both = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     usual = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": False}}
     assert chat(CHAT | both).view != chat(CHAT | usual).view
@@ -449,7 +449,7 @@ def test_unknown_fields_are_named_and_known_ones_are_not() -> None:
     assert completion(TEXT | {"suffix": "", "echo": False, "x": 1}).ignored == ("x",)
 
 
-def test_unknown_names_fit_into_a_header() -> None:
+def test_unknown_names_are_safe_for_a_header() -> None:
     names = {f"\r\n\u2028{i:03}" + "x" * 100: 1 for i in range(50)}
     ignored = chat(CHAT | names).ignored
     assert len(ignored) == 10
@@ -496,7 +496,7 @@ def test_every_field_of_the_wires_table_is_refused_and_its_neutral_values_are_no
 
 
 @pytest.mark.parametrize("name", REFUSED | REFUSED_IN_CHATS | REFUSED_IN_TEXTS)
-def test_what_cannot_be_honoured_is_refused_by_name(name: str) -> None:
+def test_unsupported_fields_are_refused_by_name(name: str) -> None:
     for parse, body, own in ((chat, CHAT, REFUSED_IN_CHATS), (completion, TEXT, REFUSED_IN_TEXTS)):
         refused = REFUSED | own
         if name not in refused:
@@ -513,7 +513,7 @@ _NO_WORDS: tuple[object, ...] = ("<|im_end|>", "x" * 65, [], {}, 2**70)
 @pytest.mark.parametrize(
     "wrong", [*({"a": value} for value in _NO_WORDS), {str(number): 1 for number in range(17)}, [], "a"], ids=str
 )
-def test_what_is_no_value_for_a_template(wrong: object) -> None:
+def test_invalid_values_for_the_template(wrong: object) -> None:
     with pytest.raises(RequestError) as caught:
         chat(CHAT | {"chat_template_kwargs": wrong})
     assert caught.value.param is not None
@@ -554,7 +554,7 @@ def test_models() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "scripte", "scripted/", "../scripted", "SCRIPTED"])
-def test_models_that_are_not_there(name: str) -> None:
+def test_unknown_models(name: str) -> None:
     with pytest.raises(UnknownModel):
         openai.show_model(asked(path={"name": name}))
 

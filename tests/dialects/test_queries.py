@@ -16,7 +16,7 @@ def test_fields_are_decoded() -> None:
 @pytest.mark.parametrize(
     "query", [b"prompt=%FF", b"prompt=%ED%A0%80", b"prompt=a&prompt=b", b"prompt=\xff", b"a=1&" * 99]
 )
-def test_what_is_not_clear_is_refused(query: bytes) -> None:
+def test_ambiguous_queries_are_refused(query: bytes) -> None:
     with pytest.raises(RequestError):
         read_query(query)
 

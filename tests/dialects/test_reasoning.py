@@ -1,4 +1,4 @@
-"""What is asked about reasoning on each wire, and what the chat template is told."""
+"""The fields about reasoning on each wire, and the values that the chat template gets."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _response(more: JsonBody, server: FakeServer | None = None) -> GenerateCall:
         (_ollama({"think": False}, UNABLE), {}),
     ],
 )
-def test_what_the_template_is_told(call: GenerateCall, values: dict[str, object]) -> None:
+def test_values_for_the_template(call: GenerateCall, values: dict[str, object]) -> None:
     assert call.request.template_values == values
 
 
@@ -74,7 +74,7 @@ def test_what_the_template_is_told(call: GenerateCall, values: dict[str, object]
         (_anthropic({"thinking": {"type": "enabled", "budget_tokens": 1024}}), "thinking.budget_tokens"),
     ],
 )
-def test_what_has_no_effect_is_named(call: GenerateCall, ignored: str) -> None:
+def test_fields_without_effect_are_named(call: GenerateCall, ignored: str) -> None:
     assert call.ignored == (ignored,)
 
 
@@ -93,14 +93,14 @@ _SAID: list[tuple[str, Any, Any]] = [  # Any: parsers and bodies of several kind
 
 
 @pytest.mark.parametrize(("name", "parse", "body"), _SAID, ids=[name for name, _, _ in _SAID])
-def test_earlier_reasoning_is_handed_back(name: str, parse: Any, body: JsonBody) -> None:  # Any: of several wires
+def test_earlier_reasoning_is_sent_back(name: str, parse: Any, body: JsonBody) -> None:  # Any: of several wires
     call = parse(asked(body))
     assert call.request.messages[1] == Message("assistant", "Ho", reasoning="Hm")
     assert call.ignored == ()
     assert parse(asked(body, server=UNABLE)).ignored == (name,)
 
 
-def test_a_beginning_is_continued_whatever_the_template_asks_for() -> None:
+def test_a_beginning_is_continued_with_any_template() -> None:
     begun = {"role": "assistant", "content": None, "reasoning_content": "Hm"}
     call = openai.parse_chat(asked({"messages": [HI, begun]}, server=FakeServer(takes_reasoning=False)))
     assert call.request.continue_final
@@ -119,7 +119,7 @@ def test_a_beginning_is_continued_whatever_the_template_asks_for() -> None:
         chat({"messages": [HI], "reasoning_format": "none"}),
     ],
 )
-def test_where_it_is_left_in_the_text(call: GenerateCall) -> None:
+def test_wires_that_leave_it_in_the_text(call: GenerateCall) -> None:
     assert not call.request.split_reasoning
 
 
@@ -148,7 +148,7 @@ def test_what_ollama_would_refuse(think: object) -> None:
         _ollama({"think": think})
 
 
-def test_a_model_that_does_not_think_is_not_asked_to() -> None:
+def test_thinking_is_refused_for_a_model_without_it() -> None:
     with pytest.raises(UnsupportedParameter, match="think"):
         _ollama({"think": True}, UNABLE)
     with pytest.raises(UnsupportedParameter, match="levels"):
@@ -177,13 +177,13 @@ def test_reasoning_items_belong_to_what_follows() -> None:
 
 
 @pytest.mark.parametrize("behind", [[], [HI]])
-def test_an_answer_that_was_cut_off_in_its_reasoning_has_no_text(behind: list[JsonBody]) -> None:
+def test_an_answer_that_ended_in_its_reasoning_has_no_text(behind: list[JsonBody]) -> None:
     items = items_from(read_items([HI, _thought("a"), *behind])[0])
     assert items[1] == Item(role="assistant", reasoning="a")
     assert len(items) == 2 + len(behind)
 
 
-def test_a_chat_goes_on_inside_of_reasoning() -> None:
+def test_a_chat_continues_inside_reasoning() -> None:
     items = (Item(item_id="a", role="user", text="Hi"), Item(item_id="b", role="assistant", reasoning="Hm"))
     call = openai.parse_chat(asked({"conversation": "conv_1", "messages": []}, items=items))
     assert call.request.messages[-1] == Message("assistant", "", reasoning="Hm")

@@ -1,4 +1,4 @@
-"""OpenAI's responses: what clients may ask, and events that their own library takes for what they are."""
+"""OpenAI's responses: requests, and events that the official library accepts."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_unknown_fields_in_items_are_named() -> None:
     assert len(call_of({"input": [{f"x{number}": 1, **items[0]} for number in range(30)]}).ignored) <= 10
 
 
-def test_what_was_answered_may_be_handed_back_as_it_is() -> None:
+def test_an_answer_may_be_sent_back_unchanged() -> None:
     """Also to a server that refuses fields which nobody knows."""
     body: JsonBody = {"tools": [LOOK], "include": ["message.output_text.logprobs"]}
     events: list[Event] = [TextDelta(text, TOKEN, logprobs=(-0.5,)) for text in ("So: ", CALL)]
@@ -200,7 +200,7 @@ def test_structured_output(how: str) -> None:
     assert request_of({"text": {"format": {"type": "text"}}}).sampling.grammar is None
 
 
-def test_background_answers_live_on_without_readers() -> None:
+def test_background_answers_continue_without_readers() -> None:
     call = call_of({"background": True})
     assert call.at_once
     assert (call.request.on_disconnect, call.request.linger_s) == ("detach", 3600)
@@ -208,7 +208,7 @@ def test_background_answers_live_on_without_readers() -> None:
     assert not call_of({}).at_once
 
 
-def test_what_nobody_knows_is_ignored_and_named() -> None:
+def test_unknown_fields_are_ignored_and_named() -> None:
     assert call_of({"service_tier": "auto", "safety_identifier": "a"}).ignored == ("safety_identifier", "service_tier")
 
 
@@ -264,20 +264,20 @@ IMAGE = {"role": "user", "content": [{"type": "input_image", "image_url": "http:
     ],
     ids=str,
 )  # fmt: skip
-def test_what_is_refused_is_named(body: JsonBody, param: str, kind: type[RequestError]) -> None:
+def test_refused_fields_are_named(body: JsonBody, param: str, kind: type[RequestError]) -> None:
     error = refused(body)
     assert (error.param, type(error)) == (param, kind)
     assert "kanarienvogel" not in error.message
 
 
 @pytest.mark.parametrize("name", ["conversation", "n", "prompt", "truncation"])
-def test_what_asks_for_nothing_is_taken(name: str) -> None:
+def test_neutral_values_are_accepted(name: str) -> None:
     harmless = {"n": 1, "truncation": "disabled"}
     assert call_of({name: harmless.get(name)}) == call_of({})
 
 
 @pytest.mark.parametrize("parallel", [None, True, False])
-def test_parallel_calls_may_be_ruled_out(parallel: bool | None) -> None:
+def test_parallel_calls_can_be_disabled(parallel: bool | None) -> None:
     call = call_of({"tools": [LOOK], "parallel_tool_calls": parallel})
     assert call.ignored == ()
     seen = replace(facts(), memo=call.request.memo)
@@ -289,7 +289,7 @@ def test_parallel_calls_may_be_ruled_out(parallel: bool | None) -> None:
 
 
 @pytest.mark.parametrize(("length", "expected"), [(None, "completed"), (45, "incomplete")])
-def test_an_only_call_that_is_complete_was_not_cut_short(length: int | None, expected: str) -> None:
+def test_a_single_complete_call_is_not_incomplete(length: int | None, expected: str) -> None:
     call = call_of({"tools": [LOOK], "parallel_tool_calls": False})
     seen = replace(facts(), memo=call.request.memo)
     text = '<tool_call>{"name": "look", "arguments": {"a": 1}}</tool_call> And then'[:length]
@@ -324,7 +324,7 @@ class Remembering(FakeServer):
         return replace(facts(), stream_id="s", memo=self.memo), self.events
 
 
-def test_a_response_goes_on_from_another() -> None:
+def test_a_response_continues_another() -> None:
     before = {"input": "Look!", "instructions": "Be brief.", "tools": [LOOK]}
     server = Remembering(memo=request_of(before).memo, events=said("So: ", CALL))
     result = {"type": "function_call_output", "call_id": "call_s_1", "output": "a river"}
@@ -351,7 +351,7 @@ def test_a_conversation_cannot_grow_beyond_the_bound() -> None:
     assert (type(error), error.param) == (RequestError, "previous_response_id")
 
 
-def test_what_was_not_stored_cannot_be_gone_on_from() -> None:
+def test_responses_that_were_not_stored_cannot_be_continued() -> None:
     for memo in (request_of({"store": False}).memo, b""):
         error = refused({"previous_response_id": "resp_s"}, server=Remembering(memo=memo, events=said("a")))
         assert type(error) is UnknownStream
@@ -359,7 +359,7 @@ def test_what_was_not_stored_cannot_be_gone_on_from() -> None:
     assert type(refused({"previous_response_id": "resp_x"}, server=Remembering())) is UnknownStream
 
 
-def test_what_is_not_complete_cannot_be_gone_on_from() -> None:
+def test_incomplete_responses_cannot_be_continued() -> None:
     whole = said("A river.")
     end = whole[-1]
     assert isinstance(end, End)
@@ -370,7 +370,7 @@ def test_what_is_not_complete_cannot_be_gone_on_from() -> None:
         assert error.param == "previous_response_id"
 
 
-def test_what_was_said_is_kept_only_where_it_may_be() -> None:
+def test_messages_are_kept_only_with_store() -> None:
     assert b"secret" in request_of({"input": "secret"}).memo
     assert b"secret" not in request_of({"input": "secret", "store": False}).memo
 
@@ -396,7 +396,7 @@ def test_following_goes_by_sequence_numbers() -> None:
 @pytest.mark.parametrize(
     "path", sorted(GOLDEN.glob("responses*/*.txt")), ids=lambda path: f"{path.parent.name}-{path.stem}"
 )
-def test_a_reader_can_come_back_behind_every_event(path: Path) -> None:
+def test_a_reader_can_resume_after_every_event(path: Path) -> None:
     stream = path.read_bytes()
     blocks = [block + b"\n\n" for block in stream.removesuffix(b"\n\n").split(b"\n\n")]
     events = STREAMS[path.stem]
@@ -429,7 +429,7 @@ ENDS |= dict.fromkeys(("error", "interrupted", "refused"), "failed error")
 @pytest.mark.parametrize(
     "path", sorted(GOLDEN.glob("responses*/*.txt")), ids=lambda path: f"{path.parent.name}-{path.stem}"
 )
-def test_events_are_in_the_order_that_clients_build_on(path: Path) -> None:
+def test_events_are_in_the_order_that_clients_expect(path: Path) -> None:
     events = read(path.read_bytes())
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     names = " ".join(event["type"].removeprefix("response.") for event in events)
@@ -460,7 +460,7 @@ def _check_items(events: list[JsonBody]) -> None:
 @pytest.mark.parametrize(
     "path", sorted(GOLDEN.glob("responses*/*.json")), ids=lambda path: f"{path.parent.name}-{path.stem}"
 )
-def test_objects_are_what_the_official_library_takes_them_for(path: Path) -> None:
+def test_the_official_library_accepts_all_objects(path: Path) -> None:
     response = Response.model_validate_json(path.read_bytes(), strict=True)
     assert response.object == "response"
     streamed = path.with_suffix(".txt")
@@ -492,13 +492,13 @@ def test_an_answer_in_one_piece_that_fails_is_an_error(stream: str) -> None:
 
 
 @pytest.mark.parametrize(("status", "named"), [("queued", "queued"), ("running", "in_progress")])
-def test_an_answer_that_is_not_there_yet(status: str, named: str) -> None:
+def test_an_answer_that_has_not_started(status: str, named: str) -> None:
     encoder = ResponsesEncoder(replace(facts_of({"background": True}), status=status), ResponsesView())
     response = Response.model_validate_json(encoder.whole([]), strict=True)
     assert (response.status, response.background, response.output, response.usage) == (named, True, [], None)
 
 
-def test_a_reader_of_a_failed_stream_hears_why() -> None:
+def test_a_reader_of_a_failed_stream_gets_the_reason() -> None:
     failed, error = shown({}, STREAMS["error"])[-2:]
     assert failed["response"]["error"]["code"] == "server_error"
     assert error["code"] == error["error"]["code"] == "engine_unavailable"
@@ -526,7 +526,7 @@ def test_every_token_of_the_text_has_its_logprob_once() -> None:
     assert [one["logprob"] for one in behind["content"][0]["logprobs"]] == [-7.0]
 
 
-def test_what_was_spoken() -> None:
+def test_the_answer_as_a_message() -> None:
     assert answer_message(facts_of({"tools": [LOOK]}), said("a", CALL, "b")) == Message(
         "assistant", "ab", (ToolCall(f"call_{facts().stream_id}_1", "look", '{"a": 1}'),)
     )
@@ -542,7 +542,7 @@ pieces = st.sampled_from(
 @given(
     st.lists(pieces | st.text(max_size=5), max_size=8), st.booleans(), st.sampled_from(["stop", "length", "", "lost"])
 )
-def test_any_stream_is_one_that_the_official_library_knows(texts: list[str], tools: bool, end: str) -> None:
+def test_the_official_library_accepts_any_stream(texts: list[str], tools: bool, end: str) -> None:
     body: JsonBody = {"tools": [LOOK]} if tools else {}
     events = said(*texts, end=False)
     if end in ("stop", "length"):

@@ -1,4 +1,4 @@
-"""What a reader is not shown is taken in without being rendered."""
+"""Events that are skipped for a reader are read without being encoded."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def rendered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @few
 @given(streams(), st.integers(0, 12))
-def test_what_was_skipped_is_in_the_text_all_the_same(events: list[Event], after: int) -> None:
+def test_skipped_text_is_in_the_next_event(events: list[Event], after: int) -> None:
     seen = cumulative_encoder()
     for seq, event in enumerate(events[:after], 1):
         seen.encode(seq, event)
@@ -73,7 +73,7 @@ def test_what_was_skipped_is_in_the_text_all_the_same(events: list[Event], after
 
 
 @pytest.mark.parametrize("stream", STREAMS)
-def test_a_golden_stream_may_be_resumed_at_every_place(stream: str) -> None:
+def test_a_golden_stream_may_be_resumed_at_every_event(stream: str) -> None:
     events = STREAMS[stream]
     whole = [cumulative_encoder()]
     shown = [whole[0].encode(seq, event) for seq, event in enumerate(events, 1)]
@@ -85,7 +85,7 @@ def test_a_golden_stream_may_be_resumed_at_every_place(stream: str) -> None:
 
 @few
 @given(streams(), st.integers(0, 12))
-def test_the_stale_are_those_that_a_later_event_repeats(events: list[Event], after: int) -> None:
+def test_stale_events_are_those_that_a_later_event_contains(events: list[Event], after: int) -> None:
     """Whoever leaves them out still gets the whole text, and the end."""
     full, short = cumulative_encoder(), cumulative_encoder()
     whole = [message.text for message in parse(rest(full, events, 0))]
@@ -98,7 +98,7 @@ def test_the_stale_are_those_that_a_later_event_repeats(events: list[Event], aft
     assert len(shown) <= len(parse(head)) + 2
 
 
-def test_skipping_takes_the_length_of_the_text(rendered: list[int]) -> None:
+def test_skipping_takes_linear_time(rendered: list[int]) -> None:
     encoder = cumulative_encoder()
     encoder.skip(LONG)
     text = "".join(event.text for event in LONG if isinstance(event, TextDelta))
@@ -122,7 +122,7 @@ class Heavy(str):
 
 
 @pytest.mark.parametrize("name", [name for name in MEMOS if name.startswith("responses")])
-def test_only_what_is_given_out_is_rendered(name: str, rendered: list[int]) -> None:
+def test_only_written_events_are_encoded(name: str, rendered: list[int]) -> None:
     known = replace(facts(), memo=MEMOS[name])
     body = ResponsesEncoder(known, ResponsesView()).whole(LONG)
     assert rendered == [len(body)]
@@ -148,7 +148,7 @@ def test_a_growing_text_is_not_copied_for_each_piece() -> None:
 
 @pytest.mark.parametrize("stream", STREAMS)
 @pytest.mark.parametrize("name", [name for name in MEMOS if name.startswith("responses")])
-def test_a_response_so_far_is_what_its_events_add_up_to(name: str, stream: str) -> None:
+def test_the_current_response_is_the_sum_of_its_events(name: str, stream: str) -> None:
     known = replace(facts(), memo=MEMOS[name])
     events = STREAMS[stream]
     for num_seen in range(len(events) + 1):

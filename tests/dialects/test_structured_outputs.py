@@ -1,4 +1,4 @@
-"""vLLM's ways to hold an answer to something, on the wire that has them."""
+"""vLLM's fields for structured outputs."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_choices_that_are_none(choices: list[str]) -> None:
         ("disable_fallback", True),
     ],
 )
-def test_what_is_not_done_is_refused_by_name(name: str, value: object) -> None:
+def test_unsupported_fields_are_refused_by_name(name: str, value: object) -> None:
     error = refusal({"structured_outputs": {"regex": "a", name: value}})
     assert type(error) is UnsupportedParameter
     assert error.param == f"structured_outputs.{name}"

@@ -56,7 +56,7 @@ def test_defaults() -> None:
     assert replace(parse_whole({}), stream=True) == call
 
 
-def test_the_trap_of_the_missing_parameters() -> None:
+def test_without_parameters_sampling_is_on() -> None:
     assert parse().request.sampling == SAMPLED
     assert parse_whole().request.sampling == SAMPLED
     assert tgi.parse_root(asked({"inputs": "Hi"})).request.sampling == SAMPLED
@@ -120,14 +120,14 @@ def test_every_field_arrives() -> None:
     assert parse_whole({"best_of": 2, "do_sample": True}).request.sampling == replace(SAMPLED, n=2)
 
 
-def test_nulls_where_tgi_takes_them() -> None:
+def test_nulls_that_tgi_accepts() -> None:
     nullable = ["temperature", "repetition_penalty", "frequency_penalty", "top_k", "top_p", "max_new_tokens", "seed"]
     nullable += ["return_full_text", "truncate", "best_of", "typical_p", "top_n_tokens", "grammar", "adapter_id"]
     assert parse(dict.fromkeys(nullable)) == parse({})
 
 
 @pytest.mark.parametrize("name", ["stop", "do_sample", "details", "decoder_input_details"])
-def test_nulls_where_tgi_does_not(name: str) -> None:
+def test_nulls_that_tgi_refuses(name: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse({name: None})
     assert caught.value.param == f"parameters.{name}"
@@ -176,7 +176,7 @@ def refusal(fields: JsonBody, *, server: FakeServer | None = None) -> JsonBody:
 
 
 @pytest.mark.parametrize(("row", "fields", "message"), ROWS, ids=lambda value: value if isinstance(value, str) else "")
-def test_refusals_in_the_words_of_tgi(row: str, fields: JsonBody, message: str) -> None:
+def test_refusals_have_tgis_messages(row: str, fields: JsonBody, message: str) -> None:
     assert refusal(fields) == {"error": f"Input validation error: {message}", "error_type": "validation"}
 
 
@@ -194,11 +194,11 @@ def test_refusals_in_the_words_of_tgi(row: str, fields: JsonBody, message: str) 
          "grammar is not valid: Grammar must have a 'properties' field"),
     ],
 )  # fmt: skip
-def test_further_refusals_in_the_words_of_tgi(fields: JsonBody, message: str) -> None:
+def test_more_refusals_have_tgis_messages(fields: JsonBody, message: str) -> None:
     assert refusal(fields)["error"] == f"Input validation error: {message}"
 
 
-def test_a_clients_default_is_no_wish() -> None:
+def test_default_values_of_clients_are_ignored() -> None:
     """LangChain's HuggingFaceEndpoint sends a typical_p of 0.95 with every request."""
     bare = FakeServer(parameters=EVERYTHING - {"typical_p"})
     default = {"do_sample": True, "typical_p": 0.95}
@@ -218,7 +218,7 @@ def test_a_grammar_where_the_engine_has_none() -> None:
 
 
 @pytest.mark.parametrize("first", range(len(ROWS)))
-def test_of_several_refusals_the_first_is_tgis(first: int) -> None:
+def test_refusals_are_in_tgis_order(first: int) -> None:
     """Everything that is wrong from this row on is wrong at once, as far as one body can hold it."""
     _, fields, message = ROWS[first]
     together = dict(fields)
@@ -271,7 +271,7 @@ def test_ranges_and_types(parameters: JsonBody) -> None:
 @pytest.mark.parametrize(
     "parameters", [{"truncate": 4095}, {"truncate": 1}, {"best_of": 0}, {"stop": list("abcd")}, {"top_n_tokens": 5}]
 )
-def test_what_is_just_allowed(parameters: JsonBody) -> None:
+def test_allowed_extremes(parameters: JsonBody) -> None:
     assert parse_whole(parameters).request.prompts == ("Hi",)
 
 
@@ -310,7 +310,7 @@ def test_unknown_fields_are_named_on_both_levels() -> None:
 @pytest.mark.parametrize(
     ("name", "wanted", "harmless"), [("adapter_id", "lora", None), ("watermark", True, False)]
 )  # fmt: skip
-def test_what_cannot_be_honoured_is_refused_by_name(name: str, wanted: object, harmless: object) -> None:
+def test_unsupported_fields_are_refused_by_name(name: str, wanted: object, harmless: object) -> None:
     with pytest.raises(UnsupportedParameter) as caught:
         parse({name: wanted})
     assert caught.value.param == name
@@ -328,7 +328,7 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str, wanted: object, h
         (tgi.parse_stream, False, True),
     ],
 )
-def test_which_route_decides_about_streaming(read: object, given: bool | None, streams: bool) -> None:
+def test_the_route_decides_about_streaming(read: object, given: bool | None, streams: bool) -> None:
     assert callable(read)
     call = read(asked({"inputs": "Hi"} | ({} if given is None else {"stream": given})))
     assert isinstance(call, GenerateCall)
@@ -386,7 +386,7 @@ def test_errors(error: TailraceError, status: int, text: str, kind: str) -> None
     assert body == f'{{"error":"{text}","error_type":"{kind}"}}'.encode()
 
 
-def test_an_error_is_ascii_whatever_it_says() -> None:
+def test_errors_are_ascii() -> None:
     end = End("error", Usage(1, 0), Failure("sequence_failed", "\u2028\u00df\n"))
     event = VIEWS["tgi"].open(facts()).encode(1, end)
     assert event.isascii()
@@ -442,7 +442,7 @@ def test_chat_tokenize() -> None:
 
 
 @pytest.mark.parametrize("body", [{}, {"inputs": 1}, {"inputs": None}, {"inputs": ["a"]}])
-def test_what_cannot_be_tokenized(body: JsonBody) -> None:
+def test_texts_that_cannot_be_tokenized(body: JsonBody) -> None:
     with pytest.raises(RequestError) as caught:
         tgi.tokenize(asked(body))
     assert "`inputs`" in caught.value.message or caught.value.param == "inputs"

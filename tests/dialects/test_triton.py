@@ -1,4 +1,4 @@
-"""The wire of Triton, KServe and Inferless: what may be asked of it, and what becomes of that."""
+"""The wire of Triton, KServe and Inferless: requests and answers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def shown(path: str, *, model: str = "scripted", version: str = "", server: Fake
 @pytest.mark.parametrize(
     ("name", "output"), [("TEXT", "OUT"), ("text_input", "text_output"), ("prompt", "generated_text")]
 )
-def test_three_bodies_say_the_same(name: str, output: str) -> None:
+def test_three_equivalent_bodies(name: str, output: str) -> None:
     bodies: list[JsonBody] = [
         {name: "Hi", "max_tokens": 5},
         {"parameters": {name: "Hi", "max_tokens": 5}},
@@ -67,7 +67,7 @@ def test_a_bare_prompt_is_a_chats_turn_where_the_model_can_chat() -> None:
     assert prompt_of(call_of({"TEXT": "Hi"}, server=templated).request) == "<Hi>"
 
 
-def test_without_parameters_of_sampling_it_is_greedy() -> None:
+def test_sampling_is_greedy_by_default() -> None:
     assert call_of({"TEXT": "Hi"}).request.sampling == GREEDY
     assert call_of({"TEXT": "Hi", "stop": "x"}).request.sampling.temperature == 0
     assert call_of({"TEXT": "Hi", "top_p": 0.5}).request.sampling == Sampling(top_p=0.5)
@@ -206,19 +206,19 @@ def test_stream_must_agree_with_the_path() -> None:
         {"timeout": 1000},
     ],
 )
-def test_what_cannot_be_honoured_is_refused_by_name(given: JsonBody) -> None:
+def test_unsupported_fields_are_refused_by_name(given: JsonBody) -> None:
     for body in ({"text_input": "Hi", **given}, {"text_input": "Hi", "parameters": given}):
         with pytest.raises(UnsupportedParameter) as refused:
             call_of(body)
         assert refused.value.param in given
 
 
-def test_what_asks_for_nothing_is_taken() -> None:
+def test_neutral_values_are_accepted() -> None:
     given = {"bad_words": [""], "stop_words": "", "exclude_input_in_output": True, "beam_width": 1, "sequence_id": 0}
     assert call_of({"text_input": "Hi", **given}) == call_of({"text_input": "Hi"})
 
 
-def test_what_nobody_knows_is_named() -> None:
+def test_unknown_fields_are_named() -> None:
     assert call_of({"TEXT": "Hi", "do_sample": True}).ignored == ("do_sample",)
     call = infer(tensor("TEXT", "Hi", other=1), tensor("voice", "af_bella"), parameters={"binary_data_output": True})
     assert call.ignored == ("inputs[].other", "binary_data_output", "voice")
@@ -254,7 +254,7 @@ def test_names_of_the_model(served: str, asked_for: str) -> None:
         {"model": "scripted", "version": ""},
     ],
 )
-def test_other_models_and_versions_are_not_there(path: dict[str, str]) -> None:
+def test_other_models_and_versions_are_unknown(path: dict[str, str]) -> None:
     for operation in triton.WIRE.operations:
         if "{model}" in operation.path:
             act = operation.act
@@ -269,7 +269,7 @@ def test_every_path_is_there_with_a_version() -> None:
     assert paths - plain == {path.replace("{model}", "{model}/versions/{version}") for path in plain}
 
 
-def test_what_is_said_about_server_and_model() -> None:
+def test_facts_about_server_and_model() -> None:
     assert shown("/v2")["name"] == "tailrace"
     assert shown("/v2/health/live") == {"live": True}
     assert shown("/v2/health/ready") == {"ready": True}

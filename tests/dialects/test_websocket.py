@@ -53,7 +53,7 @@ def _frames(name: str | None = NAME) -> Frames:
 # Commands
 
 
-def test_create_takes_the_body_of_post_v1_streams() -> None:
+def test_create_has_the_body_of_post_v1_streams() -> None:
     command = parse({"type": "create", "id": "a", "prompt": "Hi", "max_tokens": 5, "on_disconnect": "cancel"})
     assert isinstance(command, Create)
     assert command.name == "a"
@@ -122,7 +122,7 @@ _JSON = st.recursive(
         st.sampled_from(["create", "follow", "unfollow", "cancel", "ping", STREAM_ID, f"{STREAM_ID}-1"]) | _JSON,
     )
 )
-def test_whatever_comes_is_a_command_or_a_refusal(body: dict[str, Any]) -> None:
+def test_any_input_is_a_command_or_a_refusal(body: dict[str, Any]) -> None:
     try:
         parse(body)
     except TailraceError as error:
@@ -139,7 +139,7 @@ def test_what_is_not_an_object_cannot_be_read(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", [None, 5, "a" * 129, ["a"]])
-def test_only_a_name_is_a_name(name: object) -> None:
+def test_valid_names(name: object) -> None:
     assert name_of({"id": name}) is None
 
 
@@ -179,7 +179,7 @@ def test_a_terminal_event_says_in_its_type_how_it_ended(status: Any) -> None:
     assert json.loads(_frames().event(1, End(status, Usage(1, 1))))["type"] == status
 
 
-def test_the_first_event_has_nothing_of_sse_in_it() -> None:
+def test_the_first_event_has_no_parts_of_sse() -> None:
     assert set(json.loads(_frames().event(1, TextDelta("a", (1,))))) == {
         "type", "id", "stream_id", "seq", "text", "token_ids",
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What clients may put into a body: it becomes a call or a refusal, never anything else, and never an echo."""
+"""Any body becomes a call or a refusal without an echo."""
 
 from __future__ import annotations
 
@@ -104,13 +104,13 @@ def test_an_escaped_surrogate_pair_is_one_character() -> None:
     ],
     ids=lambda body: body[:24].decode("latin-1") + f"…{len(body)}",
 )
-def test_what_is_no_json_object_is_refused(body: bytes) -> None:
+def test_invalid_json_objects_are_refused(body: bytes) -> None:
     with pytest.raises(RequestError) as caught:
         read_json(body)
     assert (caught.value.status, caught.value.code) == (400, "invalid_request")
 
 
-def test_nesting_is_bounded_and_not_below_what_people_send() -> None:
+def test_nesting_is_limited_but_usual_bodies_pass() -> None:
     assert read_json(b'{"a": ' + b"[" * 60 + b"]" * 60 + b"}")
     with pytest.raises(RequestError, match="nested too deeply"):
         read_json(b'{"a": ' + b"[" * 64 + b"]" * 64 + b"}")
@@ -249,7 +249,7 @@ def test_ranges(wire: str, name: str, least: int, most: int) -> None:
 
 @pytest.mark.parametrize("wire", OPENAI_NAMED)
 @pytest.mark.parametrize(("name", "most"), [("top_p", 1), ("repetition_penalty", 100)])
-def test_ranges_without_their_least(wire: str, name: str, most: float) -> None:
+def test_ranges_without_their_minimum(wire: str, name: str, most: float) -> None:
     parse = PARSERS[wire]
     for good in (0.001, most, None):
         parse({**STARTS[wire], name: good})
@@ -282,7 +282,7 @@ def test_every_field_arrives(wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", OPENAI_NAMED)
-def test_nulls_are_as_good_as_nothing(wire: str) -> None:
+def test_nulls_mean_absent(wire: str) -> None:
     names = (
         *("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty"),
         *("seed", "max_tokens", "max_completion_tokens", "stop", "ignore_eos", "n", "logprobs", "model"),
@@ -293,14 +293,14 @@ def test_nulls_are_as_good_as_nothing(wire: str) -> None:
 
 
 @pytest.mark.parametrize("wire", OPENAI_NAMED)
-def test_greedy_asks_no_engine_for_what_cannot_matter(wire: str) -> None:
+def test_greedy_sampling_drops_parameters_without_effect(wire: str) -> None:
     greedy = {"temperature": 0, "top_p": 0.5, "top_k": 5, "min_p": 0.5}
     assert PARSERS[wire]({**STARTS[wire], **greedy}) == PARSERS[wire]({**STARTS[wire], "temperature": 0})
     assert PARSERS[wire]({**STARTS[wire], "top_k": -1}).request.sampling.top_k == 0
 
 
 @pytest.mark.parametrize("wire", OPENAI_NAMED)
-def test_the_newer_name_of_max_tokens_wins(wire: str) -> None:
+def test_the_newer_name_of_max_tokens_is_preferred(wire: str) -> None:
     both = {"max_tokens": 5, "max_completion_tokens": 6}
     assert PARSERS[wire]({**STARTS[wire], **both}).request.sampling.max_tokens == 6
 
@@ -356,12 +356,12 @@ def test_a_plain_query_that_is_refused(query: dict[str, str]) -> None:
         ("sequence_failed", 500, None),
     ],
 )
-def test_the_error_that_a_failed_stream_stands_for(code: str, status: int, retry_after_s: float | None) -> None:
+def test_the_error_of_a_failed_stream(code: str, status: int, retry_after_s: float | None) -> None:
     error = failure_of(End("error", Usage(1, 0), Failure(code, "why")))
     assert (error.code, error.status, error.message, error.retry_after_s) == (code, status, "why", retry_after_s)
 
 
-def test_the_error_that_a_cancelled_stream_stands_for() -> None:
+def test_the_error_of_a_cancelled_stream() -> None:
     for end in (None, End("cancelled", Usage(1, 0))):
         error = failure_of(end)
         assert (error.code, error.status) == ("cancelled", 499)

@@ -1,4 +1,4 @@
-"""The streams that every wire is shown, and the wires that show them.
+"""The streams in the golden files, and the wires that encode them.
 
 Token ids are those of the scripted engine's vocabulary: 0 to 255 are bytes, 256 is the end of a sequence, and words
 follow from 264. A test holds the texts below against them.

@@ -1,4 +1,4 @@
-"""Servers that recite: the prompt says which text."""
+"""Servers that recite the text that the prompt names."""
 
 from __future__ import annotations
 

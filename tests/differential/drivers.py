@@ -1,4 +1,4 @@
-"""Other people's clients, each as a function that asks for an answer and returns its text as that client shows it.
+"""Clients of other people, each as a function that sends a request and returns the text that the client shows.
 
 This is the register. The clients stand in `language_clients`, `readers` and `elsewhere`. One that is added there asks
 for up to `MAX_TOKENS` tokens, and what it raises is said in `test_failures`.

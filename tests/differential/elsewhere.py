@@ -1,4 +1,4 @@
-"""Clients that run in a process of their own: those in JavaScript, and one whose pins contradict ours."""
+"""Clients that run in another process: those in JavaScript, and one with conflicting dependencies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A proxy between a client and the server that changes how an answer arrives, and never what it says.
+"""A proxy between a client and the server that changes how an answer arrives, but not its content.
 
 Requests pass as they are. Of an answer's chunked body every byte becomes a chunk and a write of its own, so that a
 client gets to see it alone however fast it reads; or the connection is cut at a place in it. What a WebSocket says is

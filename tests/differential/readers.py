@@ -1,4 +1,4 @@
-"""Whatever reads HTTP, server-sent events or a WebSocket, on any wire."""
+"""Readers of HTTP, server-sent events and WebSockets, for any wire."""
 
 from __future__ import annotations
 

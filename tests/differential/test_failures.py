@@ -1,4 +1,4 @@
-"""What goes wrong is an exception with every client, and never a short answer that looks whole."""
+"""With every client a failure is an exception, and never a short answer that looks complete."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def draining() -> Iterator[Server]:
         server.http.delete(f"/v1/streams/{stream_id}")
 
 
-def test_every_client_has_its_row() -> None:
+def test_every_client_is_tested() -> None:
     assert set(RAISES) == set(DRIVERS)
 
 
@@ -171,5 +171,5 @@ def test_a_server_that_is_full(driver: Driver, full: Server) -> None:
 
 @pytest.mark.deep
 @pytest.mark.parametrize("driver", params(DRIVERS.values()))
-def test_a_server_that_goes(driver: Driver, draining: Server) -> None:
+def test_a_server_that_stops(driver: Driver, draining: Server) -> None:
     check(driver, "draining", draining.url)

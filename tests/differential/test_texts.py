@@ -1,4 +1,4 @@
-"""Every text comes out of every client as the engine said it, byte for byte, however it arrives.
+"""Every client returns every text as the engine generated it, byte for byte, however it arrives.
 
 What a client is known to do to a text stands in `ALTERED`, with the reason, and is asserted like the rest.
 """
@@ -99,7 +99,7 @@ def bytewise(reciting: Server) -> Iterator[Proxy]:
 
 
 @pytest.mark.parametrize("driver", params(DRIVERS.values()))
-def test_as_it_comes(driver: Driver, reciting: Server) -> None:
+def test_unchanged(driver: Driver, reciting: Server) -> None:
     check(driver, reciting.url)
 
 

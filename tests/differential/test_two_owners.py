@@ -1,5 +1,5 @@
-"""Two owners at once, each with a key of their own and with every client. Each reads their own texts and pays for their
-own requests, and neither finds anything of the other's."""
+"""Two owners with their own keys use every client at once. Each reads only their own texts and pays only for their own
+requests."""
 
 from __future__ import annotations
 

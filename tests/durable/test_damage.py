@@ -1,4 +1,4 @@
-"""Durable streams over a journal of which a row is not what was written."""
+"""Durable streams in a journal with a damaged row."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def damage(directory: Path, column: str, row: int) -> None:
 
 @pytest.mark.parametrize("row", range(len(RECORDS)))
 @pytest.mark.parametrize("column", ["body", "crc"])
-def test_a_stream_is_what_was_written_up_to_the_damage(tmp_path: Path, column: str, row: int) -> None:
+def test_a_stream_ends_at_the_damage(tmp_path: Path, column: str, row: int) -> None:
     write(tmp_path)
     damage(tmp_path, column, row)
     hit = RECORDS[row]
@@ -95,7 +95,7 @@ def test_a_stream_is_what_was_written_up_to_the_damage(tmp_path: Path, column: s
 
 
 @pytest.mark.parametrize("row", range(len(RECORDS)))
-def test_a_record_that_is_nobodys_disturbs_no_other_stream(tmp_path: Path, row: int) -> None:
+def test_a_record_without_a_stream_affects_no_other(tmp_path: Path, row: int) -> None:
     write(tmp_path)
     damage(tmp_path, "key", row)
     for _ in range(2):
@@ -104,7 +104,7 @@ def test_a_record_that_is_nobodys_disturbs_no_other_stream(tmp_path: Path, row: 
                 assert content(store, key) == WHOLE[key]
 
 
-def test_a_stream_that_is_not_there_may_be_lost_for_as_long_as_others_are_kept(tmp_path: Path) -> None:
+def test_after_damage_a_missing_stream_is_reported_as_lost(tmp_path: Path) -> None:
     write(tmp_path)
     damage(tmp_path, "body", 0)
     with opened(tmp_path) as store:

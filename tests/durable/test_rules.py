@@ -1,4 +1,4 @@
-"""The rules of durable streams: who may append what, how much, and for how long."""
+"""The rules of durable streams: appends, limits and lifetimes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def append(
 # Producers, sequences, closing
 
 
-def test_a_batch_is_taken_once() -> None:
+def test_a_batch_is_appended_once() -> None:
     store = DurableStore(budget_bytes=10**6)
     store.create(b"a", TEXT, b"")
     for _ in range(2):
@@ -56,7 +56,7 @@ def test_a_batch_is_taken_once() -> None:
         append(store, b"a", b"odd", stamp=Stamp("p", 2, 1))
 
 
-def test_a_closed_stream_takes_nothing_but_the_batch_that_closed_it() -> None:
+def test_a_closed_stream_accepts_only_the_batch_that_closed_it() -> None:
     store = DurableStore(budget_bytes=10**6)
     store.create(b"a", TEXT, b"")
     closing = ProducerBatch(b"end", "text/plain", closes=True, stamp=Stamp("p", 0, 0))
@@ -68,7 +68,7 @@ def test_a_closed_stream_takes_nothing_but_the_batch_that_closed_it() -> None:
     assert closed.value.next_offset == store.find(b"a").end
 
 
-def test_sequences_rise_as_bytes_do() -> None:
+def test_sequences_are_compared_as_bytes() -> None:
     store = DurableStore(budget_bytes=10**6)
     store.create(b"a", TEXT, b"")
     append(store, b"a", b"x", seq="b")
@@ -81,7 +81,7 @@ def test_sequences_rise_as_bytes_do() -> None:
 # Room and time
 
 
-def test_room_is_bounded_and_what_has_expired_makes_some() -> None:
+def test_the_size_is_limited_and_expired_streams_free_space() -> None:
     async def scenario() -> None:
         store = DurableStore(budget_bytes=10_000)
         store.create(b"old", Creation("text/plain", ttl_s=10), b"x" * 6000)
@@ -123,14 +123,14 @@ def fork_many(store: DurableStore) -> None:
 
 
 @pytest.mark.parametrize("fill", [create_many, append_many, write_many_messages, produce_many, fork_many])
-def test_everything_that_is_kept_takes_of_the_room(fill: Callable[[DurableStore], None]) -> None:
+def test_all_kept_data_counts(fill: Callable[[DurableStore], None]) -> None:
     store = DurableStore(budget_bytes=100_000)
     with pytest.raises(StreamsFull):
         fill(store)
     assert store.num_bytes <= 100_000
 
 
-def test_sliding_time_passes_only_while_nobody_comes() -> None:
+def test_a_ttl_restarts_with_each_use() -> None:
     async def scenario() -> None:
         store = DurableStore(budget_bytes=10_000)
         store.create(b"a", Creation("text/plain", ttl_s=5), b"")
@@ -150,7 +150,7 @@ def test_sliding_time_passes_only_while_nobody_comes() -> None:
     virtual_time.run(scenario())
 
 
-def test_a_time_that_is_past_ends_a_stream_and_its_forks_keep_what_they_need() -> None:
+def test_an_expired_stream_ends_and_its_forks_keep_their_data() -> None:
     store = DurableStore(budget_bytes=10_000)
     expires_s = time.time() + 0.05
     store.create(b"a", Creation("text/plain", expires_s=expires_s), b"one")

@@ -1,4 +1,4 @@
-"""The pure part of durable streams: what was recorded gives the same state again, whatever was done."""
+"""The pure part of durable streams: replaying the records gives the same state."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def take(store: DurableStore, step: tuple[object, ...]) -> None:
 
 @settings(max_examples=400, deadline=None)
 @given(steps)
-def test_replaying_what_was_recorded_gives_the_same_state(taken: list[tuple[object, ...]]) -> None:
+def test_replaying_the_records_gives_the_same_state(taken: list[tuple[object, ...]]) -> None:
     records: list[tuple[bytes, bytes]] = []
     store = DurableStore(
         budget_bytes=20_000, journal=lambda key, record: records.append((key, msgspec.msgpack.encode(record)))
@@ -114,7 +114,7 @@ def test_replaying_what_was_recorded_gives_the_same_state(taken: list[tuple[obje
     assert (len(store), store.num_bytes) == (0, 0)
 
 
-def test_what_the_journal_does_not_take_has_not_happened() -> None:
+def test_operations_that_the_journal_refuses_have_no_effect() -> None:
     store = DurableStore(budget_bytes=10**6)
     store.create(b"a", TEXT, b"one")
 

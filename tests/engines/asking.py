@@ -1,4 +1,4 @@
-"""What the tests of this room ask of the scripted engine, and what it must answer."""
+"""Requests to the scripted engine, and the expected answers."""
 
 from __future__ import annotations
 

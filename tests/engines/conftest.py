@@ -1,4 +1,4 @@
-"""The real model, for every test of the engine that runs it."""
+"""The real model, for the tests of engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that says what a test wants, byte by byte, as OpenAI's and TGI's servers do or as none should."""
+"""A fake upstream server that sends any bytes, like the servers of OpenAI and TGI or invalid ones."""
 
 from __future__ import annotations
 

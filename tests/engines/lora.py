@@ -1,4 +1,4 @@
-"""Writes LoRA adapters as PEFT does, with numbers drawn for the purpose, and asks engines that were given some."""
+"""Writes LoRA adapters in PEFT's format with random numbers, and runs engines with them."""
 
 from __future__ import annotations
 

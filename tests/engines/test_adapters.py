@@ -1,4 +1,4 @@
-"""What is read of a LoRA adapter, and what is refused with the name of the file and the reason."""
+"""Reading LoRA adapters, and refusals with the name of the file and the reason."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_a_config_of_something_else(config: dict[str, Any], reason: str, tmp_pat
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_tensors_of_something_else(tensors: dict[str, Any], reason: str, tmp_path: Path) -> None:
+def test_tensors_of_other_layers(tensors: dict[str, Any], reason: str, tmp_path: Path) -> None:
     directory = save(tmp_path / "adapter", PAIRS)
     save_tensors(directory / "adapter_model.safetensors", tensors)
     with pytest.raises(ModelError, match=rf"adapter_model\.safetensors cannot be used: .*{reason}"):

@@ -20,7 +20,7 @@ def _certificate(spec: EngineSpec, differences: int = 0) -> Certificate:
     return Certificate(subject("engine 1", spec), "2026-11-21", 7, findings)
 
 
-def test_what_was_written_is_read_for_the_same_subject(tmp_path: Path, spec: EngineSpec) -> None:
+def test_a_certificate_is_read_for_the_same_subject(tmp_path: Path, spec: EngineSpec) -> None:
     assert read_certificate(tmp_path / "data", subject("engine 1", spec)) is None
     for differences in (1, 0):
         written = _certificate(spec, differences)
@@ -37,13 +37,13 @@ def test_any_other_subject_has_none(tmp_path: Path, spec: EngineSpec) -> None:
     assert read_certificate(tmp_path, subject("engine 1", spec)) is None
 
 
-def test_what_has_no_say_in_the_ids_does_not_matter(tmp_path: Path, spec: EngineSpec) -> None:
+def test_settings_without_effect_on_ids_are_ignored(tmp_path: Path, spec: EngineSpec) -> None:
     write_certificate(tmp_path, _certificate(spec))
     wider = msgspec.structs.replace(spec, max_sequences=3, kv_tokens=4096, cache_path="elsewhere")
     assert read_certificate(tmp_path, subject("engine 1", wider)) is not None
 
 
-def test_a_file_that_was_copied_from_another_subject_or_is_broken_is_none(tmp_path: Path, spec: EngineSpec) -> None:
+def test_a_copied_or_broken_file_is_no_certificate(tmp_path: Path, spec: EngineSpec) -> None:
     path = write_certificate(tmp_path, _certificate(spec))
     other = write_certificate(tmp_path, _certificate(msgspec.structs.replace(spec, threads=3)))
     path.write_bytes(other.read_bytes())

@@ -1,4 +1,4 @@
-"""Answers under a grammar conform on every engine that takes one, and leave their neighbours as they are."""
+"""On every engine with grammars, answers match their grammar, and other sequences are not affected."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_answers_conform_to_a_regular_expression(regex: str, speaker: Speaker) -
         assert re.fullmatch(regex, text, re.ASCII), text
 
 
-def test_an_answer_goes_on_behind_its_end_as_long_as_the_grammar_lets_it(speaker: Speaker) -> None:
+def test_an_answer_continues_as_long_as_the_grammar_allows(speaker: Speaker) -> None:
     for (bounded, end), (open_ended, cut) in zip(
         speaker.ask(*_asked(Grammar("regex", "[ab]{3,5}"), ignore_eos=True)),
         speaker.ask(*_asked(Grammar("regex", "[0-9]+"), ignore_eos=True, max_tokens=10)),
@@ -161,13 +161,13 @@ def test_an_answer_goes_on_behind_its_end_as_long_as_the_grammar_lets_it(speaker
         assert (cut.finish_reason, open_ended.isdigit()) == ("length", True)
 
 
-def test_an_answer_may_end_where_its_grammar_may(speaker: Speaker) -> None:
+def test_an_answer_may_end_when_its_grammar_allows(speaker: Speaker) -> None:
     for text, end in speaker.ask(*_asked(Grammar("regex", "[0-9]{2,12}"), max_tokens=14)):
         assert end.finish_reason == "stop"
         assert re.fullmatch("[0-9]{2,12}", text)
 
 
-def test_neighbours_without_a_grammar_are_left_alone(speaker: Speaker) -> None:
+def test_sequences_without_a_grammar_are_not_affected(speaker: Speaker) -> None:
     free = _asked(None, max_tokens=8, ignore_eos=True)[0]
     held = _asked(Grammar("regex", "[ab]{6}"))
     ((alone, _),) = speaker.ask(free)

@@ -1,4 +1,4 @@
-"""Which engine a model gets, and what is said where there is none."""
+"""The choice of the engine for a model, and the error if there is none."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_auto(installed: set[str], has_gpu: bool) -> None:
     assert "is not installed" in chosen.why
 
 
-def test_what_is_missing_is_named_with_the_remedy(installed: set[str]) -> None:
+def test_missing_packages_are_named_with_the_command(installed: set[str]) -> None:
     installed.clear()
     assert "-m pip install 'xllamacpp>=" in why(GGUF, "llamacpp")
     assert "-m pip install " in why(replace(GGUF, format="huggingface"))
@@ -74,7 +74,7 @@ def test_what_is_missing_is_named_with_the_remedy(installed: set[str]) -> None:
 @pytest.mark.parametrize(
     ("types", "num_bytes"), [(("F32", "Q4_1"), 3_400), (("F32", "Q4_0"), 1_900), (("Q6_K", "Q4_K"), 3_400)]
 )
-def test_openvino_takes_eight_bits_for_what_it_would_round(types: tuple[str, ...], num_bytes: int) -> None:
+def test_openvino_uses_eight_bits_instead_of_rounding(types: tuple[str, ...], num_bytes: int) -> None:
     card = replace(GGUF, tensor_types=types, num_parameters=3_200, weight_bytes=1_900)
     assert KINDS["openvino"].weight_bytes(card) == num_bytes
     assert KINDS["llamacpp"].weight_bytes(card) == 1_900
@@ -95,7 +95,7 @@ def test_every_kind_has_a_text() -> None:
     assert all(kind.text and kind.formats for kind in KINDS.values())
 
 
-def test_a_setting_that_means_nothing_to_an_engine_is_refused() -> None:
+def test_a_setting_that_an_engine_does_not_have_is_refused() -> None:
     KINDS["openvino"].check(["adapter", "adapter_scale", "device", "grammar_memory_bytes", "kv_precision"])
     KINDS["openvino"].check(["prompt_lookup_tokens"])
     with pytest.raises(

@@ -1,4 +1,4 @@
-"""Frames: what goes in comes out, however the bytes are cut, and nothing else is taken for a frame."""
+"""Frames are read as they were written, however the bytes are split, and anything else is refused."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_answers_round_trip(message: FromWorker) -> None:
     assert type(decoded) is type(message)
 
 
-def test_what_comes_out_is_what_went_in_down_to_the_types() -> None:
+def test_messages_keep_their_types() -> None:
     (body,) = FrameBuffer().feed(encode(Frame(3, 4, _DELTAS)))
     decoded = decode_from_worker(body)
     assert isinstance(decoded, Frame)
@@ -95,7 +95,7 @@ def test_what_comes_out_is_what_went_in_down_to_the_types() -> None:
     assert isinstance(decoded.deltas[0].token_ids, tuple), "deltas are hashed and compared"
 
 
-def test_neither_end_takes_the_other_ends_messages() -> None:
+def test_each_end_refuses_its_own_messages() -> None:
     (work,) = FrameBuffer().feed(encode(Abort(1)))
     (answer,) = FrameBuffer().feed(encode(Fatal("")))
     with pytest.raises(msgspec.DecodeError):
@@ -161,6 +161,6 @@ _LIES = [
 
 
 @pytest.mark.parametrize("body", _LIES)
-def test_lies_are_refused(body: bytes) -> None:
+def test_wrong_lengths_are_refused(body: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
         decode_from_worker(body)

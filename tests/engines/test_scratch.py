@@ -41,7 +41,7 @@ def test_it_may_be_renamed_meanwhile(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
-def test_what_a_killed_process_left_is_taken_away_and_nothing_else(tmp_path: Path) -> None:
+def test_only_directories_of_dead_processes_are_removed(tmp_path: Path) -> None:
     holder = subprocess.Popen([sys.executable, "-c", _HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert holder.stdout is not None
     held = Path(holder.stdout.readline().strip())

@@ -1,4 +1,4 @@
-"""The supervisor with real worker processes: what their sequences' receivers hear, whatever becomes of the worker."""
+"""The supervisor with real worker processes: what receivers get when the worker runs, fails or dies."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def test_killed_worker_ends_its_sequences_and_is_replaced(
         runner.run(_kill_and_go_on())
 
 
-async def test_capabilities_stay_known_while_the_engine_is_away() -> None:
+async def test_capabilities_stay_known_without_an_engine() -> None:
     async with supervised() as engine:
         supervisor = await engine.ready()
         lost = engine.submit(ask(1, fault="crash"))
@@ -223,7 +223,7 @@ async def test_capabilities_stay_known_while_the_engine_is_away() -> None:
 
 
 @pytest.mark.parametrize(("fault", "reason"), [("crash", "killed by SIGSEGV"), ("garbage", "RuntimeError: the script")])
-async def test_engine_that_is_lost_says_why(fault: str, reason: str) -> None:
+async def test_a_lost_engine_has_a_reason(fault: str, reason: str) -> None:
     async with supervised(fault_after=2) as engine:
         pid = (await engine.ready()).pid
         # The poison last: writing to an engine that is dead already would lose what it had said.
@@ -297,7 +297,7 @@ async def test_worker_that_does_not_start(imposter: Callable[[str], None], body:
         assert (supervisor.failures, supervisor.is_ready, supervisor.capabilities) == (1, False, None)
 
 
-async def test_python_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_missing_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "nothing"))
     async with supervised() as engine:
         supervisor = await engine.until(lambda supervisor: supervisor.last_reason)
@@ -305,7 +305,7 @@ async def test_python_that_is_not_there(monkeypatch: pytest.MonkeyPatch, tmp_pat
         assert supervisor.failures == 1
 
 
-async def test_garbage_after_good_beginnings(imposter: Callable[[str], None]) -> None:
+async def test_garbage_after_valid_frames(imposter: Callable[[str], None]) -> None:
     imposter(
         "sock.sendall(encode(ready))\n"
         "number = receive().sequence.sequence_id\n"
@@ -335,7 +335,7 @@ async def test_late_frames_of_an_earlier_epoch_are_ignored(imposter: Callable[[s
         assert (listener.ids, listener.finish_reason) == ((5,), "length")
 
 
-async def test_model_that_cannot_be_loaded_is_tried_less_and_less() -> None:
+async def test_a_model_that_cannot_be_loaded_is_retried_with_backoff() -> None:
     async with supervised(EngineSpec(engine="nonsense")) as engine:
         assert engine.supervisor.retry_after_s == 0.5
         supervisor = await engine.until(lambda supervisor: supervisor.failures == 1)

@@ -1,4 +1,4 @@
-"""The worker process at the other end of a socket, spoken to byte by byte."""
+"""The worker process, tested byte by byte over its socket."""
 
 from __future__ import annotations
 
@@ -156,12 +156,12 @@ def test_refused_sequence_ends_in_a_frame(worker: Worker, with_neighbour: bool) 
     assert _ids(_deltas(frames, 1)) == (oracle(ask(1)) if with_neighbour else ())
 
 
-def test_frames_are_sent_when_there_is_nothing_to_say(worker: Worker) -> None:
+def test_empty_frames_are_sent(worker: Worker) -> None:
     worker.start(tokens_per_s=10).send(Submit(ask(1, 2)))
     assert [] in [frame.deltas for frame in worker.frames(1)]
 
 
-def test_engine_that_raises_is_the_last_word(worker: Worker) -> None:
+def test_an_exception_of_the_engine_is_the_last_frame(worker: Worker) -> None:
     worker.start(fault_after=1).send(Submit(ask(1, fault="garbage")))
     assert isinstance(worker.receive(), Frame)
     assert worker.receive() == Fatal("RuntimeError: the script says so")
@@ -169,7 +169,7 @@ def test_engine_that_raises_is_the_last_word(worker: Worker) -> None:
     assert worker.wait() == (1, "")
 
 
-def test_model_that_cannot_be_loaded_is_the_last_word(worker: Worker) -> None:
+def test_a_load_error_is_the_last_frame(worker: Worker) -> None:
     worker.send(Start(PROTOCOL_VERSION, 1, EngineSpec(engine="nonsense")))
     fatal = worker.receive()
     assert isinstance(fatal, Fatal)
@@ -238,7 +238,7 @@ def test_engine_does_not_run_ahead_of_a_server_that_does_not_read(worker: Worker
     assert _ids(deltas) == oracle(ask(1), deltas[-1].start)
 
 
-def test_closed_socket_ends_a_worker_that_waits_for_its_reader(worker: Worker) -> None:
+def test_closed_socket_ends_a_worker_that_waits_to_write(worker: Worker) -> None:
     worker.start().send(Submit(ask(1, 500)))
     until(lambda: _is_blocked(worker))
     worker.socket.close()
@@ -257,7 +257,7 @@ def test_signals_of_the_terminal_are_ignored(worker: Worker, number: signal.Sign
     assert _ids(_deltas(worker.frames(1), 2)) == oracle(ask(2))
 
 
-def test_worker_without_its_parent_does_not_begin() -> None:
+def test_a_worker_without_its_parent_does_not_start() -> None:
     with contextlib.closing(Worker(parent_pid=1)) as worker:
         assert worker.receive() is None
         assert worker.wait() == (0, "")
@@ -274,7 +274,7 @@ def test_large_prompts_and_many_at_once(worker: Worker) -> None:
     assert _ids(_deltas(frames, 299)) == oracle(ask(299, 2))
 
 
-def test_frames_are_what_the_protocol_says_they_are(worker: Worker) -> None:
+def test_frames_have_the_documented_format(worker: Worker) -> None:
     worker.start().send(Submit(ask(1, 1)))
     until(lambda: bool(worker.socket.recv(4, socket.MSG_PEEK)))
     raw = worker.socket.recv(65536)

@@ -1,4 +1,4 @@
-"""A network for one test alone: a loopback of its own, which can be made to lose what it carries.
+"""A network for one test: its own loopback, which can lose packets.
 
 Everything that the test starts lives there, servers, clients and threads, and all of it is gone with the test.
 """

@@ -1,4 +1,4 @@
-"""What the fault tests take from the system they run on; where it is not there, they say so and are skipped."""
+"""System features that the fault tests need. Without them the tests are skipped."""
 
 from __future__ import annotations
 

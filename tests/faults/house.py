@@ -1,4 +1,4 @@
-"""Where servers live one after the other, and readers that come back to whichever is there."""
+"""A directory with successive servers, and readers that reconnect to the current one."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The law of the product: once a client has seen a token, that token is there for every reader, with the same bytes,
-whatever dies.
+"""The main law: once a client has seen a token, every reader gets it with the same bytes, whatever dies.
 
 It is five laws, and `check` holds all of them for one stream:
 

@@ -1,4 +1,4 @@
-"""Somebody sends requests that kill engines, one after the other. Nobody else is blamed for it."""
+"""A client sends requests that kill engines, one after the other. No other client is blamed."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_harmless_chats_are_not_blamed(tmp_path: Path, num_clients: int, num_cha
 @pytest.mark.deep
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("control", ["<|stall|>", "<|garbage|>"])
-def test_streams_that_run_outlive_other_ways_to_kill_an_engine(tmp_path: Path, control: str) -> None:
+def test_running_streams_survive_other_ways_to_kill_an_engine(tmp_path: Path, control: str) -> None:
     with House(tmp_path, _PACED, "--stall-s", "0.5") as house:
         streams = [house.begin(Answer(f"Long {seed}.", 200, seed)).seen(1) for seed in range(4)]
         with attacked(house.server, 2, control) as answers:

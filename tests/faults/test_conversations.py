@@ -1,4 +1,5 @@
-"""The server dies while it answers in a conversation: the next one finishes the answer, and others follow."""
+"""The server dies during an answer in a conversation: the next server finishes the answer, and the conversation
+continues."""
 
 from __future__ import annotations
 
@@ -86,7 +87,7 @@ def _begin(house: _House, text: str) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("kind", ["killed", "told"])
-def test_an_answer_is_finished_by_the_next_server(tmp_path: Path, kind: str) -> None:
+def test_the_next_server_finishes_an_answer(tmp_path: Path, kind: str) -> None:
     with _house(tmp_path) as house:
         its_id, stream_id = _begin(house, "Hi")
         if kind == "killed":
@@ -104,7 +105,7 @@ def test_an_answer_is_finished_by_the_next_server(tmp_path: Path, kind: str) -> 
         assert [item["role"] for item in _items(house, its_id)] == ["user", "assistant"] * 2
 
 
-def test_an_answer_that_nobody_can_finish_does_not_hold_up_its_conversation(tmp_path: Path) -> None:
+def test_an_abandoned_answer_does_not_block_its_conversation(tmp_path: Path) -> None:
     with _house(tmp_path, "--journal", "memory") as house:
         its_id, _ = _begin(house, "Hi")
         until(lambda: len(_items(house, its_id)) == 2)  # what was not written yet is not in memory any more
@@ -129,7 +130,7 @@ def test_the_engine_dies(tmp_path: Path) -> None:
         assert _items(house, its_id)[-1]["content"][0]["text"] == Answer(chat_ids("Hi"), _COUNT, 3).text
 
 
-def test_an_answer_waits_for_a_database_that_is_away(tmp_path: Path) -> None:
+def test_an_answer_waits_for_an_unreachable_database(tmp_path: Path) -> None:
     with own_database("postgresql", tmp_path) as url, _house(tmp_path, database=url) as house:
         its_id, stream_id = _begin(house, "Hi")
         until(lambda: len(_items(house, its_id)) == 2)

@@ -1,4 +1,5 @@
-"""The journal's disk is locked, full, broken, read-only or damaged: what was seen stays, and nothing else is shown."""
+"""The journal's disk is locked, full, broken, read-only or damaged: visible events survive, and no others become
+visible."""
 
 from __future__ import annotations
 
@@ -48,7 +49,7 @@ def _error(stream: Stream) -> str:
 # Locked
 
 
-def test_streams_wait_for_a_lock_and_go_on(tmp_path: Path) -> None:
+def test_streams_wait_for_a_lock_and_continue(tmp_path: Path) -> None:
     with House(tmp_path, PACED) as house:
         streams = [house.begin(Answer(f"Lock {seed}.", 200, seed)).seen(3) for seed in range(3)]
         with locked(tmp_path):
@@ -124,7 +125,7 @@ def _fill(directory: Path) -> Path:
     return ballast
 
 
-def test_a_full_disk_loses_nothing_that_was_seen(small_disk: Path) -> None:
+def test_a_full_disk_loses_no_visible_event(small_disk: Path) -> None:
     with House(small_disk / "data", PACED) as house:
         finished = house.begin(Answer("Finished.", 9, seed=1))
         finished.wait()
@@ -241,7 +242,9 @@ def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list
     return directory / "left", oracle
 
 
-def test_a_torn_write_ahead_log_is_a_prefix(left: tuple[Path, dict[str, list[bytes]]], tmp_path: Path) -> None:
+def test_a_torn_write_ahead_log_is_read_up_to_the_tear(
+    left: tuple[Path, dict[str, list[bytes]]], tmp_path: Path
+) -> None:
     directory, oracle = left
     whole = (directory / "journal.sqlite-wal").read_bytes()
     page = int.from_bytes(whole[8:12], "big")
@@ -258,7 +261,7 @@ def test_a_torn_write_ahead_log_is_a_prefix(left: tuple[Path, dict[str, list[byt
 
 
 @pytest.mark.parametrize("num_flips", [60, pytest.param(3_000, marks=[pytest.mark.deep, pytest.mark.timeout(600)])])
-def test_a_bit_that_flips_is_found(left: tuple[Path, dict[str, list[bytes]]], tmp_path: Path, num_flips: int) -> None:
+def test_a_flipped_bit_is_detected(left: tuple[Path, dict[str, list[bytes]]], tmp_path: Path, num_flips: int) -> None:
     """Anywhere in the file, once all of it is in the database, where no checksum of SQLite's watches over it."""
     directory, oracle = left
     clean = _damaged(directory, tmp_path / "clean")
@@ -283,7 +286,7 @@ def test_a_bit_that_flips_is_found(left: tuple[Path, dict[str, list[bytes]]], tm
     assert min(counts) < whole, "none of them hit anything"
 
 
-def test_streams_behind_a_damaged_part_of_the_log_are_said_to_be_lost(tmp_path: Path) -> None:
+def test_streams_after_a_damaged_part_of_the_log_are_reported_as_lost(tmp_path: Path) -> None:
     """SQLite stops reading at the first frame that is not what was written, and says nothing."""
     with House(tmp_path / "live", PACED) as house:
         first, second = house.begin(Answer("First.", 9, seed=1)), house.begin(Answer("Second.", 400, seed=1))
@@ -309,7 +312,7 @@ def test_streams_behind_a_damaged_part_of_the_log_are_said_to_be_lost(tmp_path: 
 
 
 @pytest.mark.parametrize("name", ["journal.reserve", "journal.sqlite", "journal.lock"])
-def test_files_of_the_journal_are_not_followed_elsewhere(tmp_path: Path, name: str) -> None:
+def test_links_among_the_files_of_the_journal_are_not_followed(tmp_path: Path, name: str) -> None:
     victim, directory = tmp_path / "victim", tmp_path / "journal"
     directory.mkdir()
     victim.write_bytes(b"mine")
@@ -325,7 +328,7 @@ def test_files_of_the_journal_are_not_followed_elsewhere(tmp_path: Path, name: s
     assert victim.stat().st_mode & 0o777 == 0o644
 
 
-def test_a_server_over_a_ruin_begins_anew_and_keeps_what_it_is_given(tmp_path: Path) -> None:
+def test_with_a_ruined_journal_a_server_starts_a_new_one(tmp_path: Path) -> None:
     with House(tmp_path, PACED) as house:
         lost = house.begin(Answer("Lost.", 9, seed=1))
         lost.is_kept = False
@@ -401,7 +404,7 @@ def test_a_power_cut_takes_no_more_than_what_came_after_the_last_sync(
 # Looked at
 
 
-def test_whoever_looks_into_the_journal_does_no_harm(tmp_path: Path) -> None:
+def test_reading_the_journal_does_no_harm(tmp_path: Path) -> None:
     """An SQLite that leaves as the last one clears up behind itself: it must not take itself for that."""
     with House(tmp_path, PACED) as house:
         stream = house.begin(Answer("Look.", 200, seed=1)).seen(9)

@@ -1,4 +1,4 @@
-"""The engine dies, hangs, talks nonsense or is taken down by a request: its streams go on as if nothing had been."""
+"""The engine dies, hangs, sends garbage or is killed by a request: its streams continue exactly."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def in_engine(house: House, count: int) -> None:
 # It dies
 
 
-def test_killed_anywhere_the_streams_go_on_to_the_byte(house: House) -> None:
+def test_killed_anywhere_the_streams_continue_exactly(house: House) -> None:
     streams = [house.begin(Answer("Place 0.", 60, seed=0), num_readers=2)]
     for number in range(1, 8):
         streams[0].seen(5 * number)
@@ -68,7 +68,7 @@ def test_killed_anywhere_the_streams_go_on_to_the_byte(house: House) -> None:
             assert follower.num_connections == 1, "a reader was cut off for what is none of its business"
 
 
-def test_who_asks_while_it_dies_is_served(house: House) -> None:
+def test_a_request_during_the_death_is_served(house: House) -> None:
     """There is a moment in which the engine is gone and nobody knows."""
     for death in range(2):
         house.kill_engine()
@@ -172,7 +172,7 @@ def customised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[byt
     return build
 
 
-def test_an_engine_that_just_ends_is_replaced(customised: Callable[[bytes], House]) -> None:
+def test_an_engine_that_exits_is_replaced(customised: Callable[[bytes], House]) -> None:
     with customised(b"") as house:
         stream = house.begin(Answer("Ends.", 50, seed=1)).seen(5)
         house.kill_engine(signal.SIGUSR1)
@@ -185,7 +185,7 @@ def test_an_engine_that_just_ends_is_replaced(customised: Callable[[bytes], Hous
     [b"\xff" * 64, b"\x03\0\0\0abc"],
     ids=["length", "no-message"],
 )
-def test_an_engine_that_talks_garbage_is_replaced(customised: Callable[[bytes], House], garbage: bytes) -> None:
+def test_an_engine_that_sends_garbage_is_replaced(customised: Callable[[bytes], House], garbage: bytes) -> None:
     with customised(garbage) as house:
         stream = house.begin(Answer("Garbage.", 50, seed=1)).seen(5)
         house.kill_engine(signal.SIGUSR2)
@@ -218,13 +218,13 @@ async def _hears(messages: list[FromWorker]) -> tuple[WorkerProcess, Ear]:
     return worker, ear
 
 
-async def test_what_a_replaced_engine_says_late_is_not_heard() -> None:
+async def test_late_frames_of_a_replaced_engine_are_ignored() -> None:
     _, ear = await _hears([Frame(epoch, 1, [Delta(1, 0, (epoch,))]) for epoch in (1, 2, 3, 0)])
     assert ear.ids == [2]
 
 
 @pytest.mark.parametrize(("version", "epoch"), [(PROTOCOL_VERSION + 1, 2), (PROTOCOL_VERSION - 1, 2), (1, 1)])
-async def test_an_engine_of_another_version_is_not_let_in(version: int, epoch: int) -> None:
+async def test_an_engine_of_another_version_is_refused(version: int, epoch: int) -> None:
     capabilities = Capabilities("other", 100, 100, 1, 1, frozenset(), True)
     worker, _ = await _hears([Ready(version, epoch, capabilities), Frame(2, 1, [Delta(1, 0, (5,))])])
     assert not worker.ready.done()
@@ -233,7 +233,7 @@ async def test_an_engine_of_another_version_is_not_let_in(version: int, epoch: i
 
 
 @pytest.mark.parametrize("start", [0, 4, 6, 40], ids=["all-again", "double", "gap", "far"])
-async def test_a_double_or_a_gap_is_never_shown(start: int) -> None:
+async def test_repeated_or_missing_tokens_are_never_shown(start: int) -> None:
     world = World()
     run, neighbour = await world.create("Hi", greedy(20)), await world.create("Ho", greedy(20))
     world.engine.step(5)
@@ -263,7 +263,7 @@ faults = pytest.mark.parametrize("control", ["<|crash|>", "<|garbage|>", "<|stal
 
 
 @faults
-def test_a_request_that_takes_the_engine_down_is_not_tried_for_ever(house: House, control: str) -> None:
+def test_a_request_that_crashes_the_engine_is_ended(house: House, control: str) -> None:
     poison = _poison(house, control)
     assert as_json(sse_data(poison.end)[0])["error"]["code"] == "poison_request"
     assert num_deaths(house) == 2
@@ -351,7 +351,7 @@ def hunted(house: House) -> Iterator[None]:
         hunter.join()
 
 
-def test_streams_wait_for_an_engine_only_so_long(tmp_path: Path) -> None:
+def test_streams_wait_for_an_engine_for_a_limited_time(tmp_path: Path) -> None:
     with House(tmp_path, PACED, "--recover-s", "2") as house:
         stream = house.begin(Answer("Gone.", 400, seed=1)).seen(9)
         stream.ends = ("error",)
@@ -377,7 +377,7 @@ def test_streams_wait_for_an_engine_only_so_long(tmp_path: Path) -> None:
         house.begin(Answer("After.", 20, seed=1)).wait()
 
 
-def test_an_engine_that_comes_back_in_time_is_waited_for(tmp_path: Path) -> None:
+def test_streams_wait_for_an_engine_that_returns_in_time(tmp_path: Path) -> None:
     with House(tmp_path, PACED, "--recover-s", "60") as house:
         stream = house.begin(Answer("Gone.", 60, seed=1)).seen(9)
         with hunted(house):
@@ -398,7 +398,7 @@ def _engines(server: Server) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize("victims", ["first", *(pytest.param(who, marks=pytest.mark.deep) for who in _MORE)])
-def test_with_a_spare_the_stream_goes_on(tmp_path: Path, victims: str) -> None:
+def test_with_a_spare_the_stream_continues(tmp_path: Path, victims: str) -> None:
     with House(tmp_path, PACED, "--spare-engine") as house:
         until(lambda: len(_engines(house.server)) == 2)
         house.baseline = Resources.of(house.server)

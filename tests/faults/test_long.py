@@ -1,4 +1,4 @@
-"""Hours of misfortune in minutes. `TAILRACE_FAULT_SECONDS` says for how long."""
+"""Many random failures. `TAILRACE_FAULT_SECONDS` sets the duration."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network between server and reader breaks in every way there is: whoever comes back gets the rest, to the byte.
+"""The network between server and reader fails in many ways: a reader that reconnects gets the rest, to the byte.
 
 Clients that leave or do not read, at the socket itself, are in `tests/http/test_edge_readers.py`; other people's
 clients behind a proxy that cuts answers into single bytes, and between events, in `tests/differential/test_texts.py`.
@@ -79,7 +79,7 @@ def follow(port: int, stream_id: str, events: list[bytes] | None = None) -> list
 
 @pytest.mark.parametrize("end", ["fin", "reset"])
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=(pytest.mark.deep, pytest.mark.timeout(300)))])
-def test_cut_behind_any_byte(server: Server, end: str, step: int) -> None:
+def test_cut_after_any_byte(server: Server, end: str, step: int) -> None:
     """In the head, between two digits of a length, in an event, in its id: every reader comes back once, and has it
     all."""
     stream_id = begin(server, SHORT)
@@ -146,7 +146,7 @@ def test_bare_text_cut_in_the_middle_of_a_character(server: Server, step: int) -
 
 
 @pytest.mark.parametrize("step", [11, pytest.param(1, marks=(pytest.mark.deep, pytest.mark.timeout(300)))])
-def test_a_websocket_cut_behind_any_byte(server: Server, step: int) -> None:
+def test_a_websocket_cut_after_any_byte(server: Server, step: int) -> None:
     stream_id = begin(server, SHORT)
     server.wait_state(stream_id, "done")
     num_bytes = 100 * SHORT.count
@@ -235,7 +235,7 @@ async def storm(port: int, stream_id: str, number: int) -> bytes:
 
 
 @pytest.mark.parametrize("num_readers", [500, pytest.param(1000, marks=pytest.mark.deep)])
-def test_a_storm_of_readers_that_come_back(house: House, num_readers: int) -> None:
+def test_many_readers_reconnect_at_once(house: House, num_readers: int) -> None:
     """All read the same bytes, and those of other streams notice nothing."""
     stream = house.begin(Answer("Storm.", 400, seed=4))
     others = [house.begin(Answer(f"Other {seed}.", 400, seed)) for seed in range(4)]
@@ -257,7 +257,7 @@ def test_a_storm_of_readers_that_come_back(house: House, num_readers: int) -> No
     [Flow(end_after_bytes=3000, end="hole"), pytest.param(Flow(bytes_per_s=1), marks=pytest.mark.deep)],
     ids=["never", "a-byte"],
 )
-def test_many_that_do_not_read_cost_little_and_can_come_back(tmp_path: Path, flow: Flow) -> None:
+def test_many_readers_that_do_not_read_cost_little_and_can_resume(tmp_path: Path, flow: Flow) -> None:
     num_readers = 40
     with House(tmp_path, "scripted:tokens_per_s=2000", "--write-s", "1") as house, contextlib.ExitStack() as stack:
         long_id = begin(house.server, LONG)

@@ -1,5 +1,5 @@
-"""More than the server can carry, and less to carry it with: what was let in is exact, the rest is told when to come
-back, and afterwards everything is as before.
+"""More requests than the server can serve, or fewer resources: admitted streams are exact, others are refused with
+Retry-After, and afterwards everything is as before.
 
 Requests that come while an engine is replaced are in `test_engine.py` too; slow heads and bodies, and readers that do
 not read, in `tests/http/test_http_edge.py` and `test_edge_readers.py`.
@@ -170,7 +170,7 @@ def test_ten_times_what_it_can_carry(tmp_path: Path, kind: str, duration_s: floa
 
 
 @pytest.mark.parametrize("duration_s", [2, pytest.param(30, marks=(pytest.mark.deep, pytest.mark.timeout(300)))])
-def test_the_engine_dies_again_and_again_in_front_of_a_crowd(tmp_path: Path, duration_s: float) -> None:
+def test_the_engine_dies_repeatedly_under_load(tmp_path: Path, duration_s: float) -> None:
     """Whoever was let in waits for the next engine; nobody else waits without bound."""
     with House(tmp_path, PACED, *_EIGHT) as house:
         crowd = Crowd(house.server.port)
@@ -206,7 +206,7 @@ def _killing(house: House, *, every_s: float) -> Iterator[None]:
 # Less to carry it with
 
 
-def test_what_does_not_fit_into_the_engines_memory_waits(tmp_path: Path) -> None:
+def test_requests_beyond_the_engines_memory_wait(tmp_path: Path) -> None:
     """Twenty streams where there is room for two."""
     with House(tmp_path, "scripted:tokens_per_s=1000", "--kv-tokens", "512") as house:
         engine = house.server.worker()
@@ -246,7 +246,7 @@ def test_without_descriptors_the_journal_is_written_and_an_engine_is_waited_for(
         assert stream.followers[0].num_connections == 1
 
 
-def test_the_first_stream_comes_when_no_descriptor_is_left() -> None:
+def test_the_first_stream_without_a_free_descriptor() -> None:
     """What keeping it takes was taken at the beginning."""
     with contextlib.closing(Server(PACED)) as server:
         server.wait_ready()
@@ -317,7 +317,7 @@ def test_an_engine_that_gets_no_more_memory_is_replaced(hungry: House) -> None:
     assert not is_alive(engine)
 
 
-def test_where_memory_runs_out_the_engine_goes_and_the_server_stays(hungry: House) -> None:
+def test_without_memory_the_engine_dies_and_the_server_survives(hungry: House) -> None:
     streams = [hungry.begin(Answer(f"Killed {seed}.", 300, seed)).seen(10) for seed in range(4)]
     engine = hungry.server.worker()
     with memory_group(psutil.Process(hungry.server.process.pid), engine, room_bytes=2**27):
@@ -339,7 +339,7 @@ _LONG_PROMPTS = ("words " * 1_700_000, "x" * 10_000_000, "🌊" * 2_500_000)
     ["words " * 500_000, *(pytest.param(content, marks=pytest.mark.deep) for content in _LONG_PROMPTS)],
     ids=["three-of-words", "ten-of-words", "ten-of-a-word", "ten-of-emoji"],
 )
-def test_a_prompt_of_megabytes_holds_nobody_up(content: str) -> None:
+def test_a_prompt_of_megabytes_delays_no_other(content: str) -> None:
     with (
         contextlib.closing(Server(PACED, "--body-bytes", "12000000").wait_ready()) as server,
         nobody_held_up(server) as other,
@@ -355,7 +355,7 @@ def test_a_prompt_of_megabytes_holds_nobody_up(content: str) -> None:
 
 
 @pytest.mark.parametrize("num_races", [200, pytest.param(1000, marks=pytest.mark.deep)])
-def test_who_cancels_as_it_finishes_gets_one_end(tmp_path: Path, num_races: int) -> None:
+def test_a_cancellation_at_the_end_gives_one_end(tmp_path: Path, num_races: int) -> None:
     with House(tmp_path, "scripted:tokens_per_s=2000") as house:
 
         def race(number: int) -> tuple[str, Answer, list[bytes]]:

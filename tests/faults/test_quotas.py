@@ -1,4 +1,4 @@
-"""What is spent stays within the limit, to the token, whatever dies meanwhile; and no row is lost."""
+"""Usage stays within the limit, to the token, during crashes, and no row is lost."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_limits_hold_while_engine_and_server_are_killed(tmp_path: Path, num_clie
 
 
 @pytest.mark.parametrize("away_s", [3, pytest.param(30, marks=[pytest.mark.deep, pytest.mark.timeout(300)])])
-def test_a_database_that_is_away_delays_no_token_and_loses_no_row(tmp_path: Path, away_s: int) -> None:
+def test_an_unreachable_database_delays_no_token_and_loses_no_row(tmp_path: Path, away_s: int) -> None:
     with OwnPostgresql(tmp_path / "pg") as postgresql:
         database = RecordDatabase(postgresql.url)
         database.prepare()
@@ -166,7 +166,7 @@ def test_a_database_that_is_away_delays_no_token_and_loses_no_row(tmp_path: Path
         database.close()
 
 
-def test_a_database_that_hangs_holds_up_no_stream_and_no_end(tmp_path: Path) -> None:
+def test_a_hanging_database_delays_no_stream_and_no_end(tmp_path: Path) -> None:
     with OwnPostgresql(tmp_path / "pg") as postgresql:
         database = RecordDatabase(postgresql.url)
         database.prepare()

@@ -1,4 +1,5 @@
-"""The server dies or leaves: the next one over the same directory has every stream, and goes on with those that run."""
+"""The server dies or stops: the next one with the same directory has every stream, and continues the unfinished
+ones."""
 
 from __future__ import annotations
 
@@ -64,7 +65,7 @@ def test_killed_when_a_reader_has_just_seen_something(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("num_kills", [3, pytest.param(12, marks=pytest.mark.deep)])
-def test_killed_while_it_takes_up_what_another_left(tmp_path: Path, num_kills: int) -> None:
+def test_killed_during_take_over(tmp_path: Path, num_kills: int) -> None:
     chance = random.Random(26)
     with House(tmp_path, PACED) as house:
         streams = [house.begin(Answer(f"Take up {seed}.", 60, seed)) for seed in range(8)]
@@ -85,7 +86,7 @@ def test_killed_while_it_takes_up_what_another_left(tmp_path: Path, num_kills: i
             assert all(b"event: done\n" in stream.end for stream in streams)
 
 
-async def test_a_stream_that_gets_on_is_taken_up_however_often(tmp_path: Path) -> None:
+async def test_a_stream_with_progress_is_taken_over_any_number_of_times(tmp_path: Path) -> None:
     """As it has to be on a machine whose server is replaced every day. One that never does may be why servers die."""
     journal = DiskJournal(tmp_path)
     for name in ("gets on", "does not"):
@@ -107,7 +108,7 @@ async def test_a_stream_that_gets_on_is_taken_up_however_often(tmp_path: Path) -
     journal.close()
 
 
-def test_what_has_ended_has_ended(tmp_path: Path) -> None:
+def test_ended_streams_stay_ended(tmp_path: Path) -> None:
     with House(tmp_path, PACED) as house:
         done = house.begin(Answer("Done.", 9, seed=1))
         cancelled = house.begin(Answer("Cancelled.", 900, seed=1)).seen(3)
@@ -134,7 +135,7 @@ def test_what_has_ended_has_ended(tmp_path: Path) -> None:
             house.start()
 
 
-def test_who_said_that_nobody_comes_back_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_stream_without_linger_time_is_interrupted(tmp_path: Path) -> None:
     with House(tmp_path, PACED) as house:
         stream = house.begin(Answer("Nobody.", 900, seed=1), on_disconnect="cancel").seen(5)
         stream.ends = ("interrupted",)
@@ -153,7 +154,7 @@ async def _leave(directory: Path, record: Record, *events: TextDelta) -> None:
     journal.close()
 
 
-def test_a_stream_of_another_model_is_not_gone_on_with(tmp_path: Path) -> None:
+def test_a_stream_of_another_model_is_interrupted(tmp_path: Path) -> None:
     answer = Answer("Other.", 20, seed=1)
     record = Record(
         "other", 0.0, model="another", prompts=(Prompt("Other.", answer.prompt_ids),), linger_s=60.0,
@@ -167,7 +168,7 @@ def test_a_stream_of_another_model_is_not_gone_on_with(tmp_path: Path) -> None:
     assert [as_json(line).get("status") for line in sse_data(body)] == [None, "interrupted"]
 
 
-def test_choices_go_on_each_for_itself(tmp_path: Path) -> None:
+def test_choices_continue_independently(tmp_path: Path) -> None:
     answers = [Answer("Two.", 80, seed=5), Answer("Two.", 80, seed=6)]
     with House(tmp_path, PACED) as house:
         stream_id = house.server.create({"prompt": "Two.", "max_tokens": 80, "seed": 5, "n": 2})
@@ -187,7 +188,7 @@ def test_choices_go_on_each_for_itself(tmp_path: Path) -> None:
 # Who asks twice
 
 
-def test_a_key_holds_after_a_crash(tmp_path: Path) -> None:
+def test_an_idempotency_key_survives_a_crash(tmp_path: Path) -> None:
     answer = Answer("Key.", 200, seed=1)
     body = {"prompt": "Key.", "max_tokens": 200, "seed": 1}
     with House(tmp_path, PACED) as house:
@@ -227,7 +228,7 @@ def _own(path: str, first: dict[str, Any]) -> bytes:
     return answer.tgi() if path == "/generate_stream" else answer.openai_text(first["id"], first["created"])
 
 
-def test_streams_of_other_wires_are_taken_up_on_their_own(tmp_path: Path) -> None:
+def test_streams_of_other_wires_continue(tmp_path: Path) -> None:
     asked: dict[str, dict[str, Any]] = {
         "/v1/chat/completions": _CHAT,
         "/v1/completions": _TEXT,
@@ -257,7 +258,7 @@ def test_streams_of_other_wires_are_taken_up_on_their_own(tmp_path: Path) -> Non
 # It leaves
 
 
-def test_asked_to_leave_it_hands_its_streams_to_the_next(tmp_path: Path) -> None:
+def test_a_stopped_server_hands_over_its_streams(tmp_path: Path) -> None:
     with House(tmp_path, PACED, "--drain-s", "1.5") as house:
         streams = [house.begin(Answer(f"Leave {seed}.", 2000, seed), key=f"key-{seed}") for seed in range(10)]
         for stream in streams:
@@ -285,7 +286,7 @@ def test_asked_to_leave_it_hands_its_streams_to_the_next(tmp_path: Path) -> None
             assert b'"continuity":"replayed"' in stream.end
 
 
-def test_hurried_it_loses_nothing_either(tmp_path: Path) -> None:
+def test_a_second_signal_loses_nothing(tmp_path: Path) -> None:
     with House(tmp_path, PACED, "--drain-s", "60") as house:
         stream = house.begin(Answer("Hurry.", 300, seed=1), num_readers=3).seen(9)
         house.server.send_signal(signal.SIGTERM)
@@ -298,7 +299,7 @@ def test_hurried_it_loses_nothing_either(tmp_path: Path) -> None:
 # What is kept, and for how long
 
 
-def test_retention_goes_on_over_a_restart(tmp_path: Path) -> None:
+def test_retention_continues_after_a_restart(tmp_path: Path) -> None:
     with House(tmp_path, PACED, "--retention-s", "600") as house:
         stream = house.begin(Answer("Kept.", 5, seed=1))
         stream.wait()
@@ -317,7 +318,7 @@ def test_retention_goes_on_over_a_restart(tmp_path: Path) -> None:
         assert stream.stream_id in house.kept().expired
 
 
-async def test_who_ended_later_keeps_nobody_alive(tmp_path: Path) -> None:
+async def test_a_later_end_extends_no_other_retention(tmp_path: Path) -> None:
     """Streams that began in one order, ended in the other, and are taken over."""
     async with open_sqlite(tmp_path, sync_s=0.01, retention_s=6.0) as store:
         late, early = [await store.open(Record(name, 0.0)) for name in ("late", "early")]
@@ -334,7 +335,7 @@ async def test_who_ended_later_keeps_nobody_alive(tmp_path: Path) -> None:
         assert (await store.read(ANONYMOUS, "late")).stream_id == "late"
 
 
-def test_room_for_finished_streams_holds_over_a_restart(tmp_path: Path) -> None:
+def test_the_budget_of_finished_streams_holds_after_a_restart(tmp_path: Path) -> None:
     with House(tmp_path, PACED) as house:
         streams = [house.begin(Answer(f"Room {seed}.", 50, seed)) for seed in range(6)]
         for stream in streams:
@@ -354,7 +355,7 @@ def _num_unused(path: Path) -> int:
         return int(connection.execute("PRAGMA freelist_count").fetchone()[0])
 
 
-def test_space_comes_back(tmp_path: Path) -> None:
+def test_space_on_disk_is_freed(tmp_path: Path) -> None:
     with House(tmp_path, PACED, "--retention-s", "1") as house:
         for number in range(40):
             prompt = f"Space {number}." + "x" * 40_000
@@ -365,7 +366,7 @@ def test_space_comes_back(tmp_path: Path) -> None:
         assert (tmp_path / "journal.sqlite").stat().st_size < 200_000
 
 
-def test_who_wants_no_journal_has_none(tmp_path: Path) -> None:
+def test_without_a_journal_nothing_is_written(tmp_path: Path) -> None:
     with House(tmp_path / "data", PACED, "--journal", "memory") as house:
         stream_id = house.server.create({"prompt": "Memory.", "max_tokens": 500, "seed": 1})
         house.restart()
@@ -402,7 +403,7 @@ def test_finished_streams_leave_no_text_behind(tmp_path: Path, prompt: str) -> N
         assert house.server.http.get(stream.path).status_code == 410
 
 
-def test_sealed_there_is_no_plain_text_at_any_time(tmp_path: Path) -> None:
+def test_an_encrypted_journal_has_no_plain_text(tmp_path: Path) -> None:
     key_file, other = tmp_path / "key", tmp_path / "other"
     key_file.write_text("k" * 44)
     other.write_text("o" * 44)
@@ -456,7 +457,7 @@ async def test_a_newer_journal_is_left_alone(tmp_path: Path) -> None:
 # Time
 
 
-def test_whoever_sets_the_clock_moves_no_stream(tmp_path: Path, shim: Callable[[str], Path]) -> None:
+def test_setting_the_clock_affects_no_stream(tmp_path: Path, shim: Callable[[str], Path]) -> None:
     offset = shim("FAULT_CLOCK")
     offset.write_text("0")
     with House(tmp_path / "data", PACED, "--retention-s", "60") as house:
@@ -473,7 +474,7 @@ def test_whoever_sets_the_clock_moves_no_stream(tmp_path: Path, shim: Callable[[
         stream.wait()
 
 
-def test_a_server_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
+def test_a_suspended_server_continues(tmp_path: Path) -> None:
     """Its engine waited for it, and has not hung."""
     with House(tmp_path, PACED, "--stall-s", "1.5", "--retention-s", "60") as house:
         finished = house.begin(Answer("Finished.", 5, seed=1))
@@ -487,7 +488,7 @@ def test_a_server_that_was_stopped_for_a_while_goes_on(tmp_path: Path) -> None:
         assert house.server.http.get(finished.path).status_code == 200
 
 
-def test_who_still_reads_what_expires_reads_it_to_its_end(tmp_path: Path) -> None:
+def test_a_reader_of_an_expiring_stream_reads_it_to_the_end(tmp_path: Path) -> None:
     with House(tmp_path, "scripted", "--retention-s", "2") as house:
         answer = Answer("Expires.", 30_000, seed=1)
         stream_id = house.server.create({"prompt": "Expires.", "max_tokens": 30_000, "seed": 1})

@@ -1,4 +1,4 @@
-"""Engines that die, and come back."""
+"""Engines that die and restart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Requests, steps, cancellations, losses and time in any order: every stream ends, every place is given back."""
+"""Requests, steps, cancellations, losses and time in any order: every stream ends, and every slot is freed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ actions = st.lists(
 
 @settings(max_examples=80, deadline=None)
 @given(actions)
-def test_every_stream_ends_once_and_every_place_is_given_back(actions: list[tuple[str, int]]) -> None:
+def test_every_stream_ends_once_and_every_slot_is_freed(actions: list[tuple[str, int]]) -> None:
     async def scenario() -> None:
         world = World(max_sequences=3, kv_tokens=60, context_tokens=60, limits=Limits(queue_s=60.0), max_requests=99)
         runs = []

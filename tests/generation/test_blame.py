@@ -29,7 +29,7 @@ def test_a_ban_is_for_one_request_of_one_caller() -> None:
         blame.check(other)
 
 
-def test_both_are_over_after_ten_minutes() -> None:
+def test_bans_and_kills_expire_after_ten_minutes() -> None:
     async def scenario() -> None:
         blame = Blame()
         for number in range(3):
@@ -54,14 +54,14 @@ def test_a_caller_is_slowed_after_three_kills() -> None:
     assert not blame.is_slowed("192.0.2.2")
 
 
-def test_what_is_kept_is_bounded() -> None:
+def test_the_number_of_entries_is_limited() -> None:
     blame = Blame()
     for number in range(2_000):
         blame.add(Culprit(f"192.0.{number // 256}.{number % 256}", number.to_bytes(2, "big")))
     assert (len(blame.bans), len(blame.kills)) == (1_000, 1_000)
 
 
-def test_records_of_before_can_be_read_and_ended_ones_name_no_caller() -> None:
+def test_old_records_can_be_read_and_ended_ones_have_no_caller() -> None:
     kept = msgspec.msgpack.decode(msgspec.msgpack.encode(record()))
     del kept["caller"]
     old = msgspec.msgpack.decode(msgspec.msgpack.encode(kept), type=Record)

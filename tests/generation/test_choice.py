@@ -1,4 +1,4 @@
-"""From ids to text: whatever pieces the engine's output comes in, the client gets what the definition says."""
+"""From ids to text: however the engine's output is split, the client gets the text of the definition."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def stopped(text: str, stops: tuple[str, ...], include: bool) -> tuple[str, str 
 
 @settings(max_examples=60, deadline=None)
 @given(seed=seeds, num_tokens=st.integers(1, 40), num_steps=st.integers(1, 9), utf8=st.booleans())
-def test_the_text_is_the_oracles(seed: int, num_tokens: int, num_steps: int, utf8: bool) -> None:
+def test_the_text_equals_the_oracles(seed: int, num_tokens: int, num_steps: int, utf8: bool) -> None:
     async def scenario() -> None:
         world = World(options={"utf8": float(utf8)})
         run = await world.create("Hi", greedy(num_tokens, seed=seed))
@@ -66,7 +66,7 @@ def test_the_text_is_the_oracles(seed: int, num_tokens: int, num_steps: int, utf
     num_steps=st.sampled_from([1, 2, 3, 7, 50]),
 )
 @example(seed=1, start=30, length=3, other="", include=False, num_steps=50)
-def test_a_stop_string_wherever_it_lies(
+def test_a_stop_string_at_any_position(
     seed: int, start: int, length: int, other: str, include: bool, num_steps: int
 ) -> None:
     """The stop string is cut out of the answer itself, so that it begins and ends inside tokens and characters."""
@@ -93,7 +93,7 @@ def test_a_stop_string_wherever_it_lies(
     run_scenario(scenario())
 
 
-async def test_a_stop_string_ends_the_work_in_the_engine() -> None:
+async def test_a_stop_string_aborts_the_sequence() -> None:
     world = World()
     stop = oracle(tuple(b"Hi"), 1, 4)[-3:]
     run = await world.create("Hi", greedy(400, stop=(stop,)))
@@ -115,7 +115,7 @@ async def test_a_stop_string_with_the_last_token_needs_no_abort() -> None:
     assert world.engine.aborted == []
 
 
-async def test_one_choice_stops_and_the_other_goes_on() -> None:
+async def test_one_choice_stops_and_the_other_continues() -> None:
     world = World()
     first, second = (oracle(tuple(b"Hi"), seed, 40) for seed in (1, 2))
     stop = next(first[i : i + 6] for i in range(len(first)) if first[i : i + 6] not in second)
@@ -129,7 +129,7 @@ async def test_one_choice_stops_and_the_other_goes_on() -> None:
     world.check_idle()
 
 
-async def test_what_was_held_back_is_shown_at_the_end() -> None:
+async def test_held_back_text_is_shown_at_the_end() -> None:
     world = World(options={"utf8": 0})
     whole = oracle_words(7)
     run = await world.create("Hi", greedy(7, stop=(whole[-4:] + "never",)))
@@ -208,7 +208,7 @@ async def test_a_sequence_ends_with_its_only_call(num_tokens: int, stop: tuple[s
     world.check_idle()
 
 
-async def test_a_call_that_is_not_the_only_one_ends_nothing() -> None:
+async def test_a_call_ends_the_sequence_only_with_single_call() -> None:
     world = World()
     run = await world.create("Hi", Sampling(max_tokens=400, seed=1))
     say(world, run, CALLED + BEHIND, 5)
@@ -286,7 +286,7 @@ async def test_a_delta_that_cannot_be_read_ends_one_stream_and_is_logged(caplog:
     world.check_idle()
 
 
-async def test_what_comes_after_the_end_changes_nothing() -> None:
+async def test_deltas_after_the_end_are_ignored() -> None:
     world = World()
     run = await world.create("Hi", greedy(2))
     sequence_id, receiver = next(iter(world.engine.receivers.items()))
@@ -305,7 +305,7 @@ def _choice() -> Choice:
     return Choice(0, Sequence(1, (72, 105), Sampling(temperature=0.0, seed=1, max_tokens=9)), tokenizer())
 
 
-def test_a_choice_goes_to_its_end() -> None:
+def test_the_states_of_a_choice() -> None:
     choice = _choice()
     choice.on_submit()
     assert choice.state is State.RUNNING
@@ -317,7 +317,7 @@ def test_a_choice_goes_to_its_end() -> None:
     assert (choice.state, choice.is_complete) == (State.ENDED, True)
 
 
-def test_a_replay_shows_nothing_until_it_says_something_new() -> None:
+def test_a_replay_shows_only_new_tokens() -> None:
     choice = _choice()
     assert choice.start_replay([97, 98]) == ("", "ab")
     choice.on_submit()
@@ -328,7 +328,7 @@ def test_a_replay_shows_nothing_until_it_says_something_new() -> None:
     assert choice.num_tokens == 3
 
 
-def test_a_replay_that_says_something_else_has_diverged() -> None:
+def test_a_different_replay_has_diverged() -> None:
     choice = _choice()
     choice.start_replay([97, 98])
     choice.on_submit()

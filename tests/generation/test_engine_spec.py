@@ -1,4 +1,4 @@
-"""What an engine is told where the user says nothing."""
+"""The default settings of an engine."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def source() -> Source:
 
 
 @pytest.mark.parametrize(("engine", "step_tokens"), [("openvino", 256), ("llamacpp", 512), ("vllm", 0)])
-def test_steps_are_as_long_as_suits_the_engine(source: Source, engine: str, step_tokens: int) -> None:
+def test_the_length_of_steps_depends_on_the_engine(source: Source, engine: str, step_tokens: int) -> None:
     of_this = replace(source, engine=engine)
     assert engine_spec(of_this, Settings(), cache_path="").max_step_tokens == step_tokens
     assert engine_spec(of_this, Settings(max_step_tokens=7), cache_path="").max_step_tokens == 7
 
 
 @pytest.mark.parametrize(("engine", "exact"), [("openvino", True), ("llamacpp", False)])
-def test_exactness_is_on_where_it_costs_little(source: Source, engine: str, exact: bool) -> None:
+def test_exactness_is_the_default_if_it_is_cheap(source: Source, engine: str, exact: bool) -> None:
     of_this = replace(source, engine=engine)
     assert engine_spec(of_this, Settings(), cache_path="").exact is exact
     assert engine_spec(of_this, Settings(exact=not exact), cache_path="").exact is not exact

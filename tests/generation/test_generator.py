@@ -1,4 +1,4 @@
-"""What is refused, and that nothing has begun then."""
+"""Requests that are refused, before anything has started."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def test_a_chat_is_encoded_with_its_template() -> None:
     assert text_of(run.log) == oracle(asked(run), 1, 5)
 
 
-async def test_an_empty_message_is_a_prompt_all_the_same() -> None:
+async def test_an_empty_message_is_a_prompt() -> None:
     world = World()
     run = await world.generator.create(GenerateRequest(messages=(Message("user", ""),), sampling=greedy(2)))
     assert len(run.log.record.prompts[0].ids) == 3
@@ -71,17 +71,11 @@ async def test_an_empty_message_is_a_prompt_all_the_same() -> None:
 
 
 @pytest.mark.parametrize("model", [None, "", "scripted", "tgi", "dummy", "default"])
-async def test_names_of_the_model_that_are_ours(model: str | None) -> None:
+async def test_names_of_the_model(model: str | None) -> None:
     world = World()
     run = await world.generator.create(GenerateRequest(model=model, prompts=("Hi",), sampling=greedy(1)))
     world.finish(run)
     assert run.log.record.model == "scripted"
-
-
-async def test_an_address_is_no_other_model() -> None:
-    """@huggingface/inference sends the endpoint's address for a name."""
-    request = GenerateRequest(prompts=("Hi",), model="default", sampling=greedy(1))
-    assert (await World().generator.create(request)).log.record.model == "scripted"
 
 
 async def test_the_name_of_another_model() -> None:
@@ -108,7 +102,7 @@ async def test_a_parameter_that_the_engine_lacks_is_named(name: str, sampling: S
     assert (error.param, error.message) == (name, f"This engine does not support {name}.")
 
 
-async def test_parameters_that_are_kept_outside_the_engine_need_no_support() -> None:
+async def test_parameters_implemented_outside_the_engine_need_no_support() -> None:
     world = World()
     assert {"stop", "include_stop", "n", "seed", "max_tokens"} <= world.generator.parameters
     run = await world.create("Hi", Sampling(seed=3, max_tokens=4, stop=("zzz",), include_stop=True, n=2))
@@ -134,7 +128,7 @@ async def test_a_chat_without_a_template() -> None:
     assert error.param == "messages"
 
 
-async def test_a_value_that_the_template_does_not_ask_for() -> None:
+async def test_a_value_that_the_template_does_not_use() -> None:
     values = {"enable_thinking": False}
     error = await refused(World(), GenerateRequest(messages=(Message("user", "Hi"),), template_values=values))
     assert isinstance(error, UnsupportedParameter)
@@ -174,7 +168,7 @@ async def test_a_prompt_that_is_too_long_is_refused_with_both_counts() -> None:
     assert error.message == "The prompt has 150 tokens, but 100 is the limit."
 
 
-async def test_a_hopeless_prompt_is_refused_without_being_encoded() -> None:
+async def test_a_much_too_long_prompt_is_refused_without_being_encoded() -> None:
     """One of the engine's tokens has 64 KiB, so that only very long texts are hopeless."""
     error = await refused(World(context_tokens=5), GenerateRequest(prompts=("x" * 500_000,)))
     assert isinstance(error, ContextLengthExceeded)
@@ -182,13 +176,13 @@ async def test_a_hopeless_prompt_is_refused_without_being_encoded() -> None:
     assert error.message.startswith("The prompt has at least ")
 
 
-async def test_too_many_ids_are_refused_without_being_looked_at() -> None:
+async def test_too_many_ids_are_refused_unread() -> None:
     error = await refused(World(context_tokens=5), GenerateRequest(prompts=((10**9,) * 6,)))
     assert isinstance(error, ContextLengthExceeded)
     assert error.num_prompt_tokens == 6
 
 
-async def test_of_ids_that_are_truncated_the_end_counts() -> None:
+async def test_truncation_keeps_the_last_ids() -> None:
     world = World(context_tokens=20)
     run = await world.generator.create(GenerateRequest(prompts=((10**9, 65, 66),), truncate=2, sampling=greedy(1)))
     assert (run.log.record.prompts[0].text, run.log.record.prompts[0].ids) == ("AB", (65, 66))
@@ -273,7 +267,7 @@ async def test_a_long_prompt_is_encoded_in_a_thread() -> None:
     assert end_of(run.log).usage == (20_000, 3)
 
 
-async def test_a_request_that_is_given_up_while_it_is_encoded_leaves_nothing() -> None:
+async def test_a_request_cancelled_while_it_is_encoded_leaves_nothing() -> None:
     world = World(context_tokens=65_536, kv_tokens=65_536)
     with threads_busy():
         creating = asyncio.create_task(world.create("x" * 20_000, greedy(3)))
@@ -288,7 +282,7 @@ async def test_a_request_that_is_given_up_while_it_is_encoded_leaves_nothing() -
 # Room
 
 
-async def test_a_full_house() -> None:
+async def test_a_full_queue() -> None:
     world = World(max_sequences=1, max_requests=2)
     runs = [await world.create() for _ in range(2)]
     with pytest.raises(QueueFull) as caught:
@@ -335,7 +329,7 @@ async def test_an_engine_that_does_not_come_back() -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 7, -1, -(2**63), 2**63 - 1, 2**64 - 1])
-async def test_choices_have_seeds_of_their_own_that_engines_can_take(seed: int) -> None:
+async def test_choices_have_different_valid_seeds(seed: int) -> None:
     world = World()
     run = await world.create("Hi", greedy(12, seed=seed, n=2))
     assert run.log.record.seed == seed
@@ -348,7 +342,7 @@ async def test_choices_have_seeds_of_their_own_that_engines_can_take(seed: int) 
     assert end_of(run.log).usage == (2, 24)
 
 
-async def test_without_a_seed_there_is_one_all_the_same() -> None:
+async def test_a_missing_seed_is_drawn() -> None:
     world = World()
     one, other = [await world.create("Hi", greedy(12, seed=None)) for _ in range(2)]
     world.finish(one, other)

@@ -1,4 +1,4 @@
-"""What a request's grammar has to pass before anything begins."""
+"""Checks of a request's grammar before anything has started."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ async def test_a_grammar_that_compiles_comes_to_the_engine() -> None:
     world.check_idle()
 
 
-async def test_one_that_does_not_is_refused_before_anything_begins() -> None:
+async def test_a_grammar_that_does_not_compile_is_refused_before_the_stream_exists() -> None:
     world = able()
     with pytest.raises(RequestError, match="no answer could conform"):
         await world.create(sampling=replace(greedy(3), ignore_eos=False, grammar=UNSATISFIABLE))
     world.check_idle()
 
 
-async def test_a_check_takes_no_place_of_other_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_check_uses_no_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = tmp_path / "held"
     program.write_text('#!/bin/sh\nuntil [ -e "$0.done" ]; do sleep 0.02; done\n')
     program.chmod(0o755)
@@ -64,7 +64,7 @@ async def test_an_engine_without_grammars_refuses_all() -> None:
     assert refused.value.param == "grammar"
 
 
-async def test_nothing_is_said_behind_the_end_of_a_grammar() -> None:
+async def test_no_tokens_follow_the_end_of_a_grammar() -> None:
     with pytest.raises(UnsupportedParameter) as refused:
         await able().create(sampling=replace(greedy(3), ignore_eos=True, grammar=FINE))
     assert refused.value.param == "ignore_eos"

@@ -1,4 +1,4 @@
-"""Who wants to know of streams is told in order, with the prompts, and alone bears what it does wrong."""
+"""Observers are called in order, with the prompts. A failing observer affects nothing else."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class _Broken(Observer):
         raise RuntimeError("end")
 
 
-async def test_an_observer_sees_each_station_once() -> None:
+async def test_an_observer_is_called_once_for_each_stage() -> None:
     world = World()
     notes = _Notes()
     world.generator.observers.add(notes)
@@ -115,7 +115,7 @@ async def test_an_observer_that_raises_is_logged_and_disturbs_nobody(caplog: pyt
     world.check_idle()
 
 
-async def test_a_request_that_comes_to_no_stream_is_refused() -> None:
+async def test_a_request_without_a_stream_is_refused() -> None:
     world = World()
     notes = _Notes()
     world.generator.observers.add(notes)

@@ -1,4 +1,4 @@
-"""Reasoning on its way from ids to events: told from the text, whatever comes in between."""
+"""Reasoning from ids to events: separated from the text, also after replays."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def oracle(run: Run, num_tokens: int = WHOLE, seed: int = 1) -> tuple[str, str]:
 
 @settings(max_examples=40)
 @given(num_steps=st.integers(1, WHOLE), num_tokens=st.integers(1, WHOLE))
-def test_reasoning_is_told_from_text(num_steps: int, num_tokens: int) -> None:
+def test_reasoning_is_separated_from_text(num_steps: int, num_tokens: int) -> None:
     async def scenario() -> None:
         world = thinking()
         run = await begin(world, sampling=Sampling(temperature=0.0, seed=1, max_tokens=num_tokens))
@@ -70,7 +70,7 @@ def _num_reasoning(num_tokens: int) -> int:
 
 
 @pytest.mark.parametrize("num_given", range(1, WHOLE))
-async def test_it_goes_on_where_the_engine_died(num_given: int) -> None:
+async def test_it_continues_after_a_crash(num_given: int) -> None:
     """In the middle of either marker, too."""
     world = thinking()
     run = await begin(world)
@@ -88,7 +88,7 @@ async def test_it_goes_on_where_the_engine_died(num_given: int) -> None:
 
 
 @pytest.mark.parametrize("num_given", [3, OPEN + 4, OPEN + THINKS + 5, OPEN + THINKS + CLOSE + 4])
-async def test_it_goes_on_behind_what_came_out_differently(num_given: int) -> None:
+async def test_it_continues_after_a_different_replay(num_given: int) -> None:
     world = thinking()
     run = await begin(world)
     world.engine.step(num_given)
@@ -104,7 +104,7 @@ async def test_it_goes_on_behind_what_came_out_differently(num_given: int) -> No
 
 
 @pytest.mark.parametrize("num_steps", [1, 5, WHOLE])
-async def test_stop_strings_are_looked_for_in_the_text_alone(num_steps: int) -> None:
+async def test_stop_strings_are_found_only_in_the_text(num_steps: int) -> None:
     world = thinking()
     run = await begin(world)
     world.finish(run)
@@ -151,7 +151,7 @@ async def test_logprobs_stay_with_their_tokens() -> None:
     assert all(len(delta.logprobs) == len(delta.token_ids) for delta in deltas)
 
 
-async def test_an_answer_that_was_cut_off_in_its_reasoning_is_continued_there() -> None:
+async def test_an_answer_that_ended_in_its_reasoning_is_continued_there() -> None:
     world = thinking()
     first = await begin(world, sampling=Sampling(temperature=0.0, seed=1, max_tokens=OPEN + 4))
     world.finish(first)
@@ -178,7 +178,7 @@ async def test_a_stream_of_two_choices_is_counted_after_a_restart() -> None:
     assert 2 * choice.num_reasoning_tokens == end.num_reasoning_tokens
 
 
-async def test_earlier_reasoning_that_the_template_leaves_out_takes_no_room() -> None:
+async def test_earlier_reasoning_that_the_template_leaves_out_uses_no_tokens() -> None:
     """Nobody knows how long a prompt is before the template has made it."""
     world = World(context_tokens=200)
     said = (Message("user", "Hi"), Message("assistant", "Ho", reasoning="hm " * 500), Message("user", "Hi"))

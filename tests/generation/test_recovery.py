@@ -1,4 +1,4 @@
-"""What becomes of streams whose engine dies: replayed, continued or given up."""
+"""Streams whose engine dies: replayed, continued or ended."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tailrace.types import GenerateRequest
     deaths=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 5)), max_size=2),
     stop=st.sampled_from([(), (" near",), ("🐕",), (" the dog", " old br", "🌊 ")]),
 )
-def test_whenever_it_dies_the_stream_is_the_undisturbed_one(
+def test_at_any_death_the_stream_is_that_without_a_death(
     seed: int, num_tokens: int, deaths: list[tuple[int, int]], stop: tuple[str, ...]
 ) -> None:
     async def scenario() -> None:
@@ -66,7 +66,7 @@ async def test_another_answer_is_never_shown_over_the_first() -> None:
     world.check_idle()
 
 
-async def test_what_was_continued_can_be_replayed() -> None:
+async def test_a_continued_stream_can_be_replayed() -> None:
     world = World()
     run = await world.create("Hi", greedy(20))
     world.engine.step(9)
@@ -84,7 +84,7 @@ async def test_what_was_continued_can_be_replayed() -> None:
     world.check_idle()
 
 
-async def test_who_asks_for_exactness_gets_an_error_rather_than_another_answer() -> None:
+async def test_an_exact_request_gets_an_error_instead_of_another_answer() -> None:
     world = World()
     request = GenerateRequest(prompts=("Hi",), sampling=greedy(20), on_disconnect="detach", linger_s=1e6, exact=True)
     run = await world.generator.create(request)
@@ -99,7 +99,7 @@ async def test_who_asks_for_exactness_gets_an_error_rather_than_another_answer()
     world.check_idle()
 
 
-async def test_a_replay_that_ends_sooner_is_another_answer_too() -> None:
+async def test_a_replay_that_ends_earlier_is_another_answer() -> None:
     world = World()
     run = await world.create("Hi", greedy(20))
     world.engine.step(9)
@@ -127,7 +127,7 @@ def test_the_time_in_which_streams_replay_does_not_count_as_waiting() -> None:
     run_scenario(scenario())
 
 
-def test_a_request_waits_for_a_limited_time_though_nothing_can_begin() -> None:
+def test_a_request_waits_for_a_limited_time_without_an_engine() -> None:
     async def scenario() -> None:
         world = World(max_sequences=1, limits=Limits(queue_s=10.0))
         running, waiting = await world.create("Hi", greedy(20)), await world.create("Ho", greedy(20))
@@ -167,7 +167,7 @@ def test_a_model_that_is_unloaded_during_a_trial_can_be_used_again() -> None:
     run_scenario(scenario())
 
 
-def test_the_time_in_which_nothing_can_begin_does_not_count_as_waiting() -> None:
+def test_the_time_without_an_engine_does_not_count_as_waiting() -> None:
     async def scenario() -> None:
         world = World(max_sequences=1, limits=Limits(queue_s=10.0))
         running, waiting = await world.create("Hi", greedy(20)), await world.create("Ho", greedy(20))
@@ -192,7 +192,7 @@ def test_the_time_in_which_nothing_can_begin_does_not_count_as_waiting() -> None
 # The engine stays away
 
 
-def test_streams_do_not_wait_for_an_engine_for_ever() -> None:
+def test_streams_wait_for_an_engine_for_a_limited_time() -> None:
     async def scenario() -> None:
         world = World(max_sequences=1, limits=Limits(queue_s=500.0, recover_s=120.0))
         running, queued = await world.create(), await world.create()

@@ -1,4 +1,4 @@
-"""The life of one request: queued, admitted, running, finished, and every way out of it."""
+"""The life of a request: queued, admitted, running, finished, and all other ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tailrace.types import End, Failure, GenerateRequest, Usage
 # Cancel
 
 
-async def test_cancel_while_queued_gives_the_place_back_at_once() -> None:
+async def test_cancel_while_queued_frees_the_slot_at_once() -> None:
     world = World(max_sequences=1)
     running, queued, third = [await world.create() for _ in range(3)]
     assert (running.status, queued.status, third.status) == ("running", "queued", "queued")
@@ -33,7 +33,7 @@ async def test_cancel_while_queued_gives_the_place_back_at_once() -> None:
     world.check_idle()
 
 
-async def test_cancel_while_running_keeps_the_place_until_the_engine_lets_go() -> None:
+async def test_cancel_while_running_frees_the_slot_when_the_engine_is_done() -> None:
     world = World(max_sequences=1)
     run, queued = await world.create(), await world.create()
     world.engine.step(3)
@@ -47,7 +47,7 @@ async def test_cancel_while_running_keeps_the_place_until_the_engine_lets_go() -
     world.check_idle()
 
 
-async def test_cancel_takes_every_choice_off_the_engine() -> None:
+async def test_cancel_aborts_every_choice() -> None:
     world = World()
     run = await world.create("Hi", greedy(50, n=3))
     world.engine.step(2)
@@ -68,7 +68,7 @@ async def test_cancel_before_the_first_token() -> None:
     world.check_idle()
 
 
-async def test_cancel_again_and_cancel_what_is_finished() -> None:
+async def test_cancel_twice_and_cancel_after_the_end() -> None:
     world = World()
     run, other = await world.create("Hi", greedy(3)), await world.create("Hi", greedy(30))
     world.engine.step(3)
@@ -135,7 +135,7 @@ async def test_interrupt() -> None:
 # The engine goes
 
 
-async def test_an_engine_is_lost_and_another_one_comes() -> None:
+async def test_an_engine_is_lost_and_replaced() -> None:
     world = World(max_sequences=2)
     two, queued = await world.create("Hi", greedy(20, n=2)), await world.create("Ho", greedy(5))
     world.engine.step(3)
@@ -153,7 +153,7 @@ async def test_an_engine_is_lost_and_another_one_comes() -> None:
     world.check_idle()
 
 
-async def test_a_loss_after_the_cancellation_frees_the_place() -> None:
+async def test_a_loss_after_the_cancellation_frees_the_slot() -> None:
     world = World()
     run = await world.create()
     run.cancel()
@@ -163,7 +163,7 @@ async def test_a_loss_after_the_cancellation_frees_the_place() -> None:
     world.check_idle()
 
 
-async def test_a_cancellation_while_there_is_no_engine_frees_the_place() -> None:
+async def test_a_cancellation_without_an_engine_frees_the_slot() -> None:
     world = World(max_sequences=1)
     run, queued = await world.create(), await world.create()
     world.engine.step(2)
@@ -176,7 +176,7 @@ async def test_a_cancellation_while_there_is_no_engine_frees_the_place() -> None
     world.check_idle()
 
 
-async def test_an_engine_that_is_gone_when_the_turn_comes() -> None:
+async def test_an_engine_that_is_gone_when_the_request_is_admitted() -> None:
     """The gate has not heard of it yet."""
     world = World(max_sequences=1)
     world.engine.is_ready = False
@@ -188,7 +188,7 @@ async def test_an_engine_that_is_gone_when_the_turn_comes() -> None:
     world.check_idle()
 
 
-async def test_a_stream_that_another_server_has_taken_over_leaves_this_one() -> None:
+async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:
     world = World(max_sequences=2)
     running, queued = await world.create("Hi", greedy(20, n=2)), await world.create("Ho")
     world.engine.step()
@@ -291,7 +291,7 @@ def test_a_queued_stream_that_nobody_reads_is_cancelled_as_well() -> None:
     run_scenario(scenario())
 
 
-def test_reading_stops_the_clock_and_leaving_starts_it_again() -> None:
+def test_a_reader_stops_the_linger_timer_and_leaving_starts_it() -> None:
     async def scenario() -> None:
         world = World()
         run = await world.create(linger_s=5.0)
@@ -313,7 +313,7 @@ def test_reading_stops_the_clock_and_leaving_starts_it_again() -> None:
     run_scenario(scenario())
 
 
-def test_the_clock_of_a_finished_stream_does_nothing() -> None:
+def test_the_linger_timer_of_a_finished_stream_does_nothing() -> None:
     async def scenario() -> None:
         world = World()
         run = await world.create("Hi", greedy(3), linger_s=5.0)
@@ -327,7 +327,7 @@ def test_the_clock_of_a_finished_stream_does_nothing() -> None:
     run_scenario(scenario())
 
 
-async def test_what_is_no_longer_kept_is_freed_without_waiting_for_the_collector() -> None:
+async def test_expired_streams_are_freed_without_the_garbage_collector() -> None:
     gc.collect()
     gc.disable()
     world = World(max_sequences=1)
@@ -344,7 +344,7 @@ async def test_what_is_no_longer_kept_is_freed_without_waiting_for_the_collector
         gc.enable()
 
 
-async def test_without_detaching_the_last_reader_takes_the_stream_along() -> None:
+async def test_without_linger_time_the_last_reader_cancels() -> None:
     world = World()
     run = await world.generator.create(
         GenerateRequest(prompts=("Hi",), sampling=greedy(50), on_disconnect="cancel", linger_s=60)
@@ -361,7 +361,7 @@ async def test_without_detaching_the_last_reader_takes_the_stream_along() -> Non
     world.check_idle()
 
 
-async def test_leaving_while_queued_takes_the_stream_along_too() -> None:
+async def test_without_linger_time_leaving_cancels_a_queued_stream() -> None:
     world = World(max_sequences=1)
     running = await world.create()
     queued = await world.generator.create(GenerateRequest(prompts=("Hi",), on_disconnect="cancel"))

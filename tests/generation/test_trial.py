@@ -1,4 +1,4 @@
-"""Which request kills engines is found out, and costs nobody else anything."""
+"""The request that kills engines is found, without harm to others."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tailrace.types import GenerateRequest
 # Which request was it?
 
 
-async def test_one_that_crashes_its_engine_twice_is_not_tried_again() -> None:
+async def test_a_request_that_crashes_its_engine_twice_is_ended() -> None:
     world = World(options={"fault_after": 3.0})
     poison = await world.create("Hi", greedy(20))
     for _ in range(2):
@@ -64,7 +64,7 @@ async def test_the_poison_is_found_and_its_neighbours_finish(position: int) -> N
 
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 12), max_size=25), st.integers(1, 4))
-def test_whoever_is_only_near_when_engines_are_killed_is_no_poison(steps: list[int], num_runs: int) -> None:
+def test_streams_beside_killed_engines_are_not_blamed(steps: list[int], num_runs: int) -> None:
     """Killed at random: no two places need be the same, and three are not, but in the very beginning."""
 
     async def scenario() -> None:
@@ -88,7 +88,7 @@ def test_whoever_is_only_near_when_engines_are_killed_is_no_poison(steps: list[i
     run_scenario(scenario())
 
 
-async def test_of_twins_each_is_tried_alone() -> None:
+async def test_equal_requests_are_tried_separately() -> None:
     """They are at the same place always, so that only one after the other can tell."""
     world = World(max_sequences=8)
     runs = [await world.create(f"Hi {number}", greedy(20)) for number in range(3)]
@@ -107,7 +107,7 @@ async def test_of_twins_each_is_tried_alone() -> None:
     world.check_idle()
 
 
-async def test_after_a_crash_the_suspects_run_alone_and_then_everybody_runs() -> None:
+async def test_after_a_crash_suspects_run_alone_and_then_all_run() -> None:
     world = World(max_sequences=8)
     old, young = await world.create("Hi", greedy(40)), await world.create("Ho", greedy(40))
     world.engine.step(20)
@@ -150,7 +150,7 @@ async def test_after_a_crash_the_suspects_run_alone_and_then_everybody_runs() ->
         max_size=25,
     )
 )
-def test_whatever_kills_engines_nobody_else_is_blamed(actions: list[tuple[str, int]]) -> None:
+def test_only_the_killer_is_blamed(actions: list[tuple[str, int]]) -> None:
     async def scenario() -> None:
         world = World(max_sequences=8, max_requests=99)
         harmless: list[Run] = []
@@ -203,7 +203,7 @@ def test_whatever_kills_engines_nobody_else_is_blamed(actions: list[tuple[str, i
 
 
 @pytest.mark.parametrize(("place", "step_s"), [(0, 0.1), (3, 0.1), (20, 0.1), (20, 0.5), (20, 3.0)])
-def test_under_a_lasting_attack_streams_come_to_their_end(place: int, step_s: float) -> None:
+def test_streams_finish_during_a_lasting_attack(place: int, step_s: float) -> None:
     """Whenever a killer has been named, the next one is there. Everybody has the same address."""
 
     async def scenario() -> None:
@@ -236,7 +236,7 @@ def test_under_a_lasting_attack_streams_come_to_their_end(place: int, step_s: fl
 # Slow engines: a recovery takes longer than new requests may wait for it
 
 
-def test_who_still_replays_when_others_begin_is_not_blamed() -> None:
+def test_a_replaying_stream_is_not_blamed_when_others_start() -> None:
     async def scenario() -> None:
         world = World(max_sequences=8)
         harmless = await world.create("H", greedy(400))
@@ -265,7 +265,7 @@ def test_who_still_replays_when_others_begin_is_not_blamed() -> None:
 
 
 @pytest.mark.parametrize(("place", "num_crashes"), [(100, 3), (200, 5)])
-def test_a_killer_that_strikes_late_on_a_slow_engine_is_found(place: int, num_crashes: int) -> None:
+def test_a_late_killer_on_a_slow_engine_is_found(place: int, num_crashes: int) -> None:
     """At two tokens a second it comes to its place after the time limit, which is twice as long every time."""
 
     async def scenario() -> None:
@@ -387,9 +387,7 @@ def test_on_a_slow_engine_nobody_else_is_blamed(
 @pytest.mark.parametrize("order", ["last", "first", "middle"])
 @pytest.mark.parametrize("max_sequences", [8, 32])
 @pytest.mark.parametrize(("step_s", "count"), [(1.0, 50), (2.0, 29), (3.0, 19)])
-def test_two_killers_among_many_cost_nobody_else_the_answer(
-    order: str, max_sequences: int, step_s: float, count: int
-) -> None:
+def test_two_killers_among_many_affect_no_other(order: str, max_sequences: int, step_s: float, count: int) -> None:
     """All are sent together. Without the killers each would begin within its time in the queue."""
 
     async def scenario() -> None:
@@ -419,7 +417,7 @@ def test_two_killers_among_many_cost_nobody_else_the_answer(
     run_scenario(scenario())
 
 
-async def test_another_caller_may_ask_the_same() -> None:
+async def test_another_caller_may_send_the_same_request() -> None:
     world = World()
 
     def ask(caller: str) -> GenerateRequest:
@@ -435,7 +433,7 @@ async def test_another_caller_may_ask_the_same() -> None:
     world.finish(await world.generator.create(ask("192.0.2.2")))
 
 
-async def test_a_request_whose_client_left_is_tried_all_the_same() -> None:
+async def test_a_cancelled_request_is_tried_too() -> None:
     world = World()
     killer, neighbour = await world.create("Hi", greedy(20)), await world.create("Ho", greedy(20))
     killer.cancel()
@@ -453,7 +451,7 @@ async def test_a_request_whose_client_left_is_tried_all_the_same() -> None:
 
 
 @pytest.mark.parametrize(("num_kills", "status"), [(4, "done"), (5, "error")])
-async def test_one_that_is_killed_from_outside_needs_more_proof(num_kills: int, status: str) -> None:
+async def test_kills_from_outside_need_more_evidence(num_kills: int, status: str) -> None:
     """As when memory runs out whenever this one is in the engine."""
     world = World()
     run, neighbour = await world.create("Hi", greedy(20)), await world.create("Ho", greedy(20))

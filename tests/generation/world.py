@@ -1,4 +1,4 @@
-"""Everything behind the server's sockets, with the real scripted engine stepped by hand instead of by a worker."""
+"""Everything below the server's sockets, with the real scripted engine, stepped by hand instead of by a worker."""
 
 from __future__ import annotations
 

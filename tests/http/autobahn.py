@@ -1,4 +1,4 @@
-"""The Autobahn test suite, the field's conformance tests for WebSockets. It wants a Python 2.7, and is fetched once."""
+"""The Autobahn test suite, the conformance tests for WebSockets. It needs Python 2.7, and is downloaded once."""
 
 from __future__ import annotations
 

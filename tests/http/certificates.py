@@ -1,4 +1,4 @@
-"""Certificates of tests' own."""
+"""Certificates for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A WebSocket client that shows every frame, and sends any, also those that nobody should send."""
+"""A WebSocket client that shows every frame, and can send any frame, including invalid ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A client of the server's edge: it can leave in every way there is, and sees when the server has let it go."""
+"""A client that can disconnect in all possible ways, and sees when the server closes the connection."""
 
 from __future__ import annotations
 

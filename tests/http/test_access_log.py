@@ -1,4 +1,4 @@
-"""`--access-log`: one line for each request, with how it ended, and nothing of what was asked or answered."""
+"""`--access-log`: one line for each request with its result, without content of requests or answers."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_websocket(logged: Server) -> None:
     assert (line["method"], line["path"], line["status"]) == ("WEBSOCKET", "/v1/ws", "101")
 
 
-def test_nothing_of_any_prompt_was_logged(logged: Server) -> None:
+def test_no_part_of_a_prompt_was_logged(logged: Server) -> None:
     logged.http.get("/livez", headers={"x-request-id": "last-1"})
     logged.wait_line("request=last-1 ")
     assert SECRET not in logged.log
@@ -122,7 +122,7 @@ def test_the_log_level(serve: Callable[..., Server]) -> None:
     assert "Another engine is ready" not in quiet.log
 
 
-def test_no_level_shows_what_is_in_the_frames_of_a_web_socket(serve: Callable[..., Server]) -> None:
+def test_no_level_shows_the_content_of_websocket_frames(serve: Callable[..., Server]) -> None:
     server = serve("scripted", "--log-level", "debug")
     with FrameWire(server.port) as socket:
         socket.open("/v1/ws")

@@ -1,4 +1,4 @@
-"""The writer of streams: how much it writes at once, and what it leaves out."""
+"""The writer of streams: the size of writes, and skipped events."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ async def test_a_write_is_bounded_by_its_bytes() -> None:
 
 
 @scenario
-async def test_one_who_is_far_behind_goes_on_from_the_newest_text() -> None:
+async def test_a_reader_far_behind_continues_from_the_newest_text() -> None:
     num_words = 5_000
     for name in ("cumulative", "cumulative_followed"):
         writes = await written(long_log(num_words), VIEWS[name])
@@ -94,13 +94,13 @@ async def test_one_who_is_far_behind_goes_on_from_the_newest_text() -> None:
 
 
 @scenario
-async def test_one_who_is_a_little_behind_sees_every_text() -> None:
+async def test_a_reader_slightly_behind_sees_every_text() -> None:
     seen = texts(b"".join(await written(long_log(100), VIEWS["cumulative"])))
     assert seen == [_WORD * number for number in range(1, 101)]
 
 
 @scenario
-async def test_what_came_while_a_socket_was_slow_is_one_event() -> None:
+async def test_events_during_a_slow_write_become_one() -> None:
     log = long_log(12_000, ended=False)  # whose text is longer than a write
     num_writes = 0
 
@@ -119,7 +119,7 @@ async def test_what_came_while_a_socket_was_slow_is_one_event() -> None:
 
 
 @scenario
-async def test_others_get_their_turn_while_nothing_is_sent() -> None:
+async def test_other_tasks_run_while_nothing_is_sent() -> None:
     log = long_log(5_000)
     turns = 0
 
@@ -137,7 +137,7 @@ async def test_others_get_their_turn_while_nothing_is_sent() -> None:
 
 
 @scenario
-async def test_others_get_their_turn_while_a_socket_takes_everything() -> None:
+async def test_other_tasks_run_while_a_socket_accepts_everything() -> None:
     turns: list[int] = []
 
     async def note() -> None:
@@ -158,7 +158,7 @@ async def test_others_get_their_turn_while_a_socket_takes_everything() -> None:
     assert turns == sorted(set(turns))
 
 
-def test_resuming_renders_only_what_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resuming_encodes_only_written_events(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not what came before, whose texts so far take bytes in the square of the stream's length."""
     rendered: list[bytes] = []
     encoders = type(VIEWS["cumulative"].open(facts()))

@@ -1,4 +1,4 @@
-"""Conformance: an echo server with this server's settings, in the hands of the Autobahn test suite."""
+"""Conformance: an echo server with this server's settings, tested by the Autobahn test suite."""
 
 from __future__ import annotations
 

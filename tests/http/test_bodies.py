@@ -1,4 +1,4 @@
-"""How the budget for request bodies is shared."""
+"""How requests share the budget for bodies."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def test_one_caller_cannot_keep_others_out() -> None:
     budget.take("192.0.2.1", LARGEST, 0)
 
 
-def test_a_body_that_comes_in_pieces_counts_once() -> None:
+def test_a_body_in_pieces_counts_once() -> None:
     budget = BodyBudget(SETTINGS)
     for own in range(0, LARGEST, LARGEST // 4):
         budget.take("192.0.2.1", LARGEST // 4, own)
 
 
-def test_a_caller_on_loopback_has_all_of_it() -> None:
+def test_a_caller_on_loopback_has_the_whole_budget() -> None:
     """It may be a proxy for many."""
     for caller in ("127.0.0.1", "::/64"):
         assert sum(_fill(BodyBudget(SETTINGS), caller)) > SETTINGS.pending_body_bytes // 2

@@ -1,4 +1,4 @@
-"""How many connections one address may have."""
+"""The limit of connections from one address."""
 
 from __future__ import annotations
 

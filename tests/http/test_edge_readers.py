@@ -1,4 +1,4 @@
-"""Readers that are slow, deaf or gone, and connections too many: each costs nobody anything, and can come again.
+"""Readers that are slow, do not read or disconnect, and too many connections: no other client is affected.
 
 Limits are set low here. What is waited for is that a connection ends at all; how soon, only the tests' own time limits
 say.
@@ -57,7 +57,7 @@ def long_id(edge: Server) -> str:
 
 
 @pytest.mark.parametrize("taken_bytes", [0, 1, 100, 30_000], ids=lambda count: f"{count}-bytes-a-second")
-def test_a_reader_that_takes_too_little_is_cut_off_and_can_resume(edge: Server, long_id: str, taken_bytes: int) -> None:
+def test_a_too_slow_reader_is_cut_off_and_can_resume(edge: Server, long_id: str, taken_bytes: int) -> None:
     with Leaver(edge, receive_bytes=SMALL_BYTES) as client:
         read_long(client, long_id)
         gone = threading.Event()
@@ -74,7 +74,7 @@ def test_a_reader_that_takes_too_little_is_cut_off_and_can_resume(edge: Server, 
         assert seen + client.body() == b"".join(LONG.native(long_id))
 
 
-def test_a_reader_that_is_slow_but_takes_its_pieces_gets_everything(edge: Server, long_id: str) -> None:
+def test_a_slow_reader_gets_everything(edge: Server, long_id: str) -> None:
     with Leaver(edge, receive_bytes=SMALL_BYTES) as client:
         read_long(client, long_id)
         pieces = []
@@ -84,7 +84,7 @@ def test_a_reader_that_is_slow_but_takes_its_pieces_gets_everything(edge: Server
     assert b"".join(pieces) == b"".join(LONG.native(long_id))
 
 
-def test_an_answer_in_one_piece_that_nobody_takes(edge: Server) -> None:
+def test_a_whole_answer_that_is_not_read(edge: Server) -> None:
     """Larger than a piece, and behind it the connection would be closed anyway."""
     with Leaver(edge, receive_bytes=SMALL_BYTES) as client:
         body = {"prompt": "Long.", "max_tokens": LONG.count, "seed": LONG.seed}
@@ -113,7 +113,7 @@ def leave_by_cable(client: Leaver) -> None:
 
 @linux
 @pytest.mark.parametrize("leave", [leave_by_fin, leave_by_reset, leave_by_half, leave_by_cable])
-def test_a_reader_leaves_and_its_stream_runs_on(serve: Callable[..., Server], leave: Callable[[Leaver], None]) -> None:
+def test_a_stream_continues_without_its_reader(serve: Callable[..., Server], leave: Callable[[Leaver], None]) -> None:
     server = serve("scripted:tokens_per_s=100", *LIMITS)
     answer = Answer("Long.", 12_000, seed=2)  # for two minutes
     stream_id = server.create({"prompt": "Long.", "max_tokens": answer.count, "seed": answer.seed})
@@ -131,7 +131,7 @@ def test_a_reader_leaves_and_its_stream_runs_on(serve: Callable[..., Server], le
 
 @linux
 @pytest.mark.deep
-def test_a_silent_reader_whose_cable_is_pulled(serve: Callable[..., Server]) -> None:
+def test_a_silent_reader_without_a_network(serve: Callable[..., Server]) -> None:
     """Nothing is said, so nothing is missed: the kernel has to ask."""
     server = serve("scripted:tokens_per_s=0.001", "--heartbeat-s", "1000", *LIMITS)
     stream_id = server.create({"prompt": "Long.", "max_tokens": 300})
@@ -184,7 +184,7 @@ def test_a_connection_too_many(serve: Callable[..., Server], flags: tuple[str, .
 
 @linux
 @pytest.mark.parametrize("limit", [64, None], ids=["places", "descriptors"])
-def test_a_process_without_descriptors_waits_for_better_times(serve: Callable[..., Server], limit: int | None) -> None:
+def test_a_process_without_descriptors_waits(serve: Callable[..., Server], limit: int | None) -> None:
     """Places run out, or, where nearly all that there are is in use, descriptors do before them."""
     server = serve("scripted:tokens_per_s=100", "--journal", "memory")  # one on disk needs a descriptor to be synced
     stream_id = server.create({"prompt": "Long.", "max_tokens": 500, "seed": 2})

@@ -1,4 +1,4 @@
-"""What a client sends that is too slow, too much or not HTTP is refused within its limit.
+"""Input that is too slow, too large or not HTTP is refused within its limit.
 
 Limits are set low here. What is waited for is that a connection ends at all; how soon, only the tests' own time limits
 say.
@@ -37,7 +37,7 @@ def edge() -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("sent", [b"G", b"GET / HT", MODELS, MODELS + b"x-a: ", POST + b"content-length: 2\r\n"])
-def test_a_head_that_does_not_come_to_its_end(edge: Server, sent: bytes) -> None:
+def test_an_incomplete_head(edge: Server, sent: bytes) -> None:
     with Leaver(edge) as client:
         client.send_bytes(sent)
         assert refused(client) == 408
@@ -53,7 +53,7 @@ def test_a_head_that_comes_byte_by_byte(edge: Server) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n\r\n"])
-def test_who_says_nothing_is_closed_without_a_word(edge: Server, sent: bytes) -> None:
+def test_a_silent_connection_is_closed_without_an_answer(edge: Server, sent: bytes) -> None:
     with Leaver(edge) as client:
         client.send_bytes(sent)
         assert client.is_closed()
@@ -129,14 +129,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_too_long_or_not_http(edge: Server, case: str) -> None:
+def test_input_that_is_too_long_or_not_http(edge: Server, case: str) -> None:
     sent, status = REFUSED[case]
     with Leaver(edge) as client:
         client.send_bytes(sent)
         assert refused(client) == status
 
 
-def test_each_request_on_a_connection_says_its_protocol(edge: Server) -> None:
+def test_each_request_on_a_connection_has_its_protocol(edge: Server) -> None:
     with Leaver(edge) as client:
         assert client.request("GET", "/v1/models")[0] == 200
         client.send_bytes(b"GET /v1/models RTSP/1.0\r\nhost: localhost\r\n\r\n")
@@ -175,14 +175,14 @@ def test_frames_may_come_with_the_handshake(edge: Server) -> None:
         assert as_json(said)["type"] == "pong"
 
 
-def test_as_much_as_may_be(edge: Server) -> None:
+def test_input_at_the_limits(edge: Server) -> None:
     with Leaver(edge) as client:
         path = "/v1/models?" + "x" * 60_000
         headers = {f"x-{number}": "b" * 300 for number in range(97)}  # and host, accept
         assert client.request("GET", path, None, headers)[0] == 200
 
 
-def test_trailers_are_headers_of_nothing(edge: Server) -> None:
+def test_trailers_are_ignored(edge: Server) -> None:
     with Leaver(edge) as client:
         client.send_bytes(
             MODELS + b"transfer-encoding: chunked\r\n\r\n0\r\nx-request-id: trailer\r\n\r\n" + MODELS + b"\r\n"
@@ -256,7 +256,7 @@ def test_a_body_that_comes_byte_by_byte(edge: Server) -> None:
         client.wait_gone()
 
 
-def test_a_body_that_nobody_waits_for(edge: Server) -> None:
+def test_a_body_that_is_not_read(edge: Server) -> None:
     with Leaver(edge) as client:
         client.send_bytes(MODELS + b"content-length: 1000\r\n\r\n ")
         assert client.head() == 200
@@ -267,7 +267,7 @@ def test_a_body_that_nobody_waits_for(edge: Server) -> None:
 # Requests behind requests
 
 
-def test_requests_may_be_sent_ahead(edge: Server) -> None:
+def test_requests_may_be_pipelined(edge: Server) -> None:
     seeds = range(20)
     with Leaver(edge) as client:
         for seed in seeds:
@@ -278,7 +278,7 @@ def test_requests_may_be_sent_ahead(edge: Server) -> None:
 
 
 @pytest.mark.parametrize("behind", [MODELS * 2 + b"\r\n", b"\x00", (MODELS + b"\r\n") * 100], ids=["bad", "no", "many"])
-def test_what_cannot_be_refused_cuts_the_answer_before_it_off(paced: Server, behind: bytes) -> None:
+def test_an_invalid_pipelined_request_cuts_the_answer_before_it(paced: Server, behind: bytes) -> None:
     answer = Answer("Long.", 5_000)
     with Leaver(paced) as client:
         client.send(
@@ -294,7 +294,7 @@ def test_what_cannot_be_refused_cuts_the_answer_before_it_off(paced: Server, beh
     paced.http.delete(f"/v1/streams/{stream_id}")
 
 
-def test_who_leaves_with_a_request_behind_the_running_one_has_left(paced: Server) -> None:
+def test_a_disconnect_with_a_pipelined_request_is_noticed(paced: Server) -> None:
     with Leaver(paced) as client:
         client.send("POST", "/?prompt=Long.&max_tokens=5000")
         assert client.head() == 200
@@ -310,7 +310,7 @@ def test_who_leaves_with_a_request_behind_the_running_one_has_left(paced: Server
 # All at once
 
 
-def test_neighbours_do_not_notice(serve: Callable[..., Server]) -> None:
+def test_other_connections_are_not_affected(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=200", *LIMITS)
     answers = [Answer("Neighbour.", 800, seed) for seed in range(4)]
     ids = [server.create({"prompt": "Neighbour.", "max_tokens": 800, "seed": answer.seed}) for answer in answers]

@@ -1,4 +1,4 @@
-"""The recipe of docs/edge.md in a real nginx: TLS, a password, and a port that is not the usual one."""
+"""The recipe of docs/edge.md in a real nginx: TLS, a password, and an unusual port."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def client(port: int) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_nobody_enters_without_the_password(port: int, client: httpx.Client) -> None:
+def test_the_password_is_needed(port: int, client: httpx.Client) -> None:
     assert client.get("/v1/models", auth=("river", "wrong")).status_code == 401
     assert client.get("/v1/models").json()["data"][0]["id"] == "scripted"
 
@@ -68,7 +68,7 @@ def test_the_page_and_all_that_it_loads(client: httpx.Client) -> None:
         assert client.get(f"/page/{name}").status_code == 200
 
 
-def test_a_stream_is_not_held_back_and_resumes(behind: Server, client: httpx.Client) -> None:
+def test_a_stream_is_not_buffered_and_resumes(behind: Server, client: httpx.Client) -> None:
     created = client.post("/v1/streams", json=BODY)
     assert created.status_code == 201, created.text
     stream_id = created.json()["id"]

@@ -1,4 +1,4 @@
-"""Which paths are taken, so that a wire of another package cannot have them."""
+"""The paths that are used, which wires of other packages cannot have."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def test_http_and_websockets(serve_tls: Callable[..., Server], tmp_path: Path) -
 
 
 @pytest.mark.parametrize("how", ["changed files", "SIGHUP"])
-def test_a_new_certificate_cuts_no_stream(serve_tls: Callable[..., Server], tmp_path: Path, how: str) -> None:
+def test_a_new_certificate_interrupts_no_stream(serve_tls: Callable[..., Server], tmp_path: Path, how: str) -> None:
     one, other = write_certificate(tmp_path, "one"), write_certificate(tmp_path, "other")
     used = tmp_path / "used.crt", tmp_path / "used.key"
     for source, target in zip(one, used, strict=True):

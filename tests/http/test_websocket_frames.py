@@ -1,4 +1,4 @@
-"""Handshakes, frames and silence on a real socket, also such as no library would send."""
+"""Handshakes, frames and idle connections on a real socket, including frames that no library sends."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_message_may_come_in_pieces(server: Server) -> None:
 
 
 @pytest.mark.deep
-def test_pieces_without_end_take_no_memory(server: Server) -> None:
+def test_endless_fragments_use_no_memory(server: Server) -> None:
     memory = psutil.Process(server.process.pid).memory_info
     with FrameWire(server.port) as wire:
         wire.open("/v1/ws")
@@ -91,7 +91,7 @@ def test_pieces_without_end_take_no_memory(server: Server) -> None:
 
 
 @pytest.mark.deep
-def test_pings_of_one_who_does_not_read_take_no_memory(server: Server) -> None:
+def test_pings_of_a_client_that_does_not_read_use_no_memory(server: Server) -> None:
     memory = psutil.Process(server.process.pid).memory_info
     with FrameWire(server.port, receive_bytes=4096) as wire:
         wire.open("/v1/ws")
@@ -117,7 +117,7 @@ def test_no_extension_is_negotiated(server: Server) -> None:
 # Time
 
 
-def test_one_who_answers_pings_stays_and_one_who_does_not_is_cut_off(impatient: Server) -> None:
+def test_a_client_that_answers_no_pings_is_cut_off(impatient: Server) -> None:
     with dial(impatient) as socket, FrameWire(impatient.port) as deaf:
         deaf.open("/v1/ws")
         say(socket, type="create", id="a", prompt="On and on.", max_tokens=50_000)
@@ -127,7 +127,7 @@ def test_one_who_answers_pings_stays_and_one_who_does_not_is_cut_off(impatient: 
         assert deaf.closing() == (1011, "Pings were not answered.")
 
 
-def test_silence_ends_a_socket(impatient: Server) -> None:
+def test_an_idle_socket_is_closed(impatient: Server) -> None:
     with dial(impatient, "/") as chat, dial(impatient) as socket:
         for one in (chat, socket):
             assert close_of(one) == (1001, "The connection was idle for too long.")
@@ -155,7 +155,7 @@ def test_silence_ends_a_socket(impatient: Server) -> None:
         ("GET", "/v1/ws", {"x-large": "x" * 20_000}, 431),
     ],
 )
-def test_what_a_handshake_gets(server: Server, method: str, path: str, headers: dict[str, str], status: int) -> None:
+def test_answers_to_handshakes(server: Server, method: str, path: str, headers: dict[str, str], status: int) -> None:
     with server.wire() as wire:
         wire.send(method, path, None, handshake() | headers)
         found = wire.head()
@@ -185,7 +185,7 @@ def test_sockets_are_counted(small: Server) -> None:
         assert hear(socket) == {"type": "pong"}
 
 
-def test_an_upgrade_behind_an_answer_that_runs_is_cut_off_and_so_is_the_answer(paced: Server) -> None:
+def test_an_upgrade_during_an_answer_cuts_both(paced: Server) -> None:
     body = {"prompt": "Long.", "max_tokens": 5000, "stream": True}
     with paced.wire() as wire:
         wire.send("POST", "/v1/completions", body)

@@ -1,4 +1,4 @@
-"""The shell around the WebSocket core, with a transport that does what it is told and a clock that jumps."""
+"""The WebSocket code around the protocol library, with a fake transport and virtual time."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def virtual(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
 
 
 @virtual
-async def test_reading_goes_on_as_the_application_takes_what_was_read() -> None:
+async def test_reading_continues_as_the_application_reads() -> None:
     line = await _Line().open()
     line.hear(frame(TEXT, b"One") + frame(BINARY, b"Two"))
     assert not line.transport.is_reading_
@@ -137,7 +137,7 @@ async def test_reading_goes_on_as_the_application_takes_what_was_read() -> None:
 
 
 @virtual
-async def test_much_is_read_in_slices_with_turns_for_others() -> None:
+async def test_large_input_is_read_in_slices_with_turns_for_other_tasks() -> None:
     line = await _Line().open()
     num_turns = 0
     line.hear(frame(TEXT, is_last=False) + frame(CONTINUATION, is_last=False) * 40_000 + frame(CONTINUATION, b"Hi"))
@@ -152,7 +152,7 @@ async def test_much_is_read_in_slices_with_turns_for_others() -> None:
 
 
 @virtual
-async def test_pieces_are_put_together_between_characters() -> None:
+async def test_fragments_are_joined_inside_characters() -> None:
     line = await _Line().open()
     for byte in "🌊é".encode():
         line.hear(frame(TEXT if byte == 0xF0 else CONTINUATION, bytes([byte]), is_last=byte == 0xA9))
@@ -169,7 +169,7 @@ async def test_pieces_are_put_together_between_characters() -> None:
     ],
     ids=["not UTF-8", "too large", "reserved bit", "no mask"],
 )
-def test_what_is_wrong_ends_it_with_its_code(content: bytes, code: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_close_with_their_code(content: bytes, code: int, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> None:
         line = await _Line().open()
         line.hear(content + frame(TEXT, b"Too late."))
@@ -188,7 +188,7 @@ def test_what_is_wrong_ends_it_with_its_code(content: bytes, code: int, caplog: 
 
 
 @virtual
-async def test_what_was_said_before_the_close_is_heard() -> None:
+async def test_messages_before_the_close_are_received() -> None:
     line = await _Line().open()
     line.hear(frame(TEXT, b"Stop") + frame(CLOSE, b"\x03\xe8Bye"))
     assert await line.receive() == {"type": "websocket.receive", "text": "Stop"}
@@ -209,7 +209,7 @@ async def test_what_was_said_before_the_close_is_heard() -> None:
     ],
     ids=["a frame", "a large frame", "fragments", "fragments and pings", "a ping", "empty fragments"],
 )
-def test_a_message_that_comes_byte_by_byte_is_late(content: bytes) -> None:
+def test_a_message_byte_by_byte_times_out(content: bytes) -> None:
     @virtual
     async def scenario() -> None:
         line = await _Line().open()
@@ -239,7 +239,7 @@ async def test_each_message_has_its_own_time() -> None:
 
 
 @virtual
-async def test_a_message_has_time_while_the_application_has_none() -> None:
+async def test_a_message_does_not_time_out_while_the_application_is_busy() -> None:
     line = await _Line().open()
     line.hear(frame(TEXT, b"One") + frame(TEXT, b"Two")[:4])
     await asyncio.sleep(100)
@@ -255,7 +255,7 @@ async def test_a_message_has_time_while_the_application_has_none() -> None:
 
 
 @virtual
-async def test_who_sends_waits_for_room_and_takes_turns() -> None:
+async def test_senders_wait_for_space_and_take_turns() -> None:
     line = await _Line().open()
     line.shell.pause_writing()
     tasks = [asyncio.create_task(line.say(text)) for text in ("a", "b")]
@@ -281,7 +281,7 @@ async def test_many_frames_are_one_write() -> None:
 
 
 @virtual
-async def test_who_waits_hears_that_the_client_has_left() -> None:
+async def test_a_waiting_sender_notices_a_disconnect() -> None:
     line = await _Line().open()
     line.shell.pause_writing()
     tasks = [asyncio.create_task(line.say(text)) for text in ("a", "b")]
@@ -295,7 +295,7 @@ async def test_who_waits_hears_that_the_client_has_left() -> None:
 
 
 @virtual
-async def test_nobody_waits_for_room_on_a_connection_that_is_half_closed() -> None:
+async def test_senders_do_not_wait_on_a_half_closed_connection() -> None:
     line = await _Line().open()
     line.shell.pause_writing()
     waiting = asyncio.create_task(line.say("a"))
@@ -310,7 +310,7 @@ async def test_nobody_waits_for_room_on_a_connection_that_is_half_closed() -> No
 
 
 @virtual
-async def test_only_the_last_pong_is_owed() -> None:
+async def test_only_the_last_ping_is_answered() -> None:
     line = await _Line().open()
     line.hear(frame(PING, b"1"))
     assert line.transport.take() == b"\x8a\x011"
@@ -331,7 +331,7 @@ async def test_only_the_last_pong_is_owed() -> None:
 
 
 @virtual
-async def test_silence_is_answered_with_pings_and_then_with_the_end() -> None:
+async def test_an_idle_client_is_pinged_and_then_closed() -> None:
     line = await _Line(ping_s=20.0).open()
     await asyncio.sleep(20.1)
     assert line.transport.take() == _server_frame(PING)
@@ -345,7 +345,7 @@ async def test_silence_is_answered_with_pings_and_then_with_the_end() -> None:
 
 
 @virtual
-async def test_a_client_that_is_not_read_is_excused() -> None:
+async def test_a_client_that_is_not_read_is_not_closed() -> None:
     line = await _Line(ping_s=20.0).open()
     line.hear(frame(TEXT, b"Hi"))
     await asyncio.sleep(500)
@@ -357,7 +357,7 @@ async def test_a_client_that_is_not_read_is_excused() -> None:
 
 
 @virtual
-async def test_who_does_not_answer_a_close_is_cut_off() -> None:
+async def test_a_client_that_does_not_answer_a_close_is_cut_off() -> None:
     line = await _Line().open()
     await line.send({"type": "websocket.close", "code": 1001, "reason": "Enough."})
     assert line.transport.take() == _closing(1001, "Enough.")
@@ -367,7 +367,7 @@ async def test_who_does_not_answer_a_close_is_cut_off() -> None:
 
 
 @virtual
-async def test_who_answers_a_close_is_done() -> None:
+async def test_a_client_that_answers_a_close_is_finished() -> None:
     line = await _Line().open()
     await line.send({"type": "websocket.close", "code": 1001, "reason": "Enough."})
     line.hear(frame(TEXT, b"Oh?") + frame(CLOSE, b"\x03\xe9"))
@@ -380,7 +380,7 @@ async def test_who_answers_a_close_is_done() -> None:
 
 
 @virtual
-async def test_a_server_that_goes_away_says_so() -> None:
+async def test_a_stopping_server_closes_with_1012() -> None:
     line = await _Line().open()
     line.shell.shutdown()
     assert line.transport.take() == _closing(1012, "The server is shutting down.")
@@ -453,7 +453,7 @@ async def test_an_application_may_answer_with_http() -> None:
 
 
 @pytest.mark.parametrize("leaving", ["junk", "lost", "eof"])
-def test_one_who_leaves_before_the_answer_gets_none(leaving: str) -> None:
+def test_a_client_that_disconnects_before_the_answer_gets_none(leaving: str) -> None:
     async def main() -> None:
         line = _Line()
         line.ask()

@@ -1,4 +1,4 @@
-"""A client that shows every byte: HTTP/1.1 over a plain socket, knowing no more than framing."""
+"""A client that shows every byte: HTTP/1.1 over a plain socket, which only knows framing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real workers of the scripted engine, killed: one that repeats itself, and one that does not."""
+"""Killed workers of the scripted engine: an exact one, and one that is not."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def _findings(**options: float) -> list[Finding]:
     return findings
 
 
-async def test_an_exact_engine_replays_every_id_and_going_on_from_the_prompt_is_another_request() -> None:
+async def test_an_exact_engine_replays_every_id_but_continuing_is_another_request() -> None:
     """The scripted engine's tokens are a function of the prompt, so that a longer one has another answer."""
     findings = await _findings()
     assert all(finding.runs for finding in findings)
@@ -30,7 +30,7 @@ async def test_an_exact_engine_replays_every_id_and_going_on_from_the_prompt_is_
     assert sum(finding.refill_differences for finding in findings) > 0
 
 
-async def test_an_engine_that_drifts_is_found_out() -> None:
+async def test_an_inexact_engine_is_detected() -> None:
     findings = await _findings(drift=200)
     assert sum(finding.differences for finding in findings) > sum(finding.runs for finding in findings) // 2
 

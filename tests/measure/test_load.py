@@ -1,4 +1,4 @@
-"""The load client counts what arrives, however the network cuts it, and notices a stream that was cut."""
+"""The load client counts events however the network splits them, and notices broken streams."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ async def serve_once(pieces: list[bytes]) -> Sample:
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-async def test_counts_events_whatever_the_pieces(size: int) -> None:
+async def test_counts_events_in_any_pieces(size: int) -> None:
     stream = HEAD + EVENT * 3 + LAST
     sample = await serve_once([stream[at : at + size] for at in range(0, len(stream), size)])
     assert sample.num_events == 3

@@ -1,4 +1,4 @@
-"""The default model under the default settings, killed a few times."""
+"""The default model with default settings, killed several times."""
 
 from __future__ import annotations
 

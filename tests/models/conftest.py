@@ -1,4 +1,4 @@
-"""Tiny models and the places they come from: GGUF files, wheels, a package index, all made on the spot."""
+"""Tiny models and their sources: GGUF files, wheels and a package index, made for the tests."""
 
 from __future__ import annotations
 

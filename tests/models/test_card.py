@@ -49,7 +49,7 @@ def test_gguf_card(write_gguf: WriteGguf) -> None:
     assert card.chat_template == "{{ messages }}"
 
 
-def test_control_and_user_tokens_are_whole(write_gguf: WriteGguf) -> None:
+def test_control_and_user_tokens_are_not_split(write_gguf: WriteGguf) -> None:
     made = tokenizer(read_card(write_gguf(), "tiny"))
     encoded = made.encode("<|im_start|>hello<tool><|im_end|>", add_special_tokens=False)
     assert encoded.tokens == ["<|im_start|>", "hello", "<tool>", "<|im_end|>"]
@@ -59,7 +59,7 @@ def test_control_and_user_tokens_are_whole(write_gguf: WriteGguf) -> None:
 @SAME_FILE
 @given(text=st.text(max_size=40))
 @pytest.mark.parametrize("pre", ["smollm", "gpt-2", "default", "llama-bpe", "llama3", "qwen2"])
-def test_text_comes_back(write_gguf: WriteGguf, tmp_path: Path, pre: str, text: str) -> None:
+def test_decoding_restores_the_text(write_gguf: WriteGguf, tmp_path: Path, pre: str, text: str) -> None:
     path = tmp_path / f"{pre}.gguf"
     if not path.exists():
         write_gguf(path.name, pre=pre)
@@ -77,7 +77,7 @@ def test_text_comes_back(write_gguf: WriteGguf, tmp_path: Path, pre: str, text: 
         ("qwen2", ["a", " ", "1", "2", "3", "4", " don", "'t", " HE", "'LL", "  ", " x"]),
     ],
 )
-def test_each_family_cuts_its_own_way(write_gguf: WriteGguf, pre: str, expected: list[str]) -> None:
+def test_each_family_has_its_own_pre_tokenizer(write_gguf: WriteGguf, pre: str, expected: list[str]) -> None:
     assert pieces(read_card(write_gguf(pre=pre), "tiny"), "a 1234 don't HE'LL   x") == expected
 
 
@@ -100,15 +100,15 @@ def test_llama3_takes_whole_words_before_merging(write_gguf: WriteGguf) -> None:
         ({"types": [1, 1]}, "do not fit together"),
     ],
 )
-def test_what_cannot_be_served_is_named(write_gguf: WriteGguf, values: dict[str, Any], expected: str) -> None:
+def test_unsupported_models_are_named(write_gguf: WriteGguf, values: dict[str, Any], expected: str) -> None:
     assert expected in refused(write_gguf(**values))
 
 
-def test_no_pre_tokenizer_named_means_gpt2(write_gguf: WriteGguf) -> None:
+def test_without_a_name_the_pre_tokenizer_is_gpt2(write_gguf: WriteGguf) -> None:
     assert pieces(read_card(write_gguf(pre=None), "tiny"), "a 12") == ["a", " 12"]
 
 
-def test_files_that_are_no_gguf(tmp_path: Path) -> None:
+def test_invalid_gguf_files(tmp_path: Path) -> None:
     (tmp_path / "page.gguf").write_bytes(b"<html>not found</html>")
     assert "not a GGUF file" in refused(tmp_path / "page.gguf")
     (tmp_path / "empty.gguf").touch()
@@ -128,7 +128,7 @@ def test_a_file_cut_anywhere_is_refused(write_gguf: WriteGguf, tmp_path: Path) -
         refused(cut)
 
 
-def test_lengths_that_lie_allocate_nothing(tmp_path: Path) -> None:
+def test_wrong_lengths_allocate_nothing(tmp_path: Path) -> None:
     head = b"GGUF" + (3).to_bytes(4, "little") + (1).to_bytes(8, "little") + (1).to_bytes(8, "little")
     huge = (2**62).to_bytes(8, "little")
     key = (1).to_bytes(8, "little") + b"k"
@@ -199,18 +199,18 @@ def test_openvino_card(export: Path) -> None:
     assert json.loads(card.tokenizer_json)["model"] == {"type": "BPE"}
 
 
-def test_generation_config_knows_more_ends(export: Path) -> None:
+def test_generation_config_has_more_end_tokens(export: Path) -> None:
     write_json(export / "generation_config.json", {"eos_token_id": [8, 7]})
     assert read_card(export, "x").eos_token_ids == (7, 8)
 
 
-def test_without_configs_the_eos_token_ends(export: Path) -> None:
+def test_without_configs_the_eos_token_is_the_end(export: Path) -> None:
     write_json(export / "config.json", {"text_config": {"max_position_embeddings": 100}})
     card = read_card(export, "x")
     assert (card.eos_token_ids, card.context_tokens) == ((7,), 100)
 
 
-def test_chat_template_of_many_or_in_a_file(export: Path) -> None:
+def test_chat_template_from_a_list_or_a_file(export: Path) -> None:
     templates = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     write_json(export / "tokenizer_config.json", {"chat_template": templates})
     assert read_card(export, "x").chat_template == "D"

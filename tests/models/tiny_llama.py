@@ -1,4 +1,4 @@
-"""Random Llamas of one layer with any vocabulary, and llama.cpp's server to ask how it would tokenize."""
+"""Random Llamas of one layer with any vocabulary, and llama.cpp's server to tokenise with."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Databases of tests' own, of each kind that is supported."""
+"""Databases for tests, of each supported kind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A PostgreSQL server of a test's own, which it may kill."""
+"""A PostgreSQL server for one test, which may kill it."""
 
 from __future__ import annotations
 

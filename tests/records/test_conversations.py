@@ -29,7 +29,7 @@ def _texts(store: ConversationStore, conversation_id: str) -> list[str]:
     return [item.text for item in store.branch(ME, conversation_id).items]
 
 
-def test_made_and_found_again(store: ConversationStore) -> None:
+def test_created_and_found(store: ConversationStore) -> None:
     made = store.create(ME, title="Dogs", metadata={"a": "é\0"}, items=[_HI, _HO])
     assert store.get(ME, made.conversation_id) == made
     assert (made.title, made.metadata, made.num_items, made.num_characters) == ("Dogs", {"a": "é\0"}, 2, 4)
@@ -39,7 +39,7 @@ def test_made_and_found_again(store: ConversationStore) -> None:
     assert branch.items[1].parent_id == branch.items[0].item_id
 
 
-def test_every_column_comes_back(store: ConversationStore) -> None:
+def test_every_column_is_read(store: ConversationStore) -> None:
     item = Item(
         item_id="fc_1", kind="function_call", role="r", text="{}\u2028😀", call_id="c", name="look",
         status="incomplete", stream_id="s", created_s=1.5,
@@ -48,14 +48,14 @@ def test_every_column_comes_back(store: ConversationStore) -> None:
     assert store.item(ME, made.conversation_id, "fc_1") == item
 
 
-def test_an_empty_one(store: ConversationStore) -> None:
+def test_an_empty_conversation(store: ConversationStore) -> None:
     made = store.create(ME)
     assert (made.head, made.num_items, made.title) == (None, 0, "")
     assert store.items(ME, made.conversation_id, limit=5) == ([], False)
     assert store.branch(ME, made.conversation_id).items == ()
 
 
-def test_a_title_is_made_of_what_is_said_first(store: ConversationStore) -> None:
+def test_a_title_is_made_from_the_first_message(store: ConversationStore) -> None:
     made = store.create(ME)
     store.add(ME, made.conversation_id, [Item(role="system", text="No"), _HI])
     store.add(ME, made.conversation_id, [Item(role="user", text="Later")])
@@ -77,7 +77,7 @@ def test_changed(store: ConversationStore) -> None:
     assert store.get(ME, made.conversation_id).title == "New"
 
 
-def test_nobody_sees_what_is_anothers(store: ConversationStore) -> None:
+def test_owners_are_separate(store: ConversationStore) -> None:
     made = store.create(ME, items=[_HI])
     its_id, head = made.conversation_id, made.head or ""
     turn = Turn(conversation_id=its_id, said=(_HI,))
@@ -104,7 +104,7 @@ def test_nobody_sees_what_is_anothers(store: ConversationStore) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "conv_nothing", "a" * 65, "a\0b", "a/b", "é", "%", "_"])
-def test_ids_that_are_none(store: ConversationStore, bad: str) -> None:
+def test_invalid_ids(store: ConversationStore, bad: str) -> None:
     made = store.create(ME, items=[_HI])
     with pytest.raises(UnknownConversation):
         store.get(ME, bad)
@@ -118,7 +118,7 @@ def test_ids_that_are_none(store: ConversationStore, bad: str) -> None:
         store.branch(ME, made.conversation_id, bad)
 
 
-def test_an_item_is_of_one_conversation(store: ConversationStore) -> None:
+def test_an_item_belongs_to_one_conversation(store: ConversationStore) -> None:
     one, other = store.create(ME, items=[_HI]), store.create(ME)
     with pytest.raises(UnknownConversation):
         store.item(ME, other.conversation_id, one.head or "")
@@ -155,7 +155,7 @@ def test_another_parent_makes_a_branch(store: ConversationStore) -> None:
     assert store.branch(ME, its_id, None).items == ()
 
 
-def test_what_follows_a_deleted_item_moves_up(store: ConversationStore) -> None:
+def test_items_after_a_deleted_item_move_up(store: ConversationStore) -> None:
     items = [Item(role="user", text=text) for text in "abc"]
     its_id = store.create(ME, items=items).conversation_id
     first, second, third = store.branch(ME, its_id).items
@@ -238,7 +238,7 @@ def test_a_turn_is_kept_as_it_comes(store: ConversationStore) -> None:
     assert store.in_progress() == []
 
 
-def test_an_end_alone_keeps_the_whole_turn(store: ConversationStore) -> None:
+def test_only_an_end_keeps_the_whole_turn(store: ConversationStore) -> None:
     made = store.create(ME)
     turn = Turn(conversation_id=made.conversation_id, said=(_HI,))
     store.put_turn(ME, turn, "s", _DONE, 0.0)
@@ -262,7 +262,7 @@ def test_two_turns_at_once_are_two_branches(store: ConversationStore) -> None:
     assert {item.text: item.parent_id for item in items if item.text in "st"} == {"s": "msg_s_in0", "t": "msg_t_in0"}
 
 
-def test_an_abandoned_answer_can_be_followed_and_still_come(store: ConversationStore) -> None:
+def test_an_abandoned_answer_can_be_continued_and_still_arrive(store: ConversationStore) -> None:
     made = store.create(ME)
     turn = Turn(conversation_id=made.conversation_id, said=(_HI,))
     store.put_turn(ME, turn, "s", Spoken(), 0.0)
@@ -280,7 +280,7 @@ def test_an_abandoned_answer_can_be_followed_and_still_come(store: ConversationS
     assert store.item(ME, made.conversation_id, branch[1].item_id).status == "completed"
 
 
-def test_a_turn_whose_place_is_gone(store: ConversationStore) -> None:
+def test_a_turn_whose_parent_is_deleted(store: ConversationStore) -> None:
     made = store.create(ME, items=[_HI, _HO])
     turn = Turn(conversation_id=made.conversation_id, parent_id=made.head, said=(_HI,))
     store.delete_item(ME, made.conversation_id, made.head or "")
@@ -300,7 +300,7 @@ def test_an_answer_with_nul_is_kept(store: ConversationStore) -> None:
 # Bounds
 
 
-def test_a_conversation_has_its_bounds(store: ConversationStore) -> None:
+def test_a_conversation_has_limits(store: ConversationStore) -> None:
     made = store.create(ME, items=[Item(role="user", text="x" * (MAX_CHARACTERS - 1))])
     store.add(ME, made.conversation_id, [Item(role="user", text="x")])
     with pytest.raises(RequestError, match="characters"):
@@ -316,7 +316,7 @@ def test_a_conversation_has_its_bounds(store: ConversationStore) -> None:
     assert len(store.tree(ME, full.conversation_id)[1]) == MAX_ITEMS
 
 
-def test_whole_conversations_are_taken_in_together_or_not_at_all(store: ConversationStore) -> None:
+def test_imports_are_atomic(store: ConversationStore) -> None:
     good = (Conversation(title="Good", head="a"), [Item(item_id="a", text="x")])
     too_long = (Conversation(head="a"), [Item(item_id="a", text="x" * (MAX_CHARACTERS + 1))])
     with pytest.raises(RequestError):
@@ -327,7 +327,7 @@ def test_whole_conversations_are_taken_in_together_or_not_at_all(store: Conversa
     assert {store.item(ME, one.conversation_id, "a").text for one in twice} == {"x"}
 
 
-def test_many_write_to_one(store: ConversationStore) -> None:
+def test_concurrent_writes_to_one_conversation(store: ConversationStore) -> None:
     made = store.create(ME)
     with ThreadPoolExecutor(6) as threads:
         adding = [

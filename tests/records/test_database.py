@@ -29,7 +29,7 @@ def test_the_newest_migration_is_known_by_name() -> None:
     assert scripts.get_current_head() == HEAD
 
 
-def test_down_and_up_again(database: RecordDatabase) -> None:
+def test_downgrade_and_upgrade(database: RecordDatabase) -> None:
     database.migrate("base")
     with database.engine.connect() as connection:
         assert set(inspect(connection).get_table_names()) <= {"alembic_version"}
@@ -68,20 +68,20 @@ def test_a_database_of_a_later_version_is_left_alone(database: RecordDatabase) -
         ("sqlite:////proc/none/records.sqlite", "cannot be opened"),
     ],
 )
-def test_what_cannot_be_used_is_refused_without_its_password(url: str, said: str) -> None:
+def test_unusable_databases_are_refused_without_the_password(url: str, said: str) -> None:
     with pytest.raises(ModelError, match=said) as refused:
         RecordDatabase(url).prepare()
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_file_that_is_no_database(tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_database(tmp_path: Path) -> None:
     (tmp_path / "x.sqlite").write_bytes(b"not a database, and longer than a header would be" * 40)
     with pytest.raises(ModelError, match="cannot be used"):
         RecordDatabase(f"sqlite:///{tmp_path / 'x.sqlite'}").prepare()
     assert (tmp_path / "x.sqlite").read_bytes().startswith(b"not a database")
 
 
-def test_nobody_else_reads_the_file(tmp_path: Path) -> None:
+def test_only_the_user_can_read_the_file(tmp_path: Path) -> None:
     with closing(RecordDatabase(f"sqlite:///{tmp_path / 'x.sqlite'}")) as database:
         database.prepare()
     assert (tmp_path / "x.sqlite").stat().st_mode & 0o077 == 0

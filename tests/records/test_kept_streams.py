@@ -28,7 +28,7 @@ def _log(owner: str = "me", created_s: float = 5.0) -> StreamLog:
     return StreamLog(record, events)
 
 
-def test_a_stream_is_what_it_was(kept: KeptStreams) -> None:
+def test_a_stream_is_read_unchanged(kept: KeptStreams) -> None:
     log = _log()
     kept.put(log)
     kept.put(StreamLog(log.record, [End("cancelled", Usage(0, 0))]))  # once is enough
@@ -39,7 +39,7 @@ def test_a_stream_is_what_it_was(kept: KeptStreams) -> None:
     assert found.record.prompts == ()  # as in the journal
 
 
-def test_others_have_their_own(kept: KeptStreams) -> None:
+def test_owners_are_separate(kept: KeptStreams) -> None:
     log = _log()
     kept.put(log)
     assert kept.get("you", log.stream_id) is None
@@ -50,11 +50,11 @@ def test_others_have_their_own(kept: KeptStreams) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "a\0b", "x" * 22 + "/", "é" * 22, "A" * 22])
-def test_ids_of_none(kept: KeptStreams, bad: str) -> None:
+def test_unknown_ids(kept: KeptStreams, bad: str) -> None:
     assert kept.get("me", bad) is None
 
 
-def test_old_ones_go(kept: KeptStreams) -> None:
+def test_old_streams_are_deleted(kept: KeptStreams) -> None:
     old, new = _log(created_s=5.0), _log(created_s=10.0)
     for log in (old, new):
         kept.put(log)

@@ -1,4 +1,4 @@
-"""Keys in the database, and a keyring that follows them."""
+"""Keys in the database, and the keyring that reads them."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_listed(store: KeyStore) -> None:
     assert [key.owner for key in store.list()] == ["bob"]
 
 
-def test_each_change_is_seen_whoever_makes_it(store: KeyStore) -> None:
+def test_changes_of_any_server_are_seen(store: KeyStore) -> None:
     """Versions come into sight in their order, also where many change keys at once."""
     seen, known = 0, set[str]()
     with ThreadPoolExecutor(6) as threads:
@@ -121,7 +121,7 @@ def test_each_change_is_seen_whoever_makes_it(store: KeyStore) -> None:
     assert changes.version == 40
 
 
-async def test_a_keyring_follows(url: str) -> None:
+async def test_a_keyring_reads_changes(url: str) -> None:
     async with open_records(Settings(database=url)) as records:
         revoked = asyncio.Queue[str]()
         records.keyring.on_revoked(revoked.put_nowait)
@@ -139,7 +139,7 @@ async def test_a_keyring_follows(url: str) -> None:
         assert not records.keyring.is_empty
 
 
-async def test_a_server_without_keys_makes_no_database(tmp_path: Path) -> None:
+async def test_a_server_without_keys_creates_no_database(tmp_path: Path) -> None:
     async with open_records(Settings(database=f"sqlite:///{tmp_path / 'records.sqlite'}")) as records:
         await records.read_keys()
     assert not list(tmp_path.iterdir())

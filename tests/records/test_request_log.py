@@ -1,4 +1,4 @@
-"""Each request has its row, whatever happens to the database, the engine and the server."""
+"""Each request has its row, also after failures of the database, the engine and the server."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ async def house(tmp_path: Path) -> AsyncIterator[_House]:
         yield made
 
 
-async def test_a_stream_has_one_row_with_all_that_is_known(house: _House) -> None:
+async def test_a_stream_has_one_complete_row(house: _House) -> None:
     log = await house.start()
     run = await house.world.generator.create(house.request(greedy(5, stop=("never",), n=2)))
     house.world.finish(run)
@@ -83,7 +83,7 @@ async def test_a_stream_has_one_row_with_all_that_is_known(house: _House) -> Non
     assert log.num_waiting_bytes == 0
 
 
-async def test_text_is_kept_only_where_it_is_asked_for(house: _House) -> None:
+async def test_text_is_kept_only_if_configured(house: _House) -> None:
     house.with_text = True
     log = await house.start()
     run = await house.world.generator.create(house.request(greedy(5)))
@@ -93,7 +93,7 @@ async def test_text_is_kept_only_where_it_is_asked_for(house: _House) -> None:
     assert (row.prompt, row.answer) == ("Hi", run.log.text())
 
 
-async def test_while_the_database_is_away_rows_wait_and_none_is_lost(house: _House) -> None:
+async def test_without_the_database_rows_wait_and_none_is_lost(house: _House) -> None:
     log = await house.start()
     house.is_away = True
     ids = set()
@@ -109,7 +109,7 @@ async def test_while_the_database_is_away_rows_wait_and_none_is_lost(house: _Hou
     assert log.num_waiting_bytes == 0
 
 
-async def test_the_next_server_takes_over_what_waits(house: _House) -> None:
+async def test_the_next_server_takes_over_waiting_rows(house: _House) -> None:
     """A stream that still runs has its row at its end, also one that began when nobody recorded it."""
     log = await house.start()
     house.is_away = True
@@ -133,9 +133,7 @@ async def test_the_next_server_takes_over_what_waits(house: _House) -> None:
     assert {row.status for row in rows.values()} == {"done"}
 
 
-async def test_a_stream_that_ends_while_it_is_taken_over_has_its_row(
-    house: _House, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stream_that_ends_during_take_over_has_its_row(house: _House, monkeypatch: pytest.MonkeyPatch) -> None:
     log = await house.start()
     run = await house.world.generator.create(house.request(greedy(7)))
     log.close()  # as if killed
@@ -161,7 +159,7 @@ async def test_a_stream_that_ends_while_it_is_taken_over_has_its_row(
     assert (row.request_id, row.status, row.num_completion_tokens) == (run.log.stream_id, "done", 7)
 
 
-async def test_an_end_behind_the_last_row_is_found_in_the_log(house: _House) -> None:
+async def test_an_end_after_the_last_row_is_found_in_the_log(house: _House) -> None:
     log = await house.start()
     run = await house.world.generator.create(house.request(greedy(7)))
     log.close()  # as if killed between the end of the stream and its row
@@ -172,7 +170,7 @@ async def test_an_end_behind_the_last_row_is_found_in_the_log(house: _House) -> 
     assert (row.request_id, row.status, row.num_completion_tokens) == (run.log.stream_id, "done", 7)
 
 
-async def test_a_stream_whose_server_died_with_it_has_paid_all_that_it_may_have_had(house: _House) -> None:
+async def test_a_stream_lost_with_its_server_counts_its_largest_usage(house: _House) -> None:
     log = await house.start(Quota(tokens_per_month=100))
     run = await house.world.generator.create(house.request(greedy(60)))
     log.close()
@@ -186,7 +184,7 @@ async def test_a_stream_whose_server_died_with_it_has_paid_all_that_it_may_have_
     await house.world.generator.create(house.request(greedy(36)))
 
 
-async def test_replayed_tokens_are_not_paid_twice(house: _House) -> None:
+async def test_replayed_tokens_are_not_counted_twice(house: _House) -> None:
     log = await house.start(Quota(tokens_per_minute=1000))
     run = await house.world.generator.create(house.request(greedy(9)))
     for _ in range(2):
@@ -200,7 +198,7 @@ async def test_replayed_tokens_are_not_paid_twice(house: _House) -> None:
     await house.world.generator.create(house.request(greedy(1000 - 11 - 2)))
 
 
-async def test_what_is_not_reserved_is_refused_and_nothing_begins(house: _House) -> None:
+async def test_without_a_reservation_no_stream_exists(house: _House) -> None:
     await house.start(Quota(streams_at_once=1))
     first = await house.world.generator.create(house.request(greedy(5)))
     with pytest.raises(QuotaExceeded):
@@ -238,7 +236,7 @@ async def test_a_refusal_survives_its_server(house: _House) -> None:
     assert (row.status, row.finish, row.num_requests) == ("refused", "rate_limit_exceeded", 1)
 
 
-async def test_while_rows_cannot_be_kept_nothing_begins(house: _House, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_stream_starts_if_rows_cannot_be_written(house: _House, monkeypatch: pytest.MonkeyPatch) -> None:
     log = await house.start()
     first = await house.world.generator.create(house.request(greedy(5)))
 

@@ -39,7 +39,7 @@ def _refused(name: str, count: int = 1) -> RequestRow:
     return _row(name, status="refused", finish="overloaded", num_requests=count, **values)  # Any: of each type
 
 
-def test_rows_come_back_as_they_were(store: RequestStore) -> None:
+def test_rows_are_read_unchanged(store: RequestStore) -> None:
     rows = [_row("a", prompt="Grüße 👋", answer="x" * 100_000, queue_s=0.25), _row("b", _NOON_S + 1), _refused("c")]
     store.add(rows)
     assert sorted(store.rows(), key=lambda row: row.request_id) == rows
@@ -48,7 +48,7 @@ def test_rows_come_back_as_they_were(store: RequestStore) -> None:
     assert list(store.rows(owner="bob")) == []
 
 
-def test_a_row_counts_once_however_often_it_comes(store: RequestStore) -> None:
+def test_a_repeated_row_counts_once(store: RequestStore) -> None:
     store.add([_row("a"), _row("a"), _row("b")])
     store.add([_row("b"), _row("c")])
     (usage,) = store.usage()
@@ -81,7 +81,7 @@ def test_sums(store: RequestStore) -> None:
     assert early.num_requests == 2  # whole days
 
 
-def test_what_was_spent_in_this_month_and_this_minute(store: RequestStore) -> None:
+def test_usage_of_this_month_and_this_minute(store: RequestStore) -> None:
     store.add([
         _row("a"), _row("b", _NOON_S - 25), _row("c", _NOON_S - 40 * 86_400), _refused("d"), _row("e", key_id=""),
     ])  # fmt: skip
@@ -91,14 +91,14 @@ def test_what_was_spent_in_this_month_and_this_minute(store: RequestStore) -> No
     assert len(spent) == 4
 
 
-def test_old_rows_go_and_sums_stay(store: RequestStore) -> None:
+def test_old_rows_are_deleted_and_sums_kept(store: RequestStore) -> None:
     store.add([_row("a"), _row("b", _NOON_S + 100)])
     assert store.delete_before(_NOON_S + 50) == 1
     assert [row.request_id for row in store.rows()] == ["b"]
     assert store.usage()[0].num_requests == 2
 
 
-def test_an_owner_is_forgotten(store: RequestStore, database: RecordDatabase) -> None:
+def test_an_owner_is_deleted(store: RequestStore, database: RecordDatabase) -> None:
     store.add([_row("a"), _row("b"), _row("c", owner="bob")])
     assert store.forget("alice") == 2
     with database.begin() as connection:
@@ -107,7 +107,7 @@ def test_an_owner_is_forgotten(store: RequestStore, database: RecordDatabase) ->
     assert {one.owner for one in store.usage(by=["owner"])} == {"bob"}
 
 
-def test_servers_add_at_once(store: RequestStore) -> None:
+def test_servers_add_concurrently(store: RequestStore) -> None:
     """Nothing is lost, nothing counted twice, and none of them waits for another for ever."""
     owners = ["alice", "bob", "carol"]
 

@@ -1,4 +1,4 @@
-"""Rows wait in a file of the server's own, and outlive it."""
+"""Rows wait in a file of the server, and survive it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _row(name: str, status: str = "done", **values: object) -> RequestRow:
     )
 
 
-def test_what_is_written_can_be_read_and_outlives_the_process(tmp_path: Path) -> None:
+def test_rows_can_be_read_and_survive_the_process(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "records")
     rows = [_row("a", RUNNING), _row("b"), _row("a", answer="line\u2028 one\nand two")]
     for row in rows:
@@ -51,7 +51,7 @@ def test_it_is_read_in_parts_of_whole_rows(tmp_path: Path) -> None:
     spool.close()
 
 
-def test_what_is_in_the_database_goes_and_what_runs_stays(tmp_path: Path) -> None:
+def test_stored_rows_are_removed_and_running_ones_kept(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     running = _row("running", RUNNING)
     spool.append_all([running, _row("done")])
@@ -84,7 +84,7 @@ def test_two_servers_over_one_directory_have_a_file_each(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("damage", [b'{"request_id": "half', b"\xff\xfe nonsense\n", b"{}\n"])
-def test_damaged_lines_are_left_out(tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_lines_are_skipped(tmp_path: Path, damage: bytes, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "requests.jsonl").write_bytes(msgspec.json.encode(_row("one")) + b"\n" + damage)
     spool = Spool(tmp_path)
     assert spool.take_over() == [_row("one")]
@@ -94,7 +94,7 @@ def test_damaged_lines_are_left_out(tmp_path: Path, damage: bytes, caplog: pytes
     spool.close()
 
 
-def test_a_full_disk_is_said_and_the_next_row_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_and_the_next_row_is_complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spool = Spool(tmp_path)
     spool.append(_row("one"))
     write = os.write

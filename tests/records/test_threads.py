@@ -1,4 +1,4 @@
-"""A call that never returns holds up nobody else."""
+"""A call that never returns does not block other calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ async def test_results_and_errors_come_back() -> None:
         await threads.run(fail)
 
 
-async def test_a_call_that_hangs_is_given_up_and_others_go_on() -> None:
+async def test_a_hanging_call_times_out_and_others_continue() -> None:
     threads, never = DatabaseThreads(2), threading.Event()
     with pytest.raises(StorageError, match="does not answer"):
         await threads.run(never.wait, within_s=0.01)
@@ -31,7 +31,7 @@ async def test_a_call_that_hangs_is_given_up_and_others_go_on() -> None:
     never.set()
 
 
-async def test_a_call_that_nobody_waits_for_any_more_is_not_begun() -> None:
+async def test_a_cancelled_call_is_not_started() -> None:
     threads, begun, goes_on = DatabaseThreads(1), threading.Event(), threading.Event()
 
     def hold() -> None:

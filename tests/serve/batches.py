@@ -1,4 +1,4 @@
-"""Batched functions to be called, and ways to wait for what becomes of the calls."""
+"""Batched functions for tests, and ways to wait for their calls."""
 
 from __future__ import annotations
 

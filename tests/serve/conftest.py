@@ -1,4 +1,4 @@
-"""Checkpoints for whatever runs `transformers`, and a tiny model with its tokenizer."""
+"""Checkpoints for tests that run `transformers`, and a tiny model with its tokenizer."""
 
 from __future__ import annotations
 

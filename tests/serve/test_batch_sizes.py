@@ -1,4 +1,4 @@
-"""`@serve.batch`: how many calls make a batch, how many may wait, and in which order. Rows of the same table as in
+"""`@serve.batch`: the size of batches, the limit of waiting calls, and their order. Rows of the same table as in
 `test_batching.py`."""
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ async def test_row_22_sizes_of_objects() -> None:
     assert recorder.batches == [graphs[:2], graphs[2:]]
 
 
-async def test_row_22_what_does_not_fit_sends_the_batch_before_it() -> None:
+async def test_row_22_a_call_that_does_not_fit_starts_the_batch_before_it() -> None:
     recorder = Recorder(max_batch_size=10, batch_wait_timeout_s=LONG_S, batch_size_fn=total)
     first = start(recorder.run(6))
     await idle()
@@ -80,7 +80,7 @@ async def test_row_22_too_large_for_any_batch() -> None:
     assert recorder.batches == [[4, 6]]
 
 
-async def test_row_22_leaving_makes_room() -> None:
+async def test_row_22_cancelled_calls_free_space() -> None:
     recorder = Recorder(asyncio.Event(), max_batch_size=10, batch_wait_timeout_s=0, batch_size_fn=total)
     assert recorder.gate is not None
     calls = [start(recorder.run(10))]
@@ -168,7 +168,7 @@ async def test_max_queued() -> None:
     assert await together(*calls) == ["a!", "b!", "e!"]
 
 
-async def test_those_who_leave_while_they_wait_take_no_place() -> None:
+async def test_calls_cancelled_while_waiting_use_no_slot() -> None:
     recorder = Recorder(max_batch_size=2, batch_wait_timeout_s=LONG_S)
     gone, first = start(recorder.run("gone")), start(recorder.run.__wrapped__("unused"))
     await first

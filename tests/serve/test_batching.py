@@ -1,4 +1,4 @@
-"""`@serve.batch`, row by row of the table of what Ray Serve's own decorator does, or should do."""
+"""`@serve.batch`, row by row of a table of the behaviour of Ray Serve's decorator."""
 
 from __future__ import annotations
 

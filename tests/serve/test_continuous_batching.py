@@ -1,4 +1,4 @@
-"""Continuous batches: calls join one that runs, and leave it."""
+"""Continuous batches: calls join a running batch, and leave it."""
 
 from __future__ import annotations
 

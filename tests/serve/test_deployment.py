@@ -47,7 +47,7 @@ def test_options_make_a_copy() -> None:
 
 
 @pytest.mark.parametrize("body", [5, "text", _Body(), serve.deployment(_Body)])
-def test_what_no_deployment_is_made_of(body: Any) -> None:
+def test_objects_that_cannot_be_deployments(body: Any) -> None:
     with pytest.raises(TypeError):
         serve.deployment(body)
 
@@ -72,12 +72,12 @@ def test_an_app_is_its_children_first_each_once() -> None:
     assert kwargs == {"by_name": {"key": {"deeper": "<word_2>"}}}
 
 
-def test_names_that_are_taken_are_gone_round() -> None:
+def test_used_names_get_a_suffix() -> None:
     one, two, three = (serve.deployment(name=name)(_Body).bind() for name in ("a", "a_1", "a"))
     assert list(nodes(serve.deployment(name="top")(_Body).bind(one, two, three))) == ["a", "a_1", "a_2", "top"]
 
 
-def test_other_containers_are_left_as_they_are() -> None:
+def test_other_containers_are_not_changed() -> None:
     given = {"set": {1, 2}, "list": [1, {"b": (2, 3)}]}
     app = serve.deployment(_Body).bind(given)
     ((found,), _) = bound(app, lambda name: name)(app)
@@ -90,7 +90,7 @@ def test_apps_can_be_pickled() -> None:
     assert list(nodes(pickle.loads(cloudpickle.dumps(app)))) == ["child", "_Body"]
 
 
-def test_what_is_shown() -> None:
+def test_representations() -> None:
     deployment = serve.deployment(_Body)
     assert repr(deployment) == "Deployment(name='_Body')"
     assert repr(deployment.bind()) == "Application('_Body')"

@@ -1,4 +1,4 @@
-"""What the author of an app is told to install."""
+"""Which packages the author of an app is told to install."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _told(module: str) -> str:
     return failed(ModuleNotFoundError(f"No module named {module!r}", name=module), "importing app:app").message
 
 
-def test_ray_is_an_import_to_change() -> None:
+def test_importing_ray_is_refused_with_advice() -> None:
     for module in ("ray", "ray.serve"):
         assert 'Change "from ray import serve" to "from tailrace import serve"' in _told(module)
 
@@ -43,7 +43,7 @@ def test_a_missing_module_is_named_as_the_app_lists_it(module: str, listed: list
     assert _told(module).endswith(f"Try: {sys.executable} -m pip install {install}")
 
 
-def test_it_is_installed_where_the_app_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_installs_into_the_apps_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/srv/old env/bin/python")
     assert _told("torch").endswith("Try: '/srv/old env/bin/python' -m pip install torch")
 

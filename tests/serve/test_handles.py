@@ -1,4 +1,4 @@
-"""Handles over a real link, whose other end answers as the processes behind a front do."""
+"""Handles over a real link, with a fake front at the other end."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ async def test_a_response_as_an_argument_is_waited_for(front: _Front, handle: An
         await handle.double.remote(handle.fail.remote(KeyError("inner")))
 
 
-async def test_result_elsewhere(front: _Front, handle: Any) -> None:
+async def test_result_from_another_thread(front: _Front, handle: Any) -> None:
     def ask() -> object:
         response = handle.double.remote(4)
         return handle.double.remote(response).result(timeout_s=LONG_S)
@@ -147,7 +147,7 @@ async def test_what_a_call_raises(front: _Front, handle: Any) -> None:
         await handle.double.remote(asyncio.get_running_loop())
 
 
-def test_exceptions_that_do_not_cross() -> None:
+def test_exceptions_that_cannot_be_pickled() -> None:
     class Stubborn(Exception):
         def __init__(self, one: int, two: int) -> None:
             super().__init__("made of two")
@@ -169,7 +169,7 @@ async def test_cancelling_a_call(front: _Front, handle: Any) -> None:
     response.cancel()  # does nothing
 
 
-async def test_cancelling_before_the_call_has_begun(front: _Front, handle: Any) -> None:
+async def test_cancelling_before_the_call_has_started(front: _Front, handle: Any) -> None:
     hanging = handle.hang.remote()
     response = handle.double.remote(hanging)
     response.cancel()
@@ -179,7 +179,7 @@ async def test_cancelling_before_the_call_has_begun(front: _Front, handle: Any) 
     assert [method for _, method, _ in front.asked].count("double") == 0
 
 
-async def test_cancelling_whoever_waits_cancels_the_call(front: _Front, handle: Any) -> None:
+async def test_cancelling_the_waiting_task_cancels_the_call(front: _Front, handle: Any) -> None:
     """Also in the turn of the loop in which the call was made."""
 
     async def wait() -> None:
@@ -212,7 +212,7 @@ async def test_cancelling_a_stream(front: _Front, handle: Any) -> None:
     await front.left.wait()
 
 
-async def test_a_stream_that_nobody_holds_is_closed(front: _Front, handle: Any) -> None:
+async def test_an_unreferenced_stream_is_closed(front: _Front, handle: Any) -> None:
     stream = handle.options(stream=True).count.remote(1_000_000)
     assert await anext(stream) == 0
     del stream
@@ -220,7 +220,7 @@ async def test_a_stream_that_nobody_holds_is_closed(front: _Front, handle: Any) 
     await front.left.wait()
 
 
-async def test_a_front_that_goes_ends_calls(front: _Front, handle: Any) -> None:
+async def test_a_lost_front_ends_calls(front: _Front, handle: Any) -> None:
     response = handle.hang.remote()
     await front.hanging.wait()
     front.link.abort()

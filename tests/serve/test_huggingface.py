@@ -1,4 +1,4 @@
-"""Models of Hugging Face answer as text while they make it, and stop when whoever reads it leaves."""
+"""Hugging Face models stream their text, and stop when the reader leaves."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tailrace.serve.huggingface import TokenStream, generate, generate_batch
 # Without a library
 
 
-def test_the_module_needs_neither_library() -> None:
+def test_the_module_can_be_imported_without_the_libraries() -> None:
     code = "import sys; sys.modules |= dict.fromkeys(['torch', 'transformers']); import tailrace.serve.huggingface"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -39,7 +39,7 @@ async def test_a_missing_library_is_named(
 
 
 @pytest.mark.parametrize("leave", ["break", "cancel", "cancel both", "aclose", "garbage", "task"])
-async def test_the_criterion_notices(tokenizer: Any, leave: str) -> None:
+async def test_the_stopping_criterion(tokenizer: Any, leave: str) -> None:
     import torch
 
     stream = TokenStream(tokenizer, num_sequences=2)
@@ -176,7 +176,7 @@ def test_a_loop_that_ends_stops_the_model(model: Any, tokenizer: Any, caplog: py
 
 
 @pytest.mark.parametrize("num_tokens", [3, 12, 30])
-async def test_a_row_of_a_batch_has_the_text_that_it_has_alone(model: Any, tokenizer: Any, num_tokens: int) -> None:
+async def test_a_row_of_a_batch_has_the_same_text_as_alone(model: Any, tokenizer: Any, num_tokens: int) -> None:
     inputs = tokenizer(PROMPTS[1], return_tensors="pt")
     eos = model.generate(**inputs, max_new_tokens=num_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)[0, -1]
     options: dict[str, Any] = {"max_new_tokens": 50, "do_sample": False, "eos_token_id": [0, eos.item()]}
@@ -249,7 +249,7 @@ async def test_how_many_tokens(model: Any, tokenizer: Any, monkeypatch: pytest.M
         await collect(generate(model, tokenizer, "Dogs", eos_token_id=-1, do_sample=False))
 
 
-async def test_a_generation_config_is_taken_and_left_as_it_is(model: Any, tokenizer: Any) -> None:
+async def test_a_generation_config_is_used_and_not_changed(model: Any, tokenizer: Any) -> None:
     from transformers import GenerationConfig
 
     config = GenerationConfig(max_new_tokens=6, do_sample=False, eos_token_id=-1)  # type: ignore[no-untyped-call]
@@ -263,7 +263,7 @@ async def test_a_prompt_that_does_not_fit(model: Any, tokenizer: Any) -> None:
         await collect(generate(model, tokenizer, "<|endoftext|>" * 200))
 
 
-async def test_an_empty_prompt_begins_a_text(model: Any, tokenizer: Any) -> None:
+async def test_an_empty_prompt_starts_a_text(model: Any, tokenizer: Any) -> None:
     options = {"max_new_tokens": 20, "do_sample": False}
     expected = alone(model, tokenizer, "<|endoftext|>", **options)
     assert "".join(await collect(generate(model, tokenizer, "", **options))) == expected

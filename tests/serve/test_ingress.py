@@ -1,4 +1,4 @@
-"""What answers the web for a deployment, asked in this process."""
+"""Which ASGI application answers for a deployment, called in this process."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def _raw(scope: Scope, receive: Receive, send: Send) -> None:
     await PlainTextResponse("raw")(scope, receive, send)
 
 
-async def test_methods_become_routes_with_everything_that_they_had() -> None:
+async def test_methods_become_routes_with_all_their_options() -> None:
     api = FastAPI()
 
     @serve.ingress(api)
@@ -55,7 +55,7 @@ async def test_methods_become_routes_with_everything_that_they_had() -> None:
     assert has_ingress(Bot)
 
 
-async def test_functions_and_methods_of_bases_stay() -> None:
+async def test_functions_and_methods_of_bases_are_kept() -> None:
     api = FastAPI()
 
     class Other:
@@ -75,7 +75,7 @@ async def test_functions_and_methods_of_bases_stay() -> None:
     assert (await _get(Bot(), "/other")).json() == "a base is no other"
 
 
-async def test_methods_of_other_classes_go() -> None:
+async def test_methods_of_other_classes_are_dropped() -> None:
     api = FastAPI()
 
     @serve.ingress(api)
@@ -136,7 +136,7 @@ async def test_apps_that_are_made() -> None:
         await asgi_of(serve.ingress(lambda: 5)()())  # type: ignore[arg-type]  # it should not
 
 
-async def test_an_app_of_ones_own_making() -> None:
+async def test_a_custom_asgi_app() -> None:
     @serve.ingress()
     class Bot:
         def __serve_build_asgi_app__(self) -> Any:
@@ -154,9 +154,7 @@ async def test_an_app_of_ones_own_making() -> None:
         (DeploymentUnavailableError("gone"), 503, "1"),
     ],
 )
-async def test_what_a_child_refuses_is_answered_with_its_status(
-    error: Exception, status: int, retry_after: str
-) -> None:
+async def test_a_refusal_of_a_child_keeps_its_status(error: Exception, status: int, retry_after: str) -> None:
     api = FastAPI()
 
     @serve.ingress(api)
@@ -186,7 +184,7 @@ async def test_an_app_may_answer_refusals_itself() -> None:
     assert (await _get(Bot(), "/")).status_code == 599
 
 
-async def test_what_is_called_with_the_request() -> None:
+async def test_callables_that_get_the_request() -> None:
     class Bot:
         def __call__(self, request: Request) -> dict[str, str]:
             return {"path": request.url.path}
@@ -199,7 +197,7 @@ async def test_what_is_called_with_the_request() -> None:
     assert (await _get(lambda request: _raw, "/")).text == "raw"
 
 
-def test_what_cannot_have_an_ingress() -> None:
+def test_objects_that_cannot_have_an_ingress() -> None:
     class Bot:
         def __call__(self) -> None: ...
 
@@ -213,7 +211,7 @@ def test_what_cannot_have_an_ingress() -> None:
         serve.ingress(FastAPI())(lambda: None)
 
 
-def test_what_is_an_asgi_app() -> None:
+def test_asgi_apps_are_recognised() -> None:
     def three(one: int, two: int, three: int) -> None: ...
 
     async def two(one: int, two: int) -> None: ...

@@ -1,4 +1,4 @@
-"""Both ends of a link in one loop, over a real socket pair."""
+"""Both ends of a link in one event loop, over a real socket pair."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ async def test_messages_arrive_in_order_and_channels_do_not_mix(pair: _Pair) -> 
     assert [await here.receive() for _ in range(100)] == [b"back %d" % number for number in range(100)]
 
 
-async def test_a_sender_waits_for_a_slow_receiver_and_nobody_else_does(pair: _Pair) -> None:
+async def test_only_the_sender_waits_for_a_slow_receiver(pair: _Pair) -> None:
     slow, slow_end = await pair.channel()
     quick, quick_end = await pair.channel()
     sent = 0
@@ -130,7 +130,7 @@ async def test_a_cancelled_sender_has_sent_nothing(pair: _Pair) -> None:
     assert await there.receive() == b"later"
 
 
-async def test_what_was_said_before_the_end_is_heard(pair: _Pair) -> None:
+async def test_messages_before_the_end_are_received(pair: _Pair) -> None:
     here, there = await pair.channel()
     ended = asyncio.Event()
     there.on_close = ended.set
@@ -151,7 +151,7 @@ async def test_what_was_said_before_the_end_is_heard(pair: _Pair) -> None:
     assert (pair.ours.num_channels, pair.theirs.num_channels) == (0, 0)
 
 
-async def test_closing_wakes_those_who_wait(pair: _Pair) -> None:
+async def test_closing_wakes_waiting_tasks(pair: _Pair) -> None:
     here, there = await pair.channel()
     await here.send(b"x" * _WINDOW_BYTES)
     sending, receiving = asyncio.create_task(here.send(b"y")), asyncio.create_task(here.receive())
@@ -190,7 +190,7 @@ async def test_a_lost_link_ends_everything_on_it(pair: _Pair) -> None:
         await late.send(b"x")
 
 
-async def test_closing_a_link_lets_go_out_what_was_written(pair: _Pair) -> None:
+async def test_closing_a_link_sends_written_messages(pair: _Pair) -> None:
     here, there = await pair.channel()
     here.post(b"x" * 100_000)
     here.close()
@@ -199,7 +199,7 @@ async def test_closing_a_link_lets_go_out_what_was_written(pair: _Pair) -> None:
 
 
 @pytest.mark.parametrize("garbage", [b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 8, b"\x02\x00\x00\x00\x93\x09", b"\0" * 4])
-async def test_an_end_that_talks_something_else_is_lost(garbage: bytes) -> None:
+async def test_invalid_bytes_close_the_link(garbage: bytes) -> None:
     loop = asyncio.get_running_loop()
     lost = asyncio.Event()
     link = Link(lambda channel, kind, head: None, lost.set, is_front=True)
@@ -213,7 +213,7 @@ async def test_an_end_that_talks_something_else_is_lost(garbage: bytes) -> None:
         await channel.receive()
 
 
-async def test_what_is_too_long_fails_its_sender_and_not_the_link(pair: _Pair) -> None:
+async def test_a_too_long_message_fails_its_sender_and_not_the_link(pair: _Pair) -> None:
     here, there = await pair.channel()
     with pytest.raises(ValueError, match="is too long: the limit between processes"):
         await here.send(b"x" * (MAX_MESSAGE_BYTES + 1))

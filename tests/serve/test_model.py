@@ -1,4 +1,4 @@
-"""`tailrace.engine`: what it takes is what the wires take, and what it refuses never reaches the engine."""
+"""`tailrace.engine` accepts what the wires accept, and refuses the rest before the engine."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def model() -> AsyncIterator[Model]:
     await one.aclose()
 
 
-async def test_what_the_wire_refuses_is_refused_in_the_same_words(model: Model) -> None:
+async def test_refusals_have_the_same_message_as_on_the_wire(model: Model) -> None:
     for sampling in _WRONG:
         with pytest.raises(RequestError) as wire:
             native.parse_body({"prompt": "A river is", **sampling})
@@ -58,7 +58,7 @@ async def test_what_the_wire_refuses_is_refused_in_the_same_words(model: Model) 
     assert await model.stream("A river is", max_tokens=2).text()
 
 
-async def test_parameters_that_there_are_not(model: Model) -> None:
+async def test_unknown_parameters(model: Model) -> None:
     for sampling, line in (
         ({"max_token": 4}, "There is no sampling parameter max_token. Did you mean max_tokens?"),
         ({"frobnicate": 1}, "There is no sampling parameter frobnicate."),
@@ -83,7 +83,7 @@ async def test_parameters_that_there_are_not(model: Model) -> None:
         ([{"role": "user", "content": "half a pair: \ud800"}], "messages"),
     ],
 )
-async def test_messages_are_held_against_the_wires_shape(model: Model, messages: Any, param: str) -> None:
+async def test_messages_are_checked_like_on_the_wire(model: Model, messages: Any, param: str) -> None:
     with pytest.raises(RequestError) as refused:
         model.chat(messages)
     assert refused.value.param == param
@@ -96,7 +96,7 @@ async def test_a_prompt_is_text(model: Model, prompt: Any) -> None:
     assert refused.value.param == "prompt"
 
 
-async def test_what_is_taken(model: Model) -> None:
+async def test_accepted_parameters(model: Model) -> None:
     answer = model.chat(
         [{"role": "system", "content": "Be brief."}, {"role": "user", "content": [{"type": "text", "text": "hi"}]}],
         max_completion_tokens=3, temperature=0, top_p=None, n=1, stop=("never said", "nor this"),
@@ -107,7 +107,7 @@ async def test_what_is_taken(model: Model) -> None:
     assert (answer.end.status, answer.end.usage.num_completion_tokens) == ("done", 3)
 
 
-async def test_a_model_that_reasons_says_all_that_it_writes() -> None:
+async def test_reasoning_is_part_of_the_text() -> None:
     """An app gets one text, which has no place beside it."""
     thinking = await tailrace.engine("scripted:thinks=4")
     try:
@@ -117,12 +117,12 @@ async def test_a_model_that_reasons_says_all_that_it_writes() -> None:
     assert text == Answer(chat_ids("hi"), 30, 1, 4).text
 
 
-async def test_a_setting_that_there_is_not() -> None:
+async def test_an_unknown_setting() -> None:
     with pytest.raises(TypeError, match=r"There is no setting max_sequence\. Did you mean max_sequences\?"):
         tailrace.engine("scripted", max_sequence=2)
 
 
-async def test_a_model_that_there_is_not() -> None:
+async def test_an_unknown_model() -> None:
     model = tailrace.engine("smolm2")
     with pytest.raises(ModelError, match="Did you mean smollm2"):
         await model

@@ -23,7 +23,7 @@ def _no_remarks() -> None:
 
 
 @pytest.mark.parametrize("name", _FOREIGN)
-def test_an_option_that_means_something_on_ray_alone_is_remarked_and_kept(name: str) -> None:
+def test_options_that_only_ray_uses_are_logged_and_kept(name: str) -> None:
     options, foreign = read_options({name: {"a": 1}}, _BASE)
     assert options == _BASE
     assert foreign == {name: {"a": 1}}
@@ -31,12 +31,12 @@ def test_an_option_that_means_something_on_ray_alone_is_remarked_and_kept(name: 
     assert remark.startswith(f"Bot: {name} is ignored: ")
 
 
-def test_options_that_are_not_given_are_not_remarked() -> None:
+def test_absent_options_are_not_logged() -> None:
     options, foreign = read_options(dict.fromkeys([*_FOREIGN, "num_replicas", "max_ongoing_requests"]), _BASE)
     assert (options, foreign, REMARKS) == (_BASE, {}, [])
 
 
-def test_what_is_given_in_rays_way_is_read() -> None:
+def test_options_in_rays_form_are_read() -> None:
     options, _ = read_options({"num_replicas": "auto", "max_queued_requests": -1, "user_config": {"a": [1]}}, _BASE)
     assert (options.num_replicas, options.max_queued_requests, options.user_config) == (1, 1000, {"a": [1]})
     assert len(REMARKS) == 2
@@ -78,7 +78,7 @@ def test_options_that_cannot_be(given: dict[str, Any], kind: type[Exception], re
     assert reason in str(refused.value)
 
 
-def test_the_config_of_back_pressure_in_all_its_shapes() -> None:
+def test_the_config_of_backpressure_in_all_forms() -> None:
     class Theirs:
         status_code = 503
         retry_after_s = 2.5

@@ -1,4 +1,4 @@
-"""`serve.run` and its kin, from scripts as people write them."""
+"""`serve.run` and related functions, from scripts."""
 
 from __future__ import annotations
 

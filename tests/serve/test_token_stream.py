@@ -1,4 +1,4 @@
-"""Text of Hugging Face models while they make it: whole characters, for a reader who may be slow."""
+"""Streamed text of Hugging Face models: whole characters, also for slow readers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tailrace.serve.huggingface import TokenStream
 
 
 @pytest.mark.parametrize("text", ["Dogs are the best.", "很久很久以前", "🐕‍🦺🐶👩‍👩‍👧", "aé\u0301ß\ud7ff\U0010ffff z"])
-def test_no_half_character_is_shown(tokenizer: Any, text: str) -> None:
+def test_incomplete_characters_are_not_shown(tokenizer: Any, text: str) -> None:
     """Byte by byte, the most that a tokenizer can tear characters apart."""
     byte_ids = [tokenizer(character)["input_ids"] for character in map(chr, range(128))]
     assert all(len(ids) == 1 for ids in byte_ids)
@@ -76,7 +76,7 @@ def test_bytes_among_words(falling_back: Any, parts: list[int | str]) -> None:
 
 
 @pytest.mark.parametrize("num_bytes", range(10, 22))
-def test_a_character_after_long_nonsense(tokenizer: Any, num_bytes: int) -> None:
+def test_a_character_after_many_invalid_bytes(tokenizer: Any, num_bytes: int) -> None:
     alphabet = bytes_of(tokenizer)
     stream = TokenStream(tokenizer)
     feed(stream, [alphabet[byte] for byte in b"\x80" * num_bytes + "🐶é".encode()])
@@ -92,7 +92,7 @@ def bytes_of_cached(tokenizer: Any) -> dict[int, int]:
 
 
 @pytest.mark.parametrize("byte", [0x41, 0x80, None])
-def test_the_work_grows_with_the_tokens(tokenizer: Any, byte: int | None) -> None:
+def test_the_time_is_linear_in_the_tokens(tokenizer: Any, byte: int | None) -> None:
     """For text, for bytes that never make any, and for tokens without any."""
     token_id = tokenizer.eos_token_id if byte is None else bytes_of(tokenizer)[byte]
     counting = Counting(tokenizer)
@@ -116,7 +116,7 @@ class Counting:
 
 @pytest.mark.parametrize("skip_prompt", [True, False])
 @pytest.mark.parametrize("skip_special_tokens", [True, False])
-def test_what_is_skipped(tokenizer: Any, skip_prompt: bool, skip_special_tokens: bool) -> None:
+def test_skipped_tokens(tokenizer: Any, skip_prompt: bool, skip_special_tokens: bool) -> None:
     stream = TokenStream(tokenizer, skip_prompt=skip_prompt, skip_special_tokens=skip_special_tokens)
     prompt, answer = tokenizer("Dogs<|endoftext|>")["input_ids"], tokenizer(" are")["input_ids"]
     stream.put([prompt])
@@ -161,7 +161,7 @@ def test_a_row_ends_at_its_eos(tokenizer: Any) -> None:
 # The reader
 
 
-async def test_the_loop_is_called_once_for_all_that_gathers(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_event_loop_is_woken_once_for_waiting_text(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     loop = asyncio.get_running_loop()
     called: list[Callable[..., object]] = []
     real = loop.call_soon_threadsafe
@@ -213,7 +213,7 @@ def test_a_slow_reader_is_waited_for(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("leave", ["aclose", "cancel", "fail"])
-async def test_a_blocked_producer_is_let_go(tokenizer: Any, leave: str) -> None:
+async def test_a_blocked_producer_is_released(tokenizer: Any, leave: str) -> None:
     stream = TokenStream(tokenizer, max_unread=1)
     thread = threading.Thread(target=feed, args=(stream, tokenizer("a b c d")["input_ids"]))
     thread.start()
@@ -237,7 +237,7 @@ async def test_an_event_loop_is_not_blocked(tokenizer: Any) -> None:
         await anext(reader)
 
 
-async def test_a_failure_comes_after_what_was_there(tokenizer: Any) -> None:
+async def test_a_failure_comes_after_earlier_text(tokenizer: Any) -> None:
     stream = TokenStream(tokenizer)
     stream.put([[0]])
     stream.put(tokenizer("a")["input_ids"])
@@ -274,6 +274,6 @@ async def test_one_reader(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{"num_sequences": 0}, {"max_unread": 0}])
-def test_senseless_numbers(tokenizer: Any, options: dict[str, Any]) -> None:
+def test_invalid_numbers(tokenizer: Any, options: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         TokenStream(tokenizer, **options)

@@ -1,4 +1,4 @@
-"""Token streams to be fed and read, and a model whose forwards are counted and held back."""
+"""Token streams for tests, and a model whose forward passes are counted and can be paused."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def test_an_event_id_finds_its_stream_and_place(stream_id: str, seq: int) -> Non
 
 
 @given(st.text(max_size=30))
-def test_any_text_is_a_cursor_or_refused(cursor: str) -> None:
+def test_any_text_is_a_cursor_or_is_refused(cursor: str) -> None:
     try:
         stream_id, seq = parse_cursor(cursor)
     except SeqOutOfRange:
@@ -65,7 +65,7 @@ def test_a_bare_number_needs_a_stream() -> None:
         ),
     ],
 )
-def test_what_is_no_cursor(cursor: str) -> None:
+def test_invalid_cursors(cursor: str) -> None:
     for stream_id in (None, "abc"):
         with pytest.raises(SeqOutOfRange) as caught:
             parse_cursor(cursor, stream_id)

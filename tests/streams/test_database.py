@@ -1,4 +1,4 @@
-"""The journal's file by itself."""
+"""The journal's file alone."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tailrace.streams._database import Database, TailRow
 
 
 @pytest.mark.parametrize("count", [1, 2, 128, 129, 700])
-def test_what_is_appended_at_once_is_there_or_none_of_it(tmp_path: Path, count: int) -> None:
+def test_appends_are_atomic(tmp_path: Path, count: int) -> None:
     def num_rows() -> int:
         with closing(sqlite3.connect(tmp_path / "journal.sqlite")) as other:
             return int(other.execute("SELECT count(*) FROM tail").fetchone()[0])

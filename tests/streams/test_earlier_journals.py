@@ -1,4 +1,4 @@
-"""A journal that an earlier version wrote: it opens, and its streams go on.
+"""A journal of an earlier version can be opened, and its streams continue.
 
 `journals/2043e4d.sqlite` was left by `tailrace serve scripted:tokens_per_s=100` of that commit, which was stopped when
 a stream of 100 tokens had 41. Before, one stream had ended, one was deleted, and a durable stream got two appends.
@@ -30,7 +30,7 @@ def _events(server: Server, stream_id: str) -> list[bytes]:
     return [event + b"\n\n" for event in content.split(b"\n\n") if event]
 
 
-def test_streams_of_the_version_before_go_on(tmp_path: Path) -> None:
+def test_streams_of_the_version_before_continue(tmp_path: Path) -> None:
     shutil.copy(_JOURNAL, tmp_path / "journal.sqlite")
     running, finished = Answer("Running.", 100, seed=1), Answer("Finished.", 9, seed=1)
     flags = ("--data-dir", str(tmp_path), "--retention-s", f"{_FOREVER_S:.0f}")
@@ -52,7 +52,7 @@ def test_streams_of_the_version_before_go_on(tmp_path: Path) -> None:
     check(_RUNNING, running, [], kept)
 
 
-async def test_streams_of_the_version_before_are_nobodys_in_particular(tmp_path: Path) -> None:
+async def test_streams_of_the_version_before_are_anonymous(tmp_path: Path) -> None:
     shutil.copy(_JOURNAL, tmp_path / "journal.sqlite")
     async with open_sqlite(tmp_path, retention_s=_FOREVER_S) as store:
         assert store.epoch == 1

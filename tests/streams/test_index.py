@@ -100,7 +100,7 @@ async def test_each_stream_has_its_own_time() -> None:
 
 
 @scenario
-async def test_the_oldest_finished_ones_make_room() -> None:
+async def test_the_oldest_finished_streams_are_dropped_for_space() -> None:
     kept = StreamIndex(budget_bytes=5_000)
     running = create(kept)
     running.append(TextDelta("x" * 100_000, (1,)))
@@ -113,7 +113,7 @@ async def test_the_oldest_finished_ones_make_room() -> None:
 
 
 @scenario
-async def test_one_that_is_too_large_for_the_budget_can_still_be_read() -> None:
+async def test_a_stream_above_the_budget_can_be_read() -> None:
     kept = StreamIndex(budget_bytes=5_000)
     small, large = create(kept), create(kept)
     finish(kept, small)
@@ -125,7 +125,7 @@ async def test_one_that_is_too_large_for_the_budget_can_still_be_read() -> None:
 
 
 @scenario
-async def test_what_was_dropped_for_room_does_not_disturb_the_clock() -> None:
+async def test_dropped_streams_do_not_affect_the_timer() -> None:
     kept = StreamIndex(retention_s=100.0, budget_bytes=3_000)
     first = create(kept)
     finish(kept, first, "x" * 1_000)
@@ -152,7 +152,7 @@ async def test_a_deleted_stream_is_gone_and_a_running_one_is_not_deleted() -> No
 
 
 @scenario
-async def test_a_key_finds_its_stream_for_as_long_as_that_is_kept() -> None:
+async def test_a_key_finds_its_stream_until_it_expires() -> None:
     kept = StreamIndex(retention_s=100.0)
     assert kept.recall(Claim("key", b"body")) is None
     log = create(kept, Claim("key", b"body"))
@@ -172,7 +172,7 @@ async def test_a_key_finds_its_stream_for_as_long_as_that_is_kept() -> None:
 
 
 @scenario
-async def test_a_key_goes_with_its_stream_when_that_makes_room() -> None:
+async def test_a_key_is_dropped_with_its_stream() -> None:
     kept = StreamIndex(budget_bytes=1_000)
     log = create(kept, Claim("key", b"body"))
     finish(kept, log, "x" * 500)
@@ -191,7 +191,7 @@ async def test_a_closed_store_has_no_timer() -> None:
     assert status(kept, log) == 200
 
 
-def test_ids_of_expired_streams_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ids_of_expired_streams_are_dropped_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_index, "_MAX_TOMBSTONES", 3)
 
     async def body() -> None:

@@ -186,7 +186,7 @@ def test_bytes_grow_with_text_and_with_events() -> None:
     assert log.num_bytes == 2 * one + 1000
 
 
-def test_what_was_taken_does_not_change_any_more() -> None:
+def test_taken_events_do_not_change() -> None:
     log = new_log()
     log.append(delta())
     reader = Reader(log)
@@ -230,7 +230,7 @@ def test_a_reader_for_the_end_is_woken_once() -> None:
     run(scenario())
 
 
-def test_a_reader_for_the_end_waits_though_there_is_something_to_take() -> None:
+def test_a_reader_for_the_end_waits_despite_new_events() -> None:
     async def scenario() -> None:
         log = new_log()
         log.append(delta())

@@ -1,4 +1,4 @@
-"""Which journals of other servers are removed, and which stay."""
+"""Which journals of other servers are removed, and which are kept."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _remove(data: Path, keep: Path, lifetime_s: float = LIFETIME_S) -> list[str]
     return [path.name for path in remove_expired_journals(data, lifetime_s=lifetime_s, keep=keep)]
 
 
-def test_expired_ones_go_and_others_stay(tmp_path: Path) -> None:
+def test_expired_journals_are_removed_and_others_kept(tmp_path: Path) -> None:
     own = _leave(tmp_path / "port-8000")
     gone = _leave(tmp_path / "port-8001")
     app = _leave(tmp_path / "app-bot-0a1b2c3d-port-8000")
@@ -66,7 +66,7 @@ def test_a_lifetime_covers_the_longest_wait_for_a_reader() -> None:
 
 
 @pytest.mark.parametrize("fact", [None, b"?", b"nan", b"\xff"])
-def test_one_that_does_not_say_its_lifetime_stays(tmp_path: Path, fact: bytes | None) -> None:
+def test_a_journal_without_a_lifetime_is_kept(tmp_path: Path, fact: bytes | None) -> None:
     kept = _leave(tmp_path / "port-8001", lifetime_s=None)
     if fact is not None:
         with closing(sqlite3.connect(kept / "journal.sqlite")) as connection:
@@ -76,7 +76,7 @@ def test_one_that_does_not_say_its_lifetime_stays(tmp_path: Path, fact: bytes | 
     assert _remove(tmp_path, tmp_path / "port-8000") == []
 
 
-def test_a_lock_on_a_removed_file_keeps_nobody_out(tmp_path: Path) -> None:
+def test_a_lock_on_a_removed_file_excludes_no_server(tmp_path: Path) -> None:
     directory = _leave(tmp_path / "port-8001")
     with (directory / "journal.lock").open("r+b") as opened:  # as a server does that starts just now
         assert _remove(tmp_path, tmp_path / "port-8000") == [directory.name]
@@ -103,7 +103,7 @@ def test_a_server_takes_no_lock_on_a_removed_file(tmp_path: Path, monkeypatch: p
     os.close(lock)
 
 
-def test_one_that_a_server_holds_stays(tmp_path: Path) -> None:
+def test_a_locked_journal_is_kept(tmp_path: Path) -> None:
     held = tmp_path / "port-8001"
     journal = DiskJournal(held, lifetime_s=LIFETIME_S)
     try:
@@ -115,7 +115,7 @@ def test_one_that_a_server_holds_stays(tmp_path: Path) -> None:
     assert [found.is_held for found in find_journals(tmp_path)] == [False]
 
 
-def test_one_with_durable_streams_stays(tmp_path: Path) -> None:
+def test_a_journal_with_durable_streams_is_kept(tmp_path: Path) -> None:
     kept = tmp_path / "port-8001"
     journal = DiskJournal(kept, lifetime_s=LIFETIME_S)
     journal._database.note(b"key", b"body")
@@ -125,7 +125,7 @@ def test_one_with_durable_streams_stays(tmp_path: Path) -> None:
     assert (kept / "journal.sqlite").exists()
 
 
-def test_an_unused_one_goes_and_one_with_content_stays(tmp_path: Path) -> None:
+def test_an_unused_journal_is_removed_and_one_with_content_is_kept(tmp_path: Path) -> None:
     unused, used, damaged = tmp_path / "port-1", tmp_path / "port-2", tmp_path / "port-3"
     for directory in (unused, damaged):
         DiskJournal(directory).close()
@@ -140,7 +140,7 @@ def test_an_unused_one_goes_and_one_with_content_stays(tmp_path: Path) -> None:
     assert (damaged / "journal.sqlite").exists()
 
 
-def test_one_that_remembers_damage_stays(tmp_path: Path) -> None:
+def test_a_journal_with_recorded_damage_is_kept(tmp_path: Path) -> None:
     """Else its next server would say of a lost stream that there never was one."""
     damaged = tmp_path / "port-1"
     DiskJournal(damaged).close()
@@ -154,7 +154,7 @@ def test_one_that_remembers_damage_stays(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_looking_into_one_changes_nothing(tmp_path: Path) -> None:
+def test_reading_a_journal_changes_nothing(tmp_path: Path) -> None:
     """Whoever opens a journal for writing moves what is in its write-ahead log, and hides that its end was lost."""
     running = DiskJournal(tmp_path / "running", lifetime_s=10 * LIFETIME_S)
     running._database.note(b"key", b"body")
@@ -171,12 +171,12 @@ def test_looking_into_one_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a directory in which no file can be made")
-def test_where_no_lock_can_be_made_is_said_at_once() -> None:
+def test_a_lock_that_cannot_be_made_is_reported_at_once() -> None:
     with pytest.raises(ModelError, match=r"The journal cannot be kept in /proc: No such file or directory"):
         DiskJournal(Path("/proc"))
 
 
-def test_foreign_files_and_broken_journals_stay(tmp_path: Path) -> None:
+def test_foreign_files_and_broken_journals_are_kept(tmp_path: Path) -> None:
     beside = _leave(tmp_path / "port-8001")
     (beside / "journal.damaged-20260101T000000.sqlite").write_bytes(b"evidence")
     broken = _leave(tmp_path / "port-8002")

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that is not tailrace: it repeats what it is told, or misbehaves as the prompt says."""
+"""An OpenAI-compatible server that is not tailrace: it repeats its prompt, or misbehaves as the prompt says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A `tailrace` command at a terminal of its own, to type into and to read from."""
+"""A `tailrace` command at its own pseudo-terminal."""
 
 from __future__ import annotations
 

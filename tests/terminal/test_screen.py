@@ -55,7 +55,7 @@ def _lines(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("text", [_ANSWER, *TEXTS.values()], ids=["an answer", *TEXTS])
-def test_an_answer_looks_the_same_however_it_comes(text: str) -> None:
+def test_an_answer_looks_the_same_in_any_pieces(text: str) -> None:
     text = text[:3000]
     at_once = _lines(_shown([text]))
     assert _lines(_shown(text)) == at_once
@@ -83,13 +83,13 @@ def test_markdown_is_rendered() -> None:
         ("[here](https://evil.example/)", "https://evil.example/"),
     ],
 )
-def test_nothing_reaches_the_terminal_unseen(text: str, seen: str) -> None:
+def test_control_characters_do_not_reach_the_terminal(text: str, seen: str) -> None:
     shown = _shown([text])
     assert seen in shown
     assert not [character for character in shown if not character.isprintable() and character != "\n"]
 
 
-def test_a_block_that_is_higher_than_the_terminal_is_there_whole_in_the_end() -> None:
+def test_a_block_higher_than_the_terminal_is_complete_at_the_end() -> None:
     code = "\n".join(f"line {number}" for number in range(100))
     shown = _shown((line + "\n" for line in f"```\n{code}\n```".splitlines()), is_terminal=True, height=10)
     rest = shown[shown.rindex("\x1b[2K") :]  # where the last of what was drawn anew is taken away
@@ -106,7 +106,7 @@ def test_plain_text_ends_its_line() -> None:
         assert out.getvalue() == shown
 
 
-def test_reasoning_is_gone_when_the_answer_is_there() -> None:
+def test_reasoning_is_removed_when_the_answer_starts() -> None:
     out = io.StringIO()
     screen = MarkdownScreen(Console(file=out, width=60, force_terminal=True, color_system=None, legacy_windows=False))
     screen.think("Hm, \x1b[31mrivers ")
@@ -122,7 +122,7 @@ def test_reasoning_is_gone_when_the_answer_is_there() -> None:
     assert _lines(out.getvalue()) == ["They do."]
 
 
-def test_in_a_pipe_there_is_the_answer_alone() -> None:
+def test_a_pipe_gets_only_the_answer() -> None:
     out = io.StringIO()
     screen = PlainScreen(out)
     screen.think("Hm")

@@ -1,4 +1,4 @@
-"""The proxy does what its script says, and nothing to the bytes."""
+"""The proxy does what its script says, and does not change bytes."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_every_byte_passes_in_both_directions(far: Far, script: Sequence[Line]) 
 
 @pytest.mark.parametrize("count", [0, 1, 70_000])
 @pytest.mark.parametrize("end", ["fin", "reset"])
-def test_it_ends_behind_so_many_bytes(far: Far, end: str, count: int) -> None:
+def test_it_ends_after_the_given_bytes(far: Far, end: str, count: int) -> None:
     with Chaos(far.port, [Line(to_client=Flow(end_after_bytes=count, end=end))]) as chaos:  # type: ignore[arg-type]  # one of them
         try:
             with dial(chaos) as near:
@@ -105,7 +105,7 @@ def test_it_ends_behind_so_many_bytes(far: Far, end: str, count: int) -> None:
     assert heard == MUCH[:count] or end == "reset"
 
 
-def test_a_half_is_closed_and_the_other_goes_on(far: Far) -> None:
+def test_one_direction_is_closed_and_the_other_continues(far: Far) -> None:
     with Chaos(far.port, [Line(to_client=Flow(end_after_bytes=0, end="half"))]) as chaos, dial(chaos) as near:
         assert hear(near) == (b"", True)
         near.sendall(b"still here")
@@ -113,7 +113,7 @@ def test_a_half_is_closed_and_the_other_goes_on(far: Far) -> None:
     assert far.is_over.wait(_TIMEOUT_S)
 
 
-def test_a_hole_says_nothing_and_closes_nothing(far: Far) -> None:
+def test_a_hole_sends_nothing_and_closes_nothing(far: Far) -> None:
     hole = Flow(end_after_bytes=1000, end="hole")
     with Chaos(far.port, [Line(hole, hole)]) as chaos, dial(chaos) as near:
         heard = b""
@@ -127,7 +127,7 @@ def test_a_hole_says_nothing_and_closes_nothing(far: Far) -> None:
     assert far.is_over.wait(_TIMEOUT_S), "what is open when the context ends is closed"
 
 
-def test_a_slow_line_is_felt_at_its_other_end(far: Far) -> None:
+def test_a_slow_line_slows_the_sender(far: Far) -> None:
     with Chaos(far.port, [Line(to_client=Flow(bytes_per_s=1000))]) as chaos, dial(chaos) as near:
         heard = near.recv(1)  # waits for as long as dial() allows: a loaded machine may take its time to begin
         near.settimeout(0.01)
@@ -138,7 +138,7 @@ def test_a_slow_line_is_felt_at_its_other_end(far: Far) -> None:
         assert not far.is_over.wait(0.2), "megabytes were taken from a server whose client reads none"
 
 
-def test_pieces_can_be_told_from_each_other(far: Far) -> None:
+def test_pieces_arrive_separately(far: Far) -> None:
     line = Line(to_client=Flow(piece_bytes=7, delay_s=0.01, end_after_bytes=70))
     with Chaos(far.port, [line]) as chaos, dial(chaos) as near:
         pieces = list(iter(lambda: near.recv(1 << 16), b""))
@@ -146,7 +146,7 @@ def test_pieces_can_be_told_from_each_other(far: Far) -> None:
     assert len(pieces) > 5
 
 
-def test_connections_take_their_turns_and_then_nothing_happens_any_more(far: Far) -> None:
+def test_the_script_applies_to_the_first_connections(far: Far) -> None:
     script = (Line(to_client=Flow(end_after_bytes=count)) for count in (3, 5))
     with Chaos(far.port, script) as chaos:
         lengths = []
@@ -157,7 +157,7 @@ def test_connections_take_their_turns_and_then_nothing_happens_any_more(far: Far
     assert lengths == [3, 5, len(MUCH)]
 
 
-def test_the_server_may_move_and_where_there_is_none_it_is_reset(far: Far) -> None:
+def test_the_server_port_may_change_and_without_a_server_connections_are_reset(far: Far) -> None:
     with Chaos(1, itertools.repeat(Line(to_client=Flow(end_after_bytes=10)))) as chaos:
         with pytest.raises(ConnectionResetError), dial(chaos) as near:
             near.recv(1)
@@ -166,7 +166,7 @@ def test_the_server_may_move_and_where_there_is_none_it_is_reset(far: Far) -> No
             assert hear(near) == (MUCH[:10], True)
 
 
-def test_who_breaks_the_connection_breaks_it_for_the_other(far: Far) -> None:
+def test_a_reset_by_one_side_resets_the_other(far: Far) -> None:
     with Chaos(far.port) as chaos, dial(chaos) as near:
         assert near.recv(1) == MUCH[:1]
         near.close()  # over what it has not read: that is a reset

@@ -1,4 +1,4 @@
-"""The kit passes an engine that keeps the laws, and names the law that a broken one breaks."""
+"""`check_engine` passes a correct engine, and names the law that a broken engine breaks."""
 
 from __future__ import annotations
 
@@ -363,7 +363,7 @@ def test_silent_engine_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         check_engine(Mute)
 
 
-def test_law_that_does_not_apply_is_passed_over() -> None:
+def test_law_that_does_not_apply_is_skipped() -> None:
     class Modest(_Crowded):
         def __init__(self) -> None:
             super().__init__()
@@ -386,7 +386,7 @@ def test_law_that_does_not_apply_is_passed_over() -> None:
 @pytest.mark.parametrize(
     ("make", "law"), [(_StrictAbort, "abort_is_harmless"), (_ClosesOnce, "closing_twice_is_harmless")]
 )
-def test_what_an_engine_raises_comes_out_with_the_law_in_a_note(make: Callable[[], Engine], law: str) -> None:
+def test_exceptions_of_an_engine_have_a_note_with_the_law(make: Callable[[], Engine], law: str) -> None:
     with pytest.raises((KeyError, AttributeError)) as caught:
         next(each for each in laws if each.name == law)(make)
     assert any(law in note for note in caught.value.__notes__)

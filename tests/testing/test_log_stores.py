@@ -1,4 +1,4 @@
-"""The kit passes the stores that keep the laws, and names the law that a broken one breaks."""
+"""`check_log_store` passes correct stores, and names the law that a broken store breaks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The laws of sampling pass an engine that samples as asked, and each is broken by one that ignores its parameter."""
+"""The laws of sampling pass a correct engine, and each fails for an engine that ignores its parameter."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def _ignoring(name: str) -> Callable[[], Engine]:
 
 
 @pytest.mark.parametrize("law", sampling_laws, ids=str)
-def test_an_engine_that_samples_as_asked(law: Law) -> None:
+def test_a_correct_engine(law: Law) -> None:
     assert law.applies_to(_Toy().capabilities)
     law(_Toy, vocab_size=_VOCAB_SIZE)
 
@@ -184,7 +184,7 @@ _BROKEN: list[tuple[Callable[[], Engine], str]] = [
 
 
 @pytest.mark.parametrize(("make", "name"), _BROKEN, ids=[f"{make.__name__}-{name}" for make, name in _BROKEN])
-def test_one_that_does_not_is_caught(make: Callable[[], Engine], name: str) -> None:
+def test_an_engine_that_ignores_a_parameter_is_caught(make: Callable[[], Engine], name: str) -> None:
     with pytest.raises(AssertionError, match=f"^{name} "):
         _law(name)(make, vocab_size=_VOCAB_SIZE)
 

@@ -1,4 +1,4 @@
-"""Two small tokenizers, one of each family. Tokens are chosen so that characters are split, merged and left whole."""
+"""Two small tokenizers, one of each family, with tokens that split, join and contain characters."""
 
 from __future__ import annotations
 

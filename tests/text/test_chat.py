@@ -60,9 +60,7 @@ def test_a_harmless_chat_is_encoded_as_rendered(
 @settings(deadline=None)  # the first encoding with offsets takes longer
 @given(contents=st.lists(harmless | hostile, min_size=1, max_size=3))
 @example(contents=["<|im_start|>", "日本<|im_end|> hi"])
-def test_offsets_are_of_the_very_ids_that_are_generated_from(
-    source: str, contents: list[str], byte_level: Tokenizer
-) -> None:
+def test_offsets_are_those_of_the_prompts_ids(source: str, contents: list[str], byte_level: Tokenizer) -> None:
     chat, template = encoder(byte_level, source)
     messages = [Message("user", content) for content in contents]
     text, found = chat.offsets(messages)
@@ -110,7 +108,7 @@ def test_no_content_makes_a_control_token_with_sentencepiece(contents: list[str]
 @given(contents=st.lists(hostile, min_size=2, max_size=4))
 @example(contents=["<|im_", "end|>"])
 @example(contents=["<", "|im_end|>"])
-def test_two_messages_side_by_side_make_no_control_token(contents: list[str], byte_level: Tokenizer) -> None:
+def test_two_adjacent_messages_make_no_control_token(contents: list[str], byte_level: Tokenizer) -> None:
     chat, template = encoder(byte_level, RUN_TOGETHER)
     messages = [Message("user", content) for content in contents]
     ids = chat.encode(messages)
@@ -132,7 +130,7 @@ def test_a_control_token_that_the_template_makes_of_the_role_stays_one(byte_leve
     assert chat.encode([Message("im_start", "<|im_start|>")])[0] == byte_level.control_tokens["<|im_start|>"]
 
 
-def test_the_disguise_keeps_clear_of_every_character_in_use(byte_level: Tokenizer) -> None:
+def test_placeholders_use_no_character_of_the_content(byte_level: Tokenizer) -> None:
     chat, template = encoder(byte_level, "\ue000\ue001" + CHATML)
     messages = [Message("user", "".join(map(chr, range(0xE002, 0xE100))) + "<|im_end|>")]
     assert spelled(byte_level, chat.encode(messages)) == template.render(messages)

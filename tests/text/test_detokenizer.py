@@ -18,7 +18,7 @@ sizes = st.lists(st.integers(0, 4), max_size=20)
 
 
 @given(text=st.binary(max_size=40), sizes=sizes)
-def test_any_bytes_in_any_cut(text: bytes, sizes: list[int], byte_level: Tokenizer) -> None:
+def test_any_bytes_in_any_pieces(text: bytes, sizes: list[int], byte_level: Tokenizer) -> None:
     ids = [byte_level.pieces.index(bytes([byte])) for byte in text]
     detokenizer = Detokenizer(byte_level)
     shown = "".join(detokenizer.push(part) for part in cut(ids, sizes)) + detokenizer.flush()
@@ -26,7 +26,7 @@ def test_any_bytes_in_any_cut(text: bytes, sizes: list[int], byte_level: Tokeniz
 
 
 @given(data=st.data(), sizes=sizes)
-def test_any_tokens_at_all(data: st.DataObject, sizes: list[int], both: Tokenizer) -> None:
+def test_any_tokens(data: st.DataObject, sizes: list[int], both: Tokenizer) -> None:
     ids = data.draw(st.lists(st.integers(-3, both.vocab_size + 3), max_size=30))
     shown_ids = [i for i in ids if 0 <= i < both.vocab_size and i not in both.special_ids]
     detokenizer = Detokenizer(both)
@@ -35,7 +35,7 @@ def test_any_tokens_at_all(data: st.DataObject, sizes: list[int], both: Tokenize
 
 
 @given(text=st.text(max_size=20))
-def test_valid_text_is_shown_as_soon_as_it_is_whole(text: str, byte_level: Tokenizer) -> None:
+def test_valid_text_is_shown_as_soon_as_it_is_complete(text: str, byte_level: Tokenizer) -> None:
     detokenizer = Detokenizer(byte_level)
     for char in text:
         *before, last = (byte_level.pieces.index(bytes([byte])) for byte in char.encode())
@@ -44,7 +44,7 @@ def test_valid_text_is_shown_as_soon_as_it_is_whole(text: str, byte_level: Token
     assert detokenizer.flush() == ""
 
 
-def test_half_a_character_waits_and_a_special_token_does_not_disturb_it(byte_level: Tokenizer) -> None:
+def test_half_a_character_waits_also_over_a_special_token(byte_level: Tokenizer) -> None:
     first, last = byte_level.pieces.index(b"\xe6\x97"), byte_level.pieces.index(b"\xa5")
     detokenizer = Detokenizer(byte_level)
     assert detokenizer.push([first]) == ""
@@ -53,7 +53,7 @@ def test_half_a_character_waits_and_a_special_token_does_not_disturb_it(byte_lev
     assert detokenizer.push([last]) == "日"
 
 
-def test_hopeless_bytes_are_marked_as_soon_as_that_is_certain(byte_level: Tokenizer) -> None:
+def test_invalid_bytes_are_replaced_as_soon_as_possible(byte_level: Tokenizer) -> None:
     lead, ascii_token = byte_level.pieces.index(b"\xe6"), byte_level.pieces.index(b"hi")
     detokenizer = Detokenizer(byte_level)
     assert detokenizer.push([byte_level.pieces.index(b"\xff")]) == "\ufffd"
@@ -62,7 +62,7 @@ def test_hopeless_bytes_are_marked_as_soon_as_that_is_certain(byte_level: Tokeni
     assert detokenizer.push([ascii_token]) == "hi"
 
 
-def test_flush_gives_up_on_the_rest_and_starts_afresh(byte_level: Tokenizer) -> None:
+def test_flush_replaces_the_rest_and_resets(byte_level: Tokenizer) -> None:
     detokenizer = Detokenizer(byte_level)
     assert detokenizer.flush() == ""
     assert detokenizer.push([byte_level.pieces.index(b"\xe6\x97")]) == ""

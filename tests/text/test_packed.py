@@ -1,4 +1,4 @@
-"""Ids that are text: nothing is lost on either way, however the text is cut."""
+"""Ids that contain text: nothing is lost in either direction, however the text is split."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_bytes_are_ids_and_ids_are_bytes(text: bytes) -> None:
 
 
 @given(st.integers(0, 2**50))
-def test_an_id_is_one_piece_or_none(token_id: int) -> None:
+def test_an_id_is_at_most_one_piece(token_id: int) -> None:
     try:
         piece = unpack((token_id,))
     except ValueError:
@@ -35,7 +35,7 @@ def test_an_id_is_one_piece_or_none(token_id: int) -> None:
 
 
 @given(st.lists(texts, max_size=6))
-def test_a_stream_shows_every_chunk_whole(chunks: list[str]) -> None:
+def test_a_stream_shows_every_chunk_completely(chunks: list[str]) -> None:
     detokenizer = Detokenizer(tokenizer)
     assert [detokenizer.push(pack(chunk.encode())) for chunk in chunks] == chunks
     assert detokenizer.push((END_ID,)) == ""
@@ -43,7 +43,7 @@ def test_a_stream_shows_every_chunk_whole(chunks: list[str]) -> None:
 
 
 @given(st.lists(texts, max_size=6))
-def test_cuts_do_not_show_in_a_comparison(chunks: list[str]) -> None:
+def test_comparisons_ignore_cuts(chunks: list[str]) -> None:
     apart = [token_id for chunk in chunks for token_id in pack(chunk.encode())]
     together = pack("".join(chunks).encode())
     assert tokenizer.comparable([*apart, END_ID]) == tokenizer.comparable([*together, END_ID])
@@ -92,7 +92,7 @@ def _chat(ids: list[int]) -> tuple[PackedChat, str]:
     return msgspec.json.decode(unpack(ids[1:end]), type=PackedChat), unpack(ids[end + 1 :]).decode()
 
 
-def test_a_chat_is_written_as_openai_has_it() -> None:
+def test_a_chat_has_openais_format() -> None:
     call = ToolCall("c1", "look", '{"at": "🐕"}')
     messages = [
         Message("user", "Wie geht's?"),
@@ -112,7 +112,7 @@ def test_a_chat_is_written_as_openai_has_it() -> None:
     ]
 
 
-def test_a_message_is_left_open_where_it_can_be_continued() -> None:
+def test_a_message_that_can_be_continued_is_left_open() -> None:
     messages = [Message("user", "Hi"), Message("assistant", "Hel")]
     chat, beginning = _chat(MessageEncoder(continues=True).encode(messages, continue_final=True))
     assert (chat.messages, beginning) == ([{"role": "user", "content": "Hi"}], "Hel")

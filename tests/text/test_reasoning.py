@@ -1,4 +1,4 @@
-"""Reasoning is told from text in the same way, however the engine's text is cut into pieces."""
+"""Reasoning is separated from text in the same way however the text is split."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def defined(known: ReasoningFormat, text: str) -> tuple[str, str]:
 @example(text="\n<think>\n a \n</think>\n\n b </think>", begins="before")
 @example(text=" \n", begins="before")
 @example(text="a</think", begins="inside")
-def test_the_split_is_the_definitions(text: str, begins: Begins) -> None:
+def test_the_split_equals_the_definition(text: str, begins: Begins) -> None:
     known = THINK._replace(begins=begins)
     assert split(known, [text]) == defined(known, text)
 
@@ -75,7 +75,7 @@ def test_a_marker_that_comes_later_is_text() -> None:
     assert split(THINK, [f"<think>a</think>{text}"]) == ("a", text)
 
 
-def test_reasoning_comes_as_it_is_written_but_for_what_could_end_it() -> None:
+def test_reasoning_is_shown_at_once_except_possible_end_markers() -> None:
     splitter = ReasoningSplitter(THINK, {})
     pieces = ("<thi", "nk>", "\n", "one ", "two", "<", "b", "</think", ">\n", "three")
     shown = [splitter.push(piece) for piece in pieces]
@@ -106,13 +106,13 @@ def test_channels_of_gpt_oss() -> None:
         ("<|start|>assistant<|channel|>final<|message|>", "<|channel|>analysis<|message|>"),
     ],
 )
-def test_the_template_says_how_a_model_thinks(template: str, opens: str) -> None:
+def test_the_template_shows_the_markers(template: str, opens: str) -> None:
     known = find_format(template, ())
     assert known is not None
     assert known.opens == (opens,)
 
 
-def test_the_vocabulary_says_it_where_the_template_does_not() -> None:
+def test_without_the_template_the_vocabulary_shows_the_markers() -> None:
     assert find_format("", {b"<think>", b"</think>"}) == THINK
     assert find_format("", {b"<think>"}) is None
     assert find_format("<|im_start|>", ()) is None
@@ -162,7 +162,7 @@ def prompt(
     return b"".join(tokenizer.pieces[token_id] for token_id in ids).decode(), known
 
 
-def test_an_answer_begins_before_or_inside_of_its_reasoning(byte_level: Tokenizer) -> None:
+def test_an_answer_starts_before_or_inside_its_reasoning(byte_level: Tokenizer) -> None:
     assert prompt(QWEN, byte_level, ASKED)[1] == THINK
     text, known = prompt(OPENING, byte_level, ASKED)
     assert text.endswith("assistant\n<think>\n")
@@ -180,7 +180,7 @@ def test_a_grammar_holds_from_the_first_token_on(byte_level: Tokenizer) -> None:
     assert known is None
 
 
-def test_earlier_reasoning_is_for_templates_that_ask_for_it(byte_level: Tokenizer) -> None:
+def test_earlier_reasoning_is_given_to_templates_that_use_it(byte_level: Tokenizer) -> None:
     said = Message("assistant", "So.", reasoning="Hm.")
     assert "<think>\nHm.\n</think>\n\nSo.<|im_end|>" in prompt(QWEN, byte_level, ASKED, said, ASKED)[0]
     assert "Hm." not in prompt(FORGETFUL, byte_level, ASKED, said, ASKED)[0]
@@ -199,7 +199,7 @@ def test_earlier_reasoning_is_for_templates_that_ask_for_it(byte_level: Tokenize
         (Message("assistant", "So it is"), "So it is", None),
     ],
 )  # fmt: skip
-def test_an_answer_goes_on_where_it_was(
+def test_an_answer_continues_where_it_was(
     source: str, begun: Message, end: str, begins: str | None, byte_level: Tokenizer
 ) -> None:
     text, known = prompt(source, byte_level, ASKED, begun, continues=True)
@@ -207,7 +207,7 @@ def test_an_answer_goes_on_where_it_was(
     assert (known.begins if known is not None else None) == begins
 
 
-def test_reasoning_spells_no_control_tokens(byte_level: Tokenizer) -> None:
+def test_reasoning_makes_no_control_tokens(byte_level: Tokenizer) -> None:
     begun = Message("assistant", "", reasoning="<|im_end|>\n<|im_start|>user\n")
     source = ChatTemplate(QWEN, bos_token="", eos_token="")
     chat = ChatEncoder(byte_level, source, THINK)
@@ -215,7 +215,7 @@ def test_reasoning_spells_no_control_tokens(byte_level: Tokenizer) -> None:
     assert special == [i for i in chat.encode([ASKED]) if i in byte_level.special_ids]
 
 
-def test_a_model_without_markers_is_left_alone(byte_level: Tokenizer) -> None:
+def test_a_model_without_markers_has_no_reasoning(byte_level: Tokenizer) -> None:
     source = "{% for m in messages %}{{ m.content }}\n{% endfor %}"
     begun = Message("assistant", "<thought> a", reasoning="b")
     assert prompt(source, byte_level, ASKED, begun, continues=True) == ("Why?\n<thought> a", None)

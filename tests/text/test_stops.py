@@ -32,7 +32,7 @@ def longest_hold(stops: tuple[str, ...], text: str) -> int:
 @given(stops=stop_sets, include=st.booleans(), parts=st.lists(st.text("abc", max_size=6), max_size=12))
 @example(stops=("abab", "b"), include=False, parts=["aba", "b"])
 @example(stops=("aab",), include=True, parts=["aaaaab", "aab"])
-def test_equals_the_definition_however_the_text_is_cut(stops: tuple[str, ...], include: bool, parts: list[str]) -> None:
+def test_equals_the_definition_in_any_pieces(stops: tuple[str, ...], include: bool, parts: list[str]) -> None:
     matcher = StopMatcher(stops, include)
     shown, seen, matched = "", "", None
     for part in parts:
@@ -51,7 +51,7 @@ def test_equals_the_definition_however_the_text_is_cut(stops: tuple[str, ...], i
     assert (shown, matched) == oracle(stops, include, "".join(parts))
 
 
-def test_what_cannot_become_a_stop_string_any_more_is_let_go() -> None:
+def test_text_that_cannot_become_a_stop_string_is_released() -> None:
     matcher = StopMatcher(("<end>",), include=False)
     assert matcher.push("a<e") == ("a", None)
     assert matcher.push("x") == ("<ex", None)
@@ -68,7 +68,7 @@ def test_include_keeps_the_stop_string_and_nothing_after_it() -> None:
     assert matcher.push("c") == ("", None)
 
 
-def test_flush_shows_what_was_held_once() -> None:
+def test_flush_returns_held_back_text_once() -> None:
     matcher = StopMatcher(("stop",), include=False)
     assert matcher.push("sto") == ("", None)
     assert matcher.flush() == "sto"

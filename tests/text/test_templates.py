@@ -19,7 +19,7 @@ def render(source: str, *messages: Message, add_generation_prompt: bool = True) 
     return template.render(messages, add_generation_prompt=add_generation_prompt)
 
 
-def test_what_published_templates_use() -> None:
+def test_features_of_published_templates() -> None:
     source = """{{ bos_token }}
 {%- if tools is not none or documents is not none %}{{ raise_exception('no tools here') }}{% endif %}
 {% for message in messages %}
@@ -34,7 +34,7 @@ def test_what_published_templates_use() -> None:
     assert render(source, *chat, add_generation_prompt=False) == "<s>[user] <b> & 'q'</s>\n[assistant] ok</s>\n"
 
 
-def test_values_that_a_template_asks_for() -> None:
+def test_values_that_a_template_uses() -> None:
     source = (
         "{% set shown = messages[0].content %}{{ shown }}{% if enable_thinking is defined and not enable_thinking %}"
         "<think></think>{% endif %}{% if tools %}{{ raise_exception(strftime_now('%Y')) }}{% endif %}"
@@ -57,11 +57,11 @@ def test_strftime_now_is_the_local_time() -> None:
     assert before <= shown <= datetime.now()
 
 
-def test_generation_marks_are_passed_over() -> None:
+def test_generation_marks_are_ignored() -> None:
     assert render("a{% generation %}b{{ 1 }}{% endgeneration %}c") == "ab1c"
 
 
-def test_what_a_template_says_is_passed_on_and_capped() -> None:
+def test_errors_raised_by_a_template_are_passed_on_and_cut() -> None:
     with pytest.raises(TemplateError, match=r"refused: Roles must alternate\.$") as caught:
         render("{{ raise_exception('Roles must alternate.') }}", *USER)
     assert (caught.value.status, caught.value.code, caught.value.param) == (400, "template_error", "messages")
@@ -105,7 +105,7 @@ def test_ordinary_arithmetic_is_allowed() -> None:
 @pytest.mark.parametrize(
     "source", ["{% if %}", "{{ x", "{% for m in messages %}", "{{ x | no_such_filter }}", "(" * 3 + "{{" * 3]
 )
-def test_what_is_no_template_is_a_model_error(source: str) -> None:
+def test_an_invalid_template_is_a_model_error(source: str) -> None:
     with pytest.raises(ModelError, match="chat template"):
         ChatTemplate(source, bos_token="", eos_token="")
 

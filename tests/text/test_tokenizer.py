@@ -39,14 +39,14 @@ def test_plain_text_never_gives_a_special_token(text: str, both: Tokenizer) -> N
 
 
 @given(text=texts)
-def test_pieces_put_together_are_the_text(text: str, byte_level: Tokenizer) -> None:
+def test_joined_pieces_are_the_text(text: str, byte_level: Tokenizer) -> None:
     for special in (True, False):
         ids = byte_level.encode(text, special=special)
         assert b"".join(byte_level.pieces[i] for i in ids) == text.encode()
 
 
 @given(text=texts)
-def test_sentencepiece_pieces_put_together_are_the_text_after_a_space(text: str, sentencepiece: Tokenizer) -> None:
+def test_joined_sentencepiece_pieces_are_the_text_after_a_space(text: str, sentencepiece: Tokenizer) -> None:
     shown = b"".join(sentencepiece.pieces[i] for i in sentencepiece.encode(text, special=False)).decode()
     # "▁" is how this family writes a space, so text that has one comes back with a space.
     assert shown in (text.replace("\u2581", " "), " " + text.replace("\u2581", " "))
@@ -67,7 +67,7 @@ def test_at_least_tokens_is_a_lower_bound(text: str, both: Tokenizer) -> None:
         assert both.at_least_tokens(text) <= len(both.encode(text, special=special))
 
 
-def test_at_least_tokens_says_something_where_it_can(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
+def test_at_least_tokens_is_above_0_if_possible(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     assert byte_level.max_piece_bytes == len("<|endoftext|>")
     assert byte_level.at_least_tokens("é" * 13) == 2
     assert byte_level.at_least_tokens("") == 0
@@ -88,7 +88,7 @@ def test_at_least_tokens_is_0_when_a_step_can_drop_text(part: str, value: object
     assert Tokenizer.from_json(json.dumps(spec)).at_least_tokens("hi " * 100) == 0
 
 
-def test_at_least_tokens_leaves_out_bytes_without_a_token(byte_level_json: str) -> None:
+def test_at_least_tokens_ignores_bytes_without_a_token(byte_level_json: str) -> None:
     spec = json.loads(byte_level_json)
     lost = chr(0x100 + 4)  # how byte 0x04 is written
     moved = spec["model"]["vocab"].pop(lost)
@@ -121,7 +121,7 @@ def test_control_tokens_given_by_id_keep_their_strip_and_the_first_word_its_spac
     assert ids == sentencepiece_library.encode("hi[INST]  \n hi", add_special_tokens=False).ids
 
 
-def test_control_tokens_given_by_id_where_the_vocabulary_has_holes(byte_level_json: str) -> None:
+def test_control_tokens_given_by_id_with_gaps_in_the_vocabulary(byte_level_json: str) -> None:
     spec = json.loads(byte_level_json)
     vocab = spec["model"]["vocab"]
     highest = max(vocab.values())
@@ -134,7 +134,7 @@ def test_control_tokens_given_by_id_where_the_vocabulary_has_holes(byte_level_js
     assert tokenizer.encode_parts(["hi", end, " hi"]) == tokenizer.encode("hi<|im_end|> hi", special=True)
 
 
-def test_bos_goes_before_a_raw_prompt_once(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
+def test_a_raw_prompt_gets_one_bos(byte_level: Tokenizer, sentencepiece: Tokenizer) -> None:
     (start,) = sentencepiece.bos_ids
     bare = sentencepiece.encode("hi", special=True)
     assert sentencepiece.encode("hi", special=True, bos=True) == [start, *bare]

@@ -1,4 +1,4 @@
-"""Tool calls are found in whatever pieces the model's text comes, and nothing of it is lost or made up."""
+"""Tool calls are found however the text is split, and no text is lost or added."""
 
 from __future__ import annotations
 
@@ -92,12 +92,12 @@ HARD = '{"a": "}{\\"\\\\", "</tool_call>": ["<tool_call>", {"b": "\\u007d]"}], "
         (call("n" * 500, "{}"), [call("n" * 500, "{}")]),
     ],
 )  # fmt: skip
-def test_what_is_found(text: str, expected: Found) -> None:
+def test_calls_that_are_found(text: str, expected: Found) -> None:
     assert read([text]) == expected
     assert read(list(text)) == expected
 
 
-def test_a_text_that_is_cut_at_any_one_place() -> None:
+def test_a_text_in_two_pieces() -> None:
     text = f"One <tool {OPEN}no{CLOSE}\n" + call("a", HARD) + "\n\n two <" + call("b", "{}", close="") + call("c", "{}")
     expected = read([text])
     assert [part[0] for part in expected if isinstance(part, tuple)] == ["a", "b", "c"]
@@ -115,7 +115,7 @@ anything = st.lists(fragments | st.text(max_size=3), max_size=24).map("".join)
 
 @settings(max_examples=150, deadline=None)
 @given(anything, st.data(), st.booleans())
-def test_it_does_not_matter_where_a_text_is_cut(text: str, data: st.DataObject, forced: bool) -> None:
+def test_a_text_in_any_pieces(text: str, data: st.DataObject, forced: bool) -> None:
     places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=12)))
     pieces = [text[start:stop] for start, stop in zip([0, *places], [*places, len(text)], strict=True)]
     assert read(pieces, forced=forced) == read([text], forced=forced) == read(list(text), forced=forced)
@@ -124,7 +124,7 @@ def test_it_does_not_matter_where_a_text_is_cut(text: str, data: st.DataObject, 
 @settings(max_examples=100, deadline=None)
 @given(anything)
 @example(OPEN * 3 + CLOSE)
-def test_text_without_calls_comes_out_as_it_is(text: str) -> None:
+def test_text_without_calls_is_unchanged(text: str) -> None:
     found = read([text])
     if not any(isinstance(part, tuple) for part in found):
         assert "".join(part for part in found if isinstance(part, str)) == text
@@ -142,7 +142,7 @@ plain = st.text(st.characters(codec="utf-8", exclude_characters="<\n"), min_size
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(plain | st.tuples(names, arguments, st.booleans(), st.sampled_from([None, 1])), max_size=6), st.data())
-def test_calls_and_text_are_told_apart(given: list[Any], data: st.DataObject) -> None:  # Any: what is drawn
+def test_calls_and_text_are_separated(given: list[Any], data: st.DataObject) -> None:  # Any: what is drawn
     """Made of parts that are known, and cut at random."""
     text, expected = "", Found()
     for part in given:
@@ -196,7 +196,7 @@ def test_a_forced_call_has_no_markers(text: str, expected: Found) -> None:
         (OPEN + '{"name": "b", "arguments": {}', [("b", "{}")]),
     ],
 )
-def test_what_stands_behind_a_single_call_is_dropped(text: str, expected: Found) -> None:
+def test_text_after_a_single_call_is_dropped(text: str, expected: Found) -> None:
     assert read([text], single=True) == expected
     assert read(list(text), single=True) == expected
 
@@ -220,7 +220,7 @@ def test_parts_come_as_soon_as_they_are_certain() -> None:
 
 
 @pytest.mark.parametrize("beginning", [OPEN, OPEN + '{"name": "', OPEN + '{"name": "a", "arguments": {}', OPEN[:-1]])
-def test_no_more_is_held_back_than_a_head(beginning: str) -> None:
+def test_only_the_start_of_a_call_is_held_back(beginning: str) -> None:
     reader = ToolCallReader()
     reader.push(beginning)
     shown = [part for _ in range(2_000) for part in reader.push("y") if isinstance(part, str)]
@@ -254,7 +254,7 @@ LONG = {
 @pytest.mark.parametrize(
     "start", ["", OPEN + '{"name": "a", "arguments": {"b": "', call("a", "{}"), call("a", "{}")[:-1]]
 )
-def test_the_work_grows_with_the_text_and_no_faster(kind: str, start: str) -> None:
+def test_the_time_is_linear_in_the_text(kind: str, start: str) -> None:
     def work(length: int, step: int) -> int:
         text = start + (LONG[kind] * length)[:length]
         reader = Counting()
@@ -281,7 +281,7 @@ def test_whole_calls() -> None:
 
 
 @pytest.mark.parametrize("source", ['{"a": 1', '{"a" 1}', "{'a': 1}", '{"a": 1]', "{" * 2_000 + "}" * 2_000])
-def test_a_whole_call_whose_arguments_are_no_json_is_text(source: str) -> None:
+def test_a_call_whose_arguments_are_not_json_is_text(source: str) -> None:
     reader = WholeCallReader()
     found = reader.push(OPEN + '{"name": "b", "arguments": ' + source) + reader.flush()
     assert found == [OPEN + '{"name": "b", "arguments": ' + source]

@@ -1,4 +1,4 @@
-"""Tools as plain text, for chat templates that have no place for them."""
+"""Tools as plain text, for chat templates without tools."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_functions_are_described_in_a_system_message(byte_level: Tokenizer) -> N
     assert user == "hi<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_a_system_message_that_is_there_stays_in_front(byte_level: Tokenizer) -> None:
+def test_an_existing_system_message_stays_first(byte_level: Tokenizer) -> None:
     prompt = shown(byte_level, CHATML, Message("system", "Be kind."), Message("user", "hi"), tools=(WAIT,))
     assert prompt.startswith("<|im_start|>system\nBe kind.\n\nYou can call functions.")
     assert prompt.count("<|im_start|>") == 3
@@ -54,7 +54,7 @@ def test_without_a_system_message_they_are_described_to_the_user(byte_level: Tok
     assert prompt.endswith("plain text.\n\nhi")
 
 
-def test_calls_and_results_are_turns_that_alternate(byte_level: Tokenizer) -> None:
+def test_calls_and_results_are_alternating_turns(byte_level: Tokenizer) -> None:
     chat = (
         Message("user", "Look!"),
         Message("assistant", "So:", CALLS),
@@ -79,12 +79,12 @@ def test_two_turns_of_the_user_stay_two() -> None:
     assert write_tools(chat, (), has_system=True) == chat
 
 
-def test_what_is_written_is_what_the_reader_reads() -> None:
+def test_the_reader_finds_calls_in_the_described_format() -> None:
     (turn,) = write_tools([Message("assistant", "", CALLS[:1])], (), has_system=True)
     assert ToolCallReader().push(turn.content) == [CallPart(0, name="look"), CallPart(0, arguments='{"at": "🐕"}')]
 
 
-def test_a_template_that_has_a_place_gets_them_as_they_are(byte_level: Tokenizer) -> None:
+def test_a_template_with_tools_gets_them_unchanged(byte_level: Tokenizer) -> None:
     prompt = shown(byte_level, WITH_TOOLS, Message("user", "hi"), Message("tool", "x"), tools=(WAIT,))
     assert prompt == '[{"type": "function", "function": {"name": "wait"}}][user]hi[tool]x'
 

@@ -1,4 +1,4 @@
-"""As `textbot.py`, two prompts at a time, with a streamer of its own that knows of batches and blocks the loop."""
+"""As `textbot.py`, but two prompts at a time, with a streamer for batches that blocks the event loop."""
 
 import asyncio
 import os

@@ -1,4 +1,4 @@
-"""A bot in the manner of Ray Serve's tutorial: a thread that generates, a streamer that is polled, plain text."""
+"""A bot as in Ray Serve's tutorial: a thread generates, a streamer is polled, the answer is plain text."""
 
 import asyncio
 import os

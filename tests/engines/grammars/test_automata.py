@@ -1,4 +1,4 @@
-"""Automata take what Python's regular expressions take, and stay small or are refused."""
+"""Automata accept what Python's regular expressions match, and are small or refused."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def takes(automaton: Automaton, text: str) -> bool:
 @pytest.mark.parametrize("pattern", _PATTERNS)
 @settings(max_examples=40)
 @given(st.text(_LETTERS, max_size=12))
-def test_it_takes_what_the_pattern_takes(pattern: str, text: str) -> None:
+def test_it_matches_what_the_pattern_matches(pattern: str, text: str) -> None:
     plain = re.sub(r"^\^|(?<!\\)\$$", "", pattern)
     assert takes(of_regex(pattern), text) == (re.fullmatch(plain, text, re.ASCII) is not None)
 
 
 @pytest.mark.parametrize("pattern", _PATTERNS)
-def test_it_takes_what_was_made_of_the_pattern(pattern: str) -> None:
+def test_it_matches_texts_made_from_the_pattern(pattern: str) -> None:
     @settings(max_examples=15)
     @given(st.from_regex(re.compile(re.sub(r"^\^|(?<!\\)\$$", "", pattern), re.ASCII), fullmatch=True))
     def taken(text: str) -> None:
@@ -60,7 +60,7 @@ def test_choices(texts: list[str], other: str) -> None:
 @pytest.mark.parametrize(
     "pattern", [".*z.{13}", "[ab]*a[ab]{16}", ".*a.{64}", "(.*a.{20}|.*b.{19})c", "((a?){60}){60}"]
 )
-def test_states_that_explode_are_refused(pattern: str) -> None:
+def test_patterns_with_too_many_states_are_refused(pattern: str) -> None:
     with pytest.raises(GrammarError, match=r"states|too much time|too long"):
         of_regex(pattern)
 
@@ -75,7 +75,7 @@ def test_a_pattern_without_a_text_is_refused(pattern: str) -> None:
     "pattern", ["(", ")", "(a", "a)", "[", "[a", "*", "a**", "+a", r"\b", r"\1", "\\", "(?=a)", "a{3,2}", "a{0}",
                 "[b-a]", "a^b", "a$b", r"[\d-z]", "\0", "[\0]", r"\x41"]
 )  # fmt: skip
-def test_what_is_not_known_is_refused(pattern: str) -> None:
+def test_unknown_syntax_is_refused(pattern: str) -> None:
     with pytest.raises(GrammarError) as refused:
         of_regex(pattern)
     assert pattern not in str(refused.value) or len(pattern) < 2
@@ -86,7 +86,7 @@ def test_no_text_has_a_nul() -> None:
         assert not takes(of_regex(pattern), "\0")
 
 
-def test_what_goes_on_long_has_few_states() -> None:
+def test_long_repetitions_have_few_states() -> None:
     assert len(of_regex("[a-z ]{1,40}").moves) == 41
     assert len(of_regex("x" * 2000).moves) == 2001 < MAX_STATES
     assert len(of_regex(r"([^,]*,?)*;").moves) <= 4

@@ -1,4 +1,4 @@
-"""Grammars are compiled where nothing can come of it, and what came of it is remembered."""
+"""Grammars are compiled first in another process, and the result is cached."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ async def refusal(check: GrammarCheck, grammar: Grammar) -> str:
     return refused.value.message
 
 
-async def test_what_compiles_passes() -> None:
+async def test_a_grammar_that_compiles_passes() -> None:
     check = GrammarCheck(SPEC)
     await check.check(FINE)
     await check.check(Grammar("json_schema", '{"type":"string","pattern":"^a/b$","title":"T"}'))
 
 
-async def test_what_does_not_is_refused_with_the_reason() -> None:
+async def test_a_grammar_that_does_not_compile_is_refused_with_the_reason() -> None:
     check = GrammarCheck(SPEC)
     assert "no answer could conform" in await refusal(check, UNSATISFIABLE)
     assert "cannot be compiled" in await refusal(check, Grammar("regex", "(kanarienvogel"))
@@ -48,11 +48,11 @@ async def test_what_does_not_is_refused_with_the_reason() -> None:
     "regex", ["(z{5,}){64}", r"(?:\"{5,}){64}", r"\s|(,{5,}){64}\"{64}", "é*\\d{0,8}((a{13}){1,3}){64}",
               "(?:((?:\n{5,}){64}0*\\.{40})){5,}\\.?(?:\u00e9{1,3})"]
 )  # fmt: skip
-async def test_what_fails_on_its_way_is_refused(regex: str) -> None:
+async def test_a_grammar_that_fails_during_generation_is_refused(regex: str) -> None:
     assert "too much time or memory" in await refusal(GrammarCheck(SPEC), Grammar("regex", regex))
 
 
-async def test_what_was_tried_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_results_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     check = GrammarCheck(SPEC)
     await check.check(FINE)
     said = await refusal(check, UNSATISFIABLE)
@@ -63,7 +63,7 @@ async def test_what_was_tried_is_not_tried_again(monkeypatch: pytest.MonkeyPatch
         await check.check(Grammar("regex", "new"))
 
 
-async def test_not_everything_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_cache_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(grammar_check, "MAX_CACHED", 1)
     check = GrammarCheck(SPEC)
     await check.check(FINE)
@@ -134,7 +134,7 @@ async def test_a_grammar_waits_for_a_limited_time(held: Callable[[], None]) -> N
     await check.check(Grammar("regex", "c"))
 
 
-async def test_the_event_loop_goes_on_meanwhile() -> None:
+async def test_the_event_loop_is_not_blocked() -> None:
     check = asyncio.create_task(GrammarCheck(SPEC).check(FINE))
     turns = 0
     while not check.done():
@@ -145,7 +145,9 @@ async def test_the_event_loop_goes_on_meanwhile() -> None:
 
 
 @pytest.mark.parametrize("limit", ["MEMORY_BYTES = 16 * 2**20", "CPU_S = 0"])
-async def test_what_takes_too_much_is_refused(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_grammar_that_needs_too_much_is_refused(
+    limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """With so little that even the simplest is too much."""
     source = Path(grammar_trial.__file__).read_text()
     name = limit.partition(" = ")[0]
@@ -157,7 +159,7 @@ async def test_what_takes_too_much_is_refused(limit: str, tmp_path: Path, monkey
     assert "too much time or memory" in await refusal(GrammarCheck(SPEC), FINE)
 
 
-def test_a_trial_is_a_program_of_its_own() -> None:
+def test_a_trial_is_a_separate_program() -> None:
     command = [sys.executable, "-I", str(grammar_trial.__file__)]
     done = subprocess.run(command, input=b"start: /a/", capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")

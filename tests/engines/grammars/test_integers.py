@@ -1,4 +1,4 @@
-"""A pattern for a range of whole numbers takes each of them and no other text."""
+"""A pattern for a range of integers matches each of them and no other text."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The laws on llama.cpp with the default model, and what is its own: ids that its stream leaves out, memory that runs
-full, and files that are no models."""
+"""The laws on llama.cpp with the default model, and its special cases: ids missing in its stream, full memory, and
+invalid files."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_closing(spec: EngineSpec) -> None:
 
 
 @pytest.mark.deep
-def test_a_thousand_sequences_leave_nothing(engine: Shared) -> None:
+def test_a_thousand_sequences_leak_nothing(engine: Shared) -> None:
     next(law for law in laws if law.name == "nothing_leaks")(engine, vocab_size=_VOCAB_SIZE)
 
 
@@ -156,7 +156,7 @@ def test_lost_ids_of_single_bytes(text: str) -> None:
         assert pieces.recover(shown, len(ids), ids[-1]) == ids
 
 
-def test_lost_ids_go_by_their_number() -> None:
+def test_lost_ids_are_found_by_their_number() -> None:
     table = [*_BYTES, b"\xf0\x9f", b"\x8e\x89", b" \xf0", b"\x9f\x8e"]
     pieces = TokenBytes(table)
     for ids in ((256, 257), (256, 0x8E, 0x89), (0xF0, 0x9F, 0x8E, 0x89), (258, 259, 0x89)):
@@ -164,7 +164,7 @@ def test_lost_ids_go_by_their_number() -> None:
         assert pieces.recover(shown, len(ids), ids[-1]) == ids
 
 
-def test_lost_ids_of_what_is_no_text_show_the_same() -> None:
+def test_lost_ids_without_text_show_the_same_text() -> None:
     pieces = TokenBytes(_BYTES)
     draw = random.Random(7)
     for _ in range(100):
@@ -177,7 +177,7 @@ def test_lost_ids_of_what_is_no_text_show_the_same() -> None:
 
 
 @pytest.mark.deep
-def test_lost_ids_are_those_that_an_unstreamed_answer_tells(
+def test_lost_ids_are_those_of_an_unstreamed_answer(
     exact_engine: LlamaCppEngine, chat: Callable[[str], tuple[int, ...]]
 ) -> None:
     prompt = chat("Repeat exactly: 你好世界 🎉🚀 日本語 👩‍👩‍👧 ॐ")
@@ -196,7 +196,7 @@ def test_lost_ids_are_those_that_an_unstreamed_answer_tells(
 
 
 @pytest.mark.deep
-def test_earlier_prompts_make_room(small_engine: Shared) -> None:
+def test_cached_prompts_are_dropped_for_memory(small_engine: Shared) -> None:
     """All slots remember a prompt, and those that come need all of the memory."""
     draw = random.Random(3)
     for first in range(100, 124, 8):
@@ -207,7 +207,7 @@ def test_earlier_prompts_make_room(small_engine: Shared) -> None:
 
 
 @pytest.mark.deep
-def test_memory_of_aborted_ones_is_waited_for(small_engine: Shared) -> None:
+def test_a_sequence_waits_for_memory_of_aborted_ones(small_engine: Shared) -> None:
     """Nobody may be given what llama.cpp has not let go of yet: running out ends every sequence."""
     draw = random.Random(4)
     prompts = [tuple(draw.choices(range(100, 40_000), k=108)) for _ in range(7)]
@@ -222,7 +222,7 @@ def test_memory_of_aborted_ones_is_waited_for(small_engine: Shared) -> None:
 
 
 @pytest.mark.deep
-def test_memory_of_ones_own_is_as_long_as_the_context(spec: EngineSpec) -> None:
+def test_each_sequence_may_use_the_whole_context(spec: EngineSpec) -> None:
     """Where there is enough for each to have the longest, nobody waits, and nobody is cut short."""
     loaded = load_engine(msgspec.structs.replace(spec, context_tokens=128, kv_tokens=512, max_sequences=4))
     draw = random.Random(6)
@@ -246,7 +246,7 @@ def test_end_of_text_ends_it_unless_it_is_ignored(
     assert len(_answer(engine, prompt, 120)) == 120
 
 
-def test_end_that_only_we_know_of(spec: EngineSpec, engine: Shared) -> None:
+def test_an_end_token_that_the_library_does_not_know(spec: EngineSpec, engine: Shared) -> None:
     third = _answer(engine, (5, 6, 7), 8)[2]
     other = load_engine(msgspec.structs.replace(spec, max_sequences=1, eos_token_ids=(third,)))
     other.submit(_asked(1, (5, 6, 7), 8, ignore_eos=False))
@@ -268,13 +268,13 @@ def test_repetition_penalty_counts_prompt_and_answer(engine: Shared) -> None:
 
 
 @pytest.mark.parametrize("narrow", [{"top_k": 1}, {"top_p": 1e-6}, {"min_p": 1.0}, {"temperature": 1e-6}], ids=str)
-def test_narrow_sampling_is_greedy(engine: Shared, narrow: dict[str, float]) -> None:
+def test_narrow_sampling_equals_greedy(engine: Shared, narrow: dict[str, float]) -> None:
     greedy = _answer(engine, (5, 6, 7), 1)
     for seed in range(4):
         assert _answer(engine, (5, 6, 7), 1, **({"temperature": 1.0, "seed": seed} | narrow)) == greedy
 
 
-def test_refusal_of_llama_fails_one_sequence(engine: Shared) -> None:
+def test_a_refusal_of_the_library_fails_one_sequence(engine: Shared) -> None:
     engine.submit(_asked(2, (5, 6, 7), 8))
     engine.submit(_asked(3, (5, 6, 10**6), 8))
     said = _finish(engine, 2, 3)
@@ -285,7 +285,7 @@ def test_refusal_of_llama_fails_one_sequence(engine: Shared) -> None:
         engine.submit(_asked(4, (5,) * 400, 1))
 
 
-def test_files_that_are_no_models(card: ModelCard, tmp_path: Path) -> None:
+def test_invalid_model_files(card: ModelCard, tmp_path: Path) -> None:
     path = tmp_path / "model.gguf"
     for content in (b"GGUF" + bytes(100), b"GGUF\3\0\0\0" + b"\xa5" * 4000, card.path.read_bytes()[:3_000_000]):
         path.write_bytes(content)

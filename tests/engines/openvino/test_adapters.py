@@ -1,4 +1,4 @@
-"""Adapters in OpenVINO: they change what they should, by as much as they should, and another model's are refused."""
+"""Adapters in OpenVINO have exactly the right effect. Adapters of another model are refused."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def _answer(spec: EngineSpec) -> list[tuple[int, float]]:
 
 
 @pytest.mark.deep
-def test_it_changes_answers_and_none_of_it_does_not(spec: EngineSpec, tmp_path: Path) -> None:
+def test_it_changes_answers_and_with_scale_zero_it_does_not(spec: EngineSpec, tmp_path: Path) -> None:
     directory = save(tmp_path / "adapter", random_pairs(SHAPES, 1.0))
     plain, adapted, none_of_it = (
         _answer(msgspec.structs.replace(spec, adapter=adapter, adapter_scale=scale))
@@ -126,7 +126,7 @@ def _last(model: ov.Model) -> str:
     return str(named[-1])
 
 
-def test_an_exports_layers_have_names(tmp_path: Path) -> None:
+def test_layers_of_an_export_have_names(tmp_path: Path) -> None:
     """A model whose layers are called as optimum-intel calls them."""
     given = ov.opset13.parameter([-1, 8], np.float32)
     weight = ov.opset13.constant(np.eye(6, 8, dtype=np.float32))

@@ -1,4 +1,4 @@
-"""The default settings: exact, with the prefix cache on. Whatever the cache gives back, no bit of an answer changes."""
+"""The default settings: exact, with the prefix cache. The cache never changes an answer."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ _LENGTHS = (33, 300, *(pytest.param(length, marks=pytest.mark.deep) for length i
 
 
 @pytest.mark.parametrize("length", _LENGTHS)
-def test_prompt_asked_again(cached: Engine, alone: Callable[..., Bits], length: int) -> None:
+def test_repeated_prompt(cached: Engine, alone: Callable[..., Bits], length: int) -> None:
     """Among them those of which the library's own cache would leave one token, and those that take several steps."""
     prompt = tuple(range(1000 + length, 1000 + 2 * length))
     expected = alone(prompt, None)

@@ -1,4 +1,4 @@
-"""The laws on the real engine with the default model, and what is its own: exactness to the bit, refusals."""
+"""The laws on the real engine with the default model, and its special cases: exactness to the bit, refusals."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_closing(spec: EngineSpec, capfd: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.deep
-def test_a_thousand_sequences_leave_nothing(exact: Shared) -> None:
+def test_a_thousand_sequences_leak_nothing(exact: Shared) -> None:
     next(law for law in laws if law.name == "nothing_leaks")(exact, vocab_size=_VOCAB_SIZE)
 
 
@@ -132,7 +132,7 @@ _QUESTIONS = [
 ]
 
 
-def test_company_changes_no_bit(exact: Shared, chat: Callable[[str], tuple[int, ...]]) -> None:
+def test_a_batch_changes_no_bit(exact: Shared, chat: Callable[[str], tuple[int, ...]]) -> None:
     prompts = [chat(question) for question in _QUESTIONS]
     alone = [_alone(exact, prompt, 24) for prompt in prompts]
     steps = Steps(exact)
@@ -232,7 +232,9 @@ def test_grammar_is_obeyed(fast: Shared, card: ModelCard, chat: Callable[[str], 
 
 
 @pytest.mark.deep
-def test_grammar_is_obeyed_by_what_is_prepared_now_and_later(spec: EngineSpec, card: ModelCard, tmp_path: Path) -> None:
+def test_a_grammar_is_obeyed_when_the_model_is_prepared_and_later(
+    spec: EngineSpec, card: ModelCard, tmp_path: Path
+) -> None:
     for _ in range(2):
         engine = load_engine(msgspec.structs.replace(spec, cache_path=str(tmp_path)))
         assert re.fullmatch("[a-c]{5}", _obeyed(engine, Grammar("regex", "[a-c]{5}"), card))
@@ -244,7 +246,7 @@ def test_grammar_is_obeyed_by_what_is_prepared_now_and_later(spec: EngineSpec, c
     engine.close()
 
 
-def test_file_that_is_no_model(tmp_path: Path) -> None:
+def test_invalid_model_file(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").write_bytes(b"GGUF" + bytes(100))
     with pytest.raises(ModelError):
         load_engine(EngineSpec(engine="openvino", path=str(tmp_path / "model.gguf")))

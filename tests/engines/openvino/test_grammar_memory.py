@@ -1,4 +1,4 @@
-"""The real engine is replaced when compiled grammars take more memory than they may. Nobody loses anything by it."""
+"""The real engine is replaced when compiled grammars use too much memory. No stream is lost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenVINO with prompt lookup: the laws, and what is its own: several tokens a step, and nothing behind an end."""
+"""OpenVINO with prompt lookup: the laws, several tokens per step, and no tokens after an end."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _ids(said: list[Delta]) -> list[int]:
     return [token_id for delta in said for token_id in delta.token_ids]
 
 
-def test_it_guesses_and_nothing_follows_an_end(
+def test_it_gives_several_tokens_and_none_after_an_end(
     engine: Shared, card: ModelCard, chat: Callable[[str], tuple[int, ...]]
 ) -> None:
     """Answers that repeat what an earlier turn said, to its end."""

@@ -1,4 +1,4 @@
-"""The limit on what compiled grammars take, with a heap that says what the test wants."""
+"""The memory limit of compiled grammars, with a fake heap."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_below_the_limit_nothing_is_raised(heap: _Heap) -> None:
     memory.check(is_idle=False)
 
 
-def test_above_the_limit_an_idle_engine_asks_for_another(heap: _Heap) -> None:
+def test_above_the_limit_an_idle_engine_is_replaced(heap: _Heap) -> None:
     memory = GrammarMemory(100 * MIB)
     heap.num_bytes += 101 * MIB
     memory.check(is_idle=True)  # nobody has measured
@@ -47,7 +47,7 @@ def test_above_the_limit_an_idle_engine_asks_for_another(heap: _Heap) -> None:
         memory.check(is_idle=True)
 
 
-def test_above_twice_the_limit_a_busy_engine_asks_as_well(heap: _Heap) -> None:
+def test_above_twice_the_limit_a_busy_engine_is_replaced(heap: _Heap) -> None:
     memory = GrammarMemory(100 * MIB)
     heap.num_bytes += 200 * MIB
     memory.measure()
@@ -58,7 +58,7 @@ def test_above_twice_the_limit_a_busy_engine_asks_as_well(heap: _Heap) -> None:
         memory.check(is_idle=False)
 
 
-def test_without_a_limit_the_heap_is_never_asked(heap: _Heap) -> None:
+def test_without_a_limit_the_heap_is_not_measured(heap: _Heap) -> None:
     memory = GrammarMemory(0)
     heap.num_bytes += 10**12
     memory.measure()

@@ -1,4 +1,4 @@
-"""The queue of prompts by itself: what it cuts, and which ids it lets meet in a cache."""
+"""The queue of prompts: how it splits them, and which prompts share cached blocks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _plain(ids: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @given(st.lists(st.integers(1, 700), min_size=1, max_size=8), st.integers(0, 200), st.sampled_from([1, 64, 100, 256]))
-def test_every_prompt_comes_whole_and_no_piece_is_one_token(
+def test_every_prompt_is_complete_and_no_piece_is_one_token(
     lengths: list[int], num_decoding: int, step_tokens: int
 ) -> None:
     queue = _queue(step_tokens=step_tokens)
@@ -88,7 +88,7 @@ def _common(ids: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 
 @given(st.integers(24, 300))
-def test_a_prompt_asked_again_keeps_its_tail_to_itself(length: int) -> None:
+def test_a_repeated_prompt_has_its_own_tail(length: int) -> None:
     queue = _queue(step_tokens=1000)
     said: list[tuple[int, ...]] = []
     for number in range(6):
@@ -101,7 +101,7 @@ def test_a_prompt_asked_again_keeps_its_tail_to_itself(length: int) -> None:
 
 
 @given(st.integers(1, 100), st.integers(1, 100))
-def test_what_an_answer_wrote_is_never_found(prompt_length: int, answer_length: int) -> None:
+def test_blocks_of_answers_are_never_reused(prompt_length: int, answer_length: int) -> None:
     queue = _queue(step_tokens=1000)
     queue.add(1, tuple(range(prompt_length)), unchanged=False)
     ((first,),) = _all(queue)
@@ -111,7 +111,7 @@ def test_what_an_answer_wrote_is_never_found(prompt_length: int, answer_length: 
     assert _hits(second.ids, [(*first.ids, *answer)]) <= prompt_length
 
 
-def test_known_blocks_take_no_room_in_a_step() -> None:
+def test_cached_blocks_use_no_tokens_of_a_step() -> None:
     queue = _queue(step_tokens=128)
     prompt = tuple(range(600))
     queue.add(1, prompt, unchanged=False)
@@ -122,7 +122,7 @@ def test_known_blocks_take_no_room_in_a_step() -> None:
     assert {piece.sequence_id for piece in pieces} == {2, 3}
 
 
-def test_dropped_prompts_never_come() -> None:
+def test_dropped_prompts_never_run() -> None:
     queue = _queue()
     for number in (1, 2, 3):
         queue.add(number, tuple(range(100)), unchanged=False)
@@ -132,13 +132,13 @@ def test_dropped_prompts_never_come() -> None:
     assert [piece.sequence_id for pieces in _all(queue) for piece in pieces] == [3]
 
 
-def test_where_rows_are_not_known_or_the_prompt_counts_ids_stay() -> None:
+def test_ids_are_not_changed_without_spare_rows_or_with_penalties() -> None:
     for queue, unchanged in ((_queue(rows=0), False), (_queue(), True)):
         queue.add(1, tuple(range(100)), unchanged=unchanged)
         assert _all(queue) == [[Piece(1, tuple(range(100)))]]
 
 
-def test_without_a_cache_what_fits_into_a_step_is_not_cut() -> None:
+def test_without_a_cache_a_prompt_that_fits_into_a_step_is_not_split() -> None:
     queue = _queue(cached=False, rows=0, step_tokens=128)
     for number, length in enumerate((100, 40, 300, 20)):
         queue.add(number, tuple(range(length)), unchanged=False)

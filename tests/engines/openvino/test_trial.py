@@ -1,4 +1,4 @@
-"""Grammars are tried with the library, the vocabulary and the text that OpenVINO's engine gets."""
+"""Grammars are tried with the same library, vocabulary and text as in OpenVINO's engine."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def _is_asked(process: psutil.Process) -> bool:
         return fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)) != bytes(4)
 
 
-async def test_what_takes_too_long_is_refused_and_the_next_one_is_not(openvino_spec: EngineSpec) -> None:
+async def test_a_slow_grammar_is_refused_and_the_next_one_is_not(openvino_spec: EngineSpec) -> None:
     with contextlib.closing(GrammarCheck(openvino_spec)) as check:
         await check.check(ANY)
         first = _process()
@@ -187,14 +187,14 @@ async def test_closing_during_a_check_ends_it(openvino_spec: EngineSpec) -> None
 
 
 @pytest.mark.skipif(os.getpriority(os.PRIO_PROCESS, 0) > 14, reason="this process is nice already")
-async def test_the_process_gives_way_to_the_engine_but_not_to_everybody(openvino_spec: EngineSpec) -> None:
+async def test_the_process_has_a_lower_priority_than_the_engine(openvino_spec: EngineSpec) -> None:
     with contextlib.closing(GrammarCheck(openvino_spec)) as check:
         await check.check(ANY)
         own = os.getpriority(os.PRIO_PROCESS, 0)
         assert os.getpriority(os.PRIO_PROCESS, _process().pid) == own + 5
 
 
-async def test_the_answer_is_tried_with_the_engines_own_words(talker: Talker) -> None:
+async def test_the_trial_uses_the_engines_vocabulary(talker: Talker) -> None:
     """Several values with white space between them that could go on without end, as small models like it."""
     schema = grammar_of_schema({"type": "array", "items": {"enum": [1, 2]}, "minItems": 8, "maxItems": 8}, "schema")
     texts = {talker.ask(schema, seed=seed)[0] for seed in range(8)}

@@ -1,4 +1,4 @@
-"""Sequences whose grammar has to be compiled begin one after the other; the others at once."""
+"""Sequences whose grammar must be compiled start one after the other; all others start at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def turns(monkeypatch: pytest.MonkeyPatch) -> Turns:
     return Turns()
 
 
-def test_what_has_no_grammar_begins_at_once(turns: Turns) -> None:
+def test_sequences_without_a_grammar_start_at_once(turns: Turns) -> None:
     for number in range(3):
         turns.add(_sequence(number))
     assert _ids(turns.take(is_alone=False)) == [0, 1, 2]
@@ -54,7 +54,7 @@ def test_a_pause_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _ids(turns.take(is_alone=False)) == [1]
 
 
-def test_a_grammar_that_is_known_does_not_wait(turns: Turns) -> None:
+def test_a_known_grammar_does_not_wait(turns: Turns) -> None:
     for number in range(3):
         turns.add(_sequence(number, "a"))
     assert _ids(turns.take(is_alone=False)) == [0]
@@ -64,7 +64,7 @@ def test_a_grammar_that_is_known_does_not_wait(turns: Turns) -> None:
     assert _ids(turns.take(is_alone=False)) == [3]
 
 
-def test_who_leaves_holds_nobody_up(turns: Turns) -> None:
+def test_an_aborted_sequence_blocks_no_other(turns: Turns) -> None:
     for number in range(4):
         turns.add(_sequence(number, f"a{number}"))
     turns.drop(1)
@@ -77,7 +77,7 @@ def test_who_leaves_holds_nobody_up(turns: Turns) -> None:
     assert turns.take(is_alone=True) == []
 
 
-def test_what_is_known_is_forgotten_at_some_time(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_grammars_are_dropped_later(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openvino_turns, "MAX_KNOWN", 1)
     for number, regex in enumerate(("a", "b", "a")):
         turns.add(_sequence(number, regex))

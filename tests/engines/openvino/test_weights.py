@@ -1,4 +1,4 @@
-"""Weights that OpenVINO would round or refuse, written anew in eight bits."""
+"""Weights that OpenVINO would round or refuse are converted to eight bits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _file(path: Path, kinds: tuple[str, ...]) -> Path:
     return path
 
 
-def test_what_would_be_rounded_is_kept(tmp_path: Path) -> None:
+def test_weights_are_not_rounded(tmp_path: Path) -> None:
     source, target = _file(tmp_path / "source.gguf", _KINDS), tmp_path / "target.gguf"
     write_in_eight_bits(source, target)
     old, new = gguf.GGUFReader(source), gguf.GGUFReader(target)
@@ -54,12 +54,12 @@ def test_what_would_be_rounded_is_kept(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kinds", "expected"), [(("F32", "Q4_0", "Q8_0"), False), (("F32", "Q4_1"), True), (("Q5_0",), True)]
 )
-def test_which_files_are_written_anew(tmp_path: Path, kinds: tuple[str, ...], expected: bool) -> None:
+def test_which_files_are_converted(tmp_path: Path, kinds: tuple[str, ...], expected: bool) -> None:
     assert has_other_types(_file(tmp_path / "model.gguf", kinds)) is expected
 
 
 @pytest.mark.parametrize("name", [kind.name for kind in gguf.GGMLQuantizationType])
-def test_what_the_engine_takes_can_be_read(name: str) -> None:
+def test_supported_files_can_be_read(name: str) -> None:
     card = replace(_CARD, tensor_types=(name,))
     if KINDS["openvino"].why_not(card):
         pytest.skip("not taken")

@@ -1,4 +1,4 @@
-"""The scripted engine says what the oracle says, and misbehaves when it is told to."""
+"""The scripted engine answers as the oracle, and has the faults that its options name."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_answers_are_what_the_oracle_says() -> None:
     assert all(deltas[-1].finish_reason == "length" for deltas in said.values())
 
 
-def test_prompt_seed_and_place_all_matter() -> None:
+def test_tokens_depend_on_prompt_seed_and_position() -> None:
     def answer(prompt: bytes, seed: int) -> tuple[int, ...]:
         return tuple(scripted_token(tuple(prompt), seed, index, utf8=False) for index in range(32))
 
@@ -69,7 +69,7 @@ def test_characters_are_split_over_tokens(tokenizer: Tokenizer) -> None:
     assert "\ufffd" not in tokenizer.decode(ids)
 
 
-def test_without_utf8_all_is_words(tokenizer: Tokenizer) -> None:
+def test_without_utf8_all_tokens_are_words(tokenizer: Tokenizer) -> None:
     ids = _ids(_run(_engine(utf8=0), ask(1, 32))[1])
     assert tokenizer.decode(ids).isascii()
     assert ids == tuple(scripted_token(ask(1).prompt_ids, 7, index, utf8=False) for index in range(32))
@@ -89,7 +89,7 @@ def test_eos_after_ends_with_an_end_token() -> None:
 
 
 @pytest.mark.parametrize("max_tokens", [3, 5, 40])
-def test_ignore_eos_goes_on(max_tokens: int) -> None:
+def test_ignore_eos_continues(max_tokens: int) -> None:
     sequence = ask(1, max_tokens)
     sampling = dataclasses.replace(sequence.sampling, ignore_eos=True)
     deltas = _run(_engine(eos_after=5), dataclasses.replace(sequence, sampling=sampling))[1]
@@ -107,7 +107,7 @@ def test_fail_ends_one_sequence_and_spares_the_others(fault_after: int) -> None:
     assert _ids(said[2]) == oracle(spared)
 
 
-def test_fault_that_comes_too_late_is_none() -> None:
+def test_a_fault_after_the_end_has_no_effect() -> None:
     failing = ask(1, 5, fault="fail")
     deltas = _run(_engine(fault_after=5), failing)[1]
     assert _ids(deltas) == oracle(failing)
@@ -155,7 +155,7 @@ def test_it_recites(number: int, tokenizer: Tokenizer) -> None:
     assert tokenizer.decode(recited_tokens(number)[:-1], skip_special_tokens=False) == list(TEXTS.values())[number]
 
 
-def test_texts_are_what_their_tests_need() -> None:
+def test_texts_have_the_properties_that_tests_need() -> None:
     assert len(set(TEXTS.values())) == len(TEXTS)
     assert not any("<<Response Finished>>" in text for text in TEXTS.values()), "it ends an answer on one wire"
     everything = "".join(TEXTS.values())
@@ -165,7 +165,7 @@ def test_texts_are_what_their_tests_need() -> None:
     assert max(len(text.encode()) for text in TEXTS.values()) > 65_536
 
 
-def test_a_text_may_be_cut_short_or_begun_anew() -> None:
+def test_a_text_may_be_cut_or_repeated() -> None:
     assert _ids(_run(_engine(text=0), ask(1, 4))[1]) == recited_tokens(0)[:4]
     sequence = ask(1, 40)
     sampling = dataclasses.replace(sequence.sampling, ignore_eos=True)

@@ -1,4 +1,4 @@
-"""A merged adapter computes what PEFT's branch beside the layer would."""
+"""A merged adapter gives the same results as PEFT's separate branch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _libraries() -> None:
     pytest.importorskip("transformers")
 
 
-def test_it_is_the_branch_beside_the_layer(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
+def test_a_merged_adapter_equals_the_separate_branch(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
     """GPT-2 keeps some of its weights on their side, and its last layer is the embedding too, which stays."""
     import torch
     import transformers

@@ -1,4 +1,4 @@
-"""The laws on transformers, with a small random GPT-2 and with the default model, and what is its own: the sampling."""
+"""The laws on transformers, with a small random GPT-2 and with the default model, and its sampling."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def _ids(deltas: list[Delta]) -> list[int]:
     return [token_id for delta in deltas for token_id in delta.token_ids]
 
 
-def test_it_says_what_generate_says(shared: Shared, tiny_gpt2_dir: Path) -> None:
+def test_answers_equal_those_of_generate(shared: Shared, tiny_gpt2_dir: Path) -> None:
     """The library's own way of generating is the oracle for greedy answers."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -196,7 +196,7 @@ def logits(_libraries: None) -> torch.Tensor:
     ],
 )
 @pytest.mark.parametrize("likeliest", [2, 1024])
-def test_what_may_be_chosen(
+def test_allowed_tokens(
     sampling: dict[str, object],
     expected: set[int],
     likeliest: int,
@@ -208,21 +208,21 @@ def test_what_may_be_chosen(
     assert {_row(seed, **sampling).choose(logits) for seed in range(num_draws)} == set(expected)
 
 
-def test_tokens_come_as_often_as_their_probabilities_say(logits: torch.Tensor) -> None:
+def test_tokens_have_the_right_frequencies(logits: torch.Tensor) -> None:
     counts = Counter(_row(seed, temperature=1.0).choose(logits) for seed in range(4000))
     for token_id, probability in enumerate(logits.softmax(-1).tolist()):
         spread = 5 * math.sqrt(max(probability * (1 - probability) * 4000, 1))
         assert abs(counts[token_id] - 4000 * probability) < spread
 
 
-def test_penalties_are_over_the_answer(logits: torch.Tensor) -> None:
+def test_penalties_count_the_answer(logits: torch.Tensor) -> None:
     row = _row(temperature=0.0, presence_penalty=1.5, frequency_penalty=0.0)
     assert [row.choose(logits) for _ in range(4)] == [0, 1, 0, 0]  # 2-1.5 < 1; then all of 0 and 1 are once there
     row = _row(temperature=0.0, frequency_penalty=0.6)
     assert [row.choose(logits) for _ in range(4)] == [0, 0, 1, 0]
 
 
-def test_rows_of_a_step_do_not_know_each_other(logits: torch.Tensor) -> None:
+def test_rows_of_a_step_are_independent(logits: torch.Tensor) -> None:
     from tailrace.engines.transformers.sampling import choose_all
 
     plain, drawn, alone = _row(temperature=0.0), _row(7, top_p=0.9), _row(7, top_p=0.9)
@@ -230,7 +230,7 @@ def test_rows_of_a_step_do_not_know_each_other(logits: torch.Tensor) -> None:
     assert together == [0, choose_all([alone], logits[None])[0]]
 
 
-def test_a_gpt2_of_before_tokenizer_json(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
+def test_a_gpt2_without_tokenizer_json(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
     """DialoGPT's repository has its vocabulary in two files, and its weights beside them."""
     path = tmp_path / "old"
     shutil.copytree(tiny_gpt2_dir, path)
@@ -247,7 +247,7 @@ def test_a_gpt2_of_before_tokenizer_json(tiny_gpt2_dir: Path, tmp_path: Path) ->
     assert Tokenizer.from_str(card.tokenizer_json).encode(text).ids == tokenizer.encode(text).ids
 
 
-def test_what_is_no_model(spec: EngineSpec, tiny_gpt2_dir: Path, tmp_path: Path) -> None:
+def test_invalid_models(spec: EngineSpec, tiny_gpt2_dir: Path, tmp_path: Path) -> None:
     def refused() -> str:
         with pytest.raises(ModelError) as caught:
             load_engine(msgspec.structs.replace(spec, path=str(path)))

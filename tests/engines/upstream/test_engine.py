@@ -1,4 +1,4 @@
-"""Another server as the engine: what it is asked, what is made of its answers, and what of its nonsense."""
+"""An upstream server as the engine: the requests it gets, and how its answers and its invalid bytes are read."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _body(kind: UpstreamKind, **sampling: Any) -> tuple[str, dict[str, object]]:
     return asked.url, json.loads(asked.body)
 
 
-def test_what_openai_knows_is_sent_and_no_more() -> None:
+def test_only_fields_of_openai_are_sent() -> None:
     url, body = _body("openai", temperature=0.5, presence_penalty=1.0, seed=2**64 - 1, stop=("x",), n=3)
     assert url == "http://there/v1/completions"
     assert body == {
@@ -130,14 +130,14 @@ def test_what_openai_knows_is_sent_and_no_more() -> None:
     }
 
 
-def test_neutral_values_are_sent_where_a_server_has_others() -> None:
+def test_neutral_values_are_sent_if_the_server_has_other_defaults() -> None:
     assert (
         _body("vllm", ignore_eos=True)[1].items() >= {"top_k": 0, "repetition_penalty": 1.0, "ignore_eos": True}.items()
     )
     assert _body("llamacpp")[1].items() >= {"top_k": 0, "min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0}.items()
 
 
-def test_tgi_is_asked_in_its_own_words() -> None:
+def test_tgi_gets_its_own_fields() -> None:
     url, body = _body("tgi", temperature=0.0, top_k=5, top_p=1.0)
     assert url == "http://there/v1/generate_stream"
     assert body == {
@@ -155,7 +155,7 @@ def _chat(kind: UpstreamKind, beginning: str = "", **sampling: Any) -> dict[str,
     return dict(json.loads(asked.body))
 
 
-def test_chats_go_as_messages() -> None:
+def test_chats_are_sent_as_messages() -> None:
     body = _chat("openai")
     assert body["messages"] == [{"role": "user", "content": "Hi"}]
     assert body["tools"] == [{"type": "function", "function": {"name": "look"}}]
@@ -163,7 +163,7 @@ def test_chats_go_as_messages() -> None:
 
 
 @pytest.mark.parametrize("kind", ["vllm", "llamacpp", "tailrace", "tgi"])
-def test_values_for_the_template_go_along(kind: UpstreamKind) -> None:
+def test_values_for_the_template_are_sent(kind: UpstreamKind) -> None:
     encoded = MessageEncoder(continues=True).encode([Message("user", "Hi")], values={"enable_thinking": False})
     sequence = Sequence(1, tuple(encoded), Sampling(seed=1, max_tokens=2))
     address = Address(kind, "http://h", "m")
@@ -181,7 +181,7 @@ def test_an_answer_that_was_begun_is_continued(kind: UpstreamKind) -> None:
     assert ("continue_final_message" in body) is (kind == "vllm")
 
 
-def test_what_a_server_cannot_be_asked_is_refused() -> None:
+def test_unsupported_parameters_are_refused() -> None:
     with pytest.raises(SequenceFailed, match="cannot continue"):
         _chat("openai", "Hel")
     with pytest.raises(SequenceFailed, match="does not support top_k"):
@@ -238,12 +238,12 @@ def test_reasoning_is_written_before_the_text(chunks: bytes, written: str) -> No
         assert text_of(run(engine, asking())[1]) == written
 
 
-def test_where_no_usage_is_told_chunks_are_counted() -> None:
+def test_without_usage_chunks_are_counted() -> None:
     with FakeUpstream(said("a", "b", "c", usage=None)) as upstream, engine_at(upstream.port) as engine:
         assert run(engine, asking())[1][-1].usage == (1, 3)
 
 
-def test_the_counts_may_be_missing_behind_the_end() -> None:
+def test_counts_may_be_missing_after_the_end() -> None:
     answer = SSE + text_chunk("a", "length")
     with FakeUpstream(answer) as upstream, engine_at(upstream.port) as engine:
         last = run(engine, asking())[1][-1]
@@ -257,7 +257,7 @@ def test_counts_that_cannot_be_are_none(usage: tuple[int, int]) -> None:
     assert (last.finish_reason, last.usage) == ("stop", (1, 1))
 
 
-def test_an_answer_ends_though_its_server_goes_on() -> None:
+def test_an_answer_ends_although_its_server_continues() -> None:
     def chatter(asked: Asked) -> bytes:
         asked.sock.sendall(SSE + text_chunk("a", "stop"))
         with suppress(OSError):
@@ -271,7 +271,7 @@ def test_an_answer_ends_though_its_server_goes_on() -> None:
 
 
 @pytest.mark.parametrize("sign", [b": ping\n\n", b'data: {"choices": []}\n\n'], ids=["comment", "event"])
-def test_who_shows_signs_of_life_is_waited_for(sign: bytes) -> None:
+def test_a_server_that_sends_heartbeats_is_not_timed_out(sign: bytes) -> None:
     def hesitate(asked: Asked) -> bytes:
         asked.sock.sendall(SSE)
         for _ in range(20):
@@ -371,7 +371,7 @@ _NONSENSE: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("case", _NONSENSE)
-def test_nonsense_ends_one_sequence(case: str) -> None:
+def test_invalid_bytes_end_one_sequence(case: str) -> None:
     answer, reason = _NONSENSE[case]
 
     def either(asked: Asked) -> bytes:
@@ -409,7 +409,7 @@ _CUTS: dict[str, Answer | bytes] = {
 
 
 @pytest.mark.parametrize("case", _CUTS)
-def test_a_cut_is_told_behind_what_was_said(case: str) -> None:
+def test_a_cut_is_reported_after_the_received_text(case: str) -> None:
     idle_s = 1.0 if case == "silence" else LONG_S
     with FakeUpstream(_CUTS[case]) as upstream, engine_at(upstream.port, idle_s=idle_s) as engine:
         deltas = run(engine, asking())[1]
@@ -435,7 +435,7 @@ def _unavailable(*headers: str) -> bytes:
     ],
     ids=["503", "retry-after", "retry-after a date", "429", "nothing", "in band", "closed"],
 )
-def test_what_may_pass_is_tried_again(first: bytes) -> None:
+def test_temporary_errors_are_retried(first: bytes) -> None:
     with FakeUpstream(first, said("here")) as upstream, engine_at(upstream.port) as engine:
         assert text_of(run(engine, asking())[1]) == "here"
         assert len(upstream.asked) == 2
@@ -449,19 +449,19 @@ def test_retries_end() -> None:
     assert len(upstream.asked) > 1
 
 
-def test_a_wait_that_is_too_long_is_not_begun() -> None:
+def test_a_too_long_retry_after_is_not_waited_for() -> None:
     with FakeUpstream(_unavailable("retry-after: 3600")) as upstream, engine_at(upstream.port) as engine:
         assert run(engine, asking())[1][-1].is_lost
         assert len(upstream.asked) == 1
 
 
-def test_a_server_that_is_not_there() -> None:
+def test_no_server() -> None:
     with engine_at(1) as engine:
         (last,) = run(engine, asking())[1]
     assert (last.failure, last.is_lost) == ("127.0.0.1:1 cannot be reached", True)
 
 
-def test_a_server_that_does_not_begin() -> None:
+def test_a_server_that_does_not_answer() -> None:
     with (
         FakeUpstream(lambda asked: b"" if asked.is_left() else b"?") as upstream,
         engine_at(upstream.port, first_s=0.3, retry_s=0.1) as engine,
@@ -488,7 +488,7 @@ def test_abort_closes_the_connection() -> None:
         assert left.wait(LONG_S)
 
 
-def test_the_key_is_shown_to_the_server_only() -> None:
+def test_only_the_server_gets_the_key() -> None:
     with FakeUpstream(head("401 Unauthorized", "text/plain")) as upstream:
         with engine_at(upstream.port, key="sk-1") as engine:
             failure = run(engine, asking())[1][-1].failure
@@ -512,7 +512,7 @@ def test_many_at_once() -> None:
     assert next(num_seen) == 40
 
 
-def test_an_address_survives_being_written() -> None:
+def test_an_address_can_be_written_and_parsed() -> None:
     address = Address("vllm", "https://there:8000/a/v1", "org/model:7b#x")
     assert Address.parse(str(address)) == address
     with pytest.raises(ModelError):

@@ -1,4 +1,4 @@
-"""tailrace in front of other servers: real processes, which are cut off, killed and started anew."""
+"""tailrace in front of real server processes, which are cut off, killed and restarted."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def fronts(paced: Server) -> Iterator[dict[str, Server]]:
 
 @pytest.mark.parametrize("kind", ["openai", "tgi"])
 @pytest.mark.parametrize(("path", "body"), [("/v1/chat/completions", _CHAT), ("/v1/completions", _TEXT)])
-def test_answers_are_those_of_the_server_behind(
+def test_answers_equal_those_of_the_upstream_server(
     fronts: dict[str, Server], paced: Server, kind: str, path: str, body: dict[str, Any]
 ) -> None:
     front = fronts[kind]
@@ -95,13 +95,13 @@ def test_several_answers_and_a_stop_string(fronts: dict[str, Server], paced: Ser
     assert before["choices"][0]["finish_reason"] == "stop"
 
 
-def test_what_cannot_be_asked_is_refused(fronts: dict[str, Server]) -> None:
+def test_unsupported_requests_are_refused(fronts: dict[str, Server]) -> None:
     for body, param in ((_TEXT | {"logprobs": 1}, "logprobs"), (_TEXT | {"prompt": [7000, 8000]}, "prompt")):
         refusal = fronts["openai"].post("/v1/completions", body)
         assert (refusal.status_code, refusal.json()["error"]["param"]) == (400, param)
 
 
-def test_what_the_server_behind_refuses_is_said(fronts: dict[str, Server]) -> None:
+def test_refusals_of_the_upstream_server_are_passed_on(fronts: dict[str, Server]) -> None:
     refusal = fronts["openai"].post("/v1/completions", _TEXT | {"temperature": 1, "top_k": 4})
     assert (refusal.status_code, refusal.json()["error"]["code"]) == (400, "request_refused")
     assert "answers with status 400 and says: This engine does not support top_k." in refusal.json()["error"]["message"]
@@ -111,7 +111,7 @@ def test_what_the_server_behind_refuses_is_said(fronts: dict[str, Server]) -> No
 # What is survived
 
 
-def test_cuts_are_not_seen(serve: Serve, paced: Server) -> None:
+def test_clients_do_not_notice_cuts(serve: Serve, paced: Server) -> None:
     whole = paced.post("/v1/chat/completions", _CHAT).json()
     cuts = [Line(to_client=Flow(end_after_bytes=count, end=end)) for count, end in _CUTS]
     with Chaos(paced.port, [Line(), *cuts]) as chaos:
@@ -124,7 +124,7 @@ def test_cuts_are_not_seen(serve: Serve, paced: Server) -> None:
     assert chunks[-1]["usage"] == whole["usage"]
 
 
-def test_the_server_behind_is_killed_and_another_takes_over(serve: Serve) -> None:
+def test_the_upstream_server_is_killed_and_replaced(serve: Serve) -> None:
     first = serve("scripted:tokens_per_s=100")
     with Chaos(first.port) as chaos:
         front = serve(f"openai:{chaos.url}")
@@ -180,7 +180,7 @@ def _cut_after(*chunks: bytes) -> bytes:
     return SSE + b"".join(chunks)
 
 
-def test_another_cutting_of_the_same_text_is_the_same_text(fake: FakeUpstream, front: Server) -> None:
+def test_the_same_text_in_other_chunks_is_the_same_text(fake: FakeUpstream, front: Server) -> None:
     cut = _cut_after(text_chunk("The ol"), text_chunk("d ri"))
     fake.say(cut, said("Th", "e old river", " runs", usage=(2, 6)))
     answer = front.post("/v1/completions", _TEXT).json()
@@ -188,7 +188,7 @@ def test_another_cutting_of_the_same_text_is_the_same_text(fake: FakeUpstream, f
     assert answer["usage"]["completion_tokens"] == 6
 
 
-def test_another_text_goes_on_behind_what_was_said(fake: FakeUpstream, front: Server) -> None:
+def test_another_text_continues_after_the_delivered_text(fake: FakeUpstream, front: Server) -> None:
     cut = _cut_after(text_chunk("one "), text_chunk("two "))
     fake.say(cut, said("uno ", "due "), said("three", usage=(9, 1)))
     stream_id = front.create(_TEXT)
@@ -200,7 +200,7 @@ def test_another_text_goes_on_behind_what_was_said(fake: FakeUpstream, front: Se
     assert fake.asked[2].body["max_tokens"] == 28
 
 
-def test_who_wants_it_exact_gets_nothing_else(fake: FakeUpstream, front: Server) -> None:
+def test_an_exact_request_gets_an_error_instead_of_another_text(fake: FakeUpstream, front: Server) -> None:
     fake.say(_cut_after(text_chunk("one ")), said("uno "))
     state = _end(front, front.create(_TEXT | {"continuity": "exact"}))
     assert (state["status"], state["text"], state["error"]["code"]) == ("error", "one ", "diverged")
@@ -210,7 +210,7 @@ _CUT_CHAT = _cut_after(chat_chunk({"content": "one "}), chat_chunk({"content": "
 _OTHER_CHAT = _cut_after(chat_chunk({"content": "uno"}), chat_chunk({}, "stop"), done())
 
 
-def test_a_model_that_thinks_for_long_is_not_taken_for_one_that_hangs(serve: Serve) -> None:
+def test_long_reasoning_is_not_a_hang(serve: Serve) -> None:
     def think(asked: Asked) -> bytes:
         asked.sock.sendall(SSE)
         for _ in range(30):
@@ -226,7 +226,7 @@ def test_a_model_that_thinks_for_long_is_not_taken_for_one_that_hangs(serve: Ser
         assert "no progress" not in server.log
 
 
-def test_reasoning_of_a_tailrace_comes_through(serve: Serve) -> None:
+def test_reasoning_of_another_tailrace_is_passed_on(serve: Serve) -> None:
     behind = serve("scripted:thinks=24")
     for flags in ((), ("--reasoning", "text")):  # of the server in front
         front = serve(f"openai:{behind.url}/v1", *flags)
@@ -239,14 +239,14 @@ def test_reasoning_of_a_tailrace_comes_through(serve: Serve) -> None:
             assert ours == theirs
 
 
-def test_another_chat_does_not_go_on_where_that_is_not_possible(fake: FakeUpstream, front: Server) -> None:
+def test_a_chat_that_cannot_be_continued_fails(fake: FakeUpstream, front: Server) -> None:
     fake.say(_CUT_CHAT, _OTHER_CHAT)
     failure = front.post("/v1/chat/completions", _CHAT)
     assert failure.status_code == 500
     assert "cannot continue an interrupted answer" in failure.json()["error"]["message"]
 
 
-def test_another_chat_goes_on_where_that_is_possible(serve: Serve) -> None:
+def test_a_chat_is_continued_if_the_server_can(serve: Serve) -> None:
     last = _cut_after(chat_chunk({"content": "three"}), chat_chunk({}, "stop"), done())
     with FakeUpstream(_CUT_CHAT, _OTHER_CHAT, last, models={"data": [{"id": "m", "owned_by": "vllm"}]}) as upstream:
         answer = serve(f"openai:{upstream.url}").post("/v1/chat/completions", _CHAT)
@@ -254,14 +254,14 @@ def test_another_chat_goes_on_where_that_is_possible(serve: Serve) -> None:
         assert upstream.asked[2].body["continue_final_message"] is True
 
 
-def test_a_server_that_always_breaks_off_is_given_up(fake: FakeUpstream, front: Server) -> None:
+def test_retries_of_a_server_that_always_breaks_off_end(fake: FakeUpstream, front: Server) -> None:
     fake.say(_cut_after(text_chunk("one ")))
     failure = front.post("/v1/completions", _TEXT)
     assert (failure.status_code, failure.json()["error"]["code"]) == (503, "engine_unavailable")
     assert len(fake.asked) == 4
 
 
-def test_a_server_without_room_is_503(fake: FakeUpstream, front: Server) -> None:
+def test_a_full_server_is_503(fake: FakeUpstream, front: Server) -> None:
     full = head("429 Too Many Requests", "application/json", "retry-after: 3600") + b'{"error": "slow down."}'
     fake.say(full, said("fine"))
     failure = front.post("/v1/completions", _TEXT)
@@ -270,7 +270,7 @@ def test_a_server_without_room_is_503(fake: FakeUpstream, front: Server) -> None
     assert front.post("/v1/completions", _TEXT).json()["choices"][0]["text"] == "fine"
 
 
-def test_who_leaves_is_not_waited_for(fake: FakeUpstream, front: Server) -> None:
+def test_a_disconnect_closes_the_upstream_request(fake: FakeUpstream, front: Server) -> None:
     left = threading.Event()
 
     def hold(asked: Asked) -> bytes:
@@ -289,7 +289,7 @@ _TOOLS = {"tools": [{"type": "function", "function": {"name": "look", "parameter
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_behind_the_only_call_nothing_more_is_generated(fake: FakeUpstream, front: Server, stream: bool) -> None:
+def test_nothing_is_generated_after_the_only_call(fake: FakeUpstream, front: Server, stream: bool) -> None:
     left = threading.Event()
     text = 'So: <tool_call>\n{"name": "look", "arguments": {"at": "dogs"}}\n</tool_call> And then'
 
@@ -329,7 +329,7 @@ def _refusal(source: str) -> str:
         ({"data": [{"id": "a"}, {"id": "b"}]}, "#c", "no model c; it has a, b."),
     ],
 )
-def test_models_that_cannot_be_had(models: object, name: str, reason: str) -> None:
+def test_unavailable_models(models: object, name: str, reason: str) -> None:
     with FakeUpstream(b"", models=models) as upstream:
         assert reason in _refusal(f"openai:{upstream.url}{name}")
 
@@ -341,7 +341,7 @@ def test_addresses_that_are_none() -> None:
     assert "127.0.0.1:1 cannot be reached" in _refusal("openai:http://127.0.0.1:1")
 
 
-def test_a_model_is_known_by_its_server() -> None:
+def test_a_model_has_the_name_of_its_server() -> None:
     models = {"data": [{"id": "a"}, {"id": "org/b", "owned_by": "vllm", "max_model_len": 4096}]}
     with FakeUpstream(b"", models=models) as upstream:
         card, address = find_upstream(f"openai:{upstream.url}/v1/#org/b")
@@ -349,7 +349,7 @@ def test_a_model_is_known_by_its_server() -> None:
     assert str(address) == f"vllm:{upstream.url}/v1#org/b"
 
 
-def test_keys_go_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_server_gets_its_own_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TAILRACE_UPSTREAM_KEY", raising=False)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
     assert upstream_key("https://api.openai.com/v1") == "sk-openai"

@@ -1,4 +1,4 @@
-"""The laws on vLLM with the default model, where it is installed; elsewhere, in an environment made for it."""
+"""The laws on vLLM with the default model, in this environment or in one that is made for it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _IS_HERE = importlib.util.find_spec("vllm") is not None
 
 
 @pytest.mark.skipif(_IS_HERE, reason="vLLM is installed here: its tests run here")
-def test_in_an_environment_of_its_own(smollm2_dir: Path) -> None:
+def test_in_a_separate_environment(smollm2_dir: Path) -> None:
     from tests.clients.installed import environment
 
     python = environment(
@@ -103,7 +103,7 @@ if _IS_HERE:
         assert all(len(best) == 3 for best in top)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("sampling", [{"temperature": 5.0}, {"grammar": Grammar("regex", "(")}])
-    def test_what_it_refuses(sampling: dict[str, object], shared: Shared) -> None:
+    def test_refusals(sampling: dict[str, object], shared: Shared) -> None:
         with pytest.raises((SequenceFailed, AssertionError), match="refused"):
             _run(shared, 9003, **sampling)
         assert _run(shared, 9004)[0]
@@ -138,7 +138,7 @@ if _IS_HERE:
         with pytest.raises(ModelError, match=rf"adapter_model\.safetensors .*{reason}"):
             load_engine(EngineSpec("vllm", str(checkpoint), context_tokens=384, adapter=str(directory)))
 
-    async def test_its_processes_go_with_the_worker(checkpoint: Path) -> None:
+    async def test_its_processes_end_with_the_worker(checkpoint: Path) -> None:
         """Killed, as by its server or for want of memory. What the library has started notices nothing of that."""
         spec = EngineSpec("vllm", str(checkpoint), context_tokens=384, kv_tokens=1024, max_sequences=2, dtype="float32")
         supervisor = Supervisor(spec, load_s=600)

@@ -1,4 +1,4 @@
-"""Folders with an app in them, loaded and served in this process, which is left as it was."""
+"""Folders with an app, loaded and served in this process, which is restored afterwards."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
         yield make
 
 
-async def test_the_server_and_its_model_are_shown(make: Make) -> None:
+async def test_routes_of_server_and_model(make: Make) -> None:
     async with served(make(ECHO, UNARY, name="Echo")) as client:
         assert (await client.get("/v2")).json()["name"] == "tailrace"
         assert (await client.get("/v2/health/live")).json() == {"live": True}
@@ -70,14 +70,14 @@ async def test_the_server_and_its_model_are_shown(make: Make) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v2/models/other", f"/v2/models/other_{HEX}", "/v2/models/Echo/versions/2", "/v3"])
-async def test_what_is_not_there_is_not_found(make: Make, path: str) -> None:
+async def test_unknown_paths_are_404(make: Make, path: str) -> None:
     async with served(make(ECHO, UNARY, name="Echo")) as client:
         for answer in (await client.get(path), await client.post(f"{path}/infer", json={"TEXT": "a"})):
             assert answer.status_code == 404
             assert list(answer.json()) == ["error"]
 
 
-async def test_a_unary_answer_as_tensors_as_values_and_as_one_event(make: Make) -> None:
+async def test_a_unary_answer_in_three_forms(make: Make) -> None:
     app = make(ECHO, UNARY, name="Echo")
     body = {"inputs": [{"name": "TEXT", "shape": [1], "data": ["Hello"], "datatype": "BYTES"}], "id": "7"}
     head = {"id": "7", "model_name": f"Echo_{HEX}", "model_version": "1"}
@@ -101,7 +101,7 @@ async def test_a_unary_answer_as_tensors_as_values_and_as_one_event(make: Make) 
     assert (example, sample) == ("/v2/models/Echo/generate", {"parameters": {"TEXT": "Hello"}})
 
 
-async def test_a_streaming_app_streams_and_only_that(make: Make) -> None:
+async def test_a_streaming_app_only_streams(make: Make) -> None:
     app = make(STREAM, STREAMING, name="m")
     body = {"parameters": {"TEXT": "rivers bend"}}
     async with served(app) as client:
@@ -229,7 +229,7 @@ async def test_a_finalize_that_fails_is_logged(make: Make, caplog: Any) -> None:
 
 
 @pytest.mark.parametrize("concurrency", [1, 2])
-async def test_as_many_run_at_once_as_are_let(make: Make, concurrency: int) -> None:
+async def test_the_number_of_concurrent_requests_is_limited(make: Make, concurrency: int) -> None:
     app = make(GATED, UNARY, name="m", concurrency=concurrency)
     instance = app._loaded.instance
     async with served(app) as client, asyncio.TaskGroup() as asking:
@@ -263,7 +263,7 @@ async def test_a_full_queue_refuses(make: Make, monkeypatch: pytest.MonkeyPatch)
     assert instance.seen == ["1", "2"]
 
 
-async def test_who_leaves_while_waiting_is_not_attended_to(make: Make) -> None:
+async def test_a_request_cancelled_while_waiting_never_starts(make: Make) -> None:
     app = make(GATED, UNARY, name="m")
     instance = app._loaded.instance
     async with served(app) as client, asyncio.TaskGroup() as asking:
@@ -305,7 +305,7 @@ async def test_batches_are_lists_in_and_out(make: Make, kind: str) -> None:
     assert app._loaded.instance.sizes == [3, 3]
 
 
-async def test_a_batch_keeps_its_turn_when_everybody_has_left(make: Make) -> None:
+async def test_a_batch_keeps_its_turn_without_clients(make: Make) -> None:
     app = make(GATED.replace('inputs["TEXT"]', "len(inputs)").replace('return {"OUT": len(inputs)}', "return inputs"),
                UNARY + "BATCH_SIZE = 2\nBATCH_WINDOW = 1\n", name="m")  # fmt: skip
     instance = app._loaded.instance
@@ -371,7 +371,7 @@ async def test_a_batch_is_run_when_its_window_is_over(make: Make) -> None:
     assert app._loaded.instance.sizes == [1]
 
 
-async def test_a_call_that_does_not_come_back_does_not_keep_the_app_from_stopping(
+async def test_a_hanging_call_does_not_prevent_the_stop(
     make: Make, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     monkeypatch.setattr(model_module, "_GRACE_S", 0.01)

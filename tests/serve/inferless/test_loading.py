@@ -72,7 +72,7 @@ def test_a_folder_without_an_app(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_no_app_is_said_in_a_sentence(make: Make, app: str, schema: str | None, said: str) -> None:
+def test_invalid_apps_are_refused_with_one_sentence(make: Make, app: str, schema: str | None, said: str) -> None:
     with pytest.raises(AppError) as caught:
         make(app, schema)
     assert str(caught.value).startswith(said)
@@ -98,7 +98,7 @@ def test_settings_that_cannot_be_read(make: Make, file: str, text: str, said: st
     assert str(caught.value) == said
 
 
-def test_errors_of_the_apps_own_go_through_as_they_are(make: Make) -> None:
+def test_exceptions_of_the_app_are_not_changed(make: Make) -> None:
     with pytest.raises(ZeroDivisionError):
         make("1 / 0", UNARY)
     with pytest.raises(ZeroDivisionError):
@@ -155,13 +155,13 @@ build:
     assert os.environ["PATH"] != "nowhere"
 
 
-def test_an_app_is_called_as_it_is_told_or_as_its_folder(make: Make, tmp_path: Path) -> None:
+def test_the_name_of_an_app_is_given_or_that_of_its_folder(make: Make, tmp_path: Path) -> None:
     assert make(ECHO, UNARY).name == tmp_path.name
     assert make(ECHO, UNARY, name="other").name == "other"
     assert make(ECHO, UNARY).notes == []
 
 
-async def test_an_app_may_import_what_lies_beside_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_app_may_import_files_of_its_folder(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "beside_the_app", raising=False)
     app = "import beside_the_app\nfrom input_schema import INPUT_SCHEMA\n" + ECHO.replace(
         'inputs["TEXT"]', "beside_the_app.shout(inputs['TEXT'])"
@@ -215,7 +215,7 @@ class InferlessPythonModel:
     ],
     ids=["bare", "called", "imported-by-name"],
 )
-async def test_apps_of_pydantics_form(make: Make, app: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_apps_with_pydantic_models(make: Make, app: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IS_STREAMING_OUTPUT", "0")  # is not the app's
     async with served(make(app, None, name="m")) as client:
         answer = await client.post("/v2/models/m/generate_stream", json={"parameters": {"seed": 3}})
@@ -234,12 +234,12 @@ async def test_apps_of_pydantics_form(make: Make, app: str, monkeypatch: pytest.
     assert os.environ["MY_OWN_SETTING"] == "3"
 
 
-def test_streaming_may_be_declared_in_an_app_of_pydantics_form(make: Make) -> None:
+def test_streaming_may_be_declared_with_pydantic_models(make: Make) -> None:
     app = PYDANTIC.replace("is_streaming_output: bool = True", "") + "\nIS_STREAMING_OUTPUT = True\n"
     assert make(app, None).is_streaming
 
 
-async def test_remote_running_leaves_functions_as_they_are(make: Make) -> None:
+async def test_remote_execution_does_not_change_functions(make: Make) -> None:
     app = """
 import inferless
 
@@ -269,7 +269,7 @@ def main(arguments):
     assert answer.json()["OUT"] == "HELLO YOU"
 
 
-def test_the_real_package_is_left_alone(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_real_package_is_not_replaced(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     real = ModuleType("inferless")
     real.marker = "real"  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "inferless", real)

@@ -1,4 +1,4 @@
-"""What becomes of a turn: clients that leave before there is anything, calls that fail, and loops that are blocked."""
+"""The end of a turn: clients that disconnect early, calls that fail, and blocked event loops."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ for number in range(300):
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
-async def test_a_client_that_leaves_before_the_first_event_gives_its_turn_back(make: Make, kind: str) -> None:
+async def test_a_disconnect_before_the_first_event_frees_the_turn(make: Make, kind: str) -> None:
     app = app_of(make, _LATE, kind=kind)
     instance = app._loaded.instance
     async with served(app) as client:
@@ -48,7 +48,7 @@ async def test_a_client_that_leaves_before_the_first_event_gives_its_turn_back(m
     assert [event["OUT"] for event in events_of(answer)] == list(range(300))
 
 
-async def test_a_client_that_leaves_while_it_waits_for_its_turn_is_never_begun(make: Make) -> None:
+async def test_a_request_cancelled_while_waiting_never_starts(make: Make) -> None:
     app = app_of(make, _LATE)
     instance = app._loaded.instance
     async with served(app) as client:
@@ -63,7 +63,7 @@ async def test_a_client_that_leaves_while_it_waits_for_its_turn_is_never_begun(m
     assert instance.seen == ["begun"] * 2
 
 
-async def test_a_turn_that_does_not_come_in_time_is_refused(make: Make, caplog: Any) -> None:
+async def test_a_request_that_waits_too_long_is_refused(make: Make, caplog: Any) -> None:
     app = app_of(make, _LATE, queue_s=1)
     instance = app._loaded.instance
     async with served(app) as client:
@@ -118,7 +118,7 @@ _ENDS = {
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
 @pytest.mark.parametrize("how", _ENDS)
-async def test_what_a_failed_request_has_made_does_not_reach_the_next_caller(make: Make, how: str, kind: str) -> None:
+async def test_results_of_a_failed_request_do_not_reach_the_next_client(make: Make, how: str, kind: str) -> None:
     app = app_of(make, _SHARED, kind=kind)
     instance = app._loaded.instance
     async with served(app) as client:
@@ -130,7 +130,7 @@ async def test_what_a_failed_request_has_made_does_not_reach_the_next_caller(mak
         assert events_of(await following) == [{"OUT": f"good{number}"} for number in range(4)]
 
 
-async def test_what_an_app_keeps_in_a_queue_of_its_own_stays_there(make: Make) -> None:
+async def test_the_apps_own_queues_are_not_cleared(make: Make) -> None:
     body = f"""
 import queue
 if not hasattr(self, "pool"):
@@ -168,7 +168,7 @@ for number in range(3):
         await reader.leave()
 
 
-async def test_an_async_app_has_one_event_loop_from_beginning_to_end(make: Make) -> None:
+async def test_an_async_app_has_one_event_loop(make: Make) -> None:
     app = make(
         f"""
         import asyncio, threading

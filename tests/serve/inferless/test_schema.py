@@ -15,7 +15,7 @@ def one(datatype: str, shape: list[int] | None = None, **more: Any) -> Input:
     return read_schema({"X": {"datatype": datatype, "shape": shape or [1], **more}}).inputs["X"]
 
 
-def test_a_schema_is_read_in_its_order() -> None:
+def test_a_schema_keeps_its_order() -> None:
     schema = read_schema(
         {
             "TEXT": {"datatype": "STRING", "shape": [1], "required": True, "example": ["Hello"]},
@@ -50,7 +50,7 @@ def test_a_schema_is_read_in_its_order() -> None:
         ({"TEXT": {"datatype": "STRING", "shape": [1], "requierd": True}}, "has the unknown field 'requierd'"),
     ],
 )
-def test_what_is_no_schema_is_named(declared: object, said: str) -> None:
+def test_invalid_schemas_are_named(declared: object, said: str) -> None:
     with pytest.raises(AppError) as caught:
         read_schema(declared)
     assert str(caught.value).startswith("input_schema.py: ")
@@ -58,7 +58,7 @@ def test_what_is_no_schema_is_named(declared: object, said: str) -> None:
 
 
 @pytest.mark.parametrize("datatype", sorted(DATATYPES))
-def test_every_datatype_is_read_and_has_a_sample_that_it_takes(datatype: str) -> None:
+def test_every_datatype_has_a_valid_sample(datatype: str) -> None:
     for shape in ([1], [-1], [2, 3]):
         taken = one(datatype, shape)
         assert taken.value(taken.sample()) == taken.sample()
@@ -81,7 +81,7 @@ def test_every_datatype_is_read_and_has_a_sample_that_it_takes(datatype: str) ->
         ("STRING", [1, 1], [["a"]], [["a"]]),
     ],
 )
-def test_values_are_handed_over_as_the_shape_says(datatype: str, shape: list[int], given: object, got: object) -> None:
+def test_values_have_the_form_of_the_shape(datatype: str, shape: list[int], given: object, got: object) -> None:
     value = one(datatype, shape).value(given)
     assert value == got
     assert type(value) is type(got)
@@ -109,9 +109,7 @@ def test_values_are_handed_over_as_the_shape_says(datatype: str, shape: list[int
         ("FP32", [1, 2], [1.0, 2.0], "X: expected lists of numbers of shape [1, 2]."),
     ],
 )
-def test_what_does_not_fit_is_refused_and_never_repeated(
-    datatype: str, shape: list[int], given: object, said: str
-) -> None:
+def test_invalid_values_are_refused_and_not_repeated(datatype: str, shape: list[int], given: object, said: str) -> None:
     with pytest.raises(RequestError) as caught:
         one(datatype, shape).value(given)
     assert caught.value.message == said
@@ -119,7 +117,7 @@ def test_what_does_not_fit_is_refused_and_never_repeated(
     assert "8317" not in caught.value.message
 
 
-def test_required_inputs_must_be_there_and_unknown_ones_not() -> None:
+def test_missing_and_unknown_inputs_are_refused() -> None:
     schema = Schema({"a": Input("a", "BYTES"), "b": Input("b", "BYTES", is_required=False)})
     assert schema.check({"a": "x"}) == {"a": "x"}
     assert schema.check({"a": "x", "b": None}) == {"a": "x"}
@@ -182,14 +180,14 @@ def test_an_instance_has_none_for_what_is_optional_and_defaults_for_the_rest() -
         ({"prompt": "8317"}, "prompt: The app rejects this value."),
     ],
 )
-def test_what_the_model_refuses_is_named_and_not_repeated(given: dict[str, object], said: str) -> None:
+def test_refusals_of_the_model_are_named_and_not_repeated(given: dict[str, object], said: str) -> None:
     with pytest.raises(RequestError) as caught:
         instance_of(Asked, {"prompt": "Why?", "seed": 3, **given})
     assert caught.value.message == said
     assert caught.value.param == next(iter(given))
 
 
-def test_a_field_that_no_datatype_holds_is_named() -> None:
+def test_a_field_without_a_datatype_is_named() -> None:
     class Odd(BaseModel):
         extra: dict[str, str]
 

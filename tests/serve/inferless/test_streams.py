@@ -1,4 +1,4 @@
-"""What streaming apps do, right and wrong."""
+"""Streaming apps, correct and incorrect ones."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ WRONG: dict[str, tuple[str, list[dict[str, Any]], list[str]]] = {
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
 @pytest.mark.parametrize("wrong", WRONG)
-async def test_what_is_done_wrong_ends_well(make: Make, wrong: str, kind: str, caplog: Any) -> None:
+async def test_errors_of_apps_end_cleanly(make: Make, wrong: str, kind: str, caplog: Any) -> None:
     body, events, said = WRONG[wrong]
     with caplog.at_level(logging.WARNING, "tailrace.serve"):
         answers = await asked(app_of(make, body, kind=kind), times=2)
@@ -140,7 +140,7 @@ async def test_a_failure_after_the_first_event_is_the_last_one(make: Make, how: 
     assert ("8317" in caplog.text) == ("8317" in body)
 
 
-async def test_a_failure_after_the_end_is_for_the_log_alone(make: Make, caplog: Any) -> None:
+async def test_a_failure_after_the_end_is_only_logged(make: Make, caplog: Any) -> None:
     app = app_of(make, f"{SEND}({{'OUT': 'a'}}); h.finalise_streamed_output(); 1 / 0")
     (answer,) = await asked(app)
     assert events_of(answer) == [{"OUT": "a"}]
@@ -239,7 +239,7 @@ for number in range(1000):
         assert [item["OUT"] async for item in answer] == list(range(1, 1000))
 
 
-async def test_a_thread_that_waits_for_a_reader_waits_no_longer_when_it_has_left(make: Make) -> None:
+async def test_a_thread_stops_waiting_for_a_reader_that_left(make: Make) -> None:
     app = app_of(make, f"while True: {SEND}({{'OUT': 'a'}})")
     async with served(app):
         answer = app._model.ask({"TEXT": "rivers"})
@@ -250,7 +250,7 @@ async def test_a_thread_that_waits_for_a_reader_waits_no_longer_when_it_has_left
         assert [item async for item in answer] == []
 
 
-async def test_an_async_infer_that_never_awaits_waits_in_the_end(make: Make) -> None:
+async def test_an_async_infer_that_never_awaits_waits_for_a_full_queue(make: Make) -> None:
     body = f"for number in range(10_000):\n    {SEND}({{'OUT': number}})\n    self.seen.append(number)\n{END}"
     app = app_of(make, body, kind="async def")
     async with served(app):
@@ -261,7 +261,7 @@ async def test_an_async_infer_that_never_awaits_waits_in_the_end(make: Make) -> 
         assert [item["OUT"] async for item in answer] == list(range(1, 10_000))
 
 
-async def test_an_app_that_goes_on_after_its_stream_has_failed_is_stopped(make: Make) -> None:
+async def test_an_app_that_continues_after_its_stream_failed_is_stopped(make: Make) -> None:
     app = app_of(make, f"h.fail('no more words')\nwhile True: {SEND}({{'OUT': 'a'}})")
     async with served(app) as client:
         answer = await client.post(PATH, json=ASK)
@@ -269,7 +269,7 @@ async def test_an_app_that_goes_on_after_its_stream_has_failed_is_stopped(make: 
         await wait_until(lambda: not app._model._pending)
 
 
-async def test_a_thread_that_sends_when_infer_has_returned_is_not_heard(make: Make, caplog: Any) -> None:
+async def test_events_after_the_return_of_infer_are_ignored(make: Make, caplog: Any) -> None:
     body = f"""
 def send():
     self.go.wait()
@@ -468,7 +468,7 @@ def page(make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inferle
     return app
 
 
-async def test_an_app_in_the_manner_of_the_vendors_page(page: InferlessApp) -> None:
+async def test_an_app_as_on_the_vendors_page(page: InferlessApp) -> None:
     async with served(page) as client:
         answers = await asyncio.gather(
             *(client.post(PATH, json={"parameters": {"TEXT": text}}) for text in ("egg", "ham", "jam"))
@@ -478,7 +478,7 @@ async def test_an_app_in_the_manner_of_the_vendors_page(page: InferlessApp) -> N
     assert page._loaded.instance.network is None
 
 
-async def test_what_a_client_leaves_behind_is_not_sent_to_the_next(page: InferlessApp) -> None:
+async def test_events_of_a_disconnected_client_do_not_reach_the_next(page: InferlessApp) -> None:
     async with served(page) as client:
         leaving = Reader(page, PATH, {"parameters": {"TEXT": "1024"}})
         assert (await leaving.event())["OUT"] == "10240 "

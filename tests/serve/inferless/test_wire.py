@@ -40,7 +40,7 @@ TEXT = tensor("TEXT", ["Hello"])
         {"inputs": [TEXT], "parameters": {"binary_data_output": True}},
     ],
 )
-def test_inputs_are_found_wherever_they_stand(body: dict[str, Any]) -> None:
+def test_inputs_are_found_in_every_form(body: dict[str, Any]) -> None:
     assert read(body, SCHEMA).inputs == {"TEXT": "Hello"}
 
 
@@ -57,7 +57,7 @@ def test_inputs_are_found_wherever_they_stand(body: dict[str, Any]) -> None:
         (tensor("grid", [1, 2, 3, 4], [1, 2, 2], "INT32"), {"grid": [[1, 2], [3, 4]]}),
     ],
 )
-def test_tensors_are_nested_as_the_schema_has_them(given: Any, got: dict[str, object]) -> None:
+def test_tensors_are_nested_as_in_the_schema(given: Any, got: dict[str, object]) -> None:
     assert read({"inputs": [TEXT, given]}, SCHEMA).inputs == {"TEXT": "Hello", **got}
 
 
@@ -85,7 +85,7 @@ def test_tensors_are_nested_as_the_schema_has_them(given: Any, got: dict[str, ob
         ({"TEXT": "a", "id": "8" * 257}, "id"),
     ],
 )
-def test_what_is_wrong_is_named_and_never_repeated(body: dict[str, Any], param: str) -> None:
+def test_errors_are_named_and_not_repeated(body: dict[str, Any], param: str) -> None:
     with pytest.raises(RequestError) as caught:
         read(body, SCHEMA)
     assert caught.value.param == param
@@ -99,7 +99,7 @@ def test_names_of_the_wire_are_inputs_where_the_app_says_so() -> None:
     assert (asked.inputs, asked.request_id, asked.stream) == (body, None, None)
 
 
-def test_what_stands_around_the_inputs_is_kept() -> None:
+def test_other_fields_are_kept() -> None:
     asked = read({"id": "7", "TEXT": "a", "stream": True, "outputs": [{"name": "OUT"}]}, SCHEMA)
     assert (asked.request_id, asked.stream, asked.outputs) == ("7", True, ("OUT",))
 
@@ -123,7 +123,7 @@ class Answer(BaseModel):
         (2**64 - 1, 2**64 - 1),
     ],
 )
-def test_what_an_app_gives_becomes_json(value: object, plain: object) -> None:
+def test_results_become_json(value: object, plain: object) -> None:
     (got,) = values_of({"OUT": value}).values()
     assert got == plain
     assert type(got) is type(plain)
@@ -141,7 +141,7 @@ def test_what_an_app_gives_becomes_json(value: object, plain: object) -> None:
         ({1: 2}, "OUT: a dict whose keys are not strings."),
     ],
 )
-def test_what_json_cannot_hold_is_named(value: object, said: str) -> None:
+def test_values_that_json_does_not_have_are_named(value: object, said: str) -> None:
     with pytest.raises(OutputError) as caught:
         values_of({"OUT": value})
     assert caught.value.message == said
@@ -181,6 +181,6 @@ def test_tensors_have_the_datatype_of_their_values(value: object, datatype: str,
 
 
 @pytest.mark.parametrize("value", [None, {"a": 1}, [{"a": 1}], ["a", 1], [True, 1], [[1], [1, 2]], [1, [2]]])
-def test_what_is_no_tensor_is_named(value: object) -> None:
+def test_invalid_tensors_are_named(value: object) -> None:
     with pytest.raises(OutputError, match=r"^OUT: .*\(json\.dumps\)\.$"):
         tensors_of({"OUT": value})
