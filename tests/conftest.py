@@ -30,7 +30,7 @@ settings.load_profile("tailrace")
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """The last that is said, so that nobody takes what was skipped, or failed at first, for what passed."""
+    """Print it last, so that skipped or repeated tests are noticed."""
     yield
     failed = {report.nodeid for report in terminalreporter.stats.get("rerun", ())}
     passed = [report.nodeid for report in terminalreporter.stats.get("passed", ()) if report.when == "call"]
@@ -45,7 +45,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays until the end: the collector need not look at it again in each of its rounds."""
+    """Imported objects stay until the end: exclude them from garbage collection."""
     gc.collect()
     gc.freeze()
 
@@ -59,7 +59,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def paced() -> Iterator[Server]:
-    """One whose streams can be caught in the middle: a hundred tokens a second each."""
+    """A server with 100 tokens per second for each stream, so that tests can act in the middle."""
     with contextlib.closing(Server("scripted:tokens_per_s=100")) as running:
         yield running.wait_ready()
 

@@ -115,7 +115,7 @@ def test_tests_know_no_private_names() -> None:
 
 
 def test_tests_do_not_sleep_0() -> None:
-    """`tests/waiting.py` has what to wait for."""
+    """`tests/waiting.py` has functions that wait for a condition."""
     turns = {"asyncio.sleep(0)", "asyncio.sleep(0.0)", "time.sleep(0)", "sleep(0)"}
     found = set()
     for path in TESTS:
@@ -129,7 +129,7 @@ _BY_CHANCE = re.compile(r"new_\w*id|token_\w+|uuid\d|urandom|random\w*|time|mono
 
 
 def _named_by_chance(source: str) -> set[str]:
-    """Calls in the parameters of tests that give something else in every process."""
+    """Return calls in parameters of tests that give another value in every process."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     inner = [
         ast.unparse(node.func)
@@ -142,7 +142,7 @@ def _named_by_chance(source: str) -> set[str]:
 
 
 def test_parameters_of_tests_are_not_random() -> None:
-    """Each test process collects the tests, and they have to have the same names in all."""
+    """Each process collects the tests, and must find the same names."""
     assert _named_by_chance("@pytest.mark.parametrize('a', [1, os.urandom(2)])\ndef test(a): ...") == {"os.urandom"}
     found = {_named(path): names for path in TESTS if (names := _named_by_chance(path.read_text("utf-8")))}
     assert not found

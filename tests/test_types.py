@@ -75,7 +75,7 @@ def test_default_sampling_has_neutral_values() -> None:
 
 
 def test_a_seed_beyond_the_protocol_cannot_be_sent() -> None:
-    """Why the dialects and the generation bound it."""
+    """So the dialects and the generation limit it."""
     for seed in (-1 - 2**63, 2**64):
         with pytest.raises((OverflowError, msgspec.MsgspecError)):
             encode(Submit(Sequence(1, (1,), Sampling(seed=seed))))

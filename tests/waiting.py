@@ -12,7 +12,7 @@ LONG_S = 120.0  # less than a test may take, so that it fails here and says what
 
 
 def until(condition: Callable[[], bool], *, timeout_s: float = LONG_S) -> None:
-    """Wait for a state of another thread or process, of which the system sends no word.
+    """Poll for a state of another thread or process.
 
     Raises: AssertionError if it does not come.
     """
@@ -23,7 +23,7 @@ def until(condition: Callable[[], bool], *, timeout_s: float = LONG_S) -> None:
 
 
 async def wait_until(condition: Callable[[], bool], *, timeout_s: float = LONG_S) -> None:
-    """As `until`, while the event loop goes on."""
+    """As `until`, without blocking the event loop."""
     deadline_s = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline_s, "it did not come to that"

@@ -211,7 +211,7 @@ _STEPS = st.lists(
 
 @given(_STEPS, st.integers(1, 300), st.integers(1, 8))
 def test_spent_is_never_above_the_limit(steps: list[tuple[str, float, float, int]], limit: int, streams: int) -> None:
-    """Whatever comes and ends in whatever order: what the streams of a minute took is at most its limit."""
+    """In any order of starts and ends, the usage of the streams of a minute is at most the limit."""
     quotas, clock = _quotas(Quota(tokens_per_minute=limit, streams_at_once=streams))
     live: list[tuple[Record, int]] = []
     spent: dict[int, int] = {}

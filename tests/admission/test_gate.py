@@ -55,7 +55,7 @@ class GateMachine(RuleBasedStateMachine):
         self.open()
 
     def admit(self) -> None:
-        """First come, first served: whoever is first runs when all of it fits, and nobody overtakes."""
+        """First come, first served: the head runs when it fits, and nothing overtakes it."""
         while self.is_open and self.waiting:
             used_tokens = sum(ticket.num_tokens for ticket in self.running)
             used_sequences = sum(ticket.num_sequences for ticket in self.running)
@@ -67,7 +67,7 @@ class GateMachine(RuleBasedStateMachine):
                 self.running.append(first)
 
     def demand(self, tokens: int, sequences: int) -> int:
-        """Counted out block by block, with one to spare for each sequence where blocks hold more than one token."""
+        """Counted block by block, with a spare block for each sequence if blocks have more than one token."""
         blocks = 0
         while blocks * self.block < tokens:
             blocks += 1
@@ -205,7 +205,7 @@ def test_sequences_have_their_own_budget() -> None:
 
 
 def test_many_requests_that_end_when_they_start() -> None:
-    """As when the engine is lost between its coming and the first sequence."""
+    """As when the engine is lost between admission and the first sequence."""
     started: list[int] = []
     gate = Gate(max_requests=5_000)
 
@@ -262,7 +262,7 @@ def test_check_passes_exactly_the_requests_that_fit_alone(
 
 
 def test_a_request_that_can_never_run_is_a_client_error() -> None:
-    """Trying again would not help, so that neither 429 nor Retry-After may say that it would."""
+    """A retry would not help, so the error must not be 429 or have Retry-After."""
     gate = new_gate(tokens=100, sequences=2)
     for num_prompt_tokens, max_tokens, sequences in ((60, 41, 1), (30, 21, 2), (1, 1, 3)):
         with pytest.raises(RequestError) as caught:

@@ -13,7 +13,7 @@ from tailrace.errors import QueueFull
 
 
 class _Door:
-    """A gate with one place on the engine, and who came through it."""
+    """A gate with one slot, and the requests that it admitted."""
 
     def __init__(self, *, max_requests: int = 10_000, sequences: int = 1) -> None:
         self.gate = Gate(max_requests=max_requests)
@@ -34,7 +34,7 @@ class _Door:
         return ticket
 
     def finish(self) -> None:
-        """What has run for longest ends."""
+        """End the longest running request."""
         self.gate.leave(self.running.pop(0))
 
 
@@ -121,7 +121,7 @@ def test_requests_being_checked_use_slots_of_their_owner() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from("abcd"), st.booleans()), max_size=80), st.integers(1, 4))
 def test_no_owner_has_two_turns_more_than_a_waiting_one(steps: list[tuple[str, bool]], sequences: int) -> None:
-    """Between an owner's coming to the queue and the start of its first request, no other owner starts two."""
+    """While an owner waits for its first turn, no other owner has two turns."""
     door = _Door(sequences=sequences)
     since: dict[str, Counter[str]] = {}  # for each owner who waits: the starts of others
     for owner, must_finish in steps:

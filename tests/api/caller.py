@@ -26,8 +26,8 @@ _MOMENT_S = 0.001  # of virtual time: it passes when everybody else waits
 
 
 class Caller:
-    """Opens a socket of an application. What it is sent lies in `frames`; it does not read while `is_reading` is false,
-    and its server has then no room for a single frame more."""
+    """Opens a WebSocket of an application. `frames` has the received frames. While `is_reading` is false it does not
+    read, and the server cannot send a single frame."""
 
     def __init__(
         self, app: ASGIApp, path: str = "/v1/ws", headers: Mapping[str, str] | None = None, *, takes_many: bool = True
@@ -118,7 +118,7 @@ class Caller:
         self._to_server.put_nowait({"type": "websocket.disconnect", "code": 1005})
 
     async def moment(self) -> None:
-        """Let the server do all that it can do now."""
+        """Let the server run until it waits."""
         await asyncio.sleep(_MOMENT_S)
 
     async def ask(self, content: object) -> None:
@@ -126,7 +126,7 @@ class Caller:
         await self.moment()
 
     def read(self) -> list[str]:
-        """The frames since the last time."""
+        """Return the new frames."""
         frames, self.frames = self.frames, []
         return frames
 
@@ -147,7 +147,7 @@ def app_of(world: World, **settings: Any) -> ASGIApp:  # Any: of any of the sett
 
 
 def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """The test, on virtual time."""
+    """Run the test with virtual time."""
 
     def run() -> None:
         async def main() -> None:

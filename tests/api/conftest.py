@@ -13,7 +13,7 @@ from tests.api.witness import PACED, nobody_held_up
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Server]:
-    """A stream runs on it all the while, which nothing may hold up or change."""
+    """A server with a running stream, which the tests must not delay or change."""
     with contextlib.closing(Server(PACED, "--default-max-tokens", "1")) as server:
         with nobody_held_up(server.wait_ready()):
             yield server

@@ -33,7 +33,7 @@ class House:
         self.app = build_app(service.models, service.durable, self.settings, self.records)
 
     def twin(self) -> Records:
-        """The records of another server over the same database."""
+        """Return the records of another server with the same database."""
         return Records(Settings(database=self._database))
 
     def key(self, owner: str = "me", **given: Any) -> str:  # Any: of KeyStore.create
@@ -55,7 +55,7 @@ class House:
 
 
 class OpenSocket:
-    """A WebSocket, opened as far as the server lets it be."""
+    """A WebSocket that is opened, or refused by the server."""
 
     def __init__(self, house: House, path: str, query: str, token: str | None) -> None:
         headers = [(b"host", b"localhost")]

@@ -35,8 +35,7 @@ def _compact(value: object) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """`count` tokens to a prompt, which ends by its length. So many of them are between the markers of reasoning as
-    `thinks` says."""
+    """The expected answer: `count` tokens, ended by length. `thinks` of them are between the markers of reasoning."""
 
     prompt: str | tuple[int, ...]
     count: int
@@ -55,7 +54,7 @@ class Answer:
 
     @cached_property
     def texts(self) -> list[str]:
-        """What each token shows: a character with its last byte, and half of one with the very last token."""
+        """Return the text of each token: a character belongs to its last byte, an incomplete one to the last token."""
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
         last = self.count - 1
         return [decoder.decode(_piece(token), index == last) for index, token in enumerate(self.token_ids)]

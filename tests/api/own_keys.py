@@ -11,7 +11,7 @@ __all__ = ["key_of"]
 
 
 def key_of(database: str, owner: str, *scopes: str) -> str:
-    """A new key in a database, made before a server over it starts."""
+    """Create a key in a database before its server starts."""
     given = [flag for scope in scopes for flag in ("--scope", scope)]
     command = [TAILRACE, "keys", "create", owner, "--json", "--database", database, *given]
     made = subprocess.run(command, capture_output=True, text=True, check=True, env=environment())

@@ -39,7 +39,7 @@ def environment() -> dict[str, str]:
 
 
 def _environment_of(flags: tuple[str, ...]) -> dict[str, str]:
-    """A server's: its database is in its data directory or its own, so that no test sees another one's records."""
+    """Return the environment of a server with its own database, so that tests do not share records."""
     variables = environment()
     if "TAILRACE_DATABASE" in variables and "--data-dir" in flags:
         del variables["TAILRACE_DATABASE"]
@@ -83,7 +83,7 @@ class Server:
 
     @property
     def log(self) -> str:
-        """What it wrote to stderr so far."""
+        """Return its stderr so far."""
         return "".join(self._lines)
 
     @property
@@ -91,7 +91,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def wait_line(self, pattern: str, *, timeout_s: float = LONG_S) -> re.Match[str]:
-        """The first line with that pattern. Raises: AssertionError if the server ends or takes too long."""
+        """Return the first line that matches a pattern. Raises: AssertionError if the server ends or takes too long."""
         found: list[re.Match[str]] = []
 
         def is_there() -> bool:
@@ -111,7 +111,7 @@ class Server:
         self.process.send_signal(number)
 
     def wait(self, *, timeout_s: float = LONG_S) -> int:
-        """The exit status, once the process has ended and all its output is here."""
+        """Return the exit status when the process has ended and its output is complete."""
         status = self.process.wait(timeout_s)
         self._listener.join(timeout_s)
         return status
@@ -137,7 +137,7 @@ class Server:
         return self.http.post(path, json=body, headers={name.replace("_", "-"): text for name, text in headers.items()})
 
     def create(self, body: dict[str, Any], **headers: str) -> str:  # Any: bodies are what JSON can be
-        """A stream of /v1/streams; returns its id."""
+        """Create a stream of /v1/streams, and return its id."""
         answer = self.post("/v1/streams", body, **headers)
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])
@@ -148,7 +148,7 @@ class Server:
         return dict(answer.json())
 
     def wait_state(self, stream_id: str, *statuses: str, timeout_s: float = LONG_S) -> dict[str, Any]:
-        """Asks for a stream's state until its status is one of these."""
+        """Poll a stream until it has one of these statuses."""
         deadline_s = time.monotonic() + timeout_s
         while (state := self.state(stream_id))["status"] not in statuses:
             assert time.monotonic() < deadline_s, state

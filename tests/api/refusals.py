@@ -54,7 +54,7 @@ def _shape_of(wire: Wire) -> Names:
 
 
 def _short(value: Json) -> Json:
-    """An example whose answer takes no time."""
+    """Return an example with a short answer."""
     if isinstance(value, dict):
         return {name: 1 if _LIMITS.fullmatch(name) else _short(inner) for name, inner in value.items()}
     return [_short(inner) for inner in value] if isinstance(value, list) else value
@@ -69,7 +69,7 @@ def _strings(value: Json, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tu
 
 
 def _fields(shape: type[msgspec.Struct], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Paths of the fields of a body, in objects within it, too."""
+    """Yield the paths of a body's fields, including nested ones."""
     found = inspect.type_info(shape)
     assert isinstance(found, inspect.StructType)
     for one in found.fields:
@@ -93,7 +93,7 @@ class Endpoint:
 
     @property
     def path(self) -> str:
-        """With something in it that may be asked for."""
+        """Return the path with a value for each parameter."""
         path = re.sub(r"\{([a-z_]+)(:path)?\}", lambda match: _NAMES[match[1]], self.operation.path)
         given = [f"{name[:-1]}=Hello" for name in self.operation.query if name.endswith("!")]
         if self.operation.only_with and "=" in self.operation.only_with:
@@ -103,7 +103,7 @@ class Endpoint:
 
     @property
     def headers(self) -> dict[str, str]:
-        """Those by which it is told from another one on its path."""
+        """Return the headers that distinguish it from other operations on its path."""
         return {self.operation.only_with_header: "1"} if self.operation.only_with_header else {}
 
     @property
@@ -112,7 +112,7 @@ class Endpoint:
 
     @property
     def good(self) -> Json:
-        """A body that is answered at once, None for an operation without one."""
+        """Return a body that is answered quickly; None for an operation without a body."""
         if self.operation.body is None:
             return None
         assert self.operation.example is not None, f"{self.name} has no example"
@@ -120,7 +120,7 @@ class Endpoint:
 
     @property
     def prompt_path(self) -> tuple[str | int, ...]:
-        """Where the text is: the longest there is in the example."""
+        """Return the path of the prompt: the longest text of the example."""
         return max(_strings(self.good), key=lambda found: len(found[1]))[0]
 
     @property
@@ -171,7 +171,7 @@ class Refusal:
 
 
 def refused(wire: Connection, *shapes: Names) -> Refusal:
-    """Reads an answer and holds it to what every refusal promises, in one of these shapes."""
+    """Read an answer, and check what holds for every refusal in one of these shapes."""
     wire.head()
     return refusal_in(wire, *shapes)
 
@@ -203,8 +203,7 @@ def ask(
     headers: dict[str, str] | None = None,
     path: str = "",
 ) -> Refusal:
-    """Sends it, and expects a refusal; a good request on the same connection is then served. What hangs fails by the
-    time limit of the connection."""
+    """Send a request, and expect a refusal. Then the connection must serve a valid request."""
     with server.wire() as wire:
         wire.send(endpoint.operation.method, path or endpoint.path, body, endpoint.headers | (headers or {}))
         refusal = refused(wire, endpoint.shape)
@@ -218,5 +217,5 @@ def ask(
 
 
 def expected_status(endpoint: Endpoint, kind: type[RequestError] = RequestError) -> int:
-    """What this wire says of such an error."""
+    """Return the status of an error on this wire."""
     return endpoint.wire.encode_error(kind("why"))[0]

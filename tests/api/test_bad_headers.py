@@ -129,7 +129,7 @@ def test_an_own_origin(target: Server) -> None:
 
 @pytest.fixture(scope="module")
 def known() -> Iterator[Server]:
-    """A server with names and friends."""
+    """A server with allowed hosts and origins."""
     flags = ("--allowed-hosts", "one.test, TWO.test", "--allowed-origins", "http://page.test")
     with contextlib.closing(Server("scripted", *flags)) as server:
         yield server.wait_ready()
@@ -318,7 +318,7 @@ def test_invalid_plain_queries(target: Server, query: str) -> None:
 
 
 def test_plain_does_not_read_a_body(target: Server) -> None:
-    """Whatever is sent beside the query, the connection is in order afterwards."""
+    """A body has no effect, and the connection can be used again."""
     with target.wire() as wire:
         for _ in range(2):
             wire.send("POST", "/?prompt=a&max_tokens=1", b"ignored")

@@ -76,7 +76,7 @@ def test_not_json(target: Server, endpoint: Endpoint, case: str) -> None:
 
 
 def test_every_body_has_an_example() -> None:
-    """Without which a wire would be asked nothing here."""
+    """Without an example a wire would not be tested here."""
     assert {"native", "openai", "cumulative", "tgi"} <= {endpoint.wire.name for endpoint in BODIES}
     for endpoint in BODIES:
         assert endpoint.prompt_path[0] in {path[0] for path in endpoint.fields}
@@ -118,7 +118,7 @@ def test_deep_nesting(target: Server, endpoint: Endpoint, depth: int, bracket: s
 
 @every
 def test_a_million_unknown_fields(target: Server, endpoint: Endpoint) -> None:
-    """Where names of unknown fields are given back, so that a typing mistake is seen, there are few of them."""
+    """Only a few names of unknown fields are returned."""
     wrong = endpoint.with_at((endpoint.prompt_path[0],), 5)
     body = json.dumps({**wrong, **{f"{CANARY}{i}": 0 for i in range(60_000)}}).encode()
     assert len(body) < 2_000_000
@@ -135,7 +135,7 @@ ANY: list[Any] = [CANARY, f"{CANARY}\0\r\n: 1", True, -1, 1.5, 2**70, 10**400, [
 
 @every
 def test_any_value_in_any_field(target: Server, endpoint: Endpoint) -> None:
-    """It is an answer or a refusal, and not all of them are answers."""
+    """Each value gives an answer or a refusal, and some give refusals."""
     num_refused = 0
     with target.wire() as wire:
         for path in endpoint.fields:
@@ -338,7 +338,7 @@ def test_unknown_models(target: Server, endpoint: Endpoint, model: str) -> None:
 
 
 def test_the_address_of_this_server_as_the_model(target: Server) -> None:
-    """What Hugging Face's clients say that know nothing else."""
+    """Hugging Face's clients send it if they know no other name."""
     for url in (target.url, f"{target.url}/v1/chat/completions", target.url.replace("http:", "HTTP:")):
         assert target.post("/v1/chat/completions", {**CHAT.good, "model": url, "stream": False}).status_code == 200, url
 
@@ -356,7 +356,8 @@ def _counts(message: str) -> set[int]:
 
 
 def test_two_megabytes_of_prompt(target: Server) -> None:
-    """One of this engine's tokens has 64 KiB, so that nothing can be said without encoding it all; nobody waits."""
+    """One token of this engine has 64 KiB, so the length is known only after encoding. Other requests are not
+    delayed."""
     refusal = ask(target, NATIVE, NATIVE.with_prompt("x" * 1_900_000))
     assert refusal.code == "context_length_exceeded"
 
@@ -409,7 +410,7 @@ ENDLESS: dict[str, Callable[[Endpoint], tuple[dict[str, str], bytes]]] = {
 
 
 def test_bodies_that_do_not_end(target: Server) -> None:
-    """All at once, as each of them takes as long as the server is willing to wait."""
+    """All at once, because each takes as long as the server waits."""
     open_wires = []
     for endpoint in BODIES:
         for case, make in ENDLESS.items():
@@ -436,7 +437,7 @@ def test_chunks_that_never_stop(target: Server, endpoint: Endpoint) -> None:
 
 
 def test_a_slow_body(serve: Callable[..., Server]) -> None:
-    """Each byte comes in time, and the whole does not. All wires share the reader of bodies."""
+    """Each byte arrives in time, but not the whole body."""
     server = serve("scripted", "--body-s", "0.4", "--body-gap-s", "0.3")
     with server.wire() as wire:
         wire.send("POST", "/v1/streams", None, {"content-type": "application/json", "content-length": "1000"})

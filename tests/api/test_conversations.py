@@ -30,7 +30,7 @@ def client(server: Server) -> Iterator[OpenAI]:
 
 
 def _made(server: Server, *texts: str) -> str:
-    """A conversation in which a user and the assistant have said these in turn."""
+    """Create a conversation with these messages of the user and the assistant in turn."""
     items = [{"role": ("user", "assistant")[place % 2], "content": text} for place, text in enumerate(texts)]
     return str(server.post("/v1/conversations", {"items": items}).json()["id"])
 

@@ -92,7 +92,7 @@ def test_json_messages_stay_separate(door: httpx.Client, path: str) -> None:
 
 
 def test_line_ends_of_unicode_are_escaped_in_json(door: httpx.Client, path: str) -> None:
-    """Clients that split lines as Unicode does would break at them."""
+    """Some clients split lines at them."""
     door.put(path, headers=JSON, content=b"[]")
     texts = ["a\u2028b", "\u2029", "\u0085 \\", "\u4e28\u00e9"]
     body = json.dumps(texts, ensure_ascii=False).encode()

@@ -26,7 +26,7 @@ from tailrace.streams.log_store import Lease
 
 
 class _SlowStore(MemoryLogStore):
-    """A home of streams that takes its time to keep a new one."""
+    """A log store that needs time to open a stream."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class _SlowStore(MemoryLogStore):
 
 
 def use_of(served: Served) -> tuple[int, bool, bool]:
-    """Requests that are being made, whether streams run, and whether it may be unloaded."""
+    """Return the number of arriving requests, whether streams run, and whether the model is idle."""
     return served.num_arriving, served.generator.is_busy, served.is_idle
 
 

@@ -57,7 +57,7 @@ def scrape(server: Server) -> Samples:
 
 
 def grown(before: Samples, after: Samples) -> Samples:
-    """What is new or has changed, without what a clock says and without the bounds."""
+    """Return new and changed values, without times and buckets."""
     return {
         name: value - before.get(name, 0)
         for name, value in after.items()
@@ -79,7 +79,7 @@ def failures(reason: str, count: int = 1) -> Samples:
 
 @pytest.fixture(scope="module")
 def narrow() -> Iterator[Server]:
-    """One sequence at a time, slowly, and one more that waits."""
+    """A slow server with one sequence at a time and one slot in the queue."""
     source = "scripted:tokens_per_s=50"
     flags = ("--max-sequences", "1", "--max-concurrent-requests", "2")
     with contextlib.closing(Server(source, *flags)) as running:
@@ -206,7 +206,7 @@ def test_a_client_that_leaves_is_counted_as_dropped(narrow: Server) -> None:
 
 
 def test_clients_cannot_create_series(server: Server) -> None:
-    """Whatever a client can choose is in no label: not paths, methods, models, users, or what an error says."""
+    """No label contains a value that clients choose: paths, methods, models, users or error messages."""
     server.post("/generate", {"inputs": ""})
     before = set(scrape(server))
     names = [f"kanarienvogel{number}" for number in range(20)]

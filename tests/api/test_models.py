@@ -255,7 +255,7 @@ _STALLED = Answer((256 + CONTROL_TOKENS.index("<|stall|>"),), 3, seed=1)
 
 
 def test_a_model_with_a_trial_is_not_unloaded(serve: Serve) -> None:
-    """Its client has left, so that nothing else shows that the engine is in use."""
+    """The client has disconnected, so only the trial shows that the engine is in use."""
     server = serve("scripted", "--idle-unload-s", "0.2", "--stall-s", "1")
     killer = {"prompt": "<|stall|>", "max_tokens": 5, "seed": 1}
     stream_id = server.create(killer)

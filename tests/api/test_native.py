@@ -127,7 +127,7 @@ def test_an_ended_stream_resumes_after_every_event(server: Server, finished: str
 
 
 def test_a_running_stream_resumes_after_every_event(paced: Server) -> None:
-    """At each event another reader comes in, knowing all up to it, while the first goes on."""
+    """At each event another reader resumes after it, while the first one continues."""
     stream_id = paced.create(BODY)
     followers = []
     undisturbed = b""
@@ -144,7 +144,7 @@ def test_a_running_stream_resumes_after_every_event(paced: Server) -> None:
 
 
 def test_a_reader_cut_off_at_every_byte_loses_and_repeats_nothing(server: Server, finished: str) -> None:
-    """What an EventSource keeps of a cut body are its whole events; their last id is where it goes on."""
+    """An EventSource keeps the complete events of a broken body, and resumes after the last id."""
     whole = _events(server, finished).content
     for length in range(0, len(whole), 5):
         kept = whole[: whole[:length].rfind(b"\n\n") + 2] if b"\n\n" in whole[:length] else b""
@@ -279,7 +279,7 @@ def test_the_same_key_with_another_body_is_409(server: Server) -> None:
 
 @pytest.mark.parametrize("prompt", ["short", "long " * 8000], ids=["short", "tokenised in a thread"])
 def test_twenty_at_once_with_one_key_are_one_generation(serve: Callable[..., Server], prompt: str) -> None:
-    """There is room for a single request, so that a second generation would be refused."""
+    """There is one slot, so a second generation would be refused."""
     server = serve("scripted:tokens_per_s=100", "--max-concurrent-requests", "1")
     body = {"prompt": prompt, "max_tokens": 50, "seed": 1}
     wires = [server.wire() for _ in range(20)]

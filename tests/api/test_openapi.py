@@ -52,8 +52,8 @@ def test_every_operation_has_a_name_of_its_own(document: Document) -> None:
 
 
 def run_schemathesis(server: Server, folder: Path, num_examples: int) -> None:
-    """What is asked by the schema, and what is asked against it: no 500, no status, media type or shape that the
-    document does not have."""
+    """Send valid and invalid requests of the schema: no 500, and no status, media type or shape that the document does
+    not have."""
     done = subprocess.run(
         [str(Path(sys.executable).parent / "schemathesis"), "run", server.url + "/openapi.json",
          "--max-examples", str(num_examples), "--phases", "examples,coverage,fuzzing,stateful", "--mode", "all",

@@ -17,7 +17,7 @@ _CHAT = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 3}
 
 
 async def _live(house: House, token: str) -> str:
-    """Do everything that leaves something behind; returns the id of a stream that runs."""
+    """Create data of every kind; returns the id of a running stream."""
     async with house.client(token) as client:
         conversation = (await client.post("/v1/conversations", json={})).json()["id"]
         answer = await client.post("/v1/chat/completions", json={**_CHAT, "conversation": conversation})
@@ -30,7 +30,7 @@ async def _live(house: House, token: str) -> str:
 
 
 def _rows_with(directory: Path, word: str) -> dict[str, int]:
-    """How many rows of each table have this word in any column."""
+    """Return the number of rows of each table that contain a word."""
     database = RecordDatabase(f"sqlite:///{directory / 'records.sqlite'}")
     with database.begin() as connection:
         found = {

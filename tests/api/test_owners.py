@@ -30,7 +30,7 @@ _PROMPT = {"prompt": "Mine.", "seed": 1}
 
 
 class OwnerEdge:
-    """Takes a header at its word. There are no keys yet."""
+    """Trusts a header for the owner, without keys."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -59,7 +59,7 @@ class _House:
         return self.yours, self.nobodys
 
     async def begin(self, count: int = 60_000, **headers: str) -> str:
-        """A stream of mine; as a rule one that never ends."""
+        """Begin a stream of mine, by default an endless one."""
         answer = await self.mine.post("/v1/streams", json={**_PROMPT, "max_tokens": count}, headers=headers)
         assert answer.status_code == 201, answer.text
         return str(answer.json()["id"])
@@ -120,7 +120,7 @@ async def test_streams_of_another_owner_are_unknown_on_every_wire(tmp_path: Path
 
 
 async def test_own_streams_are_found_on_every_wire(tmp_path: Path) -> None:
-    """Else the test before this one would pass for paths that are never there."""
+    """So the test before this one does not pass because of wrong paths."""
     async with _serving(tmp_path) as house:
         for entry in _on_streams():
             stream_id = await house.finished()

@@ -201,7 +201,7 @@ def _rest(server: Server, stream_id: str, seen: int) -> bytes:
 
 
 def check(server: Server, stream_id: str, first: bytes, seen: int) -> None:
-    """What was read before and behind a death is the whole stream, and that is what it would have been."""
+    """The parts before and after a death are the whole stream of the oracle."""
     body = first + _rest(server, stream_id, seen)
     assert body == whole_stream(server, stream_id)
     assert joined(body) == ANSWER.split

@@ -26,7 +26,7 @@ TGI_BODY = {"inputs": PROMPT, "parameters": {"max_new_tokens": COUNT, "seed": SE
 
 @dataclass(frozen=True)
 class Facade:
-    """A wire whose clients mean to cancel when they leave. `body` makes it generate `count` tokens."""
+    """A wire whose streams are cancelled on disconnect. With `body` it generates `count` tokens."""
 
     name: str
     path: str
@@ -419,7 +419,7 @@ def test_whole_answers_have_a_content_length(server: Server, facade: Facade) -> 
 
 @pytest.fixture(scope="module")
 def single() -> Iterator[Server]:
-    """Runs one sequence at a time: only when it is gone can the next begin."""
+    """A server that runs one sequence at a time."""
     with contextlib.closing(Server("scripted:tokens_per_s=50", "--max-sequences", "1")) as running:
         yield running.wait_ready()
 
@@ -435,7 +435,7 @@ def _queued(server: Server) -> str:
 
 @every
 def test_a_disconnect_frees_the_slot(single: Server, facade: Facade) -> None:
-    """Its answer would take 200 s. That it has begun is seen by the next one's waiting."""
+    """The answer would take 200 s. The next request can start only if its slot is free."""
     with single.wire() as leaver, single.wire() as next_one:
         facade.send(leaver, 10_000)
         if facade in STREAMING:

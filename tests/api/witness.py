@@ -22,7 +22,7 @@ _ANSWER = Answer("Never mind them.", 50_000, seed=9)
 
 @contextlib.contextmanager
 def nobody_held_up(server: Server) -> Iterator[Followed]:
-    """Follows a stream of a server that runs `PACED`, and an equal one of a second server that is asked nothing else.
+    """Follow a stream of a server that runs `PACED`, and an equal one of a second server without other requests.
 
     Both engines keep to one clock, so what slows the whole machine down slows both streams down. What holds up the
     first alone leaves it behind the other. Raises: AssertionError if it was ever more than `_MOST_BEHIND` events behind

@@ -48,7 +48,7 @@ class OneApp:
 
 @contextlib.asynccontextmanager
 async def one_app(items: Callable[[], AsyncIterator[Any]]) -> AsyncIterator[OneApp]:  # Any: as `serve.stream` takes
-    """An app whose every answer is a `serve.stream` of these items. When it is left, no answer runs any more."""
+    """An app whose answers are `serve.stream` of these items. At the end no answer runs any more."""
     loop = asyncio.get_running_loop()
     answers = set()
 

@@ -28,7 +28,7 @@ class AppServer(Server):
 
 
 class Forgiving(AppServer):
-    """One whose app raises on purpose: tracebacks in its log are no failure."""
+    """A server whose app raises on purpose: tracebacks in its log are allowed."""
 
     def close(self) -> None:
         with contextlib.suppress(AssertionError):

@@ -216,7 +216,7 @@ def http(apps: AppServer) -> httpx.Client:
 
 
 def test_children_in_lists_and_dicts_become_handles(http: httpx.Client) -> None:
-    """The one that is bound once is one, wherever it is given; two of one class are two."""
+    """A deployment that is bound once becomes one deployment; two of one class become two."""
     sung = http.get("/choir/sing").json()
     assert [text for text, _, _ in sung] == ["hello", "hello", "two", "three"]
     assert [made for _, _, made in sung] == [1, 1, 1, 1]

@@ -83,7 +83,7 @@ def test_chatbot(smollm2_dir: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.timeout(400)
 def test_batchbot(smollm2_dir: Path) -> None:
-    """Two clients fill a batch, which does not wait for its fifteen seconds then; both get what one would."""
+    """Two clients fill a batch, so it does not wait for 15 s. Both get the answer of a single request."""
     with running("batchbot", smollm2_dir) as server:
         answers: list[list[str]] = []
         threads = [threading.Thread(target=lambda: answers.append(ask(server))) for _ in range(2)]
@@ -162,7 +162,7 @@ app = Textbot.bind(os.environ["CHECKPOINT"])
 @pytest.mark.deep
 @pytest.mark.timeout(200)
 def test_a_disconnect_stops_the_model(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
-    """Its generator, and with our streamer the model as well; the tutorial's thread computes to its end."""
+    """It ends the generator and, with our streamer, the model. The tutorial's thread continues to its end."""
     tiny = Path(shutil.copytree(tiny_gpt2_dir, tmp_path / "tiny"))
     (tiny / "generation_config.json").write_text(json.dumps({"eos_token_id": -1, "pad_token_id": 0}))
     write(tmp_path, "left.py", _LEFT)

@@ -110,7 +110,8 @@ def _signal_all(server: AppServer) -> None:
 
 
 def test_the_life_of_a_server(tmp_path: Path, run: Callable[..., AppServer]) -> None:
-    """Cancelled requests leave nothing behind; a drain lets answers finish; what a journal kept is there again."""
+    """Cancelled requests leave nothing behind, a drain lets answers finish, and the journal has old streams after a
+    restart."""
     write(tmp_path, "app.py", _APP)
     data = ["--data-dir", str(tmp_path / "data")]
     server = run("app:app", *data).wait_ready()
@@ -257,7 +258,7 @@ def test_an_app_that_does_not_start_again_refuses_and_does_not_hang(tmp_path: Pa
 
 
 def test_reload(tmp_path: Path) -> None:
-    """The socket stays; what is broken is reported, and the next good version is taken up."""
+    """The socket stays open. A broken version is reported, and the next valid version is loaded."""
     source = """
         from tailrace import serve
 
@@ -287,7 +288,7 @@ def test_reload(tmp_path: Path) -> None:
 
 
 def test_reload_reads_the_config_file_again(tmp_path: Path) -> None:
-    """Also a plan that is none for a while."""
+    """The file may be invalid for a while."""
     plan = "applications: [{import_path: app:build, args: {word: WORD}}]"
     write(
         tmp_path,

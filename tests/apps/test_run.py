@@ -327,7 +327,7 @@ def test_calling_a_generator_in_the_wrong_way(bot: AppServer, how: str) -> None:
 
 
 def test_a_disconnect_cancels_a_plain_answer(bot: AppServer, directory: Path) -> None:
-    """It has no other end: on a busy machine a long one could have been over before the reader left."""
+    """It is endless: on a busy machine a long one could end before the disconnect."""
     with bot.http.stream("GET", "/endless-words") as answer:
         assert answer.status_code == 200
         next(answer.iter_raw())
@@ -396,7 +396,7 @@ def test_a_disconnect_does_not_cancel_a_stream_and_cancelling_does(bot: AppServe
 
 
 def test_a_slow_reader_slows_the_producer(bot: AppServer, directory: Path) -> None:
-    """Back-pressure all the way: through the front to the generator, which waits and does not fill memory."""
+    """Backpressure reaches the generator through the front, and memory does not grow."""
     with socket.create_connection(("127.0.0.1", bot.port)) as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.sendall(b"GET /big?num_bytes=1073741824 HTTP/1.1\r\nHost: localhost\r\n\r\n")

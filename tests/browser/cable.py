@@ -64,12 +64,12 @@ class Cable:
             await asyncio.wait(self._pumps)
 
     def freeze(self) -> None:
-        """Open connections stay and carry nothing any more, as after a router has forgotten them; new ones do."""
+        """Open connections stay open and carry nothing, as after a router lost its state. New connections work."""
         for flow in self._flows:
             flow.clear()
 
     def seen(self, method: str, path: str = "") -> list[Request]:
-        """The requests of a method whose path, without its query, ends like that."""
+        """Return the requests of a method whose path ends with a text."""
         return [
             each for each in self.requests if each.method == method and each.target.partition("?")[0].endswith(path)
         ]

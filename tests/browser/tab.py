@@ -73,7 +73,7 @@ class Tab:
         return await self.text()
 
     async def until(self, condition: str) -> None:
-        """Looks at every frame, where `expect` would look ever more seldom."""
+        """Check at every frame; `expect` would poll less and less often."""
         await self.page.wait_for_function(f"() => {condition}")
 
     async def text(self) -> str:

@@ -78,7 +78,7 @@ async def test_stop_stops_the_engine(river: Server, open_tab: OpenTab, how: str)
 
 
 async def test_branches(river: Server, open_tab: OpenTab) -> None:
-    """Regenerate, edit, go on, and between all of them."""
+    """Regenerate, edit, continue, and switch between branches."""
     tab = await open_tab(river.url)
     await let_ask(tab, max_tokens=8)
     await tab.send("One?")

@@ -51,7 +51,7 @@ async def test_a_reload_continues(river: Server, open_tab: OpenTab, plug: Plug) 
 
 
 async def test_a_reload_before_the_answer_has_an_id(river: Server, open_tab: OpenTab, plug: Plug) -> None:
-    """The page does not know whether its question was heard. It asks again under the same key."""
+    """The page does not know whether its request arrived, and repeats it with the same key."""
     cable = await plug(river)
     tab = await open_tab(cable.url)
 
@@ -170,7 +170,7 @@ async def test_stop_while_the_network_is_gone(serve: Serve, open_tab: OpenTab, p
 
 @pytest.mark.deep
 async def test_a_dead_connection_is_replaced(river: Server, context: BrowserContext, plug: Plug) -> None:
-    """Nothing comes and nothing breaks: EventSource alone would wait for ever."""
+    """No bytes arrive and nothing breaks: EventSource alone would wait forever."""
     cable = await plug(river)
     page = await context.new_page()
     await page.clock.install()

@@ -56,7 +56,7 @@ class _Command:
         return self._log.read_text()
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Looks again and again, since a phase sends no signal to us."""
+        """Polls, because a phase sends no signal."""
         deadline_s = time.monotonic() + LONG_S
         while not condition():
             assert self.process.poll() is None, self.said

@@ -222,7 +222,7 @@ def _places(pattern: str) -> Iterator[dict[str, Any]]:  # Any: JSON
 
 
 def test_patterns_that_crash_engines_are_refused(model: Server) -> None:
-    """They ended or held up the engine's process, and with it everybody's answers."""
+    """They ended or blocked the engine's process, and with it all answers."""
     worker = model.worker().pid
     with model.wire() as wire:
         wire.send("POST", "/v1/completions", {**GREEDY, "max_tokens": 200, "stream": True})
@@ -250,7 +250,7 @@ def test_ambiguous_patterns_are_answered(model: Server) -> None:
 
 @pytest.mark.deep
 def test_json_does_not_end_in_white_space(model: Server) -> None:
-    """Small models like white space, and had nothing but that until `max_tokens`."""
+    """Small models prefer white space, and wrote only that up to `max_tokens`."""
     river = {
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 16}, "length_km": {"type": "integer", "minimum": 0}},

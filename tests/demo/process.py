@@ -40,7 +40,7 @@ class Demo(Server):
         return httpx.post(f"{self.url}/demo/kill/{what}", headers={**token, **headers}, trust_env=False)
 
     def wait_life(self, number: int) -> dict[str, Any]:  # Any: of JSON
-        """The state of the server that is the demo's so many-th."""
+        """Return the state of the demo's server with this number."""
 
         def is_there() -> bool:
             try:

@@ -17,7 +17,7 @@ class Message(NamedTuple):
 
 
 def parse(stream: bytes) -> list[Message]:
-    """What an EventSource dispatches. Source: WHATWG HTML, 9.2.5 and 9.2.6.
+    """Return the events that an EventSource dispatches. Source: WHATWG HTML, 9.2.5 and 9.2.6.
 
     An unfinished block at the end is dropped, as the standard has it.
     """

@@ -27,7 +27,7 @@ def refusal(read: Callable[[], object]) -> TailraceError:
 
 
 def outcome(read: Callable[[], Grammar | None]) -> Grammar | RequestError | None:
-    """What comes of it, if that is either of the two that may."""
+    """Return the result if it is a grammar or a refusal."""
     try:
         return read()
     except RequestError as error:
@@ -42,7 +42,7 @@ def of_schema(schema: object) -> TailraceError:
 
 
 def of_regex(text: object) -> TailraceError:
-    """Why it is refused, on its own and in a schema."""
+    """Return the refusal of a regular expression, alone and in a schema."""
     error = refusal(lambda: read_tgi_grammar("regex", text))
     assert error.param == "grammar"
     assert type(of_schema({"type": "string", "pattern": text})) is type(error)
@@ -63,7 +63,7 @@ def nested(depth: int) -> JsonBody:
 
 
 def chain(num_links: int, num_choices: int = 2) -> JsonBody:
-    """Definitions of which each is one of several, all of them the next: the ways through multiply."""
+    """Return definitions whose choices all lead to the next one, so that the number of paths grows exponentially."""
     links: JsonBody = {
         f"d{number}": {"anyOf": [{"$ref": f"#/$defs/d{number + 1}"}] * num_choices} for number in range(num_links)
     }
@@ -294,7 +294,7 @@ def test_hostile_schemas_are_refused_quickly(schema: JsonBody) -> None:
 
 
 def test_nested_choices_take_linear_time() -> None:
-    """Six choices at thirteen places make as many as there are people."""
+    """Six choices at thirteen levels have 6^13 paths."""
     grammar_of_schema(chain(13, num_choices=6), "field")
 
 

@@ -439,7 +439,7 @@ def test_events_are_in_the_order_that_clients_expect(path: Path) -> None:
 
 
 def _check_items(events: list[JsonBody]) -> None:
-    """What the deltas add up to, what `done` says and what the last object holds are the same."""
+    """The deltas, `done` and the final object have the same content."""
     last = [event["response"] for event in events if "response" in event][-1]
     items: list[JsonBody] = []
     for event in events:

@@ -86,7 +86,7 @@ def test_a_golden_stream_may_be_resumed_at_every_event(stream: str) -> None:
 @few
 @given(streams(), st.integers(0, 12))
 def test_stale_events_are_those_that_a_later_event_contains(events: list[Event], after: int) -> None:
-    """Whoever leaves them out still gets the whole text, and the end."""
+    """A reader without them still gets the whole text and the end."""
     full, short = cumulative_encoder(), cumulative_encoder()
     whole = [message.text for message in parse(rest(full, events, 0))]
     head = b"".join(short.encode(seq, event) for seq, event in enumerate(events[:after], 1))

@@ -39,7 +39,7 @@ class Cut:
     more_bytes: Sequence[int] | None = (0,)
 
     def place(self, body: bytes, turn: int) -> int | None:
-        """Where to cut a body, None if it has not come that far."""
+        """Return where to cut a body; None if it is still too short."""
         place = 0
         for _ in range(self.events):
             place = body.find(b"\n\n", place) + 2
@@ -124,7 +124,7 @@ class Proxy:
                 writer.close()
 
     async def _answer(self, server: asyncio.StreamReader, client: asyncio.StreamWriter) -> bool:
-        """Pass one answer on. False if the connection is at its end."""
+        """Pass one answer on. Returns False if the connection is over."""
         head = await server.readuntil(b"\r\n\r\n")
         await _write(client, _bytes(head))
         cut = self._cut

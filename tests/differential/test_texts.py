@@ -22,7 +22,7 @@ PROMPTS = {name: f"Recite {number}." for number, name in enumerate(TEXTS)}
 
 @dataclass(frozen=True)
 class Altered:
-    """What one client makes of some texts in its own way."""
+    """The texts that one client changes in its own way."""
 
     driver: str
     texts: tuple[str, ...]

@@ -101,7 +101,7 @@ def _rows(database: str, least: int) -> list[dict[str, Any]]:  # Any: JSON
 
 
 def _answers(server: Server, key: str, stream_id: str) -> list[tuple[int, bytes]]:
-    """What all the doors to a stream say to this key."""
+    """Return the answers of all routes of a stream to this key."""
     headers = {"authorization": f"Bearer {key}"}
     asked = [
         ("GET", f"/v1/streams/{stream_id}"),

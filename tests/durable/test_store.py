@@ -24,7 +24,7 @@ KEYS = (b"a", b"b", b"c", b"d")
 
 
 def state(store: DurableStore) -> dict[bytes, tuple[object, ...]]:
-    """All that a client could tell, and what is charged."""
+    """Return everything that a client could see, and the charged size."""
     return {
         key: (
             stream.created, list(stream.chunks), dict(stream.producers), stream.last_seq, stream.is_closed,

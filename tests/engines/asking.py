@@ -10,7 +10,7 @@ __all__ = ["ask", "control", "oracle"]
 
 
 def ask(sequence_id: int, max_tokens: int = 8, *, fault: str = "", prompt: bytes = b"", seed: int = 7) -> Sequence:
-    """A sequence whose prompt is its own, so that two are never mistaken for each other."""
+    """Return a sequence with its own prompt, so that no two are equal."""
     ids = tuple(prompt or b"ask %d" % sequence_id) + ((control(fault),) if fault else ())
     return Sequence(sequence_id, ids, Sampling(temperature=0.0, seed=seed, max_tokens=max_tokens))
 

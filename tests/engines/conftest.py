@@ -26,7 +26,7 @@ def card() -> ModelCard:
 
 @pytest.fixture(scope="module")
 def openvino_spec(card: ModelCard) -> EngineSpec:
-    """Small enough that a prompt of the limit is quick, and a step so small that it takes three."""
+    """Small, so that a prompt at the limit is fast, with steps so small that it needs three."""
     return EngineSpec(
         engine="openvino",
         path=str(card.path),

@@ -26,7 +26,7 @@ from tailrace.errors import EngineError, EngineLost, EngineStalled
 
 
 class Listener:
-    """A receiver that keeps what it hears."""
+    """A receiver that records all calls."""
 
     def __init__(self) -> None:
         self.deltas: list[Delta] = []
@@ -118,7 +118,7 @@ async def supervised(
 
 @pytest.fixture
 def imposter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a script of the test's own into the worker's place. It finds `sock`, `start` and the protocol's names."""
+    """Replaces the worker by a script of the test. It has the names `sock`, `start` and those of the protocol."""
 
     def install(body: str) -> None:
         script = tmp_path / "worker"

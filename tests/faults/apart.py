@@ -27,7 +27,7 @@ _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 
 
 def apart(test: Callable[P, None]) -> Callable[P, None]:
-    """The test, in a thread whose network is its own. It is skipped where the system does not allow that."""
+    """Run the test in a thread with its own network. Skipped if the system does not allow it."""
 
     @functools.wraps(test)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -61,7 +61,7 @@ def _run(command: str) -> None:
 
 @contextmanager
 def dropping(packets: str = "") -> Iterator[None]:
-    """Packets that match, in the words of nft, do not arrive; all of them where none are named."""
+    """Drop packets that match an expression of nft; without one, drop all."""
     _run(f"nft add rule inet faults input {packets} drop")
     try:
         yield
@@ -71,7 +71,7 @@ def dropping(packets: str = "") -> Iterator[None]:
 
 @contextmanager
 def narrow(rate: str) -> Iterator[None]:
-    """No more than that comes through, in the words of tc: `64kbit`."""
+    """Limit the bandwidth, in the syntax of tc: `64kbit`."""
     _run(f"tc qdisc add dev lo root tbf rate {rate} burst 3000 limit 30000")
     try:
         yield

@@ -16,7 +16,7 @@ _SOURCE = Path(__file__).parent / "shim.c"
 
 @pytest.fixture
 def shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """`shim("FAULT_CLOCK")` preloads `shim.c` into servers to come, and returns the file that steers it."""
+    """`shim("FAULT_CLOCK")` preloads `shim.c` into later servers, and returns the file that controls it."""
     if shutil.which("gcc") is None:
         lack("gcc", "it makes the library that plays the system's part")
 

@@ -27,7 +27,7 @@ _AGAIN_S = 0.02
 
 
 class House:
-    """One directory for the journal, and a server over it, killed and started again as a test likes.
+    """A directory for the journal, and a server with it, which a test may kill and restart.
 
     Leaving it stops the server and holds the laws for every stream that `begin` began.
     """
@@ -64,11 +64,11 @@ class House:
             self.server.close()
 
     def launch(self, *flags: str) -> Server:
-        """One server more over the same directory; it need not come up."""
+        """Start another server with the same directory. It may fail to start."""
         return Server(self.source, "--data-dir", str(self.directory), *self.flags, *flags)
 
     def start(self, *flags: str) -> Server:
-        """The next server; readers come to it by themselves."""
+        """Start the next server. Readers reconnect to it by themselves."""
         server = self.launch(*flags)
         try:
             server.wait_ready()
@@ -81,7 +81,7 @@ class House:
         return server
 
     def kill(self) -> None:
-        """kill -9 of the server. Its engine must follow."""
+        """kill -9 of the server. Its engine must end, too."""
         children = psutil.Process(self.server.process.pid).children()
         self.server.send_signal(signal.SIGKILL)
         self.server.wait()
@@ -90,7 +90,7 @@ class House:
         wait_gone(children)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """SIGTERM, and all the way down."""
+        """SIGTERM, and wait for the end."""
         self.server.send_signal(number)
         status = self.server.wait()
         self._logs.append(self.server.log)
@@ -103,18 +103,18 @@ class House:
 
     @property
     def num_streams(self) -> int:
-        """That the server has, whoever began them."""
+        """The number of streams of the server."""
         found = re.search(r"^tailrace_streams (\d+)", self.server.http.get("/metrics").text, re.MULTILINE)
         assert found is not None
         return int(found[1])
 
     @property
     def log(self) -> str:
-        """What all its servers said."""
+        """The logs of all servers so far."""
         return "".join([*self._logs, self.server.log])
 
     def kill_engine(self, number: signal.Signals = signal.SIGKILL) -> None:
-        """Kill the engine that there is, once there is one."""
+        """Kill the engine; wait for it if there is none."""
         found: list[psutil.Process] = []
 
         def is_there() -> bool:
@@ -146,11 +146,11 @@ class House:
         return self._is_open
 
     def kept(self) -> Kept:
-        """What the journal holds. The server must have stopped."""
+        """Return the content of the journal. The server must be stopped."""
         return read_journal(self.directory, key=self.key)
 
     def check(self) -> None:
-        """Wait for all streams, hold law 5, stop, and hold the others."""
+        """Wait for all streams, check law 5, stop the server, and check the other laws."""
         for stream in self.streams:
             stream.wait()
         if self.server.process.poll() is None:
@@ -162,7 +162,7 @@ class House:
 
 
 class Stream:
-    """A stream that a test began, what it must say, and who reads it."""
+    """A stream of a test, its expected answer, and its readers."""
 
     def __init__(self, stream_id: str, answer: Answer, followers: Sequence[Follower]) -> None:
         self.stream_id = stream_id
@@ -177,7 +177,7 @@ class Stream:
         return f"/v1/streams/{self.stream_id}"
 
     def seen(self, num_events: int) -> Stream:
-        """Wait until every reader has so many events."""
+        """Wait until every reader has this many events."""
         for follower in self.followers:
             follower.wait_events(num_events)
         return self
@@ -235,7 +235,7 @@ class Follower:
         assert status_of(self.events[-1]), self._state()
 
     def cut(self) -> None:
-        """Cut its connection, wherever it is."""
+        """Break its connection."""
         wire = self._wire
         if wire is not None:
             wire.cut()
@@ -254,7 +254,7 @@ class Follower:
             self._said.notify_all()
 
     def _follow(self) -> bool:
-        """Read as far as it goes; whether that was the end."""
+        """Read until the connection ends. Returns whether the stream has ended."""
         try:
             with Wire(self._house.server.port) as wire:
                 self._wire = wire

@@ -55,7 +55,7 @@ def status_of(event: bytes) -> str | None:
 
 @dataclass(frozen=True)
 class Seen:
-    """What one reader saw: whole events in their order, from behind number `after` on, over however many sockets."""
+    """The events that one reader saw after event `after`, in order, over any number of connections."""
 
     events: Sequence[bytes]
     after: int = 0
@@ -63,7 +63,7 @@ class Seen:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a journal holds."""
+    """The content of a journal."""
 
     streams: Mapping[str, Sequence[Event]]
     expired: Sequence[str] = ()
@@ -157,7 +157,7 @@ def _check_end(end: bytes, done: bytes, num_deltas: int, ends: Sequence[str], co
 
 @dataclass(frozen=True)
 class Resources:
-    """What a server holds while nobody asks anything of it."""
+    """The resources of an idle server."""
 
     num_processes: int
     num_descriptors: int
@@ -183,7 +183,7 @@ class Resources:
 
     @classmethod
     def at_rest(cls, server: Server) -> Resources:
-        """When nothing more is opened."""
+        """Wait until no more resources are opened."""
         before, now = cls.of(server), cls.of(server)
         since_s = time.monotonic()
         while time.monotonic() < since_s + _REST_S:
@@ -197,7 +197,7 @@ class Resources:
         return self.num_processes, self.num_descriptors, self.num_connections, self.num_running, self.num_waiting
 
     def check_back(self, server: Server, *, grown_bytes: int = 64 * 2**20) -> None:
-        """Law 5: the server comes back to these within some seconds, and to its memory within `grown_bytes`.
+        """Law 5: within some seconds the server returns to these resources, and to its memory within `grown_bytes`.
 
         The kernel takes a moment to take down sockets and processes.
         """

@@ -25,7 +25,7 @@ _PACED = "scripted:tokens_per_s=200"
 
 @contextmanager
 def attacked(server: Server, num_attackers: int, control: str = "<|crash|>") -> Iterator[list[tuple[int, str]]]:
-    """Each attacker sends killers, one after the other, every one with a text of its own. Yields their answers."""
+    """Attackers send killers, one after the other, each with a different text. Yields their answers."""
     is_over = threading.Event()
     numbers = itertools.count()
     answers: list[tuple[int, str]] = []

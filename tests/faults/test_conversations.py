@@ -54,7 +54,7 @@ def _house(directory: Path, *flags: str, database: str = "") -> Iterator[_House]
 
 @contextlib.contextmanager
 def _away(url: str) -> Iterator[None]:
-    """A PostgreSQL database that lets nobody in, and has thrown out who was in it."""
+    """A PostgreSQL database that refuses and closes all connections."""
     name = make_url(url).database
     server = create_engine(make_url(url).set(database="postgres"), isolation_level="AUTOCOMMIT")
     with contextlib.closing(server.connect()) as connection:

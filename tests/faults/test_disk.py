@@ -32,7 +32,7 @@ PLAIN = {"content-type": "text/plain"}
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Another program has the journal to itself."""
+    """Another program locks the journal."""
     connection = sqlite3.connect(directory / "journal.sqlite", isolation_level=None, timeout=5)
     try:
         connection.execute("BEGIN EXCLUSIVE")
@@ -117,7 +117,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def _fill(directory: Path) -> Path:
-    """Leave no room at all."""
+    """Fill the disk."""
     ballast = directory / "ballast"
     with ballast.open("ab", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(bytes(4096)):
@@ -209,7 +209,7 @@ def _damaged(directory: Path, into: Path) -> Path:
 
 
 def _check_prefix(kept: Kept, oracle: dict[str, list[bytes]]) -> int:
-    """No byte is another one; how many events are there. What was damaged may end as such."""
+    """The stream's events are a prefix of the answer; returns their number. A damaged stream may end as such."""
     count = 0
     for stream_id, events in oracle.items():
         if stream_id not in kept.streams:
@@ -224,7 +224,7 @@ def _check_prefix(kept: Kept, oracle: dict[str, list[bytes]]) -> int:
 
 @pytest.fixture(scope="module")
 def left(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[bytes]]]:
-    """What a killed server leaves: finished streams, and running ones; and what they have to say."""
+    """The files of a killed server with finished and running streams, and their expected answers."""
     directory = tmp_path_factory.mktemp("left")
     oracle: dict[str, list[bytes]] = {}
     with House(directory / "live", PACED) as house:
@@ -262,7 +262,7 @@ def test_a_torn_write_ahead_log_is_read_up_to_the_tear(
 
 @pytest.mark.parametrize("num_flips", [60, pytest.param(3_000, marks=[pytest.mark.deep, pytest.mark.timeout(600)])])
 def test_a_flipped_bit_is_detected(left: tuple[Path, dict[str, list[bytes]]], tmp_path: Path, num_flips: int) -> None:
-    """Anywhere in the file, once all of it is in the database, where no checksum of SQLite's watches over it."""
+    """Anywhere in the file, when the whole journal is in the database, where SQLite has no checksums."""
     directory, oracle = left
     clean = _damaged(directory, tmp_path / "clean")
     with contextlib.closing(sqlite3.connect(clean / "journal.sqlite")) as connection:
@@ -287,7 +287,7 @@ def test_a_flipped_bit_is_detected(left: tuple[Path, dict[str, list[bytes]]], tm
 
 
 def test_streams_after_a_damaged_part_of_the_log_are_reported_as_lost(tmp_path: Path) -> None:
-    """SQLite stops reading at the first frame that is not what was written, and says nothing."""
+    """SQLite stops silently at the first damaged frame."""
     with House(tmp_path / "live", PACED) as house:
         first, second = house.begin(Answer("First.", 9, seed=1)), house.begin(Answer("Second.", 400, seed=1))
         first.wait()
@@ -405,7 +405,7 @@ def test_a_power_cut_takes_no_more_than_what_came_after_the_last_sync(
 
 
 def test_reading_the_journal_does_no_harm(tmp_path: Path) -> None:
-    """An SQLite that leaves as the last one clears up behind itself: it must not take itself for that."""
+    """The last connection of SQLite removes the log. A reader must not count as the last one."""
     with House(tmp_path, PACED) as house:
         stream = house.begin(Answer("Look.", 200, seed=1)).seen(9)
         with contextlib.closing(sqlite3.connect(tmp_path / "journal.sqlite")) as connection:

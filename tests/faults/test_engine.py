@@ -43,12 +43,12 @@ def house(tmp_path: Path) -> Iterator[House]:
 
 
 def num_deaths(house: House) -> int:
-    """Of engines that were running."""
+    """The number of running engines that died."""
     return house.log.count("Starting another engine.")
 
 
 def in_engine(house: House, count: int) -> None:
-    """Wait until the engine has so many streams."""
+    """Wait until the engine has this many streams."""
     gauge = re.compile(rf"^tgi_batch_current_size {count}\.0$", re.MULTILINE)
     until(lambda: gauge.search(house.server.http.get("/metrics").text) is not None)
 
@@ -69,7 +69,7 @@ def test_killed_anywhere_the_streams_continue_exactly(house: House) -> None:
 
 
 def test_a_request_during_the_death_is_served(house: House) -> None:
-    """There is a moment in which the engine is gone and nobody knows."""
+    """For a moment the engine is gone, but the server has not noticed."""
     for death in range(2):
         house.kill_engine()
         streams = [house.begin(Answer(f"Dying {death} {seed}.", 5, seed)) for seed in range(5)]
@@ -108,7 +108,7 @@ def test_whatever_kills_it(house: House, number: signal.Signals) -> None:
 
 @pytest.mark.parametrize("num_kills", [2, pytest.param(5, marks=pytest.mark.deep)])
 def test_killed_again_and_again(house: House, num_kills: int) -> None:
-    """Also while it runs again what was there, and while it loads."""
+    """Also during replays, and while it loads."""
     chance = random.Random(16)
     streams = [house.begin(Answer(f"Again {seed}.", 120, seed)) for seed in range(4)]
     for _ in range(num_kills):
@@ -120,7 +120,7 @@ def test_killed_again_and_again(house: House, num_kills: int) -> None:
 
 
 def test_a_slow_reader_misses_nothing(house: House) -> None:
-    """Its engine dies between what is in the log and what it has been sent."""
+    """The engine dies while the reader has fewer events than the log."""
     answer = Answer("Slow.", 300, seed=5)
     stream = house.begin(answer)
     with house.server.wire(receive_bytes=2048) as wire:
@@ -194,7 +194,7 @@ def test_an_engine_that_sends_garbage_is_replaced(customised: Callable[[bytes], 
 
 
 class Ear:
-    """A receiver."""
+    """A receiver that records all calls."""
 
     def __init__(self) -> None:
         self.ids: list[int] = []
@@ -252,7 +252,7 @@ async def test_repeated_or_missing_tokens_are_never_shown(start: int) -> None:
 
 
 def _poison(house: House, control: str) -> Stream:
-    """A stream that takes its engine down after three tokens."""
+    """Return a stream that kills its engine after three tokens."""
     answer = Answer((*b"Now ", 256 + CONTROL_TOKENS.index(control)), 50, seed=1)
     stream = house.begin(answer, prompt=f"Now {control}")
     stream.ends = ("error",)
@@ -333,7 +333,7 @@ async def test_a_poison_that_needs_another_one(poison_first: bool) -> None:
 
 @contextmanager
 def hunted(house: House) -> Iterator[None]:
-    """No engine lives."""
+    """Every engine is killed at once."""
     is_over = threading.Event()
 
     def hunt() -> None:

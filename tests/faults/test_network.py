@@ -62,7 +62,8 @@ def begin(server: Server, answer: Answer, **fields: object) -> str:
 
 
 def follow(port: int, stream_id: str, events: list[bytes] | None = None) -> list[bytes]:
-    """All events of a stream, over as many connections as it takes. Half an event is forgotten, as browsers do it."""
+    """Return all events of a stream, over as many connections as needed. Incomplete events are dropped, as in
+    browsers."""
     events = [] if events is None else events
     while not events or status_of(events[-1]) is None:
         last_id = f"{stream_id}-{len(events)}" if events else ""
@@ -194,7 +195,7 @@ def reciting() -> Iterator[Server]:
 
 @pytest.mark.parametrize("driver", params(DRIVERS[name] for name in _PARSERS))
 def test_byte_by_byte(driver: Driver, reciting: Server) -> None:
-    """Each a segment of its own, whatever the protocol: lengths of chunks and of frames are torn, too."""
+    """Each byte in its own TCP segment, so that lengths of chunks and frames are split, too."""
     prompts = [f"Recite {[*TEXTS].index(name)}." for name in _HARD]
     with Chaos(reciting.port, itertools.repeat(Line(to_client=Flow(piece_bytes=1)))) as chaos:
         assert driver.read_all(chaos.url, prompts) == [TEXTS[name] for name in _HARD]
@@ -217,7 +218,7 @@ async def chunks(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 async def storm(port: int, stream_id: str, number: int) -> bytes:
-    """What one reader of many gets, who is cut off at a place of its own in the middle, and comes back."""
+    """The events of one of many readers, which is cut off in the middle and reconnects."""
     seen, place = b"", 131 * number % 20_000
     reader, writer = await read_head(port, stream_id, "")
     async for chunk in chunks(reader):
@@ -236,7 +237,7 @@ async def storm(port: int, stream_id: str, number: int) -> bytes:
 
 @pytest.mark.parametrize("num_readers", [500, pytest.param(1000, marks=pytest.mark.deep)])
 def test_many_readers_reconnect_at_once(house: House, num_readers: int) -> None:
-    """All read the same bytes, and those of other streams notice nothing."""
+    """All read the same bytes, and other streams are not affected."""
     stream = house.begin(Answer("Storm.", 400, seed=4))
     others = [house.begin(Answer(f"Other {seed}.", 400, seed)) for seed in range(4)]
 
@@ -289,7 +290,7 @@ def test_many_readers_that_do_not_read_cost_little_and_can_resume(tmp_path: Path
 @pytest.mark.parametrize("count", [40, pytest.param(150, marks=(pytest.mark.deep, pytest.mark.timeout(300)))])
 @apart
 def test_three_in_ten_packets_are_lost(tmp_path: Path, count: int) -> None:
-    """It is slower, and never wrong."""
+    """It is slower, but always correct."""
     with House(tmp_path, PACED) as house:
         streams = [house.begin(Answer(f"Loss {seed}.", count, seed)).seen(1) for seed in range(2)]
         with dropping("numgen random mod 100 < 30"):
@@ -375,7 +376,7 @@ def nginx(tmp_path: Path) -> Iterator[Callable[[int, str], str]]:
 def test_through_nginx_a_token_comes_when_it_is_there(
     house: House, nginx: Callable[[int, str], str], version: str, coding: str
 ) -> None:
-    """It neither waits for a buffer to be full nor for what compresses better."""
+    """nginx does not wait to fill a buffer or to compress better."""
     url = nginx(house.server.port, version)
     answer = Answer("Buffered.", 200, seed=7)
     stream = house.begin(answer)

@@ -60,12 +60,12 @@ class Crowd:
         self._request = f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
 
     async def hammer(self, num_clients: int, duration_s: float) -> None:
-        """Each asks again as soon as it has its answer or its refusal, whatever that says."""
+        """Each client sends its next request at once after an answer or a refusal."""
         over_s = time.monotonic() + duration_s
         await asyncio.gather(*(self._ask_on(over_s) for _ in range(num_clients)))
 
     async def arrive(self, per_s: float, duration_s: float) -> None:
-        """One comes after the other, whatever becomes of those before."""
+        """Clients arrive one after the other, independently of earlier ones."""
         loop = asyncio.get_running_loop()
         idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         begun_s = loop.time()
@@ -83,7 +83,7 @@ class Crowd:
             await _hang_up(writer)
 
     def check(self, house: House) -> None:
-        """Everybody who was let in has all of it, and the journal has it too. The server must have stopped."""
+        """All admitted clients have complete answers, and so has the journal. The server must be stopped."""
         kept = house.kept()
         for body in self.bodies:
             check(sse_ids(body)[0].rpartition("-")[0], SMALL, [Seen(whole_events(body))], kept)
@@ -145,7 +145,7 @@ _EIGHT = ("--max-sequences", "8", "--max-concurrent-requests", "16", "--keep-ali
 @pytest.mark.parametrize("duration_s", [2, pytest.param(60, marks=(pytest.mark.deep, pytest.mark.timeout(300)))])
 @pytest.mark.parametrize("kind", ["arrivals", "retries"])
 def test_ten_times_what_it_can_carry(tmp_path: Path, kind: str, duration_s: float) -> None:
-    """They come whatever becomes of those before, or ask again at once whatever they were told."""
+    """Clients arrive independently, or retry at once, ignoring Retry-After."""
     with House(tmp_path, PACED, *_EIGHT) as house:
         calm, crowd = Crowd(house.server.port), Crowd(house.server.port)
         calm_s = min(duration_s / 2, 10)
@@ -171,7 +171,7 @@ def test_ten_times_what_it_can_carry(tmp_path: Path, kind: str, duration_s: floa
 
 @pytest.mark.parametrize("duration_s", [2, pytest.param(30, marks=(pytest.mark.deep, pytest.mark.timeout(300)))])
 def test_the_engine_dies_repeatedly_under_load(tmp_path: Path, duration_s: float) -> None:
-    """Whoever was let in waits for the next engine; nobody else waits without bound."""
+    """Admitted requests wait for the next engine; others wait for a limited time."""
     with House(tmp_path, PACED, *_EIGHT) as house:
         crowd = Crowd(house.server.port)
         with _killing(house, every_s=0.7):
@@ -234,7 +234,7 @@ def _without_descriptors(server: Server) -> Iterator[None]:
 
 
 def test_without_descriptors_the_journal_is_written_and_an_engine_is_waited_for(tmp_path: Path) -> None:
-    """A new engine takes some, too. The server is the one that stays."""
+    """A new engine needs descriptors, too. The server survives."""
     with House(tmp_path, PACED) as house:
         stream = house.begin(Answer("Descriptors.", 120, seed=1)).seen(40)
         with _without_descriptors(house.server):
@@ -247,7 +247,7 @@ def test_without_descriptors_the_journal_is_written_and_an_engine_is_waited_for(
 
 
 def test_the_first_stream_without_a_free_descriptor() -> None:
-    """What keeping it takes was taken at the beginning."""
+    """The files for keeping it were opened at the start."""
     with contextlib.closing(Server(PACED)) as server:
         server.wait_ready()
         assert server.http.get("/livez").status_code == 200  # over a connection that stays
@@ -270,7 +270,7 @@ if "tailrace.engines.worker" in sys.orig_argv:
 
 @pytest.fixture
 def hungry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    """A house whose engines take all the memory there is at SIGUSR1."""
+    """A house whose engines use all memory at SIGUSR1."""
     (tmp_path / "sitecustomize.py").write_text(_HOG)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with House(tmp_path / "data", PACED) as house:

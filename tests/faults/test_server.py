@@ -30,7 +30,7 @@ SSE = {"accept": "text/event-stream"}
 
 
 def _one_line(house: House, *flags: str) -> str:
-    """What a server says that does not start."""
+    """Return the error of a server that does not start."""
     refused = house.launch(*flags)
     assert refused.wait() == 1
     refused.close()
@@ -87,7 +87,7 @@ def test_killed_during_take_over(tmp_path: Path, num_kills: int) -> None:
 
 
 async def test_a_stream_with_progress_is_taken_over_any_number_of_times(tmp_path: Path) -> None:
-    """As it has to be on a machine whose server is replaced every day. One that never does may be why servers die."""
+    """A server may be replaced every day. A stream without progress may be what kills servers."""
     journal = DiskJournal(tmp_path)
     for name in ("gets on", "does not"):
         journal.begin(Record(name, 0.0, linger_s=60.0))
@@ -319,7 +319,7 @@ def test_retention_continues_after_a_restart(tmp_path: Path) -> None:
 
 
 async def test_a_later_end_extends_no_other_retention(tmp_path: Path) -> None:
-    """Streams that began in one order, ended in the other, and are taken over."""
+    """Streams that began in one order, ended in the other, and were taken over."""
     async with open_sqlite(tmp_path, sync_s=0.01, retention_s=6.0) as store:
         late, early = [await store.open(Record(name, 0.0)) for name in ("late", "early")]
         for lease in (early, late):
@@ -475,7 +475,7 @@ def test_setting_the_clock_affects_no_stream(tmp_path: Path, shim: Callable[[str
 
 
 def test_a_suspended_server_continues(tmp_path: Path) -> None:
-    """Its engine waited for it, and has not hung."""
+    """Its engine waited for it, and was not taken for a hanging one."""
     with House(tmp_path, PACED, "--stall-s", "1.5", "--retention-s", "60") as house:
         finished = house.begin(Answer("Finished.", 5, seed=1))
         finished.wait()

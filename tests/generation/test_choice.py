@@ -21,7 +21,7 @@ seeds = st.integers(-(2**63), 2**64 - 1)
 
 
 def shown_before(ids: list[int]) -> str:
-    """The characters that these ids complete."""
+    """Return the characters that these ids complete."""
     return b"".join(tokenizer().pieces[i] for i in ids).decode("utf-8", "ignore")
 
 
@@ -185,7 +185,7 @@ BEHIND = "}\n</tool_call> Then <tool_call>"
 
 
 def say(world: World, run: Run, text: str, num_tokens: int) -> None:
-    """The engine says a text from its beginning, a token for each byte, so many of them in each step."""
+    """The engine generates a text from its start, one token per byte, with this many tokens per step."""
     sequence_id, ids = run.choices[0].sequence.sequence_id, tuple(text.encode())
     for start in range(0, len(ids), num_tokens):
         world.engine.hear([Delta(sequence_id, start, ids[start : start + num_tokens])])

@@ -169,7 +169,7 @@ async def test_a_prompt_that_is_too_long_is_refused_with_both_counts() -> None:
 
 
 async def test_a_much_too_long_prompt_is_refused_without_being_encoded() -> None:
-    """One of the engine's tokens has 64 KiB, so that only very long texts are hopeless."""
+    """One token of the engine has 64 KiB, so only very long texts are certainly too long."""
     error = await refused(World(context_tokens=5), GenerateRequest(prompts=("x" * 500_000,)))
     assert isinstance(error, ContextLengthExceeded)
     assert 5 < error.num_prompt_tokens <= 500_000

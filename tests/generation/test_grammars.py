@@ -20,7 +20,7 @@ UNSATISFIABLE = Grammar("json_schema", '{"type":"object","properties":{"a":{}},"
 
 
 def able() -> World:
-    """An engine that says that it knows grammars."""
+    """An engine that announces grammars."""
     world = World()
     capabilities = world.engine.capabilities
     assert capabilities is not None

@@ -35,7 +35,7 @@ def reasoning_of(log: StreamLog, choice: int = 0) -> str:
 
 
 def written(run: Run, num_tokens: int, seed: int = 1) -> str:
-    """What the engine writes, markers and all."""
+    """Return the engine's text, including the markers."""
     ids = [scripted_token(asked(run), seed, index, thinks=THINKS) for index in range(num_tokens)]
     return b"".join(tokenizer().pieces[i] for i in ids).decode("utf-8", "replace")
 
@@ -179,7 +179,7 @@ async def test_a_stream_of_two_choices_is_counted_after_a_restart() -> None:
 
 
 async def test_earlier_reasoning_that_the_template_leaves_out_uses_no_tokens() -> None:
-    """Nobody knows how long a prompt is before the template has made it."""
+    """The length of a prompt is known only after the template was applied."""
     world = World(context_tokens=200)
     said = (Message("user", "Hi"), Message("assistant", "Ho", reasoning="hm " * 500), Message("user", "Hi"))
     run = await begin(world, messages=said, sampling=Sampling(temperature=0.0, seed=1, max_tokens=9))

@@ -89,7 +89,7 @@ async def test_cancel_twice_and_cancel_after_the_end() -> None:
 
 @pytest.mark.parametrize("cancelled_first", [True, False])
 async def test_cancel_and_the_last_token_at_once(cancelled_first: bool) -> None:
-    """The last delta is on its way when the cancellation comes, or the other way round."""
+    """The last delta arrives just before or just after the cancellation."""
     world = World()
     run = await world.create("Hi", greedy(3))
     last = world.engine.compute(3)

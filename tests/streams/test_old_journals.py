@@ -141,7 +141,7 @@ def test_an_unused_journal_is_removed_and_one_with_content_is_kept(tmp_path: Pat
 
 
 def test_a_journal_with_recorded_damage_is_kept(tmp_path: Path) -> None:
-    """Else its next server would say of a lost stream that there never was one."""
+    """Otherwise the next server would report a lost stream as unknown."""
     damaged = tmp_path / "port-1"
     DiskJournal(damaged).close()
     with closing(sqlite3.connect(damaged / "journal.sqlite")) as connection:
@@ -155,7 +155,7 @@ def test_a_journal_with_recorded_damage_is_kept(tmp_path: Path) -> None:
 
 
 def test_reading_a_journal_changes_nothing(tmp_path: Path) -> None:
-    """Whoever opens a journal for writing moves what is in its write-ahead log, and hides that its end was lost."""
+    """Opening a journal for writing moves its write-ahead log into the database, and hides that its end was lost."""
     running = DiskJournal(tmp_path / "running", lifetime_s=10 * LIFETIME_S)
     running._database.note(b"key", b"body")
     left = tmp_path / "port-8001"  # as a server leaves it that was killed

@@ -17,7 +17,7 @@ _DEADLOCK_S = 30.0  # of real time, for a scenario in which everybody waits for 
 
 
 class _Selector(selectors.DefaultSelector):
-    """Where a loop would sleep until its next timer, the clock is put forward instead."""
+    """Advances the clock instead of sleeping until the next timer."""
 
     now_s = 1000.0
 

@@ -19,7 +19,7 @@ _TIMEOUT_S = 10.0
 
 
 class Far:
-    """The other end: it says `says` to whoever comes, and keeps what it hears."""
+    """The other end: it sends `says` to each connection, and records what it receives."""
 
     def __init__(self, says: bytes) -> None:
         self.heard: list[bytes] = []

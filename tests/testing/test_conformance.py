@@ -65,7 +65,7 @@ class _WrongOrder(_Broken):
 
 
 class _Stranger(_Broken):
-    """Speaks of a sequence that nobody submitted."""
+    """Returns deltas of an unknown sequence."""
 
     def step(self) -> list[Delta]:
         stepped = super().step()
@@ -73,7 +73,7 @@ class _Stranger(_Broken):
 
 
 class _TwoFinals(_Broken):
-    """Says the end twice."""
+    """Gives the last delta twice."""
 
     def step(self) -> list[Delta]:
         stepped = super().step()
@@ -82,7 +82,7 @@ class _TwoFinals(_Broken):
 
 
 class _NegativeIds(_Broken):
-    """Marks words by negative numbers."""
+    """Uses negative ids for words."""
 
     def step(self) -> list[Delta]:
         return [replace(delta, token_ids=tuple(-token for token in delta.token_ids)) for delta in super().step()]
@@ -106,7 +106,7 @@ class _OneLess(_Broken):
 
 
 class _DeafToEos(_Broken):
-    """Takes `ignore_eos` and ends all the same."""
+    """Announces `ignore_eos`, but ends at an end of text."""
 
     def submit(self, sequence: Sequence) -> None:
         super().submit(sequence)
@@ -120,7 +120,7 @@ class _IgnoresAbort(_Broken):
 
 
 class _SlowAbort(_Broken):
-    """Hears of an abort a step late."""
+    """Aborts one step late."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class _SlowAbort(_Broken):
 
 
 class _EarlyAbort(_Broken):
-    """Cannot abort what has not begun."""
+    """Cannot abort before the first step."""
 
     def abort(self, sequence_id: int) -> None:
         if sequence_id in self._runs and self._runs[sequence_id].count:
@@ -173,7 +173,7 @@ class _EchoingAbort(_Broken):
 
 
 class _AbortsAll(_Broken):
-    """Takes the neighbours along."""
+    """Aborts all sequences."""
 
     def abort(self, sequence_id: int) -> None:
         if sequence_id in self._runs:
@@ -182,7 +182,7 @@ class _AbortsAll(_Broken):
 
 
 class _AbortStirs(_Broken):
-    """An abort changes what the neighbours say."""
+    """An abort changes the answers of other sequences."""
 
     def abort(self, sequence_id: int) -> None:
         super().abort(sequence_id)
@@ -191,7 +191,7 @@ class _AbortStirs(_Broken):
 
 
 class _Neighbourly(_Broken):
-    """Claims to be exact, and lets the batch's size into the ids."""
+    """Claims to be exact, but its ids depend on the batch size."""
 
     def step(self) -> list[Delta]:
         others = len(self._runs) - 1
@@ -199,7 +199,7 @@ class _Neighbourly(_Broken):
 
 
 class _Crowded(_Broken):
-    """Claims to be exact, and is for two sequences, but not for more."""
+    """Claims to be exact, but only is for up to two sequences."""
 
     def step(self) -> list[Delta]:
         others = max(0, len(self._runs) - 2)
@@ -207,7 +207,7 @@ class _Crowded(_Broken):
 
 
 class _Random(_Broken):
-    """Seeds mean nothing: each sequence has one of its own."""
+    """Ignores the seed."""
 
     def submit(self, sequence: Sequence) -> None:
         super().submit(sequence)
@@ -261,7 +261,7 @@ class _RefusesAll(_Broken):
 
 
 class _RefusalStirs(_Broken):
-    """A refusal changes what the neighbours say."""
+    """A refusal changes the answers of other sequences."""
 
     def submit(self, sequence: Sequence) -> None:
         try:
@@ -290,7 +290,7 @@ class _FullIsTooMuch(_Broken):
 
 
 class _Leaks(_Broken):
-    """Keeps something of each sequence for ever."""
+    """Keeps data of each sequence forever."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -304,7 +304,7 @@ class _Leaks(_Broken):
 
 
 class _NeverIdle(_Broken):
-    """Has something to say when nothing runs."""
+    """Returns deltas when nothing runs."""
 
     def step(self) -> list[Delta]:
         return super().step() or [Delta(2**40, 0, ())]

@@ -64,21 +64,21 @@ class _Doubles(_Broken):
 
 
 class _Loses(_Broken):
-    """Keeps the first event of those that come together."""
+    """Keeps only the first of several events in one append."""
 
     def append(self, lease: Lease, events: Sequence[Event]) -> None:
         super().append(lease, events[:1])
 
 
 class _Reverses(_Broken):
-    """Keeps what comes together the wrong way round."""
+    """Reverses the events of one append."""
 
     def append(self, lease: Lease, events: Sequence[Event]) -> None:
         super().append(lease, events[::-1])
 
 
 class _Mixes(_Broken):
-    """Appends to whatever stream was appended to last."""
+    """Appends to the stream of the last append."""
 
     _last: Lease | None = None
 
@@ -88,7 +88,7 @@ class _Mixes(_Broken):
 
 
 class _Endless(_Broken):
-    """Goes on behind the terminal event."""
+    """Adds events after the terminal event."""
 
     def append(self, lease: Lease, events: Sequence[Event]) -> None:
         super().append(lease, events)
@@ -97,7 +97,7 @@ class _Endless(_Broken):
 
 
 class _EndlessOnDisk(_Broken):
-    """Shows nothing behind the terminal event, and keeps it."""
+    """Keeps events after the terminal event, without showing them."""
 
     def append(self, lease: Lease, events: Sequence[Event]) -> None:
         super().append(lease, events)
@@ -111,7 +111,7 @@ class _EndlessOnDisk(_Broken):
 
 
 class _Silent(_Broken):
-    """Nobody who waits is told."""
+    """Does not wake waiting readers."""
 
     def append(self, lease: Lease, events: Sequence[Event]) -> None:
         asyncio.get_running_loop().call_soon(lease.log._waiting.clear)
@@ -119,14 +119,14 @@ class _Silent(_Broken):
 
 
 class _Boundless(_Broken):
-    """Has every position."""
+    """Accepts every position."""
 
     async def read(self, owner: str, stream_id: str, after: int = 0) -> StreamLog:
         return self.index.get(stream_id, owner)
 
 
 class _Strict(_Broken):
-    """Does not know that a reader may have everything."""
+    """Refuses the position after the last event."""
 
     async def read(self, owner: str, stream_id: str, after: int = 0) -> StreamLog:
         log = await super().read(owner, stream_id, after)
@@ -136,21 +136,21 @@ class _Strict(_Broken):
 
 
 class _NeverClosed(MemoryLogStore):
-    """Takes events after its time."""
+    """Keeps events after close."""
 
     def close(self) -> None:
         self.index.close()
 
 
 class _Ageless(_Broken):
-    """Any epoch will do."""
+    """Accepts any epoch."""
 
     def append(self, lease: Lease, events: Sequence[Event]) -> None:
         super().append(replace(lease, epoch=self.epoch), events)
 
 
 class _Fading(_Broken):
-    """What was retracted comes all the same."""
+    """Keeps retracted events."""
 
     def retract(self, lease: Lease) -> None:
         pass
@@ -162,7 +162,7 @@ class _Unstoppable(_Broken):
 
 
 class _StopsLater(_Broken):
-    """Does not wait until the end can be read."""
+    """Returns from `stop` before the end can be read."""
 
     async def stop(self, owner: str, stream_id: str) -> StreamLog:
         log = self.index.get(stream_id, owner)
@@ -184,7 +184,7 @@ class _DeletesRunning(_Broken):
 
 
 class _KeepsDeleted(_Broken):
-    """Deletes in memory alone."""
+    """Deletes only in memory."""
 
     async def delete(self, owner: str, stream_id: str) -> None:
         self.index.delete(self.index.get(stream_id, owner))
@@ -196,7 +196,7 @@ class _NeverDeletes(_Broken):
 
 
 class _OneKeySpace(_Broken):
-    """Keys are everybody's."""
+    """Finds the keys of all owners."""
 
     async def open(self, record: Record) -> Lease:
         return await super().open(msgspec.structs.replace(record, owner=ANONYMOUS))
@@ -206,7 +206,7 @@ class _OneKeySpace(_Broken):
 
 
 class _AnyRequest(_Broken):
-    """A key finds its stream, whatever is asked with it."""
+    """Finds a key for any request."""
 
     async def recall(self, owner: str, claim: Claim) -> StreamLog | None:
         known = self.index._claims.get((owner, claim.key))
@@ -214,7 +214,7 @@ class _AnyRequest(_Broken):
 
 
 class _Open(_Broken):
-    """Shows anybody's streams to anybody."""
+    """Shows the streams of all owners."""
 
     async def read(self, owner: str, stream_id: str, after: int = 0) -> StreamLog:
         log = self.index._running.get(stream_id) or self.index._cached.get(stream_id)
@@ -222,7 +222,7 @@ class _Open(_Broken):
 
 
 class _OpenAfterwards(_Broken):
-    """Forgets whose a finished stream is when the server is another."""
+    """Loses the owners of finished streams at a restart."""
 
     async def take_over(self) -> list[Lease]:
         taken = await super().take_over()
@@ -232,7 +232,7 @@ class _OpenAfterwards(_Broken):
 
 
 class _ForgetsWhose(_Broken):
-    """Knows of deleted streams that they were there, and tells everybody."""
+    """Shows deleted streams of all owners as deleted."""
 
     async def take_over(self) -> list[Lease]:
         taken = await super().take_over()
@@ -241,7 +241,7 @@ class _ForgetsWhose(_Broken):
 
 
 class _OpensLater(_Broken):
-    """Keeps a stream with its first event."""
+    """Keeps a stream only with its first event."""
 
     async def open(self, record: Record) -> Lease:
         log = StreamLog(record)
@@ -255,7 +255,7 @@ class _OpensLater(_Broken):
 
 
 class _ShowsFirst(_Broken):
-    """Shows what it will have kept at the end of the turn."""
+    """Shows events before they are kept."""
 
     def append(self, lease: Lease, events: Sequence[Event]) -> None:
         shadow = StreamLog(lease.log.record, lease.log.events, number=lease.log.number)
@@ -265,7 +265,7 @@ class _ShowsFirst(_Broken):
 
 
 class _SameEpoch(_Broken):
-    """Does not count."""
+    """Does not increase the epoch."""
 
     def __init__(self, journal: DiskJournal) -> None:
         super().__init__(journal)
@@ -273,7 +273,7 @@ class _SameEpoch(_Broken):
 
 
 class _TakesAgain(_Broken):
-    """Hands out what it has handed out."""
+    """Takes over a stream twice."""
 
     async def take_over(self) -> list[Lease]:
         self._has_taken_over = False
@@ -281,7 +281,7 @@ class _TakesAgain(_Broken):
 
 
 class _TakesSome(_Broken):
-    """Forgets the last one."""
+    """Does not take over the last stream."""
 
     async def take_over(self) -> list[Lease]:
         return (await super().take_over())[:-1] or []
@@ -293,7 +293,7 @@ class _TakesInAnyOrder(_Broken):
 
 
 class _TakesFinished(_Broken):
-    """Hands out what has ended as well."""
+    """Also takes over finished streams."""
 
     async def take_over(self) -> list[Lease]:
         taken = await super().take_over()
@@ -302,7 +302,7 @@ class _TakesFinished(_Broken):
 
 
 class _Overwrites(_Broken):
-    """A stream that goes on begins anew."""
+    """Overwrites the events of continued streams."""
 
     async def take_over(self) -> list[Lease]:
         taken = await super().take_over()
@@ -312,7 +312,7 @@ class _Overwrites(_Broken):
 
 
 class _ForgetsKeys(_Broken):
-    """Keys hold for the server that they came to."""
+    """Loses the keys at a restart."""
 
     async def take_over(self) -> list[Lease]:
         taken = await super().take_over()

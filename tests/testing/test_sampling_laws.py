@@ -41,7 +41,7 @@ def _log_softmax(logits: list[float]) -> list[float]:
 
 
 class _Toy:
-    """Samples as `Sampling` says, in plain Python, one token a step for each sequence."""
+    """Samples in plain Python, one token per step for each sequence."""
 
     def __init__(self) -> None:
         self.capabilities = Capabilities("toy", 256, 4096, 1, 8, _PARAMETERS, exact=True)

@@ -75,7 +75,7 @@ async def test_the_cache_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_refusal_for_time_is_tried_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have come from an overloaded machine. Here: from a program that does not run."""
+    """The cause may be an overloaded machine. Here it is a program that does not run."""
     check = GrammarCheck(SPEC)
     with monkeypatch.context() as broken:
         broken.setattr(grammar_check, "TOO_MUCH_S", 0.0)
@@ -90,7 +90,7 @@ async def test_a_refusal_for_time_is_tried_again_later(monkeypatch: pytest.Monke
 
 @pytest.fixture
 def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Every trial waits until this is called, and passes then."""
+    """Every trial waits until this is called, and then passes."""
     program = tmp_path / "held"
     program.write_text('#!/bin/sh\nuntil [ -e "$0.done" ]; do sleep 0.02; done\n')
     program.chmod(0o755)

@@ -197,7 +197,7 @@ def test_lost_ids_are_those_of_an_unstreamed_answer(
 
 @pytest.mark.deep
 def test_cached_prompts_are_dropped_for_memory(small_engine: Shared) -> None:
-    """All slots remember a prompt, and those that come need all of the memory."""
+    """All slots have a cached prompt, and the new sequences need the whole memory."""
     draw = random.Random(3)
     for first in range(100, 124, 8):
         ids = range(first, first + 8)
@@ -208,7 +208,7 @@ def test_cached_prompts_are_dropped_for_memory(small_engine: Shared) -> None:
 
 @pytest.mark.deep
 def test_a_sequence_waits_for_memory_of_aborted_ones(small_engine: Shared) -> None:
-    """Nobody may be given what llama.cpp has not let go of yet: running out ends every sequence."""
+    """A sequence must not get memory that llama.cpp still uses: if memory runs out, all sequences end."""
     draw = random.Random(4)
     prompts = [tuple(draw.choices(range(100, 40_000), k=108)) for _ in range(7)]
     for sequence_id in range(4):
@@ -223,7 +223,7 @@ def test_a_sequence_waits_for_memory_of_aborted_ones(small_engine: Shared) -> No
 
 @pytest.mark.deep
 def test_each_sequence_may_use_the_whole_context(spec: EngineSpec) -> None:
-    """Where there is enough for each to have the longest, nobody waits, and nobody is cut short."""
+    """If memory is enough for the longest sequences, no sequence waits or is cut."""
     loaded = load_engine(msgspec.structs.replace(spec, context_tokens=128, kv_tokens=512, max_sequences=4))
     draw = random.Random(6)
     for sequence_id in range(4):

@@ -146,7 +146,7 @@ def test_a_batch_changes_no_bit(exact: Shared, chat: Callable[[str], tuple[int, 
 
 @pytest.mark.deep
 def test_neighbour_that_is_aborted_changes_no_bit(exact: Shared, chat: Callable[[str], tuple[int, ...]]) -> None:
-    """A step with one that was aborted is a step alone, and wants a companion."""
+    """A step with one aborted sequence is a step alone, and needs a companion."""
     prompts = [chat(question) for question in _QUESTIONS]
     alone = [_alone(exact, prompt, 24) for prompt in prompts]
     for prompt, expected in zip(prompts, alone, strict=True):

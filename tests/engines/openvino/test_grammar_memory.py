@@ -21,7 +21,7 @@ def _ask(server: Server, number: int) -> None:
 
 
 def test_an_engine_full_of_grammars_is_replaced() -> None:
-    """Between requests; and while a stream keeps it busy, which goes on to the same end all the same."""
+    """Between requests, and while a stream runs, which continues exactly."""
     with contextlib.closing(Server("smollm2", "--grammar-memory-bytes", str(2 * 2**20))) as server:
         server.wait_ready(timeout_s=120)
         numbers = iter(range(200))

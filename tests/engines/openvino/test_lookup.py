@@ -73,7 +73,7 @@ def _ids(said: list[Delta]) -> list[int]:
 def test_it_gives_several_tokens_and_none_after_an_end(
     engine: Shared, card: ModelCard, chat: Callable[[str], tuple[int, ...]]
 ) -> None:
-    """Answers that repeat what an earlier turn said, to its end."""
+    """Answers that repeat an earlier turn up to its end."""
     assert not engine.capabilities.exact
     tokenizer = Tokenizer.from_str(card.tokenizer_json)
     sampling = Sampling(temperature=0.0, seed=0, max_tokens=100)

@@ -38,7 +38,7 @@ EXPLODING = [Grammar("regex", ".*a.{9}"), Grammar("json_schema", '{"type":"strin
 
 
 class Talker:
-    """The toy, to which all tokens that a grammar allows are equally likely: so it says what no model would."""
+    """A toy model for which all tokens that a grammar allows are equally likely, so it writes unusual answers."""
 
     def __init__(self, spec: EngineSpec, card: ModelCard) -> None:
         self._pipeline = load_toy(spec)

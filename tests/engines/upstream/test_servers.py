@@ -52,7 +52,7 @@ def _end(server: Server, stream_id: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def fronts(paced: Server) -> Iterator[dict[str, Server]]:
-    """One in front of the same server as OpenAI's, and one as TGI's."""
+    """Two servers in front of the same upstream: one uses OpenAI's wire, the other TGI's."""
     with contextlib.ExitStack() as running:
         found = {kind: Server(f"{kind}:{paced.url}") for kind in ("openai", "tgi")}
         for front in found.values():
