@@ -28,6 +28,7 @@ CODES = {
     "KeyRevoked": "key_revoked",
     "Forbidden": "forbidden",
     "IdempotencyConflict": "idempotency_conflict",
+    "ClaimTaken": "idempotency_in_progress",
     "AdmissionError": "overloaded",
     "QueueFull": "overloaded",
     "Draining": "draining",

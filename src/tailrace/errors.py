@@ -23,6 +23,7 @@
         KeyRevoked                  401  the key of the stream was revoked
         Forbidden                   403  an unknown Host or Origin, or a key without the scope
         IdempotencyConflict         409  the key was used for another request
+          ClaimTaken                409  another server has just begun a stream with the key
       AdmissionError                429
         QueueFull                   429  try again after `retry_after_s`
         QueueTimeout                429  the request waited too long
@@ -73,6 +74,7 @@ __all__ = [
     "BodyTimeout",
     "BodyTooLarge",
     "Cancelled",
+    "ClaimTaken",
     "ContextLengthExceeded",
     "ConversationLocked",
     "Diverged",
@@ -281,6 +283,12 @@ class IdempotencyConflict(RequestError):
 
     status = 409
     code = "idempotency_conflict"
+
+
+class ClaimTaken(IdempotencyConflict):
+    """Another server has just begun a stream with this Idempotency-Key. Clients never see this error."""
+
+    code = "idempotency_in_progress"
 
 
 class AdmissionError(TailraceError):

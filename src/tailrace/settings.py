@@ -18,6 +18,9 @@ __all__ = ["Setting", "Settings", "settings_table"]
 
 
 # Any: dataclass fields take their type from the annotation
+_REDIS_SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://")
+
+
 def _setting(
     default: Any,
     text: str,
@@ -130,8 +133,15 @@ class Settings:
     retention_bytes: int = _setting(256 * 2**20, "Space for finished streams; the oldest are dropped first.")
     journal: str = _setting(
         "disk",
-        "Where streams are stored: on disk, where they survive this process, or in memory.",
-        choices=("disk", "memory"),
+        "Where streams are stored: disk, where they survive this process; memory; or the URL of a Redis or Valkey, "
+        "where they survive this machine and other servers continue them: redis://HOST:PORT/0, rediss://… with TLS, "
+        "redis+sentinel://HOST:PORT,HOST:PORT/SERVICE. ?prefix=NAME separates two groups of servers.",
+    )
+    lease_s: float = _setting(
+        10.0,
+        "With a Redis in --journal: how long the streams of a server that died wait at most until another one "
+        "continues them. A server that does not run for half as long loses its streams to the others.",
+        least=1,
     )
     data_dir: str = _setting(
         "",
@@ -243,6 +253,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Raises: ValueError for settings that contradict each other, and invalid hosts or origins."""
+        if self.journal not in ("disk", "memory") and not self.journal.startswith(_REDIS_SCHEMES):
+            raise ValueError("--journal takes disk, memory, or a URL such as redis://127.0.0.1:6379/0.")
         if self.prompt_template and "{prompt}" not in self.prompt_template:
             raise ValueError("--prompt-template must contain {prompt}.")
         for name in filter(None, map(str.strip, self.metrics_as.split(","))):
@@ -258,6 +270,11 @@ class Settings:
         for origin in filter(None, map(str.strip, self.allowed_origins.split(","))):
             if origin != "*" and not _ORIGIN.fullmatch(origin):
                 raise ValueError("--allowed-origins takes origins such as https://app.example:8443, or *.")
+
+    @property
+    def shares_streams(self) -> bool:
+        """Whether many servers have one log store."""
+        return self.journal.startswith(_REDIS_SCHEMES)
 
     def of_model(self, own: Mapping[str, Any]) -> Settings:  # Any: of each setting's type
         """Return the settings with a model's own values. If the model has its own adapter, it does not inherit the

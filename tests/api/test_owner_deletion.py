@@ -65,7 +65,7 @@ async def test_all_data_of_the_owner_is_deleted_and_no_other(tmp_path: Path) -> 
             assert (await bob.get(f"/v1/streams/{streams['alice']}")).status_code == 404
             assert (await bob.get("/v1/durable/notes")).content == b"kept"
         assert _rows_with(tmp_path, "bob").items() >= before.items()
-        assert house.service.store.streams_of("alice") == []
+        assert await house.service.store.streams_of("alice") == []
 
 
 @pytest.mark.parametrize("owner", ["anonymous", "a b", "root"])

@@ -35,6 +35,9 @@ class Producer:
     def ended(self) -> None:
         self.heard.append("ended")
 
+    def lease_lost(self) -> None:
+        self.heard.append("lease_lost")
+
     @property
     def status(self) -> str:
         return "running"

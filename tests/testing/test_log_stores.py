@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -149,11 +149,11 @@ class _Ageless(_Broken):
         super().append(replace(lease, epoch=self.epoch), events)
 
 
-class _Fading(_Broken):
-    """Keeps retracted events."""
+class _Forgetful(_Broken):
+    """Does not know what it has not committed yet."""
 
-    def retract(self, lease: Lease) -> None:
-        pass
+    def queued(self, lease: Lease) -> Sequence[Event]:
+        return ()
 
 
 class _Unstoppable(_Broken):
@@ -224,7 +224,7 @@ class _Open(_Broken):
 class _OpenAfterwards(_Broken):
     """Loses the owners of finished streams at a restart."""
 
-    async def take_over(self) -> list[Lease]:
+    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
         taken = await super().take_over()
         for stream_id, kept in self.index._finished.items():
             self.index._finished[stream_id] = kept._replace(owner="you")
@@ -234,7 +234,7 @@ class _OpenAfterwards(_Broken):
 class _ForgetsWhose(_Broken):
     """Shows deleted streams of all owners as deleted."""
 
-    async def take_over(self) -> list[Lease]:
+    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
         taken = await super().take_over()
         self.index._expired.update(dict.fromkeys(self.index._expired, ANONYMOUS))
         return taken
@@ -275,7 +275,7 @@ class _SameEpoch(_Broken):
 class _TakesAgain(_Broken):
     """Takes over a stream twice."""
 
-    async def take_over(self) -> list[Lease]:
+    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
         self._has_taken_over = False
         return await super().take_over()
 
@@ -283,19 +283,19 @@ class _TakesAgain(_Broken):
 class _TakesSome(_Broken):
     """Does not take over the last stream."""
 
-    async def take_over(self) -> list[Lease]:
+    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
         return (await super().take_over())[:-1] or []
 
 
 class _TakesInAnyOrder(_Broken):
-    async def take_over(self) -> list[Lease]:
+    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
         return (await super().take_over())[::-1]
 
 
 class _TakesFinished(_Broken):
     """Also takes over finished streams."""
 
-    async def take_over(self) -> list[Lease]:
+    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
         taken = await super().take_over()
         return taken + [Lease(self.index.get(stream_id, kept.owner), self.epoch)
                         for stream_id, kept in [*self.index._finished.items()]]  # fmt: skip
@@ -304,7 +304,7 @@ class _TakesFinished(_Broken):
 class _Overwrites(_Broken):
     """Overwrites the events of continued streams."""
 
-    async def take_over(self) -> list[Lease]:
+    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
         taken = await super().take_over()
         for lease in taken:
             lease.log.events.clear()
@@ -314,7 +314,7 @@ class _Overwrites(_Broken):
 class _ForgetsKeys(_Broken):
     """Loses the keys at a restart."""
 
-    async def take_over(self) -> list[Lease]:
+    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
         taken = await super().take_over()
         self.index._claims.clear()
         return taken
@@ -346,7 +346,7 @@ def _of(kind: Callable[[DiskJournal], LogStore]) -> MakeStore:
         (_Boundless, "reading_has_bounds"),
         (_Strict, "reading_has_bounds"),
         (_Ageless, "older_epochs_are_refused"),
-        (_Fading, "retracted_is_gone"),
+        (_Forgetful, "queued_is_known"),
         (_Unstoppable, "stopping_ends"),
         (_StopsLater, "stopping_ends"),
         (_StopsAll, "stopping_ends"),

@@ -44,7 +44,7 @@ from tailrace.dialects.queries import read_query
 from tailrace.durable.page import Page, Readable, page_of, position_of
 from tailrace.durable.store import DurableStore
 from tailrace.durable.stream import DurableStream, is_json
-from tailrace.errors import MethodNotAllowed, TailraceError
+from tailrace.errors import MethodNotAllowed, NotFound, TailraceError
 from tailrace.http.answers import STREAM_HEADERS
 from tailrace.http.bodies import BodyBudget
 from tailrace.settings import Settings
@@ -89,6 +89,8 @@ class DurableRoutes:
             if request.method not in _READ_METHODS:
                 return _refuse_method()
             return await self._read(request, DurableTokenStream(await self._tokens.read(owner, stream_id)))
+        if self._settings.shares_streams:
+            raise NotFound("Servers that share a Redis (--journal) keep no streams that clients create.")
         match request.method:
             case "PUT":
                 return await self._create(request, key)

@@ -35,7 +35,7 @@ class OwnerDeletion:
         revoked = await self._records.threads.run(lambda: self._revoke(owner))
         self._records.keyring.update(revoked)
         num_streams = 0
-        for stream_id in self._streams.streams_of(owner):
+        for stream_id in await self._streams.streams_of(owner):
             with contextlib.suppress(StreamError):  # it may expire meanwhile
                 await self._streams.stop(owner, stream_id)
                 await self._streams.delete(owner, stream_id)

@@ -45,6 +45,7 @@ from tailrace.dialects.wire import (
     with_wire_names,
 )
 from tailrace.errors import (
+    ClaimTaken,
     Forbidden,
     IdempotencyConflict,
     QueueFull,
@@ -279,7 +280,11 @@ class Routes:
         lock = self._keys_in_use.setdefault((generation.owner, key), asyncio.Lock())
         async with lock:  # concurrent requests with the same key wait for the first
             log = await self._store.recall(generation.owner, claim)
-            log = log or await self._create(parsed, generation, generator, claim)
+            while log is None:
+                try:
+                    log = await self._create(parsed, generation, generator, claim)
+                except ClaimTaken:
+                    log = await self._store.recall(generation.owner, claim)
             if log.record.model != generator.model:
                 raise IdempotencyConflict("This Idempotency-Key was used with another model.", param="idempotency-key")
             return log

@@ -9,6 +9,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import partial
 
 import msgspec
 from starlette.responses import Response
@@ -32,7 +33,7 @@ from tailrace.serve.failures import Refusal
 from tailrace.serve.link import Channel, ChannelClosed, LinkLost
 from tailrace.serve.stream import StreamOffer, StreamPart
 from tailrace.settings import Settings
-from tailrace.streams import Lease, LogStore, Record, StreamLog, new_stream_id, parse_cursor
+from tailrace.streams import Ender, Lease, LogStore, Record, StreamLog, new_stream_id, parse_cursor
 from tailrace.types import End, Event, Failure, TextDelta, Usage
 
 __all__ = ["AppStreams"]
@@ -82,6 +83,13 @@ class _Feed:
     def ended(self) -> None:
         self._streams.store.end(self.lease)
 
+    def lease_lost(self) -> None:
+        self._is_ended = True
+        self.read()
+        self._streams.feeds.discard(self)
+        self._channel.close()
+        self._log.park()
+
     def end(self, end: End) -> None:
         """Append the terminal event and stop the generator. A second call does nothing."""
         if not self._is_ended:
@@ -96,16 +104,11 @@ class _Feed:
             self._streams.num_ended[self._log.record.model, end.status] += 1
 
     def _append(self, event: Event) -> bool:
-        """Append an event; returns False if another server has taken the stream's lease. The generator is then stopped,
-        and readers are disconnected."""
+        """Append an event; returns False if another server has taken the stream's lease."""
         try:
             self._streams.store.append(self.lease, (event,))
         except LeaseLost:
-            self._is_ended = True
-            self.read()
-            self._streams.feeds.discard(self)
-            self._channel.close()
-            self._log.park()
+            self.lease_lost()
             return False
         return True
 
@@ -175,13 +178,12 @@ class AppStreams:
         interrupted. Raises: StorageError."""
         leases = await self.store.take_over()
         for lease in leases:
+            lease.log.producer = Ender(partial(self.store.end, lease))
             self.store.append(lease, (_INTERRUPTED,))
             self.num_ended[lease.log.record.model, "interrupted"] += 1
         self.store.flush()
         if self.store.write_error is not None:
             raise self.store.write_error
-        for lease in leases:
-            self.store.end(lease)
 
     async def begin(
         self,
@@ -279,7 +281,6 @@ class AppStreams:
 
     def _fail_all(self, error: StorageError) -> None:
         for feed in list(self.feeds):
-            self.store.retract(feed.lease)
             feed.end(End("error", _NO_TOKENS, Failure(error.code, error.message)))
 
 

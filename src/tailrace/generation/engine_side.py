@@ -17,7 +17,7 @@ from tailrace.generation.blame import Culprit
 from tailrace.generation.choice import Choice, Problem
 from tailrace.generation.observers import Observers, Times
 from tailrace.streams import Lease, LogStore, Record, StreamLog
-from tailrace.types import Continuity, End, TextDelta
+from tailrace.types import Continuity, End, Event, TextDelta
 
 __all__ = ["EngineSide", "SequenceRunner"]
 
@@ -91,7 +91,7 @@ class EngineSide(ABC):
         """End the stream with an error."""
 
     @abstractmethod
-    def _on_lease_lost(self) -> None:
+    def lease_lost(self) -> None:
         """Another server writes the stream now."""
 
     @abstractmethod
@@ -147,7 +147,7 @@ class EngineSide(ABC):
                 try:
                     self.store.append(self.lease, outcome)
                 except LeaseLost:
-                    self._on_lease_lost()
+                    self.lease_lost()
             if is_complete:
                 if choice.is_on_engine:
                     self.engine.abort(choice.sequence.sequence_id)
@@ -185,15 +185,14 @@ class EngineSide(ABC):
     # Running, and running again
 
     def resume(self, *, is_watched: bool = False) -> None:
-        """Run the incomplete choices again, from the end of the log. With `is_watched`, report progress to the
-        rescuer."""
+        """Run the incomplete choices again, from the last event. With `is_watched`, report progress to the rescuer."""
         self.is_suspended = False
         self.is_watched = self.is_watched or is_watched
-        self.store.retract(self.lease)
-        ids = self._delivered_ids()
+        events = self._appended()
+        ids = self._appended_ids()
         if self.continuity is None and any(ids):
             self.continuity = "replayed"
-        complete = {event.choice for event in self.log.events if isinstance(event, TextDelta) and event.finish_reason}
+        complete = {event.choice for event in events if isinstance(event, TextDelta) and event.finish_reason}
         for choice in self.choices:
             if choice.index in complete:
                 choice.on_complete()
@@ -201,7 +200,8 @@ class EngineSide(ABC):
                 choice.reopen()
         running = [choice for choice in self.choices if not choice.is_complete]
         for choice in running:
-            kept = self.log.reasoning(choice.index), self.log.text(choice.index)
+            deltas = [event for event in events if isinstance(event, TextDelta) and event.choice == choice.index]
+            kept = "".join(delta.reasoning for delta in deltas), "".join(delta.text for delta in deltas)
             if choice.start_replay(ids[choice.index]) != kept:
                 self.fail(JournalDamaged("The stored tokens and the stored text of this stream do not match."))
                 return
@@ -209,7 +209,7 @@ class EngineSide(ABC):
 
     def restore(self) -> None:
         """Take over the events of an earlier process. End the stream if they are complete."""
-        for choice, token_ids in zip(self.choices, self._delivered_ids(), strict=True):
+        for choice, token_ids in zip(self.choices, self._appended_ids(), strict=True):
             choice.restore(token_ids)
         for event in self.log.events:
             if isinstance(event, TextDelta) and event.finish_reason is not None:
@@ -237,9 +237,7 @@ class EngineSide(ABC):
 
     def _retry(self, choice: Choice, problem: Problem) -> None:
         """Run a sequence again that a running engine lost."""
-        self.store.flush()
-        ids = self._delivered_ids()[choice.index]
-        # During a write error, the log has fewer tokens than were generated.
+        ids = self._appended_ids()[choice.index]
         if not choice.may_retry() or len(ids) != choice.num_tokens:
             self.fail(problem.error)
             return
@@ -262,7 +260,7 @@ class EngineSide(ABC):
             if choice.is_on_engine:
                 self.engine.abort(choice.sequence.sequence_id)
                 self._leave_engine(choice)
-            choice.continue_from(self.new_sequence_id(), self._delivered_ids()[choice.index])
+            choice.continue_from(self.new_sequence_id(), self._appended_ids()[choice.index])
             self._submit([choice])
 
     def _complete_all(self) -> None:
@@ -273,10 +271,14 @@ class EngineSide(ABC):
                 if choice.is_on_engine:
                     self.engine.abort(choice.sequence.sequence_id)
 
-    def _delivered_ids(self) -> list[list[int]]:
-        """Return the ids in the log, by choice. No reader has seen more."""
+    def _appended(self) -> list[Event]:
+        """Return the events that were appended: those that readers can see, and those that wait to be committed."""
+        return [*self.log.events, *self.store.queued(self.lease)]
+
+    def _appended_ids(self) -> list[list[int]]:
+        """Return the ids of the appended events, by choice."""
         ids: list[list[int]] = [[] for _ in range(self.record.num_choices)]
-        for event in self.log.events:
+        for event in self._appended():
             if isinstance(event, TextDelta):
                 ids[event.choice] += event.token_ids
         return ids

@@ -277,7 +277,8 @@ class Models:
 
         Raises: StorageError.
         """
-        leases, num_recovered = await self.first.generator.store.take_over(), 0
+        models = {served.model for served in self}
+        leases, num_recovered = await self.first.generator.store.take_over(models), 0
         for served in self:
             num_live = served.generator.recover(lease for lease in leases if self.of(lease.log) is served)
             num_recovered += num_live

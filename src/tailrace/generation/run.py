@@ -67,7 +67,7 @@ class Run(EngineSide):
         self.is_watched = is_slowed
         self.gate.enter(self._ticket)
         # Its client does not read yet. If no reader ever comes, `unread` is never called.
-        if self.end is None:
+        if self.end is None and not self.log.num_readers:
             wait_s = self.record.linger_s or _FIRST_READER_S
             self._linger_timer = asyncio.get_running_loop().call_later(wait_s, self.cancel)
 
@@ -114,7 +114,7 @@ class Run(EngineSide):
         """End the stream with an error, even if another end was decided: events not yet kept are lost."""
         if not self.is_handed_over:
             self.end = None
-            num_tokens = sum(map(len, self._delivered_ids()))
+            num_tokens = sum(map(len, self._appended_ids()))
             self._end("error", error, Usage(self.record.num_prompt_tokens, num_tokens))
 
     def hand_over(self) -> None:
@@ -134,7 +134,10 @@ class Run(EngineSide):
     def _expire(self) -> None:
         self.fail(QueueTimeout("The model was too busy to begin this request in time."))
 
-    def _on_lease_lost(self) -> None:
+    def lease_lost(self) -> None:
+        """Another server writes the stream: stop generating it here."""
+        if self.is_handed_over:
+            return
         self.hand_over()
         self._complete_all()
         if not self._on_engine:
@@ -162,7 +165,7 @@ class Run(EngineSide):
         try:
             self.store.append(self.lease, (self.end,))
         except LeaseLost:
-            self._on_lease_lost()
+            self.lease_lost()
         self.is_suspended = False
         if not self._on_engine:
             self._release()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tailrace.generation.prompts import PromptEncoder
 from tailrace.generation.source import Source
 from tailrace.models import ModelCard
 from tailrace.models.upstream import Address, upstream_key
+from tailrace.requirements import install_command
 from tailrace.settings import Settings, settings_table
 from tailrace.streams import LogStore, MemoryLogStore, SqliteLogStore, open_sqlite, read_key
 from tailrace.streams.old_journals import lifetime_s
@@ -75,15 +77,27 @@ async def start_service(
                 model.generator = await _generator(one, model, store)
             models = Models(served, settings, group)
             num_recovered = await _first_start(models, settings, on_loaded)
+            taking_over = group.create_task(_take_over_orphans(models, store))
             yield Service(models, store, durable, num_recovered)
+            taking_over.cancel()
         finally:
             if models is not None:
                 await models.close()
             await served[0].stop()
 
 
-def _durable(store: MemoryLogStore | SqliteLogStore, settings: Settings) -> DurableStore:
+async def _take_over_orphans(models: Models, store: LogStore) -> None:
+    """Continue the streams of other servers when these die. Never returns."""
+    while True:
+        await store.wait_for_orphans()
+        with contextlib.suppress(StorageError):  # whatever is left is found again
+            await models.recover()
+
+
+def _durable(store: LogStore, settings: Settings) -> DurableStore:
     """Return the store of durable streams. Raises: ModelError if it cannot be read."""
+    if not isinstance(store, MemoryLogStore | SqliteLogStore):
+        return DurableStore(budget_bytes=0)  # a store that servers share has none
     try:
         return store.durable_streams(settings.durable_bytes)
     except StorageError as error:
@@ -148,8 +162,20 @@ async def _first_start(models: Models, settings: Settings, on_loaded: Callable[[
 
 
 @contextlib.asynccontextmanager
-async def open_log_store(settings: Settings, path: Path) -> AsyncIterator[MemoryLogStore | SqliteLogStore]:
+async def open_log_store(settings: Settings, path: Path) -> AsyncIterator[LogStore]:
     """Open the log store that the settings name. Raises: ModelError if it cannot be opened."""
+    key = read_key(Path(settings.journal_key_file)) if settings.journal_key_file else None
+    if settings.shares_streams:
+        async with _import_open_redis()(
+            settings.journal,
+            lease_s=settings.lease_s,
+            retention_s=settings.retention_s,
+            budget_bytes=settings.retention_bytes,
+            key=key,
+            keep_finished=settings.keep_finished,
+        ) as shared:
+            yield shared
+        return
     if settings.journal == "memory":
         with contextlib.closing(
             MemoryLogStore(retention_s=settings.retention_s, budget_bytes=settings.retention_bytes)
@@ -160,12 +186,24 @@ async def open_log_store(settings: Settings, path: Path) -> AsyncIterator[Memory
         path,
         retention_s=settings.retention_s,
         budget_bytes=settings.retention_bytes,
-        key=read_key(Path(settings.journal_key_file)) if settings.journal_key_file else None,
+        key=key,
         keep_finished=settings.keep_finished,
         lifetime_s=lifetime_s(linger_s=settings.linger_s, retention_s=settings.retention_s),
         sync_s=settings.journal_sync_s,
     ) as on_disk:
         yield on_disk
+
+
+def _import_open_redis() -> Callable[..., AbstractAsyncContextManager[LogStore]]:
+    """Return `open_redis`. Raises: ModelError if the client library is not installed."""
+    try:
+        from tailrace.streams.redis import open_redis
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "redis":
+            raise
+        command = install_command(extra="redis")
+        raise ModelError(f"A Redis in --journal needs the package redis. Install it: {command}") from None
+    return open_redis
 
 
 def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> EngineSpec:

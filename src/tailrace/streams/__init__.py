@@ -8,13 +8,24 @@ are appended.
 from __future__ import annotations
 
 from tailrace.streams._rows import read_key
-from tailrace.streams.log import Claim, Reader, Record, StreamLog, event_id, is_stream_id, new_stream_id, parse_cursor
+from tailrace.streams.log import (
+    Claim,
+    Ender,
+    Reader,
+    Record,
+    StreamLog,
+    event_id,
+    is_stream_id,
+    new_stream_id,
+    parse_cursor,
+)
 from tailrace.streams.log_store import Lease, LogStore
 from tailrace.streams.memory_store import MemoryLogStore
 from tailrace.streams.sqlite_store import SqliteLogStore, open_sqlite
 
 __all__ = [
     "Claim",
+    "Ender",
     "Lease",
     "LogStore",
     "MemoryLogStore",

@@ -217,6 +217,8 @@ class StreamIndex:
 class LocalLogStore:
     """The part of `LogStore` that all stores on one machine share. No other server can take over their streams."""
 
+    num_servers = 1
+
     def __init__(self, index: StreamIndex, epoch: int) -> None:
         self.index = index
         self.epoch = epoch
@@ -238,8 +240,11 @@ class LocalLogStore:
     async def recall(self, owner: str, claim: Claim) -> StreamLog | None:
         return self.index.recall(claim, owner)
 
-    def streams_of(self, owner: str) -> list[str]:
+    async def streams_of(self, owner: str) -> list[str]:
         return self.index.ids_of(owner)
+
+    async def wait_for_orphans(self) -> None:
+        await asyncio.Event().wait()
 
     def _stop(self, log: StreamLog) -> None:
         """Raises: Draining if the stream was handed over to the next server."""

@@ -46,6 +46,14 @@ class Rows:
 
             self._aead = AESGCM(key)
 
+    @property
+    def is_encrypting(self) -> bool:
+        return self._aead is not None
+
+    @staticmethod
+    def is_encrypted(row: bytes) -> bool:
+        return row[:1] == _SEALED
+
     def encrypt(self, body: bytes, row_key: str) -> bytes:
         if self._aead is None:
             return _PLAIN + body

@@ -149,10 +149,9 @@ class DiskJournal:
             self._is_scheduled = True
             asyncio.get_running_loop().call_soon(self.flush)
 
-    def retract(self, log: StreamLog) -> None:
-        """Flush, then drop the events of a log that could not be written."""
-        self.flush()
-        self._pending = [entry for entry in self._pending if entry[0] is not log]
+    def queued(self, log: StreamLog) -> Sequence[Event]:
+        """Return the events of a log that are not committed yet."""
+        return [event for pending, event in self._pending if pending is log]
 
     def flush(self, *, only_ends: bool = False) -> None:
         """Commit the queued events now, if that is possible. After a failed sync only terminal events are written."""

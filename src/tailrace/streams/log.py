@@ -7,7 +7,7 @@ import logging
 import re
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import msgspec
@@ -17,6 +17,7 @@ from tailrace.types import ANONYMOUS, End, Event, Prompt, Sampling, TextDelta
 
 __all__ = [
     "Claim",
+    "Ender",
     "Producer",
     "Reader",
     "Record",
@@ -122,6 +123,34 @@ class Producer(Protocol):
 
     def ended(self) -> None:
         """Called when the terminal event can be read."""
+
+    def lease_lost(self) -> None:
+        """Called when another server writes the stream. The producer stops, and sends the readers away."""
+
+
+class Ender:
+    """The producer of a stream of which only the terminal event is missing. `on_end` is called when that can be
+    read."""
+
+    status = "running"
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+
+    def cancel(self) -> None:
+        pass
+
+    def unread(self) -> None:
+        pass
+
+    def read(self) -> None:
+        pass
+
+    def ended(self) -> None:
+        self._on_end()
+
+    def lease_lost(self) -> None:
+        pass
 
 
 class StreamLog:

@@ -9,7 +9,7 @@ lease is refused. On one machine the next server always takes over all streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,6 +56,10 @@ class LogStore(Protocol):
         """Return how many streams of this server can be read, running or finished."""
 
     @property
+    def num_servers(self) -> int:
+        """Return how many servers share this store now, with this one."""
+
+    @property
     def write_error(self) -> StorageError | None:
         """Return why nothing can be written at the moment; None if it can."""
 
@@ -69,7 +73,8 @@ class LogStore(Protocol):
     async def open(self, record: Record) -> Lease:
         """Store a new stream of `record.owner`. It is committed when this returns.
 
-        Cancellation: leaves no stream. Raises: StorageError.
+        Cancellation: leaves no stream. Raises: StorageError, ClaimTaken if another server has begun a stream with the
+        idempotency key of this one.
         """
 
     def append(self, lease: Lease, events: Sequence[Event]) -> None:
@@ -80,10 +85,11 @@ class LogStore(Protocol):
         """
 
     def flush(self) -> None:
-        """Commit the queued events now, if that is possible."""
+        """Commit the queued events now, if that is possible without waiting."""
 
-    def retract(self, lease: Lease) -> None:
-        """Flush, then drop the events of this stream that are still queued. Readers will see only `lease.log`."""
+    def queued(self, lease: Lease) -> Sequence[Event]:
+        """Return the events of this stream that were appended and are not committed yet. They follow those of
+        `lease.log`, and are committed before whatever is appended later."""
 
     def end(self, lease: Lease) -> None:
         """Start the retention time of a stream whose terminal event can be read."""
@@ -116,13 +122,17 @@ class LogStore(Protocol):
         Raises: as `read`; StorageError if the deletion cannot be written.
         """
 
-    def streams_of(self, owner: str) -> list[str]:
-        """Return the ids of an owner's streams that can be read here, running or finished."""
+    async def streams_of(self, owner: str) -> list[str]:
+        """Return the ids of an owner's streams that can be read, running or finished. Raises: StorageError."""
 
-    async def take_over(self) -> list[Lease]:
+    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
         """Return leases of the unfinished streams of servers that are gone, in the order in which the streams began.
         Each stream goes to exactly one server, once. From then on finished streams and idempotency keys can be read,
-        too.
+        too. `models` are those that this server has: where servers share a store, it leaves streams of other models to
+        the others.
 
         Raises: StorageError.
         """
+
+    async def wait_for_orphans(self) -> None:
+        """Return when a server is gone whose streams can be taken over. Never returns where no other server is."""

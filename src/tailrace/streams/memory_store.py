@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from tailrace.durable.store import DurableStore
 from tailrace.errors import LeaseLost, StorageError
@@ -44,8 +44,8 @@ class MemoryLogStore(LocalLogStore):
     def flush(self) -> None:
         pass
 
-    def retract(self, lease: Lease) -> None:
-        pass
+    def queued(self, lease: Lease) -> Sequence[Event]:
+        return ()
 
     async def stop(self, owner: str, stream_id: str) -> StreamLog:
         log = self.index.get(stream_id, owner)
@@ -55,7 +55,7 @@ class MemoryLogStore(LocalLogStore):
     async def delete(self, owner: str, stream_id: str) -> None:
         self.index.delete(self.index.get(stream_id, owner))
 
-    async def take_over(self) -> list[Lease]:
+    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
         return []
 
     def durable_streams(self, budget_bytes: int) -> DurableStore:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Container, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -63,8 +63,8 @@ class SqliteLogStore(LocalLogStore):
     def flush(self) -> None:
         self._journal.flush()
 
-    def retract(self, lease: Lease) -> None:
-        self._journal.retract(lease.log)
+    def queued(self, lease: Lease) -> Sequence[Event]:
+        return self._journal.queued(lease.log)
 
     def end(self, lease: Lease) -> None:
         self._journal.finish(lease.log)
@@ -84,7 +84,7 @@ class SqliteLogStore(LocalLogStore):
             self._journal.delete(stream_id)
             self.index.delete(log)
 
-    async def take_over(self) -> list[Lease]:
+    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
         if self._has_taken_over:
             return []
         finished = self._journal.finished()

@@ -71,6 +71,9 @@ class StoreProducer:
     def ended(self) -> None:
         self._store.end(self._lease)
 
+    def lease_lost(self) -> None:
+        self._lease.log.park()
+
 
 class StoreTrial:
     """A new storage location, and servers that use it one after the other."""

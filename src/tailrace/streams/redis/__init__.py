@@ -1,0 +1,15 @@
+"""The log store in Redis or Valkey, which many servers share.
+
+Each stream is written by one server, which has its lease. When that server dies, its lease of all streams runs out, and
+the others take its streams over. Any server can show, stop and delete any stream.
+
+`_keys.py` says which keys there are, `_scripts.py` what is changed in one step, `_connection.py` how Redis is reached,
+`_members.py` which servers live, `_writer.py` how events are committed, `_follower.py` how streams of other servers are
+followed, `store.py` puts them together.
+"""
+
+from __future__ import annotations
+
+from tailrace.streams.redis.store import RedisLogStore, open_redis
+
+__all__ = ["RedisLogStore", "open_redis"]

@@ -1,0 +1,42 @@
+"""What all servers that share a store must have in common."""
+
+from __future__ import annotations
+
+from tailrace.errors import JournalDamaged, ModelError
+from tailrace.streams._rows import Rows
+from tailrace.streams.redis._connection import Connection
+
+__all__ = ["check_facts"]
+
+_FORMAT = "1"  # of keys and values
+
+
+async def check_facts(connection: Connection, rows: Rows) -> None:
+    """Store the facts if this is the first server, else compare them.
+
+    Raises: ModelError if the other servers write the store in another way, StorageError.
+    """
+    client, facts = connection.client, connection.keys.facts
+    num_shards = str(connection.keys.num_shards)
+    for name, value in (("format", _FORMAT), ("shards", num_shards), ("sealed", rows.encrypt(b"", "sealed"))):
+        await connection.ask(client.hsetnx(facts, name, value))
+    kept = await connection.ask(client.hgetall(facts))
+    if kept[b"format"].decode() != _FORMAT:
+        raise ModelError(
+            "Servers of another version of tailrace share this Redis, and keep streams in another form. Give this "
+            "version its own ?prefix= in the URL of --journal."
+        )
+    if kept[b"shards"].decode() != num_shards:
+        raise ModelError(
+            "The streams of this prefix were kept in a Redis Cluster, and this is a single Redis, or the other way "
+            "round. Use another ?prefix= in the URL of --journal."
+        )
+    try:
+        rows.open(kept[b"sealed"], "sealed")
+        if rows.is_encrypting and not rows.is_encrypted(kept[b"sealed"]):
+            raise JournalDamaged("not encrypted")
+    except JournalDamaged:
+        raise ModelError(
+            "The servers that share this Redis encrypt streams with another key, or do not encrypt them. Give all of "
+            "them the same --journal-key-file, or this one its own ?prefix= in the URL of --journal."
+        ) from None

@@ -1,0 +1,143 @@
+"""Streams that have ended: a cache of them, and what is tidied up in Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import OrderedDict, deque
+
+from tailrace.errors import StorageError
+from tailrace.streams._rows import Rows
+from tailrace.streams.log import Record, StreamLog
+from tailrace.streams.redis._claims import Claims
+from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._scripts import COMPACT, DELETE
+
+__all__ = ["FinishedStreams"]
+
+_CACHED_BYTES = 64 * 2**20
+_COMPACT_AFTER_S = 2.0  # so that other servers have read the end
+_PAUSE_S = 0.5
+
+
+class FinishedStreams:
+    """Compacts the streams that ended on this server, and drops the oldest of them beyond `budget_bytes`. With `keeps`
+    false they are deleted from Redis, and are only in the memory of this server."""
+
+    def __init__(
+        self, connection: Connection, rows: Rows, *, retention_s: float, budget_bytes: int, keeps: bool
+    ) -> None:
+        self.epoch = 0
+        self.abandoned: deque[Record] = deque()  # streams whose opening failed or was cancelled
+        self._connection = connection
+        self._keys = connection.keys
+        self._rows = rows
+        self._claims = Claims(connection)
+        self._retention_s = retention_s
+        self._budget_bytes = budget_bytes
+        self._keeps = keeps
+        self._cached: OrderedDict[str, StreamLog] = OrderedDict()  # by last use
+        self._cached_bytes = 0
+        self._to_compact: deque[tuple[float, int, StreamLog]] = deque()  # end (monotonic), epoch
+        self._own: OrderedDict[str, tuple[float, int]] = OrderedDict()  # ended here: expiry (monotonic), bytes
+        self._own_bytes = 0
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    # The cache
+
+    def add(self, log: StreamLog) -> None:
+        """A stream of this server has its terminal event."""
+        log.record = log.record.finished()
+        self._to_compact.append((time.monotonic(), self.epoch, log))
+        self.cache(log)
+        self._own[log.stream_id] = (time.monotonic() + self._retention_s, log.num_bytes)
+        self._own_bytes += log.num_bytes
+
+    def cache(self, log: StreamLog, expires_in_s: float | None = None) -> None:
+        log.expires_s = time.monotonic() + (self._retention_s if expires_in_s is None else expires_in_s)
+        self._cached[log.stream_id] = log
+        self._cached_bytes += log.num_bytes
+        while self._cached_bytes > _CACHED_BYTES and len(self._cached) > 1:
+            self._uncache(next(iter(self._cached)))
+
+    def cached(self, stream_id: str) -> StreamLog | None:
+        return self._cached.get(stream_id)
+
+    async def find(self, stream_id: str) -> StreamLog | None:
+        """Return a stream of the cache if it can still be read: another server may have deleted it.
+
+        Raises: StorageError.
+        """
+        log = self._cached.get(stream_id)
+        if log is None:
+            return None
+        is_kept = log.expires_s is not None and log.expires_s > time.monotonic()
+        if is_kept and self._keeps:
+            is_kept = bool(await self._connection.ask(self._connection.client.exists(self._keys.stream(stream_id))))
+        if not is_kept:
+            self._uncache(stream_id)
+            return None
+        self._cached.move_to_end(stream_id)
+        return log
+
+    def _uncache(self, stream_id: str) -> None:
+        log = self._cached.pop(stream_id, None)
+        if log is not None:
+            self._cached_bytes -= log.num_bytes
+
+    # Redis
+
+    async def delete(self, stream_id: str) -> None:
+        """Raises: StorageError."""
+        await self._connection.run(DELETE, self._keys.of_stream(stream_id))
+        if stream_id in self._cached:
+            self._cached[stream_id].expires_s = None
+        self._uncache(stream_id)
+        self._forget(stream_id)
+
+    def _forget(self, stream_id: str) -> None:
+        _, num_bytes = self._own.pop(stream_id, (0.0, 0))
+        self._own_bytes -= num_bytes
+
+    async def run(self) -> None:
+        """Tidy up until cancelled."""
+        while True:
+            await asyncio.sleep(_PAUSE_S)
+            with contextlib.suppress(StorageError):
+                await self.tidy_up(ended_before_s=time.monotonic() - _COMPACT_AFTER_S)
+
+    async def tidy_up(self, *, ended_before_s: float | None = None) -> None:
+        """Compact the streams that ended before that time (monotonic), or all. Raises: StorageError."""
+        while self._to_compact and (ended_before_s is None or self._to_compact[0][0] <= ended_before_s):
+            _, epoch, log = self._to_compact[0]
+            await self._compact(epoch, log)
+            self._to_compact.popleft()
+        while self._own_bytes > self._budget_bytes and len(self._own) > 1:
+            await self.delete(next(iter(self._own)))
+        while self._own and next(iter(self._own.values()))[0] <= time.monotonic():
+            self._forget(next(iter(self._own)))
+        while self.abandoned:
+            await self._delete_abandoned(self.abandoned[0])
+            self.abandoned.popleft()
+
+    async def _compact(self, epoch: int, log: StreamLog) -> None:
+        """Move the events of a stream into one field. Raises: StorageError."""
+        keys = self._keys.of_stream(log.stream_id)
+        if self._keeps:
+            record = self._rows.encode_record(log.record)
+            events = self._rows.encode_events(log.stream_id, log.events)
+            await self._connection.run(COMPACT, keys, epoch, record, events)
+        else:
+            await self._connection.run(DELETE, keys)
+        await self._connection.ask(self._connection.client.zrem(self._keys.owned(epoch), log.stream_id))
+        await self._claims.keep(log.record, lifetime_s=self._retention_s)
+
+    async def _delete_abandoned(self, record: Record) -> None:
+        """Raises: StorageError."""
+        client = self._connection.client
+        for key in self._keys.of_stream(record.stream_id)[:2]:
+            await self._connection.ask(client.delete(key))
+        await self._connection.ask(client.zrem(self._keys.owned(self.epoch), record.stream_id))

@@ -1,0 +1,66 @@
+"""Follows keys of one shard: messages to this server, and events of streams that other servers write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from tailrace.errors import StorageError
+from tailrace.streams.redis._connection import Connection
+
+__all__ = ["KeyFollower"]
+
+_BLOCK_MS = 1_000
+_RETRY_S = 0.2
+_ENTRIES = 256  # of each key in one answer
+
+Entries = list[tuple[bytes, Mapping[bytes, bytes]]]
+
+
+class KeyFollower:
+    """One blocking read of Redis at a time, over all followed keys.
+
+    `follow` returns at once: an entry in the inbox ends the read in progress, and the next one has the new key.
+    """
+
+    def __init__(self, connection: Connection, inbox: str) -> None:
+        self._connection = connection
+        self._inbox = inbox
+        self._last_ids: dict[str, str] = {}
+        self._takers: dict[str, Callable[[Entries], None]] = {}
+        self._is_reading = False
+
+    def follow(self, key: str, after: str, take: Callable[[Entries], None]) -> None:
+        """Call `take` with the entries of a key whose ids are larger than `after`, as they come."""
+        self._last_ids[key] = after
+        self._takers[key] = take
+
+    def unfollow(self, key: str) -> None:
+        self._last_ids.pop(key, None)
+        self._takers.pop(key, None)
+
+    async def wake(self) -> None:
+        """Make a read in progress return, so that it takes new keys into account. Raises: StorageError."""
+        if self._is_reading:
+            await self._connection.ask(self._connection.client.xadd(self._inbox, {"kind": "wake"}, maxlen=10_000))
+
+    async def run(self) -> None:
+        """Read until cancelled."""
+        while True:
+            asked = dict(self._last_ids)
+            self._is_reading = True
+            try:
+                answer = await self._connection.ask(
+                    self._connection.client.xread(asked, count=_ENTRIES, block=_BLOCK_MS), within_s=_BLOCK_MS / 1000 + 5
+                )
+            except StorageError:
+                await asyncio.sleep(_RETRY_S)
+                continue
+            finally:
+                self._is_reading = False
+            for name, entries in answer or ():
+                key = name.decode()
+                if self._last_ids.get(key) != asked[key]:
+                    continue  # it was followed anew from another position meanwhile
+                self._last_ids[key] = entries[-1][0].decode()
+                self._takers[key](entries)

@@ -1,0 +1,91 @@
+"""The names of the keys. `{0}` is the shard, in braces: in a Redis Cluster, all keys of one shard are on one node.
+
+    PREFIX:{0}:facts            hash: format, number of shards, a text encrypted with the journal key
+    PREFIX:{0}:epoch            the last epoch that a server got
+    PREFIX:{0}:servers          hash: epoch of a server -> when it started, in ms
+    PREFIX:{0}:lease:EPOCH      exists while that server lives; "dead" from when another server takes its streams
+    PREFIX:{0}:owned:EPOCH      sorted set: streams which that server writes, in the order in which it got them
+    PREFIX:{0}:inbox:EPOCH      stream: messages to that server about streams of this shard
+    PREFIX:{0}:stream:ID        hash: epoch of the writer, owner, model, record, last event, whether it has ended
+    PREFIX:{0}:events:ID        stream: the events. The entry LAST-0 has the events up to number LAST
+    PREFIX:{0}:gone:ID          the owner of a stream that is no longer kept
+    PREFIX:{0}:claim:HASH       fingerprint and stream of an idempotency key; HASH is of owner and key
+
+When a stream has ended, its events move from `events` into one field of `stream`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from dataclasses import dataclass
+
+__all__ = ["CLUSTER_SHARDS", "Keys"]
+
+CLUSTER_SHARDS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Makes the names. Without a cluster there is one shard."""
+
+    prefix: str
+    num_shards: int = 1
+
+    def shard_of(self, stream_id: str) -> int:
+        return zlib.crc32(stream_id.encode()) % self.num_shards
+
+    def _of_shard(self, shard: int, name: str) -> str:
+        return f"{self.prefix}:{{{shard}}}:{name}"
+
+    @property
+    def facts(self) -> str:
+        return self._of_shard(0, "facts")
+
+    @property
+    def epoch(self) -> str:
+        return self._of_shard(0, "epoch")
+
+    @property
+    def servers(self) -> str:
+        return self._of_shard(0, "servers")
+
+    def lease(self, epoch: int) -> str:
+        return self._of_shard(0, f"lease:{epoch}")
+
+    def owned(self, epoch: int) -> str:
+        return self._of_shard(0, f"owned:{epoch}")
+
+    def inbox(self, shard: int, epoch: int) -> str:
+        return self._of_shard(shard, f"inbox:{epoch}")
+
+    def stream(self, stream_id: str) -> str:
+        return self._of_shard(self.shard_of(stream_id), f"stream:{stream_id}")
+
+    def events(self, stream_id: str) -> str:
+        return self._of_shard(self.shard_of(stream_id), f"events:{stream_id}")
+
+    def gone(self, stream_id: str) -> str:
+        return self._of_shard(self.shard_of(stream_id), f"gone:{stream_id}")
+
+    def of_stream(self, stream_id: str) -> tuple[str, str, str]:
+        """Return the keys that the scripts of `_scripts.py` take for each stream."""
+        return self.stream(stream_id), self.events(stream_id), self.gone(stream_id)
+
+    def claim(self, owner: str, key: str) -> str:
+        digest = hashlib.sha256(f"{len(owner)}:{owner}{key}".encode()).hexdigest()
+        return self._of_shard(self.shard_of(digest), f"claim:{digest}")
+
+    @property
+    def all_streams(self) -> str:
+        """Return a pattern that matches `stream` of every stream."""
+        return f"{glob_escape(self.prefix)}:{{*}}:stream:*"
+
+    def id_of(self, stream_key: bytes) -> str:
+        """Return the id of the stream that a key `stream` belongs to."""
+        return stream_key.decode().rpartition(":stream:")[2]
+
+
+def glob_escape(text: str) -> str:
+    """Return a pattern of Redis that matches this text only."""
+    return "".join("\\" + letter if letter in "*?[]^\\" else letter for letter in text)

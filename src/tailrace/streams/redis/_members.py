@@ -1,0 +1,109 @@
+"""Which servers live. Each renews a lease; one whose lease has run out is declared dead, and others take its streams.
+
+A lease lasts half of `lease_s`. Others declare a server dead when they have seen its lease missing for a quarter of
+`lease_s`, during which Redis answered them. So after a restart of Redis, in which all leases ran out, every server can
+renew its own first. No server compares its clock with that of another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from tailrace.errors import StorageError
+from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._scripts import BURY, NEW_EPOCH, RENEW
+
+__all__ = ["Members"]
+
+logger = logging.getLogger("tailrace.journal")
+
+_DEAD_MS = 24 * 3600 * 1000  # how long a lease says "dead" when nothing of that server is left
+
+
+class Members:
+    """The lease of this server, and the leases of the others. `join` first."""
+
+    def __init__(self, connection: Connection, *, lease_s: float) -> None:
+        self._connection = connection
+        self._lease_ms = int(500 * lease_s)
+        self._tick_s = lease_s / 8
+        self._confirm_s = lease_s / 4
+        self.epoch = 0
+        self.alive: frozenset[int] = frozenset()  # epochs of the other servers, when they were last looked at
+        self.dead: frozenset[int] = frozenset()  # epochs of dead servers of which something may be left
+        self._missing_since_s: dict[int, float] = {}  # by epoch; loop time
+        self._dead_since_s: dict[int, float] = {}  # by epoch; loop time
+
+    async def join(self) -> int:
+        """Get an epoch, and tell the other servers. Returns the epoch. Raises: StorageError."""
+        keys = self._connection.keys
+        epoch = int(await self._connection.run(NEW_EPOCH, [keys.epoch]))
+        await self._connection.run(RENEW, [keys.lease(epoch)], self._lease_ms)  # before it is listed
+        await self._command("hset", keys.servers, str(epoch), "1")
+        self.epoch = epoch
+        return epoch
+
+    async def leave(self) -> None:
+        """Give the lease back: other servers take over at once what is left. Raises: StorageError."""
+        keys = self._connection.keys
+        if await self._command("zcard", keys.owned(self.epoch)):
+            await self._command("set", keys.lease(self.epoch), "dead")
+        else:
+            await self.forget(self.epoch)
+
+    async def run(self, on_tick: Callable[[], Awaitable[None]], on_dead: Callable[[], Awaitable[None]]) -> None:
+        """Renew the lease until cancelled. `on_tick` is called after each renewal; `on_dead` if other servers have
+        declared this one dead."""
+        while True:
+            await asyncio.sleep(self._tick_s)
+            try:
+                if not await self._connection.run(RENEW, [self._connection.keys.lease(self.epoch)], self._lease_ms):
+                    logger.error("Other servers took the streams of this server over: it did not answer for too long.")
+                    await on_dead()
+                await self._look()
+                await on_tick()
+            except StorageError:
+                self._missing_since_s.clear()
+
+    async def find_dead(self) -> None:
+        """Look for dead servers now. Raises: StorageError."""
+        await self._look()
+
+    def is_long_dead(self, epoch: int, duration_s: float) -> bool:
+        """Return whether this server has known for so long that another one is dead."""
+        now_s = asyncio.get_running_loop().time()
+        return now_s - self._dead_since_s.get(epoch, now_s) > duration_s
+
+    async def forget(self, epoch: int) -> None:
+        """Nothing of a server is left. Raises: StorageError."""
+        keys = self._connection.keys
+        await self._command("hdel", keys.servers, str(epoch))
+        for shard in range(keys.num_shards):
+            await self._command("delete", keys.inbox(shard, epoch))
+        await self._command("set", keys.lease(epoch), "dead", px=_DEAD_MS)
+        self.dead -= {epoch}
+
+    async def _look(self) -> None:
+        keys = self._connection.keys
+        others = [int(epoch) for epoch in await self._command("hkeys", keys.servers) if int(epoch) != self.epoch]
+        found = await asyncio.gather(*(self._command("get", keys.lease(epoch)) for epoch in others))
+        now_s = asyncio.get_running_loop().time()
+        dead, missing = set(), {}
+        for epoch, lease in zip(others, found, strict=True):
+            if lease == b"dead":
+                dead.add(epoch)
+            elif lease is None:
+                missing[epoch] = self._missing_since_s.get(epoch, now_s)
+                if now_s - missing[epoch] >= self._confirm_s and await self._connection.run(BURY, [keys.lease(epoch)]):
+                    logger.warning("A server does not answer any more; its streams are taken over.")
+                    dead.add(epoch)
+        self._missing_since_s = missing
+        self._dead_since_s = {epoch: self._dead_since_s.get(epoch, now_s) for epoch in dead}
+        self.dead = frozenset(dead)
+        self.alive = frozenset(others) - self.dead
+
+    async def _command(self, name: str, *arguments: str, **options: int) -> Any:
+        return await self._connection.ask(getattr(self._connection.client, name)(*arguments, **options))

@@ -1,0 +1,71 @@
+"""A copy of a stream that another server writes, for the readers on this server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from tailrace.streams._rows import Rows
+from tailrace.streams.log import StreamLog
+from tailrace.streams.redis._follower import Entries
+from tailrace.types import Event
+
+__all__ = ["Mirror"]
+
+Wish = Literal["join", "leave", "stop"]
+
+
+class Mirror:
+    """The producer (`streams.Producer`) of such a copy. What readers want is told to the server that writes the stream.
+
+    `ask` sends that server a wish: its stream has a reader here, has none any more, or shall be stopped. `on_end` is
+    called when the terminal event has come.
+    """
+
+    status = "running"
+
+    def __init__(
+        self,
+        log: StreamLog,
+        epoch: int,
+        rows: Rows,
+        *,
+        ask: Callable[[Mirror, Wish], None],
+        on_end: Callable[[Mirror], None],
+    ) -> None:
+        self.log = log
+        self.epoch = epoch  # of the server that writes the stream
+        self.unread_since_s = 0.0  # loop time; only while it has no readers
+        self._rows = rows
+        self._ask = ask
+        self._on_end = on_end
+        log.producer = self
+
+    def take(self, entries: Entries) -> None:
+        """Add the events of new entries. Raises: JournalDamaged."""
+        for entry_id, fields in entries:
+            last = int(entry_id.partition(b"-")[0])
+            events = self._rows.read_events(self.log.stream_id, fields[b"e"])
+            self.extend(last - len(events) + 1, events)
+
+    def extend(self, first: int, events: Sequence[Event]) -> None:
+        """Add the events that are new. `first` is the number of the first one. After a gap nothing is added."""
+        if first > self.log.last_seq + 1:
+            return
+        for event in events[self.log.last_seq + 1 - first :]:
+            self.log.append(event)
+
+    def read(self) -> None:
+        self._ask(self, "join")
+
+    def unread(self) -> None:
+        self._ask(self, "leave")
+
+    def cancel(self) -> None:
+        self._ask(self, "stop")
+
+    def ended(self) -> None:
+        self._on_end(self)
+
+    def lease_lost(self) -> None:
+        pass  # it never had a lease

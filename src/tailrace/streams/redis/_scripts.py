@@ -1,0 +1,141 @@
+"""What is changed in one step: Lua scripts, which Redis runs without anything between.
+
+Every change of a stream checks the epoch of its writer in the same step. So a server whose streams were taken over
+cannot write them, whatever it believes and however late its command arrives.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import NamedTuple
+
+__all__ = [
+    "APPEND", "BURY", "COMPACT", "DELETE", "LOAD", "MISSING", "NEW_EPOCH", "OPEN", "OTHER_WRITER", "RENEW", "STOP",
+    "TAKE", "Script",
+]  # fmt: skip
+
+
+class Script(NamedTuple):
+    """A script, and the name under which Redis knows it."""
+
+    text: str
+    sha: str
+
+
+def _script(text: str) -> Script:
+    return Script(text, hashlib.sha1(text.encode()).hexdigest())  # noqa: S324  # the name that Redis gives it
+
+
+OTHER_WRITER = -1  # another server writes this stream
+MISSING = -2  # Redis does not have this stream
+
+# Keys: `of_stream`. Arguments: epoch, record, owner, model. Returns 1; 0 if there is such a stream of another epoch.
+OPEN = _script("""
+local epoch = redis.call('HGET', KEYS[1], 'epoch')
+if epoch then return epoch == ARGV[1] and 1 or 0 end
+redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'record', ARGV[2], 'owner', ARGV[3], 'model', ARGV[4], 'last', 0)
+return 1
+""")
+
+# Keys: `of_stream` of each stream. Arguments: epoch, retention in ms, time of tombstones in ms; then for each stream
+# the number of its first new event, that of the last, 1 if that is terminal, and the events. Returns for each stream
+# the number of its last event, OTHER_WRITER or MISSING. Only what follows the last event is added.
+APPEND = _script("""
+local found = {}
+for i = 1, #KEYS / 3 do
+  local stream, events, gone = KEYS[3 * i - 2], KEYS[3 * i - 1], KEYS[3 * i]
+  local first, last, ends, row = ARGV[4 * i], ARGV[4 * i + 1], ARGV[4 * i + 2], ARGV[4 * i + 3]
+  local has = redis.call('HMGET', stream, 'epoch', 'last', 'owner')
+  if not has[1] then
+    found[i] = -2
+  elseif has[1] ~= ARGV[1] then
+    found[i] = -1
+  elseif tonumber(has[2]) ~= tonumber(first) - 1 then
+    found[i] = tonumber(has[2])
+  else
+    redis.call('XADD', events, last .. '-0', 'e', row)
+    redis.call('HSET', stream, 'last', last)
+    if ends == '1' then
+      redis.call('HSET', stream, 'ended', 1)
+      redis.call('PEXPIRE', stream, ARGV[2])
+      redis.call('PEXPIRE', events, ARGV[2])
+      redis.call('SET', gone, has[3], 'PX', ARGV[3])
+    end
+    found[i] = tonumber(last)
+  end
+end
+return found
+""")
+
+# Keys: `of_stream`. Returns [owner, epoch, 1 if it has ended, record, rows], [owner] for a tombstone, or [].
+LOAD = _script("""
+local has = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'ended', 'record', 'events')
+if not has[2] then
+  local owner = redis.call('GET', KEYS[3])
+  return owner and {owner} or {}
+end
+local rows = {}
+if has[5] then
+  rows[1] = has[5]
+else
+  for i, entry in ipairs(redis.call('XRANGE', KEYS[2], '-', '+')) do rows[i] = entry[2][2] end
+end
+return {has[1], has[2], has[3] or '0', has[4], rows}
+""")
+
+# Keys: `of_stream`. Arguments: epoch of the dead server, epoch of this one. Returns [record, rows, how often it was
+# taken over without a new event since, 1 if it was to be stopped]; nil if it has ended or belongs to another server.
+TAKE = _script("""
+local has = redis.call('HMGET', KEYS[1], 'epoch', 'ended', 'record', 'last', 'taken_at', 'takes', 'stop')
+if has[1] ~= ARGV[1] or has[2] then return false end
+local takes = 1
+if has[5] == has[4] then takes = tonumber(has[6]) + 1 end
+redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'taken_at', has[4], 'takes', takes)
+local rows = {}
+for i, entry in ipairs(redis.call('XRANGE', KEYS[2], '-', '+')) do rows[i] = entry[2][2] end
+return {has[3], rows, takes, has[7] or '0'}
+""")
+
+# Keys: `of_stream`. Arguments: epoch, record and events of the stream in one row each. Returns 1 if that was done.
+COMPACT = _script("""
+if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then return 0 end
+redis.call('HSET', KEYS[1], 'record', ARGV[2], 'events', ARGV[3])
+redis.call('DEL', KEYS[2])
+return 1
+""")
+
+# Keys: `of_stream`. Asks for the end of a stream. Returns the epoch of its writer; nil if it has ended or is missing.
+STOP = _script("""
+local has = redis.call('HMGET', KEYS[1], 'epoch', 'ended')
+if not has[1] or has[2] then return false end
+redis.call('HSET', KEYS[1], 'stop', 1)
+return has[1]
+""")
+
+# Keys: `of_stream`. Deletes a stream that has ended.
+DELETE = _script("""
+if redis.call('HGET', KEYS[1], 'ended') then redis.call('DEL', KEYS[1], KEYS[2]) end
+return 1
+""")
+
+# Keys: `epoch`. Returns a new epoch. It is larger than the earlier ones even if Redis has lost them: the clock goes on.
+NEW_EPOCH = _script("""
+local now = redis.call('TIME')
+local epoch = math.max(tonumber(redis.call('GET', KEYS[1]) or '0') + 1, now[1] * 1000 + math.floor(now[2] / 1000))
+redis.call('SET', KEYS[1], string.format('%.0f', epoch))
+return epoch
+""")
+
+# Keys: `lease`. Arguments: ms. Returns 1, or 0 if other servers have declared this one dead.
+RENEW = _script("""
+if redis.call('GET', KEYS[1]) == 'dead' then return 0 end
+redis.call('SET', KEYS[1], 'alive', 'PX', ARGV[1])
+return 1
+""")
+
+# Keys: `lease`. Declares a server dead whose lease has run out. Returns 1 if it is dead.
+BURY = _script("""
+if redis.call('GET', KEYS[1]) == 'alive' then return 0 end
+redis.call('SET', KEYS[1], 'dead')
+return 1
+""")

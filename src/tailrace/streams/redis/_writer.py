@@ -1,0 +1,231 @@
+"""The queue of events, and the task that commits them: one round trip for all streams, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+
+from tailrace.errors import StorageError
+from tailrace.streams._rows import Rows
+from tailrace.streams.log import StreamLog
+from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._scripts import APPEND, LOAD, MISSING, OPEN, OTHER_WRITER
+from tailrace.types import End, Event
+
+__all__ = ["Writer"]
+
+logger = logging.getLogger("tailrace.journal")
+
+_RETRY_S = 0.05
+_PROBE_S = 1.0
+_QUIET_S = 0.5  # shorter write errors are not logged
+_STREAMS_AT_ONCE = 128  # in one call of a script, which stops Redis for as long
+_TOMBSTONE_MS = 24 * 3600 * 1000  # how much longer than a stream it is known that there was one
+
+
+class Writer:
+    """Events wait here until they are committed; then they are added to their logs.
+
+    After an error the events wait, and are sent again. Redis adds only what follows the last event that it has, so it
+    does not matter whether it got them the first time. After `give_up_after_s` without success, the waiting events are
+    dropped and `give_up` is called, which must end all streams.
+
+    `on_lease_lost` is called with a log that another server writes now. Its waiting events are dropped.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        rows: Rows,
+        *,
+        retention_s: float,
+        give_up_after_s: float,
+        give_up: Callable[[StorageError], None],
+        on_lease_lost: Callable[[StreamLog], None],
+    ) -> None:
+        self._connection = connection
+        self._rows = rows
+        self._retention_ms = max(1, int(1000 * retention_s))
+        self._give_up_after_s = give_up_after_s
+        self._give_up = give_up
+        self._on_lease_lost = on_lease_lost
+        self.epoch = 0
+        self._queues: dict[StreamLog, list[Event]] = {}
+        self._is_queued = asyncio.Event()
+        self.write_error: StorageError | None = None
+        self._failing_since_s = 0.0
+        self._has_given_up = False
+        self._is_logged = False
+        self._settled = asyncio.Event()  # set when a write error is over, or the writer has given up
+
+    # The queue
+
+    def append(self, log: StreamLog, events: Sequence[Event]) -> None:
+        """Queue events. Those behind the terminal one are dropped."""
+        queue = self._queues.get(log)
+        last = queue[-1] if queue else log.end
+        if type(last) is End:
+            return
+        if queue is None:
+            queue = self._queues[log] = []
+        for event in events:
+            queue.append(event)
+            if type(event) is End:
+                break
+        self._is_queued.set()
+
+    def queued(self, log: StreamLog) -> Sequence[Event]:
+        """Return the events of a stream that are not committed yet."""
+        return self._queues.get(log, ())
+
+    def drop(self, log: StreamLog) -> None:
+        """Drop the waiting events of a stream that another server writes."""
+        self._queues.pop(log, None)
+
+    async def wait_writable(self) -> None:
+        """Return when there is no write error. Raises: StorageError if it lasts too long."""
+        while self.write_error is not None:
+            if self._has_given_up:
+                raise self.write_error.with_traceback(None)
+            await self._settled.wait()
+
+    # Committing
+
+    async def run(self) -> None:
+        """Commit until cancelled."""
+        while True:
+            await self._is_queued.wait()
+            self._is_queued.clear()
+            while self._queues or self.write_error is not None:
+                try:
+                    await self._commit()
+                except StorageError as error:
+                    self.failed(error)
+                    await asyncio.sleep(_PROBE_S if self._has_given_up else _RETRY_S)
+                    self._check_patience()
+                else:
+                    self._recovered()
+
+    async def flush(self) -> None:
+        """Commit what waits, once. Raises: StorageError."""
+        if self._queues:
+            await self._commit()
+
+    async def _commit(self) -> None:
+        """Raises: StorageError."""
+        batch = [(log, list(events)) for log, events in self._queues.items() if events]
+        if not batch:  # only to see whether Redis answers
+            await self._connection.ask(self._connection.client.ping())
+            return
+        await asyncio.gather(*(self._commit_group(group) for group in self._groups(batch)))
+
+    def _groups(self, batch: list[tuple[StreamLog, list[Event]]]) -> list[list[tuple[StreamLog, list[Event]]]]:
+        """Return what goes into one call of the script: streams of one shard."""
+        keys = self._connection.keys
+        of_shard: dict[int, list[tuple[StreamLog, list[Event]]]] = {}
+        for entry in batch:
+            of_shard.setdefault(keys.shard_of(entry[0].stream_id), []).append(entry)
+        return [
+            entries[start : start + _STREAMS_AT_ONCE]
+            for entries in of_shard.values()
+            for start in range(0, len(entries), _STREAMS_AT_ONCE)
+        ]
+
+    async def _commit_group(self, group: list[tuple[StreamLog, list[Event]]]) -> None:
+        """Raises: StorageError."""
+        keys: list[str] = []
+        arguments: list[bytes | str | int] = [self.epoch, self._retention_ms, self._retention_ms + _TOMBSTONE_MS]
+        for log, events in group:
+            keys += self._connection.keys.of_stream(log.stream_id)
+            first = log.last_seq + 1
+            row = self._rows.encode_events(log.stream_id, events)
+            arguments += (first, first + len(events) - 1, int(type(events[-1]) is End), row)
+        answers = await self._connection.run(APPEND, keys, *arguments)
+        for (log, events), last in zip(group, answers, strict=True):
+            if last == log.last_seq + len(events):
+                self._committed(log, events)
+            elif last == OTHER_WRITER:
+                self.drop(log)
+                self._on_lease_lost(log)
+            elif last == MISSING:
+                await self.open(log)
+            elif last > log.last_seq:
+                await self._read_committed(log, events)
+            else:
+                await self._restore(log, int(last))
+
+    def _committed(self, log: StreamLog, events: Sequence[Event]) -> None:
+        queue = self._queues.get(log)
+        if queue is not None:
+            del queue[: len(events)]
+            if not queue:
+                del self._queues[log]
+        for event in events:
+            log.append(event)
+
+    async def open(self, log: StreamLog) -> None:
+        """Store a new stream, or one that Redis has lost, with the events of its log. Raises: StorageError."""
+        record = log.record
+        row = self._rows.encode_record(record)
+        keys = self._connection.keys.of_stream(log.stream_id)
+        if not await self._connection.run(OPEN, keys, self.epoch, row, record.owner, record.model):
+            self.drop(log)
+            self._on_lease_lost(log)
+        elif log.events:
+            await self._restore(log, 0)
+
+    async def _restore(self, log: StreamLog, last: int) -> None:
+        """Write again what Redis has lost: the events after number `last`, which readers have seen. Raises:
+        StorageError."""
+        logger.warning("The log store has lost the end of a stream, which is written again.")
+        events = log.events[last:]
+        row = self._rows.encode_events(log.stream_id, events)
+        keys = self._connection.keys.of_stream(log.stream_id)
+        times = (self._retention_ms, self._retention_ms + _TOMBSTONE_MS)
+        await self._connection.run(APPEND, keys, self.epoch, *times, last + 1, log.last_seq, 0, row)
+
+    async def _read_committed(self, log: StreamLog, events: list[Event]) -> None:
+        """Redis has more events than the log: those of a write whose answer was lost. Raises: StorageError."""
+        answer = await self._connection.run(LOAD, self._connection.keys.of_stream(log.stream_id))
+        kept = [event for row in answer[4] for event in self._rows.read_events(log.stream_id, row)] if answer else []
+        new = kept[log.last_seq :]
+        same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(new, events, strict=False)))
+        self._committed(log, events[:same])
+        for event in new[same:]:
+            log.append(event)
+
+    # Write errors
+
+    def failed(self, error: StorageError) -> None:
+        if self.write_error is None:
+            self._failing_since_s = asyncio.get_running_loop().time()
+            self._settled.clear()
+        self.write_error = error
+        self._is_queued.set()  # so that `run` finds out when it is over
+
+    def _recovered(self) -> None:
+        if self.write_error is None:
+            return
+        if self._is_logged:
+            logger.warning("The log store can be written again.")
+        self.write_error = None
+        self._has_given_up = self._is_logged = False
+        self._settled.set()
+
+    def _check_patience(self) -> None:
+        error = self.write_error
+        if error is None or self._has_given_up:
+            return
+        waited_s = asyncio.get_running_loop().time() - self._failing_since_s
+        if not self._is_logged and waited_s > _QUIET_S:
+            self._is_logged = True
+            logger.error("%s Streams are paused.", error.message)
+        if waited_s >= self._give_up_after_s:
+            self._has_given_up = True
+            self._queues.clear()
+            self._settled.set()
+            self._give_up(error)
+            for log in self._queues:  # their ends cannot be written, so nobody may see them: send the readers away
+                log.park()

@@ -1,0 +1,32 @@
+"""The log store in Redis keeps the laws of log stores, and what only a store of many servers has to keep."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.testing.redis_server import copy_keys, prefix_of, shared_url
+
+from tailrace.streams import LogStore
+from tailrace.streams.redis import open_redis
+from tailrace.testing import StoreLaw, store_laws
+
+LEASE_S = 2.0
+
+
+@asynccontextmanager
+async def in_redis(path: Path) -> AsyncIterator[LogStore]:
+    async with open_redis(f"{shared_url()}?prefix={prefix_of(path)}", lease_s=LEASE_S) as store:
+        yield store
+
+
+def snapshot(source: Path, target: Path) -> None:
+    copy_keys(prefix_of(source), prefix_of(target))
+
+
+@pytest.mark.parametrize("law", store_laws, ids=str)
+def test_the_store_in_redis_keeps(law: StoreLaw) -> None:
+    shared_url()
+    law(in_redis, snapshot=snapshot)

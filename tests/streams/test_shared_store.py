@@ -1,0 +1,392 @@
+"""Two servers over one Redis: what one does, the other sees. And what happens when a server or Redis dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import redis
+from tests.testing.redis_server import delete_keys, own_redis, prefix_of, shared_url
+
+from tailrace.errors import ClaimTaken, LeaseLost, ModelError, StorageError, StreamExpired, UnknownStream
+from tailrace.streams import Claim, Lease, Reader, Record, StreamLog, new_stream_id
+from tailrace.streams.redis import RedisLogStore, open_redis
+from tailrace.types import ANONYMOUS, End, Event, Failure, Prompt, Sampling, TextDelta, Usage
+
+LEASE_S = 1.0
+LONG_S = 60.0
+DONE = End("done", Usage(2, 3))
+
+
+def delta(number: int) -> TextDelta:
+    return TextDelta(f" word {number}", (number,))
+
+
+@dataclass
+class Writer:
+    """A producer that writes when the test says so."""
+
+    store: RedisLogStore
+    lease: Lease
+    status: str = "running"
+    heard: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.lease.log.producer = self
+
+    def write(self, *events: Event) -> None:
+        self.store.append(self.lease, events)
+
+    def cancel(self) -> None:
+        self.heard.append("cancel")
+        self.write(End("cancelled", Usage(2, 0), Failure("cancelled", "It was stopped.")))
+
+    def read(self) -> None:
+        self.heard.append("read")
+
+    def unread(self) -> None:
+        self.heard.append("unread")
+
+    def ended(self) -> None:
+        self.store.end(self.lease)
+
+    def lease_lost(self) -> None:
+        self.heard.append("lease_lost")
+        self.lease.log.park()
+
+
+class Deaf:
+    """A producer that does not react."""
+
+    status = "running"
+
+    def cancel(self) -> None:
+        pass
+
+    read = unread = ended = lease_lost = cancel
+
+
+async def begin(store: RedisLogStore, *events: Event, claim: Claim | None = None, model: str = "m") -> Writer:
+    record = Record(
+        new_stream_id(),
+        1.5,
+        model=model,
+        prompts=(Prompt("Once", (1, 2)),),
+        sampling=Sampling(seed=7, max_tokens=100),
+        num_prompt_tokens=2,
+        claim=claim,
+    )
+    writer = Writer(store, await store.open(record))
+    if events:
+        writer.write(*events)
+        await seen(writer.lease.log, len(events))
+    return writer
+
+
+async def seen(log: StreamLog, count: int) -> None:
+    """Return when so many events can be read."""
+    async with asyncio.timeout(LONG_S):
+        while log.last_seq < count:
+            await Reader(log, log.last_seq).wait()
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(LONG_S):
+        while not holds():
+            await asyncio.sleep(0.02)
+
+
+async def takes(store: RedisLogStore) -> list[Lease]:
+    """Return the leases that a store gets when it sees that another server is dead."""
+    async with asyncio.timeout(LONG_S):
+        while True:
+            await store.wait_for_orphans()
+            if leases := await store.take_over({"m"}):
+                return leases
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> str:
+    shared_url()
+    return prefix_of(tmp_path)
+
+
+@asynccontextmanager
+async def server(prefix: str, **more: float) -> AsyncIterator[RedisLogStore]:
+    async with open_redis(f"{shared_url()}?prefix={prefix}", lease_s=LEASE_S, **more) as store:  # type: ignore[arg-type]
+        yield store
+
+
+@asynccontextmanager
+async def pair(prefix: str) -> AsyncIterator[tuple[RedisLogStore, RedisLogStore]]:
+    try:
+        async with server(prefix) as one, server(prefix) as other:
+            yield one, other
+    finally:
+        delete_keys(prefix)
+
+
+async def test_a_reader_elsewhere_sees_every_event(prefix: str) -> None:
+    async with pair(prefix) as (one, other):
+        writer = await begin(one, delta(1), delta(2))
+        log = await other.read(ANONYMOUS, writer.lease.stream_id, 1)
+        assert log.events == [delta(1), delta(2)]
+        with Reader(log, 2) as reader:
+            for number in range(3, 40):
+                writer.write(delta(number))
+                await seen(log, number)
+            writer.write(DONE)
+            await seen(log, 40)
+            assert reader.take()[-1] == DONE
+        assert log.events == writer.lease.log.events
+        assert await other.read(ANONYMOUS, writer.lease.stream_id) is log
+
+
+async def test_the_writer_knows_of_readers_elsewhere(prefix: str) -> None:
+    async with pair(prefix) as (one, other):
+        writer = await begin(one, delta(1))
+        log = await other.read(ANONYMOUS, writer.lease.stream_id)
+        with Reader(log):
+            await until(lambda: writer.heard == ["read"])
+        await until(lambda: writer.heard == ["read", "unread"])
+
+
+async def test_a_stream_is_stopped_and_deleted_elsewhere(prefix: str) -> None:
+    async with pair(prefix) as (one, other):
+        writer = await begin(one, delta(1))
+        stream_id = writer.lease.stream_id
+        log = await other.stop(ANONYMOUS, stream_id)
+        assert log.end is not None and log.end.status == "cancelled"  # noqa: PT018
+        assert writer.heard == ["cancel"]
+        await other.delete(ANONYMOUS, stream_id)
+        for store in (one, other):
+            with pytest.raises(StreamExpired):
+                await store.read(ANONYMOUS, stream_id)
+            with pytest.raises(UnknownStream):
+                await store.read("you", stream_id)
+
+
+async def test_a_key_begins_one_stream(prefix: str) -> None:
+    async with pair(prefix) as (one, other):
+        claim = Claim("key", b"request")
+        begun = await asyncio.gather(*(begin(store, claim=claim) for store in (one, other)), return_exceptions=True)
+        (writer,) = [result for result in begun if isinstance(result, Writer)]
+        (refused,) = [result for result in begun if not isinstance(result, Writer)]
+        assert isinstance(refused, ClaimTaken)
+        for store in (one, other):
+            found = await store.recall(ANONYMOUS, claim)
+            assert found is not None
+            assert found.stream_id == writer.lease.stream_id
+        writer.write(DONE)
+        await seen(writer.lease.log, 1)
+        await one.delete(ANONYMOUS, writer.lease.stream_id)
+        assert await other.recall(ANONYMOUS, claim) is None
+        await begin(other, claim=claim)
+
+
+async def test_a_frozen_server_is_fenced(prefix: str) -> None:
+    """The lease of a server that does not run goes to another one, whose events are the only ones from then on."""
+    async with pair(prefix) as (one, other):
+        writer = await begin(one, delta(1))
+        stream_id = writer.lease.stream_id
+        epoch = one.epoch
+        with Reader(writer.lease.log, 1):
+            with redis.Redis.from_url(shared_url()) as client:  # as after a pause in which the lease ran out
+                client.set(f"{prefix}:{{0}}:lease:{one.epoch}", "dead")
+            (lease,) = await takes(other)
+            assert lease.log.events == [delta(1)]
+            other.append(lease, [delta(2)])
+            await seen(lease.log, 2)
+            with contextlib.suppress(LeaseLost):  # or it has noticed already
+                writer.write(delta(3))
+            await until(lambda: "lease_lost" in writer.heard)
+            assert writer.lease.log.is_parked
+        with pytest.raises(LeaseLost):
+            writer.write(delta(4))
+        await until(lambda: one.epoch > epoch)
+        log = await one.read(ANONYMOUS, stream_id)
+        assert log.events == [delta(1), delta(2)]
+        other.append(lease, [delta(5)])
+        await seen(log, 3)
+        assert log.events == [delta(1), delta(2), delta(5)]
+
+
+async def test_streams_go_to_one_server_each(prefix: str) -> None:
+    async with pair(prefix) as (one, other):
+        async with server(prefix) as dying:
+            ids = [(await begin(dying, delta(1))).lease.stream_id for _ in range(50)]
+            foreign = (await begin(dying, model="another")).lease.stream_id
+        got: list[str] = []
+        async with asyncio.timeout(LONG_S):
+            while len(got) < len(ids):
+                some = await asyncio.gather(one.take_over({"m"}), other.take_over({"m"}))
+                got += [lease.stream_id for leases in some for lease in leases]
+        assert sorted(got) == sorted(ids)
+        assert [lease.stream_id for lease in await other.take_over({"another"})] == [foreign]
+
+
+async def test_readers_stay_when_their_server_takes_over(prefix: str) -> None:
+    async with pair(prefix) as (one, other):
+        async with server(prefix) as dying:
+            writer = await begin(dying, delta(1))
+            mine = await one.read(ANONYMOUS, writer.lease.stream_id)
+            theirs = await other.read(ANONYMOUS, writer.lease.stream_id)
+            readers = Reader(mine), Reader(theirs)
+            for reader in readers:
+                reader.__enter__()
+            await until(lambda: writer.heard == ["read"])
+        (lease,) = await takes(one)
+        assert lease.log is mine
+        taker = Writer(one, lease)
+        taker.write(delta(2), DONE)
+        for log in (mine, theirs):
+            await seen(log, 3)
+            assert log.events == [delta(1), delta(2), DONE]
+
+
+async def test_a_stop_outlives_the_server_that_should_hear_it(prefix: str) -> None:
+    async with pair(prefix) as (one, other):
+        async with server(prefix) as dying:
+            writer = await begin(dying, delta(1))
+            stream_id = writer.lease.stream_id
+            writer.lease.log.producer = Deaf()
+            stopping = asyncio.create_task(other.stop(ANONYMOUS, stream_id))
+            await asyncio.sleep(0.2)
+        assert await one.take_over({"m"}) == []
+        log = await stopping
+        assert log.end is not None
+        assert log.end.status == "cancelled"
+
+
+async def test_redis_away_for_a_moment(tmp_path: Path) -> None:
+    """Events wait while Redis does not answer, and all of them come."""
+    with own_redis(tmp_path) as (url, process):
+        async with open_redis(url, lease_s=20.0, give_up_after_s=30.0) as store:
+            writer = await begin(store, delta(1))
+            process.stop()
+            writer.write(delta(2))
+            await until(lambda: store.write_error is not None)
+            with pytest.raises(StorageError):
+                await begin(store)
+            writer.write(delta(3))
+            assert writer.lease.log.events == [delta(1)]
+            assert store.queued(writer.lease) == [delta(2), delta(3)]
+            process.go_on()
+            await seen(writer.lease.log, 3)
+            assert writer.lease.log.events == [delta(1), delta(2), delta(3)]
+            await store.wait_writable()
+
+
+async def test_redis_away_for_too_long(tmp_path: Path) -> None:
+    """All streams end with an error, which can be read when Redis is back."""
+    with own_redis(tmp_path) as (url, process):
+        async with open_redis(url, lease_s=60.0, give_up_after_s=0.5) as store:
+            writer = await begin(store, delta(1))
+            failed: list[StorageError] = []
+
+            def fail_all(error: StorageError) -> None:
+                failed.append(error)
+                writer.write(End("error", Usage(2, 1), Failure(error.code, error.message)))
+
+            store.on_write_failure(fail_all)
+            process.stop()
+            writer.write(delta(2))
+            await until(lambda: bool(failed))
+            process.go_on()
+            await until(lambda: writer.lease.log.end is not None)
+            log = await store.read(ANONYMOUS, writer.lease.stream_id)
+            assert log.events[0] == delta(1)
+            assert log.end is not None
+            assert log.end.status == "error"
+
+
+async def test_redis_loses_everything(tmp_path: Path) -> None:
+    """A stream that runs is written again: nothing that a reader has seen gets another number or another text."""
+    with own_redis(tmp_path) as (url, process):
+        async with open_redis(url, lease_s=20.0, give_up_after_s=30.0) as store:
+            writer = await begin(store, delta(1), delta(2))
+            process.restart()
+            writer.write(delta(3))
+            await seen(writer.lease.log, 3)
+            async with open_redis(url, lease_s=20.0) as other:
+                log = await other.read(ANONYMOUS, writer.lease.stream_id)
+                assert log.events == [delta(1), delta(2), delta(3)]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--maxmemory-policy", "allkeys-lru"), "maxmemory-policy is allkeys-lru"),
+        (("--requirepass", "secret"), "refuses the name or the password"),
+        (("--replicaof", "127.0.0.1 1"), "is a replica"),
+    ],
+)
+async def test_a_redis_that_cannot_keep_streams(tmp_path: Path, options: tuple[str, ...], reason: str) -> None:
+    with own_redis(tmp_path, *options) as (url, _), pytest.raises(ModelError) as raised:
+        async with open_redis(url):
+            pass
+    assert reason in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("redis://127.0.0.1:1/0", "cannot be reached"),
+        ("redis://", "another kind"),
+        ("http://127.0.0.1/", "another kind"),
+        ("redis://127.0.0.1/0?prefx=a", "unknown parameter: prefx"),
+        ("redis+sentinel://127.0.0.1/main", "Sentinel without a port"),
+        ("redis+sentinel://127.0.0.1:26379/", "does not name the service"),
+    ],
+)
+async def test_a_url_that_leads_nowhere(url: str, reason: str) -> None:
+    with pytest.raises(ModelError) as raised:
+        async with open_redis(url):
+            pass
+    assert reason in raised.value.message
+    assert "secret" not in raised.value.message
+
+
+async def test_servers_with_different_keys_do_not_mix(prefix: str) -> None:
+    try:
+        async with server(prefix):
+            with pytest.raises(ModelError, match="--journal-key-file"):
+                async with open_redis(f"{shared_url()}?prefix={prefix}", key=b"k" * 32):
+                    pass
+    finally:
+        delete_keys(prefix)
+
+
+async def test_what_is_stored_is_encrypted(prefix: str) -> None:
+    try:
+        async with open_redis(f"{shared_url()}?prefix={prefix}", key=b"k" * 32) as store:
+            writer = await begin(store, delta(1))
+            with redis.Redis.from_url(shared_url()) as client:
+                kept = [client.dump(key) or b"" for key in client.scan_iter(match=f"{prefix}:*")]
+            assert len(kept) >= 5
+            assert not any(b"Once" in value or b"word" in value for value in kept)
+            assert writer.lease.log.events == [delta(1)]
+    finally:
+        delete_keys(prefix)
+
+
+async def test_finished_streams_are_compacted_and_expire(prefix: str) -> None:
+    try:
+        async with server(prefix, retention_s=4.0) as store, server(prefix) as other:
+            done = await begin(store, delta(1))
+            done.write(DONE)
+            await seen(done.lease.log, 2)
+            stream_id = done.lease.stream_id
+            with redis.Redis.from_url(shared_url()) as client:
+                await until(lambda: not client.exists(f"{prefix}:{{0}}:events:{stream_id}"))
+                assert (await other.read(ANONYMOUS, stream_id)).events == [delta(1), DONE]
+                await until(lambda: not client.exists(f"{prefix}:{{0}}:stream:{stream_id}"))
+            with pytest.raises(StreamExpired):
+                await store.read(ANONYMOUS, stream_id)
+    finally:
+        delete_keys(prefix)
