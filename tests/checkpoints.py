@@ -126,7 +126,7 @@ def smollm2_thinking() -> Path:
 
 
 def _convert(source: Path, path: Path) -> None:
-    """By hand, where transformers reads the file four times over, which takes it most of a minute."""
+    """Converts directly, because transformers would read the file four times, which takes most of a minute."""
     import gguf
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -171,7 +171,7 @@ def _convert(source: Path, path: Path) -> None:
 
 
 def _tokenizer(source: Path) -> Any:
-    """transformers' own reader gives the same, and takes as long as all the rest."""
+    """transformers' own reader gives the same result, but takes as long as everything else."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 

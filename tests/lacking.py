@@ -16,7 +16,7 @@ _REASONS = (re.compile(rf"{_BEGIN}([^:]+)"), re.compile(r"could not import '([^'
 
 
 def lack(what: str, why: str = "") -> NoReturn:
-    """Skip the running test, since `what` is not here. `what` has no colon."""
+    """Skip the running test because `what` is missing. `what` has no colon."""
     __tracebackhide__ = True  # so that the report names the place that calls this
     pytest.skip(reason(what, why))
 

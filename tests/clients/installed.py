@@ -103,7 +103,7 @@ def _environment(requirement: str) -> Path:
 
 @cache
 def environment(name: str, *requirements: str, without: tuple[str, ...] = ()) -> Path:
-    """The interpreter of an environment with these requirements, as pip takes them, and what they need, but for
+    """Return the interpreter of an environment with these requirements, in pip's format, and their dependencies except
     `without`."""
 
     def install(folder: Path) -> None:
@@ -125,7 +125,7 @@ def _install(command: Sequence[str], folder: Path) -> None:
 
 
 def _installed(name: str, digest: str, install: Callable[[Path], None]) -> Path:
-    """A folder that is there whole or not at all, whoever else installs it at the same time."""
+    """Return a folder that is complete or missing, also if another process installs it at the same time."""
     folder = _CACHE / f"{name}-{digest}"
     if not folder.exists():
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -118,7 +118,7 @@ TEXT = TEXTS[NAME]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """Whatever is asked, it says the same: a prompt without a seed has another answer each time."""
+    """A server that always gives the same answer, because a prompt without a seed has a random one."""
     with contextlib.closing(Server(f"scripted:text={list(TEXTS).index(NAME)}")) as server:
         yield server.wait_ready()
 

@@ -30,7 +30,7 @@ CITIES = ("Bonn", "Paris")
 
 @pytest.fixture(autouse=True)
 def nothing_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """These report home, or fetch lists of models and prices, unless they are told not to."""
+    """Switches off the packages' telemetry and downloads of lists of models and prices."""
     monkeypatch.setenv("LANGSMITH_TRACING", "false")
     monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")

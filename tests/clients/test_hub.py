@@ -147,7 +147,7 @@ def test_the_death_of_the_worker_is_a_generation_error(way: str, serve: Callable
 
 @pytest.fixture(scope="module")
 def full() -> Iterator[Server]:
-    """A server with all its places taken."""
+    """A server whose slots are all in use."""
     with contextlib.closing(Server("scripted:tokens_per_s=50", "--max-concurrent-requests", "1")) as server:
         server.wait_ready().create({"prompt": "Long.", "max_tokens": 20_000, "linger_s": 600})
         yield server

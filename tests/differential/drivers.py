@@ -50,11 +50,11 @@ class Driver:
 
 
 class StreamFailed(Exception):
-    """What our own loops make of an event that says so."""
+    """Raised by our own readers for an event with an error."""
 
 
 class ClientError(Exception):
-    """What a client in another process raised, by the name of its class."""
+    """An error that a client in another process raised, with the name of its class."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(f"{name}: {message}")
@@ -91,8 +91,8 @@ def driver(
     streams: bool = True,
     resumes: bool = False,
 ) -> Callable[[Callable[[C, str], str]], Callable[[C, str], str]]:
-    """Registers a function that reads the answer to one prompt, with a client that is made from the server's address.
-    Many threads call it with the same one."""
+    """Registers a function that reads the answer to one prompt, with a client made from the server's address. Many
+    threads call it with the same client."""
 
     def register(read: Callable[[C, str], str]) -> Callable[[C, str], str]:
         def read_all(url: str, prompts: Sequence[str]) -> list[Outcome]:
@@ -114,7 +114,7 @@ def driver(
 def async_driver(
     name: str, wire: str, client: Callable[[str], AbstractAsyncContextManager[C]], *, streams: bool = True
 ) -> Callable[[Callable[[C, str], Awaitable[str]]], Callable[[C, str], Awaitable[str]]]:
-    """Registers a coroutine function that does the same."""
+    """As `driver`, for a coroutine function."""
 
     def register(read: Callable[[C, str], Awaitable[str]]) -> Callable[[C, str], Awaitable[str]]:
         async def gather(url: str, prompts: Sequence[str]) -> list[Outcome]:

@@ -26,7 +26,7 @@ class Asked:
     sock: socket.socket
 
     def is_left(self) -> bool:
-        """Waits for the client to go away."""
+        """Wait until the client disconnects."""
         self.sock.settimeout(_TIMEOUT_S)
         try:
             return self.sock.recv(1) == b""
@@ -82,7 +82,7 @@ class FakeUpstream:
         self._threads: list[threading.Thread] = [threading.Thread(target=self._accept, daemon=True)]
 
     def say(self, *answers: Answer | bytes) -> None:
-        """From now on, these; what was asked before is forgotten."""
+        """Set the answers to later requests, and forget earlier requests."""
         with self._lock:
             self.asked.clear()
             self.answers[:] = answers

@@ -12,7 +12,7 @@ SHARED_LAWS = [law for law in laws if law.name != ON_ITS_OWN]
 
 
 class Shared:
-    """`make()` gives the same engine again and again, and closing it is the fixture's business."""
+    """`make()` returns the same engine each time, and the fixture closes it."""
 
     def __init__(self, engine: Engine) -> None:
         self.capabilities = engine.capabilities

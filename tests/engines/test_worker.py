@@ -81,7 +81,7 @@ class Worker:
         return frames
 
     def wait(self) -> tuple[int, str]:
-        """How the process ended, and what it wrote to stderr."""
+        """Return the exit status and stderr of the process."""
         _, errors = self.process.communicate(timeout=LONG_S)
         return self.process.returncode, errors.decode()
 
@@ -221,7 +221,7 @@ def test_closed_socket_ends_the_worker(worker: Worker, moment: str) -> None:
 
 
 def _is_blocked(worker: Worker) -> bool:
-    """Whether it waits in a system call and has used no time while we looked."""
+    """Return whether it waits in a system call and uses no processor time."""
     process = psutil.Process(worker.process.pid)
     used = process.cpu_times()
     is_asleep = all(process.status() == psutil.STATUS_SLEEPING for _ in range(20))

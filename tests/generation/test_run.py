@@ -177,7 +177,7 @@ async def test_a_cancellation_without_an_engine_frees_the_slot() -> None:
 
 
 async def test_an_engine_that_is_gone_when_the_request_is_admitted() -> None:
-    """The gate has not heard of it yet."""
+    """The gate is still open."""
     world = World(max_sequences=1)
     world.engine.is_ready = False
     run, next_run = await world.create(), await world.create("Hi", greedy(5, n=1))

@@ -36,7 +36,7 @@ async def test_a_request_that_crashes_its_engine_twice_is_ended() -> None:
 
 @pytest.mark.parametrize("position", range(4))
 async def test_the_poison_is_found_and_its_neighbours_finish(position: int) -> None:
-    """One of four takes the engine down with its ninth token, whatever the others do."""
+    """One of four requests kills the engine with its ninth token."""
     world = World(max_sequences=8)
     runs = []
     for number in range(4):
@@ -65,7 +65,7 @@ async def test_the_poison_is_found_and_its_neighbours_finish(position: int) -> N
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.integers(0, 12), max_size=25), st.integers(1, 4))
 def test_streams_beside_killed_engines_are_not_blamed(steps: list[int], num_runs: int) -> None:
-    """Killed at random: no two places need be the same, and three are not, but in the very beginning."""
+    """Engines are killed from outside at random positions."""
 
     async def scenario() -> None:
         world = World()
@@ -89,7 +89,7 @@ def test_streams_beside_killed_engines_are_not_blamed(steps: list[int], num_runs
 
 
 async def test_equal_requests_are_tried_separately() -> None:
-    """They are at the same place always, so that only one after the other can tell."""
+    """They are always at the same position, so only separate trials can distinguish them."""
     world = World(max_sequences=8)
     runs = [await world.create(f"Hi {number}", greedy(20)) for number in range(3)]
     num_deaths = 0
@@ -204,7 +204,7 @@ def test_only_the_killer_is_blamed(actions: list[tuple[str, int]]) -> None:
 
 @pytest.mark.parametrize(("place", "step_s"), [(0, 0.1), (3, 0.1), (20, 0.1), (20, 0.5), (20, 3.0)])
 def test_streams_finish_during_a_lasting_attack(place: int, step_s: float) -> None:
-    """Whenever a killer has been named, the next one is there. Everybody has the same address."""
+    """When a killer is blamed, the next one arrives. All have the same address."""
 
     async def scenario() -> None:
         world = World(max_sequences=8, max_requests=99)
@@ -266,7 +266,7 @@ def test_a_replaying_stream_is_not_blamed_when_others_start() -> None:
 
 @pytest.mark.parametrize(("place", "num_crashes"), [(100, 3), (200, 5)])
 def test_a_late_killer_on_a_slow_engine_is_found(place: int, num_crashes: int) -> None:
-    """At two tokens a second it comes to its place after the time limit, which is twice as long every time."""
+    """At two tokens per second it reaches its position after the time limit, which doubles each time."""
 
     async def scenario() -> None:
         world = World(max_sequences=8)
@@ -312,7 +312,7 @@ def test_new_requests_do_not_wait_for_many_slow_trials() -> None:
 
 
 def test_new_requests_do_not_wait_until_a_half_has_ended() -> None:
-    """Two requests kill only together. They are kept apart, and new requests begin beside each of them."""
+    """Two requests kill only together. They run separately, and new requests start beside each of them."""
 
     async def scenario() -> None:
         world = World(max_sequences=16)
@@ -352,7 +352,7 @@ def test_new_requests_do_not_wait_until_a_half_has_ended() -> None:
 def test_on_a_slow_engine_nobody_else_is_blamed(
     step_s: float, killers: list[int], harmless: list[int], gap: int
 ) -> None:
-    """Killers come one after the other, so that some begin while the rest is on the way to where it was."""
+    """Killers arrive one after the other, so some start while the other streams still replay."""
 
     async def scenario() -> None:
         world = World(max_sequences=16, max_requests=99)
@@ -388,7 +388,7 @@ def test_on_a_slow_engine_nobody_else_is_blamed(
 @pytest.mark.parametrize("max_sequences", [8, 32])
 @pytest.mark.parametrize(("step_s", "count"), [(1.0, 50), (2.0, 29), (3.0, 19)])
 def test_two_killers_among_many_affect_no_other(order: str, max_sequences: int, step_s: float, count: int) -> None:
-    """All are sent together. Without the killers each would begin within its time in the queue."""
+    """All are sent together. Without the killers each would start within its time in the queue."""
 
     async def scenario() -> None:
         world = World(max_sequences=max_sequences, max_requests=99)
@@ -452,7 +452,7 @@ async def test_a_cancelled_request_is_tried_too() -> None:
 
 @pytest.mark.parametrize(("num_kills", "status"), [(4, "done"), (5, "error")])
 async def test_kills_from_outside_need_more_evidence(num_kills: int, status: str) -> None:
-    """As when memory runs out whenever this one is in the engine."""
+    """As when memory runs out whenever this request is on the engine."""
     world = World()
     run, neighbour = await world.create("Hi", greedy(20)), await world.create("Ho", greedy(20))
     world.engine.step(7)

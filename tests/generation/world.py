@@ -42,12 +42,12 @@ _PROMPTS: WeakKeyDictionary[Run, tuple[int, ...]] = WeakKeyDictionary()
 
 
 def asked(run: Run) -> tuple[int, ...]:
-    """The prompt's ids, which a run forgets once it has ended."""
+    """Return the prompt's ids, which a log drops at its end."""
     return _PROMPTS[run] if run in _PROMPTS else run.log.record.prompts[0].ids
 
 
 def oracle(prompt_ids: tuple[int, ...], seed: int, num_tokens: int) -> str:
-    """What the scripted engine says, decoded in one piece."""
+    """Return the scripted engine's answer, decoded at once."""
     ids = [scripted_token(prompt_ids, seed % 2**64, index) for index in range(num_tokens)]
     return b"".join(tokenizer().pieces[i] for i in ids).decode("utf-8", "replace")
 
@@ -57,7 +57,7 @@ def text_of(log: StreamLog, choice: int = 0) -> str:
 
 
 def end_of(log: StreamLog) -> End:
-    """The terminal event, which must be the last and the only one."""
+    """Return the terminal event, which must be the last and only one."""
     assert [isinstance(event, End) for event in log.events].count(True) == 1
     last: Event = log.events[-1]
     assert isinstance(last, End)
@@ -65,8 +65,8 @@ def end_of(log: StreamLog) -> End:
 
 
 class HandStepped(Supervisor):
-    """Its worker is in this process and steps when told to. What the engine says can be kept back before it is heard,
-    as if it were still in the socket."""
+    """An engine in this process, which steps when a test says so. Its deltas can be held back, as if they were still in
+    the socket."""
 
     def __init__(self, spec: EngineSpec, on_change: Callable[[], None]) -> None:
         super().__init__(spec, on_change=on_change)
@@ -136,7 +136,7 @@ class HandStepped(Supervisor):
         self.hear(self.compute(num_steps))
 
     def lose(self, error: EngineError) -> None:
-        """As when the worker dies: the gate hears of it first, then the sequences."""
+        """As when the worker dies: first the gate is shut, then the sequences are lost."""
         if not self.is_ready:
             return
         self.is_ready = False
@@ -148,7 +148,7 @@ class HandStepped(Supervisor):
             receiver.lost(error)
 
     def come_back(self, **options: float) -> None:
-        """As when the next worker is ready. It may have other options than the one before."""
+        """As when the next worker is ready. It may have other options."""
         if options:
             self.engine = ScriptedEngine(msgspec.structs.replace(self.spec, options=options))
         self.is_ready = True
@@ -198,14 +198,14 @@ class World:
         self.generator.on_engine_change()
 
     async def create(self, prompt: str = "Hi", sampling: Sampling | None = None, *, linger_s: float = 1e6) -> Run:
-        """A stream that stays when nobody reads, unless told otherwise."""
+        """Create a stream, which by default continues without readers."""
         request = GenerateRequest(
             prompts=(prompt,), sampling=sampling or greedy(20), on_disconnect="detach", linger_s=linger_s
         )
         return await self.generator.create(request)
 
     def finish(self, *runs: Run, num_steps: int = 1) -> None:
-        """Step until these have ended and the engine has let go of everything."""
+        """Step until these runs have ended and left the engine."""
         for _ in range(2_000):
             if all(run.log.end is not None for run in runs) and not self.engine.receivers:
                 return
@@ -213,7 +213,7 @@ class World:
         raise AssertionError("this never ends")
 
     def check_idle(self) -> None:
-        """Nothing runs, waits, or is owed."""
+        """No request runs or waits, and no slot is in use."""
         assert (self.gate.num_running, self.gate.num_waiting) == (0, 0)
         assert self.gate.used_tokens == self.gate.used_sequences == 0
         assert not self.generator.live

@@ -47,7 +47,7 @@ class Suite:
         (self._path / "complete").touch()
 
     def run(self, url: str, cases: list[str], folder: Path) -> list[Outcome]:
-        """Play the client in these cases, against an echo server."""
+        """Run the client in these cases, against an echo server."""
         spec = folder / "spec.json"
         servers = [{"agent": "tailrace", "url": url}]
         spec.write_text(

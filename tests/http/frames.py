@@ -12,7 +12,8 @@ CONTINUATION, TEXT, BINARY, CLOSE, PING, PONG = 0x0, 0x1, 0x2, 0x8, 0x9, 0xA
 
 
 def handshake(**changes: str) -> dict[str, str]:
-    """The headers of a good handshake, apart from these; underscores stand for hyphens, and "" leaves one out."""
+    """Return the headers of a valid handshake, with these changes; underscores stand for hyphens, and "" leaves one
+    out."""
     headers = {
         "connection": "Upgrade",
         "upgrade": "websocket",
@@ -23,7 +24,7 @@ def handshake(**changes: str) -> dict[str, str]:
 
 
 def frame(opcode: int, payload: bytes = b"", *, is_last: bool = True, is_masked: bool = True) -> bytes:
-    """A client's frame; its mask changes nothing."""
+    """Return a client's frame; its mask has no effect."""
     bit = 0x80 if is_masked else 0
     head = bytes([0x80 * is_last | opcode])
     if len(payload) < 126:

@@ -21,7 +21,7 @@ _GONE_S = 50.0  # the kernel takes thirty seconds to be sure that a silent clien
 
 
 class Leaver(Wire):
-    """A connection that can be given up in other ways than by closing it."""
+    """A connection that can end in other ways than by closing it."""
 
     def __init__(self, server: Server, *, receive_bytes: int = 0) -> None:
         super().__init__(server.port, receive_bytes=receive_bytes)
@@ -39,20 +39,20 @@ class Leaver(Wire):
         self.socket.shutdown(socket.SHUT_WR)
 
     def vanish(self) -> None:
-        """Be a machine whose cable was pulled: a filter drops all that arrives, so nothing is acknowledged."""
+        """Behave like a machine without a network: a filter drops all packets, so nothing is acknowledged."""
         attach_filter, drop_all = 26, ctypes.create_string_buffer(struct.pack("HBBI", 6, 0, 0, 0))
         program = struct.pack("HP", 1, ctypes.addressof(drop_all))
         self.socket.setsockopt(socket.SOL_SOCKET, attach_filter, program)
 
     def dribble(self, count: int, gone: threading.Event) -> None:
-        """Take so many bytes a second."""
+        """Read this many bytes per second."""
         with contextlib.suppress(ConnectionError):
             while not gone.wait(0.05 if count > 20 else 1.0):
                 if count:
                     self._received += self.socket.recv(max(count // 20, 1))
 
     def wait_gone(self) -> None:
-        """Until the server's process has no socket for this one."""
+        """Wait until the server's process has no socket for this connection."""
         deadline_s = time.monotonic() + _GONE_S
         while self.port in _client_ports(self._server):
             assert time.monotonic() < deadline_s
@@ -60,7 +60,7 @@ class Leaver(Wire):
 
 
 def wait_connections(server: Server, count: int) -> None:
-    """Until no more than so many connections are open."""
+    """Wait until at most this many connections are open."""
     deadline_s = time.monotonic() + _GONE_S
     while len(_client_ports(server)) > count:
         assert time.monotonic() < deadline_s

@@ -44,7 +44,7 @@ def grow(log: StreamLog, num_words: int) -> None:
 
 
 async def written(log: StreamLog, view: View, on_write: Callable[[], Awaitable[None]] | None = None) -> list[bytes]:
-    """What is written of a log, write by write. The socket takes each at once, but for what `on_write` waits for."""
+    """Return the writes of a log. The socket accepts each at once, except while `on_write` waits."""
     writes: list[bytes] = []
 
     async def send(message: Message) -> None:

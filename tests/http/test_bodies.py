@@ -44,7 +44,7 @@ def test_a_body_in_pieces_counts_once() -> None:
 
 
 def test_a_caller_on_loopback_has_the_whole_budget() -> None:
-    """It may be a proxy for many."""
+    """It may be a proxy for many clients."""
     for caller in ("127.0.0.1", "::/64"):
         assert sum(_fill(BodyBudget(SETTINGS), caller)) > SETTINGS.pending_body_bytes // 2
 

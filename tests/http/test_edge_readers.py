@@ -34,7 +34,7 @@ def read_long(client: Leaver, stream_id: str, after: str = "") -> None:
 
 
 def whole(seen: bytes) -> tuple[bytes, str]:
-    """The whole events among these bytes, and the id of the last. A reset takes what was not read yet along."""
+    """Return the complete events among these bytes, and the id of the last. A reset may lose unread bytes."""
     seen = seen[: seen.rfind(b"\n\n") + 2]
     return seen, (sse_ids(seen) or [""])[-1]
 
@@ -102,7 +102,7 @@ def leave_by_reset(client: Leaver) -> None:
 
 
 def leave_by_half(client: Leaver) -> None:
-    """The server takes it for leaving, and closes the other half."""
+    """The server takes it for a disconnect, and closes the other half."""
     client.close_half()
     assert not client.rest()[1]
 
@@ -132,7 +132,7 @@ def test_a_stream_continues_without_its_reader(serve: Callable[..., Server], lea
 @linux
 @pytest.mark.deep
 def test_a_silent_reader_without_a_network(serve: Callable[..., Server]) -> None:
-    """Nothing is said, so nothing is missed: the kernel has to ask."""
+    """No bytes are sent, so only keep-alive packets of the kernel can notice it."""
     server = serve("scripted:tokens_per_s=0.001", "--heartbeat-s", "1000", *LIMITS)
     stream_id = server.create({"prompt": "Long.", "max_tokens": 300})
     with Leaver(server) as client:

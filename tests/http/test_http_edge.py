@@ -155,7 +155,7 @@ def test_a_request_may_begin_directly_behind_a_body(edge: Server) -> None:
 
 
 def test_a_target_may_name_this_server(edge: Server) -> None:
-    """As clients of a proxy write it, and as every server has to take it (RFC 9112, 3.2.2)."""
+    """As clients of a proxy send it, and as every server has to accept it (RFC 9112, 3.2.2)."""
     with Leaver(edge) as client:
         for target, status in [(b"/v1/models?a", 200), (b"/nowhere", 404)]:
             client.send_bytes(b"GET HTTP://LocalHost:1" + target + b" HTTP/1.1\r\nhost: localhost:1\r\n\r\n")
@@ -207,7 +207,7 @@ def _read_completion(client: Leaver) -> None:
 
 @pytest.mark.parametrize("body", [SIZED, IN_CHUNKS], ids=["sized", "chunked"])
 def test_an_upgrade_to_anything_but_websocket_is_ignored(edge: Server, body: bytes) -> None:
-    """Java's HttpClient offers HTTP/2 with every request of its first connection, and a body behind it."""
+    """Java's HttpClient offers HTTP/2 with the first request of each connection, followed by a body."""
     request = COMPLETION + UPGRADE + body
     with Leaver(edge) as client:
         client.send_bytes(request)

@@ -36,7 +36,7 @@ def small() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[Server]:
-    """One that soon takes a silent client for gone."""
+    """A server that closes idle sockets early."""
     with closing(Server("scripted:tokens_per_s=200", "--ws-ping-s", "0.4", "--ws-idle-s", "3")) as server:
         yield server.wait_ready()
 

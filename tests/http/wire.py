@@ -15,7 +15,7 @@ _TIMEOUT_S = 20.0
 
 
 class Wire:
-    """One connection. Close it in the middle of an answer to be the client that leaves."""
+    """One connection. Closing it during an answer is a disconnect."""
 
     def __init__(self, port: int, *, receive_bytes: int = 0) -> None:
         self.socket = socket.socket()
@@ -47,7 +47,7 @@ class Wire:
         self.socket.close()
 
     def cut(self) -> None:
-        """End the connection under whoever reads from it, in another thread."""
+        """End the connection while another thread reads from it."""
         with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_RDWR)
 
@@ -101,7 +101,7 @@ class Wire:
         return body
 
     def rest(self) -> tuple[bytes, bool]:
-        """What comes until the end of the body, and whether that was a proper one."""
+        """Return the rest of the body, and whether it ended properly."""
         pieces, self._events = [self._events], b""
         try:
             while piece := self.chunk():

@@ -23,7 +23,7 @@ async def _findings(**options: float) -> list[Finding]:
 
 
 async def test_an_exact_engine_replays_every_id_but_continuing_is_another_request() -> None:
-    """The scripted engine's tokens are a function of the prompt, so that a longer one has another answer."""
+    """The scripted engine's tokens depend on the whole prompt, so a longer prompt has another answer."""
     findings = await _findings()
     assert all(finding.runs for finding in findings)
     assert not any(finding.differences for finding in findings)

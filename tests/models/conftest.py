@@ -20,7 +20,7 @@ from tailrace.models import CatalogueEntry
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty TAILRACE_HOME, and pip settings of which nothing comes from this machine."""
+    """An empty TAILRACE_HOME, and pip without settings of this machine."""
     for name in list(os.environ):
         if name.startswith("PIP_"):
             monkeypatch.delenv(name)
@@ -31,7 +31,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class Recorder:
-    """A Progress that remembers."""
+    """A Progress that records all calls."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str | int | None]] = []
@@ -66,7 +66,7 @@ def _wheel(member: str, content: bytes) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Parcel:
-    """A catalogue entry and the wheel that honours it."""
+    """A catalogue entry and its wheel."""
 
     entry: CatalogueEntry
     content: bytes
@@ -101,7 +101,7 @@ def parcel(make_parcel: Callable[[bytes], Parcel]) -> Parcel:
 
 @pytest.fixture
 def find_links(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory that is the only place pip may look."""
+    """The only directory that pip may use."""
     directory = tmp_path / "links"
     directory.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -110,7 +110,7 @@ def find_links(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 class Index:
-    """A package index with one wheel. It stops half way through the wheel, says so, and waits for `go`."""
+    """A package index with one wheel. It stops in the middle of the wheel, reports it, and waits for `go`."""
 
     def __init__(self, wheel: bytes) -> None:
         self.wheel = wheel

@@ -188,7 +188,7 @@ def test_no_network(hub: Hub, refusing_port: int) -> None:
 
 
 def test_without_a_network_there_are_no_retries(hub: Hub) -> None:
-    """The library would ask six times for one file, with pauses of 23 s, and log each."""
+    """The library would retry six times for one file, with pauses of 23 s in total, and log each."""
     hub.errors["org/one"] = (503, "")
     ((kind, message, _),) = hub.ask("hf:org/one:q4.gguf")
     assert (kind, len(hub.requests)) == ("error", 1)
@@ -227,7 +227,7 @@ def test_a_file_that_the_cache_lacks_needs_a_network(hub: Hub, refusing_port: in
 
 @pytest.fixture
 def refusing_port() -> Iterator[int]:
-    """A port that is bound, so that nobody else gets it, and does not listen."""
+    """A port that is bound, so that no other process gets it, but not listening."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield int(bound.getsockname()[1])

@@ -162,7 +162,7 @@ def test_control_tokens_by_id_equal_those_in_text() -> None:
 @given(text=texts, sizes=st.lists(st.integers(1, 3), max_size=30))
 @pytest.mark.parametrize("kind", SENTENCEPIECE)
 def test_an_answer_in_pieces_is_the_text(kind: str, text: str, sizes: list[int]) -> None:
-    """Byte tokens are held until they are a character; the first space is the model's, and stays."""
+    """Byte tokens are held back until they are a character; the first space belongs to the answer."""
     assume(not any(added in text for added in ("<tool>", "   ")))  # behind these Llama puts a space
     tokenizer = _tokenizer(kind)
     ids = tokenizer.encode(text, special=False)
@@ -248,7 +248,7 @@ def test_unreadable_files_are_named(tmp_path: Path, values: Values, expected: st
 
 
 def test_very_long_pieces_are_fast(tmp_path: Path) -> None:
-    """To look for all the ways to cut it would take minutes."""
+    """Trying all ways to split it would take minutes."""
     values = sentencepiece()
     plain, scores, types = ([*values[name]] for name in ("tokens", "scores", "token_type"))  # type: ignore[misc]  # lists
     long = {"tokens": [*plain, "a" * 1_000_000], "scores": [*scores, 0.0], "token_type": [*types, NORMAL]}

@@ -21,7 +21,7 @@ _USER = "postgres"
 
 
 def _programs() -> Path:
-    """Where initdb and postgres are. Skips the test where they are not."""
+    """Return the directory of initdb and postgres. Skips the test without them."""
     found = shutil.which("initdb")
     folders = [Path(found).parent] if found else sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     for folder in reversed(folders):
@@ -78,13 +78,13 @@ class OwnPostgresql:
         )  # fmt: skip
 
     def kill(self) -> None:
-        """As if the machine had lost its power."""
+        """As after a power cut."""
         if (self._data / "postmaster.pid").exists():
             with contextlib.suppress(subprocess.CalledProcessError):  # it has gone meanwhile
                 self._run("pg_ctl", "-D", str(self._data), "-m", "immediate", "-w", "stop")
 
     def freeze(self) -> None:
-        """It answers nobody, and closes nothing."""
+        """It answers no client, and closes no connection."""
         for pid in self._pids():
             os.kill(pid, signal.SIGSTOP)
 

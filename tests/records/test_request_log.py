@@ -110,7 +110,7 @@ async def test_without_the_database_rows_wait_and_none_is_lost(house: _House) ->
 
 
 async def test_the_next_server_takes_over_waiting_rows(house: _House) -> None:
-    """A stream that still runs has its row at its end, also one that began when nobody recorded it."""
+    """A running stream gets its row at its end, also if it began without records."""
     log = await house.start()
     house.is_away = True
     ended = await house.world.generator.create(house.request(greedy(3)))

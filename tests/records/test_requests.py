@@ -108,7 +108,7 @@ def test_an_owner_is_deleted(store: RequestStore, database: RecordDatabase) -> N
 
 
 def test_servers_add_concurrently(store: RequestStore) -> None:
-    """Nothing is lost, nothing counted twice, and none of them waits for another for ever."""
+    """No row is lost or counted twice, and no server waits forever."""
     owners = ["alice", "bob", "carol"]
 
     def add(server: int) -> None:

@@ -32,7 +32,7 @@ async def drain(stream: AsyncIterator[Any]) -> list[Any]:
 
 
 async def catch(stream: AsyncIterator[Any]) -> tuple[list[Any], BaseException | None]:
-    """Its items, and how it ended."""
+    """Return the items of a generator, and how it ended."""
     items = []
     try:
         async for item in stream:
@@ -104,7 +104,7 @@ def total(items: list[Any]) -> Any:
 
 
 class Endless:
-    """A generator that says how it was ended."""
+    """A generator that records how it was ended."""
 
     def __init__(self, *, awaits: bool) -> None:
         self.gate = asyncio.Event()

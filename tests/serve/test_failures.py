@@ -50,7 +50,7 @@ def test_the_command_installs_into_the_apps_environment(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("is_there", "wanted"), [(False, "transformers==4.4 torch"), (True, "transformers==4.4")])
 def test_transformers_is_named_with_torch(is_there: bool, wanted: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without it transformers can be imported, and runs no model."""
+    """Without torch, transformers can be imported but cannot run a model."""
     set_requirements(["transformers==4.4"])
     monkeypatch.setattr(failures, "find_spec", {"torch": is_there or None}.get)
     assert _told("transformers").endswith(f" -m pip install {wanted}")

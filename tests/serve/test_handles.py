@@ -180,7 +180,7 @@ async def test_cancelling_before_the_call_has_started(front: _Front, handle: Any
 
 
 async def test_cancelling_the_waiting_task_cancels_the_call(front: _Front, handle: Any) -> None:
-    """Also in the turn of the loop in which the call was made."""
+    """Also in the turn of the event loop in which the call was made."""
 
     async def wait() -> None:
         await handle.hang.remote()

@@ -20,7 +20,7 @@ from tailrace.serve.huggingface import TokenStream
 
 @pytest.mark.parametrize("text", ["Dogs are the best.", "很久很久以前", "🐕‍🦺🐶👩‍👩‍👧", "aé\u0301ß\ud7ff\U0010ffff z"])
 def test_incomplete_characters_are_not_shown(tokenizer: Any, text: str) -> None:
-    """Byte by byte, the most that a tokenizer can tear characters apart."""
+    """Byte by byte, so that every character is split."""
     byte_ids = [tokenizer(character)["input_ids"] for character in map(chr, range(128))]
     assert all(len(ids) == 1 for ids in byte_ids)
     alphabet = bytes_of(tokenizer)
@@ -33,7 +33,7 @@ def test_incomplete_characters_are_not_shown(tokenizer: Any, text: str) -> None:
 @settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_pieces_add_up_to_the_whole(tokenizer: Any, data: st.DataObject) -> None:
-    """Whatever the tokens are: text, torn characters, bytes that are none, special ones."""
+    """For any tokens: text, split characters, invalid bytes, special ones."""
     alphabet = bytes_of_cached(tokenizer)
     token = st.one_of(
         st.integers(0, len(tokenizer) - 1),
@@ -93,7 +93,7 @@ def bytes_of_cached(tokenizer: Any) -> dict[int, int]:
 
 @pytest.mark.parametrize("byte", [0x41, 0x80, None])
 def test_the_time_is_linear_in_the_tokens(tokenizer: Any, byte: int | None) -> None:
-    """For text, for bytes that never make any, and for tokens without any."""
+    """For text, for bytes that never form text, and for tokens without text."""
     token_id = tokenizer.eos_token_id if byte is None else bytes_of(tokenizer)[byte]
     counting = Counting(tokenizer)
     stream = TokenStream(counting, max_unread=3000, eos_token_ids=())

@@ -17,7 +17,7 @@ PROMPTS = ["Tell me a story about dogs.", "很久很久以前", "🐶", "Once up
 
 
 class Gate:
-    """Counts the forwards of a model, and lets through as many as are opened."""
+    """Counts the forward passes of a model, and lets only the opened ones pass."""
 
     def __init__(self, num_open: int) -> None:
         self.num_begun = 0
@@ -32,7 +32,7 @@ class Gate:
 
 
 def alone(model: Any, tokenizer: Any, prompt: str, **options: Any) -> str:
-    """What `model.generate` answers, decoded in one go."""
+    """Return the answer of `model.generate`, decoded at once."""
     inputs = tokenizer(prompt, return_tensors="pt")
     ids = model.generate(**inputs, pad_token_id=tokenizer.eos_token_id, **options)[0, inputs["input_ids"].shape[1] :]
     text: str = tokenizer.decode(ids, skip_special_tokens=True)

@@ -57,7 +57,7 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def wait_for(self, text: str, *, count: int = 1) -> None:
-        """Wait until it was written so often."""
+        """Wait until the text was written this many times."""
         try:
             until(lambda: self.text.count(text) >= count or self.process.poll() is not None)
         except AssertionError:
@@ -66,7 +66,7 @@ class Terminal:
         assert self_text.count(text) >= count, f"no {text!r} in:\n{self_text}"
 
     def wait(self) -> int:
-        """The exit status, when all that it wrote is here."""
+        """Return the exit status when the whole output is read."""
         status = self.process.wait(45)
         self._rest()
         return status

@@ -85,7 +85,7 @@ def test_reasoning_is_shown_at_once_except_possible_end_markers() -> None:
 
 
 def test_channels_of_gpt_oss() -> None:
-    """Its markers are control tokens, which show no text of their own; others stay invisible."""
+    """Its markers are control tokens, which have no text; other control tokens stay invisible."""
     assert HARMONY is not None
     names = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|return|>")
     control = {name: number for number, name in enumerate(names)}
@@ -170,7 +170,7 @@ def test_an_answer_starts_before_or_inside_its_reasoning(byte_level: Tokenizer) 
 
 
 def test_a_grammar_holds_from_the_first_token_on(byte_level: Tokenizer) -> None:
-    """So reasoning that the template has opened is closed."""
+    """So reasoning that the template has opened must be closed."""
     text, known = prompt(OPENING, byte_level, ASKED, grammar=True)
     assert text.endswith("assistant\n<think>\n\n</think>\n\n")
     assert known == THINK

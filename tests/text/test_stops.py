@@ -13,7 +13,7 @@ stop_sets = st.lists(letters, max_size=4).map(tuple)
 
 
 def oracle(stops: tuple[str, ...], include: bool, text: str) -> tuple[str, str | None]:
-    """By the definition, with no cleverness: what is shown of the whole text, and the stop string."""
+    """By the definition: the shown part of the whole text, and the stop string."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:

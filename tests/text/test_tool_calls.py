@@ -17,7 +17,7 @@ Found = list[str | tuple[str, str]]  # text, and calls with their names and argu
 
 
 def read(pieces: Sequence[str], *, forced: bool = False, single: bool = False) -> Found:
-    """What comes out, with the neighbouring parts of one thing put together."""
+    """Return the parts, with adjacent parts of the same kind joined."""
     reader = ToolCallReader(forced=forced, single=single)
     parts = [part for piece in pieces for part in reader.push(piece)] + reader.flush()
     found: Found = []
@@ -143,7 +143,7 @@ plain = st.text(st.characters(codec="utf-8", exclude_characters="<\n"), min_size
 @settings(max_examples=100, deadline=None)
 @given(st.lists(plain | st.tuples(names, arguments, st.booleans(), st.sampled_from([None, 1])), max_size=6), st.data())
 def test_calls_and_text_are_separated(given: list[Any], data: st.DataObject) -> None:  # Any: what is drawn
-    """Made of parts that are known, and cut at random."""
+    """Texts are made of known parts, and cut at random."""
     text, expected = "", Found()
     for part in given:
         if isinstance(part, str):
@@ -228,7 +228,7 @@ def test_only_the_start_of_a_call_is_held_back(beginning: str) -> None:
 
 
 class Counting(ToolCallReader):
-    """Counts the characters that are looked at."""
+    """Counts the characters that are read."""
 
     num_seen = 0
 

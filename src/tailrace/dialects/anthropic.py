@@ -210,7 +210,7 @@ def _thinking(fields: CountBody, server: ServerFacts) -> tuple[TemplateValues, t
             return {}, ()
         case ThinkingEnabled():
             if not server.splits_reasoning:
-                raise UnsupportedParameter("thinking: this model has no reasoning.", param="thinking")
+                raise UnsupportedParameter("thinking: reasoning of this model is not separated.", param="thinking")
             return switch_values(server, on=True), ("thinking.budget_tokens",)
     return switch_values(server, on=False), ()
 

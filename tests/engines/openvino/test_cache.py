@@ -33,7 +33,7 @@ def cached(spec: EngineSpec) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def alone(spec: EngineSpec) -> Iterator[Callable[[tuple[int, ...], int | None], Bits]]:
-    """What an engine says that has no cache and takes every prompt in one step."""
+    """Return the answer of an engine without a cache that processes each prompt in one step."""
     engine = load_engine(msgspec.structs.replace(spec, prefix_cache=False, max_step_tokens=1024))
     yield lambda prompt_ids, seed: _run(engine, [prompt_ids], [seed])[0]
     engine.close()
@@ -97,7 +97,7 @@ def test_follow_up_turn(cached: Engine, alone: Callable[..., Bits], chat: Callab
 
 
 def test_prompt_that_was_aborted_in_the_middle(cached: Engine, alone: Callable[..., Bits]) -> None:
-    """Left to itself the library files a block as complete before it is."""
+    """The library itself would mark a block as complete too early."""
     for place in range(2):
         prompt = tuple(range(3000 + 400 * place, 3300 + 400 * place))
         neighbours = [_submit(cached, (7, 8, 9, place + number), None, 64) for number in range(3)]

@@ -101,7 +101,7 @@ def _ids(deltas: list[Delta]) -> list[int]:
 
 
 def test_answers_equal_those_of_generate(shared: Shared, tiny_gpt2_dir: Path) -> None:
-    """The library's own way of generating is the oracle for greedy answers."""
+    """The library's own `generate` is the oracle of greedy answers."""
     import torch
     from transformers import AutoModelForCausalLM
 

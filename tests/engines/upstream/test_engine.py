@@ -86,7 +86,7 @@ def text_of(deltas: list[Delta]) -> str:
 
 
 def _letters(asked: Asked) -> bytes:
-    """So many tokens of six bytes as are wanted, which depend on prompt and seed."""
+    """Return this many tokens of six bytes, which depend on prompt and seed."""
     key = zlib.crc32(f"{asked.body['prompt']!r} {asked.body['seed']}".encode())
     words = [f" {(key + 7919 * index) % 99_991:05}" for index in range(asked.body["max_tokens"])]
     *chunks, last = (text_chunk(word) for word in words)

@@ -59,7 +59,7 @@ async def served(app: InferlessApp) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def events_of(response: httpx.Response) -> list[dict[str, Any]]:
-    """What stands in the events of an answer, but for the model's name and version."""
+    """Return the events of an answer, without the model's name and version."""
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
     events = [json.loads(line.removeprefix("data: ")) for line in response.text.splitlines() if line]
@@ -67,7 +67,7 @@ def events_of(response: httpx.Response) -> list[dict[str, Any]]:
 
 
 class Reader:
-    """A client that reads a stream as it comes, and may leave."""
+    """A client that reads a stream and may disconnect."""
 
     def __init__(self, app: InferlessApp, path: str, body: dict[str, Any]) -> None:
         self._asked = asyncio.Queue[dict[str, Any]]()
