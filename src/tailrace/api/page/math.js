@@ -17,8 +17,7 @@ const ATTRIBUTES = new Set([
   "separator", "stretchy", "symmetric", "voffset", "width",
 ]);
 const STYLES = new Set([
-  "border", "borderBottom", "borderLeft", "borderRight", "borderTop", "padding", "paddingBottom", "paddingLeft", "paddingRight",
-  "paddingTop", "textAlign",
+  "border", "borderBottom", "borderLeft", "borderRight", "borderTop", "paddingLeft", "paddingRight", "textAlign",
 ]);
 const VALUE = /^[\w.%+ -]{1,60}$/;
 const OPTIONS = { throwOnError: true, trust: false, maxExpand: 300, maxSize: [20, 200], wrap: "none" };
