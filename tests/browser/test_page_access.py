@@ -16,7 +16,10 @@ from tests.browser.test_page_text import PYTHON, WRITE
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 OpenTab = Callable[[str], Awaitable[Tab]]
-_TABLE = "| a | b |\n|---|---|\n| 1 | 2 |\n\n- [x] done\n\n> [quoted](https://example.com) `code`\n\n$$ \\frac{a}{b} $$\n\n\\(x\\)\n"
+_TABLE = (
+    "| a | b |\n|---|---|\n| 1 | 2 |\n\n- [x] done\n\n> [quoted](https://example.com) `code`\n\n"
+    "$$ \\frac{a}{b} $$\n\n\\(x\\)\n"
+)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
