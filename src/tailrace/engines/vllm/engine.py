@@ -32,6 +32,7 @@ from vllm.utils.cpu_resource_utils import get_allowed_cpu_list, get_memory_node_
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from tailrace.engines.adapters import Adapter, read_adapter
+from tailrace.engines.grammars.guidance import to_guidance
 from tailrace.engines.inner_loop import InnerLoop
 from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
@@ -206,6 +207,8 @@ def _arguments(spec: EngineSpec, adapter: Adapter | None) -> AsyncEngineArgs:
         trust_remote_code=False,
         load_format="safetensors",
         disable_log_stats=True,
+        # The library that checks grammars first. vLLM's default allows line breaks inside of JSON strings.
+        structured_outputs_config={"backend": "guidance"},
         **more,
     )
 
@@ -215,8 +218,7 @@ def _params(sampling: Sampling, eos_token_ids: list[int]) -> SamplingParams:
     values."""
     grammar = None
     if sampling.grammar is not None:
-        kind = "json" if sampling.grammar.kind == "json_schema" else "regex"
-        grammar = StructuredOutputsParams(**{kind: sampling.grammar.source})
+        grammar = StructuredOutputsParams(grammar=to_guidance(sampling.grammar))
     return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
