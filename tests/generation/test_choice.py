@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.generation.world import World, asked, end_of, greedy, oracle, text_of, tokenizer
 from tests.streams.virtual_time import run as run_scenario
 
-from tailrace.engines.promise import Delta, Sequence
+from tailrace.engines.promise import GRAMMAR_TOO_COMPLEX, Delta, Sequence
 from tailrace.engines.scripted.engine import scripted_token
 from tailrace.errors import EngineLost
 from tailrace.generation import Run
@@ -245,6 +245,17 @@ async def test_a_gap_or_a_repetition_ends_the_stream_with_an_error(start: int) -
     assert world.engine.aborted == [sequence_id]
     world.finish(run)
     world.check_idle()
+
+
+async def test_a_grammar_that_is_too_complex_is_the_fault_of_the_request() -> None:
+    world = World()
+    run = await world.create("Hi", greedy(10))
+    world.engine.step(3)
+    sequence_id = run.choices[0].sequence.sequence_id
+    failed = Delta(sequence_id, 3, (), (), "error", GRAMMAR_TOO_COMPLEX, is_refused=True)
+    world.engine.hear([failed])
+    failure = end_of(run.log).failure
+    assert failure == Failure("request_refused", "The engine refused this request: the grammar is too complex.")
 
 
 async def test_a_sequence_that_fails_leaves_its_neighbours_alone() -> None:

@@ -14,7 +14,7 @@ import msgspec
 from tailrace.errors import SequenceFailed
 from tailrace.types import FinishReason, Sampling, TopLogprobs
 
-__all__ = ["Capabilities", "Delta", "Engine", "RestartNeeded", "Sequence"]
+__all__ = ["GRAMMAR_TOO_COMPLEX", "Capabilities", "Delta", "Engine", "RestartNeeded", "Sequence"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,9 @@ class Sequence:
     sequence_id: int
     prompt_ids: tuple[int, ...]
     sampling: Sampling
+
+
+GRAMMAR_TOO_COMPLEX = "the grammar is too complex"  # found while the answer was generated; a refusal
 
 
 class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from typing import Literal
 
-from tailrace.engines.promise import Delta, Sequence
+from tailrace.engines.promise import GRAMMAR_TOO_COMPLEX, Delta, Sequence
 from tailrace.errors import Diverged, EngineError, EngineLost, RequestRefused, SequenceFailed, TailraceError
 from tailrace.text import Detokenizer, ReasoningSplitter, StopMatcher, Tokenizer, ToolCallReader
 from tailrace.types import FinishReason, ReasoningFormat, TextDelta
@@ -217,7 +217,7 @@ class Choice:
         reason = f"The engine ended this sequence: {delta.failure}."
         if delta.is_lost:
             return Problem("lost", EngineLost(reason))
-        if delta.is_refused and not self.num_tokens:
+        if delta.is_refused and (not self.num_tokens or delta.failure == GRAMMAR_TOO_COMPLEX):
             return Problem("failed", RequestRefused(f"The engine refused this request: {delta.failure}."))
         return Problem("failed", SequenceFailed(reason))
 

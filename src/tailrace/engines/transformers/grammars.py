@@ -9,6 +9,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 
 from tailrace.engines.grammars.guidance import to_guidance
+from tailrace.engines.promise import GRAMMAR_TOO_COMPLEX
 from tailrace.errors import SequenceFailed
 from tailrace.reasons import in_one_line
 from tailrace.types import Grammar
@@ -34,7 +35,7 @@ class Constraint:
     @property
     def failure(self) -> str:
         """Why the next tokens cannot be computed, or ""."""
-        return "the grammar is too complex" if self._matcher.is_error() else ""
+        return GRAMMAR_TOO_COMPLEX if self._matcher.is_error() else ""
 
     def allow(self, scores: torch.Tensor) -> torch.Tensor:
         """Return logits of shape (vocab,) with minus infinity for tokens that are not allowed. With `ignore_eos`, the

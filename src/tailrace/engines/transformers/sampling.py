@@ -11,7 +11,7 @@ from collections import Counter
 
 import torch
 
-from tailrace.engines.promise import Delta, Sequence
+from tailrace.engines.promise import GRAMMAR_TOO_COMPLEX, Delta, Sequence
 from tailrace.engines.transformers.grammars import Constraint
 from tailrace.types import FinishReason, Sampling, TopLogprobs
 
@@ -96,7 +96,8 @@ class Row:
 
     def _fail(self, why: str) -> None:
         self.is_over = True
-        self._delta = Delta(self.sequence_id, self.count, (), (), "error", why)
+        is_refused = why == GRAMMAR_TOO_COMPLEX
+        self._delta = Delta(self.sequence_id, self.count, (), (), "error", why, is_refused=is_refused)
 
     def take(self) -> Delta | None:
         delta, self._delta = self._delta, None

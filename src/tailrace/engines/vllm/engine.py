@@ -34,7 +34,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from tailrace.engines.adapters import Adapter, read_adapter
 from tailrace.engines.grammars.guidance import to_guidance
 from tailrace.engines.inner_loop import InnerLoop
-from tailrace.engines.promise import Capabilities, Delta, Sequence
+from tailrace.engines.promise import GRAMMAR_TOO_COMPLEX, Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.scratch import scratch_directory
 from tailrace.engines.vllm.adapters import RANKS, write_adapter
@@ -81,14 +81,16 @@ class _Run:
         if output.finish_reason is not None:
             self.finish = _FINISH.get(output.finish_reason, "error")
             if self.finish == "error":
-                self.failure = "the engine failed"
+                # vLLM does not say why. A grammar whose states are too many for llguidance ends like this.
+                self.failure = "the engine failed" if self.sampling.grammar is None else GRAMMAR_TOO_COMPLEX
 
     def take(self) -> Delta | None:
         start = self.count
         if self.is_aborted:
             return Delta(self.sequence_id, start, (), (), "cancelled")
         if self.failure:
-            return Delta(self.sequence_id, start, (), (), "error", self.failure)
+            is_refused = self.failure == GRAMMAR_TOO_COMPLEX
+            return Delta(self.sequence_id, start, (), (), "error", self.failure, is_refused=is_refused)
         if not self.ids and self.finish is None:
             return None
         delta = Delta(self.sequence_id, start, tuple(self.ids), tuple(self.logprobs), self.finish, "", tuple(self.top))
