@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Protocol
 
 import psutil
 from tests.api.oracle import Answer
@@ -200,11 +201,28 @@ class Stream:
         check(self.stream_id, self.answer, seen, kept if is_kept else None, ends=self.ends)
 
 
+class Servers(Protocol):
+    """What a reader needs to know of the servers."""
+
+    @property
+    def server(self) -> Server:
+        """The server to connect to next."""
+
+    @property
+    def is_open(self) -> bool: ...
+
+    @property
+    def log(self) -> str: ...
+
+    def wait_moved(self) -> None:
+        """Until there is another server, or it is time to try again."""
+
+
 class Follower:
     """One reader in a thread of its own. Whenever it is cut off it comes back with Last-Event-ID, as browsers do, and
     forgets half an event."""
 
-    def __init__(self, house: House, stream_id: str) -> None:
+    def __init__(self, house: Servers, stream_id: str) -> None:
         self.events: list[bytes] = []
         self.num_connections = 0
         self.num_farewells = 0
