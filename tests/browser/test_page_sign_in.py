@@ -17,16 +17,17 @@ from tests.browser.tab import Tab
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 OpenTab = Callable[[str], Awaitable[Tab]]
+Serve = Callable[..., Server]
 Plug = Callable[[Server], Awaitable[Cable]]
 
 
 async def test_a_key_opens_the_page_until_it_is_revoked(
-    open_tab: OpenTab, context: BrowserContext, plug: Plug, tmp_path: Path
+    serve: Serve, open_tab: OpenTab, context: BrowserContext, plug: Plug, tmp_path: Path
 ) -> None:
     database = f"sqlite:///{tmp_path / 'records.sqlite'}"
     token = key_of(database, "alice")
     flags = ("--data-dir", str(tmp_path), "--database", database, "--default-max-tokens", "60")
-    server = Server("scripted:tokens_per_s=100", *flags).wait_ready()
+    server = await asyncio.to_thread(serve, "scripted:tokens_per_s=100", *flags)
     cable = await plug(server)
     tab = await open_tab(cable.url)
     key = tab.page.get_by_label("Key", exact=True)
@@ -49,7 +50,7 @@ async def test_a_key_opens_the_page_until_it_is_revoked(
 
     # The server is another one now, and knows the session all the same.
     await asyncio.to_thread(server.close)
-    server = Server("scripted:tokens_per_s=100", *flags).wait_ready()
+    server = await asyncio.to_thread(serve, "scripted:tokens_per_s=100", *flags)
     cable.port = server.port
     await cable.cut()
     await cable.mend()
@@ -66,4 +67,3 @@ async def test_a_key_opens_the_page_until_it_is_revoked(
     await asyncio.to_thread(subprocess.run, revoking, check=True, env=environment(), stdout=subprocess.DEVNULL)
     await expect(key).to_be_visible(timeout=20_000)  # without a touch
     await expect(tab.page.locator("#turns")).to_have_count(0)
-    await asyncio.to_thread(server.close)
