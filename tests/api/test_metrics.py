@@ -35,6 +35,7 @@ GAUGES = (
     "tailrace_requests_waiting",
     "tailrace_requests_running",
     "tailrace_kv_cache_usage",
+    "tailrace_servers",
     "tailrace_streams",
     "tailrace_ready",
 )
@@ -91,7 +92,7 @@ def test_tgis_names_exist_before_the_first_request(serve: Callable[..., Server])
     for name in HISTOGRAMS:
         assert found[f"{name}_count"] == found[f"{name}_sum"] == 0
     for name in GAUGES:
-        assert found[name] == (1 if name == "tailrace_ready" else 0)
+        assert found[name] == (1 if name in ("tailrace_ready", "tailrace_servers") else 0)
 
 
 def test_buckets_are_those_of_tgi(server: Server) -> None:

@@ -84,6 +84,8 @@ class Metrics(Observer):
         store = generators[0].store
         streams = Gauge("tailrace_streams", "Readable streams, including finished ones.", registry=self._registry)
         streams.set_function(lambda: store.num_streams)
+        servers = Gauge("tailrace_servers", "Servers that share the log store, with this one.", registry=self._registry)
+        servers.set_function(lambda: store.num_servers)
         for name, text, value in _STATES:
             gauge = self._gauge(name, text)
             for generator in generators:
