@@ -1,0 +1,222 @@
+"""The Helm chart, rendered by Helm's own library and checked against Kubernetes' schemas.
+
+`TAILRACE_REGENERATE=1` writes the manifests in deploy/kubernetes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import helm_python as helm
+import httpx
+import kubernetes_validate
+import pytest
+import yaml
+from tests.api.process import TAILRACE
+from tests.api.test_metrics import GAUGES
+from tests.waiting import LONG_S
+
+from tailrace.settings import Settings, settings_table
+
+_DEPLOY = Path(__file__).parents[2] / "deploy"
+_CHART = _DEPLOY / "helm" / "tailrace"
+_VERSIONS = ("1.29", "1.37")  # the oldest one that the chart allows, and the newest one with schemas
+# Custom resources: their schemas are not among those of Kubernetes.
+_CUSTOM = {"InferencePool", "ScaledObject"}
+
+Manifest = dict[str, Any]  # Any: of YAML
+
+_SHARED: dict[str, Any] = {
+    "journal": {"redisUrl": {"secretName": "tailrace-redis"}},
+    "database": {"secretName": "tailrace-postgresql"},
+}
+# By file in deploy/kubernetes: the values that it is rendered with.
+_RENDERED: dict[str, dict[str, Any]] = {
+    "one-server": {},
+    "shared-journal": {**_SHARED, "models": {"size": "20Gi"}},
+    "shared-journal-hpa": {**_SHARED, "autoscaling": {"enabled": True}},
+    "shared-journal-keda": {**_SHARED, "keda": {"enabled": True}},
+    "inference-pool": {**_SHARED, "inferencePool": {"enabled": True}, "publicMetrics": True},
+}
+
+
+def _render(values: dict[str, Any], *, name: str = "tailrace", namespace: str = "default") -> str:
+    with helm.Chart.load(str(_CHART)) as chart:
+        files = chart.render(values, name=name, namespace=namespace)
+    parts = [text.strip() for path, text in sorted(files.items()) if path.endswith(".yaml") and text.strip()]
+    return "---\n" + "\n---\n".join(parts) + "\n"
+
+
+def _manifests(values: dict[str, Any], **release: str) -> list[Manifest]:
+    return [manifest for manifest in yaml.safe_load_all(_render(values, **release)) if manifest]
+
+
+def _one(manifests: list[Manifest], *kinds: str) -> Manifest:
+    (found,) = (manifest for manifest in manifests if manifest["kind"] in kinds)
+    return found
+
+
+def _pod(manifests: list[Manifest]) -> Manifest:
+    pod: Manifest = _one(manifests, "Deployment", "StatefulSet")["spec"]["template"]["spec"]
+    return pod
+
+
+def _env(pod: Manifest) -> dict[str, Manifest]:
+    return {row["name"]: row for row in pod["containers"][0]["env"]}
+
+
+def test_helm_finds_nothing_to_complain_about() -> None:
+    found = helm.lint(str(_CHART))
+    assert not found["errors"]
+    assert [message["error"] for message in found["messages"]] == ["icon is recommended"]
+
+
+@pytest.mark.parametrize("name", _RENDERED)
+def test_the_rendered_manifests_are_current(name: str) -> None:
+    path, text = _DEPLOY / "kubernetes" / f"{name}.yaml", _render(_RENDERED[name])
+    if os.environ.get("TAILRACE_REGENERATE"):
+        path.write_text(text)
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize("version", _VERSIONS)
+@pytest.mark.parametrize("name", _RENDERED)
+def test_manifests_are_valid(name: str, version: str) -> None:
+    for manifest in _manifests(_RENDERED[name], name="my-release", namespace="models"):
+        if manifest["kind"] not in _CUSTOM:
+            kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_the_schemas_find_a_mistake() -> None:
+    manifests = _manifests({})
+    _pod(manifests)["containers"][0]["redinessProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(_one(manifests, "StatefulSet"), _VERSIONS[-1], strict=True)
+
+
+@pytest.mark.parametrize("values", [{"drainSeconds": 300, "preStopSeconds": 10}, {**_SHARED, "drainSeconds": 0}])
+def test_the_grace_period_is_longer_than_draining(values: dict[str, Any]) -> None:
+    pod = _pod(_manifests(values))
+    (server,) = pod["containers"]
+    sleep_s = int(server["lifecycle"]["preStop"]["exec"]["command"][1])
+    assert sleep_s == values.get("preStopSeconds", 5)
+    assert _env(pod)["TAILRACE_DRAIN_S"]["value"] == str(values["drainSeconds"])
+    assert pod["terminationGracePeriodSeconds"] >= sleep_s + values["drainSeconds"] + 10
+
+
+def test_without_a_shared_journal_there_is_one_server_with_a_volume() -> None:
+    manifests = _manifests({"replicas": 7})
+    server = _one(manifests, "Deployment", "StatefulSet")
+    assert (server["kind"], server["spec"]["replicas"]) == ("StatefulSet", 1)
+    assert server["spec"]["volumeClaimTemplates"]
+    assert "TAILRACE_JOURNAL" not in _env(_pod(manifests))
+
+
+def test_with_a_shared_journal_there_are_many() -> None:
+    manifests = _manifests({**_SHARED, "replicas": 7})
+    server = _one(manifests, "Deployment", "StatefulSet")
+    assert (server["kind"], server["spec"]["replicas"]) == ("Deployment", 7)
+    env = _env(_pod(manifests))
+    for name, secret in (("TAILRACE_JOURNAL", "tailrace-redis"), ("TAILRACE_DATABASE", "tailrace-postgresql")):
+        assert env[name]["valueFrom"]["secretKeyRef"] == {"name": secret, "key": "url"}
+    assert _one(manifests, "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+
+
+@pytest.mark.parametrize("name", _RENDERED)
+def test_containers_have_no_rights(name: str) -> None:
+    pod = _pod(_manifests(_RENDERED[name]))
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert not pod["automountServiceAccountToken"]
+    for container in (*pod["containers"], *pod.get("initContainers", ())):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}
+        }  # fmt: skip
+        assert container["resources"]["limits"]["memory"]
+
+
+@pytest.mark.parametrize("name", _RENDERED)
+def test_the_server_knows_every_variable(name: str) -> None:
+    known = {row.variable for row in settings_table()} | {"TAILRACE_HOME"}
+    pod = _pod(_manifests(_RENDERED[name]))
+    assert not pod["enableServiceLinks"]  # variables such as TAILRACE_PORT=tcp://…
+    assert set(_env(pod)) <= known
+
+
+def test_the_commands_and_probes_of_one_server_work(tmp_path: Path) -> None:
+    """The first start creates a key, the second one none. The server answers its probes at the pod's address."""
+    pod = _pod(_manifests({"model": "scripted", "drainSeconds": 1}))
+    (first,), (server,) = pod["initContainers"], pod["containers"]
+
+    def here(text: str) -> str:
+        return text.replace("/var/lib/tailrace", str(tmp_path))
+
+    def variables(container: Manifest) -> dict[str, str]:
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        return {"PATH": path} | {row["name"]: here(row["value"]) for row in container["env"]}
+
+    for _ in range(2):
+        command = [*first["command"], here(first["args"][0])]
+        subprocess.run(command, env=variables(first), check=True, timeout=LONG_S)
+        made = json.loads((tmp_path / "first-key").read_text())
+        assert sorted(made["scopes"]) == ["admin", "generate", "metrics", "read"]
+    assert (tmp_path / "first-key").stat().st_mode & 0o77 == 0
+    process = subprocess.Popen(
+        [TAILRACE, *server["args"]], env=variables(server) | {"TAILRACE_PORT": "0"}, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stderr is not None
+        ports = (re.search(r"Listening on http://\S+:(\d+)", line) for line in process.stderr)
+        port = next(found[1] for found in ports if found)
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+            for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+                host = {"host": "10.1.2.3:8000"}  # of the pod
+                assert client.get(server[probe]["httpGet"]["path"], headers=host).status_code == 200
+            key = {"authorization": f"Bearer {made['token']}", "host": "tailrace.default.svc"}
+            metrics = client.get("/metrics", headers=key).text
+            assert "\ntailrace_ready 1.0\n" in metrics
+            assert "\nvllm:num_requests_waiting{" in metrics
+            assert client.get("/metrics", headers=key | {"host": "evil.example"}).status_code == 403
+    finally:
+        process.terminate()
+        process.communicate(timeout=LONG_S)
+    assert process.returncode == 0
+
+
+def test_names_of_the_service_are_allowed_hosts() -> None:
+    pod = _pod(_manifests({"allowedHosts": ["chat.example"]}, name="mine", namespace="models"))
+    hosts = _env(pod)["TAILRACE_ALLOWED_HOSTS"]["value"]
+    assert hosts == "mine,mine.models,mine.models.svc,mine.models.svc.cluster.local,chat.example"
+    Settings(allowed_hosts=hosts)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"journal": {"redisUrl": {"secretName": "redis"}}}, "they need one database"),
+        ({"autoscaling": {"enabled": True}}, "need journal.redisUrl"),
+        ({"keda": {"enabled": True}}, "need journal.redisUrl"),
+        ({**_SHARED, "keda": {"enabled": True}, "autoscaling": {"enabled": True}}, "enable one of them"),
+        ({**_SHARED, "inferencePool": {"enabled": True}}, "needs publicMetrics"),
+    ],
+)
+def test_values_that_contradict_each_other(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(helm.HelmError, match=message):
+        _render(values)
+
+
+def test_values_of_the_wrong_type() -> None:
+    with helm.Chart.load(str(_CHART)) as chart, pytest.raises(helm.HelmError, match="drainSeconds"):
+        chart.validate_schema({"drainSeconds": "long"})
+
+
+def test_metrics_that_pickers_and_autoscalers_read_exist() -> None:
+    text = "".join(_render(values) for values in _RENDERED.values())
+    names = set(re.findall(r"\btailrace_[a-z_]+", text))
+    assert names == {"tailrace_requests_waiting", "tailrace_requests_running", "tailrace_kv_cache_usage"}
+    assert names <= set(GAUGES)
