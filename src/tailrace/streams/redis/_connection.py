@@ -69,11 +69,11 @@ class Connection:
                 async with asyncio.timeout(_COMMAND_S):
                     await client.aclose()
 
-    async def run(self, script: Script, keys: Sequence[str], *arguments: bytes | str | int) -> Any:
+    async def run(self, script: Script, keys: Sequence[str | bytes], *arguments: bytes | str | int) -> Any:
         """Run a script. Raises: StorageError."""
         return await self.ask(self._run(script, keys, arguments))
 
-    async def _run(self, script: Script, keys: Sequence[str], arguments: Sequence[bytes | str | int]) -> Any:
+    async def _run(self, script: Script, keys: Sequence[str | bytes], arguments: Sequence[bytes | str | int]) -> Any:
         try:
             return await self._client.evalsha(script.sha, len(keys), *keys, *arguments)
         except NoScriptError:  # Redis is new, or was restarted

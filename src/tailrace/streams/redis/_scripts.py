@@ -37,31 +37,32 @@ redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'record', ARGV[2], 'owner', ARGV[3
 return 1
 """)
 
-# Keys: `of_stream` of each stream. Arguments: epoch, retention in ms, time of tombstones in ms; then for each stream
-# the number of its first new event, that of the last, 1 if that is terminal, and the events. Returns for each stream
-# the number of its last event, OTHER_WRITER or MISSING. Only what follows the last event is added.
+# Keys: `of_stream` of each stream. Arguments: epoch, retention in ms, time of tombstones in ms; msgpack (one argument
+# is sent faster than many) with, for each stream, the number of its first new event, that of the last, and whether that
+# is terminal; then the events of each stream. Returns for each stream the number of its last event, OTHER_WRITER or
+# MISSING. Only what follows the last event is added.
 APPEND = _script("""
 local found = {}
-for i = 1, #KEYS / 3 do
+for i, row in ipairs(cmsgpack.unpack(ARGV[4])) do
   local stream, events, gone = KEYS[3 * i - 2], KEYS[3 * i - 1], KEYS[3 * i]
-  local first, last, ends, row = ARGV[4 * i], ARGV[4 * i + 1], ARGV[4 * i + 2], ARGV[4 * i + 3]
-  local has = redis.call('HMGET', stream, 'epoch', 'last', 'owner')
+  local has = redis.call('HMGET', stream, 'epoch', 'last')
   if not has[1] then
     found[i] = -2
   elseif has[1] ~= ARGV[1] then
     found[i] = -1
-  elseif tonumber(has[2]) ~= tonumber(first) - 1 then
+  elseif tonumber(has[2]) ~= row[1] - 1 then
     found[i] = tonumber(has[2])
   else
-    redis.call('XADD', events, last .. '-0', 'e', row)
+    local last = string.format('%.0f', row[2])
+    redis.call('XADD', events, last .. '-0', 'e', ARGV[4 + i])
     redis.call('HSET', stream, 'last', last)
-    if ends == '1' then
+    if row[3] then
       redis.call('HSET', stream, 'ended', 1)
       redis.call('PEXPIRE', stream, ARGV[2])
       redis.call('PEXPIRE', events, ARGV[2])
-      redis.call('SET', gone, has[3], 'PX', ARGV[3])
+      redis.call('SET', gone, redis.call('HGET', stream, 'owner'), 'PX', ARGV[3])
     end
-    found[i] = tonumber(last)
+    found[i] = row[2]
   end
 end
 return found

@@ -7,6 +7,8 @@ import itertools
 import logging
 from collections.abc import Callable, Sequence
 
+import msgspec
+
 from tailrace.errors import StorageError
 from tailrace.streams._rows import Rows
 from tailrace.streams.log import StreamLog
@@ -18,6 +20,7 @@ __all__ = ["Writer"]
 
 logger = logging.getLogger("tailrace.journal")
 
+_encode = msgspec.msgpack.Encoder().encode
 _RETRY_S = 0.05
 _PROBE_S = 1.0
 _QUIET_S = 0.5  # shorter write errors are not logged
@@ -53,6 +56,7 @@ class Writer:
         self._on_lease_lost = on_lease_lost
         self.epoch = 0
         self._queues: dict[StreamLog, list[Event]] = {}
+        self._cached_keys: dict[str, tuple[bytes, ...]] = {}  # by stream id
         self._is_queued = asyncio.Event()
         self.write_error: StorageError | None = None
         self._failing_since_s = 0.0
@@ -83,6 +87,7 @@ class Writer:
     def drop(self, log: StreamLog) -> None:
         """Drop the waiting events of a stream that another server writes."""
         self._queues.pop(log, None)
+        self._cached_keys.pop(log.stream_id, None)
 
     async def wait_writable(self) -> None:
         """Return when there is no write error. Raises: StorageError if it lasts too long."""
@@ -135,14 +140,15 @@ class Writer:
 
     async def _commit_group(self, group: list[tuple[StreamLog, list[Event]]]) -> None:
         """Raises: StorageError."""
-        keys: list[str] = []
-        arguments: list[bytes | str | int] = [self.epoch, self._retention_ms, self._retention_ms + _TOMBSTONE_MS]
+        keys: list[bytes] = []
+        rows = []
+        encode_events = self._rows.encode_events
         for log, events in group:
-            keys += self._connection.keys.of_stream(log.stream_id)
-            first = log.last_seq + 1
-            row = self._rows.encode_events(log.stream_id, events)
-            arguments += (first, first + len(events) - 1, int(type(events[-1]) is End), row)
-        answers = await self._connection.run(APPEND, keys, *arguments)
+            stream_id, first = log.stream_id, log.last_seq + 1
+            keys += self._keys_of(stream_id)
+            row = encode_events(stream_id, events)
+            rows.append((first, first + len(events) - 1, type(events[-1]) is End, row))
+        answers = await self._append(keys, rows)
         for (log, events), last in zip(group, answers, strict=True):
             if last == log.last_seq + len(events):
                 self._committed(log, events)
@@ -156,12 +162,31 @@ class Writer:
             else:
                 await self._restore(log, int(last))
 
+    def _keys_of(self, stream_id: str) -> tuple[bytes, ...]:
+        """Return the keys of a stream as bytes, which are made once."""
+        keys = self._cached_keys.get(stream_id)
+        if keys is None:
+            keys = tuple(key.encode() for key in self._connection.keys.of_stream(stream_id))
+            self._cached_keys[stream_id] = keys
+        return keys
+
+    async def _append(self, keys: Sequence[bytes], rows: Sequence[tuple[int, int, bool, bytes]]) -> list[int]:
+        """Run APPEND: rows have the numbers of the first and last event, whether the last is terminal, and the events.
+        Raises: StorageError."""
+        times = self._retention_ms, self._retention_ms + _TOMBSTONE_MS
+        numbers = _encode([row[:3] for row in rows])
+        events = [row[3] for row in rows]
+        found: list[int] = await self._connection.run(APPEND, keys, self.epoch, *times, numbers, *events)
+        return found
+
     def _committed(self, log: StreamLog, events: Sequence[Event]) -> None:
         queue = self._queues.get(log)
         if queue is not None:
             del queue[: len(events)]
             if not queue:
                 del self._queues[log]
+        if type(events[-1]) is End:
+            self._cached_keys.pop(log.stream_id, None)
         for event in events:
             log.append(event)
 
@@ -182,9 +207,7 @@ class Writer:
         logger.warning("The log store has lost the end of a stream, which is written again.")
         events = log.events[last:]
         row = self._rows.encode_events(log.stream_id, events)
-        keys = self._connection.keys.of_stream(log.stream_id)
-        times = (self._retention_ms, self._retention_ms + _TOMBSTONE_MS)
-        await self._connection.run(APPEND, keys, self.epoch, *times, last + 1, log.last_seq, 0, row)
+        await self._append(self._keys_of(log.stream_id), [(last + 1, log.last_seq, False, row)])
 
     async def _read_committed(self, log: StreamLog, events: list[Event]) -> None:
         """Redis has more events than the log: those of a write whose answer was lost. Raises: StorageError."""
@@ -192,7 +215,8 @@ class Writer:
         kept = [event for row in answer[4] for event in self._rows.read_events(log.stream_id, row)] if answer else []
         new = kept[log.last_seq :]
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(new, events, strict=False)))
-        self._committed(log, events[:same])
+        if same:
+            self._committed(log, events[:same])
         for event in new[same:]:
             log.append(event)
 
