@@ -18,7 +18,7 @@ from typing import Any, Self
 import httpx
 import psutil
 from tests.http.wire import Wire
-from tests.waiting import LONG_S
+from tests.waiting import LONG_S, until
 
 __all__ = ["TAILRACE", "Server", "environment"]
 
@@ -117,9 +117,17 @@ class Server:
         return status
 
     def worker(self) -> psutil.Process:
-        """The process that holds the engine."""
-        children = psutil.Process(self.process.pid).children()
-        (worker,) = [child for child in children if "tailrace.engines.worker" in child.cmdline()]
+        """The process that holds the engine. Waits while it is replaced."""
+        found: list[psutil.Process] = []
+
+        def is_there() -> bool:
+            children = psutil.Process(self.process.pid).children()
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found[:] = [child for child in children if "tailrace.engines.worker" in child.cmdline()]
+            return bool(found)
+
+        until(is_there)
+        (worker,) = found
         return worker
 
     def wire(self, *, receive_bytes: int = 0) -> Wire:

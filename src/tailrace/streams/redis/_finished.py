@@ -29,7 +29,8 @@ class FinishedStreams:
         self, connection: Connection, rows: Rows, *, retention_s: float, budget_bytes: int, keeps: bool
     ) -> None:
         self.epoch = 0
-        self.abandoned: deque[Record] = deque()  # streams whose opening failed or was cancelled
+        self._abandoned: dict[str, Record] = {}  # streams whose opening failed or was cancelled, by id
+        self._deleting = asyncio.Lock()
         self._connection = connection
         self._keys = connection.keys
         self._rows = rows
@@ -119,9 +120,8 @@ class FinishedStreams:
             await self.delete(next(iter(self._own)))
         while self._own and next(iter(self._own.values()))[0] <= time.monotonic():
             self._forget(next(iter(self._own)))
-        while self.abandoned:
-            await self._delete_abandoned(self.abandoned[0])
-            self.abandoned.popleft()
+        while self._abandoned:
+            await self._delete_abandoned()
 
     async def _compact(self, epoch: int, log: StreamLog) -> None:
         """Move the events of a stream into one field. Raises: StorageError."""
@@ -135,9 +135,23 @@ class FinishedStreams:
         await self._connection.ask(self._connection.client.zrem(self._keys.owned(epoch), log.stream_id))
         await self._claims.keep(log.record, lifetime_s=self._retention_s)
 
-    async def _delete_abandoned(self, record: Record) -> None:
-        """Raises: StorageError."""
-        client = self._connection.client
-        for key in self._keys.of_stream(record.stream_id)[:2]:
-            await self._connection.ask(client.delete(key))
-        await self._connection.ask(client.zrem(self._keys.owned(self.epoch), record.stream_id))
+    def abandon(self, record: Record) -> None:
+        """Delete a stream later that may have been stored, or not."""
+        self._abandoned[record.stream_id] = record
+
+    async def keep(self, record: Record) -> None:
+        """Do not delete an abandoned stream: it is opened again."""
+        async with self._deleting:
+            self._abandoned.pop(record.stream_id, None)
+
+    async def _delete_abandoned(self) -> None:
+        """Delete the first one. Raises: StorageError."""
+        async with self._deleting:
+            if not self._abandoned:
+                return
+            stream_id = next(iter(self._abandoned))
+            client = self._connection.client
+            for key in self._keys.of_stream(stream_id)[:2]:
+                await self._connection.ask(client.delete(key))
+            await self._connection.ask(client.zrem(self._keys.owned(self.epoch), stream_id))
+            del self._abandoned[stream_id]

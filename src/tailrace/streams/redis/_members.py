@@ -63,6 +63,7 @@ class Members:
                 if not await self._connection.run(RENEW, [self._connection.keys.lease(self.epoch)], self._lease_ms):
                     logger.error("Other servers took the streams of this server over: it did not answer for too long.")
                     await on_dead()
+                await self._command("hset", self._connection.keys.servers, str(self.epoch), "1")  # Redis may forget
                 await self._look()
                 await on_tick()
             except StorageError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
@@ -35,7 +35,8 @@ class Writer:
     does not matter whether it got them the first time. After `give_up_after_s` without success, the waiting events are
     dropped and `give_up` is called, which must end all streams.
 
-    `on_lease_lost` is called with a log that another server writes now. Its waiting events are dropped.
+    `on_lease_lost` is called with a log that another server writes now. Its waiting events are dropped. `on_missing` is
+    called with a log that Redis has lost, and must `open` it again.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Writer:
         give_up_after_s: float,
         give_up: Callable[[StorageError], None],
         on_lease_lost: Callable[[StreamLog], None],
+        on_missing: Callable[[StreamLog], Awaitable[None]],
     ) -> None:
         self._connection = connection
         self._rows = rows
@@ -54,6 +56,7 @@ class Writer:
         self._give_up_after_s = give_up_after_s
         self._give_up = give_up
         self._on_lease_lost = on_lease_lost
+        self._on_missing = on_missing
         self.epoch = 0
         self._queues: dict[StreamLog, list[Event]] = {}
         self._cached_keys: dict[str, tuple[bytes, ...]] = {}  # by stream id
@@ -124,7 +127,11 @@ class Writer:
         if not batch:  # only to see whether Redis answers
             await self._connection.ask(self._connection.client.ping())
             return
-        await asyncio.gather(*(self._commit_group(group) for group in self._groups(batch)))
+        # All of them end before the next try: two tries at once could add the same events twice.
+        outcomes = await asyncio.gather(*map(self._commit_group, self._groups(batch)), return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
 
     def _groups(self, batch: list[tuple[StreamLog, list[Event]]]) -> list[list[tuple[StreamLog, list[Event]]]]:
         """Return what goes into one call of the script: streams of one shard."""
@@ -156,7 +163,7 @@ class Writer:
                 self.drop(log)
                 self._on_lease_lost(log)
             elif last == MISSING:
-                await self.open(log)
+                await self._on_missing(log)
             elif last > log.last_seq:
                 await self._read_committed(log, events)
             else:

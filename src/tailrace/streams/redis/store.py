@@ -86,6 +86,7 @@ class RedisLogStore:
             give_up_after_s=give_up_after_s,
             give_up=self._give_up,
             on_lease_lost=self._on_lease_lost,
+            on_missing=self._store,
         )
         self._members = Members(connection, lease_s=lease_s)
         self._claims = Claims(connection)
@@ -133,23 +134,28 @@ class RedisLogStore:
         if self.write_error is not None:
             raise self.write_error.with_traceback(None)
         log = StreamLog(record)
+        await self._finished.keep(record)
         try:
             if record.claim is not None:
                 await self._claims.take(record, record.claim)
-            await self._own([record.stream_id])
-            await self._writer.open(log)
-            await self._claims.keep(record)
+            await self._store(log)
         except ClaimTaken:
             raise
         except StorageError as error:
-            self._finished.abandoned.append(record)
+            self._finished.abandon(record)
             self._writer.failed(error)
             raise
         except BaseException:
-            self._finished.abandoned.append(record)
+            self._finished.abandon(record)
             raise
         self._running[log.stream_id] = log
         return Lease(log, self.epoch)
+
+    async def _store(self, log: StreamLog) -> None:
+        """Store a new stream, or one that Redis has lost. Raises: StorageError."""
+        await self._own([log.stream_id])  # first: if this server dies now, others find it
+        await self._writer.open(log)
+        await self._claims.keep(log.record)
 
     def append(self, lease: Lease, events: Sequence[Event]) -> None:
         log = lease.log
