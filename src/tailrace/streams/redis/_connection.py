@@ -84,7 +84,7 @@ class Connection:
         try:
             async with asyncio.timeout(within_s):
                 answer = await command
-        except _FAILURES as error:
+        except Exception as error:  # of the client library and the event loop, which have errors of many kinds
             _require_uncancelled()
             raise as_storage_error(error) from error
         _require_uncancelled()
@@ -95,7 +95,7 @@ class Connection:
         try:
             async for key in self._client.scan_iter(match=pattern, count=1_000):
                 yield key
-        except _FAILURES as error:
+        except Exception as error:
             raise as_storage_error(error) from error
 
     @property

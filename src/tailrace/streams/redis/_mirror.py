@@ -36,6 +36,7 @@ class Mirror:
         self.log = log
         self.epoch = epoch  # of the server that writes the stream
         self.unread_since_s = 0.0  # loop time; only while it has no readers
+        self.is_missing = False  # Redis does not have the stream, for now or for good
         self._rows = rows
         self._ask = ask
         self._on_end = on_end

@@ -502,8 +502,11 @@ class RedisLogStore:
         keys = self._keys.of_stream(log.stream_id)
         epoch, last = await self._ask(self._connection.client.hmget(keys[0], "epoch", "last"))
         if epoch is None:
-            self._unfollow(mirror)
+            if mirror.is_missing:
+                self._unfollow(mirror)
+            mirror.is_missing = True  # its server may write it again, if Redis has lost everything
             return
+        mirror.is_missing = False
         if int(last) > log.last_seq:
             answer = await self._connection.run(LOAD, keys)
             if len(answer) > 1 and log.producer is mirror:
