@@ -162,7 +162,7 @@ async def test_a_stream_is_stopped_and_deleted_elsewhere(prefix: str) -> None:
         stream_id = writer.lease.stream_id
         log = await other.stop(ANONYMOUS, stream_id)
         assert log.end is not None and log.end.status == "cancelled"  # noqa: PT018
-        assert writer.heard == ["cancel"]
+        assert writer.heard.count("cancel") == 1  # and it may hear of the reader that waits for the end
         await other.delete(ANONYMOUS, stream_id)
         for store in (one, other):
             with pytest.raises(StreamExpired):
