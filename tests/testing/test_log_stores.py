@@ -166,7 +166,7 @@ class _StopsLater(_Broken):
 
     async def stop(self, owner: str, stream_id: str) -> StreamLog:
         log = self.index.get(stream_id, owner)
-        self._stop(log)
+        log.stop()
         return log
 
 

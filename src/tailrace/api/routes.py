@@ -50,7 +50,6 @@ from tailrace.errors import (
     IdempotencyConflict,
     QueueFull,
     RequestError,
-    SeqOutOfRange,
     StreamExpired,
     UnknownModel,
     UnknownStream,
@@ -314,8 +313,7 @@ class Routes:
             kept = await self._conversations.kept(owner, stream_id) if self._conversations is not None else None
             if kept is None:
                 raise
-        if after > kept.last_seq:
-            raise SeqOutOfRange("This stream has fewer events.", param="last-event-id")
+        kept.check_position(after)
         return kept
 
     async def _on_stream(self, scope: Scope, stream_id: str, view: View, verb: str) -> ASGIApp:

@@ -17,7 +17,6 @@ from tailrace.errors import TailraceError
 from tailrace.http.wires import wire_of
 from tailrace.spelling import shown_path
 from tailrace.streams import LogStore, StreamLog
-from tailrace.types import TextDelta
 
 __all__ = ["AccessLog"]
 
@@ -165,4 +164,4 @@ def _address(scope: Scope) -> str:
 def _num_tokens(log: StreamLog) -> int:
     if log.end is not None:
         return log.end.usage.num_completion_tokens
-    return sum(len(event.token_ids) for event in log.events if type(event) is TextDelta)
+    return log.num_tokens

@@ -11,7 +11,7 @@ from itertools import takewhile
 from typing import NamedTuple, Protocol
 
 from tailrace.durable.damage import missing_stream_error
-from tailrace.errors import Draining, IdempotencyConflict, JournalDamaged, SeqOutOfRange, StreamExpired
+from tailrace.errors import IdempotencyConflict, JournalDamaged, StreamExpired
 from tailrace.streams.log import Claim, StreamLog, is_stream_id
 from tailrace.streams.log_store import Lease
 from tailrace.types import ANONYMOUS
@@ -233,8 +233,7 @@ class LocalLogStore:
 
     async def read(self, owner: str, stream_id: str, after: int = 0) -> StreamLog:
         log = self.index.get(stream_id, owner)
-        if after > log.last_seq:
-            raise SeqOutOfRange("This stream has fewer events.", param="last-event-id")
+        log.check_position(after)
         return log
 
     async def recall(self, owner: str, claim: Claim) -> StreamLog | None:
@@ -245,12 +244,6 @@ class LocalLogStore:
 
     async def wait_for_orphans(self) -> None:
         await asyncio.Event().wait()
-
-    def _stop(self, log: StreamLog) -> None:
-        """Raises: Draining if the stream was handed over to the next server."""
-        if log.is_parked and log.end is None:
-            raise Draining("The next server continues this stream.", retry_after_s=5.0)
-        log.cancel()
 
     def close(self) -> None:
         """Refuse further events, and stop the expiry of streams. May be called again."""

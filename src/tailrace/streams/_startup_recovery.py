@@ -14,16 +14,16 @@ from tailrace.streams._database import Database, TailRow
 from tailrace.streams._index import Finished
 from tailrace.streams._rows import Rows
 from tailrace.streams.log import StreamLog
-from tailrace.types import End, Event, Failure, Status, TextDelta, Usage
+from tailrace.types import End, Event, Failure, Status, Usage
 
-__all__ = ["Unfinished", "finished", "notes", "unfinished"]
+__all__ = ["MAX_RECOVERIES", "TOO_MANY_RECOVERIES", "Unfinished", "end_of", "finished", "notes", "unfinished"]
 
 logger = logging.getLogger("tailrace.journal")
 
-_MAX_RECOVERIES = 20  # of a stream that makes no progress: it may be the cause of the crashes
+MAX_RECOVERIES = 20  # of a stream that makes no progress: it may be the cause of the crashes
 _LOST_STREAM = "stream %s was damaged on disk and is lost"
 _DAMAGED = Failure(JournalDamaged.code, "The rest of this stream was damaged on disk.")
-_TOO_MANY_RECOVERIES = Failure(Interrupted.code, "The server stopped many times while it recovered this stream.")
+TOO_MANY_RECOVERIES = Failure(Interrupted.code, "The server stopped many times while it recovered this stream.")
 
 
 class Unfinished(NamedTuple):
@@ -67,9 +67,9 @@ def unfinished(database: Database, rows: Rows) -> list[Unfinished]:
         end = None
         if log.end is None and not is_whole:
             logger.error("stream %s was damaged on disk and ends before the damage", stream_id)
-            end = _end(log, "error", _DAMAGED)
-        elif log.end is None and isinstance(recoveries, int) and recoveries > _MAX_RECOVERIES:
-            end = _end(log, "interrupted", _TOO_MANY_RECOVERIES)
+            end = end_of(log, "error", _DAMAGED)
+        elif log.end is None and isinstance(recoveries, int) and recoveries > MAX_RECOVERIES:
+            end = end_of(log, "interrupted", TOO_MANY_RECOVERIES)
         found.append(Unfinished(log, end))
     if lost:
         database.drop(lost, most_expired=MAX_EXPIRED)
@@ -128,6 +128,6 @@ def _events(rows: Rows, stream_id: str, tail: Sequence[TailRow]) -> tuple[list[E
     return events, True
 
 
-def _end(log: StreamLog, status: Status, failure: Failure) -> End:
-    num_tokens = sum(len(event.token_ids) for event in log.events if isinstance(event, TextDelta))
-    return End(status, Usage(log.record.num_prompt_tokens, num_tokens), failure)
+def end_of(log: StreamLog, status: Status, failure: Failure) -> End:
+    """Return the terminal event of a stream that has no producer."""
+    return End(status, Usage(log.record.num_prompt_tokens, log.num_tokens), failure)

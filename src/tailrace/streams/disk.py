@@ -25,6 +25,7 @@ from tailrace.streams._database import Database, TailRow
 from tailrace.streams._index import Finished
 from tailrace.streams._rows import Rows
 from tailrace.streams._wal import WriteAheadLog
+from tailrace.streams._write_errors import WriteErrors
 from tailrace.streams.log import Record, StreamLog
 from tailrace.streams.old_journals import LIFETIME_FACT
 from tailrace.types import End, Event
@@ -38,7 +39,6 @@ _EPOCH_FACT = "epoch"
 _EPOCH_BYTES = 8
 _RETRY_S = 0.02
 _PROBE_S = 1.0
-_QUIET_S = 0.5  # shorter write errors are not logged
 _CLEANUP_PAUSE_S = 0.005  # shortest pause between two steps of compaction
 _CLEANUP_PAUSE = 2.0  # length of the pause, as a multiple of the last step's time
 
@@ -80,16 +80,10 @@ class DiskJournal:
             on_failure.pop_all()
         self.keeps_finished = keep_finished
         self._sync_s = sync_s
-        self._give_up_after_s = give_up_after_s
-        self.write_error: StorageError | None = None  # why nothing can be written at the moment
+        self._write_errors = WriteErrors("The journal", give_up_after_s=give_up_after_s)
         self.on_write_failure: list[Callable[[StorageError], None]] = []
-        self._failing_since_s = 0.0
-        self._writable_since_s = -_QUIET_S
         self._retry_timer: asyncio.TimerHandle | None = None
-        self._has_given_up = False
-        self._is_logged = False  # the write error
         self._is_broken = False  # a sync failed, so the journal is unusable until a restart
-        self._write_error_settled = asyncio.Event()  # set when the write error is over or the journal has given up
         self._pending: list[tuple[StreamLog, Event]] = []
         self._is_scheduled = False
         self._compaction = Compaction(self._database, self._rows, keeps=keep_finished)
@@ -168,7 +162,7 @@ class DiskJournal:
             return
         self._pending = []
         self._committed.set()
-        if self.write_error is not None and not self._has_given_up:
+        if self.write_error is not None and not self._write_errors.has_given_up:
             self._recovered()
         for log, event in pending:
             log.append(event)
@@ -191,49 +185,36 @@ class DiskJournal:
 
     # Write errors
 
+    @property
+    def write_error(self) -> StorageError | None:
+        """Return why nothing can be written at the moment."""
+        return self._write_errors.current
+
     def _write_failed(self, error: StorageError) -> None:
-        loop = asyncio.get_running_loop()
-        if self.write_error is None:
-            self._write_error_settled.clear()
+        if self._write_errors.failed(error):
             self._database.set_lock_wait(False)
-            if loop.time() - self._writable_since_s > _QUIET_S:  # otherwise it is the same write error
-                self._failing_since_s = loop.time()
-            self._retry_timer = loop.call_later(_RETRY_S, self._retry)
-        self.write_error = error
+            self._retry_timer = asyncio.get_running_loop().call_later(_RETRY_S, self._retry)
 
     def _recovered(self) -> None:
         if self._retry_timer is not None:
             self._retry_timer.cancel()
-        self._writable_since_s = asyncio.get_running_loop().time()
-        if self._is_logged:
-            logger.warning("The journal can be written again.")
-        self.write_error = None
-        self._has_given_up = self._is_logged = False
         self._database.set_lock_wait(True)
-        self._write_error_settled.set()
+        self._write_errors.recovered()
 
     async def wait_writable(self) -> None:
         """Return when there is no write error. Raises: StorageError if it lasts too long."""
-        while self.write_error is not None:
-            if self._has_given_up:
-                raise self.write_error.with_traceback(None)
-            await self._write_error_settled.wait()
+        await self._write_errors.wait()
 
     def _retry(self) -> None:
         """Try to write again, on a timer, until it works. Gives up all streams when it took too long."""
-        loop = asyncio.get_running_loop()
-        self._retry_timer = loop.call_later(_PROBE_S if self._has_given_up else _RETRY_S, self._retry)
+        delay_s = _PROBE_S if self._write_errors.has_given_up else _RETRY_S
+        self._retry_timer = asyncio.get_running_loop().call_later(delay_s, self._retry)
         self.flush()
         if not self._pending:
             self._probe()
-        if self.write_error is None:
-            return
-        waited_s = loop.time() - self._failing_since_s
-        if not self._is_logged and waited_s > _QUIET_S:
-            self._is_logged = True
-            logger.error("%s Streams are paused.", self.write_error.message)
-        if not self._has_given_up and waited_s >= self._give_up_after_s:
-            self._give_up(self.write_error)
+        error = self.write_error
+        if error is not None and self._write_errors.is_too_long():
+            self._give_up(error)
 
     def _probe(self) -> None:
         if self._is_broken:
@@ -242,14 +223,12 @@ class DiskJournal:
             self._database.hold_reserve()
             self._database.probe()
         except StorageError as error:
-            self.write_error = error
+            self._write_failed(error)
             return
         self._recovered()
 
     def _give_up(self, error: StorageError) -> None:
         """End all streams. Events that wait are dropped; readers never see them."""
-        self._has_given_up = True
-        self._write_error_settled.set()
         self._pending.clear()
         for fail_all in self.on_write_failure:
             fail_all(error)

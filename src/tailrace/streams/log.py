@@ -12,7 +12,7 @@ from typing import Protocol
 
 import msgspec
 
-from tailrace.errors import ForeignCursor, SeqOutOfRange
+from tailrace.errors import Draining, ForeignCursor, SeqOutOfRange
 from tailrace.types import ANONYMOUS, End, Event, Prompt, Sampling, TextDelta
 
 __all__ = [
@@ -205,6 +205,11 @@ class StreamLog:
         return len(self.events)
 
     @property
+    def num_tokens(self) -> int:
+        """Return how many tokens the events have."""
+        return sum(len(event.token_ids) for event in self.events if type(event) is TextDelta)
+
+    @property
     def num_bytes(self) -> int:
         """Return about how much memory the stream takes."""
         text = sum(len(event.text) + len(event.reasoning) for event in self.events if isinstance(event, TextDelta))
@@ -236,6 +241,17 @@ class StreamLog:
         """End the stream as cancelled, if it has not ended."""
         if self.end is None and self.producer is not None:
             self.producer.cancel()
+
+    def stop(self) -> None:
+        """End the stream as cancelled, if it has not ended. Raises: Draining if it was handed over."""
+        if self.is_parked and self.end is None:
+            raise Draining("The next server continues this stream.", retry_after_s=5.0)
+        self.cancel()
+
+    def check_position(self, after: int) -> None:
+        """Raises: SeqOutOfRange if there are fewer than `after` events."""
+        if after > self.last_seq:
+            raise SeqOutOfRange("This stream has fewer events.", param="last-event-id")
 
     def park(self) -> None:
         """Hand the stream over: readers are sent away, since another process adds the next events."""

@@ -49,7 +49,7 @@ class MemoryLogStore(LocalLogStore):
 
     async def stop(self, owner: str, stream_id: str) -> StreamLog:
         log = self.index.get(stream_id, owner)
-        self._stop(log)
+        log.stop()
         return log
 
     async def delete(self, owner: str, stream_id: str) -> None:

@@ -72,7 +72,7 @@ class SqliteLogStore(LocalLogStore):
 
     async def stop(self, owner: str, stream_id: str) -> StreamLog:
         log = self.index.get(stream_id, owner)
-        self._stop(log)
+        log.stop()
         self._journal.flush()
         if log.end is None and self._journal.write_error is not None:
             raise self._journal.write_error.with_traceback(None)

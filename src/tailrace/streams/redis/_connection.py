@@ -17,7 +17,7 @@ from tailrace.errors import JournalFull, ModelError, StorageError
 from tailrace.streams.redis._keys import CLUSTER_SHARDS, Keys
 from tailrace.streams.redis._scripts import Script
 
-__all__ = ["Connection", "as_storage_error"]
+__all__ = ["Connection"]
 
 _T = TypeVar("_T")
 
@@ -36,12 +36,9 @@ _FAILURES = (RedisError, OSError, TimeoutError, asyncio.IncompleteReadError)
 class Connection:
     """A client of one Redis, of a Redis that Sentinel watches, or of a Redis Cluster. `open` makes one."""
 
-    def __init__(self, client: Any, keys: Keys, *, is_cluster: bool, facts: Mapping[str, Any]) -> None:
-        # Any: the three clients have the same commands and no common type.
-        self._client = client
+    def __init__(self, client: Any, keys: Keys) -> None:
+        self.client = client  # Any: the three clients have the same commands and no common type
         self.keys = keys
-        self.is_cluster = is_cluster
-        self.version = str(facts.get("redis_version", ""))
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -60,12 +57,10 @@ class Connection:
         except _FAILURES as error:
             raise ModelError(f"Redis at {_shown(parts)} cannot be reached: {_reason(error)}.") from None
         try:
-            facts = await _info(client, is_cluster=is_cluster)
-            _check(facts, _shown(parts))
-            keys = Keys(prefix, CLUSTER_SHARDS if is_cluster else 1)
-            yield cls(client, keys, is_cluster=is_cluster, facts=facts)
+            _check(await _info(client, is_cluster=is_cluster), _shown(parts))
+            yield cls(client, Keys(prefix, CLUSTER_SHARDS if is_cluster else 1))
         finally:
-            with contextlib.suppress(*_FAILURES):
+            with contextlib.suppress(Exception):  # as in `ask`
                 async with asyncio.timeout(_COMMAND_S):
                     await client.aclose()
 
@@ -75,9 +70,9 @@ class Connection:
 
     async def _run(self, script: Script, keys: Sequence[str | bytes], arguments: Sequence[bytes | str | int]) -> Any:
         try:
-            return await self._client.evalsha(script.sha, len(keys), *keys, *arguments)
+            return await self.client.evalsha(script.sha, len(keys), *keys, *arguments)
         except NoScriptError:  # Redis is new, or was restarted
-            return await self._client.eval(script.text, len(keys), *keys, *arguments)
+            return await self.client.eval(script.text, len(keys), *keys, *arguments)
 
     async def ask(self, command: Awaitable[_T], *, within_s: float = _COMMAND_S) -> _T:
         """Return the answer of a command of `client`. Raises: StorageError."""
@@ -86,21 +81,17 @@ class Connection:
                 answer = await command
         except Exception as error:  # of the client library and the event loop, which have errors of many kinds
             _require_uncancelled()
-            raise as_storage_error(error) from error
+            raise _as_storage_error(error) from error
         _require_uncancelled()
         return answer
 
     async def scan(self, pattern: str) -> AsyncIterator[bytes]:
         """Yield the keys that match a pattern. Raises: StorageError."""
         try:
-            async for key in self._client.scan_iter(match=pattern, count=1_000):
+            async for key in self.client.scan_iter(match=pattern, count=1_000):
                 yield key
         except Exception as error:
-            raise as_storage_error(error) from error
-
-    @property
-    def client(self) -> Any:
-        return self._client
+            raise _as_storage_error(error) from error
 
 
 def _require_uncancelled() -> None:
@@ -110,7 +101,7 @@ def _require_uncancelled() -> None:
         raise asyncio.CancelledError
 
 
-def as_storage_error(error: BaseException) -> StorageError:
+def _as_storage_error(error: BaseException) -> StorageError:
     """Return the error for clients. It has no address of the log store."""
     if isinstance(error, OutOfMemoryError):
         return JournalFull("The log store of this server is full.")

@@ -12,6 +12,7 @@ from tailrace.streams._rows import Rows
 from tailrace.streams.log import Record, StreamLog
 from tailrace.streams.redis._claims import Claims
 from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._scripts import COMPACT, DELETE
 
 __all__ = ["FinishedStreams"]
@@ -26,15 +27,23 @@ class FinishedStreams:
     false they are deleted from Redis, and are only in the memory of this server."""
 
     def __init__(
-        self, connection: Connection, rows: Rows, *, retention_s: float, budget_bytes: int, keeps: bool
+        self,
+        connection: Connection,
+        members: Members,
+        claims: Claims,
+        rows: Rows,
+        *,
+        retention_s: float,
+        budget_bytes: int,
+        keeps: bool,
     ) -> None:
-        self.epoch = 0
         self._abandoned: dict[str, Record] = {}  # streams whose opening failed or was cancelled, by id
         self._deleting = asyncio.Lock()
         self._connection = connection
         self._keys = connection.keys
         self._rows = rows
-        self._claims = Claims(connection)
+        self._members = members
+        self._claims = claims
         self._retention_s = retention_s
         self._budget_bytes = budget_bytes
         self._keeps = keeps
@@ -52,7 +61,7 @@ class FinishedStreams:
     def add(self, log: StreamLog) -> None:
         """A stream of this server has its terminal event."""
         log.record = log.record.finished()
-        self._to_compact.append((time.monotonic(), self.epoch, log))
+        self._to_compact.append((time.monotonic(), self._members.epoch, log))
         self.cache(log)
         self._own[log.stream_id] = (time.monotonic() + self._retention_s, log.num_bytes)
         self._own_bytes += log.num_bytes
@@ -153,5 +162,5 @@ class FinishedStreams:
             client = self._connection.client
             for key in self._keys.of_stream(stream_id)[:2]:
                 await self._connection.ask(client.delete(key))
-            await self._connection.ask(client.zrem(self._keys.owned(self.epoch), stream_id))
+            await self._connection.ask(client.zrem(self._keys.owned(self._members.epoch), stream_id))
             del self._abandoned[stream_id]

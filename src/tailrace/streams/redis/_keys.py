@@ -2,7 +2,7 @@
 
     PREFIX:{0}:facts            hash: format, number of shards, a text encrypted with the journal key
     PREFIX:{0}:epoch            the last epoch that a server got
-    PREFIX:{0}:servers          hash: epoch of a server -> when it started, in ms
+    PREFIX:{0}:servers          set: epochs of the servers that live, and of dead ones of which something may be left
     PREFIX:{0}:lease:EPOCH      exists while that server lives; "dead" from when another server takes its streams
     PREFIX:{0}:owned:EPOCH      sorted set: streams which that server writes, in the order in which it got them
     PREFIX:{0}:inbox:EPOCH      stream: messages to that server about streams of this shard

@@ -37,14 +37,13 @@ class Members:
         self._missing_since_s: dict[int, float] = {}  # by epoch; loop time
         self._dead_since_s: dict[int, float] = {}  # by epoch; loop time
 
-    async def join(self) -> int:
-        """Get an epoch, and tell the other servers. Returns the epoch. Raises: StorageError."""
+    async def join(self) -> None:
+        """Get an epoch, and tell the other servers. Raises: StorageError."""
         keys = self._connection.keys
         epoch = int(await self._connection.run(NEW_EPOCH, [keys.epoch]))
         await self._connection.run(RENEW, [keys.lease(epoch)], self._lease_ms)  # before it is listed
-        await self._command("hset", keys.servers, str(epoch), "1")
+        await self._command("sadd", keys.servers, str(epoch))
         self.epoch = epoch
-        return epoch
 
     async def leave(self) -> None:
         """Give the lease back: other servers take over at once what is left. Raises: StorageError."""
@@ -63,15 +62,11 @@ class Members:
                 if not await self._connection.run(RENEW, [self._connection.keys.lease(self.epoch)], self._lease_ms):
                     logger.error("Other servers took the streams of this server over: it did not answer for too long.")
                     await on_dead()
-                await self._command("hset", self._connection.keys.servers, str(self.epoch), "1")  # Redis may forget
-                await self._look()
+                await self._command("sadd", self._connection.keys.servers, str(self.epoch))  # Redis may forget
+                await self.find_dead()
                 await on_tick()
             except StorageError:
                 self._missing_since_s.clear()
-
-    async def find_dead(self) -> None:
-        """Look for dead servers now. Raises: StorageError."""
-        await self._look()
 
     def is_long_dead(self, epoch: int, duration_s: float) -> bool:
         """Return whether this server has known for so long that another one is dead."""
@@ -81,15 +76,17 @@ class Members:
     async def forget(self, epoch: int) -> None:
         """Nothing of a server is left. Raises: StorageError."""
         keys = self._connection.keys
-        await self._command("hdel", keys.servers, str(epoch))
+        await self._command("srem", keys.servers, str(epoch))
         for shard in range(keys.num_shards):
             await self._command("delete", keys.inbox(shard, epoch))
         await self._command("set", keys.lease(epoch), "dead", px=_DEAD_MS)
         self.dead -= {epoch}
 
-    async def _look(self) -> None:
+    async def find_dead(self) -> None:
+        """Look which servers live, and declare those dead whose leases are missing for too long. Raises:
+        StorageError."""
         keys = self._connection.keys
-        others = [int(epoch) for epoch in await self._command("hkeys", keys.servers) if int(epoch) != self.epoch]
+        others = [int(epoch) for epoch in await self._command("smembers", keys.servers) if int(epoch) != self.epoch]
         found = await asyncio.gather(*(self._command("get", keys.lease(epoch)) for epoch in others))
         now_s = asyncio.get_running_loop().time()
         dead, missing = set(), {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
@@ -35,7 +36,7 @@ class Mirror:
     ) -> None:
         self.log = log
         self.epoch = epoch  # of the server that writes the stream
-        self.unread_since_s = 0.0  # loop time; only while it has no readers
+        self.unread_since_s = time.monotonic()  # only while it has no readers
         self.is_missing = False  # Redis does not have the stream, for now or for good
         self._rows = rows
         self._ask = ask

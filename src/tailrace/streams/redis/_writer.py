@@ -11,9 +11,12 @@ import msgspec
 
 from tailrace.errors import StorageError
 from tailrace.streams._rows import Rows
+from tailrace.streams._write_errors import WriteErrors
 from tailrace.streams.log import StreamLog
 from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._scripts import APPEND, LOAD, MISSING, OPEN, OTHER_WRITER
+from tailrace.streams.redis._members import Members
+from tailrace.streams.redis._scripts import APPEND, MISSING, OPEN, OTHER_WRITER
+from tailrace.streams.redis._stored import Stored, load
 from tailrace.types import End, Event
 
 __all__ = ["Writer"]
@@ -23,7 +26,6 @@ logger = logging.getLogger("tailrace.journal")
 _encode = msgspec.msgpack.Encoder().encode
 _RETRY_S = 0.05
 _PROBE_S = 1.0
-_QUIET_S = 0.5  # shorter write errors are not logged
 _STREAMS_AT_ONCE = 128  # in one call of a script, which stops Redis for as long
 _TOMBSTONE_MS = 24 * 3600 * 1000  # how much longer than a stream it is known that there was one
 
@@ -35,13 +37,14 @@ class Writer:
     does not matter whether it got them the first time. After `give_up_after_s` without success, the waiting events are
     dropped and `give_up` is called, which must end all streams.
 
-    `on_lease_lost` is called with a log that another server writes now. Its waiting events are dropped. `on_missing` is
-    called with a log that Redis has lost, and must `open` it again.
+    `on_lease_lost` is called with a log that another server writes now, and must `drop` it. `on_missing` is called with
+    a log that Redis has lost, and must `open` it again.
     """
 
     def __init__(
         self,
         connection: Connection,
+        members: Members,
         rows: Rows,
         *,
         retention_s: float,
@@ -51,21 +54,16 @@ class Writer:
         on_missing: Callable[[StreamLog], Awaitable[None]],
     ) -> None:
         self._connection = connection
+        self._members = members
         self._rows = rows
         self._retention_ms = max(1, int(1000 * retention_s))
-        self._give_up_after_s = give_up_after_s
         self._give_up = give_up
         self._on_lease_lost = on_lease_lost
         self._on_missing = on_missing
-        self.epoch = 0
         self._queues: dict[StreamLog, list[Event]] = {}
         self._cached_keys: dict[str, tuple[bytes, ...]] = {}  # by stream id
         self._is_queued = asyncio.Event()
-        self.write_error: StorageError | None = None
-        self._failing_since_s = 0.0
-        self._has_given_up = False
-        self._is_logged = False
-        self._settled = asyncio.Event()  # set when a write error is over, or the writer has given up
+        self.errors = WriteErrors("The log store", give_up_after_s=give_up_after_s)
 
     # The queue
 
@@ -92,13 +90,6 @@ class Writer:
         self._queues.pop(log, None)
         self._cached_keys.pop(log.stream_id, None)
 
-    async def wait_writable(self) -> None:
-        """Return when there is no write error. Raises: StorageError if it lasts too long."""
-        while self.write_error is not None:
-            if self._has_given_up:
-                raise self.write_error.with_traceback(None)
-            await self._settled.wait()
-
     # Committing
 
     async def run(self) -> None:
@@ -106,15 +97,17 @@ class Writer:
         while True:
             await self._is_queued.wait()
             self._is_queued.clear()
-            while self._queues or self.write_error is not None:
+            while self._queues or self.errors.current is not None:
                 try:
                     await self._commit()
                 except StorageError as error:
                     self.failed(error)
-                    await asyncio.sleep(_PROBE_S if self._has_given_up else _RETRY_S)
-                    self._check_patience()
+                    await asyncio.sleep(_PROBE_S if self.errors.has_given_up else _RETRY_S)
+                    if self.errors.is_too_long():
+                        self._end_all(error)
                 else:
-                    self._recovered()
+                    if self.errors.current is not None:
+                        self.errors.recovered()
 
     async def flush(self) -> None:
         """Commit what waits, once. Raises: StorageError."""
@@ -160,7 +153,6 @@ class Writer:
             if last == log.last_seq + len(events):
                 self._committed(log, events)
             elif last == OTHER_WRITER:
-                self.drop(log)
                 self._on_lease_lost(log)
             elif last == MISSING:
                 await self._on_missing(log)
@@ -183,7 +175,7 @@ class Writer:
         times = self._retention_ms, self._retention_ms + _TOMBSTONE_MS
         numbers = _encode([row[:3] for row in rows])
         events = [row[3] for row in rows]
-        found: list[int] = await self._connection.run(APPEND, keys, self.epoch, *times, numbers, *events)
+        found: list[int] = await self._connection.run(APPEND, keys, self._members.epoch, *times, numbers, *events)
         return found
 
     def _committed(self, log: StreamLog, events: Sequence[Event]) -> None:
@@ -202,8 +194,7 @@ class Writer:
         record = log.record
         row = self._rows.encode_record(record)
         keys = self._connection.keys.of_stream(log.stream_id)
-        if not await self._connection.run(OPEN, keys, self.epoch, row, record.owner, record.model):
-            self.drop(log)
+        if not await self._connection.run(OPEN, keys, self._members.epoch, row, record.owner, record.model):
             self._on_lease_lost(log)
         elif log.events:
             await self._restore(log, 0)
@@ -218,9 +209,10 @@ class Writer:
 
     async def _read_committed(self, log: StreamLog, events: list[Event]) -> None:
         """Redis has more events than the log: those of a write whose answer was lost. Raises: StorageError."""
-        answer = await self._connection.run(LOAD, self._connection.keys.of_stream(log.stream_id))
-        kept = [event for row in answer[4] for event in self._rows.read_events(log.stream_id, row)] if answer else []
-        new = kept[log.last_seq :]
+        stored = await load(self._connection, log.stream_id)
+        if not isinstance(stored, Stored):
+            return
+        new = stored.events(self._rows, log.stream_id)[log.last_seq :]
         same = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(new, events, strict=False)))
         if same:
             self._committed(log, events[:same])
@@ -230,33 +222,12 @@ class Writer:
     # Write errors
 
     def failed(self, error: StorageError) -> None:
-        if self.write_error is None:
-            self._failing_since_s = asyncio.get_running_loop().time()
-            self._settled.clear()
-        self.write_error = error
+        self.errors.failed(error)
         self._is_queued.set()  # so that `run` finds out when it is over
 
-    def _recovered(self) -> None:
-        if self.write_error is None:
-            return
-        if self._is_logged:
-            logger.warning("The log store can be written again.")
-        self.write_error = None
-        self._has_given_up = self._is_logged = False
-        self._settled.set()
-
-    def _check_patience(self) -> None:
-        error = self.write_error
-        if error is None or self._has_given_up:
-            return
-        waited_s = asyncio.get_running_loop().time() - self._failing_since_s
-        if not self._is_logged and waited_s > _QUIET_S:
-            self._is_logged = True
-            logger.error("%s Streams are paused.", error.message)
-        if waited_s >= self._give_up_after_s:
-            self._has_given_up = True
-            self._queues.clear()
-            self._settled.set()
-            self._give_up(error)
-            for log in self._queues:  # their ends cannot be written, so nobody may see them: send the readers away
-                log.park()
+    def _end_all(self, error: StorageError) -> None:
+        """Drop the waiting events, and end all streams."""
+        self._queues.clear()
+        self._give_up(error)
+        for log in self._queues:  # their ends cannot be written, so nobody may see them: send the readers away
+            log.park()

@@ -14,18 +14,16 @@ from typing import Any, TypeVar
 
 from tailrace.errors import (
     ClaimTaken,
-    Draining,
-    Interrupted,
     JournalDamaged,
     LeaseLost,
     ModelError,
-    SeqOutOfRange,
     StorageError,
     StreamError,
     StreamExpired,
     UnknownStream,
 )
 from tailrace.streams._rows import Rows
+from tailrace.streams._startup_recovery import MAX_RECOVERIES, TOO_MANY_RECOVERIES, end_of
 from tailrace.streams.log import Claim, Ender, Reader, Record, StreamLog
 from tailrace.streams.log_store import Lease
 from tailrace.streams.redis._claims import Claims
@@ -35,9 +33,10 @@ from tailrace.streams.redis._finished import FinishedStreams
 from tailrace.streams.redis._follower import Entries, KeyFollower
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._mirror import Mirror, Wish
-from tailrace.streams.redis._scripts import LOAD, STOP, TAKE
+from tailrace.streams.redis._scripts import STOP, TAKE
+from tailrace.streams.redis._stored import Gone, Stored, load
 from tailrace.streams.redis._writer import Writer
-from tailrace.types import End, Event, Failure, Status, TextDelta, Usage
+from tailrace.types import Event, Failure, Status
 
 __all__ = ["RedisLogStore", "open_redis"]
 
@@ -48,10 +47,8 @@ _T = TypeVar("_T")
 _UNREAD_S = 30.0  # how long a stream of another server is followed without readers
 _CLOSE_S = 2.0
 _DAY_MS = 24 * 3600 * 1000
-_MAX_TAKES = 20  # of a stream that makes no progress: it may be the cause of the crashes
 _TAKES_AT_ONCE = 32
 _STOPPED = Failure("cancelled", "The stream was stopped.")
-_TOO_MANY_TAKES = Failure(Interrupted.code, "The server stopped many times while it recovered this stream.")
 
 
 class RedisLogStore:
@@ -73,14 +70,17 @@ class RedisLogStore:
         keeps_finished: bool,
         give_up_after_s: float,
     ) -> None:
-        self.retention_s = retention_s
+        self._retention_s = retention_s
         self._connection = connection
         self._keys = connection.keys
         self._rows = rows
         self._lease_s = lease_s
         self._fail_all: list[Callable[[StorageError], None]] = []
+        self._members = Members(connection, lease_s=lease_s)
+        self._claims = Claims(connection)
         self._writer = Writer(
             connection,
+            self._members,
             rows,
             retention_s=retention_s,
             give_up_after_s=give_up_after_s,
@@ -88,15 +88,19 @@ class RedisLogStore:
             on_lease_lost=self._on_lease_lost,
             on_missing=self._store,
         )
-        self._members = Members(connection, lease_s=lease_s)
-        self._claims = Claims(connection)
         self._finished = FinishedStreams(
-            connection, rows, retention_s=retention_s, budget_bytes=budget_bytes, keeps=keeps_finished
+            connection,
+            self._members,
+            self._claims,
+            rows,
+            retention_s=retention_s,
+            budget_bytes=budget_bytes,
+            keeps=keeps_finished,
         )
         self._followers: list[KeyFollower] = []
         self._running: dict[str, StreamLog] = {}  # that this server writes
         self._mirrors: dict[str, Mirror] = {}  # that other servers write
-        self._remote_readers: dict[tuple[str, int], Reader] = {}  # by stream and epoch of the reading server
+        self._remote_readers: dict[str, dict[int, Reader]] = {}  # by stream and epoch of the reading server
         self._outbox: asyncio.Queue[tuple[int, str, Wish]] = asyncio.Queue()  # epoch, stream id, wish
         self._orphaned = asyncio.Event()
         self._has_new_epoch = asyncio.Event()
@@ -120,10 +124,10 @@ class RedisLogStore:
 
     @property
     def write_error(self) -> StorageError | None:
-        return self._writer.write_error
+        return self._writer.errors.current
 
     async def wait_writable(self) -> None:
-        await self._writer.wait_writable()
+        await self._writer.errors.wait()
 
     def on_write_failure(self, fail_all: Callable[[StorageError], None]) -> None:
         self._fail_all.append(fail_all)
@@ -177,8 +181,8 @@ class RedisLogStore:
         log = lease.log
         if self._running.pop(log.stream_id, None) is None:
             return
-        for key in [key for key in self._remote_readers if key[0] == log.stream_id]:
-            self._remote_readers.pop(key).__exit__()
+        for reader in self._remote_readers.pop(log.stream_id, {}).values():
+            reader.__exit__()
         self._finished.add(log)
 
     def _give_up(self, error: StorageError) -> None:
@@ -187,10 +191,10 @@ class RedisLogStore:
 
     def _on_lease_lost(self, log: StreamLog) -> None:
         """Another server writes this stream now: whoever produces it here stops, and its readers leave."""
+        self._writer.drop(log)
         if self._running.pop(log.stream_id, None) is None:
             return
-        for key in [key for key in self._remote_readers if key[0] == log.stream_id]:
-            del self._remote_readers[key]
+        self._remote_readers.pop(log.stream_id, None)
         if log.producer is not None:
             log.producer.lease_lost()
 
@@ -209,8 +213,7 @@ class RedisLogStore:
         log = self._running.get(stream_id) or await self._find(owner, stream_id)
         if log.record.owner != owner:
             raise UnknownStream("There is no such stream.")
-        if after > log.last_seq:
-            raise SeqOutOfRange("This stream has fewer events.", param="last-event-id")
+        log.check_position(after)
         return log
 
     async def _find(self, owner: str, stream_id: str) -> StreamLog:
@@ -222,32 +225,27 @@ class RedisLogStore:
         finished = await self._finished.find(stream_id)
         if finished is not None:
             return finished
-        answer = await self._connection.run(LOAD, self._keys.of_stream(stream_id))
-        if len(answer) < 2:
-            if answer and answer[0].decode() == owner:
-                raise StreamExpired("This stream is no longer kept.")
+        stored = await load(self._connection, stream_id)
+        if stored is None or stored.owner != owner:
             raise UnknownStream("There is no such stream.")
-        if answer[0].decode() != owner:
-            raise UnknownStream("There is no such stream.")
-        return self._mirrored(stream_id, answer) or await self._follow(stream_id, answer)
+        if isinstance(stored, Gone):
+            raise StreamExpired("This stream is no longer kept.")
+        return self._log_of_another_task(stream_id) or await self._follow(stream_id, stored)
 
-    def _mirrored(self, stream_id: str, answer: Sequence[Any]) -> StreamLog | None:
-        """Return the copy that another task made while this one waited for its own answer."""
+    def _log_of_another_task(self, stream_id: str) -> StreamLog | None:
+        """Return the log that another task made while this one waited for its own answer."""
         mirror = self._mirrors.get(stream_id)
         return self._running.get(stream_id) or (mirror.log if mirror is not None else self._finished.cached(stream_id))
 
-    async def _follow(self, stream_id: str, answer: Sequence[Any]) -> StreamLog:
-        """Make a log of an answer of LOAD; follow it if it has not ended."""
-        _, epoch, ended, record, rows = answer
-        events = [event for row in rows for event in self._rows.read_events(stream_id, row)]
-        log = StreamLog(self._rows.read_record(stream_id, record), events)
-        if ended == b"1":
+    async def _follow(self, stream_id: str, stored: Stored) -> StreamLog:
+        """Return the log of a stored stream; follow the stream if it has not ended."""
+        log = StreamLog(self._rows.read_record(stream_id, stored.record), stored.events(self._rows, stream_id))
+        if stored.has_ended:
             log.record = log.record.finished()
             ttl_ms = await self._ask(self._connection.client.pttl(self._keys.stream(stream_id)))
             self._finished.cache(log, max(0, ttl_ms) / 1000)
             return log
-        mirror = Mirror(log, int(epoch), self._rows, ask=self._wish, on_end=self._on_mirror_end)
-        mirror.unread_since_s = time.monotonic()
+        mirror = Mirror(log, stored.epoch, self._rows, ask=self._wish, on_end=self._on_mirror_end)
         self._mirrors[stream_id] = mirror
         follower = self._followers[self._keys.shard_of(stream_id)]
         follower.follow(self._keys.events(stream_id), f"{log.last_seq}-0", partial(self._take, mirror))
@@ -259,21 +257,23 @@ class RedisLogStore:
             mirror.take(entries)
         except JournalDamaged:
             logger.error("a stream of another server cannot be read")
-            self._unfollow(mirror)
+            self._give_up_mirror(mirror)
 
     def _on_mirror_end(self, mirror: Mirror) -> None:
         self._unfollow(mirror)
         mirror.log.record = mirror.log.record.finished()
         self._finished.cache(mirror.log)
 
+    def _give_up_mirror(self, mirror: Mirror) -> None:
+        """Stop following a stream that has not ended, and send its readers away."""
+        self._unfollow(mirror)
+        mirror.log.park()
+
     def _unfollow(self, mirror: Mirror) -> None:
-        """Stop following. Readers that are left are sent away."""
         stream_id = mirror.log.stream_id
         self._mirrors.pop(stream_id, None)
         self._followers[self._keys.shard_of(stream_id)].unfollow(self._keys.events(stream_id))
         mirror.log.producer = None
-        if mirror.log.end is None:
-            mirror.log.park()
 
     # Stopping and deleting
 
@@ -282,15 +282,18 @@ class RedisLogStore:
         if log.end is not None:
             return log
         if self._running.get(stream_id) is log:
-            if log.is_parked:
-                raise Draining("The next server continues this stream.", retry_after_s=5.0)
-            log.cancel()
+            log.stop()
         else:
-            epoch = await self._connection.run(STOP, self._keys.of_stream(stream_id))
-            if epoch is not None:
-                await self._tell(int(epoch), stream_id, "stop")
+            await self._stop_elsewhere(stream_id)
         await self._wait_for_end(log)
         return log
+
+    async def _stop_elsewhere(self, stream_id: str) -> None:
+        """Ask the server that writes a stream to end it; if that server is dead, the next one does. Raises:
+        StorageError."""
+        epoch = await self._connection.run(STOP, self._keys.of_stream(stream_id))
+        if epoch is not None:
+            await self._tell(int(epoch), stream_id, "stop")
 
     async def _wait_for_end(self, log: StreamLog) -> None:
         """Raises: StorageError if the end cannot be written, or its server is gone and no other takes over."""
@@ -334,7 +337,7 @@ class RedisLogStore:
 
     async def _take_some(self, epoch: int, stream_ids: list[str], models: Container[str] | None) -> list[Lease]:
         client, owned = self._connection.client, self._keys.owned(epoch)
-        if models is not None and not self._members.is_long_dead(epoch, self.retention_s):
+        if models is not None and not self._members.is_long_dead(epoch, self._retention_s):
             of = await asyncio.gather(*(self._ask(client.hget(self._keys.stream(one), "model")) for one in stream_ids))
             stream_ids = [one for one, model in zip(stream_ids, of, strict=True) if _is_ours(model, models)]
         if not stream_ids:
@@ -375,9 +378,7 @@ class RedisLogStore:
         if mirror is not None:  # its readers stay
             mirror.extend(1, events)
             log = mirror.log
-            self._mirrors.pop(stream_id, None)
-            self._followers[self._keys.shard_of(stream_id)].unfollow(self._keys.events(stream_id))
-            log.producer = None
+            self._unfollow(mirror)
         else:
             log = StreamLog(record, events)
         self._running[stream_id] = log
@@ -386,18 +387,16 @@ class RedisLogStore:
             self._end(lease, "error", Failure(JournalDamaged.code, "The rest of this stream was damaged."))
         elif stop == b"1":
             self._end(lease, "cancelled", _STOPPED)
-        elif takes > _MAX_TAKES:
-            self._end(lease, "interrupted", _TOO_MANY_TAKES)
+        elif takes > MAX_RECOVERIES:
+            self._end(lease, "interrupted", TOO_MANY_RECOVERIES)
         else:
             return lease
         return None
 
     def _end(self, lease: Lease, status: Status, failure: Failure) -> None:
         """End a stream that has no producer."""
-        log = lease.log
-        num_tokens = sum(len(event.token_ids) for event in log.events if isinstance(event, TextDelta))
-        log.producer = Ender(lambda: self.end(lease))
-        self._writer.append(log, [End(status, Usage(log.record.num_prompt_tokens, num_tokens), failure)])
+        lease.log.producer = Ender(partial(self.end, lease))
+        self._writer.append(lease.log, [end_of(lease.log, status, failure)])
 
     async def _own(self, stream_ids: Sequence[str]) -> None:
         """List streams as those of this server. Raises: StorageError."""
@@ -421,17 +420,18 @@ class RedisLogStore:
         for _, message in entries:
             if message[b"kind"] == b"wake":
                 continue
-            stream_id, reading = message[b"stream"].decode(), int(message[b"from"])
+            stream_id, reading_epoch = message[b"stream"].decode(), int(message[b"from"])
             log = self._running.get(stream_id)
             if log is None:
                 continue
+            readers = self._remote_readers.setdefault(stream_id, {})
             match message[b"kind"]:
                 case b"stop":
                     log.cancel()
-                case b"join" if (stream_id, reading) not in self._remote_readers:
-                    self._remote_readers[stream_id, reading] = Reader(log, log.last_seq).__enter__()
-                case b"leave" if (stream_id, reading) in self._remote_readers:
-                    self._remote_readers.pop((stream_id, reading)).__exit__()
+                case b"join" if reading_epoch not in readers:
+                    readers[reading_epoch] = Reader(log, log.last_seq).__enter__()
+                case b"leave" if reading_epoch in readers:
+                    readers.pop(reading_epoch).__exit__()
 
     # Tasks
 
@@ -441,7 +441,7 @@ class RedisLogStore:
         await self._join()
 
     async def _join(self) -> None:
-        self._writer.epoch = self._finished.epoch = await self._members.join()
+        await self._members.join()
         self._followers = [
             KeyFollower(self._connection, self._keys.inbox(shard, self.epoch)) for shard in range(self._keys.num_shards)
         ]
@@ -470,26 +470,26 @@ class RedisLogStore:
         while True:
             epoch, stream_id, wish = await self._outbox.get()
             with contextlib.suppress(StorageError):  # `_on_tick` says again what matters
-                await self._tell(epoch, stream_id, wish)
                 if wish == "stop":
-                    await self._connection.run(STOP, self._keys.of_stream(stream_id))
+                    await self._stop_elsewhere(stream_id)
+                else:
+                    await self._tell(epoch, stream_id, wish)
 
     async def _on_declared_dead(self) -> None:
         """Other servers take the streams of this one over. It begins again under a new epoch."""
         for log in list(self._running.values()):
-            self._writer.drop(log)
             self._on_lease_lost(log)
-        self._remote_readers.clear()
         for mirror in list(self._mirrors.values()):
-            self._unfollow(mirror)
+            self._give_up_mirror(mirror)
         await self._join()
         self._has_new_epoch.set()
 
     async def _on_tick(self) -> None:
         if self._members.dead:
             self._orphaned.set()
-        for key in [key for key in self._remote_readers if key[1] not in self._members.alive]:
-            self._remote_readers.pop(key).__exit__()
+        for readers in list(self._remote_readers.values()):
+            for epoch in readers.keys() - self._members.alive:
+                readers.pop(epoch).__exit__()
         for mirror in list(self._mirrors.values()):
             await self._check_mirror(mirror)
 
@@ -497,20 +497,19 @@ class RedisLogStore:
         """See whether a followed stream has another writer now, or events that were compacted before they were read."""
         log = mirror.log
         if not log.num_readers and time.monotonic() - mirror.unread_since_s > _UNREAD_S:
-            self._unfollow(mirror)
+            self._give_up_mirror(mirror)
             return
-        keys = self._keys.of_stream(log.stream_id)
-        epoch, last = await self._ask(self._connection.client.hmget(keys[0], "epoch", "last"))
+        epoch, last = await self._ask(self._connection.client.hmget(self._keys.stream(log.stream_id), "epoch", "last"))
         if epoch is None:
             if mirror.is_missing:
-                self._unfollow(mirror)
+                self._give_up_mirror(mirror)
             mirror.is_missing = True  # its server may write it again, if Redis has lost everything
             return
         mirror.is_missing = False
         if int(last) > log.last_seq:
-            answer = await self._connection.run(LOAD, keys)
-            if len(answer) > 1 and log.producer is mirror:
-                mirror.extend(1, [event for row in answer[4] for event in self._rows.read_events(log.stream_id, row)])
+            stored = await load(self._connection, log.stream_id)
+            if isinstance(stored, Stored) and log.producer is mirror:
+                mirror.extend(1, stored.events(self._rows, log.stream_id))
         if int(epoch) != mirror.epoch:
             mirror.epoch = int(epoch)
             if log.num_readers:

@@ -1,0 +1,72 @@
+"""Whether a store can be written at the moment, and how long it could not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from tailrace.errors import StorageError
+
+__all__ = ["WriteErrors"]
+
+logger = logging.getLogger("tailrace.journal")
+
+_QUIET_S = 0.5  # shorter write errors are not logged
+
+
+class WriteErrors:
+    """The write error of a store, if there is one. `name` of the store is for the log.
+
+    A store that cannot write for `give_up_after_s` gives up: `is_too_long` returns True once.
+    """
+
+    def __init__(self, name: str, *, give_up_after_s: float) -> None:
+        self.current: StorageError | None = None
+        self.has_given_up = False
+        self._name = name
+        self._give_up_after_s = give_up_after_s
+        self._failing_since_s = 0.0
+        self._writable_since_s = -_QUIET_S
+        self._is_logged = False
+        self._settled = asyncio.Event()  # set when the write error is over or the store has given up
+
+    def failed(self, error: StorageError) -> bool:
+        """A write failed. Returns whether the one before worked."""
+        is_first = self.current is None
+        if is_first:
+            self._settled.clear()
+            now_s = asyncio.get_running_loop().time()
+            if now_s - self._writable_since_s > _QUIET_S:  # otherwise it is the same write error
+                self._failing_since_s = now_s
+        self.current = error
+        return is_first
+
+    def recovered(self) -> None:
+        """A write worked again."""
+        self._writable_since_s = asyncio.get_running_loop().time()
+        if self._is_logged:
+            logger.warning("%s can be written again.", self._name)
+        self.current = None
+        self.has_given_up = self._is_logged = False
+        self._settled.set()
+
+    def is_too_long(self) -> bool:
+        """Return whether the store has to give up now. Logs a write error that lasts."""
+        if self.current is None:
+            return False
+        waited_s = asyncio.get_running_loop().time() - self._failing_since_s
+        if not self._is_logged and waited_s > _QUIET_S:
+            self._is_logged = True
+            logger.error("%s Streams are paused.", self.current.message)
+        if self.has_given_up or waited_s < self._give_up_after_s:
+            return False
+        self.has_given_up = True
+        self._settled.set()
+        return True
+
+    async def wait(self) -> None:
+        """Return when there is no write error. Raises: StorageError if it lasts too long."""
+        while self.current is not None:
+            if self.has_given_up:
+                raise self.current.with_traceback(None)
+            await self._settled.wait()

@@ -1,0 +1,46 @@
+"""What Redis has of a stream."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tailrace.streams._rows import Rows
+from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._scripts import LOAD
+from tailrace.types import Event
+
+__all__ = ["Gone", "Stored", "load"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A stream. `rows` have its events in order, encoded."""
+
+    owner: str
+    epoch: int  # of its writer
+    has_ended: bool
+    record: bytes
+    rows: Sequence[bytes]
+
+    def events(self, rows: Rows, stream_id: str) -> list[Event]:
+        """Decode the events. Raises: JournalDamaged."""
+        return [event for row in self.rows for event in rows.read_events(stream_id, row)]
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A stream that is no longer kept."""
+
+    owner: str
+
+
+async def load(connection: Connection, stream_id: str) -> Stored | Gone | None:
+    """Return what Redis has; None if it does not know the stream. Raises: StorageError."""
+    answer = await connection.run(LOAD, connection.keys.of_stream(stream_id))
+    if not answer:
+        return None
+    if len(answer) == 1:
+        return Gone(answer[0].decode())
+    owner, epoch, ended, record, rows = answer
+    return Stored(owner.decode(), int(epoch), ended == b"1", record, rows)
