@@ -17,12 +17,12 @@ import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import redis
 
-from tailrace.streams import LogStore, Reader, Record, StreamLog, new_stream_id, open_sqlite
+from tailrace.streams import Ender, Lease, LogStore, Reader, Record, StreamLog, new_stream_id, open_sqlite
 from tailrace.streams.redis import open_redis
 from tailrace.types import ANONYMOUS, End, Sampling, TextDelta, Usage
 
@@ -31,34 +31,16 @@ LOADS = (1, 16, 64)
 PREFIX = "bench-log-stores"
 
 
-class Producer:
-    """Ends its stream in the store when the terminal event can be read."""
-
-    status = "running"
-
-    def __init__(self, store: LogStore, lease: Any) -> None:
-        self._store, self._lease = store, lease
-        lease.log.producer = self
-
-    def cancel(self) -> None:
-        pass
-
-    read = unread = lease_lost = cancel
-
-    def ended(self) -> None:
-        self._store.end(self._lease)
-
-
 async def wait_for(logs: Sequence[StreamLog], count: int) -> None:
     for log in logs:
         while log.last_seq < count:
             await Reader(log, log.last_seq).wait()
 
 
-async def open_streams(store: LogStore, count: int) -> list[Any]:
+async def open_streams(store: LogStore, count: int) -> list[Lease]:
     leases = [await store.open(Record(new_stream_id(), time.time(), sampling=Sampling(seed=1))) for _ in range(count)]
     for lease in leases:
-        Producer(store, lease)
+        lease.log.producer = Ender(partial(store.end, lease))
     return leases
 
 

@@ -13,14 +13,12 @@ from typing import Any
 _HOST_NAME = re.compile(r"[^\s/:@?#\[\]*]+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,*]+", re.IGNORECASE)
 _METRIC_FAMILIES = ("tgi", "vllm")
+_REDIS_SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://")
 
 __all__ = ["Setting", "Settings", "settings_table"]
 
 
 # Any: dataclass fields take their type from the annotation
-_REDIS_SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://")
-
-
 def _setting(
     default: Any,
     text: str,
@@ -257,9 +255,8 @@ class Settings:
             raise ValueError("--journal takes disk, memory, or a URL such as redis://127.0.0.1:6379/0.")
         if self.prompt_template and "{prompt}" not in self.prompt_template:
             raise ValueError("--prompt-template must contain {prompt}.")
-        for name in filter(None, map(str.strip, self.metrics_as.split(","))):
-            if name not in _METRIC_FAMILIES:
-                raise ValueError(f"--metrics-as takes {' and '.join(_METRIC_FAMILIES)}, separated by commas.")
+        if not self.metric_families <= set(_METRIC_FAMILIES):
+            raise ValueError(f"--metrics-as takes {' and '.join(_METRIC_FAMILIES)}, separated by commas.")
         if (self.tls_key or self.tls_client_ca) and not self.tls_cert:
             raise ValueError("--tls-key and --tls-client-ca need --tls-cert.")
         if self.adapter_scale != 1.0 and not self.adapter:
@@ -275,6 +272,11 @@ class Settings:
     def shares_streams(self) -> bool:
         """Whether many servers have one log store."""
         return self.journal.startswith(_REDIS_SCHEMES)
+
+    @property
+    def metric_families(self) -> frozenset[str]:
+        """The names in `metrics_as`."""
+        return frozenset(filter(None, map(str.strip, self.metrics_as.split(","))))
 
     def of_model(self, own: Mapping[str, Any]) -> Settings:  # Any: of each setting's type
         """Return the settings with a model's own values. If the model has its own adapter, it does not inherit the

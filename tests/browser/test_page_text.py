@@ -15,8 +15,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 OpenTab = Callable[[str], Awaitable[Tab]]
 
-# Writes a text in pieces of a length, and returns the markup that stands for the nodes it made.
-WRITE = """async ([text, length]) => {
+# Writes a text in pieces of a length.
+_BEGIN = """
     const { MarkdownView } = await import("/page/markdown.js");
     const root = document.createElement("div");
     root.className = "text";
@@ -24,6 +24,12 @@ WRITE = """async ([text, length]) => {
     const view = new MarkdownView(root);
     for (let start = 0; start < text.length; start += length) view.append(text.slice(start, start + length));
     view.end();
+"""
+# Returns the markup that stands for the nodes it made.
+WRITE = (
+    "async ([text, length]) => {"
+    + _BEGIN
+    + """
     while (root.dataset.isWhole !== "true") await new Promise(requestAnimationFrame);
     // Only the nodes that stand for the text:
     for (const element of root.querySelectorAll(".chunk, .code button, figcaption span"))
@@ -34,6 +40,7 @@ WRITE = """async ([text, length]) => {
             element.removeAttribute(name);
     return root.innerHTML;
 }"""
+)
 
 
 def _code(text: str) -> str:
@@ -117,20 +124,17 @@ FORMULAS = [
     ("It costs $5 and $6, and `\\[a\\]` is code.", 0, []),
 ]  # fmt: skip
 # As WRITE. Returns how many formulas are shown, and the texts of the others.
-WRITE_MATH = """async ([text, length, count]) => {
-    const { MarkdownView } = await import("/page/markdown.js");
-    const root = document.createElement("div");
-    root.className = "text";
-    document.querySelector("#turns").replaceChildren(root);
-    const view = new MarkdownView(root);
-    for (let start = 0; start < text.length; start += length) view.append(text.slice(start, start + length));
-    view.end();
+WRITE_MATH = (
+    "async ([text, length, count]) => {"
+    + _BEGIN
+    + """
     const shown = () => root.querySelectorAll(".math.shown > math").length;
     while (root.dataset.isWhole !== "true" || shown() < count) await new Promise(requestAnimationFrame);
     await import("/page/lib/temml.js");
     for (let frames = 0; frames < 3; frames += 1) await new Promise(requestAnimationFrame);
     return [shown(), Array.from(root.querySelectorAll(".math:not(.shown)"), (math) => math.textContent)];
 }"""
+)
 
 
 async def test_formulas(river: Server, open_tab: OpenTab) -> None:

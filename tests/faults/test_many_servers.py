@@ -62,6 +62,13 @@ class Team:
         self.streams.append(stream)
         return stream
 
+    def begin_some(self, prompt: str, count: int, num_tokens: int, *, on: Server | None = None) -> list[Stream]:
+        """Begin streams, and wait until their readers have seen some events."""
+        streams = [self.begin(Answer(f"{prompt} {seed}.", num_tokens, seed), on=on) for seed in range(count)]
+        for stream in streams:
+            stream.seen(5)
+        return streams
+
     def kill(self, server: Server) -> None:
         self.servers.remove(server)
         server.send_signal(signal.SIGKILL)
@@ -128,9 +135,7 @@ def test_killed_at_any_time(tmp_path: Path, size: int, num_kills: int) -> None:
 def test_frozen_for_longer_than_the_lease(tmp_path: Path) -> None:
     with team(tmp_path) as (servers, _):
         frozen, other = servers.servers
-        streams = [servers.begin(Answer(f"Freeze {seed}.", 600, seed), on=frozen) for seed in range(3)]
-        for stream in streams:
-            stream.seen(5)
+        streams = servers.begin_some("Freeze", 3, 600, on=frozen)
         frozen.send_signal(signal.SIGSTOP)
         other.wait_line("its streams are taken over")
         until(lambda: all(other.http.get(stream.path).json()["text"] for stream in streams))
@@ -145,9 +150,7 @@ def test_frozen_for_longer_than_the_lease(tmp_path: Path) -> None:
 
 def test_a_rolling_restart_loses_nothing(tmp_path: Path) -> None:
     with team(tmp_path) as (servers, _):
-        streams = [servers.begin(Answer(f"Roll {seed}.", 600, seed)) for seed in range(4)]
-        for stream in streams:
-            stream.seen(5)
+        streams = servers.begin_some("Roll", 4, 600)
         for server in list(servers.servers):
             servers.add()
             assert servers.stop(server) == 0
@@ -158,9 +161,7 @@ def test_a_rolling_restart_loses_nothing(tmp_path: Path) -> None:
 
 def test_redis_does_not_answer_for_a_while(tmp_path: Path) -> None:
     with team(tmp_path) as (servers, redis):
-        streams = [servers.begin(Answer(f"Pause {seed}.", 300, seed)) for seed in range(4)]
-        for stream in streams:
-            stream.seen(5)
+        servers.begin_some("Pause", 4, 300)
         redis.stop()
         time.sleep(1.5)
         redis.go_on()
@@ -169,9 +170,7 @@ def test_redis_does_not_answer_for_a_while(tmp_path: Path) -> None:
 def test_redis_forgets_everything(tmp_path: Path) -> None:
     """The servers write again what their streams have."""
     with team(tmp_path) as (servers, redis):
-        streams = [servers.begin(Answer(f"Forget {seed}.", 300, seed)) for seed in range(4)]
-        for stream in streams:
-            stream.seen(5)
+        servers.begin_some("Forget", 4, 300)
         redis.restart()
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 import redis
 from tests.testing.redis_server import delete_keys, own_redis, prefix_of, shared_url
+from tests.waiting import LONG_S, wait_until
 
 from tailrace.errors import ClaimTaken, LeaseLost, ModelError, StorageError, StreamExpired, UnknownStream
-from tailrace.streams import Claim, Lease, Reader, Record, StreamLog, new_stream_id
+from tailrace.streams import Claim, Ender, Lease, Reader, Record, StreamLog, new_stream_id
 from tailrace.streams.redis import RedisLogStore, open_redis
 from tailrace.types import ANONYMOUS, End, Event, Failure, Prompt, Sampling, TextDelta, Usage
 
 LEASE_S = 1.0
-LONG_S = 60.0
 DONE = End("done", Usage(2, 3))
 
 
@@ -60,17 +60,6 @@ class Writer:
         self.lease.log.park()
 
 
-class Deaf:
-    """A producer that does not react."""
-
-    status = "running"
-
-    def cancel(self) -> None:
-        pass
-
-    read = unread = ended = lease_lost = cancel
-
-
 async def begin(store: RedisLogStore, *events: Event, claim: Claim | None = None, model: str = "m") -> Writer:
     record = Record(
         new_stream_id(),
@@ -93,12 +82,6 @@ async def seen(log: StreamLog, count: int) -> None:
     async with asyncio.timeout(LONG_S):
         while log.last_seq < count:
             await Reader(log, log.last_seq).wait()
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(LONG_S):
-        while not holds():
-            await asyncio.sleep(0.02)
 
 
 async def takes(store: RedisLogStore) -> list[Lease]:
@@ -152,8 +135,8 @@ async def test_the_writer_knows_of_readers_elsewhere(prefix: str) -> None:
         writer = await begin(one, delta(1))
         log = await other.read(ANONYMOUS, writer.lease.stream_id)
         with Reader(log):
-            await until(lambda: writer.heard == ["read"])
-        await until(lambda: writer.heard == ["read", "unread"])
+            await wait_until(lambda: writer.heard == ["read"])
+        await wait_until(lambda: writer.heard == ["read", "unread"])
 
 
 async def test_a_stream_is_stopped_and_deleted_elsewhere(prefix: str) -> None:
@@ -204,11 +187,11 @@ async def test_a_frozen_server_is_fenced(prefix: str) -> None:
             await seen(lease.log, 2)
             with contextlib.suppress(LeaseLost):  # or it has noticed already
                 writer.write(delta(3))
-            await until(lambda: "lease_lost" in writer.heard)
+            await wait_until(lambda: "lease_lost" in writer.heard)
             assert writer.lease.log.is_parked
         with pytest.raises(LeaseLost):
             writer.write(delta(4))
-        await until(lambda: one.epoch > epoch)
+        await wait_until(lambda: one.epoch > epoch)
         log = await one.read(ANONYMOUS, stream_id)
         assert log.events == [delta(1), delta(2)]
         other.append(lease, [delta(5)])
@@ -239,7 +222,7 @@ async def test_readers_stay_when_their_server_takes_over(prefix: str) -> None:
             readers = Reader(mine), Reader(theirs)
             for reader in readers:
                 reader.__enter__()
-            await until(lambda: writer.heard == ["read"])
+            await wait_until(lambda: writer.heard == ["read"])
         (lease,) = await takes(one)
         assert lease.log is mine
         taker = Writer(one, lease)
@@ -254,7 +237,7 @@ async def test_a_stop_outlives_the_server_that_should_hear_it(prefix: str) -> No
         async with server(prefix) as dying:
             writer = await begin(dying, delta(1))
             stream_id = writer.lease.stream_id
-            writer.lease.log.producer = Deaf()
+            writer.lease.log.producer = Ender(lambda: None)  # which does not react
             stopping = asyncio.create_task(other.stop(ANONYMOUS, stream_id))
             await asyncio.sleep(0.2)
         assert await one.take_over({"m"}) == []
@@ -270,7 +253,7 @@ async def test_redis_away_for_a_moment(tmp_path: Path) -> None:
             writer = await begin(store, delta(1))
             process.stop()
             writer.write(delta(2))
-            await until(lambda: store.write_error is not None)
+            await wait_until(lambda: store.write_error is not None)
             with pytest.raises(StorageError):
                 await begin(store)
             writer.write(delta(3))
@@ -296,9 +279,9 @@ async def test_redis_away_for_too_long(tmp_path: Path) -> None:
             store.on_write_failure(fail_all)
             process.stop()
             writer.write(delta(2))
-            await until(lambda: bool(failed))
+            await wait_until(lambda: bool(failed))
             process.go_on()
-            await until(lambda: writer.lease.log.end is not None)
+            await wait_until(lambda: writer.lease.log.end is not None)
             log = await store.read(ANONYMOUS, writer.lease.stream_id)
             assert log.events[0] == delta(1)
             assert log.end is not None
@@ -316,7 +299,7 @@ async def test_redis_loses_everything(tmp_path: Path) -> None:
             async with open_redis(url, lease_s=20.0) as other:
                 log = await other.read(ANONYMOUS, writer.lease.stream_id)
                 assert log.events == [delta(1), delta(2), delta(3)]
-                await until(lambda: store.num_servers == other.num_servers == 2)
+                await wait_until(lambda: store.num_servers == other.num_servers == 2)
                 assert await other.take_over({"m"}) == []
                 await store.close()
                 (lease,) = await takes(other)
@@ -388,9 +371,9 @@ async def test_finished_streams_are_compacted_and_expire(prefix: str) -> None:
             await seen(done.lease.log, 2)
             stream_id = done.lease.stream_id
             with redis.Redis.from_url(shared_url()) as client:
-                await until(lambda: not client.exists(f"{prefix}:{{0}}:events:{stream_id}"))
+                await wait_until(lambda: not client.exists(f"{prefix}:{{0}}:events:{stream_id}"))
                 assert (await other.read(ANONYMOUS, stream_id)).events == [delta(1), DONE]
-                await until(lambda: not client.exists(f"{prefix}:{{0}}:stream:{stream_id}"))
+                await wait_until(lambda: not client.exists(f"{prefix}:{{0}}:stream:{stream_id}"))
             with pytest.raises(StreamExpired):
                 await store.read(ANONYMOUS, stream_id)
     finally:

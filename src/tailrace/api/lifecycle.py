@@ -64,8 +64,7 @@ def build_routes(
     own_routes: Sequence[BaseRoute] = (),
 ) -> list[BaseRoute]:
     """Return all routes. `own_routes` come first."""
-    families = [name.strip() for name in settings.metrics_as.split(",")]
-    metrics = Metrics(*(served.generator for served in models), families=families)
+    metrics = Metrics(*(served.generator for served in models), families=settings.metric_families)
     bodies = BodyBudget(settings)
     conversations = records.conversations if records is not None else None
     routes = Routes(models, settings, metrics, bodies, conversations)

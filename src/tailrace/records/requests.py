@@ -163,7 +163,8 @@ def _insert_text(connection: Connection) -> str:
     """Return the statement that adds one row, with the driver's placeholders."""
     columns = RequestRow.__struct_fields__
     values = ["?" if connection.dialect.paramstyle == "qmark" else "%s"] * len(columns)
-    return f"INSERT INTO requests ({', '.join(columns)}) VALUES ({', '.join(values)})"  # noqa: S608 - names of this module
+    names = f"INSERT INTO requests ({', '.join(columns)}) VALUES ({', '.join(values)})"  # noqa: S608 - names of this module
+    return f"{names} ON CONFLICT DO NOTHING"
 
 
 def _insert_of(
