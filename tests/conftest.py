@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import os
 import signal
@@ -26,6 +27,21 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # No example has a time of its own: a busy machine, or measuring coverage, makes any of them slow. Tests have a limit.
 settings.register_profile("tailrace", deadline=None)
 settings.load_profile("tailrace")
+
+_STDERR = pytest.StashKey[int]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_STDERR] = os.dup(2)  # pytest captures the descriptor itself from now on
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
+    """pytest ends a process whose test hangs, but not after the test has failed. Its fixtures can hang, too."""
+    limit_s = float(node.config.getini("faulthandler_timeout"))
+    if limit_s > 0 and isinstance(node, pytest.Item):
+        exits = node.config.getini("faulthandler_exit_on_timeout")
+        faulthandler.dump_traceback_later(limit_s, exit=exits, file=node.config.stash[_STDERR])
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

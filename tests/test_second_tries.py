@@ -1,4 +1,4 @@
-"""The message about tests that failed at first, at the end of a run."""
+"""How a run of tests ends: tests that failed at first are named, and what hangs is ended."""
 
 from __future__ import annotations
 
@@ -40,19 +40,43 @@ def test_hangs():
         pass
 """
 
+_HANGS_AFTER_A_FAILURE = """
+import threading
+import pytest
 
-def test_tests_that_pass_at_the_second_try_are_named_and_hanging_ones_are_not_repeated(tmp_path: Path) -> None:
-    (tmp_path / "test_it.py").write_text(_TESTS)
-    (line,) = (line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("TRIES := "))
-    flags = shlex.split(line.removeprefix("TRIES := "))
+@pytest.fixture
+def hangs():
+    yield
+    threading.Event().wait()
+
+def test_fails(hangs):
+    assert False
+"""
+
+
+def _run(directory: Path, tests: str, *flags: str) -> subprocess.CompletedProcess[str]:
+    (directory / "test_it.py").write_text(tests)
     command = [sys.executable, "-m", "pytest", "-n", "1", "--dist", "loadfile", "-p", "tests.conftest", *flags]
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)],
+    return subprocess.run(
+        [*command, "-p", "no:cacheprovider", "--rootdir", str(directory), str(directory)],
         cwd=ROOT, capture_output=True, text=True, timeout=LONG_S, check=False,
     )  # fmt: skip
-    *_, title, meaning, name, counts = done.stdout.strip().splitlines()
-    assert "PASSED ONLY AT THE SECOND TRY" in title, done.stdout
+
+
+def test_tests_that_pass_at_the_second_try_are_named_and_hanging_ones_are_not_repeated(tmp_path: Path) -> None:
+    (line,) = (line for line in (ROOT / "Makefile").read_text().splitlines() if line.startswith("TRIES := "))
+    output = _run(tmp_path, _TESTS, *shlex.split(line.removeprefix("TRIES := "))).stdout
+    *_, title, meaning, name, counts = output.strip().splitlines()
+    assert "PASSED ONLY AT THE SECOND TRY" in title, output
     assert meaning.startswith("Each is a defect")
     assert name == "test_it.py::test_late"
     assert "2 failed, 2 passed, 2 rerun" in counts
-    assert "the first try" in done.stdout
+    assert "the first try" in output
+
+
+def test_a_fixture_that_hangs_after_a_failure_ends_its_process(tmp_path: Path) -> None:
+    done = _run(
+        tmp_path, _HANGS_AFTER_A_FAILURE, "-o", "faulthandler_timeout=1", "-o", "faulthandler_exit_on_timeout=true"
+    )
+    assert 'test_it.py", line 8 in hangs' in done.stderr, done.stderr
+    assert "crashed while running 'test_it.py::test_fails'" in done.stdout
