@@ -33,6 +33,11 @@ _REPLACED = {
     "hopeless": "is_broken",
     "in_the_wires_words": "with_wire_names",
     "is_particular": "is_conditional",
+    "farewell": "reconnect_notice",
+    "pick_first": "first_model",
+    "pick_named": "named_model",
+    "is_resting": "is_paused",
+    "reasoning_behind": "reasoning_after",
 }
 
 

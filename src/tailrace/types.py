@@ -1,8 +1,8 @@
-"""The vocabulary that crosses rooms: what a client asked, and what a stream says.
+"""The types that several rooms use: requests and events.
 
-Requests are frozen dataclasses. What is built for every token is a msgspec struct instead: it takes a sixth of the time
-to make (0.08 against 0.5 microseconds), and with `gc=False` the garbage collector does not visit the millions that the
-logs hold (with collected objects, a third of the server's time at full speed went there).
+Requests are frozen dataclasses. Events are msgspec structs, because there is one for each token: a struct is created in
+a sixth of the time (0.08 instead of 0.5 microseconds). With `gc=False`, the garbage collector does not visit the
+millions of events in logs. At full speed, these visits took a third of the server's time.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ __all__ = [
     "means_any_model",
 ]
 
-ANONYMOUS = "anonymous"  # the owner of all streams where there are no keys
+ANONYMOUS = "anonymous"  # the owner of all streams before the first key is created
 _ANY_MODEL = ("tgi", "dummy", "default")
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 Status: TypeAlias = Literal["done", "error", "cancelled", "interrupted"]
-# Of a stream whose engine was lost on the way. "replayed": it ran again and every token that was there came out again,
-# so that it went on as if nothing had been. "continued": another one came out, and it went on behind those delivered.
+# How a stream continued after its engine was lost. "replayed": it ran again, and all tokens of its log were generated
+# again. "continued": a token differed, so generation continued after the tokens of the log.
 Continuity: TypeAlias = Literal["replayed", "continued"]
-TemplateValue: TypeAlias = bool | int | float | str | None  # of what a chat template asks for by name
+TemplateValue: TypeAlias = bool | int | float | str | None  # a variable of a chat template
 
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A function that the model asked to be called, with its arguments as JSON."""
+    """A function call that the model requests. The arguments are JSON."""
 
     call_id: str
     name: str
@@ -60,18 +60,18 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a chat, as a chat template sees it."""
+    """One message of a chat."""
 
     role: str
     content: str
     tool_calls: tuple[ToolCall, ...] = ()
-    tool_call_id: str = ""  # what a message of role `tool` answers
-    reasoning: str = ""  # of an assistant's: what the model thought before the content
+    tool_call_id: str = ""  # the call that a message of role `tool` answers
+    reasoning: str = ""  # of an assistant's message: the model's reasoning before the content
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must look like: a JSON schema, or a regular expression for all of it."""
+    """A JSON schema or a regular expression that the whole answer must match."""
 
     kind: Literal["json_schema", "regex"]
     source: str
@@ -79,9 +79,9 @@ class Grammar:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are chosen and when a sequence ends. The defaults change nothing: plain sampling at temperature 1."""
+    """How tokens are sampled, and when a sequence ends. The defaults are plain sampling at temperature 1."""
 
-    temperature: float = 1.0  # 0 takes the likeliest token
+    temperature: float = 1.0  # 0 takes the most likely token
     top_p: float = 1.0
     top_k: int = 0  # 0 is off
     min_p: float = 0.0
@@ -93,26 +93,26 @@ class Sampling:
     max_tokens: int | None = None  # None: the server's default
     stop: tuple[str, ...] = ()
     include_stop: bool = False  # leave the matched stop string in the text
-    single_call: bool = False  # end behind the first call of a tool
+    single_call: bool = False  # end after the first tool call
     ignore_eos: bool = False
     logprobs: bool = False  # of the chosen tokens
-    top_logprobs: int = 0  # of so many likeliest tokens at each place
-    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids and what is added to their logits
+    top_logprobs: int = 0  # number of most likely tokens to return at each position
+    logit_bias: tuple[tuple[int, float], ...] = ()  # token ids, and the numbers to add to their logits
     grammar: Grammar | None = None
     n: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
-    """What a client asked, whatever the wire. Either `prompts` or `messages` are given.
+    """A client's request, the same for all wires. Either `prompts` or `messages` are given.
 
-    Each prompt is text or token ids, and is answered `sampling.n` times: choice number `i * n + j` is the j-th answer
-    to prompt i. `tools` are functions as JSON schemas, in OpenAI's form, for the chat template to show to the model;
-    `template_values` are what else it asks for by name (`enable_thinking`, say).
-    `on_disconnect` says what the last reader's leaving means; a detached stream that nobody reads for `linger_s` is
-    cancelled all the same.
-    `caller` says who is held responsible if the request kills the engine: the client's address, as the server room
-    knows it ("" inside of a process). Nothing that a client can write goes into it. `owner` says whose the stream is.
+    Each prompt is text or token ids, and gets `sampling.n` answers: choice number `i * n + j` is answer j to prompt i.
+    `tools` are functions as JSON schemas in OpenAI's form, for the chat template. `template_values` are the template's
+    other variables, such as `enable_thinking`.
+    `on_disconnect` says what happens when the last reader disconnects. A detached stream without a reader for
+    `linger_s` is cancelled, too.
+    `caller` is held responsible if the request crashes the engine: the key, or the client's address ("" within a
+    process). It contains nothing that a client can choose.
     """
 
     model: str | None = None
@@ -121,15 +121,15 @@ class GenerateRequest:
     tools: tuple[dict[str, Any], ...] = ()
     template_values: Mapping[str, TemplateValue] = field(default_factory=dict)
     continue_final: bool = False  # the last message is the beginning of the answer
-    split_reasoning: bool = True  # of a chat; without it the text is as the model wrote it
+    split_reasoning: bool = True  # for chats; if false, reasoning stays in the text
     sampling: Sampling = field(default_factory=Sampling)
-    truncate: int | None = None  # keep only the last so many prompt tokens
+    truncate: int | None = None  # use only this many tokens at the end of the prompt
     on_disconnect: Literal["cancel", "detach"] = "cancel"
     linger_s: float | None = None  # None: the server's default
-    memo: bytes = b""  # what the wire wants to see again with the stream, JSON
-    turn: bytes = b""  # what a conversation keeps of it: a `Turn`, encoded
-    keep: bool = False  # the stream longer than others, in the database
-    exact: bool = False  # rather end than go on with another token than would have come
+    memo: bytes = b""  # data that the wire keeps with the stream, JSON
+    turn: bytes = b""  # an encoded `Turn`: what to keep in the conversation
+    keep: bool = False  # keep the stream in the database, for longer than the retention
+    exact: bool = False  # after a lost engine, end the stream if a token differs
     caller: str = ""
     owner: str = ANONYMOUS
     key_id: str = ""  # of the key that the request came with
@@ -138,7 +138,7 @@ class GenerateRequest:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """The sender and the model of a request for a generation, before it is accepted or refused."""
+    """The sender and the model of a request, before it is accepted or refused."""
 
     model: str
     wire: str
@@ -147,28 +147,28 @@ class Arrival:
 
 
 class Allowance(NamedTuple):
-    """The most tokens that a request may take; None is no limit."""
+    """The largest number of tokens that a request may use; None is no limit."""
 
     answer_tokens: int | None = None  # of each answer
     all_tokens: int | None = None  # of all prompts and answers
 
 
 class ReasoningFormat(NamedTuple):
-    """How a model marks the reasoning that stands before its answer."""
+    """How a model marks the reasoning before its answer."""
 
     opens: tuple[str, ...]  # any of these begins it
     closes: tuple[str, ...]  # any of these ends it
-    # Where the model goes on behind the prompt: before a marker that may come, behind one that ends the prompt, or in
-    # the midst of reasoning that is continued.
+    # Where the generated text begins: before an opening marker, which may follow; after an opening marker at the end of
+    # the prompt; or inside reasoning that the prompt has begun.
     begins: Literal["before", "opened", "inside"] = "before"
 
 
 class Prompt(NamedTuple):
-    """One prompt of a request: its text as the client knows it, "" where ids were given, and its ids."""
+    """One prompt of a request: its text as the client knows it ("" if the client gave ids), and its ids."""
 
     text: str
     ids: tuple[int, ...]
-    reasoning: ReasoningFormat | None = None  # how it is told from the answers' text; None: it is a part of that
+    reasoning: ReasoningFormat | None = None  # None: reasoning is not separated from the text
 
 
 class Usage(NamedTuple):
@@ -179,18 +179,18 @@ class Usage(NamedTuple):
 
 
 class Failure(NamedTuple):
-    """Why a stream ended in `error` or `interrupted`; `code` is stable, `message` is for people."""
+    """Why a stream ended as `error` or `interrupted`; `code` is stable, `message` is for people."""
 
     code: str
     message: str
 
 
-TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]  # ids and logprobs of the likeliest tokens, likeliest first
+TopLogprobs: TypeAlias = tuple[tuple[int, float], ...]  # ids and logprobs of the most likely tokens, in this order
 
 
 class TextDelta(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
-    """What one engine step added to one choice of a stream. Text may lag behind its tokens: half a character and what
-    could yet become a stop string or a marker of reasoning are held back. It adds text or reasoning, never both."""
+    """The output of one engine step for one choice of a stream: text or reasoning, never both. Text may come later than
+    its tokens: incomplete characters, and possible beginnings of stop strings and reasoning markers, are held back."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -198,16 +198,16 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
     logprobs: tuple[float, ...] = ()
     finish_reason: FinishReason | None = None  # on the last delta of a choice, and only there
     stop: str | None = None  # the stop string that ended the choice
-    top_logprobs: tuple[TopLogprobs, ...] = ()  # for each token, where asked for
-    reasoning: str = ""  # what the model thinks before its answer; no part of the text
+    top_logprobs: tuple[TopLogprobs, ...] = ()  # for each token, if requested
+    reasoning: str = ""  # the model's reasoning before its answer; not part of `text`
 
 
 class Spent(NamedTuple):
-    """Where the seconds of an answer went."""
+    """The duration of an answer and of its parts."""
 
-    total_s: float  # from the request on
-    prompt_s: float  # from the engine's taking it to the first token
-    answer_s: float  # from there to the end
+    total_s: float  # from the request to the end
+    prompt_s: float  # from the start in the engine to the first token
+    answer_s: float  # from the first token to the end
 
 
 class End(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
@@ -216,14 +216,14 @@ class End(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=1):
     status: Status
     usage: Usage
     failure: Failure | None = None
-    spent: Spent | None = None  # of an answer that is complete
-    continuity: Continuity | None = None  # of one that outlived its engine or its server
-    num_reasoning_tokens: int = 0  # of the answers' tokens
+    spent: Spent | None = None  # only of complete answers
+    continuity: Continuity | None = None  # set if the stream's engine or server was lost
+    num_reasoning_tokens: int = 0  # included in the completion tokens
 
 
 Event: TypeAlias = TextDelta | End
 
 
 def means_any_model(name: str) -> bool:
-    """Whether it is what clients send as a model's name that do not care."""
+    """Return whether clients send this name if any model is right."""
     return name in _ANY_MODEL

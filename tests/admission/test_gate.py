@@ -415,7 +415,7 @@ def test_during_a_pause_no_slowed_request_starts_beside_others() -> None:
     async def scenario() -> None:
         gate, started = new_gate(), list[str]()
         running = enter(gate, started, "running")
-        gate.rest(10.0)
+        gate.pause_slowed(10.0)
         waiting = slowed(gate, started, "a")
         enter(gate, started, "other")
         await asyncio.sleep(9)
@@ -432,7 +432,7 @@ def test_a_pause_without_running_requests_has_no_effect() -> None:
     async def scenario() -> None:
         gate, started = new_gate(), list[str]()
         running = enter(gate, started, "running")
-        gate.rest(10.0)
+        gate.pause_slowed(10.0)
         slowed(gate, started, "a")
         gate.leave(running)
         assert started == ["running", "a"]

@@ -25,7 +25,7 @@ LONG = {"prompt": "Long.", "max_tokens": 5_000, "seed": 1}
 CHAT = {"messages": [{"role": "user", "content": "Long."}], "max_tokens": 5_000}
 TGI = {"inputs": "Long.", "parameters": {"max_new_tokens": 5_000}}
 PLAIN = "/?prompt=Long.&max_tokens=5000"
-FAREWELL = b": this server leaves; the rest is to be had from the next one\nretry: 1000\n\n"
+RECONNECT_NOTICE = b": the server is shutting down; reconnect to get the rest\nretry: 1000\n\n"
 
 # One request of each wire: path, body, and whether it streams.
 REQUESTS: dict[str, tuple[str, dict[str, Any] | None]] = {
@@ -160,7 +160,7 @@ def test_a_signal_lets_streams_finish_and_refuses_new_ones(
             _overloaded(newcomer, "native", 503, "draining")
         assert finishing.body() == b"".join(short.native(short_id))
         # What somebody may come back for waits in the journal, and its reader is told when to ask again.
-        assert parked.body().endswith(FAREWELL)
+        assert parked.body().endswith(RECONNECT_NOTICE)
         *_, failure, done = sse_data(chat.body())
         assert as_json(failure)["error"]["code"] == "interrupted"
         assert done == "[DONE]"
@@ -188,7 +188,7 @@ def test_a_second_signal_leaves_at_once(serve: Callable[..., Server], number: si
         server.send_signal(number)
         body, _ = wire.rest()
         assert server.wait() == 0
-    assert body.endswith(FAREWELL)
+    assert body.endswith(RECONNECT_NOTICE)
     assert not is_alive(worker)
 
 

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.dialects import websocket
+from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.websocket import (
     Cancel,
     Close,
@@ -27,7 +28,6 @@ from tailrace.dialects.websocket import (
     parse,
     read,
 )
-from tailrace.dialects.wire import StreamFacts
 from tailrace.errors import QueueFull, RequestError, SeqOutOfRange, TailraceError
 from tailrace.types import End, Failure, TextDelta, Usage
 

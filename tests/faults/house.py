@@ -225,7 +225,7 @@ class Follower:
     def __init__(self, house: Servers, stream_id: str) -> None:
         self.events: list[bytes] = []
         self.num_connections = 0
-        self.num_farewells = 0
+        self.num_reconnect_notices = 0
         self.refusals: list[int] = []
         self._wire: Wire | None = None
         self._house = house
@@ -297,7 +297,7 @@ class Follower:
         for block in wire.events():
             while block.startswith(HEARTBEAT):
                 block = block[len(HEARTBEAT) :]
-            if block == NativeView.farewell:
-                self.num_farewells += 1
+            if block == NativeView.reconnect_notice:
+                self.num_reconnect_notices += 1
             else:
                 yield block

@@ -158,7 +158,7 @@ def prompt(
     template = ChatTemplate(source, bos_token="", eos_token="")
     chat = ChatEncoder(tokenizer, template, find_format(source, tokenizer.pieces))
     ids = chat.encode(messages, continue_final=continues, without_reasoning=grammar)
-    known = chat.reasoning_behind(messages, ids, continue_final=continues, without_reasoning=grammar)
+    known = chat.reasoning_after(messages, ids, continue_final=continues, without_reasoning=grammar)
     return b"".join(tokenizer.pieces[token_id] for token_id in ids).decode(), known
 
 

@@ -25,7 +25,7 @@ def parse(asked: ParsedRequest) -> GenerateCall:
 class Lines:
     media_type = "application/x-ndjson"
     heartbeat = b""
-    farewell = b""
+    reconnect_notice = b""
 
     def open(self, facts: StreamFacts) -> Encoder:
         return LinesEncoder()

@@ -5,8 +5,8 @@ The slots for running and queued requests are shared fairly, too. When all slots
 an equal share still gets one. So one owner cannot lock out the others.
 
 Requests of a caller who repeatedly crashes engines are *slowed*. They start one at a time: the next one starts when the
-previous one has produced some tokens or has ended. They also wait during a pause (`rest`), so that running streams make
-progress between two crashes. Requests of other callers overtake them.
+previous one has produced some tokens or has ended. They also wait during a pause (`pause_slowed`), so that running
+streams make progress between two crashes. Requests of other callers overtake them.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Gate:
         """Refuse new requests. Running and queued requests continue."""
         self._refusal = Draining("The server is shutting down.", retry_after_s=retry_after_s)
 
-    def rest(self, seconds: float) -> None:
+    def pause_slowed(self, seconds: float) -> None:
         """Start no slowed request for this time. Needs a running event loop."""
         if self._pause_timer is not None:
             self._pause_timer.cancel()
@@ -265,8 +265,8 @@ class Gate:
 
     def _next(self) -> Ticket | None:
         """Return the first queued ticket that may start now."""
-        is_resting = self._pause_timer is not None and self._num_running > 0  # a pause only protects running streams
-        may_slowed_begin = self._unsettled is None and not is_resting
+        is_paused = self._pause_timer is not None and self._num_running > 0  # a pause only protects running streams
+        may_slowed_begin = self._unsettled is None and not is_paused
         return next((ticket for ticket in self._waiting if may_slowed_begin or not ticket.is_slowed), None)
 
     def _release_slot(self, owner: str) -> None:

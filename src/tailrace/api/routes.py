@@ -193,7 +193,7 @@ class Routes:
         first, *others = self._models
         running = partial(running_streams, self._models, owner_of(request.scope))
         parsed = ParsedRequest(first, body, query, request.path_params, request.headers, tuple(others), running=running)
-        meant = first if first.is_loaded and not others else wire.pick(parsed)
+        meant = first if first.is_loaded and not others else wire.find_model(parsed)
         if meant is None and others:
             raise UnknownModel(NO_SUCH_MODEL, param="model")
         assert meant is None or isinstance(meant, Served)  # a wire picks one of the given servers

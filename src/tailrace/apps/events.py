@@ -133,7 +133,7 @@ class AppEncoder:
 
     media_type: str = NativeView.media_type
     heartbeat = NativeView.heartbeat
-    farewell = NativeView.farewell
+    reconnect_notice = NativeView.reconnect_notice
 
     def __init__(self, log: StreamLog, after: int) -> None:
         self.after = after  # number of the last event that the client has received completely
@@ -199,7 +199,7 @@ class RecordedEncoder(AppEncoder):
     """Encodes a recorded answer. A position is an event's number, or a number of bytes."""
 
     heartbeat = b""  # before the body has begun, it is unknown whether it may contain comments
-    farewell = b""
+    reconnect_notice = b""
 
     def __init__(self, log: StreamLog, media_type: str, position: int = 0) -> None:
         self.media_type = media_type

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from tailrace.dialects import anthropic, cumulative, native, ollama, openai, plain, responses, tgi, triton
 from tailrace.dialects.bodies import JsonBody, read_fields, to_json
+from tailrace.dialects.facts import ServerFacts, StreamFacts, TokenVocabulary
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.wire import (
     SSE,
@@ -22,10 +23,7 @@ from tailrace.dialects.wire import (
     Operation,
     ParsedRequest,
     Reply,
-    ServerFacts,
     Show,
-    StreamFacts,
-    TokenVocabulary,
     View,
     Wire,
     failure_of,

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from itertools import chain, repeat
 
 from tailrace.dialects.bodies import JsonBody, to_json
-from tailrace.dialects.wire import HEARTBEAT, SSE, Operation, ParsedRequest, Reply, ServerFacts, Show, TokenVocabulary
+from tailrace.dialects.facts import ServerFacts, TokenVocabulary
+from tailrace.dialects.wire import HEARTBEAT, SSE, Operation, ParsedRequest, Reply, Show
 from tailrace.errors import UnsupportedOperation
 from tailrace.text.tool_calls import ToolCallReader
 from tailrace.types import TextDelta, TopLogprobs
@@ -29,13 +30,13 @@ _MIN_LOGPROB = -9999.0
 
 
 class EventStreamView:
-    """Server-sent events, with a comment as heartbeat and without a farewell."""
+    """Server-sent events, with a comment as heartbeat and without a reconnect notice."""
 
     __slots__ = ()
 
     media_type = SSE
     heartbeat = HEARTBEAT
-    farewell = b""
+    reconnect_notice = b""
 
 
 @dataclass(frozen=True, slots=True)

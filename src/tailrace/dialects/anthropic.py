@@ -18,6 +18,7 @@ import msgspec
 
 from tailrace.dialects.anthropic_events import MessagesView, encode_error
 from tailrace.dialects.bodies import JsonBody, read_known, time_of, to_json
+from tailrace.dialects.facts import ServerFacts
 from tailrace.dialects.fields import (
     MAX_MESSAGES,
     ChatMessage,
@@ -35,17 +36,7 @@ from tailrace.dialects.grammars import grammar_of_schema
 from tailrace.dialects.queries import read_count
 from tailrace.dialects.reasoning import switch_values, unread_reasoning
 from tailrace.dialects.tools import Function, Tool, ToolChoice, choose_tools
-from tailrace.dialects.wire import (
-    Generate,
-    GenerateCall,
-    Operation,
-    ParsedRequest,
-    Reply,
-    ServerFacts,
-    Show,
-    Wire,
-    pick_named,
-)
+from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, Show, Wire, named_model
 from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
 from tailrace.types import GenerateRequest, means_any_model
 
@@ -345,7 +336,7 @@ WIRE = Wire(
         Operation("GET", "/v1/models/{name:path}", Show(show_model), "Show a model.", only_with_header=_VERSION),
     ),
     encode_error=encode_error,
-    pick=pick_named,
+    find_model=named_model,
     prefix="/v1/messages",
     refused=_REFUSED,
 )

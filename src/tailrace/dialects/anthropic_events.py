@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from tailrace.dialects.answers import ToolsView
 from tailrace.dialects.bodies import JsonBody, quote, to_json
-from tailrace.dialects.wire import Encoder, StreamFacts, deltas_by_choice, failure_of, finished_end
+from tailrace.dialects.facts import StreamFacts
+from tailrace.dialects.wire import Encoder, deltas_by_choice, failure_of, finished_end
 from tailrace.errors import TailraceError
 from tailrace.text.tool_calls import CallPart, ToolCallReader, WholeCall, WholeCallReader
 from tailrace.types import End, Event, TextDelta, Usage

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from tailrace.dialects.answers import EventStreamView
 from tailrace.dialects.bodies import quote, read_known, to_json
+from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.fields import SamplingFields
 from tailrace.dialects.native import RETRY_MS, encode_error
 from tailrace.dialects.plain import bare_request, bare_sampling
@@ -28,7 +29,6 @@ from tailrace.dialects.wire import (
     GenerateCall,
     Operation,
     ParsedRequest,
-    StreamFacts,
     Wire,
     failure_of,
     finished_end,

@@ -17,6 +17,7 @@ from tailrace.conversations.items import Branch, messages_of
 from tailrace.dialects.answers import EventStreamView, ToolsView, readiness, show_live
 from tailrace.dialects.bodies import JsonBody, quote, read_fields, refuse, to_json
 from tailrace.dialects.conversations import ConversationField, in_conversation, open_branch, place_of
+from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.fields import (
     Messages,
     SamplingFields,
@@ -36,11 +37,10 @@ from tailrace.dialects.wire import (
     ParsedRequest,
     Reply,
     Show,
-    StreamFacts,
     View,
     Wire,
     deltas_by_choice,
-    pick_named,
+    named_model,
     usage_json,
 )
 from tailrace.errors import RequestError, TailraceError, UnsupportedParameter
@@ -166,12 +166,12 @@ def find_to_delete(request: ParsedRequest) -> tuple[str, View]:
     return request.path["stream_id"], _EmptyView()
 
 
-_FAREWELL = f": this server leaves; the rest is to be had from the next one\nretry: {RETRY_MS}\n\n".encode()
+_RECONNECT_NOTICE = f": the server is shutting down; reconnect to get the rest\nretry: {RETRY_MS}\n\n".encode()
 
 
 @dataclass(frozen=True, slots=True)
 class NativeView(EventStreamView):
-    farewell = _FAREWELL
+    reconnect_notice = _RECONNECT_NOTICE
 
     def open(self, facts: StreamFacts) -> Encoder:
         return NativeEncoder(facts)
@@ -319,6 +319,6 @@ WIRE = Wire(
         Operation("DELETE", _STREAM, OnStream(find_to_delete, "delete"), "Cancel and delete a stream."),
     ),
     encode_error=encode_error,
-    pick=pick_named,
+    find_model=named_model,
     refused=_REFUSED,
 )

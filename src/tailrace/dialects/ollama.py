@@ -24,6 +24,7 @@ from msgspec.structs import asdict
 from tailrace.dialects import ollama_models as models
 from tailrace.dialects.answers import no_embeddings, refused
 from tailrace.dialects.bodies import JsonBody, read_known, refuse, require_json_or_curl, time_of, to_json
+from tailrace.dialects.facts import ServerFacts
 from tailrace.dialects.fields import (
     MAX_MESSAGES,
     ChatMessage,
@@ -40,7 +41,7 @@ from tailrace.dialects.ollama_answers import OllamaView, encode_error
 from tailrace.dialects.plain import bare_request
 from tailrace.dialects.reasoning import Effort, effort_values, switch_values, unread_reasoning
 from tailrace.dialects.tools import Tool, choose_tools
-from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, ServerFacts, Show, Wire
+from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, Show, Wire
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import GenerateRequest, Grammar, Message, Sampling
 
@@ -303,7 +304,7 @@ WIRE = Wire(
         Operation("GET", "/api/version", Show(models.show_version), "The version of Ollama with this API."),
     ),
     encode_error=encode_error,
-    pick=models.pick_tagged,
+    find_model=models.find_tagged,
     prefix="/api/",
     refused=_REFUSED | {f"options.{name}": harmless for name, harmless in _REFUSED_OPTIONS.items()},
 )

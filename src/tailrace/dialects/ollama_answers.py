@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from tailrace.dialects.answers import logprobs_json
 from tailrace.dialects.bodies import JsonBody, quote, time_of, to_json
-from tailrace.dialects.wire import Encoder, StreamFacts, deltas_by_choice, failure_of, finished_end
+from tailrace.dialects.facts import StreamFacts
+from tailrace.dialects.wire import Encoder, deltas_by_choice, failure_of, finished_end
 from tailrace.errors import AdmissionError, QuotaExceeded, TailraceError
 from tailrace.text.tool_calls import WholeCall, WholeCallReader
 from tailrace.types import End, Event, TextDelta
@@ -24,7 +25,7 @@ class OllamaView:
     shows_thinking: bool = True
     media_type = "application/x-ndjson"
 
-    farewell = b""
+    reconnect_notice = b""
 
     @property
     def heartbeat(self) -> bytes:

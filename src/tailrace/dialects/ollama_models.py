@@ -10,14 +10,15 @@ import hashlib
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, read_fields, time_of, to_json
-from tailrace.dialects.wire import ParsedRequest, Reply, ServerFacts, pick
+from tailrace.dialects.facts import ServerFacts
+from tailrace.dialects.wire import ParsedRequest, Reply, find_model
 from tailrace.errors import RequestError, UnknownModel
 
 __all__ = [
     "ShowBody",
+    "find_tagged",
     "list_models",
     "list_running",
-    "pick_tagged",
     "require",
     "served_name",
     "show_model",
@@ -47,10 +48,10 @@ def require(server: ServerFacts, name: str) -> None:
         raise UnknownModel(f"This server runs {server.model}; there is no such model here.", param="model")
 
 
-def pick_tagged(request: ParsedRequest) -> ServerFacts | None:
+def find_tagged(request: ParsedRequest) -> ServerFacts | None:
     """Return the model that a request names, with or without a tag."""
     name = request.body.get("model") or request.body.get("name")
-    return pick(request, name, name.removesuffix(":latest") if isinstance(name, str) else None)
+    return find_model(request, name, name.removesuffix(":latest") if isinstance(name, str) else None)
 
 
 def list_models(request: ParsedRequest) -> Reply:

@@ -21,6 +21,7 @@ from tailrace.conversations.items import messages_of
 from tailrace.dialects.answers import no_embeddings
 from tailrace.dialects.bodies import JsonBody, read_known, to_json
 from tailrace.dialects.conversations import ConversationField, in_conversation, open_branch, place_of
+from tailrace.dialects.facts import ServerFacts
 from tailrace.dialects.fields import (
     Messages,
     SamplingFields,
@@ -36,17 +37,7 @@ from tailrace.dialects.openai_chunks import ChatView, TextView, UsageShown
 from tailrace.dialects.reasoning import Effort, effort_values, unread_reasoning
 from tailrace.dialects.structured_outputs import StructuredOutputs, read_structured_outputs
 from tailrace.dialects.tools import ChosenTool, Tool, choice_of, choose_tools
-from tailrace.dialects.wire import (
-    Generate,
-    GenerateCall,
-    Operation,
-    ParsedRequest,
-    Reply,
-    ServerFacts,
-    Show,
-    Wire,
-    pick_named,
-)
+from tailrace.dialects.wire import Generate, GenerateCall, Operation, ParsedRequest, Reply, Show, Wire, named_model
 from tailrace.errors import RequestError, UnknownModel, UnsupportedParameter
 from tailrace.types import GenerateRequest, Grammar, Message, Sampling
 
@@ -315,7 +306,7 @@ WIRE = Wire(
         Operation("GET", "/version", Show(show_version), "The version of the server, as on vLLM."),
     ),
     encode_error=encode_error,
-    pick=pick_named,
+    find_model=named_model,
     refused=_REFUSED,
     names={"top_logprobs": "logprobs"},
 )

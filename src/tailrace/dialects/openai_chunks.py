@@ -8,7 +8,8 @@ from typing import Literal, TypeAlias
 
 from tailrace.dialects.answers import EventStreamView, ToolsView, finite, logprobs_json, tokens_of
 from tailrace.dialects.bodies import JsonBody, quote, to_json
-from tailrace.dialects.wire import Encoder, StreamFacts, deltas_by_choice, failure_of, finished_end, usage_json
+from tailrace.dialects.facts import StreamFacts
+from tailrace.dialects.wire import Encoder, deltas_by_choice, failure_of, finished_end, usage_json
 from tailrace.text.tool_calls import CallPart, ToolCallReader
 from tailrace.types import End, Event, TextDelta
 

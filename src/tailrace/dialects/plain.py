@@ -13,20 +13,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tailrace.dialects.facts import ServerFacts, StreamFacts
 from tailrace.dialects.fields import SamplingFields, sampling_of
 from tailrace.dialects.native import encode_error
 from tailrace.dialects.queries import read_count
-from tailrace.dialects.wire import (
-    Encoder,
-    Generate,
-    GenerateCall,
-    Operation,
-    ParsedRequest,
-    ServerFacts,
-    StreamFacts,
-    Wire,
-    failure_of,
-)
+from tailrace.dialects.wire import Encoder, Generate, GenerateCall, Operation, ParsedRequest, Wire, failure_of
 from tailrace.errors import RequestError, UnsupportedParameter
 from tailrace.types import End, Event, GenerateRequest, Message, Sampling
 
@@ -83,7 +74,7 @@ def _parse(request: ParsedRequest, name: str, view: _View) -> GenerateCall:
 class _View:
     media_type: str
     heartbeat = b""  # a client would read it as text
-    farewell = b""
+    reconnect_notice = b""
 
     def open(self, facts: StreamFacts) -> Encoder:
         return _PlainEncoder()

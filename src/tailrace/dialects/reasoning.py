@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
 
-from tailrace.dialects.wire import ServerFacts
+from tailrace.dialects.facts import ServerFacts
 from tailrace.text.reasoning import SWITCHES
 from tailrace.types import Message, TemplateValue
 

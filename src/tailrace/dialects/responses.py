@@ -47,7 +47,7 @@ from tailrace.dialects.wire import (
     ParsedRequest,
     View,
     Wire,
-    pick_named,
+    named_model,
 )
 from tailrace.errors import RequestError, SeqOutOfRange, UnknownStream, UnsupportedParameter
 from tailrace.types import End, GenerateRequest, Message
@@ -272,6 +272,6 @@ WIRE = Wire(
         Operation("DELETE", _RESPONSE, OnStream(find_to_delete, "delete"), "Cancel and delete a response."),
     ),
     encode_error=encode_error,
-    pick=pick_named,
+    find_model=named_model,
     refused=_REFUSED,
 )

@@ -10,7 +10,8 @@ import msgspec
 
 from tailrace.dialects.answers import EventStreamView, ToolsView, logprobs_json
 from tailrace.dialects.bodies import JsonBody, to_json
-from tailrace.dialects.wire import Encoder, StreamFacts, failure_of, finished_end
+from tailrace.dialects.facts import StreamFacts
+from tailrace.dialects.wire import Encoder, failure_of, finished_end
 from tailrace.text.tool_calls import CallPart
 from tailrace.types import End, Event, Message, TextDelta, ToolCall
 

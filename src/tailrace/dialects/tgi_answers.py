@@ -10,14 +10,8 @@ import msgspec
 
 from tailrace.dialects.answers import EventStreamView
 from tailrace.dialects.bodies import JsonBody, quote, to_json
-from tailrace.dialects.wire import (
-    Encoder,
-    StreamFacts,
-    TokenVocabulary,
-    deltas_by_choice,
-    failure_of,
-    finished_end,
-)
+from tailrace.dialects.facts import StreamFacts, TokenVocabulary
+from tailrace.dialects.wire import Encoder, deltas_by_choice, failure_of, finished_end
 from tailrace.errors import (
     AdmissionError,
     ContextLengthExceeded,

@@ -8,8 +8,8 @@ from typing import Annotated, Literal
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody
+from tailrace.dialects.facts import ServerFacts
 from tailrace.dialects.grammars import grammar_of_schema
-from tailrace.dialects.wire import ServerFacts
 from tailrace.errors import RequestError
 from tailrace.types import Grammar
 

@@ -32,6 +32,7 @@ from tailrace.dialects.bodies import (
     require_json_or_curl,
     to_json,
 )
+from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.fields import SamplingFields, Tokens
 from tailrace.dialects.plain import bare_request, bare_sampling
 from tailrace.dialects.triton_models import OUTPUTS, VERSION
@@ -42,7 +43,6 @@ from tailrace.dialects.wire import (
     Operation,
     ParsedRequest,
     Show,
-    StreamFacts,
     Wire,
     failure_of,
     finished_end,
@@ -298,7 +298,7 @@ WIRE = Wire(
         *_of_model("/v2/models/{model}/versions/{version}"),
     ),
     encode_error=encode_error,
-    pick=models.pick_in_path,
+    find_model=models.find_in_path,
     prefix="/v2/",
     refused=_REFUSED,
 )

@@ -7,14 +7,15 @@ from collections.abc import Iterable
 
 from tailrace.dialects.answers import readiness
 from tailrace.dialects.bodies import JsonBody, to_json
-from tailrace.dialects.wire import ParsedRequest, Reply, ServerFacts, pick
+from tailrace.dialects.facts import ServerFacts
+from tailrace.dialects.wire import ParsedRequest, Reply, find_model
 from tailrace.errors import UnknownModel
 
 __all__ = [
     "OUTPUTS",
     "VERSION",
+    "find_in_path",
     "list_models",
-    "pick_in_path",
     "require",
     "show_config",
     "show_model",
@@ -37,11 +38,11 @@ def require(request: ParsedRequest) -> None:
         raise UnknownModel(f"The only version is {VERSION}.", param="version")
 
 
-def pick_in_path(request: ParsedRequest) -> ServerFacts | None:
+def find_in_path(request: ParsedRequest) -> ServerFacts | None:
     """Return the model that a path names. A full name is preferred to the last part of another model's name."""
     name = request.path.get("model", "default")
     named = (server for server in request.every if _is_meant(server, name))
-    return pick(request, name, _WORKSPACE.sub("", name)) or next(named, None)
+    return find_model(request, name, _WORKSPACE.sub("", name)) or next(named, None)
 
 
 def _is_meant(server: ServerFacts, name: str, *more: str) -> bool:

@@ -18,8 +18,8 @@ from typing import Annotated, NamedTuple, TypeAlias
 import msgspec
 
 from tailrace.dialects.bodies import JsonBody, quote, read_fields, read_json, to_json
+from tailrace.dialects.facts import StreamFacts
 from tailrace.dialects.native import encode_error, event_json, parse_body
-from tailrace.dialects.wire import StreamFacts
 from tailrace.errors import RequestError, TailraceError
 from tailrace.streams import parse_cursor
 from tailrace.types import End, Event, GenerateRequest

@@ -19,6 +19,7 @@ import msgspec
 
 from tailrace.conversations.items import Branch, Place
 from tailrace.dialects.bodies import JsonBody, require_json
+from tailrace.dialects.facts import ServerFacts, StreamFacts
 from tailrace.errors import (
     KINDS,
     AdmissionError,
@@ -28,7 +29,7 @@ from tailrace.errors import (
     TailraceError,
     UnsupportedParameter,
 )
-from tailrace.types import End, Event, GenerateRequest, Message, TextDelta, means_any_model
+from tailrace.types import End, Event, GenerateRequest, TextDelta, means_any_model
 
 __all__ = [
     "HEARTBEAT",
@@ -45,18 +46,15 @@ __all__ = [
     "Operation",
     "ParsedRequest",
     "Reply",
-    "ServerFacts",
     "Show",
-    "StreamFacts",
-    "TokenVocabulary",
     "View",
     "Wire",
     "deltas_by_choice",
     "failure_of",
+    "find_model",
     "finished_end",
-    "pick",
-    "pick_first",
-    "pick_named",
+    "first_model",
+    "named_model",
     "usage_json",
     "with_wire_names",
 ]
@@ -64,108 +62,6 @@ __all__ = [
 SSE = "text/event-stream; charset=utf-8"
 NO_PREFIX = "\n"  # matches no path
 HEARTBEAT = b": hb\n"  # a comment without a blank line, which some clients would read as an event
-
-
-class TokenVocabulary(Protocol):
-    """Tokens, for encoders."""
-
-    special_ids: frozenset[int]
-    pieces: list[bytes]  # the bytes of each token id
-
-    def token_text(self, token_id: int) -> str: ...
-
-
-@dataclass(frozen=True, slots=True)
-class StreamFacts:
-    """A stream without its events, for encoders."""
-
-    stream_id: str
-    model: str
-    created_s: int  # since the epoch
-    seed: int
-    num_prompt_tokens: int
-    prompts: tuple[str, ...]  # texts; only while the stream runs
-    prompt_ids: tuple[tuple[int, ...], ...]
-    vocabulary: TokenVocabulary
-    num_choices: int = 1
-    status: str = "running"  # current status: queued, running, or the status of its end
-    num_ahead: int | None = None  # while it is queued: requests that have their turn before it
-    expires_in_s: float | None = None
-    memo: bytes = b""  # data of the wire that began the stream (GenerateRequest.memo)
-
-
-class ServerFacts(Protocol):
-    """A model and its server, for operations."""
-
-    @property
-    def model(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def started_s(self) -> int: ...
-    @property
-    def is_live(self) -> bool:
-        """Whether the server makes progress. If not, a restart may help."""
-
-    @property
-    def is_ready(self) -> bool: ...
-    @property
-    def state(self) -> str:
-        """ready; unloaded, if the next request loads the model; loading; or why not: draining, engine, journal."""
-
-    @property
-    def replay(self) -> str | None:
-        """The result of `tailrace certify`, if it was run: exact, or "not exact: N of M"."""
-
-    @property
-    def parameters(self) -> frozenset[str]:
-        """Names of the `Sampling` fields that the engine supports."""
-
-    @property
-    def can_chat(self) -> bool:
-        """Whether the model has a chat template."""
-
-    @property
-    def context_tokens(self) -> int: ...
-    @property
-    def max_total_tokens(self) -> int:
-        """The largest sum of prompt and answer."""
-
-    @property
-    def max_requests(self) -> int: ...
-    @property
-    def max_prompts(self) -> int:
-        """The largest number of prompts in one request."""
-
-    @property
-    def takes_tools(self) -> bool:
-        """Whether the chat template uses tools."""
-
-    @property
-    def splits_reasoning(self) -> bool:
-        """Whether reasoning in chats is separated from the text."""
-
-    @property
-    def takes_reasoning(self) -> bool:
-        """Whether the chat template uses the reasoning of earlier answers."""
-
-    @property
-    def template_values(self) -> frozenset[str]:
-        """Names of the values that the chat template uses."""
-
-    @property
-    def prompt_template(self) -> str:
-        """The setting `--prompt-template`, with `{prompt}` in it; may be empty."""
-
-    def tokenize(self, text: str) -> list[tuple[int, int, int]]:
-        """Return ids, each with the start and end of its characters."""
-
-    def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:
-        """Return the text that the chat template makes of messages, and its ids as in `tokenize`.
-        Raises: RequestError."""
-
-    def count_tokens(self, request: GenerateRequest) -> int:
-        """Return the number of tokens of a request's prompts. May take long. Raises: RequestError."""
 
 
 class Encoder(Protocol):
@@ -202,7 +98,7 @@ class Presentation(Protocol):
         """Bytes to send between events to keep a silent connection open; may be b""."""
 
     @property
-    def farewell(self) -> bytes:
+    def reconnect_notice(self) -> bytes:
         """Bytes for a reader who has to reconnect for the rest of the stream. With b"" the connection is broken, so the
         answer does not look complete."""
 
@@ -320,17 +216,17 @@ class Operation:
         return self.only_with is not None or self.only_with_header is not None
 
 
-def pick_first(request: ParsedRequest) -> ServerFacts | None:
+def first_model(request: ParsedRequest) -> ServerFacts | None:
     """Pick the first model, for wires whose requests name none."""
     return request.server
 
 
-def pick_named(request: ParsedRequest) -> ServerFacts | None:
+def named_model(request: ParsedRequest) -> ServerFacts | None:
     """Pick the model that is named by `model` in the body, or by the path."""
-    return pick(request, request.body.get("model") or request.path.get("name"))
+    return find_model(request, request.body.get("model") or request.path.get("name"))
 
 
-def pick(request: ParsedRequest, *names: object) -> ServerFacts | None:
+def find_model(request: ParsedRequest, *names: object) -> ServerFacts | None:
     """Return the first model with one of these names; without names the first model."""
     given = [name for name in names if name]
     if not given:
@@ -351,7 +247,7 @@ class Wire:
     operations: tuple[Operation, ...]
     encode_error: Callable[[TailraceError], tuple[int, bytes]]  # returns the status and the JSON body
     # Returns the model that a request names, of `ParsedRequest.every`; None for an unknown name, which `parse` refuses.
-    pick: Callable[[ParsedRequest], ServerFacts | None] = pick_first
+    find_model: Callable[[ParsedRequest], ServerFacts | None] = first_model
     prefix: str = NO_PREFIX  # errors on unknown paths below it have this wire's format
     # Fields of the API that are not supported, with their neutral values.
     refused: Mapping[str, tuple[object, ...]] = field(default_factory=dict)

@@ -271,7 +271,7 @@ class Generator:
     def _open_gate(self, pause_s: float) -> None:
         """All streams run again. Requests of callers who kill engines wait for `pause_s`."""
         if pause_s:
-            self.gate.rest(pause_s)
+            self.gate.pause_slowed(pause_s)
         capabilities = self._supervisor.capabilities
         if capabilities is not None and self._supervisor.is_ready:
             self.gate.open(

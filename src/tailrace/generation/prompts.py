@@ -101,7 +101,7 @@ class PromptEncoder:
         )
         if not request.split_reasoning:
             return ids, None
-        return ids, chat.reasoning_behind(messages, ids, continue_final=continues, without_reasoning=has_grammar)
+        return ids, chat.reasoning_after(messages, ids, continue_final=continues, without_reasoning=has_grammar)
 
     def _ids(self, prompt: str | tuple[int, ...]) -> list[int]:
         if isinstance(prompt, str):

@@ -85,12 +85,12 @@ class StreamAnswer:
     __slots__ = (
         "_after",
         "_encoder",
-        "_farewell",
         "_headers",
         "_heartbeat",
         "_heartbeat_s",
         "_is_disconnected",
         "_log",
+        "_reconnect_notice",
     )
 
     def __init__(
@@ -107,7 +107,7 @@ class StreamAnswer:
         self._encoder = encoder
         self._after = after
         self._heartbeat = view.heartbeat
-        self._farewell = view.farewell
+        self._reconnect_notice = view.reconnect_notice
         self._heartbeat_s = heartbeat_s if view.heartbeat else 0.0
         given = [(name.lower(), value) for name, value in headers]
         usual = {**STREAM_HEADERS, "content-type": view.media_type}
@@ -146,8 +146,8 @@ class StreamAnswer:
             elif reader.is_finished:
                 if self._log.end is not None:
                     await send({"type": "http.response.body"})
-                elif self._farewell:
-                    await send({"type": "http.response.body", "body": self._farewell})
+                elif self._reconnect_notice:
+                    await send({"type": "http.response.body", "body": self._reconnect_notice})
                 return
             else:
                 await self._wait(reader, send)

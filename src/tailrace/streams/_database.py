@@ -7,7 +7,6 @@ also cover the key of the row. A row that was moved or changed is ignored.
 
 from __future__ import annotations
 
-import errno
 import os
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +18,10 @@ from typing import Any, NamedTuple
 from tailrace.errors import ModelError, StorageError
 from tailrace.streams._clock import age_s, stamp
 from tailrace.streams._files import has_lost_commits, hold_lock, open_own
+from tailrace.streams._reserve import Reserve
 from tailrace.streams._rows import checksum, intact
 from tailrace.streams._schema import DATA_DIR_HINT, migrate
-from tailrace.streams._sqlite_errors import as_storage_error, is_damage, journal_full
+from tailrace.streams._sqlite_errors import as_storage_error, is_damage
 from tailrace.types import ANONYMOUS
 
 __all__ = ["DAMAGED_FACT", "Database", "FinishedRow", "TailRow"]
@@ -33,7 +33,6 @@ _SWEEP_STREAMS = 500
 _INSERT, _ROW = "INSERT INTO tail (row, stream, seq, events, crc) VALUES ", "(?, ?, ?, ?, ?)"
 _ROWS_AT_ONCE = 128  # older builds of SQLite allow 999 values in a statement
 DAMAGED_FACT = "damaged"  # the time when streams were lost
-RESERVE_BYTES = 2**20  # freed when the disk is full, so that the ends of streams can still be written
 
 
 class TailRow(NamedTuple):
@@ -75,7 +74,7 @@ class Database:
     def __init__(self, directory: Path, *, erases: bool = False) -> None:
         self.path = directory / "journal.sqlite"
         self._erases = erases
-        self._reserve = directory / "journal.reserve"
+        self.reserve = Reserve(directory)
         try:
             self._lock = hold_lock(directory / "journal.lock")
         except BlockingIOError:
@@ -376,25 +375,6 @@ class Database:
         except sqlite3.Error as error:
             raise as_storage_error(error) from error
 
-    def hold_reserve(self) -> None:
-        """Allocate the reserve file. Raises: StorageError if the disk has no room for it."""
-        try:
-            descriptor = open_own(self._reserve, os.O_WRONLY)
-            try:
-                os.posix_fallocate(descriptor, 0, RESERVE_BYTES)
-            finally:
-                os.close(descriptor)
-        except OSError as error:
-            if error.errno in (errno.ELOOP, errno.EPERM, errno.EISDIR, errno.ENXIO):
-                raise StorageError("The file journal.reserve is not a regular file of this user.") from error
-            self.use_reserve()
-            raise journal_full() from error
-
-    def use_reserve(self) -> None:
-        """Free the reserve."""
-        with suppress(OSError):
-            self._reserve.unlink(missing_ok=True)
-
     def probe(self) -> None:
         """Write something, to test that the disk takes it. Raises: StorageError."""
         with self._writing() as connection:
@@ -402,5 +382,5 @@ class Database:
 
     def close(self) -> None:
         self._connection.close()
-        self.use_reserve()
+        self.reserve.free()
         os.close(self._lock)

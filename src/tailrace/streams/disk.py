@@ -74,7 +74,7 @@ class DiskJournal:
                 if lifetime_s is not None:
                     self._database.write_fact(LIFETIME_FACT, repr(lifetime_s).encode())
                 self.epoch = self._next_epoch()
-                self._database.hold_reserve()
+                self._database.reserve.hold()
             except StorageError as error:
                 raise ModelError(f"The journal cannot be kept in {directory}: {error.message}") from None
             on_failure.pop_all()
@@ -220,7 +220,7 @@ class DiskJournal:
         if self._is_broken:
             return
         try:
-            self._database.hold_reserve()
+            self._database.reserve.hold()
             self._database.probe()
         except StorageError as error:
             self._write_failed(error)
@@ -232,7 +232,7 @@ class DiskJournal:
         self._pending.clear()
         for fail_all in self.on_write_failure:
             fail_all(error)
-        self._database.use_reserve()
+        self._database.reserve.free()
         self.flush(only_ends=True)
         # The reserve was too small. Terminal events that cannot be written are not shown, so send the readers away.
         for log, _ in self._pending:

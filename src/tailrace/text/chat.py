@@ -8,8 +8,9 @@ inspect messages work as expected.
 
 Templates that build control tokens from the role (`<|{{ role }}|>`) also work; the dialects refuse invalid roles.
 
-Most templates leave the reasoning of earlier turns out, and know no answer that goes on inside of it. So an answer that
-has begun with reasoning is continued behind the template's own beginning of an answer.
+Most templates omit the reasoning of earlier turns, and cannot render an answer that ends inside its reasoning. So if an
+answer that is to be continued begins with reasoning, the template renders the chat before it, and the answer is
+appended.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from tailrace.types import Message, ReasoningFormat, TemplateValue
 
 __all__ = ["ChatEncoder"]
 
-_TAIL_TOKENS = 64  # of a prompt, in which a marker at its end stands
+_TAIL_TOKENS = 64  # end of the prompt that is searched for a reasoning marker
 _PRIVATE_USE = (range(0xE000, 0xF900), range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 
@@ -43,7 +44,7 @@ class _Begun(NamedTuple):
 class ChatEncoder:
     """Renders chats with one model's template and encodes them. Threads may share it.
 
-    `reasoning` is how the model marks its reasoning, None where that is a part of its text.
+    `reasoning` is how the model marks its reasoning; None if reasoning is not separated from the text.
     """
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate, reasoning: ReasoningFormat | None = None) -> None:
@@ -65,23 +66,23 @@ class ChatEncoder:
 
     @property
     def value_names(self) -> frozenset[str]:
-        """Names of the values that the template is known to ask for."""
+        """Names of the variables that the template uses."""
         return frozenset(self._template.names)
 
     @property
     def takes_reasoning(self) -> bool:
-        """The template asks for the reasoning of earlier answers."""
+        """Whether the template uses the reasoning of earlier answers."""
         return bool(self._template.reasoning_name)
 
     def knows(self, name: str) -> bool:
-        """Return whether the template uses a value of this name."""
+        """Return whether the template uses a variable of this name."""
         return name in self._template.names
 
-    def reasoning_behind(
+    def reasoning_after(
         self, messages: Sequence[Message], ids: Sequence[int], *, continue_final: bool, without_reasoning: bool = False
     ) -> ReasoningFormat | None:
-        """How the reasoning of an answer is told from its text; None if no reasoning can come. `ids` are what `encode`
-        gives for the same messages."""
+        """Return how the reasoning of the answer is marked; None if no reasoning can follow. `ids` is the result of
+        `encode` for the same messages."""
         known = self.reasoning
         if known is None:
             return None
@@ -95,7 +96,7 @@ class ChatEncoder:
         return None if messages[-1].content else known
 
     def _begun(self, message: Message) -> _Begun | None:
-        """An answer that has begun with reasoning, in a field of its own or in its text."""
+        """Return the parts of an answer that begins with reasoning, in its own field or in the text; otherwise None."""
         if self.reasoning is None:
             return None
         if message.reasoning:
@@ -174,12 +175,12 @@ class ChatEncoder:
 
     @property
     def _close(self) -> str:
-        """What stands between reasoning and text."""
+        """The text between reasoning and answer."""
         assert self.reasoning is not None
         return f"\n{self.reasoning.closes[0]}\n\n"
 
     def _with_reasoning(self, rendered: str, reasoning: str) -> str:
-        """A prompt that ends where an answer begins, and the answer's reasoning."""
+        """Return the prompt, which ends where the answer begins, with the answer's reasoning."""
         assert self.reasoning is not None
         opening = "" if is_opened(self.reasoning, rendered) else f"{self.reasoning.opens[0]}\n"
         return rendered + opening + reasoning

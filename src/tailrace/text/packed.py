@@ -150,7 +150,7 @@ class MessageEncoder(ChatEncoder):
         """Always true: the server checks the names itself."""
         return True
 
-    def reasoning_behind(
+    def reasoning_after(
         self, messages: Sequence[Message], ids: Sequence[int], *, continue_final: bool, without_reasoning: bool = False
     ) -> ReasoningFormat | None:
         return None if continue_final and messages[-1].content else self.reasoning

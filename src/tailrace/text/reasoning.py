@@ -1,22 +1,22 @@
-"""Tells what a model thinks before its answer from the answer.
+"""Separates a model's reasoning from its answer.
 
-Models that think aloud write their reasoning first, between two markers: `<think>` and `</think>` in most. A model's
-chat template shows which it uses: it writes them, or looks for them in earlier turns. Else the vocabulary does, where
-each is a token. Some templates end the prompt with the first marker, so that the answer begins inside.
+Reasoning models write their reasoning first, between two markers, which are usually `<think>` and `</think>`. The chat
+template of a model contains its markers, or they are tokens of its vocabulary. Some templates end the prompt with the
+opening marker, so the model's output begins inside the reasoning.
 
-Reasoning is at the beginning of an answer or nowhere: a marker that comes later is text. White space around the markers
-is part of neither.
+Reasoning is only at the beginning of an answer: a later marker is text. White space around the markers is dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from tailrace.text.stops import overlap
 from tailrace.types import ReasoningFormat
 
 __all__ = ["SWITCHES", "THINK", "ReasoningSplitter", "find_format", "is_opened", "split_beginning"]
 
-SWITCHES = ("enable_thinking", "thinking")  # what templates call the value that says whether to think
+SWITCHES = ("enable_thinking", "thinking")  # templates' names of the variable that switches reasoning on
 
 _HARMONY = "<|channel|>final<|message|>"  # gpt-oss names the channel of each message
 THINK = ReasoningFormat(("<think>",), ("</think>",))
@@ -27,11 +27,11 @@ _FORMATS = (
     ReasoningFormat(("<|START_THINKING|>",), ("<|END_THINKING|>",)),
     ReasoningFormat(("<|channel|>analysis<|message|>",), (f"<|end|><|start|>assistant{_HARMONY}", _HARMONY)),
 )
-_FIRST_CHARACTERS = 64  # of white space, behind which no marker is looked for
+_MAX_SPACE = 64  # characters of white space before an opening marker
 
 
 def find_format(template: str, pieces: Collection[bytes]) -> ReasoningFormat | None:
-    """The markers of the model with this chat template and these tokens; None for a model that has none."""
+    """Return the reasoning markers of the model with this chat template and these tokens; None if it has none."""
     for known in _FORMATS:
         markers = (*known.opens, *known.closes)
         if known.closes[-1] in template or all(marker.encode() in pieces for marker in markers):
@@ -40,12 +40,12 @@ def find_format(template: str, pieces: Collection[bytes]) -> ReasoningFormat | N
 
 
 def is_opened(known: ReasoningFormat, prompt: str) -> bool:
-    """Whether a prompt ends with the marker behind which reasoning begins."""
+    """Return whether a prompt ends with an opening marker."""
     return prompt.rstrip().endswith(known.opens)
 
 
 def split_beginning(known: ReasoningFormat, text: str) -> tuple[str, str, bool]:
-    """The reasoning in the beginning of an answer, the text in it, and whether it ends inside of the reasoning."""
+    """Split the beginning of an answer into reasoning and text. Also returns whether it ends inside the reasoning."""
     splitter = ReasoningSplitter(known, {})
     parts = [splitter.push(text)]
     is_inside = splitter.is_reasoning
@@ -55,30 +55,31 @@ def split_beginning(known: ReasoningFormat, text: str) -> tuple[str, str, bool]:
 
 
 class ReasoningSplitter:
-    """Splits the text of one answer into reasoning and text. However it is cut into pieces, what comes out is the same
-    when it is put together. `spellings` are the control tokens of the markers by id: they show no text otherwise."""
+    """Splits the output of one answer into reasoning and text. The result does not depend on how the output is divided
+    into pieces. `spellings` has the text of the markers that are control tokens, by id; otherwise they would be
+    invisible."""
 
     __slots__ = ("_held", "_markers", "_state", "spellings")
 
     def __init__(self, known: ReasoningFormat, control_tokens: Mapping[str, int]) -> None:
         self._markers = known
         self._state = {"before": "before", "opened": "opened", "inside": "reasoning"}[known.begins]
-        self._held = ""  # what cannot be told yet
+        self._held = ""  # output that may still be part of a marker
         markers = "".join((*known.opens, *known.closes))
         self.spellings = {token_id: spelled for spelled, token_id in control_tokens.items() if spelled in markers}
 
     @property
     def is_reasoning(self) -> bool:
-        """The reasoning has begun and not ended."""
+        """Whether the reasoning has begun and not ended."""
         return self._state in ("opened", "reasoning")
 
     @property
     def is_over(self) -> bool:
-        """All that comes is text."""
+        """Whether all further output is text."""
         return self._state == "text" and not self._held
 
     def push(self, text: str) -> tuple[str, str]:
-        """The reasoning and the text that it adds."""
+        """Add output. Returns the new reasoning and the new text."""
         self._held += text
         reasoning = ""
         if self._state == "before":
@@ -95,7 +96,7 @@ class ReasoningSplitter:
         return reasoning, shown
 
     def flush(self) -> tuple[str, str]:
-        """What is left when the answer has ended."""
+        """Return the remaining reasoning and text after the end of the answer."""
         held, self._held = self._held, ""
         return (held, "") if self.is_reasoning else ("", held)
 
@@ -103,7 +104,7 @@ class ReasoningSplitter:
         begun = self._held.lstrip()
         opens, closes = self._markers.opens, self._markers.closes
         marker = next((marker for marker in (*opens, *closes) if begun.startswith(marker)), None)
-        if len(self._held) - len(begun) > _FIRST_CHARACTERS:
+        if len(self._held) - len(begun) > _MAX_SPACE:
             self._state = "text"
         elif marker is not None:
             self._held = begun[len(marker) :]
@@ -117,19 +118,14 @@ class ReasoningSplitter:
             self._state = state
 
     def _look_for_close(self) -> str:
-        """The reasoning up to its end, or up to what could become that."""
+        """Return the reasoning before its closing marker, or before the possible beginning of one."""
         held = self._held
         found = [(start, marker) for marker in self._markers.closes if (start := held.find(marker)) >= 0]
         if found:
             start, marker = min(found)
             self._held, self._state = held[start + len(marker) :], "closed"
             return held[:start].rstrip()
-        size = max(_overlap(held, marker) for marker in self._markers.closes)
+        size = max(overlap(held, marker) for marker in self._markers.closes)
         shown = held[: len(held) - size].rstrip()
         self._held = held[len(shown) :]
         return shown
-
-
-def _overlap(text: str, marker: str) -> int:
-    """How many characters at the end of a text could be the beginning of the marker."""
-    return next((size for size in range(min(len(marker) - 1, len(text)), 0, -1) if marker.startswith(text[-size:])), 0)

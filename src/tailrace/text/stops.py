@@ -10,7 +10,7 @@ from collections import deque
 
 from tailrace.errors import RequestError
 
-__all__ = ["StopMatcher"]
+__all__ = ["StopMatcher", "overlap"]
 
 
 class StopMatcher:
@@ -102,3 +102,8 @@ class StopMatcher:
         held = "" if self._include else self._prefixes[self._state]
         self._state = 0
         return held
+
+
+def overlap(text: str, marker: str) -> int:
+    """Return how many characters at the end of a text may be the beginning of the marker."""
+    return next((size for size in range(min(len(marker) - 1, len(text)), 0, -1) if marker.startswith(text[-size:])), 0)

@@ -40,8 +40,8 @@ Turn = dict[str, Any]  # Any: templates of different models read different field
 
 
 def turn_of(message: Message, reasoning_name: str = "") -> Turn:
-    """A message in the form that templates are written for: arguments of tool calls as values, not as text. Its
-    reasoning has the name by which the template asks for it, if it does."""
+    """Return a message in the form that templates expect: arguments of tool calls are values, not text. Its reasoning
+    has the template's name for it; without a name it is omitted."""
     turn: Turn = {"role": message.role, "content": message.content}
     if message.reasoning and reasoning_name:
         turn[reasoning_name] = message.reasoning

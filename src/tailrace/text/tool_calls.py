@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from tailrace.text.stops import overlap
 from tailrace.text.tool_prompt import CALL_CLOSE, CALL_OPEN
 
 __all__ = ["CallPart", "ToolCallReader", "WholeCall", "WholeCallReader"]
@@ -89,7 +90,7 @@ class ToolCallReader:
         if opener:
             self._held, self._state, self._opener = rest, "head", CALL_OPEN
             return text
-        keep = _overlap(text, CALL_OPEN)
+        keep = overlap(text, CALL_OPEN)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
 
@@ -159,11 +160,6 @@ def _decoded(name: str) -> str | None:
         return msgspec.json.decode(f'"{name}"', type=str)
     except (msgspec.MsgspecError, UnicodeError):
         return None
-
-
-def _overlap(text: str, marker: str) -> int:
-    """Return how many characters at the end of a text may be the beginning of the marker."""
-    return next((size for size in range(min(len(marker) - 1, len(text)), 0, -1) if marker.startswith(text[-size:])), 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from tests.waiting import LONG_S
 from tailrace.engines import EngineSpec
 from tailrace.engines.promise import Delta, Sequence
 from tailrace.engines.upstream.engine import UpstreamEngine
-from tailrace.engines.upstream.wires import PARAMETERS, ask
+from tailrace.engines.upstream.requests import PARAMETERS, make_request
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.models.upstream import Address, UpstreamKind
 from tailrace.testing import Law, laws
@@ -110,7 +110,7 @@ def test_engine_keeps(law: Law) -> None:
 
 
 def _body(kind: UpstreamKind, **sampling: Any) -> tuple[str, dict[str, object]]:
-    asked = ask(Address(kind, "http://there/v1", "m"), asking(prompt="Öl", **sampling))
+    asked = make_request(Address(kind, "http://there/v1", "m"), asking(prompt="Öl", **sampling))
     return asked.url, json.loads(asked.body)
 
 
@@ -150,7 +150,7 @@ def _chat(kind: UpstreamKind, beginning: str = "", **sampling: Any) -> dict[str,
     messages = (Message("user", "Hi"), *((Message("assistant", beginning),) if beginning else ()))
     tools = ({"type": "function", "function": {"name": "look"}},)
     ids = MessageEncoder(continues=True).encode(messages, tools=tools, continue_final=bool(beginning))
-    asked = ask(Address(kind, "http://there/v1", "m"), Sequence(1, tuple(ids), asking(**sampling).sampling))
+    asked = make_request(Address(kind, "http://there/v1", "m"), Sequence(1, tuple(ids), asking(**sampling).sampling))
     assert asked.url == "http://there/v1" + ("/v1" if kind == "tgi" else "") + "/chat/completions"
     return dict(json.loads(asked.body))
 
@@ -169,9 +169,9 @@ def test_values_for_the_template_are_sent(kind: UpstreamKind) -> None:
     address = Address(kind, "http://h", "m")
     if kind == "tgi":
         with pytest.raises(SequenceFailed, match="does not support chat_template_kwargs"):
-            ask(address, sequence)
+            make_request(address, sequence)
     else:
-        assert json.loads(ask(address, sequence).body)["chat_template_kwargs"] == {"enable_thinking": False}
+        assert json.loads(make_request(address, sequence).body)["chat_template_kwargs"] == {"enable_thinking": False}
 
 
 @pytest.mark.parametrize("kind", ["vllm", "llamacpp", "tailrace", "tgi"])

@@ -14,7 +14,8 @@ from email.utils import parsedate_to_datetime
 import httpx
 import msgspec
 
-from tailrace.engines.upstream.wires import AnswerEvent, UpstreamError, UpstreamRequest, reader, short
+from tailrace.engines.upstream.decoders import AnswerEvent, OpenAIDecoder, TgiDecoder, UpstreamError, short_reason
+from tailrace.engines.upstream.requests import UpstreamRequest
 
 __all__ = ["Timeouts", "follow", "new_client"]
 
@@ -50,7 +51,7 @@ def new_client(key: str, *, max_connections: int) -> httpx.AsyncClient:
 
 
 async def follow(
-    client: httpx.AsyncClient, ask: UpstreamRequest, timeouts: Timeouts, say: Callable[[AnswerEvent], None]
+    client: httpx.AsyncClient, request: UpstreamRequest, timeouts: Timeouts, on_event: Callable[[AnswerEvent], None]
 ) -> None:
     """Send a request and pass on its events; the last event has a finish_reason. Temporary failures before the first
     text are retried with a backoff.
@@ -59,16 +60,16 @@ async def follow(
     """
     has_text = False
 
-    def hear(heard: AnswerEvent) -> None:
+    def pass_on(event: AnswerEvent) -> None:
         nonlocal has_text
-        has_text = has_text or bool(heard.text)
-        say(heard)
+        has_text = has_text or bool(event.text)
+        on_event(event)
 
     until_s = time.monotonic() + timeouts.retry_s
     back_off_s, longest_s = _BACK_OFF_S
     while True:
         try:
-            await _try(client, ask, timeouts, hear)
+            await _try(client, request, timeouts, pass_on)
             return
         except UpstreamError as error:
             wait_s = back_off_s * random.uniform(0.5, 1.0)
@@ -81,14 +82,14 @@ async def follow(
 
 
 async def _try(
-    client: httpx.AsyncClient, ask: UpstreamRequest, timeouts: Timeouts, hear: Callable[[AnswerEvent], None]
+    client: httpx.AsyncClient, request: UpstreamRequest, timeouts: Timeouts, on_event: Callable[[AnswerEvent], None]
 ) -> None:
     timeout = httpx.Timeout(timeouts.first_s, connect=_CONNECT_S, pool=None)
     try:
-        async with client.stream("POST", ask.url, content=ask.body, timeout=timeout) as answer:
+        async with client.stream("POST", request.url, content=request.body, timeout=timeout) as answer:
             await _check(answer)
             async with contextlib.aclosing(_events(answer)) as events:
-                await _read_events(events, ask, timeouts, hear)
+                await _read_events(events, request, timeouts, on_event)
     except httpx.ConnectTimeout:
         raise UpstreamError("did not accept a connection in time", is_temporary=True) from None
     except httpx.ReadTimeout:  # not retried: a slow server would not be faster
@@ -115,9 +116,9 @@ async def _check(answer: httpx.Response) -> None:
     if 300 <= status < 400:
         raise UpstreamError("answers with a redirect, which is not followed")
     if status != 200:
-        said = await _error_of(answer)
+        reason = await _error_of(answer)
         raise UpstreamError(
-            f"answers with status {status} and {said}",
+            f"answers with status {status} and {reason}",
             is_temporary=status in _TEMPORARY,
             is_refusal=status in _BAD_REQUEST,
             retry_after_s=_retry_after_s(answer),
@@ -142,44 +143,44 @@ async def _error_of(answer: httpx.Response) -> str:
                 if len(body) > _ERROR_BYTES:
                     break
     try:
-        return short(msgspec.json.decode(body))
+        return short_reason(msgspec.json.decode(body))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return "names no reason"
 
 
 def _retry_after_s(answer: httpx.Response) -> float | None:
-    said = answer.headers.get("retry-after", "")
-    if said.isascii() and said.isdigit():
-        return float(said[:9])
+    value = answer.headers.get("retry-after", "")
+    if value.isascii() and value.isdigit():
+        return float(value[:9])
     try:
-        return max(0.0, parsedate_to_datetime(said).timestamp() - time.time())
+        return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     except (ValueError, OverflowError):
         return None
 
 
 async def _read_events(
-    events: AsyncIterator[bytes], ask: UpstreamRequest, timeouts: Timeouts, hear: Callable[[AnswerEvent], None]
+    events: AsyncIterator[bytes], request: UpstreamRequest, timeouts: Timeouts, on_event: Callable[[AnswerEvent], None]
 ) -> None:
     """Read the events to the end of the answer. Raises: UpstreamError."""
-    read = reader(ask).read
+    decode = (TgiDecoder() if request.is_tgi else OpenAIDecoder()).decode
     loop = asyncio.get_running_loop()
     silence_s = timeouts.first_s  # before the first event, the request may be queued there
     ended: AnswerEvent | None = None
     usage: tuple[int, int] | None = None
     try:
         async with asyncio.timeout(silence_s) as clock:
-            async for event in events:
-                heard = read(event) if event else AnswerEvent()
-                usage = heard.usage or usage
+            async for encoded in events:
+                event = decode(encoded) if encoded else AnswerEvent()
+                usage = event.usage or usage
                 if ended is None:
-                    silence_s = timeouts.idle_s if event else silence_s
+                    silence_s = timeouts.idle_s if encoded else silence_s
                     clock.reschedule(loop.time() + silence_s)
-                    if heard.finish_reason is not None:
-                        ended = heard
+                    if event.finish_reason is not None:
+                        ended = event
                         clock.reschedule(loop.time() + _USAGE_S)  # for the remaining events
-                    elif heard.text or heard.usage:
-                        hear(heard)
-                if heard.is_over or (ended is not None and usage is not None):
+                    elif event.text or event.usage:
+                        on_event(event)
+                if event.is_over or (ended is not None and usage is not None):
                     break
     except (TimeoutError, httpx.HTTPError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if ended is None:  # otherwise only the counts are missing
@@ -190,7 +191,7 @@ async def _read_events(
             raise UpstreamError("sends events that cannot be decoded") from None
     if ended is None:
         raise UpstreamError("ended its answer too early", is_temporary=True)
-    hear(AnswerEvent(ended.text, ended.finish_reason, usage))
+    on_event(AnswerEvent(ended.text, ended.finish_reason, usage))
     with contextlib.suppress(TimeoutError, httpx.HTTPError, UpstreamError):
         async with asyncio.timeout(_USAGE_S):  # reading to the end lets the connection be reused
             while await anext(events, None) is not None:

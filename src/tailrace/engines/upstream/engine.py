@@ -17,7 +17,8 @@ from tailrace.engines.inner_loop import InnerLoop
 from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.upstream.answers import Timeouts, follow, new_client
-from tailrace.engines.upstream.wires import PARAMETERS, AnswerEvent, UpstreamError, UpstreamRequest, ask
+from tailrace.engines.upstream.decoders import AnswerEvent, UpstreamError
+from tailrace.engines.upstream.requests import PARAMETERS, UpstreamRequest, make_request
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.models.upstream import KEY_VARIABLE, Address
 from tailrace.text.packed import END_ID, pack
@@ -47,11 +48,11 @@ class _Run:
     def has_news(self) -> bool:
         return bool(self._text) or self._finish_reason is not None or self._error is not None
 
-    def hear(self, heard: AnswerEvent) -> None:
-        if heard.text:
-            self._text.append(heard.text)
-        self.usage = heard.usage or (self.usage[0], self.usage[1] + bool(heard.text))
-        self._finish_reason = heard.finish_reason
+    def add(self, event: AnswerEvent) -> None:
+        if event.text:
+            self._text.append(event.text)
+        self.usage = event.usage or (self.usage[0], self.usage[1] + bool(event.text))
+        self._finish_reason = event.finish_reason
 
     def fail(self, error: UpstreamError) -> None:
         self._error = error
@@ -110,7 +111,7 @@ class UpstreamEngine:
     def submit(self, sequence: Sequence) -> None:
         if len(sequence.prompt_ids) > self.capabilities.context_tokens:
             raise SequenceFailed("the prompt is too long for this server")
-        request = ask(self._address, sequence)
+        request = make_request(self._address, sequence)
         run = _Run(sequence, self._address.host)
         self._loop.begin(sequence.sequence_id, run, self._follow(run, request))
 
@@ -136,12 +137,12 @@ class UpstreamEngine:
         self._loop.close()
 
     async def _follow(self, run: _Run, request: UpstreamRequest) -> None:
-        def hear(heard: AnswerEvent) -> None:
-            run.hear(heard)
+        def on_event(event: AnswerEvent) -> None:
+            run.add(event)
             self._loop.wake()
 
         try:
-            await follow(self._client, request, self._timeouts, hear)
+            await follow(self._client, request, self._timeouts, on_event)
         except UpstreamError as error:
             run.fail(error)
         except Exception as error:  # any error ends only this answer

@@ -1,0 +1,112 @@
+"""What wires know of streams, models and servers. A wire gets these facts; it never asks the server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from tailrace.types import GenerateRequest, Message
+
+__all__ = ["ServerFacts", "StreamFacts", "TokenVocabulary"]
+
+
+class TokenVocabulary(Protocol):
+    """Tokens, for encoders."""
+
+    special_ids: frozenset[int]
+    pieces: list[bytes]  # the bytes of each token id
+
+    def token_text(self, token_id: int) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StreamFacts:
+    """A stream without its events, for encoders."""
+
+    stream_id: str
+    model: str
+    created_s: int  # since the epoch
+    seed: int
+    num_prompt_tokens: int
+    prompts: tuple[str, ...]  # texts; only while the stream runs
+    prompt_ids: tuple[tuple[int, ...], ...]
+    vocabulary: TokenVocabulary
+    num_choices: int = 1
+    status: str = "running"  # current status: queued, running, or the status of its end
+    num_ahead: int | None = None  # while it is queued: requests that have their turn before it
+    expires_in_s: float | None = None
+    memo: bytes = b""  # data of the wire that began the stream (GenerateRequest.memo)
+
+
+class ServerFacts(Protocol):
+    """A model and its server, for operations."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def started_s(self) -> int: ...
+    @property
+    def is_live(self) -> bool:
+        """Whether the server makes progress. If not, a restart may help."""
+
+    @property
+    def is_ready(self) -> bool: ...
+    @property
+    def state(self) -> str:
+        """ready; unloaded, if the next request loads the model; loading; or why not: draining, engine, journal."""
+
+    @property
+    def replay(self) -> str | None:
+        """The result of `tailrace certify`, if it was run: exact, or "not exact: N of M"."""
+
+    @property
+    def parameters(self) -> frozenset[str]:
+        """Names of the `Sampling` fields that the engine supports."""
+
+    @property
+    def can_chat(self) -> bool:
+        """Whether the model has a chat template."""
+
+    @property
+    def context_tokens(self) -> int: ...
+    @property
+    def max_total_tokens(self) -> int:
+        """The largest sum of prompt and answer."""
+
+    @property
+    def max_requests(self) -> int: ...
+    @property
+    def max_prompts(self) -> int:
+        """The largest number of prompts in one request."""
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the chat template uses tools."""
+
+    @property
+    def splits_reasoning(self) -> bool:
+        """Whether reasoning in chats is separated from the text."""
+
+    @property
+    def takes_reasoning(self) -> bool:
+        """Whether the chat template uses the reasoning of earlier answers."""
+
+    @property
+    def template_values(self) -> frozenset[str]:
+        """Names of the values that the chat template uses."""
+
+    @property
+    def prompt_template(self) -> str:
+        """The setting `--prompt-template`, with `{prompt}` in it; may be empty."""
+
+    def tokenize(self, text: str) -> list[tuple[int, int, int]]:
+        """Return ids, each with the start and end of its characters."""
+
+    def tokenize_chat(self, messages: tuple[Message, ...]) -> tuple[str, list[tuple[int, int, int]]]:
+        """Return the text that the chat template makes of messages, and its ids as in `tokenize`.
+        Raises: RequestError."""
+
+    def count_tokens(self, request: GenerateRequest) -> int:
+        """Return the number of tokens of a request's prompts. May take long. Raises: RequestError."""

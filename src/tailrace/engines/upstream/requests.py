@@ -1,0 +1,170 @@
+"""Encodes requests to upstream servers. Pure functions: no socket, no clock.
+
+Each kind of server gets only the parameters in `PARAMETERS`; others are refused earlier. `make_request` refuses
+parameters and grammars that one of the server's routes lacks. Temperature and top_p are always sent, and so are neutral
+values where some servers have other defaults. tailrace itself handles `n` and `stop`. Seeds are reduced to 31 bits,
+which all servers accept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tailrace.engines.promise import Sequence
+from tailrace.errors import SequenceFailed
+from tailrace.models.upstream import Address
+from tailrace.text.packed import CHAT_ID, PackedChat, unpack
+from tailrace.types import Sampling
+
+__all__ = ["PARAMETERS", "UpstreamRequest", "make_request"]
+
+_STANDARD = frozenset({"temperature", "top_p", "max_tokens", "seed", "presence_penalty", "frequency_penalty"})
+_OF_VLLM = _STANDARD | {"top_k", "min_p", "repetition_penalty", "ignore_eos", "grammar"}
+PARAMETERS: dict[str, frozenset[str]] = {
+    "openai": _STANDARD,
+    "vllm": _OF_VLLM,
+    "llamacpp": _OF_VLLM | {"typical_p"},
+    "tailrace": _OF_VLLM,  # refuses by itself what its engine lacks
+    "tgi": _STANDARD - {"presence_penalty"} | {"top_k", "typical_p", "repetition_penalty", "grammar"},
+}
+_TGI_CHATS_LACK = ("top_k", "typical_p", "repetition_penalty")
+_DEFAULTS = Sampling()
+_LLAMACPP_LAST_TOKENS = 2**16  # window of penalties; the default is 64, and more would allocate memory at once
+
+
+@dataclass(frozen=True, slots=True)
+class UpstreamRequest:
+    """One HTTP request, and which format its answer has."""
+
+    url: str
+    body: bytes
+    is_tgi: bool
+
+
+def make_request(address: Address, sequence: Sequence) -> UpstreamRequest:
+    """Make the request for a sequence. Raises: SequenceFailed if this server cannot run it."""
+    try:
+        chat, text = _prompt(sequence.prompt_ids)
+    except (ValueError, msgspec.DecodeError):
+        raise SequenceFailed("the prompt is not valid text") from None
+    sampling = sequence.sampling
+    if chat is None and address.kind == "tgi":
+        body: dict[str, Any] = {"inputs": text, "parameters": _tgi_parameters(sampling)}  # Any: JSON
+        return UpstreamRequest(f"{address.url}/generate_stream", _json(body), is_tgi=True)
+    body = {"model": address.model, "stream": True, "stream_options": {"include_usage": True}}
+    body |= _sampling_fields(address, sampling)
+    if chat is None:
+        body |= {"prompt": text} | _grammar_fields(address, sampling, is_chat=False)
+        return UpstreamRequest(f"{address.url}/completions", _json(body), is_tgi=False)
+    if address.kind == "tgi" and (lacking := _differing(sampling, _TGI_CHATS_LACK)):
+        raise SequenceFailed(f"{address.host} does not support {lacking[0]} in chats")
+    body |= {"messages": chat.messages} | _grammar_fields(address, sampling, is_chat=True)
+    if text:
+        body |= _beginning(address, chat, text)
+    if chat.values:
+        if address.kind not in ("llamacpp", "tailrace", "vllm"):
+            raise SequenceFailed(f"{address.host} does not support chat_template_kwargs")
+        body |= {"chat_template_kwargs": chat.values}
+    if chat.tools:
+        body |= {"tools": chat.tools}
+        if sampling.grammar is not None:
+            body["tool_choice"] = "none"  # the grammar forces the call, and tailrace parses it
+    if address.is_hosted_openai:
+        body["max_completion_tokens"] = body.pop("max_tokens")  # newer models reject the old name
+    base = f"{address.url}/v1" if address.kind == "tgi" else address.url
+    return UpstreamRequest(f"{base}/chat/completions", _json(body), is_tgi=False)
+
+
+def _prompt(ids: tuple[int, ...]) -> tuple[PackedChat | None, str]:
+    """Unpack a chat and the beginning of its answer, or a plain text. Raises: ValueError, msgspec.DecodeError."""
+    if not ids or ids[0] != CHAT_ID:
+        return None, unpack(ids).decode("utf-8", "replace")
+    end = ids.index(CHAT_ID, 1)
+    return msgspec.json.decode(unpack(ids[1:end]), type=PackedChat), unpack(ids[end + 1 :]).decode("utf-8", "replace")
+
+
+def _beginning(address: Address, chat: PackedChat, text: str) -> dict[str, Any]:  # Any: JSON
+    """Return the fields that make the server continue the beginning of an answer. Raises: SequenceFailed."""
+    if address.kind == "openai":
+        raise SequenceFailed(f"{address.host} cannot continue an interrupted answer")
+    fields: dict[str, Any] = {"messages": [*chat.messages, {"role": "assistant", "content": text}]}
+    if address.kind == "vllm":
+        fields |= {"add_generation_prompt": False, "continue_final_message": True}
+    return fields
+
+
+def _sampling_fields(address: Address, sampling: Sampling) -> dict[str, Any]:  # Any: JSON
+    fields: dict[str, Any] = {
+        "temperature": sampling.temperature,
+        "max_tokens": sampling.max_tokens,
+        "seed": _seed(sampling),
+    }
+    if address.kind != "tgi" or sampling.top_p != _DEFAULTS.top_p:  # TGI rejects the neutral value
+        fields["top_p"] = sampling.top_p
+    for name in _differing(sampling, ("presence_penalty", "frequency_penalty")):
+        fields[name] = getattr(sampling, name)
+    if address.kind in ("openai", "tgi"):
+        return fields
+    fields |= {"top_k": sampling.top_k, "min_p": sampling.min_p}
+    if address.kind == "llamacpp":
+        fields |= {"repeat_penalty": sampling.repetition_penalty, "typical_p": sampling.typical_p}
+        if _differing(sampling, ("repetition_penalty", "presence_penalty", "frequency_penalty")):
+            fields["repeat_last_n"] = _LLAMACPP_LAST_TOKENS
+    else:
+        fields["repetition_penalty"] = sampling.repetition_penalty
+    if sampling.ignore_eos:
+        fields["ignore_eos"] = True
+    return fields
+
+
+def _tgi_parameters(sampling: Sampling) -> dict[str, Any]:  # Any: JSON
+    parameters: dict[str, Any] = {
+        "details": True,
+        "do_sample": sampling.temperature > 0,
+        "max_new_tokens": sampling.max_tokens,
+        "seed": _seed(sampling),
+    }
+    if sampling.temperature > 0:
+        parameters["temperature"] = sampling.temperature
+    for name in _differing(sampling, ("top_p", "top_k", "typical_p", "repetition_penalty", "frequency_penalty")):
+        parameters[name] = getattr(sampling, name)
+    if (grammar := sampling.grammar) is not None:
+        is_regex = grammar.kind == "regex"
+        value = grammar.source if is_regex else msgspec.json.decode(grammar.source)
+        parameters["grammar"] = {"type": "regex" if is_regex else "json", "value": value}
+    return parameters
+
+
+def _grammar_fields(address: Address, sampling: Sampling, *, is_chat: bool) -> dict[str, Any]:  # Any: JSON
+    """Return the fields for a grammar. Raises: SequenceFailed."""
+    if sampling.grammar is None:
+        return {}
+    if sampling.grammar.kind == "regex":
+        if address.kind == "tailrace":
+            return {"guided_regex": sampling.grammar.source}
+        if address.kind != "tgi":
+            raise SequenceFailed(f"{address.host} supports JSON schemas, but not regular expressions")
+        return {"response_format": {"type": "regex", "value": sampling.grammar.source}}
+    schema = msgspec.json.decode(sampling.grammar.source)
+    if address.kind == "tailrace":
+        return {"guided_json": schema}
+    if address.kind == "tgi":
+        return {"response_format": {"type": "json", "value": schema}}
+    if address.kind == "llamacpp" and not is_chat:
+        return {"json_schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}}
+
+
+def _differing(sampling: Sampling, names: tuple[str, ...]) -> list[str]:
+    return [name for name in names if getattr(sampling, name) != getattr(_DEFAULTS, name)]
+
+
+def _seed(sampling: Sampling) -> int:
+    return (sampling.seed or 0) % 2**31
+
+
+def _json(body: dict[str, Any]) -> bytes:
+    return msgspec.json.encode(body)
