@@ -11,7 +11,7 @@ from zlib import crc32
 
 import msgspec
 import pytest
-from tests.lacking import lack
+from tests.missing import skip_missing
 
 from tailrace.errors import ModelError
 from tailrace.models import NoProgress, read_card
@@ -75,7 +75,7 @@ def smollm2_dir() -> Path:
     try:
         source = fetch(CATALOGUE["smollm2"], NoProgress())
     except ModelError as error:
-        lack("smollm2", error.message)
+        skip_missing("smollm2", error.message)
     path = cache_path() / "tests" / f"smollm2-hf-{transformers.__version__}"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -110,7 +110,7 @@ def smollm2_thinking() -> Path:
     try:
         source = fetch(CATALOGUE["smollm2"], NoProgress())
     except ModelError as error:
-        lack("smollm2", error.message)
+        skip_missing("smollm2", error.message)
     path = cache_path() / "tests" / f"smollm2-thinking-{crc32(_THINKING.encode()):08x}.gguf"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)

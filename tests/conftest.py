@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from hypothesis import settings
 from tests.api.process import Server
-from tests.lacking import told
+from tests.missing import missing_summary
 
 # Where Python is told to keep no bytecode, each server that tests start compiles all its modules again: half of the
 # processor time of a start. For this process, and for those that it starts:
@@ -56,7 +56,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
         for name in late:
             terminalreporter.write_line(name, red=True)
     skipped = terminalreporter.stats.get("skipped", ())
-    if line := told((report.nodeid, report.longrepr[-1]) for report in skipped):  # path, line and reason
+    if line := missing_summary((report.nodeid, report.longrepr[-1]) for report in skipped):  # path, line and reason
         terminalreporter.write_line(line, yellow=True, bold=True)
 
 

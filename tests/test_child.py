@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import psutil
-from tests.gone import wait_gone
+from tests.processes import wait_ended
 
 _SCRIPT = """
 import subprocess, sys, time
@@ -25,4 +25,4 @@ def test_children_end_with_their_parent() -> None:
         assert child in family
         assert len(family) == 2
         head.kill()
-        wait_gone(family)
+        wait_ended(family)

@@ -9,8 +9,8 @@ import httpx
 import pytest
 from starlette.routing import Router
 from starlette.types import ASGIApp
-from tests.api.caller import Caller, models_of
-from tests.generation.world import World
+from tests.api.socket_client import SocketClient, models_of
+from tests.generation.harness import Harness
 from tests.streams.virtual_time import run as run_scenario
 
 from tailrace.api.metrics import Metrics
@@ -51,14 +51,14 @@ async def by_http(app: ASGIApp, until: Callable[[], Awaitable[None]]) -> None:
 
 
 async def by_channel(app: ASGIApp, until: Callable[[], Awaitable[None]]) -> None:
-    async with Caller(app) as caller:
-        await caller.ask({"type": "create", "id": "a", "prompt": "Hi", "max_tokens": 3})
+    async with SocketClient(app) as client:
+        await client.ask({"type": "create", "id": "a", "prompt": "Hi", "max_tokens": 3})
         await until()
 
 
 async def by_chatbot(app: ASGIApp, until: Callable[[], Awaitable[None]]) -> None:
-    async with Caller(app, "/") as caller:
-        await caller.ask("Hi")
+    async with SocketClient(app, "/") as client:
+        await client.ask("Hi")
         await until()
 
 
@@ -68,9 +68,9 @@ def test_a_model_is_in_use_while_a_request_is_made(
 ) -> None:
     async def scenario() -> None:
         store, settings = _SlowStore(), Settings()
-        world = World(store=store)
-        models = models_of(world)
-        metrics = Metrics(world.generator)
+        harness = Harness(store=store)
+        models = models_of(harness)
+        metrics = Metrics(harness.generator)
         routes = Routes(models, settings, metrics, BodyBudget(settings))
         app = Edge(Router([*routes.table(), *Sockets(models, settings).table()]), settings)
         served = models.first
@@ -85,7 +85,7 @@ def test_a_model_is_in_use_while_a_request_is_made(
 
         await ask(app, until_made)
         for _ in range(3):
-            world.engine.step()
+            harness.engine.step()
         assert use_of(served) == (0, False, True)
 
     run_scenario(scenario())

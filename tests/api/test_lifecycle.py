@@ -16,8 +16,8 @@ import psutil
 import pytest
 from tests.api.oracle import Answer, chat_ids
 from tests.api.process import TAILRACE, Server, environment
-from tests.gone import is_alive, wait_gone
 from tests.http.wire import Wire, as_json, sse_data
+from tests.processes import is_alive, wait_ended
 from tests.waiting import LONG_S, until
 
 SSE = {"accept": "text/event-stream"}
@@ -207,7 +207,7 @@ def test_killing_the_server_ends_the_worker(serve: Callable[..., Server]) -> Non
     with _begun(server, "native"):
         server.send_signal(signal.SIGKILL)
         server.wait()
-        wait_gone([worker])
+        wait_ended([worker])
 
 
 # A worker that dies

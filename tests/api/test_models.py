@@ -18,8 +18,8 @@ from anthropic import Anthropic
 from click.testing import CliRunner
 from tests.api.oracle import Answer
 from tests.api.process import TAILRACE, Server, environment
-from tests.gone import wait_gone
-from tests.lacking import lack
+from tests.missing import skip_missing
+from tests.processes import wait_ended
 from tests.waiting import LONG_S, until
 from websockets.sync.client import connect
 
@@ -204,7 +204,7 @@ def smollm2(tmp_path: Path) -> Path:
     try:
         path = resolve("smollm2", NoProgress()).path
     except ModelError as error:
-        lack("smollm2", error.message)
+        skip_missing("smollm2", error.message)
     link = tmp_path / "real.gguf"
     link.symlink_to(path)
     return link
@@ -319,7 +319,7 @@ def test_streams_of_all_models_survive_the_server(serve: Serve, tmp_path: Path) 
     assert len(workers) == 3
     server.send_signal(signal.SIGKILL)
     server.wait()
-    wait_gone(workers)
+    wait_ended(workers)
 
     server = begin("b")
     server.wait_line("2 streams go on")
@@ -352,7 +352,7 @@ def test_draining_hands_over_the_streams_of_all_models(serve: Serve, tmp_path: P
     workers = psutil.Process(server.process.pid).children()
     server.send_signal(signal.SIGTERM)
     assert server.wait() == 0
-    wait_gone(workers)
+    wait_ended(workers)
     assert "2 streams have" in server.log
     server = serve("scripted:tokens_per_s=100", *flags)
     for stream_id in ids:

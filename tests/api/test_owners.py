@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
-from tests.api.caller import Caller, app_of, scenario
-from tests.generation.world import World, greedy
+from tests.api.socket_client import SocketClient, app_of, scenario
+from tests.generation.harness import Harness, greedy
 from tests.http.wire import as_json
 
 from tailrace.access.principal import PRINCIPAL, Principal, owner_of
@@ -203,13 +203,13 @@ async def test_responses_of_another_owner_cannot_be_continued(tmp_path: Path) ->
 
 @scenario
 async def test_a_socket_sees_only_streams_of_its_owner() -> None:
-    world = World()
-    app = OwnerEdge(app_of(world))
+    harness = Harness()
+    app = OwnerEdge(app_of(harness))
     request = GenerateRequest(prompts=("Mine.",), on_disconnect="detach", linger_s=1e6, sampling=greedy(9), owner="me")
-    running, finished = await world.generator.create(request), await world.generator.create(request)
+    running, finished = await harness.generator.create(request), await harness.generator.create(request)
     finished.cancel()
     for headers in ({"x-owner": "you"}, {}):
-        async with Caller(app, headers=headers) as socket:
+        async with SocketClient(app, headers=headers) as socket:
             for command, run in itertools.product(("follow", "cancel"), (running, finished)):
                 await socket.ask({"type": command, "stream_id": run.log.stream_id})
                 await socket.ask({"type": command, "stream_id": new_stream_id()})
@@ -217,20 +217,20 @@ async def test_a_socket_sees_only_streams_of_its_owner() -> None:
                 assert refused["error"]["code"] == "unknown_stream"
                 assert refused["error"] == never["error"]
     assert running.log.end is None
-    async with Caller(app, headers={"x-owner": "me"}) as socket:
+    async with SocketClient(app, headers={"x-owner": "me"}) as socket:
         await socket.ask({"type": "create", "id": "a", "prompt": "Hi", "max_tokens": 3})
         (created,) = socket.read_json()
-        assert (await world.store.read("me", created["stream_id"])).record.owner == "me"
+        assert (await harness.store.read("me", created["stream_id"])).record.owner == "me"
         await socket.ask({"type": "cancel", "stream_id": running.log.stream_id})
     assert running.log.end is not None
 
 
 @scenario
 async def test_streams_of_a_chatbot_belong_to_the_owner_of_the_socket() -> None:
-    world = World()
-    async with Caller(OwnerEdge(app_of(world)), "/", headers={"x-owner": "me"}) as socket:
+    harness = Harness()
+    async with SocketClient(OwnerEdge(app_of(harness)), "/", headers={"x-owner": "me"}) as socket:
         await socket.ask("Hello!")
-        assert [run.log.record.owner for run in world.generator.live] == ["me"]
+        assert [run.log.record.owner for run in harness.generator.live] == ["me"]
 
 
 async def test_owners_keep_their_streams_over_a_restart(tmp_path: Path) -> None:

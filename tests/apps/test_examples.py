@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 from httpx_sse import connect_sse
 from tests.apps.process import AppServer
-from tests.lacking import lack
+from tests.missing import skip_missing
 from tests.waiting import LONG_S
 from websockets.sync.client import connect
 
@@ -32,7 +32,7 @@ def _model() -> None:
     try:
         resolve("smollm2", NoProgress())
     except ModelError as error:
-        lack("smollm2", error.message)
+        skip_missing("smollm2", error.message)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import httpx
 import psutil
 from httpx_sse import connect_sse
 from tests.apps.process import AppServer, Forgiving, write
-from tests.gone import wait_gone
+from tests.processes import wait_ended
 from tests.waiting import LONG_S
 
 _APP = """
@@ -164,7 +164,7 @@ def test_the_life_of_a_server(tmp_path: Path, run: Callable[..., AppServer]) -> 
     again.process.send_signal(signal.SIGTERM)  # nobody waits for a teardown that hangs
     assert again.wait(timeout_s=LONG_S) == 0
     assert not [child for child in children if child.is_running()]
-    wait_gone(family)  # what theirs had started
+    wait_ended(family)  # what theirs had started
 
 
 def _ongoing(server: AppServer) -> set[float]:
@@ -221,7 +221,7 @@ def test_a_signal_while_an_app_loads(tmp_path: Path, run: Callable[..., AppServe
     _signal_all(server)
     assert server.wait(timeout_s=LONG_S) == 130
     assert not [child for child in children if child.is_running()]
-    wait_gone(family)  # what theirs had started
+    wait_ended(family)  # what theirs had started
 
 
 _FRAGILE = """

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.apps.process import write
-from tests.gone import wait_gone
+from tests.processes import wait_ended
 
 from tailrace.apps.process import BootError, ReplicaProcess
 from tailrace.serve.boot import AppTarget, Assignment, Failed
@@ -248,4 +248,4 @@ async def test_its_child_processes_end_with_it(tmp_path: Path) -> None:
     family = psutil.Process(replica.process.pid).children()
     assert "sleep" in {process.name() for process in family}
     await replica.kill()
-    wait_gone(family)
+    wait_ended(family)

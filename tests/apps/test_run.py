@@ -16,7 +16,7 @@ import psutil
 import pytest
 from httpx_sse import connect_sse
 from tests.apps.process import AppServer, Forgiving, write
-from tests.gone import wait_gone
+from tests.processes import wait_ended
 from tests.waiting import LONG_S, until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import connect
@@ -528,4 +528,4 @@ def test_the_server_stops(directory: Path) -> None:
         assert server.wait() == 0  # before it is closed, which would be a second signal
     assert (directory / "torn-down").exists(), server.log
     assert not [child for child in children if child.is_running()]
-    wait_gone(family)  # what theirs had started
+    wait_ended(family)  # what theirs had started

@@ -17,7 +17,7 @@ from playwright.async_api import Browser, BrowserContext, async_playwright, expe
 from tests.api.process import Server
 from tests.browser.cable import Cable
 from tests.browser.tab import RIVER_TOKENS, Tab
-from tests.lacking import lack
+from tests.missing import skip_missing
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 _FLAGS = [
@@ -34,7 +34,7 @@ async def browser() -> AsyncIterator[Browser]:
     """TAILRACE_CHROMIUM may say where it is."""
     path = os.environ.get("TAILRACE_CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
     if path is None:
-        lack("Chromium", "it is not on the PATH, nor named by TAILRACE_CHROMIUM")
+        skip_missing("Chromium", "it is not on the PATH, nor named by TAILRACE_CHROMIUM")
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=path, args=_FLAGS)
         yield browser

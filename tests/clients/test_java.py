@@ -11,14 +11,14 @@ import pytest
 from tests.api.oracle import Answer
 from tests.api.process import Server
 from tests.http.wire import as_json, sse_data, sse_ids
-from tests.lacking import reason
+from tests.missing import missing_reason
 
 _SOURCE = Path(__file__).with_name("java") / "Client.java"
 _RUN_S = 55
 
-_LACKING = reason("a JDK of version 17", "openjdk-17-jdk in Debian")
+_MISSING_JDK = missing_reason("a JDK of version 17", "openjdk-17-jdk in Debian")
 
-pytestmark = pytest.mark.skipif(shutil.which("javac") is None, reason=_LACKING)
+pytestmark = pytest.mark.skipif(shutil.which("javac") is None, reason=_MISSING_JDK)
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from openai import AsyncOpenAI, OpenAI
 from openai.types.chat import ChatCompletionMessageParam
 from tests.api.process import Server
 from tests.http.wire import as_json, sse_data, sse_ids
-from tests.lacking import lack
+from tests.missing import skip_missing
 
 pytestmark = pytest.mark.timeout(300)  # the first run fetches 93 MB
 
@@ -32,7 +32,7 @@ def model() -> Iterator[Server]:
             running.wait_ready(timeout_s=280)
         except AssertionError:
             if running.process.poll() == 1 and "fetch" in running.log.lower():
-                lack("smollm2", running.log.strip().splitlines()[-1])
+                skip_missing("smollm2", running.log.strip().splitlines()[-1])
             raise
         yield running
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 from tests.api.process import Server
 from tests.demo.process import TOKEN, Demo, said_by_the_simulated
-from tests.lacking import lack
+from tests.missing import skip_missing
 
 PROMPT = "Why do rivers bend?"
 BODY: dict[str, Any] = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 60, "seed": 7}  # Any: of JSON
@@ -164,7 +164,7 @@ def test_it_listens_only_on_loopback(demo: Demo) -> None:
         if address.family is socket.AF_INET and not address.address.startswith("127.")
     ]
     if not own:
-        lack("another address than loopback", "this machine has none")
+        skip_missing("another address than loopback", "this machine has none")
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((own[0], demo.port), timeout=10)
 

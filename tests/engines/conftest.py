@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from tests.checkpoints import smollm2_dir, tiny_gpt2_dir
-from tests.lacking import lack
+from tests.missing import skip_missing
 from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec
@@ -21,7 +21,7 @@ def card() -> ModelCard:
     try:
         return resolve("smollm2", NoProgress())
     except ModelError as error:
-        lack("smollm2", error.message)
+        skip_missing("smollm2", error.message)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ import psutil
 import pytest
 import uvloop
 from tests.engines.asking import ask, oracle
-from tests.gone import wait_gone
+from tests.processes import wait_ended
 from tests.waiting import LONG_S, turn, until
 
 from tailrace.engines import EngineSpec, Supervisor
@@ -441,4 +441,4 @@ def test_no_worker_outlives_its_parent(state: str) -> None:
     finally:
         parent.kill()
         parent.communicate()
-    wait_gone([worker])
+    wait_ended([worker])

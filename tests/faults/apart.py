@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import ParamSpec
 
-from tests.lacking import lack
+from tests.missing import skip_missing
 from tests.waiting import LONG_S
 
 __all__ = ["apart", "dropping", "narrow"]
@@ -44,15 +44,15 @@ def apart(test: Callable[P, None]) -> Callable[P, None]:
 def _move() -> None:
     missing = [name for name in ("ip", "nft", "tc") if shutil.which(name) is None]
     if sys.platform != "linux" or missing:
-        lack(", ".join(missing) or "Linux", "networks are made bad with it")
+        skip_missing(", ".join(missing) or "Linux", "networks are made bad with it")
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_NEW_NETWORK):
-        lack("the right to a network apart", os.strerror(ctypes.get_errno()))
+        skip_missing("the right to a network apart", os.strerror(ctypes.get_errno()))
     _run("ip link set lo mtu 1500 up")  # packets as on a wire, and not of 64 KiB
     try:
         _run("nft table inet faults { chain input { type filter hook input priority 0; }; }")
     except subprocess.CalledProcessError as error:
-        lack("a filter of packets", error.stderr)
+        skip_missing("a filter of packets", error.stderr)
 
 
 def _run(command: str) -> None:

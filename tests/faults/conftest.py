@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.lacking import lack
+from tests.missing import skip_missing
 from tests.waiting import LONG_S
 
 _SOURCE = Path(__file__).parent / "shim.c"
@@ -18,7 +18,7 @@ _SOURCE = Path(__file__).parent / "shim.c"
 def shim(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
     """`shim("FAULT_CLOCK")` preloads `shim.c` into later servers, and returns the file that controls it."""
     if shutil.which("gcc") is None:
-        lack("gcc", "it makes the library that plays the system's part")
+        skip_missing("gcc", "it makes the library that plays the system's part")
 
     def preload(variable: str) -> Path:
         library, steering = tmp_path / "shim.so", tmp_path / variable

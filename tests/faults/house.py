@@ -15,8 +15,8 @@ import psutil
 from tests.api.oracle import Answer
 from tests.api.process import Server
 from tests.faults.laws import Kept, Resources, Seen, check, read_journal, status_of
-from tests.gone import wait_gone
 from tests.http.wire import Wire
+from tests.processes import wait_ended
 from tests.waiting import LONG_S, until
 
 from tailrace.dialects.native import NativeView
@@ -88,7 +88,7 @@ class House:
         self.server.wait()
         self._logs.append(self.server.log)
         self.server.close()
-        wait_gone(children)
+        wait_ended(children)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """SIGTERM, and wait for the end."""

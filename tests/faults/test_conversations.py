@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import create_engine, make_url, text
 from tests.api.oracle import Answer, chat_ids
 from tests.api.process import Server
-from tests.gone import wait_gone
+from tests.processes import wait_ended
 from tests.records.databases import own_database
 from tests.waiting import until
 
@@ -37,7 +37,7 @@ class _House:
         self.server.process.kill()
         self.server.wait()
         self.server.close()
-        wait_gone(children)
+        wait_ended(children)
 
     def next(self) -> None:
         self.server = self._start()

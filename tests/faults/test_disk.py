@@ -18,7 +18,7 @@ from tests.api.oracle import Answer
 from tests.faults.house import House, Stream
 from tests.faults.laws import Kept, read_journal
 from tests.http.wire import as_json, sse_data
-from tests.lacking import lack
+from tests.missing import skip_missing
 from tests.waiting import until
 
 from tailrace.errors import ModelError
@@ -111,7 +111,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     command = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(directory)]
     mounted = subprocess.run(command, capture_output=True, text=True, check=False)
     if mounted.returncode:
-        lack("the right to mount", mounted.stderr.strip())
+        skip_missing("the right to mount", mounted.stderr.strip())
     yield directory
     subprocess.run(["umount", "--lazy", str(directory)], check=True)
 

@@ -20,9 +20,9 @@ from tests.api.oracle import Answer
 from tests.api.process import Server
 from tests.faults.house import House, Stream
 from tests.faults.laws import Resources
-from tests.generation.world import World, asked, end_of, greedy, oracle, text_of
-from tests.gone import is_alive
+from tests.generation.harness import Harness, end_of, greedy, oracle, prompt_ids_of, text_of
 from tests.http.wire import as_json, sse_data
+from tests.processes import is_alive
 from tests.waiting import until
 
 from tailrace.engines.promise import Capabilities, Delta
@@ -234,18 +234,18 @@ async def test_an_engine_of_another_version_is_refused(version: int, epoch: int)
 
 @pytest.mark.parametrize("start", [0, 4, 6, 40], ids=["all-again", "double", "gap", "far"])
 async def test_repeated_or_missing_tokens_are_never_shown(start: int) -> None:
-    world = World()
-    run, neighbour = await world.create("Hi", greedy(20)), await world.create("Ho", greedy(20))
-    world.engine.step(5)
-    world.engine.hear([Delta(run.choices[0].sequence.sequence_id, start, (65,))])
-    world.finish(run, neighbour)
+    harness = Harness()
+    run, neighbour = await harness.create("Hi", greedy(20)), await harness.create("Ho", greedy(20))
+    harness.engine.step(5)
+    harness.engine.deliver([Delta(run.choices[0].sequence.sequence_id, start, (65,))])
+    harness.finish(run, neighbour)
     failure = end_of(run.log).failure
     assert failure is not None
     assert failure.code == "engine_error"
     ids = [i for event in run.log.events if isinstance(event, TextDelta) for i in event.token_ids]
     assert len(ids) == 5
-    assert text_of(neighbour.log) == oracle(asked(neighbour), 1, 20)
-    world.check_idle()
+    assert text_of(neighbour.log) == oracle(prompt_ids_of(neighbour), 1, 20)
+    harness.check_idle()
 
 
 # A request takes it down
@@ -308,24 +308,24 @@ def test_neighbours_of_a_poison_are_exact(house: House, control: str, order: str
 @pytest.mark.parametrize("poison_first", [False, True])
 async def test_a_poison_that_needs_another_one(poison_first: bool) -> None:
     """One of the two alone is harmless. Engines die at most three times, and whoever is not of the pair is exact."""
-    world = World(max_sequences=8)
-    runs = [await world.create(f"Hi {number}", greedy(30)) for number in range(4)]
+    harness = Harness(max_sequences=8)
+    runs = [await harness.create(f"Hi {number}", greedy(30)) for number in range(4)]
     pair = [runs[1], runs[2]] if poison_first else [runs[0], runs[3]]
     deaths = 0
     for _ in range(600):
         if all(run.log.end is not None for run in runs):
             break
-        world.engine.step()
-        if all(world.engine.places(f"Hi {runs.index(run)}") == [7] for run in pair):
+        harness.engine.step()
+        if all(harness.engine.progress_of(f"Hi {runs.index(run)}") == [7] for run in pair):
             deaths += 1
-            world.engine.lose(CRASH)
-            world.engine.come_back()
+            harness.engine.fail(CRASH)
+            harness.engine.restart()
     assert 1 <= deaths <= 3
     for run in runs:
         if run not in pair or end_of(run.log).status == "done":
-            assert text_of(run.log) == oracle(asked(run), 1, 30)
-    world.finish()
-    world.check_idle()
+            assert text_of(run.log) == oracle(prompt_ids_of(run), 1, 30)
+    harness.finish()
+    harness.check_idle()
 
 
 # It cannot come back

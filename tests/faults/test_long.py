@@ -18,7 +18,7 @@ from tests.api.oracle import Answer
 from tests.faults.house import Follower, House, Stream
 from tests.faults.laws import status_of
 from tests.http.wire import Wire, as_json, sse_data
-from tests.lacking import lack
+from tests.missing import skip_missing
 from tests.waiting import until
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(3600)]
@@ -122,7 +122,7 @@ def real(tmp_path: Path) -> Iterator[House]:
         house = House(tmp_path, "smollm2")
     except AssertionError as error:
         if "fetch" in str(error).lower():
-            lack("smollm2", "it cannot be fetched")
+            skip_missing("smollm2", "it cannot be fetched")
         raise
     with house:
         yield house

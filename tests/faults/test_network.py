@@ -31,7 +31,7 @@ from tests.faults.laws import Seen, check, status_of
 from tests.http.frames import CLOSE, TEXT, FrameWire, frame
 from tests.http.leaver import Leaver
 from tests.http.wire import Wire, as_json
-from tests.lacking import lack
+from tests.missing import skip_missing
 from tests.waiting import until
 
 from tailrace.engines.scripted.engine import TEXTS
@@ -348,7 +348,7 @@ def nginx(tmp_path: Path) -> Iterator[Callable[[int, str], str]]:
     """`nginx(port, version)` is the address of one in front of that port, to which it speaks that version of HTTP. It
     buffers, as it does by itself, and compresses."""
     if shutil.which("nginx") is None:
-        lack("nginx")
+        skip_missing("nginx")
     with contextlib.ExitStack() as running:
 
         def start(server_port: int, version: str) -> str:

@@ -32,9 +32,9 @@ from tests.api.witness import PACED, nobody_held_up
 from tests.dialects.sse import whole_events
 from tests.faults.house import House
 from tests.faults.laws import Seen, check, status_of
-from tests.gone import is_alive
 from tests.http.wire import as_json, sse_ids
-from tests.lacking import lack
+from tests.missing import skip_missing
+from tests.processes import is_alive
 from tests.waiting import LONG_S, until
 
 from tailrace.measure.bench.load import percentile
@@ -284,7 +284,7 @@ def memory_group(*processes: psutil.Process, room_bytes: int) -> Iterator[None]:
     try:
         group.mkdir()
     except OSError as error:
-        lack("a memory cgroup", str(error.strerror))
+        skip_missing("a memory cgroup", str(error.strerror))
     used_bytes = sum(process.memory_info().rss for process in processes)
     (group / "memory.limit_in_bytes").write_text(str(used_bytes + room_bytes))
     for process in processes:

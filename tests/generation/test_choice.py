@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.generation.world import World, asked, end_of, greedy, oracle, text_of, tokenizer
+from tests.generation.harness import Harness, end_of, greedy, oracle, prompt_ids_of, text_of, tokenizer
 from tests.streams.virtual_time import run as run_scenario
 
 from tailrace.engines.promise import GRAMMAR_TOO_COMPLEX, Delta, Sequence
@@ -39,10 +39,10 @@ def stopped(text: str, stops: tuple[str, ...], include: bool) -> tuple[str, str 
 @given(seed=seeds, num_tokens=st.integers(1, 40), num_steps=st.integers(1, 9), utf8=st.booleans())
 def test_the_text_equals_the_oracles(seed: int, num_tokens: int, num_steps: int, utf8: bool) -> None:
     async def scenario() -> None:
-        world = World(options={"utf8": float(utf8)})
-        run = await world.create("Hi", greedy(num_tokens, seed=seed))
-        world.finish(run, num_steps=num_steps)
-        ids = [scripted_token(asked(run), seed % 2**64, i, utf8=utf8) for i in range(num_tokens)]
+        harness = Harness(options={"utf8": float(utf8)})
+        run = await harness.create("Hi", greedy(num_tokens, seed=seed))
+        harness.finish(run, num_steps=num_steps)
+        ids = [scripted_token(prompt_ids_of(run), seed % 2**64, i, utf8=utf8) for i in range(num_tokens)]
         deltas = [event for event in run.log.events if isinstance(event, TextDelta)]
         assert [i for delta in deltas for i in delta.token_ids] == ids
         assert text_of(run.log) == b"".join(tokenizer().pieces[i] for i in ids).decode("utf-8", "replace")
@@ -51,7 +51,7 @@ def test_the_text_equals_the_oracles(seed: int, num_tokens: int, num_steps: int,
         assert run.usage == (2, num_tokens)
         # Never half a character on the way.
         assert not any("\ufffd" in delta.text for delta in deltas[:-1])
-        world.check_idle()
+        harness.check_idle()
 
     run_scenario(scenario())
 
@@ -72,68 +72,68 @@ def test_a_stop_string_at_any_position(
     """The stop string is cut out of the answer itself, so that it begins and ends inside tokens and characters."""
 
     async def scenario() -> None:
-        world = World()
+        harness = Harness()
         whole = oracle(tuple(b"Hi"), seed, 40)
         stops = tuple(filter(None, [whole[start : start + length], other]))
         expected, stop = stopped(whole, stops, include)
         sampling = Sampling(temperature=0.0, seed=seed, max_tokens=40, stop=stops, include_stop=include)
-        run = await world.create("Hi", sampling)
-        world.finish(run, num_steps=num_steps)
+        run = await harness.create("Hi", sampling)
+        harness.finish(run, num_steps=num_steps)
         assert text_of(run.log) == expected
         last = run.log.events[-2]
         assert isinstance(last, TextDelta)
         assert (last.finish_reason, last.stop) == (("stop", stop) if stop else ("length", None))
-        ids = [scripted_token(asked(run), seed, i) for i in range(40)]
+        ids = [scripted_token(prompt_ids_of(run), seed, i) for i in range(40)]
         needed = next((n for n in range(41) if stopped(shown_before(ids[:n]), stops, True)[1]), 40)
         assert run.usage == end_of(run.log).usage == (2, needed)
         given_ids = [i for e in run.log.events if isinstance(e, TextDelta) for i in e.token_ids]
         assert given_ids == ids[:needed]
-        world.check_idle()
+        harness.check_idle()
 
     run_scenario(scenario())
 
 
 async def test_a_stop_string_aborts_the_sequence() -> None:
-    world = World()
+    harness = Harness()
     stop = oracle(tuple(b"Hi"), 1, 4)[-3:]
-    run = await world.create("Hi", greedy(400, stop=(stop,)))
+    run = await harness.create("Hi", greedy(400, stop=(stop,)))
     for _ in range(10):
-        world.engine.step()
+        harness.engine.step()
     assert end_of(run.log).status == "done"
-    assert world.engine.aborted == [world.engine.submitted[0].sequence_id]
-    world.check_idle()
+    assert harness.engine.aborted == [harness.engine.submitted[0].sequence_id]
+    harness.check_idle()
 
 
 async def test_a_stop_string_with_the_last_token_needs_no_abort() -> None:
-    world = World()
+    harness = Harness()
     stop = oracle(tuple(b"Hi"), 1, 4)[-3:]
-    run = await world.create("Hi", greedy(4, stop=(stop,)))
-    world.finish(run)
+    run = await harness.create("Hi", greedy(4, stop=(stop,)))
+    harness.finish(run)
     last = run.log.events[-2]
     assert isinstance(last, TextDelta)
     assert (last.finish_reason, last.stop) == ("stop", stop)
-    assert world.engine.aborted == []
+    assert harness.engine.aborted == []
 
 
 async def test_one_choice_stops_and_the_other_continues() -> None:
-    world = World()
+    harness = Harness()
     first, second = (oracle(tuple(b"Hi"), seed, 40) for seed in (1, 2))
     stop = next(first[i : i + 6] for i in range(len(first)) if first[i : i + 6] not in second)
-    run = await world.create("Hi", greedy(40, stop=(stop,), n=2))
-    world.finish(run)
+    run = await harness.create("Hi", greedy(40, stop=(stop,), n=2))
+    harness.finish(run)
     assert text_of(run.log, 0) == first[: first.index(stop)]
     assert text_of(run.log, 1) == second
-    ids = [scripted_token(asked(run), 1, i) for i in range(40)]
+    ids = [scripted_token(prompt_ids_of(run), 1, i) for i in range(40)]
     needed = next(n for n in range(41) if stop in shown_before(ids[:n]))
     assert end_of(run.log).usage == (2, needed + 40)
-    world.check_idle()
+    harness.check_idle()
 
 
 async def test_held_back_text_is_shown_at_the_end() -> None:
-    world = World(options={"utf8": 0})
+    harness = Harness(options={"utf8": 0})
     whole = oracle_words(7)
-    run = await world.create("Hi", greedy(7, stop=(whole[-4:] + "never",)))
-    world.finish(run)
+    run = await harness.create("Hi", greedy(7, stop=(whole[-4:] + "never",)))
+    harness.finish(run)
     assert text_of(run.log) == whole
     texts = [event.text for event in run.log.events if isinstance(event, TextDelta)]
     assert texts[-1].endswith(whole[-4:])
@@ -146,34 +146,34 @@ def oracle_words(num_tokens: int) -> str:
 
 
 async def test_half_a_character_at_the_end_can_complete_a_stop_string() -> None:
-    world = World()
-    run = await world.create("Hi", greedy(6, stop=("\ufffd",)))
-    world.finish(run)
+    harness = Harness()
+    run = await harness.create("Hi", greedy(6, stop=("\ufffd",)))
+    harness.finish(run)
     last = run.log.events[-2]
     assert isinstance(last, TextDelta)
     assert (last.finish_reason, last.stop) == ("stop", "\ufffd")
-    assert text_of(run.log) == shown_before([scripted_token(asked(run), 1, i) for i in range(6)])
+    assert text_of(run.log) == shown_before([scripted_token(prompt_ids_of(run), 1, i) for i in range(6)])
     assert end_of(run.log).usage == (2, 6)
 
 
 @pytest.mark.parametrize("stop", [(), ("never",)])
 async def test_the_end_token_shows_no_text_and_counts(stop: tuple[str, ...]) -> None:
-    world = World(options={"eos_after": 5})
-    run = await world.create("Hi", greedy(40, stop=stop))
-    world.finish(run)
+    harness = Harness(options={"eos_after": 5})
+    run = await harness.create("Hi", greedy(40, stop=stop))
+    harness.finish(run)
     last = run.log.events[-2]
     assert isinstance(last, TextDelta)
     assert (last.finish_reason, last.stop, last.token_ids) == ("stop", None, (256,))
-    assert text_of(run.log) == shown_before([scripted_token(asked(run), 1, i) for i in range(4)])
+    assert text_of(run.log) == shown_before([scripted_token(prompt_ids_of(run), 1, i) for i in range(4)])
     assert end_of(run.log).usage == (2, 5)
 
 
 async def test_logprobs_go_with_their_tokens_and_end_with_the_stop_string() -> None:
-    world = World()
+    harness = Harness()
     stop = oracle(tuple(b"Hi"), 1, 4)[-3:]
     sampling = Sampling(temperature=0.0, seed=1, max_tokens=40, stop=(stop,), logprobs=True)
-    run = await world.create("Hi", sampling)
-    world.finish(run, num_steps=30)
+    run = await harness.create("Hi", sampling)
+    harness.finish(run, num_steps=30)
     deltas = [event for event in run.log.events if isinstance(event, TextDelta)]
     assert [(len(delta.token_ids), delta.logprobs) for delta in deltas] == [(4, (-0.5,) * 4)]
 
@@ -184,50 +184,50 @@ CALLED = 'So: <tool_call>\n{"name": "look", "arguments": {"at": "a } 🐕"}}'
 BEHIND = "}\n</tool_call> Then <tool_call>"
 
 
-def say(world: World, run: Run, text: str, num_tokens: int) -> None:
+def say(harness: Harness, run: Run, text: str, num_tokens: int) -> None:
     """The engine generates a text from its start, one token per byte, with this many tokens per step."""
     sequence_id, ids = run.choices[0].sequence.sequence_id, tuple(text.encode())
     for start in range(0, len(ids), num_tokens):
-        world.engine.hear([Delta(sequence_id, start, ids[start : start + num_tokens])])
+        harness.engine.deliver([Delta(sequence_id, start, ids[start : start + num_tokens])])
 
 
 @pytest.mark.parametrize("num_tokens", [1, 3, 1000])
 @pytest.mark.parametrize("stop", [(), ("never",), ("}}",)])
 async def test_a_sequence_ends_with_its_only_call(num_tokens: int, stop: tuple[str, ...]) -> None:
-    world = World()
+    harness = Harness()
     shown = CALLED[:-2] if "}}" in stop else CALLED[:-1]
-    run = await world.create("Hi", Sampling(max_tokens=400, seed=1, stop=stop, single_call=True))
-    say(world, run, CALLED + BEHIND, num_tokens)
+    run = await harness.create("Hi", Sampling(max_tokens=400, seed=1, stop=stop, single_call=True))
+    say(harness, run, CALLED + BEHIND, num_tokens)
     last = run.log.events[-2]
     assert isinstance(last, TextDelta)
     assert text_of(run.log) == shown
     assert (last.finish_reason, last.stop) == (("stop", "}}") if "}}" in stop else ("tool_calls", None))
     assert end_of(run.log).usage == (2, len(CALLED.encode()) - ("}}" not in stop))
-    assert world.engine.aborted == [world.engine.submitted[0].sequence_id]
-    world.finish(run)
-    world.check_idle()
+    assert harness.engine.aborted == [harness.engine.submitted[0].sequence_id]
+    harness.finish(run)
+    harness.check_idle()
 
 
 async def test_a_call_ends_the_sequence_only_with_single_call() -> None:
-    world = World()
-    run = await world.create("Hi", Sampling(max_tokens=400, seed=1))
-    say(world, run, CALLED + BEHIND, 5)
+    harness = Harness()
+    run = await harness.create("Hi", Sampling(max_tokens=400, seed=1))
+    say(harness, run, CALLED + BEHIND, 5)
     assert text_of(run.log) == CALLED + BEHIND
     assert run.log.end is None
     run.cancel()
 
 
 async def test_the_only_call_is_found_again_on_another_engine() -> None:
-    world = World()
-    run = await world.create("Hi", Sampling(max_tokens=400, seed=1, single_call=True))
-    say(world, run, CALLED[:30], 4)
-    world.engine.lose(EngineLost("gone"))
-    world.engine.come_back()
-    say(world, run, CALLED + BEHIND, 4)
+    harness = Harness()
+    run = await harness.create("Hi", Sampling(max_tokens=400, seed=1, single_call=True))
+    say(harness, run, CALLED[:30], 4)
+    harness.engine.fail(EngineLost("gone"))
+    harness.engine.restart()
+    say(harness, run, CALLED + BEHIND, 4)
     assert text_of(run.log) == CALLED[:-1]
     assert end_of(run.log).continuity == "replayed"
-    world.finish(run)
-    world.check_idle()
+    harness.finish(run)
+    harness.check_idle()
 
 
 # What an engine should not do
@@ -235,78 +235,78 @@ async def test_the_only_call_is_found_again_on_another_engine() -> None:
 
 @pytest.mark.parametrize("start", [0, 2, 4, -1])
 async def test_a_gap_or_a_repetition_ends_the_stream_with_an_error(start: int) -> None:
-    world = World()
-    run = await world.create("Hi", greedy(10))
-    world.engine.step(3)
+    harness = Harness()
+    run = await harness.create("Hi", greedy(10))
+    harness.engine.step(3)
     sequence_id = run.choices[0].sequence.sequence_id
-    world.engine.hear([Delta(sequence_id, start, (97,))])
+    harness.engine.deliver([Delta(sequence_id, start, (97,))])
     assert end_of(run.log).status == "error"
     assert end_of(run.log).failure == Failure("engine_error", "The engine's output has a gap.")
-    assert world.engine.aborted == [sequence_id]
-    world.finish(run)
-    world.check_idle()
+    assert harness.engine.aborted == [sequence_id]
+    harness.finish(run)
+    harness.check_idle()
 
 
 async def test_a_grammar_that_is_too_complex_is_the_fault_of_the_request() -> None:
-    world = World()
-    run = await world.create("Hi", greedy(10))
-    world.engine.step(3)
+    harness = Harness()
+    run = await harness.create("Hi", greedy(10))
+    harness.engine.step(3)
     sequence_id = run.choices[0].sequence.sequence_id
     failed = Delta(sequence_id, 3, (), (), "error", GRAMMAR_TOO_COMPLEX, is_refused=True)
-    world.engine.hear([failed])
+    harness.engine.deliver([failed])
     failure = end_of(run.log).failure
     assert failure == Failure("request_refused", "The engine refused this request: the grammar is too complex.")
 
 
 async def test_a_sequence_that_fails_leaves_its_neighbours_alone() -> None:
-    world = World()
-    failing, neighbour = await world.create("<|fail|>", greedy(10)), await world.create("Hi", greedy(10))
-    world.finish(failing, neighbour)
+    harness = Harness()
+    failing, neighbour = await harness.create("<|fail|>", greedy(10)), await harness.create("Hi", greedy(10))
+    harness.finish(failing, neighbour)
     assert end_of(failing.log).failure == Failure(
         "sequence_failed", "The engine ended this sequence: the script says so."
     )
     assert end_of(failing.log).usage == (1, 3)
-    assert text_of(neighbour.log) == oracle(asked(neighbour), 1, 10)
+    assert text_of(neighbour.log) == oracle(prompt_ids_of(neighbour), 1, 10)
     assert end_of(neighbour.log).status == "done"
-    world.check_idle()
+    harness.check_idle()
 
 
 async def test_one_failing_choice_ends_the_whole_stream() -> None:
-    world = World()
-    run = await world.create("Hi", greedy(10, n=2))
+    harness = Harness()
+    run = await harness.create("Hi", greedy(10, n=2))
     first, second = (choice.sequence.sequence_id for choice in run.choices)
-    world.engine.step(2)
-    world.engine.engine.abort(first)
-    world.engine.hear([Delta(first, 2, (), (), "error", "why")])
+    harness.engine.step(2)
+    harness.engine.engine.abort(first)
+    harness.engine.deliver([Delta(first, 2, (), (), "error", "why")])
     assert end_of(run.log).status == "error"
-    assert second in world.engine.aborted
-    assert world.gate.num_running == 1  # the other is still in the engine
-    world.finish(run)
-    world.check_idle()
+    assert second in harness.engine.aborted
+    assert harness.gate.num_running == 1  # the other is still in the engine
+    harness.finish(run)
+    harness.check_idle()
 
 
 async def test_a_delta_that_cannot_be_read_ends_one_stream_and_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
-    run, neighbour = await world.create("Hi", greedy(10)), await world.create("Ho", greedy(10))
+    harness = Harness()
+    run, neighbour = await harness.create("Hi", greedy(10)), await harness.create("Ho", greedy(10))
     garbage = cast("int", None)
-    world.engine.hear([Delta(run.choices[0].sequence.sequence_id, 0, (garbage,))])
+    harness.engine.deliver([Delta(run.choices[0].sequence.sequence_id, 0, (garbage,))])
     assert end_of(run.log).failure == Failure("internal_error", "The server failed to read the engine's output.")
     assert "a delta could not be read" in caplog.text
-    world.finish(run, neighbour)
+    harness.finish(run, neighbour)
     assert end_of(neighbour.log).status == "done"
-    world.check_idle()
+    harness.check_idle()
 
 
 async def test_deltas_after_the_end_are_ignored() -> None:
-    world = World()
-    run = await world.create("Hi", greedy(2))
-    sequence_id, receiver = next(iter(world.engine.receivers.items()))
-    world.finish(run)
+    harness = Harness()
+    run = await harness.create("Hi", greedy(2))
+    sequence_id, receiver = next(iter(harness.engine.receivers.items()))
+    harness.finish(run)
     before = list(run.log.events)
     receiver.push(Delta(sequence_id, 2, (97,)))
     receiver.push(Delta(sequence_id, 2, (97,), (), "length"))
     assert run.log.events == before
-    world.check_idle()
+    harness.check_idle()
 
 
 # Its states

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
-from tests.generation.world import World, asked, end_of, greedy, oracle, text_of, tokenizer
+from tests.generation.harness import Harness, end_of, greedy, oracle, prompt_ids_of, text_of, tokenizer
 from tests.waiting import idle
 
 from tailrace.errors import (
@@ -25,61 +25,61 @@ from tailrace.generation import Limits
 from tailrace.types import GenerateRequest, Message, Sampling
 
 
-async def refused(world: World, request: GenerateRequest) -> TailraceError:
-    before = world.store.num_streams
+async def refused(harness: Harness, request: GenerateRequest) -> TailraceError:
+    before = harness.store.num_streams
     with pytest.raises(TailraceError) as caught:
-        await world.generator.create(request)
-    assert world.store.num_streams == before
-    world.check_idle()
-    assert not world.engine.submitted
+        await harness.generator.create(request)
+    assert harness.store.num_streams == before
+    harness.check_idle()
+    assert not harness.engine.submitted
     return caught.value
 
 
 async def test_a_prompt_becomes_its_answer() -> None:
-    world = World()
-    run = await world.create("Where?", greedy(40))
+    harness = Harness()
+    run = await harness.create("Where?", greedy(40))
     assert (run.status, run.log.record.model, run.log.record.prompts[0].text) == ("running", "scripted", "Where?")
     assert run.log.record.prompts[0].ids == tuple(b"Where?")
-    world.finish(run)
-    assert text_of(run.log) == oracle(asked(run), 1, 40)
+    harness.finish(run)
+    assert text_of(run.log) == oracle(prompt_ids_of(run), 1, 40)
     assert end_of(run.log).usage == (6, 40)
     assert run.status == "done"
-    assert world.store.index.get(run.log.stream_id) is run.log
+    assert harness.store.index.get(run.log.stream_id) is run.log
     assert run.log.expires_in_s is not None
-    world.check_idle()
+    harness.check_idle()
 
 
 async def test_a_chat_is_encoded_with_its_template() -> None:
-    world = World()
+    harness = Harness()
     messages = (Message("system", "Be <|user|>."), Message("user", "Hi"))
-    run = await world.generator.create(GenerateRequest(messages=messages, sampling=greedy(5)))
+    run = await harness.generator.create(GenerateRequest(messages=messages, sampling=greedy(5)))
     shown = "".join(tokenizer().token_text(i) for i in run.log.record.prompts[0].ids)
     assert shown == "<|system|>Be <|user|>.\n<|user|>Hi\n<|assistant|>"
     assert (
         sum(i in tokenizer().special_ids for i in run.log.record.prompts[0].ids) == 3
     )  # none of them from what was said
     assert run.log.record.prompts[0].text == "Be <|user|>.Hi"
-    world.finish(run)
-    assert text_of(run.log) == oracle(asked(run), 1, 5)
+    harness.finish(run)
+    assert text_of(run.log) == oracle(prompt_ids_of(run), 1, 5)
 
 
 async def test_an_empty_message_is_a_prompt() -> None:
-    world = World()
-    run = await world.generator.create(GenerateRequest(messages=(Message("user", ""),), sampling=greedy(2)))
+    harness = Harness()
+    run = await harness.generator.create(GenerateRequest(messages=(Message("user", ""),), sampling=greedy(2)))
     assert len(run.log.record.prompts[0].ids) == 3
-    world.finish(run)
+    harness.finish(run)
 
 
 @pytest.mark.parametrize("model", [None, "", "scripted", "tgi", "dummy", "default"])
 async def test_names_of_the_model(model: str | None) -> None:
-    world = World()
-    run = await world.generator.create(GenerateRequest(model=model, prompts=("Hi",), sampling=greedy(1)))
-    world.finish(run)
+    harness = Harness()
+    run = await harness.generator.create(GenerateRequest(model=model, prompts=("Hi",), sampling=greedy(1)))
+    harness.finish(run)
     assert run.log.record.model == "scripted"
 
 
 async def test_the_name_of_another_model() -> None:
-    error = await refused(World(), GenerateRequest(model="gpt-4", prompts=("Hi",)))
+    error = await refused(Harness(), GenerateRequest(model="gpt-4", prompts=("Hi",)))
     assert isinstance(error, UnknownModel)
     assert (error.status, error.code, error.param) == (404, "model_not_found", "model")
     assert "gpt-4" not in error.message
@@ -97,46 +97,46 @@ async def test_the_name_of_another_model() -> None:
     ],
 )
 async def test_a_parameter_that_the_engine_lacks_is_named(name: str, sampling: Sampling) -> None:
-    error = await refused(World(), GenerateRequest(prompts=("Hi",), sampling=sampling))
+    error = await refused(Harness(), GenerateRequest(prompts=("Hi",), sampling=sampling))
     assert isinstance(error, UnsupportedParameter)
     assert (error.param, error.message) == (name, f"This engine does not support {name}.")
 
 
 async def test_parameters_implemented_outside_the_engine_need_no_support() -> None:
-    world = World()
-    assert {"stop", "include_stop", "n", "seed", "max_tokens"} <= world.generator.parameters
-    run = await world.create("Hi", Sampling(seed=3, max_tokens=4, stop=("zzz",), include_stop=True, n=2))
-    world.finish(run)
+    harness = Harness()
+    assert {"stop", "include_stop", "n", "seed", "max_tokens"} <= harness.generator.parameters
+    run = await harness.create("Hi", Sampling(seed=3, max_tokens=4, stop=("zzz",), include_stop=True, n=2))
+    harness.finish(run)
     assert end_of(run.log).status == "done"
 
 
 async def test_more_choices_than_allowed() -> None:
-    error = await refused(World(max_sequences=16), GenerateRequest(prompts=("Hi",), sampling=greedy(1, n=9)))
+    error = await refused(Harness(max_sequences=16), GenerateRequest(prompts=("Hi",), sampling=greedy(1, n=9)))
     assert (error.status, error.param) == (400, "n")
-    world = World(max_sequences=16)
-    world.finish(await world.create("Hi", greedy(1, n=8)))
+    harness = Harness(max_sequences=16)
+    harness.finish(await harness.create("Hi", greedy(1, n=8)))
 
 
 async def test_more_choices_than_the_engine_runs_at_once() -> None:
-    error = await refused(World(max_sequences=2), GenerateRequest(prompts=("Hi",), sampling=greedy(1, n=3)))
+    error = await refused(Harness(max_sequences=2), GenerateRequest(prompts=("Hi",), sampling=greedy(1, n=3)))
     assert (error.status, error.param, error.retry_after_s) == (400, "n", None)
 
 
 async def test_a_chat_without_a_template() -> None:
-    error = await refused(World(has_chat=False), GenerateRequest(messages=(Message("user", "Hi"),)))
+    error = await refused(Harness(has_chat=False), GenerateRequest(messages=(Message("user", "Hi"),)))
     assert isinstance(error, UnsupportedParameter)
     assert error.param == "messages"
 
 
 async def test_a_value_that_the_template_does_not_use() -> None:
     values = {"enable_thinking": False}
-    error = await refused(World(), GenerateRequest(messages=(Message("user", "Hi"),), template_values=values))
+    error = await refused(Harness(), GenerateRequest(messages=(Message("user", "Hi"),), template_values=values))
     assert isinstance(error, UnsupportedParameter)
     assert error.param == "chat_template_kwargs"
 
 
 async def test_an_empty_prompt() -> None:
-    error = await refused(World(), GenerateRequest(prompts=("",)))
+    error = await refused(Harness(), GenerateRequest(prompts=("",)))
     assert (error.status, error.param, error.message) == (400, "prompt", "The prompt is empty.")
 
 
@@ -149,12 +149,12 @@ async def test_an_empty_prompt() -> None:
     ],
 )
 async def test_nul(request_: GenerateRequest) -> None:
-    error = await refused(World(), request_)
+    error = await refused(Harness(), request_)
     assert (error.status, error.message) == (400, "Text must not contain NUL characters.")
 
 
 async def test_lone_surrogates() -> None:
-    error = await refused(World(), GenerateRequest(prompts=("a\ud800",)))
+    error = await refused(Harness(), GenerateRequest(prompts=("a\ud800",)))
     assert error.status == 400
 
 
@@ -162,7 +162,7 @@ async def test_lone_surrogates() -> None:
 
 
 async def test_a_prompt_that_is_too_long_is_refused_with_both_counts() -> None:
-    error = await refused(World(context_tokens=100), GenerateRequest(prompts=("x" * 150,)))
+    error = await refused(Harness(context_tokens=100), GenerateRequest(prompts=("x" * 150,)))
     assert isinstance(error, ContextLengthExceeded)
     assert (error.num_prompt_tokens, error.limit_tokens, error.param) == (150, 100, "prompt")
     assert error.message == "The prompt has 150 tokens, but 100 is the limit."
@@ -170,76 +170,76 @@ async def test_a_prompt_that_is_too_long_is_refused_with_both_counts() -> None:
 
 async def test_a_much_too_long_prompt_is_refused_without_being_encoded() -> None:
     """One token of the engine has 64 KiB, so only very long texts are certainly too long."""
-    error = await refused(World(context_tokens=5), GenerateRequest(prompts=("x" * 500_000,)))
+    error = await refused(Harness(context_tokens=5), GenerateRequest(prompts=("x" * 500_000,)))
     assert isinstance(error, ContextLengthExceeded)
     assert 5 < error.num_prompt_tokens <= 500_000
     assert error.message.startswith("The prompt has at least ")
 
 
 async def test_too_many_ids_are_refused_unread() -> None:
-    error = await refused(World(context_tokens=5), GenerateRequest(prompts=((10**9,) * 6,)))
+    error = await refused(Harness(context_tokens=5), GenerateRequest(prompts=((10**9,) * 6,)))
     assert isinstance(error, ContextLengthExceeded)
     assert error.num_prompt_tokens == 6
 
 
 async def test_truncation_keeps_the_last_ids() -> None:
-    world = World(context_tokens=20)
-    run = await world.generator.create(GenerateRequest(prompts=((10**9, 65, 66),), truncate=2, sampling=greedy(1)))
+    harness = Harness(context_tokens=20)
+    run = await harness.generator.create(GenerateRequest(prompts=((10**9, 65, 66),), truncate=2, sampling=greedy(1)))
     assert (run.log.record.prompts[0].text, run.log.record.prompts[0].ids) == ("AB", (65, 66))
 
 
 async def test_prompt_and_answer_that_are_too_long_together() -> None:
-    world = World(context_tokens=100)
-    error = await refused(world, GenerateRequest(prompts=("x" * 60,), sampling=greedy(41)))
+    harness = Harness(context_tokens=100)
+    error = await refused(harness, GenerateRequest(prompts=("x" * 60,), sampling=greedy(41)))
     assert isinstance(error, ContextLengthExceeded)
     assert (error.num_prompt_tokens, error.max_tokens, error.limit_tokens) == (60, 41, 100)
     assert (error.param, error.message) == (
         "max_tokens",
         "The prompt has 60 tokens and 41 were asked for, but 100 is the limit.",
     )
-    run = await world.create("x" * 60, greedy(40))
-    world.finish(run)
+    run = await harness.create("x" * 60, greedy(40))
+    harness.finish(run)
     assert end_of(run.log).usage == (60, 40)
 
 
 async def test_choices_share_the_memory() -> None:
-    world = World(context_tokens=1_000, kv_tokens=200)
-    error = await refused(world, GenerateRequest(prompts=("x" * 50,), sampling=greedy(50, n=2)))
+    harness = Harness(context_tokens=1_000, kv_tokens=200)
+    error = await refused(harness, GenerateRequest(prompts=("x" * 50,), sampling=greedy(50, n=2)))
     assert isinstance(error, ContextLengthExceeded)
     assert error.limit_tokens < 100
-    run = await world.create("x" * 50, greedy(error.limit_tokens - 50, n=2))
-    world.finish(run)
+    run = await harness.create("x" * 50, greedy(error.limit_tokens - 50, n=2))
+    harness.finish(run)
     assert end_of(run.log).status == "done"
 
 
 async def test_memory_smaller_than_the_default_answer_still_serves() -> None:
-    world = World(context_tokens=8_000, kv_tokens=100)
-    run = await world.create("x" * 10, greedy())
-    world.finish(run)
+    harness = Harness(context_tokens=8_000, kv_tokens=100)
+    run = await harness.create("x" * 10, greedy())
+    harness.finish(run)
     assert end_of(run.log).status == "done"
     num_prompt_tokens, num_completion_tokens = end_of(run.log).usage
-    assert num_prompt_tokens + num_completion_tokens == world.generator.limit_tokens(1) <= 100
+    assert num_prompt_tokens + num_completion_tokens == harness.generator.limit_tokens(1) <= 100
 
 
 async def test_the_default_answer_is_as_long_as_the_window_lets_it() -> None:
-    world = World(context_tokens=100, limits=Limits(default_max_tokens=70))
-    short, long = await world.create("x" * 10, greedy()), await world.create("x" * 90, greedy())
-    world.finish(short, long)
+    harness = Harness(context_tokens=100, limits=Limits(default_max_tokens=70))
+    short, long = await harness.create("x" * 10, greedy()), await harness.create("x" * 90, greedy())
+    harness.finish(short, long)
     assert end_of(short.log).usage == (10, 70)
     assert end_of(long.log).usage == (90, 10)
-    error = await refused(World(context_tokens=100), GenerateRequest(prompts=("x" * 100,), sampling=greedy()))
+    error = await refused(Harness(context_tokens=100), GenerateRequest(prompts=("x" * 100,), sampling=greedy()))
     assert isinstance(error, ContextLengthExceeded)
 
 
 async def test_truncation_keeps_the_end() -> None:
-    world = World(context_tokens=100)
+    harness = Harness(context_tokens=100)
     request = GenerateRequest(prompts=("a" * 5_000 + "bcd",), truncate=3, sampling=greedy(4), on_disconnect="detach")
-    run = await world.generator.create(request)
+    run = await harness.generator.create(request)
     assert run.log.record.prompts[0].ids == tuple(b"bcd")
-    world.finish(run)
+    harness.finish(run)
     assert end_of(run.log).usage == (3, 4)
     assert text_of(run.log) == oracle(tuple(b"bcd"), 1, 4)
-    longer = await world.generator.create(GenerateRequest(prompts=("abc",), truncate=99, sampling=greedy(1)))
+    longer = await harness.generator.create(GenerateRequest(prompts=("abc",), truncate=99, sampling=greedy(1)))
     assert longer.log.record.prompts[0].ids == tuple(b"abc")
 
 
@@ -257,72 +257,72 @@ def threads_busy() -> Iterator[None]:
 
 
 async def test_a_long_prompt_is_encoded_in_a_thread() -> None:
-    world = World(context_tokens=65_536, kv_tokens=65_536)
+    harness = Harness(context_tokens=65_536, kv_tokens=65_536)
     with threads_busy():
-        creating = asyncio.create_task(world.create("x" * 20_000, greedy(3)))
+        creating = asyncio.create_task(harness.create("x" * 20_000, greedy(3)))
         await idle()
         assert not creating.done()  # the loop goes on meanwhile
     run = await creating
-    world.finish(run)
+    harness.finish(run)
     assert end_of(run.log).usage == (20_000, 3)
 
 
 async def test_a_request_cancelled_while_it_is_encoded_leaves_nothing() -> None:
-    world = World(context_tokens=65_536, kv_tokens=65_536)
+    harness = Harness(context_tokens=65_536, kv_tokens=65_536)
     with threads_busy():
-        creating = asyncio.create_task(world.create("x" * 20_000, greedy(3)))
+        creating = asyncio.create_task(harness.create("x" * 20_000, greedy(3)))
         await idle()
         creating.cancel()
         await asyncio.wait([creating])
     assert creating.cancelled()
-    assert world.store.num_streams == 0
-    world.check_idle()
+    assert harness.store.num_streams == 0
+    harness.check_idle()
 
 
 # Room
 
 
 async def test_a_full_queue() -> None:
-    world = World(max_sequences=1, max_requests=2)
-    runs = [await world.create() for _ in range(2)]
+    harness = Harness(max_sequences=1, max_requests=2)
+    runs = [await harness.create() for _ in range(2)]
     with pytest.raises(QueueFull) as caught:
-        await world.create()
+        await harness.create()
     assert 1 <= (caught.value.retry_after_s or 0) <= 30
-    assert world.store.num_streams == 2
-    world.finish(*runs)
-    world.finish(await world.create())
-    world.check_idle()
+    assert harness.store.num_streams == 2
+    harness.finish(*runs)
+    harness.finish(await harness.create())
+    harness.check_idle()
 
 
 async def test_draining() -> None:
-    world = World()
-    run, longer = await world.create("Hi", greedy(5)), await world.create("Hi", greedy(50))
-    before = world.generator.state == "ready"
-    world.gate.drain(5.0)
-    assert (before, world.generator.state == "ready") == (True, False)
+    harness = Harness()
+    run, longer = await harness.create("Hi", greedy(5)), await harness.create("Hi", greedy(50))
+    before = harness.generator.state == "ready"
+    harness.gate.drain(5.0)
+    assert (before, harness.generator.state == "ready") == (True, False)
     with pytest.raises(Draining):
-        await world.create()
-    drained = asyncio.create_task(world.generator.wait_idle())
+        await harness.create()
+    drained = asyncio.create_task(harness.generator.wait_idle())
     await idle()
     assert not drained.done()
-    world.engine.step(5)
+    harness.engine.step(5)
     await idle()
     assert (run.status, drained.done()) == ("done", False)
-    world.finish(longer)
+    harness.finish(longer)
     await drained
-    await world.generator.wait_idle()  # at once
-    world.check_idle()
+    await harness.generator.wait_idle()  # at once
+    harness.check_idle()
 
 
 async def test_an_engine_that_does_not_come_back() -> None:
-    world = World()
-    world.engine.failures = 3
-    world.engine.lose(EngineLost("gone"))
-    error = await refused(world, GenerateRequest(prompts=("Hi",)))
+    harness = Harness()
+    harness.engine.failures = 3
+    harness.engine.fail(EngineLost("gone"))
+    error = await refused(harness, GenerateRequest(prompts=("Hi",)))
     assert isinstance(error, EngineLost)
     assert (error.status, error.retry_after_s) == (503, 4.0)
-    world.engine.come_back()
-    world.finish(await world.create())
+    harness.engine.restart()
+    harness.finish(await harness.create())
 
 
 # Seeds
@@ -330,21 +330,21 @@ async def test_an_engine_that_does_not_come_back() -> None:
 
 @pytest.mark.parametrize("seed", [0, 7, -1, -(2**63), 2**63 - 1, 2**64 - 1])
 async def test_choices_have_different_valid_seeds(seed: int) -> None:
-    world = World()
-    run = await world.create("Hi", greedy(12, seed=seed, n=2))
+    harness = Harness()
+    run = await harness.create("Hi", greedy(12, seed=seed, n=2))
     assert run.log.record.seed == seed
-    given = [sequence.sampling.seed for sequence in world.engine.submitted]
+    given = [sequence.sampling.seed for sequence in harness.engine.submitted]
     assert given == [seed % 2**64, (seed + 1) % 2**64]
-    world.finish(run)
+    harness.finish(run)
     for choice in (0, 1):
-        assert text_of(run.log, choice) == oracle(asked(run), seed + choice, 12)
+        assert text_of(run.log, choice) == oracle(prompt_ids_of(run), seed + choice, 12)
     assert text_of(run.log, 0) != text_of(run.log, 1)
     assert end_of(run.log).usage == (2, 24)
 
 
 async def test_a_missing_seed_is_drawn() -> None:
-    world = World()
-    one, other = [await world.create("Hi", greedy(12, seed=None)) for _ in range(2)]
-    world.finish(one, other)
+    harness = Harness()
+    one, other = [await harness.create("Hi", greedy(12, seed=None)) for _ in range(2)]
+    harness.finish(one, other)
     assert one.log.record.seed != other.log.record.seed
-    assert text_of(one.log) == oracle(asked(one), one.log.record.seed, 12)
+    assert text_of(one.log) == oracle(prompt_ids_of(one), one.log.record.seed, 12)

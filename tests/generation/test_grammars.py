@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.generation.world import World, greedy
+from tests.generation.harness import Harness, greedy
 from tests.waiting import idle
 
 from tailrace.admission import Gate
@@ -19,28 +19,28 @@ FINE = Grammar("regex", "[ab]+")
 UNSATISFIABLE = Grammar("json_schema", '{"type":"object","properties":{"a":{}},"required":["b"]}')
 
 
-def able() -> World:
+def able() -> Harness:
     """An engine that announces grammars."""
-    world = World()
-    capabilities = world.engine.capabilities
+    harness = Harness()
+    capabilities = harness.engine.capabilities
     assert capabilities is not None
-    world.engine.capabilities = replace(capabilities, parameters=capabilities.parameters | {"grammar"})
-    return world
+    harness.engine.capabilities = replace(capabilities, parameters=capabilities.parameters | {"grammar"})
+    return harness
 
 
 async def test_a_grammar_that_compiles_comes_to_the_engine() -> None:
-    world = able()
-    run = await world.create(sampling=replace(greedy(3), ignore_eos=False, grammar=FINE))
+    harness = able()
+    run = await harness.create(sampling=replace(greedy(3), ignore_eos=False, grammar=FINE))
     assert run.choices[0].sequence.sampling.grammar == FINE
-    world.finish(run)
-    world.check_idle()
+    harness.finish(run)
+    harness.check_idle()
 
 
 async def test_a_grammar_that_does_not_compile_is_refused_before_the_stream_exists() -> None:
-    world = able()
+    harness = able()
     with pytest.raises(RequestError, match="no answer could conform"):
-        await world.create(sampling=replace(greedy(3), ignore_eos=False, grammar=UNSATISFIABLE))
-    world.check_idle()
+        await harness.create(sampling=replace(greedy(3), ignore_eos=False, grammar=UNSATISFIABLE))
+    harness.check_idle()
 
 
 async def test_a_check_uses_no_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,19 +48,19 @@ async def test_a_check_uses_no_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     program.write_text('#!/bin/sh\nuntil [ -e "$0.done" ]; do sleep 0.02; done\n')
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    world = able()
-    world.gate = world.generator.gate = Gate(max_requests=1)
-    world.generator.on_engine_change()
-    checked = asyncio.create_task(world.create(sampling=replace(greedy(3), ignore_eos=False, grammar=FINE)))
+    harness = able()
+    harness.gate = harness.generator.gate = Gate(max_requests=1)
+    harness.generator.on_engine_change()
+    checked = asyncio.create_task(harness.create(sampling=replace(greedy(3), ignore_eos=False, grammar=FINE)))
     await idle()
-    world.finish(await world.create())
+    harness.finish(await harness.create())
     (tmp_path / "held.done").touch()
-    world.finish(await checked)
+    harness.finish(await checked)
 
 
 async def test_an_engine_without_grammars_refuses_all() -> None:
     with pytest.raises(UnsupportedParameter) as refused:
-        await World().create(sampling=replace(greedy(3), ignore_eos=False, grammar=FINE))
+        await Harness().create(sampling=replace(greedy(3), ignore_eos=False, grammar=FINE))
     assert refused.value.param == "grammar"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.generation.world import World, greedy
+from tests.generation.harness import Harness, greedy
 
 from tailrace.errors import EngineLost, TailraceError, UnknownModel
 from tailrace.generation import Observer, Times
@@ -66,61 +66,61 @@ class _Broken(Observer):
 
 
 async def test_an_observer_is_called_once_for_each_stage() -> None:
-    world = World()
+    harness = Harness()
     notes = _Notes()
-    world.generator.observers.add(notes)
-    run = await world.create("Hi", greedy(5, n=2))
-    world.finish(run)
+    harness.generator.observers.add(notes)
+    run = await harness.create("Hi", greedy(5, n=2))
+    harness.finish(run)
     assert notes.calls == [("begun", "Hi"), ("admitted", "Hi"), ("first token", "Hi"), ("end", "Hi")]
     assert notes.ends == [run.log.end]
 
 
 async def test_a_stream_that_is_cancelled_in_the_queue_is_never_admitted() -> None:
-    world = World(max_sequences=1)
+    harness = Harness(max_sequences=1)
     notes = _Notes()
-    first = await world.create("Hi", greedy(5))
-    world.generator.observers.add(notes)
-    second = await world.create("Ho", greedy(5))
+    first = await harness.create("Hi", greedy(5))
+    harness.generator.observers.add(notes)
+    second = await harness.create("Ho", greedy(5))
     second.cancel()
     assert notes.calls == [("begun", "Ho"), ("end", "Ho")]
     assert notes.ends[0].status == "cancelled"
-    world.finish(first)
+    harness.finish(first)
 
 
 async def test_a_replay_is_no_second_first_token() -> None:
-    world = World()
+    harness = Harness()
     notes = _Notes()
-    world.generator.observers.add(notes)
-    run = await world.create("Hi", greedy(9))
-    world.engine.step(3)
-    world.engine.lose(EngineLost("gone"))
-    world.engine.come_back()
-    world.finish(run)
+    harness.generator.observers.add(notes)
+    run = await harness.create("Hi", greedy(9))
+    harness.engine.step(3)
+    harness.engine.fail(EngineLost("gone"))
+    harness.engine.restart()
+    harness.finish(run)
     assert notes.calls == [("begun", "Hi"), ("admitted", "Hi"), ("first token", "Hi"), ("end", "Hi")]
     assert notes.ends[0].continuity == "replayed"
     assert notes.losses == [1]
 
 
 async def test_an_observer_that_raises_is_logged_and_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
-    world = World()
+    harness = Harness()
     notes = _Notes()
-    world.generator.observers.add(_Broken())
-    world.generator.observers.add(notes)
-    run = await world.create("Hi", greedy(5))
-    world.finish(run)
+    harness.generator.observers.add(_Broken())
+    harness.generator.observers.add(notes)
+    run = await harness.create("Hi", greedy(5))
+    harness.finish(run)
     assert [name for name, _ in notes.calls] == ["begun", "admitted", "first token", "end"]
     assert run.log.end is not None
     assert run.log.end.status == "done"
     assert caplog.text.count("an observer of streams has failed") == 4
-    world.check_idle()
+    harness.check_idle()
 
 
 async def test_a_request_without_a_stream_is_refused() -> None:
-    world = World()
+    harness = Harness()
     notes = _Notes()
-    world.generator.observers.add(notes)
-    served = Served("scripted", world.engine.spec, Settings())
-    served.generator = world.generator
+    harness.generator.observers.add(notes)
+    served = Served("scripted", harness.engine.spec, Settings())
+    served.generator = harness.generator
     arrival = Arrival("scripted", "native", "alice", "abcdefghjkmn")
     with pytest.raises(UnknownModel), served.arriving(arrival):
         raise UnknownModel("There is no such model here.")

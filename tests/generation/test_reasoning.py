@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.generation.world import World, asked, end_of, text_of, tokenizer
+from tests.generation.harness import Harness, end_of, prompt_ids_of, text_of, tokenizer
 from tests.streams.virtual_time import run as run_scenario
 
 from tailrace.engines.scripted.engine import scripted_token
@@ -20,14 +20,14 @@ OPEN, CLOSE = 8, 11  # tokens of the markers, with the white space around them
 WHOLE = OPEN + THINKS + CLOSE + 12
 
 
-def thinking(**options: float) -> World:
-    return World(options={"thinks": THINKS, **options}, thinks=True)
+def thinking(**options: float) -> Harness:
+    return Harness(options={"thinks": THINKS, **options}, thinks=True)
 
 
-async def begin(world: World, content: str = "Hi", **asked: object) -> Run:
+async def begin(harness: Harness, content: str = "Hi", **fields: object) -> Run:
     sampling = Sampling(temperature=0.0, seed=1, max_tokens=WHOLE)
-    given = {"messages": (Message("user", content),), "sampling": sampling, **asked}
-    return await world.generator.create(GenerateRequest(on_disconnect="detach", linger_s=1e6, **given))  # type: ignore[arg-type]  # of several kinds
+    arguments = {"messages": (Message("user", content),), "sampling": sampling, **fields}
+    return await harness.generator.create(GenerateRequest(on_disconnect="detach", linger_s=1e6, **arguments))  # type: ignore[arg-type]  # of several kinds
 
 
 def reasoning_of(log: StreamLog, choice: int = 0) -> str:
@@ -36,7 +36,7 @@ def reasoning_of(log: StreamLog, choice: int = 0) -> str:
 
 def written(run: Run, num_tokens: int, seed: int = 1) -> str:
     """Return the engine's text, including the markers."""
-    ids = [scripted_token(asked(run), seed, index, thinks=THINKS) for index in range(num_tokens)]
+    ids = [scripted_token(prompt_ids_of(run), seed, index, thinks=THINKS) for index in range(num_tokens)]
     return b"".join(tokenizer().pieces[i] for i in ids).decode("utf-8", "replace")
 
 
@@ -50,16 +50,16 @@ def oracle(run: Run, num_tokens: int = WHOLE, seed: int = 1) -> tuple[str, str]:
 @given(num_steps=st.integers(1, WHOLE), num_tokens=st.integers(1, WHOLE))
 def test_reasoning_is_separated_from_text(num_steps: int, num_tokens: int) -> None:
     async def scenario() -> None:
-        world = thinking()
-        run = await begin(world, sampling=Sampling(temperature=0.0, seed=1, max_tokens=num_tokens))
-        world.finish(run, num_steps=num_steps)
+        harness = thinking()
+        run = await begin(harness, sampling=Sampling(temperature=0.0, seed=1, max_tokens=num_tokens))
+        harness.finish(run, num_steps=num_steps)
         assert (reasoning_of(run.log), text_of(run.log)) == oracle(run, num_tokens)
         deltas = [event for event in run.log.events if isinstance(event, TextDelta)]
         assert not any(delta.text and delta.reasoning for delta in deltas)
         assert sum(len(delta.token_ids) for delta in deltas) == num_tokens
         assert [delta.finish_reason for delta in deltas] == [None] * (len(deltas) - 1) + ["length"]
         assert end_of(run.log).num_reasoning_tokens == _num_reasoning(num_tokens)
-        world.check_idle()
+        harness.check_idle()
 
     run_scenario(scenario())
 
@@ -72,31 +72,31 @@ def _num_reasoning(num_tokens: int) -> int:
 @pytest.mark.parametrize("num_given", range(1, WHOLE))
 async def test_it_continues_after_a_crash(num_given: int) -> None:
     """In the middle of either marker, too."""
-    world = thinking()
-    run = await begin(world)
+    harness = thinking()
+    run = await begin(harness)
     for _ in range(num_given):
-        world.engine.step()
+        harness.engine.step()
     before = list(run.log.events)
-    world.engine.lose(EngineLost("gone"))
-    world.engine.come_back()
-    world.finish(run)
+    harness.engine.fail(EngineLost("gone"))
+    harness.engine.restart()
+    harness.finish(run)
     assert run.log.events[: len(before)] == before
     assert (reasoning_of(run.log), text_of(run.log)) == oracle(run)
     assert end_of(run.log).continuity == "replayed"
     assert end_of(run.log).num_reasoning_tokens == _num_reasoning(WHOLE)
-    world.check_idle()
+    harness.check_idle()
 
 
 @pytest.mark.parametrize("num_given", [3, OPEN + 4, OPEN + THINKS + 5, OPEN + THINKS + CLOSE + 4])
 async def test_it_continues_after_a_different_replay(num_given: int) -> None:
-    world = thinking()
-    run = await begin(world)
-    world.engine.step(num_given)
+    harness = thinking()
+    run = await begin(harness)
+    harness.engine.step(num_given)
     before = reasoning_of(run.log), text_of(run.log)
-    world.engine.twist = 1
-    world.engine.lose(EngineLost("gone"))
-    world.engine.come_back()
-    world.finish(run)
+    harness.engine.seed_offset = 1
+    harness.engine.fail(EngineLost("gone"))
+    harness.engine.restart()
+    harness.finish(run)
     reasoning, text = reasoning_of(run.log), text_of(run.log)
     assert reasoning.startswith(before[0])
     assert text.startswith(before[1])
@@ -105,13 +105,13 @@ async def test_it_continues_after_a_different_replay(num_given: int) -> None:
 
 @pytest.mark.parametrize("num_steps", [1, 5, WHOLE])
 async def test_stop_strings_are_found_only_in_the_text(num_steps: int) -> None:
-    world = thinking()
-    run = await begin(world)
-    world.finish(run)
+    harness = thinking()
+    run = await begin(harness)
+    harness.finish(run)
     reasoning, text = oracle(run)
     word = next(letter for letter in text if letter.isalpha() and letter in reasoning)
-    stopped = await begin(world, sampling=Sampling(temperature=0.0, seed=1, max_tokens=WHOLE, stop=(word,)))
-    world.finish(stopped, num_steps=num_steps)
+    stopped = await begin(harness, sampling=Sampling(temperature=0.0, seed=1, max_tokens=WHOLE, stop=(word,)))
+    harness.finish(stopped, num_steps=num_steps)
     assert (reasoning_of(stopped.log), text_of(stopped.log)) == (reasoning, text.partition(word)[0])
     last = stopped.log.events[-2]
     assert isinstance(last, TextDelta)
@@ -119,57 +119,57 @@ async def test_stop_strings_are_found_only_in_the_text(num_steps: int) -> None:
 
 
 async def test_each_choice_has_its_own_reasoning() -> None:
-    world = thinking()
-    run = await begin(world, sampling=Sampling(temperature=0.0, seed=1, max_tokens=WHOLE, n=2))
-    world.finish(run, num_steps=3)
+    harness = thinking()
+    run = await begin(harness, sampling=Sampling(temperature=0.0, seed=1, max_tokens=WHOLE, n=2))
+    harness.finish(run, num_steps=3)
     for choice in (0, 1):
         assert (reasoning_of(run.log, choice), text_of(run.log, choice)) == oracle(run, seed=1 + choice)
     assert end_of(run.log).num_reasoning_tokens == 2 * _num_reasoning(WHOLE)
 
 
 async def test_it_may_be_left_in_the_text() -> None:
-    world = thinking()
-    run = await begin(world, split_reasoning=False)
-    world.finish(run)
+    harness = thinking()
+    run = await begin(harness, split_reasoning=False)
+    harness.finish(run)
     assert (reasoning_of(run.log), text_of(run.log)) == ("", written(run, WHOLE))
     assert end_of(run.log).num_reasoning_tokens == 0
 
 
 async def test_a_prompt_is_continued_as_the_model_writes() -> None:
-    world = thinking()
-    run = await begin(world, messages=(), prompts=("Hi",))
-    world.finish(run)
+    harness = thinking()
+    run = await begin(harness, messages=(), prompts=("Hi",))
+    harness.finish(run)
     assert (reasoning_of(run.log), text_of(run.log)) == ("", written(run, WHOLE))
 
 
 async def test_logprobs_stay_with_their_tokens() -> None:
-    world = thinking()
-    run = await begin(world, sampling=Sampling(temperature=0.0, seed=1, max_tokens=WHOLE, logprobs=True))
-    world.finish(run, num_steps=WHOLE)
+    harness = thinking()
+    run = await begin(harness, sampling=Sampling(temperature=0.0, seed=1, max_tokens=WHOLE, logprobs=True))
+    harness.finish(run, num_steps=WHOLE)
     deltas = [event for event in run.log.events if isinstance(event, TextDelta)]
     assert [bool(delta.reasoning) for delta in deltas] == [True, False]
     assert all(len(delta.logprobs) == len(delta.token_ids) for delta in deltas)
 
 
 async def test_an_answer_that_ended_in_its_reasoning_is_continued_there() -> None:
-    world = thinking()
-    first = await begin(world, sampling=Sampling(temperature=0.0, seed=1, max_tokens=OPEN + 4))
-    world.finish(first)
+    harness = thinking()
+    first = await begin(harness, sampling=Sampling(temperature=0.0, seed=1, max_tokens=OPEN + 4))
+    harness.finish(first)
     thought = reasoning_of(first.log)
     assert thought
     said = (Message("user", "Hi"), Message("assistant", "", reasoning=thought))
-    run = await begin(world, messages=said, continue_final=True)
-    world.finish(run)
-    prompt = b"".join(tokenizer().pieces[i] for i in asked(run)).decode()
+    run = await begin(harness, messages=said, continue_final=True)
+    harness.finish(run)
+    prompt = b"".join(tokenizer().pieces[i] for i in prompt_ids_of(run)).decode()
     assert prompt.endswith(f"<|assistant|><think>\n{thought}")
     assert (reasoning_of(run.log), text_of(run.log)) == oracle(run)
     assert reasoning_of(run.log).startswith("<think>")  # the scripted engine begins anew
 
 
 async def test_a_stream_of_two_choices_is_counted_after_a_restart() -> None:
-    world = thinking()
-    run = await begin(world, sampling=Sampling(temperature=0.0, seed=1, max_tokens=WHOLE, n=2))
-    world.finish(run)
+    harness = thinking()
+    run = await begin(harness, sampling=Sampling(temperature=0.0, seed=1, max_tokens=WHOLE, n=2))
+    harness.finish(run)
     end = run.log.events[-1]
     assert isinstance(end, End)
     choice = run.choices[0]
@@ -180,10 +180,10 @@ async def test_a_stream_of_two_choices_is_counted_after_a_restart() -> None:
 
 async def test_earlier_reasoning_that_the_template_leaves_out_uses_no_tokens() -> None:
     """The length of a prompt is known only after the template was applied."""
-    world = World(context_tokens=200)
+    harness = Harness(context_tokens=200)
     said = (Message("user", "Hi"), Message("assistant", "Ho", reasoning="hm " * 500), Message("user", "Hi"))
-    run = await begin(world, messages=said, sampling=Sampling(temperature=0.0, seed=1, max_tokens=9))
-    world.finish(run)
+    run = await begin(harness, messages=said, sampling=Sampling(temperature=0.0, seed=1, max_tokens=9))
+    harness.finish(run)
     assert end_of(run.log).status == "done"
     with pytest.raises(ContextLengthExceeded):
-        await begin(World(context_tokens=200, thinks=True), messages=said)
+        await begin(Harness(context_tokens=200, thinks=True), messages=said)

@@ -7,7 +7,7 @@ import gc
 import weakref
 
 import pytest
-from tests.generation.world import World, asked, end_of, greedy, oracle, text_of
+from tests.generation.harness import Harness, end_of, greedy, oracle, prompt_ids_of, text_of
 from tests.streams.virtual_time import run as run_scenario
 from tests.waiting import idle
 
@@ -20,58 +20,58 @@ from tailrace.types import End, Failure, GenerateRequest, Usage
 
 
 async def test_cancel_while_queued_frees_the_slot_at_once() -> None:
-    world = World(max_sequences=1)
-    running, queued, third = [await world.create() for _ in range(3)]
+    harness = Harness(max_sequences=1)
+    running, queued, third = [await harness.create() for _ in range(3)]
     assert (running.status, queued.status, third.status) == ("running", "queued", "queued")
     queued.cancel()
     assert queued.log.events == [End("cancelled", Usage(2, 0))]
-    assert (queued.status, world.gate.num_waiting) == ("cancelled", 1)
-    assert world.engine.aborted == []  # the engine never heard of it
-    world.finish(running, third)
-    assert text_of(third.log) == oracle(asked(third), 1, 20)
-    assert len(world.engine.submitted) == 2
-    world.check_idle()
+    assert (queued.status, harness.gate.num_waiting) == ("cancelled", 1)
+    assert harness.engine.aborted == []  # the engine never heard of it
+    harness.finish(running, third)
+    assert text_of(third.log) == oracle(prompt_ids_of(third), 1, 20)
+    assert len(harness.engine.submitted) == 2
+    harness.check_idle()
 
 
 async def test_cancel_while_running_frees_the_slot_when_the_engine_is_done() -> None:
-    world = World(max_sequences=1)
-    run, queued = await world.create(), await world.create()
-    world.engine.step(3)
+    harness = Harness(max_sequences=1)
+    run, queued = await harness.create(), await harness.create()
+    harness.engine.step(3)
     run.cancel()
     assert end_of(run.log) == End("cancelled", Usage(2, 3))
-    assert world.engine.aborted == [run.choices[0].sequence.sequence_id]
-    assert (world.gate.num_running, queued.status) == (1, "queued")
-    world.engine.step()
-    assert (world.gate.num_running, queued.status) == (1, "running")
-    world.finish(queued)
-    world.check_idle()
+    assert harness.engine.aborted == [run.choices[0].sequence.sequence_id]
+    assert (harness.gate.num_running, queued.status) == (1, "queued")
+    harness.engine.step()
+    assert (harness.gate.num_running, queued.status) == (1, "running")
+    harness.finish(queued)
+    harness.check_idle()
 
 
 async def test_cancel_aborts_every_choice() -> None:
-    world = World()
-    run = await world.create("Hi", greedy(50, n=3))
-    world.engine.step(2)
+    harness = Harness()
+    run = await harness.create("Hi", greedy(50, n=3))
+    harness.engine.step(2)
     run.cancel()
-    assert sorted(world.engine.aborted) == sorted(choice.sequence.sequence_id for choice in run.choices)
-    assert world.gate.num_running == 1
-    world.engine.step()
+    assert sorted(harness.engine.aborted) == sorted(choice.sequence.sequence_id for choice in run.choices)
+    assert harness.gate.num_running == 1
+    harness.engine.step()
     assert end_of(run.log) == End("cancelled", Usage(2, 6))
-    world.check_idle()
+    harness.check_idle()
 
 
 async def test_cancel_before_the_first_token() -> None:
-    world = World()
-    run = await world.create()
+    harness = Harness()
+    run = await harness.create()
     run.cancel()
-    world.engine.step()
+    harness.engine.step()
     assert run.log.events == [End("cancelled", Usage(2, 0))]
-    world.check_idle()
+    harness.check_idle()
 
 
 async def test_cancel_twice_and_cancel_after_the_end() -> None:
-    world = World()
-    run, other = await world.create("Hi", greedy(3)), await world.create("Hi", greedy(30))
-    world.engine.step(3)
+    harness = Harness()
+    run, other = await harness.create("Hi", greedy(3)), await harness.create("Hi", greedy(30))
+    harness.engine.step(3)
     before = list(run.log.events)
     run.cancel()
     run.interrupt()
@@ -80,142 +80,142 @@ async def test_cancel_twice_and_cancel_after_the_end() -> None:
     assert end_of(run.log).status == "done"
     other.cancel()
     other.cancel()
-    assert world.engine.aborted == [other.choices[0].sequence.sequence_id]
-    world.engine.step()
+    assert harness.engine.aborted == [other.choices[0].sequence.sequence_id]
+    harness.engine.step()
     other.cancel()
     assert end_of(other.log).status == "cancelled"
-    world.check_idle()
+    harness.check_idle()
 
 
 @pytest.mark.parametrize("cancelled_first", [True, False])
 async def test_cancel_and_the_last_token_at_once(cancelled_first: bool) -> None:
     """The last delta arrives just before or just after the cancellation."""
-    world = World()
-    run = await world.create("Hi", greedy(3))
-    last = world.engine.compute(3)
+    harness = Harness()
+    run = await harness.create("Hi", greedy(3))
+    last = harness.engine.compute(3)
     if cancelled_first:
         run.cancel()
-        world.engine.hear(last)
+        harness.engine.deliver(last)
     else:
-        world.engine.hear(last)
+        harness.engine.deliver(last)
         run.cancel()
     end = end_of(run.log)
     assert (end.status, end.usage) == (("cancelled", Usage(2, 0)) if cancelled_first else ("done", Usage(2, 3)))
     assert (end.spent is None) == cancelled_first
-    world.engine.step()  # the abort of a sequence that is no longer there
-    world.check_idle()
+    harness.engine.step()  # the abort of a sequence that is no longer there
+    harness.check_idle()
 
 
 async def test_cancel_when_one_of_two_choices_is_complete() -> None:
-    world = World()
-    run = await world.create("Hi", greedy(40, stop=(oracle(tuple(b"Hi"), 1, 4)[-3:],), n=2))
+    harness = Harness()
+    run = await harness.create("Hi", greedy(40, stop=(oracle(tuple(b"Hi"), 1, 4)[-3:],), n=2))
     while not run.choices[0].is_complete:
-        world.engine.step()
+        harness.engine.step()
     assert run.log.end is None
     expected = sorted(choice.sequence.sequence_id for choice in run.choices)
     run.cancel()
     assert end_of(run.log).status == "cancelled"
-    world.finish(run)
-    assert sorted(world.engine.aborted) == expected
-    world.check_idle()
+    harness.finish(run)
+    assert sorted(harness.engine.aborted) == expected
+    harness.check_idle()
 
 
 async def test_interrupt() -> None:
-    world = World(max_sequences=1)
-    running, queued = await world.create(), await world.create()
-    world.engine.step(2)
+    harness = Harness(max_sequences=1)
+    running, queued = await harness.create(), await harness.create()
+    harness.engine.step(2)
     for run in (running, queued):
         run.interrupt()
         end = end_of(run.log)
         assert (end.status, end.failure and end.failure.code) == ("interrupted", "interrupted")
-    world.engine.step()
-    world.check_idle()
+    harness.engine.step()
+    harness.check_idle()
 
 
 # The engine goes
 
 
 async def test_an_engine_is_lost_and_replaced() -> None:
-    world = World(max_sequences=2)
-    two, queued = await world.create("Hi", greedy(20, n=2)), await world.create("Ho", greedy(5))
-    world.engine.step(3)
+    harness = Harness(max_sequences=2)
+    two, queued = await harness.create("Hi", greedy(20, n=2)), await harness.create("Ho", greedy(5))
+    harness.engine.step(3)
     before = list(two.log.events)
-    world.engine.lose(EngineLost("The engine stopped: killed by SIGKILL."))
+    harness.engine.fail(EngineLost("The engine stopped: killed by SIGKILL."))
     assert two.log.events == before
-    assert (two.status, queued.status, world.gate.num_running) == ("running", "queued", 1)
-    world.engine.come_back()
-    world.finish(two, queued)
+    assert (two.status, queued.status, harness.gate.num_running) == ("running", "queued", 1)
+    harness.engine.restart()
+    harness.finish(two, queued)
     assert two.log.events[: len(before)] == before
-    assert [text_of(two.log, choice) for choice in (0, 1)] == [oracle(asked(two), 1 + n, 20) for n in (0, 1)]
-    assert text_of(queued.log) == oracle(asked(queued), 1, 5)
+    assert [text_of(two.log, choice) for choice in (0, 1)] == [oracle(prompt_ids_of(two), 1 + n, 20) for n in (0, 1)]
+    assert text_of(queued.log) == oracle(prompt_ids_of(queued), 1, 5)
     assert (end_of(two.log).continuity, end_of(queued.log).continuity) == ("replayed", None)
     assert end_of(two.log).usage == Usage(2, 40)
-    world.check_idle()
+    harness.check_idle()
 
 
 async def test_a_loss_after_the_cancellation_frees_the_slot() -> None:
-    world = World()
-    run = await world.create()
+    harness = Harness()
+    run = await harness.create()
     run.cancel()
-    world.engine.lose(EngineLost("gone"))
+    harness.engine.fail(EngineLost("gone"))
     assert run.log.events == [End("cancelled", Usage(2, 0))]
-    world.engine.come_back()
-    world.check_idle()
+    harness.engine.restart()
+    harness.check_idle()
 
 
 async def test_a_cancellation_without_an_engine_frees_the_slot() -> None:
-    world = World(max_sequences=1)
-    run, queued = await world.create(), await world.create()
-    world.engine.step(2)
-    world.engine.lose(EngineLost("gone"))
+    harness = Harness(max_sequences=1)
+    run, queued = await harness.create(), await harness.create()
+    harness.engine.step(2)
+    harness.engine.fail(EngineLost("gone"))
     run.cancel()
     assert end_of(run.log) == End("cancelled", Usage(2, 2))
-    assert world.gate.num_running == 0
-    world.engine.come_back()
-    world.finish(queued)
-    world.check_idle()
+    assert harness.gate.num_running == 0
+    harness.engine.restart()
+    harness.finish(queued)
+    harness.check_idle()
 
 
 async def test_an_engine_that_is_gone_when_the_request_is_admitted() -> None:
     """The gate is still open."""
-    world = World(max_sequences=1)
-    world.engine.is_ready = False
-    run, next_run = await world.create(), await world.create("Hi", greedy(5, n=1))
+    harness = Harness(max_sequences=1)
+    harness.engine.is_ready = False
+    run, next_run = await harness.create(), await harness.create("Hi", greedy(5, n=1))
     assert (run.status, next_run.status) == ("running", "queued")
-    world.engine.come_back()
-    world.finish(run, next_run)
-    assert text_of(run.log) == oracle(asked(run), 1, 20)
-    world.check_idle()
+    harness.engine.restart()
+    harness.finish(run, next_run)
+    assert text_of(run.log) == oracle(prompt_ids_of(run), 1, 20)
+    harness.check_idle()
 
 
 async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:
-    world = World(max_sequences=2)
-    running, queued = await world.create("Hi", greedy(20, n=2)), await world.create("Ho")
-    world.engine.step()
+    harness = Harness(max_sequences=2)
+    running, queued = await harness.create("Hi", greedy(20, n=2)), await harness.create("Ho")
+    harness.engine.step()
     seen = list(running.log.events)
-    world.store.close()  # from now on it refuses whatever comes, as it does when another one writes the stream
+    harness.store.close()  # from now on it refuses whatever comes, as it does when another one writes the stream
     with Reader(running.log, running.log.last_seq) as reader:
-        world.engine.step()
+        harness.engine.step()
         await reader.wait()
         assert reader.is_finished
     assert (running.log.end, running.log.events) == (None, seen)
-    assert len(world.engine.aborted) == 2
+    assert len(harness.engine.aborted) == 2
     queued.cancel()
     assert (queued.log.end, queued.log.is_parked) == (None, True)
-    world.engine.step()
-    await world.generator.wait_idle()
-    world.check_idle()
+    harness.engine.step()
+    await harness.generator.wait_idle()
+    harness.check_idle()
 
 
 async def test_a_sequence_that_the_engine_refuses() -> None:
-    world = World()
-    world.engine.engine.capabilities = World(context_tokens=3).engine.engine.capabilities
-    run = await world.create("Hi", greedy(5))
-    world.finish(run)
+    harness = Harness()
+    harness.engine.engine.capabilities = Harness(context_tokens=3).engine.engine.capabilities
+    run = await harness.create("Hi", greedy(5))
+    harness.finish(run)
     failure = end_of(run.log).failure
     assert failure is not None
     assert failure.code == "sequence_failed"
-    world.check_idle()
+    harness.check_idle()
 
 
 # Time
@@ -223,10 +223,10 @@ async def test_a_sequence_that_the_engine_refuses() -> None:
 
 def test_the_wait_in_the_queue_is_bounded() -> None:
     async def scenario() -> None:
-        world = World(max_sequences=1, limits=Limits(queue_s=60.0))
-        running = await world.create("Hi", greedy(500))
+        harness = Harness(max_sequences=1, limits=Limits(queue_s=60.0))
+        running = await harness.create("Hi", greedy(500))
         await asyncio.sleep(30)
-        queued = await world.create()
+        queued = await harness.create()
         await asyncio.sleep(59)
         assert queued.status == "queued"
         await asyncio.sleep(2)
@@ -237,26 +237,26 @@ def test_the_wait_in_the_queue_is_bounded() -> None:
                 Failure("queue_timeout", "The model was too busy to begin this request in time."),
             )
         ]
-        assert world.gate.num_waiting == 0
+        assert harness.gate.num_waiting == 0
         assert running.status == "running"
         running.cancel()
-        world.engine.step()
-        world.check_idle()
+        harness.engine.step()
+        harness.check_idle()
 
     run_scenario(scenario())
 
 
 def test_the_time_in_the_queue_does_not_count_once_it_runs() -> None:
     async def scenario() -> None:
-        world = World(max_sequences=1, limits=Limits(queue_s=60.0))
-        first, second = await world.create("Hi", greedy(5)), await world.create("Hi", greedy(5))
+        harness = Harness(max_sequences=1, limits=Limits(queue_s=60.0))
+        first, second = await harness.create("Hi", greedy(5)), await harness.create("Hi", greedy(5))
         await asyncio.sleep(50)
-        world.engine.step(5)
+        harness.engine.step(5)
         assert first.status == "done"
         assert second.status == "running"
         await asyncio.sleep(10_000)
         assert second.status == "running"
-        world.finish(second)
+        harness.finish(second)
         assert end_of(second.log).status == "done"
 
     run_scenario(scenario())
@@ -264,9 +264,9 @@ def test_the_time_in_the_queue_does_not_count_once_it_runs() -> None:
 
 def test_a_stream_that_nobody_reads_is_cancelled_after_its_time() -> None:
     async def scenario() -> None:
-        world = World(limits=Limits(linger_s=60.0))
-        ours = await world.generator.create(GenerateRequest(prompts=("Hi",), on_disconnect="detach"))
-        theirs = await world.create(linger_s=5.0)
+        harness = Harness(limits=Limits(linger_s=60.0))
+        ours = await harness.generator.create(GenerateRequest(prompts=("Hi",), on_disconnect="detach"))
+        theirs = await harness.create(linger_s=5.0)
         await asyncio.sleep(4.9)
         assert (ours.status, theirs.status) == ("running", "running")
         await asyncio.sleep(0.2)
@@ -275,26 +275,26 @@ def test_a_stream_that_nobody_reads_is_cancelled_after_its_time() -> None:
         assert ours.status == "running"
         await asyncio.sleep(1)
         assert ours.status == "cancelled"
-        world.engine.step()
-        world.check_idle()
+        harness.engine.step()
+        harness.check_idle()
 
     run_scenario(scenario())
 
 
 def test_a_queued_stream_that_nobody_reads_is_cancelled_as_well() -> None:
     async def scenario() -> None:
-        world = World(max_sequences=1)
-        running, queued = await world.create(), await world.create(linger_s=5.0)
+        harness = Harness(max_sequences=1)
+        running, queued = await harness.create(), await harness.create(linger_s=5.0)
         await asyncio.sleep(5.1)
-        assert (running.status, queued.status, world.gate.num_waiting) == ("running", "cancelled", 0)
+        assert (running.status, queued.status, harness.gate.num_waiting) == ("running", "cancelled", 0)
 
     run_scenario(scenario())
 
 
 def test_a_reader_stops_the_linger_timer_and_leaving_starts_it() -> None:
     async def scenario() -> None:
-        world = World()
-        run = await world.create(linger_s=5.0)
+        harness = Harness()
+        run = await harness.create(linger_s=5.0)
         await asyncio.sleep(4)
         with Reader(run.log):
             await asyncio.sleep(1_000)
@@ -315,9 +315,9 @@ def test_a_reader_stops_the_linger_timer_and_leaving_starts_it() -> None:
 
 def test_the_linger_timer_of_a_finished_stream_does_nothing() -> None:
     async def scenario() -> None:
-        world = World()
-        run = await world.create("Hi", greedy(3), linger_s=5.0)
-        world.finish(run)
+        harness = Harness()
+        run = await harness.create("Hi", greedy(3), linger_s=5.0)
+        harness.finish(run)
         before = list(run.log.events)
         with Reader(run.log):
             pass
@@ -330,12 +330,12 @@ def test_the_linger_timer_of_a_finished_stream_does_nothing() -> None:
 async def test_expired_streams_are_freed_without_the_garbage_collector() -> None:
     gc.collect()
     gc.disable()
-    world = World(max_sequences=1)
-    first, queued = await world.create("Hi", greedy(3)), await world.create("Hi", greedy(3))
+    harness = Harness(max_sequences=1)
+    first, queued = await harness.create("Hi", greedy(3)), await harness.create("Hi", greedy(3))
     queued.cancel()
-    world.finish(first)
+    harness.finish(first)
     for run in (first, queued):
-        world.store.index.delete(run.log)
+        harness.store.index.delete(run.log)
     watched = [weakref.ref(run) for run in (first, queued)]
     del first, queued, run
     try:
@@ -345,36 +345,36 @@ async def test_expired_streams_are_freed_without_the_garbage_collector() -> None
 
 
 async def test_without_linger_time_the_last_reader_cancels() -> None:
-    world = World()
-    run = await world.generator.create(
+    harness = Harness()
+    run = await harness.generator.create(
         GenerateRequest(prompts=("Hi",), sampling=greedy(50), on_disconnect="cancel", linger_s=60)
     )
     first, second = Reader(run.log), Reader(run.log)
     first.__enter__()
     second.__enter__()
-    world.engine.step()
+    harness.engine.step()
     first.__exit__(None, None, None)
     assert run.status == "running"
     second.__exit__(None, None, None)
     assert end_of(run.log) == End("cancelled", Usage(2, 1))
-    world.engine.step()
-    world.check_idle()
+    harness.engine.step()
+    harness.check_idle()
 
 
 async def test_without_linger_time_leaving_cancels_a_queued_stream() -> None:
-    world = World(max_sequences=1)
-    running = await world.create()
-    queued = await world.generator.create(GenerateRequest(prompts=("Hi",), on_disconnect="cancel"))
+    harness = Harness(max_sequences=1)
+    running = await harness.create()
+    queued = await harness.generator.create(GenerateRequest(prompts=("Hi",), on_disconnect="cancel"))
     with Reader(queued.log):
         assert queued.status == "queued"
-    assert (queued.status, world.gate.num_waiting) == ("cancelled", 0)
-    world.finish(running)
-    world.check_idle()
+    assert (queued.status, harness.gate.num_waiting) == ("cancelled", 0)
+    harness.finish(running)
+    harness.check_idle()
 
 
 async def test_a_reader_sees_everything_and_then_the_end() -> None:
-    world = World()
-    run = await world.create("Hi", greedy(30))
+    harness = Harness()
+    run = await harness.create("Hi", greedy(30))
 
     async def read() -> list[object]:
         seen: list[object] = []
@@ -387,5 +387,5 @@ async def test_a_reader_sees_everything_and_then_the_end() -> None:
     reading = asyncio.create_task(read())
     while run.log.end is None:
         await idle()
-        world.engine.step(2)
+        harness.engine.step(2)
     assert await reading == run.log.events

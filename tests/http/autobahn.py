@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import platformdirs
-from tests.lacking import lack
+from tests.missing import skip_missing
 
 __all__ = ["Outcome", "Suite"]
 
@@ -42,7 +42,7 @@ class Suite:
             [*install, f"autobahntestsuite=={_VERSION}"], capture_output=True, text=True, check=False
         )  # fmt: skip
         if done.returncode:
-            lack("autobahntestsuite", done.stderr.strip()[-300:])
+            skip_missing("autobahntestsuite", done.stderr.strip()[-300:])
         (self._path / "zope" / "__init__.py").touch()  # a namespace package, which --target leaves without one
         (self._path / "complete").touch()
 
@@ -69,4 +69,4 @@ def _python() -> str:
         return subprocess.run([candidate, "-c", "import sys"], capture_output=True, check=False).returncode == 0
 
     found = next(filter(runs, map(str, filter(None, candidates))), None)
-    return found or lack("Python 2.7", "the Autobahn test suite needs it")
+    return found or skip_missing("Python 2.7", "the Autobahn test suite needs it")

@@ -51,7 +51,7 @@ class Leaver(Wire):
                 if count:
                     self._received += self.socket.recv(max(count // 20, 1))
 
-    def wait_gone(self) -> None:
+    def wait_ended(self) -> None:
         """Wait until the server's process has no socket for this connection."""
         deadline_s = time.monotonic() + _GONE_S
         while self.port in _client_ports(self._server):
@@ -80,5 +80,5 @@ def refused(client: Leaver) -> int:
     error = as_json(client.body())["error"]
     assert set(error) == {"message", "type", "code", "param"}
     assert client.is_closed()
-    client.wait_gone()
+    client.wait_ended()
     return status

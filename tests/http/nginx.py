@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.lacking import lack
+from tests.missing import skip_missing
 from tests.waiting import LONG_S
 
 __all__ = ["PASSWORD", "recipe", "secured"]
@@ -42,7 +42,7 @@ def secured(directory: Path, server_port: int) -> Iterator[int]:
     """nginx with the recipe, a certificate of its own and one user; yields its port. Of the recipe, only the port of
     the server, its own port and where files are is another one. Skips where there is no nginx or no openssl."""
     if missing := [name for name in ("nginx", "openssl") if shutil.which(name) is None]:
-        lack(missing[0])
+        skip_missing(missing[0])
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     text = recipe()

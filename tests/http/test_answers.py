@@ -9,10 +9,10 @@ from collections.abc import Awaitable, Callable
 import pytest
 from starlette.routing import Router
 from starlette.types import Message, Scope
-from tests.api.caller import models_of, scenario
+from tests.api.socket_client import models_of, scenario
 from tests.dialects.sse import parse
 from tests.dialects.transcripts import VIEWS, facts
-from tests.generation.world import World, greedy, text_of
+from tests.generation.harness import Harness, greedy, text_of
 from tests.waiting import turn
 
 from tailrace.api.metrics import Metrics
@@ -172,10 +172,10 @@ def test_resuming_encodes_only_written_events(monkeypatch: pytest.MonkeyPatch) -
 
     @scenario
     async def resume() -> None:
-        world = World()
-        run = await world.create("Hi", greedy(300))
-        world.finish(run)
-        body = await followed(world, run.log, run.log.last_seq - 3)
+        harness = Harness()
+        run = await harness.create("Hi", greedy(300))
+        harness.finish(run)
+        body = await followed(harness, run.log, run.log.last_seq - 3)
         assert texts(body)[-1] == text_of(run.log)
         assert len(rendered) == 3
         assert b"".join(rendered) == body
@@ -183,7 +183,7 @@ def test_resuming_encodes_only_written_events(monkeypatch: pytest.MonkeyPatch) -
     resume()
 
 
-async def followed(world: World, log: StreamLog, after: int) -> bytes:
+async def followed(harness: Harness, log: StreamLog, after: int) -> bytes:
     """GET /generate-stream, from behind an event on."""
     body = b""
 
@@ -191,7 +191,7 @@ async def followed(world: World, log: StreamLog, after: int) -> bytes:
         nonlocal body
         body += message.get("body", b"")
 
-    routes = Routes(models_of(world), Settings(), Metrics(world.generator), BodyBudget(Settings()))
+    routes = Routes(models_of(harness), Settings(), Metrics(harness.generator), BodyBudget(Settings()))
     scope: Scope = {
         "type": "http",
         "method": "GET",

@@ -63,7 +63,7 @@ def test_a_too_slow_reader_is_cut_off_and_can_resume(edge: Server, long_id: str,
         gone = threading.Event()
         thread = threading.Thread(target=client.dribble, args=(taken_bytes, gone))
         thread.start()
-        client.wait_gone()
+        client.wait_ended()
         gone.set()
         thread.join()
         seen, is_complete = client.rest()
@@ -90,7 +90,7 @@ def test_a_whole_answer_that_is_not_read(edge: Server) -> None:
         body = {"prompt": "Long.", "max_tokens": LONG.count, "seed": LONG.seed}
         client.send("POST", "/v1/completions", body, {"connection": "close"})
         assert client.head() == 200
-        client.wait_gone()
+        client.wait_ended()
 
 
 def leave_by_fin(client: Leaver) -> None:
@@ -121,7 +121,7 @@ def test_a_stream_continues_without_its_reader(serve: Callable[..., Server], lea
         read_long(client, stream_id)
         seen = client.event()
         leave(client)
-        client.wait_gone()
+        client.wait_ended()
     assert server.state(stream_id)["status"] == "running"
     with Leaver(server) as client:
         read_long(client, stream_id, sse_ids(seen)[0])
@@ -138,7 +138,7 @@ def test_a_silent_reader_without_a_network(serve: Callable[..., Server]) -> None
     with Leaver(server) as client:
         read_long(client, stream_id)
         client.vanish()
-        client.wait_gone()
+        client.wait_ended()
 
 
 def test_a_websocket_that_does_not_read_is_cut_off(serve: Callable[..., Server]) -> None:

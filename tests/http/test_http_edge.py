@@ -49,7 +49,7 @@ def test_a_head_that_comes_byte_by_byte(edge: Server) -> None:
             client.send_bytes(bytes([byte]))
             time.sleep(0.05)  # the client's own pace
         raise AssertionError
-    client.wait_gone()
+    client.wait_ended()
 
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n\r\n"])
@@ -253,7 +253,7 @@ def test_a_body_that_comes_byte_by_byte(edge: Server) -> None:
             for _ in range(1000):
                 client.send_bytes(b" ")
                 time.sleep(0.05)  # the client's own pace
-        client.wait_gone()
+        client.wait_ended()
 
 
 def test_a_body_that_is_not_read(edge: Server) -> None:
@@ -300,7 +300,7 @@ def test_a_disconnect_with_a_pipelined_request_is_noticed(paced: Server) -> None
         assert client.head() == 200
         assert client.chunk()
         client.send_bytes(MODELS + b"\r\n")
-    client.wait_gone()
+    client.wait_ended()
     deadline_s = time.monotonic() + LONG_S
     while "tgi_batch_current_size 0.0" not in paced.http.get("/metrics").text:
         assert time.monotonic() < deadline_s

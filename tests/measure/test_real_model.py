@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from tests.lacking import lack
+from tests.missing import skip_missing
 
 from tailrace.engines import load_engine
 from tailrace.errors import ModelError
@@ -20,7 +20,7 @@ async def test_no_replay_differs() -> None:
     try:
         source = find_source("smollm2", NoProgress())
     except ModelError as error:
-        lack("smollm2", error.message)
+        skip_missing("smollm2", error.message)
     settings = Settings(max_sequences=8, kv_tokens=16_384)
     spec = engine_spec(source, settings, cache_path=str(models_path().parent / "prepared"))
     engine = load_engine(spec)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.lacking import lack
+from tests.missing import skip_missing
 from tokenizers import Tokenizer
 
 from tailrace.errors import ModelError
@@ -252,7 +252,7 @@ def test_an_export_with_a_damaged_file(export: Path, file: str, content: bytes) 
 @pytest.fixture
 def default() -> ModelCard:
     if locate(CATALOGUE["smollm2"]) is None:
-        lack("smollm2", "run `tailrace pull`")
+        skip_missing("smollm2", "run `tailrace pull`")
     return resolve("smollm2", NoProgress())
 
 

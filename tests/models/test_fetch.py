@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any  # fixtures are classes of conftest.py, which importlib mode cannot import
 
 import pytest
-from tests.lacking import lack
+from tests.missing import skip_missing
 from tests.waiting import LONG_S
 
 from tailrace.errors import ModelError
@@ -216,7 +216,7 @@ def test_pip_is_found_without_installation(find_links: Path, parcel: Any, monkey
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else find_spec(name))
     command = pip_command()
     if command is None or not command[-1].endswith(f".whl{os.sep}pip"):
-        lack("the wheel of ensurepip")
+        skip_missing("the wheel of ensurepip")
     (find_links / parcel.file_name).write_bytes(parcel.wheel)
     assert fetch(parcel.entry, NoProgress()).read_bytes() == parcel.content
 

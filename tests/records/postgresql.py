@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 from types import TracebackType
 
-from tests.lacking import lack
+from tests.missing import skip_missing
 
 __all__ = ["OwnPostgresql"]
 
@@ -27,7 +27,7 @@ def _programs() -> Path:
     for folder in reversed(folders):
         if (folder / "initdb").exists():
             return folder
-    lack("initdb", "it makes a PostgreSQL server that can be killed")
+    skip_missing("initdb", "it makes a PostgreSQL server that can be killed")
     raise AssertionError
 
 

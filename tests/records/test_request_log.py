@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.generation.world import World, greedy
+from tests.generation.harness import Harness, greedy
 from tests.waiting import LONG_S
 
 from tailrace.access.quota import Quota
@@ -35,7 +35,7 @@ class _House:
         self.database = RecordDatabase(f"sqlite:///{directory / 'records.sqlite'}")
         self.database.prepare()
         self.is_away = False
-        self.world = World(kv_tokens=100_000)
+        self.harness = Harness(kv_tokens=100_000)
         self._directory = directory / "spool"
         self.with_text = False
 
@@ -48,7 +48,7 @@ class _House:
         quotas = Quotas()
         quotas.limit(("key", _KEY), quota or Quota())
         log = RequestLog(Spool(self._directory), quotas, self.store, DatabaseThreads(2), with_text=self.with_text)
-        await log.begin([self.world.generator], self.world.store)
+        await log.begin([self.harness.generator], self.harness.store)
         return log
 
     def rows(self) -> list[RequestRow]:
@@ -67,8 +67,8 @@ async def house(tmp_path: Path) -> AsyncIterator[_House]:
 
 async def test_a_stream_has_one_complete_row(house: _House) -> None:
     log = await house.start()
-    run = await house.world.generator.create(house.request(greedy(5, stop=("never",), n=2)))
-    house.world.finish(run)
+    run = await house.harness.generator.create(house.request(greedy(5, stop=("never",), n=2)))
+    house.harness.finish(run)
     await log.drain()
     (row,) = house.rows()
     assert (row.request_id, row.owner, row.key_id, row.wire) == (run.log.stream_id, "alice", _KEY, "openai")
@@ -86,8 +86,8 @@ async def test_a_stream_has_one_complete_row(house: _House) -> None:
 async def test_text_is_kept_only_if_configured(house: _House) -> None:
     house.with_text = True
     log = await house.start()
-    run = await house.world.generator.create(house.request(greedy(5)))
-    house.world.finish(run)
+    run = await house.harness.generator.create(house.request(greedy(5)))
+    house.harness.finish(run)
     await log.drain()
     (row,) = house.rows()
     assert (row.prompt, row.answer) == ("Hi", run.log.text())
@@ -98,8 +98,8 @@ async def test_without_the_database_rows_wait_and_none_is_lost(house: _House) ->
     house.is_away = True
     ids = set()
     for _ in range(50):
-        run = await house.world.generator.create(house.request(greedy(3)))
-        house.world.finish(run)
+        run = await house.harness.generator.create(house.request(greedy(3)))
+        house.harness.finish(run)
         ids.add(run.log.stream_id)
         await log.drain()
     assert house.rows() == []
@@ -113,18 +113,18 @@ async def test_the_next_server_takes_over_waiting_rows(house: _House) -> None:
     """A running stream gets its row at its end, also if it began without records."""
     log = await house.start()
     house.is_away = True
-    ended = await house.world.generator.create(house.request(greedy(3)))
-    house.world.finish(ended)
-    running = await house.world.generator.create(house.request(greedy(30)))
-    house.world.engine.step(4)
+    ended = await house.harness.generator.create(house.request(greedy(3)))
+    house.harness.finish(ended)
+    running = await house.harness.generator.create(house.request(greedy(30)))
+    house.harness.engine.step(4)
     log.close()  # as if killed: nothing was drained
-    house.world.generator.observers = running.observers = Observers()
-    house.world.generator.meter = None
-    unseen = await house.world.generator.create(house.request(greedy(4)))
+    house.harness.generator.observers = running.observers = Observers()
+    house.harness.generator.meter = None
+    unseen = await house.harness.generator.create(house.request(greedy(4)))
     house.is_away = False
     log = await house.start()
     for run in (running, unseen):
-        house.world.finish(run)
+        house.harness.finish(run)
     await log.drain()
     rows = {row.request_id: row for row in house.rows()}
     assert {name: row.num_completion_tokens for name, row in rows.items()} == {
@@ -135,9 +135,9 @@ async def test_the_next_server_takes_over_waiting_rows(house: _House) -> None:
 
 async def test_a_stream_that_ends_during_take_over_has_its_row(house: _House, monkeypatch: pytest.MonkeyPatch) -> None:
     log = await house.start()
-    run = await house.world.generator.create(house.request(greedy(7)))
+    run = await house.harness.generator.create(house.request(greedy(7)))
     log.close()  # as if killed
-    run.observers = house.world.generator.observers = Observers()
+    run.observers = house.harness.generator.observers = Observers()
     add = RequestStore.add
 
     def add_late(store: RequestStore, rows: list[RequestRow]) -> None:
@@ -147,7 +147,7 @@ async def test_a_stream_that_ends_during_take_over_has_its_row(house: _House, mo
         add(store, rows)
 
     def finish() -> None:
-        house.world.finish(run)
+        house.harness.finish(run)
         is_finished.set()
 
     loop, is_finished = asyncio.get_running_loop(), threading.Event()
@@ -161,10 +161,10 @@ async def test_a_stream_that_ends_during_take_over_has_its_row(house: _House, mo
 
 async def test_an_end_after_the_last_row_is_found_in_the_log(house: _House) -> None:
     log = await house.start()
-    run = await house.world.generator.create(house.request(greedy(7)))
+    run = await house.harness.generator.create(house.request(greedy(7)))
     log.close()  # as if killed between the end of the stream and its row
     run.observers = Observers()
-    house.world.finish(run)
+    house.harness.finish(run)
     await house.start()
     (row,) = house.rows()
     assert (row.request_id, row.status, row.num_completion_tokens) == (run.log.stream_id, "done", 7)
@@ -172,40 +172,40 @@ async def test_an_end_after_the_last_row_is_found_in_the_log(house: _House) -> N
 
 async def test_a_stream_lost_with_its_server_counts_its_largest_usage(house: _House) -> None:
     log = await house.start(Quota(tokens_per_month=100))
-    run = await house.world.generator.create(house.request(greedy(60)))
+    run = await house.harness.generator.create(house.request(greedy(60)))
     log.close()
-    house.world = World(kv_tokens=100_000)  # its streams were in memory
+    house.harness = Harness(kv_tokens=100_000)  # its streams were in memory
     log = await house.start(Quota(tokens_per_month=100))
     (row,) = house.rows()
     assert (row.request_id, row.status) == (run.log.stream_id, "lost")
     assert row.num_prompt_tokens + row.num_completion_tokens == 62
     with pytest.raises(QuotaExceeded):
-        await house.world.generator.create(house.request(greedy(60)))
-    await house.world.generator.create(house.request(greedy(36)))
+        await house.harness.generator.create(house.request(greedy(60)))
+    await house.harness.generator.create(house.request(greedy(36)))
 
 
 async def test_replayed_tokens_are_not_counted_twice(house: _House) -> None:
     log = await house.start(Quota(tokens_per_minute=1000))
-    run = await house.world.generator.create(house.request(greedy(9)))
+    run = await house.harness.generator.create(house.request(greedy(9)))
     for _ in range(2):
-        house.world.engine.step(3)
-        house.world.engine.lose(EngineLost("gone"))
-        house.world.engine.come_back()
-    house.world.finish(run)
+        house.harness.engine.step(3)
+        house.harness.engine.fail(EngineLost("gone"))
+        house.harness.engine.restart()
+    house.harness.finish(run)
     await log.drain()
     (row,) = house.rows()
     assert (row.num_completion_tokens, row.replays) == (9, 2)
-    await house.world.generator.create(house.request(greedy(1000 - 11 - 2)))
+    await house.harness.generator.create(house.request(greedy(1000 - 11 - 2)))
 
 
 async def test_without_a_reservation_no_stream_exists(house: _House) -> None:
     await house.start(Quota(streams_at_once=1))
-    first = await house.world.generator.create(house.request(greedy(5)))
+    first = await house.harness.generator.create(house.request(greedy(5)))
     with pytest.raises(QuotaExceeded):
-        await house.world.generator.create(house.request(greedy(5)))
-    assert house.world.generator.live == {first}
-    house.world.finish(first)
-    await house.world.generator.create(house.request(greedy(5)))
+        await house.harness.generator.create(house.request(greedy(5)))
+    assert house.harness.generator.live == {first}
+    house.harness.finish(first)
+    await house.harness.generator.create(house.request(greedy(5)))
 
 
 async def test_refusals_of_one_kind_share_a_row(house: _House) -> None:
@@ -238,18 +238,18 @@ async def test_a_refusal_survives_its_server(house: _House) -> None:
 
 async def test_no_stream_starts_if_rows_cannot_be_written(house: _House, monkeypatch: pytest.MonkeyPatch) -> None:
     log = await house.start()
-    first = await house.world.generator.create(house.request(greedy(5)))
+    first = await house.harness.generator.create(house.request(greedy(5)))
 
     def refuse(spool: Spool, rows: object) -> None:
         raise StorageError("Requests cannot be recorded: No space left on device.")
 
     with monkeypatch.context() as patch:
         patch.setattr(Spool, "append_all", refuse)
-        house.world.finish(first)  # its own client notices nothing
+        house.harness.finish(first)  # its own client notices nothing
         await log.drain()
         with pytest.raises(StorageError):
-            await house.world.generator.create(house.request(greedy(5)))
+            await house.harness.generator.create(house.request(greedy(5)))
         await log.drain()
     await log.drain()
     assert [row.request_id for row in house.rows()] == [first.log.stream_id]
-    await house.world.generator.create(house.request(greedy(5)))
+    await house.harness.generator.create(house.request(greedy(5)))

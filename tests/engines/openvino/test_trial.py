@@ -17,7 +17,7 @@ import openvino as ov
 import psutil
 import pytest
 from tests.engines.test_grammars import REGEXES, SCHEMAS
-from tests.gone import is_alive
+from tests.processes import is_alive
 from tests.waiting import idle, until, wait_until
 from tokenizers import Tokenizer
 

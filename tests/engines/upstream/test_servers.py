@@ -15,7 +15,7 @@ import httpx
 import pytest
 from tests.api.process import Server
 from tests.engines.fake_upstream import SSE, Asked, FakeUpstream, chat_chunk, done, head, said, text_chunk
-from tests.lacking import lack
+from tests.missing import skip_missing
 from tests.waiting import LONG_S
 
 from tailrace.errors import ModelError
@@ -378,7 +378,7 @@ def llama() -> Iterator[str]:
     try:
         card = resolve("smollm2", NoProgress())
     except ModelError as error:
-        lack("smollm2", error.message)
+        skip_missing("smollm2", error.message)
     process = subprocess.Popen(
         [sys.executable, "-c", _LLAMA, str(card.path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

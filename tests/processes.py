@@ -1,4 +1,4 @@
-"""Whether processes are gone. A zombie counts as gone."""
+"""Waits for the end of processes. A zombie has ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import psutil
 from tests.waiting import until
 
-__all__ = ["is_alive", "wait_gone"]
+__all__ = ["is_alive", "wait_ended"]
 
 
 def is_alive(process: psutil.Process) -> bool:
@@ -17,7 +17,7 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
-def wait_gone(processes: Iterable[psutil.Process]) -> None:
-    """Raises: AssertionError if one of them stays."""
+def wait_ended(processes: Iterable[psutil.Process]) -> None:
+    """Raises: AssertionError if one of them does not end."""
     waiting = list(processes)
     until(lambda: not any(map(is_alive, waiting)))

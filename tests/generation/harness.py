@@ -1,4 +1,4 @@
-"""Everything below the server's sockets, with the real scripted engine, stepped by hand instead of by a worker."""
+"""A real generator with the real scripted engine. Tests step the engine; there is no worker and no socket."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tailrace.text import ChatEncoder, ChatTemplate, Tokenizer
 from tailrace.text.reasoning import find_format
 from tailrace.types import End, Event, GenerateRequest, Sampling, TextDelta
 
-__all__ = ["HandStepped", "World", "end_of", "greedy", "oracle", "text_of", "tokenizer"]
+__all__ = ["HandStepped", "Harness", "end_of", "greedy", "oracle", "text_of", "tokenizer"]
 
 
 @lru_cache(maxsize=1)
@@ -41,8 +41,8 @@ def greedy(max_tokens: int | None = None, *, seed: int | None = 1, stop: tuple[s
 _PROMPTS: WeakKeyDictionary[Run, tuple[int, ...]] = WeakKeyDictionary()
 
 
-def asked(run: Run) -> tuple[int, ...]:
-    """Return the prompt's ids, which a log drops at its end."""
+def prompt_ids_of(run: Run) -> tuple[int, ...]:
+    """Return the ids of a run's prompt. The log drops them at its end."""
     return _PROMPTS[run] if run in _PROMPTS else run.log.record.prompts[0].ids
 
 
@@ -65,8 +65,8 @@ def end_of(log: StreamLog) -> End:
 
 
 class HandStepped(Supervisor):
-    """An engine in this process, which steps when a test says so. Its deltas can be held back, as if they were still in
-    the socket."""
+    """An engine in this process that steps when a test calls `step`. Between its two halves, `compute` and `deliver`,
+    deltas are on their way."""
 
     def __init__(self, spec: EngineSpec, on_change: Callable[[], None]) -> None:
         super().__init__(spec, on_change=on_change)
@@ -77,9 +77,9 @@ class HandStepped(Supervisor):
         self.receivers: dict[int, Receiver] = {}
         self.submitted: list[Sequence] = []
         self.aborted: list[int] = []
-        self.given: dict[int, int] = {}  # tokens of each sequence that it has
+        self.num_delivered: dict[int, int] = {}  # tokens of each running sequence
         self._refused: list[Delta] = []
-        self.twist = 0  # added to the seed of what is submitted: the engine says something else then
+        self.seed_offset = 0  # added to the seeds of submitted sequences, so that the engine generates other tokens
 
     def submit(self, sequence: Sequence, receiver: Receiver) -> None:
         if not self.is_ready:
@@ -88,8 +88,8 @@ class HandStepped(Supervisor):
         if isinstance(receiver, Run):
             _PROMPTS[receiver] = sequence.prompt_ids
         self.receivers[sequence.sequence_id] = receiver
-        self.given[sequence.sequence_id] = 0
-        sampling = replace(sequence.sampling, seed=(sequence.sampling.seed or 0) + self.twist)
+        self.num_delivered[sequence.sequence_id] = 0
+        sampling = replace(sequence.sampling, seed=(sequence.sampling.seed or 0) + self.seed_offset)
         try:
             self.engine.submit(replace(sequence, sampling=sampling))
         except SequenceFailed as error:
@@ -100,7 +100,7 @@ class HandStepped(Supervisor):
         self.engine.abort(sequence_id)
 
     def compute(self, num_steps: int = 1) -> list[Delta]:
-        """What so many steps say, with the deltas of a sequence put together as by an engine that is ahead."""
+        """Run steps, and return their deltas. Those of one sequence are merged, as by an engine that is ahead."""
         merged: dict[int, Delta] = {}
         for delta in [*self._refused, *(one for _ in range(num_steps) for one in self.engine.step())]:
             before = merged.get(delta.sequence_id)
@@ -117,38 +117,38 @@ class HandStepped(Supervisor):
         self._refused = []
         return list(merged.values())
 
-    def hear(self, deltas: list[Delta]) -> None:
+    def deliver(self, deltas: list[Delta]) -> None:
         for delta in deltas:
             receiver = self.receivers.get(delta.sequence_id)
             if receiver is not None:
-                self.given[delta.sequence_id] += len(delta.token_ids)
+                self.num_delivered[delta.sequence_id] += len(delta.token_ids)
                 if delta.finish_reason is not None:
-                    del self.receivers[delta.sequence_id], self.given[delta.sequence_id]
+                    del self.receivers[delta.sequence_id], self.num_delivered[delta.sequence_id]
                 receiver.push(delta)
 
-    def places(self, prompt: str) -> list[int]:
-        """How many tokens it has given of each sequence to that prompt which it has now."""
+    def progress_of(self, prompt: str) -> list[int]:
+        """Return the number of delivered tokens of each running sequence with this prompt."""
         ids = tuple(prompt.encode())
         running = {one.sequence_id: one.prompt_ids for one in self.submitted}
-        return [count for sequence_id, count in self.given.items() if running[sequence_id][: len(ids)] == ids]
+        return [count for sequence_id, count in self.num_delivered.items() if running[sequence_id][: len(ids)] == ids]
 
     def step(self, num_steps: int = 1) -> None:
-        self.hear(self.compute(num_steps))
+        self.deliver(self.compute(num_steps))
 
-    def lose(self, error: EngineError) -> None:
-        """As when the worker dies: first the gate is shut, then the sequences are lost."""
+    def fail(self, error: EngineError) -> None:
+        """Do what a dying worker causes: the gate is shut, then the sequences are lost."""
         if not self.is_ready:
             return
         self.is_ready = False
         self.has_crashed = isinstance(error, EngineLost) and error.is_crash
         self.engine.close()
         self.on_change()
-        lost, self.receivers, self.given = list(self.receivers.values()), {}, {}
+        lost, self.receivers, self.num_delivered = list(self.receivers.values()), {}, {}
         for receiver in lost:
             receiver.lost(error)
 
-    def come_back(self, **options: float) -> None:
-        """As when the next worker is ready. It may have other options."""
+    def restart(self, **options: float) -> None:
+        """Do what a new worker causes when it is ready. It may have other options."""
         if options:
             self.engine = ScriptedEngine(msgspec.structs.replace(self.spec, options=options))
         self.is_ready = True
@@ -156,15 +156,15 @@ class HandStepped(Supervisor):
 
 
 @dataclass
-class World:
-    """A generator with room for `max_sequences` at once."""
+class Harness:
+    """A generator and its engine, for `max_sequences` at once."""
 
     max_sequences: int = 4
     context_tokens: int = 1_000
     kv_tokens: int = 10_000
     max_requests: int = 16
     has_chat: bool = True
-    thinks: bool = False  # the chat template says that the model does
+    thinks: bool = False  # the chat template has reasoning markers
     limits: Limits = field(default_factory=Limits)
     options: dict[str, float] = field(default_factory=dict)
     store: MemoryLogStore = field(default_factory=MemoryLogStore)
@@ -205,15 +205,15 @@ class World:
         return await self.generator.create(request)
 
     def finish(self, *runs: Run, num_steps: int = 1) -> None:
-        """Step until these runs have ended and left the engine."""
+        """Step until these runs have ended, and the engine has no sequences."""
         for _ in range(2_000):
             if all(run.log.end is not None for run in runs) and not self.engine.receivers:
                 return
             self.engine.step(num_steps)
-        raise AssertionError("this never ends")
+        raise AssertionError("the runs do not end")
 
     def check_idle(self) -> None:
-        """No request runs or waits, and no slot is in use."""
+        """Assert that no request runs or waits, and no slot is in use."""
         assert (self.gate.num_running, self.gate.num_waiting) == (0, 0)
         assert self.gate.used_tokens == self.gate.used_sequences == 0
         assert not self.generator.live

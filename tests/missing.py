@@ -1,4 +1,4 @@
-"""Prints at the end of a run which tests were skipped because this machine lacks something."""
+"""Skips tests for which this machine lacks something, and lists them at the end of a run."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ from typing import NoReturn
 
 import pytest
 
-__all__ = ["lack", "reason", "told"]
+__all__ = ["missing_reason", "missing_summary", "skip_missing"]
 
 _BEGIN = "not on this machine: "
 _REASONS = (re.compile(rf"{_BEGIN}([^:]+)"), re.compile(r"could not import '([^']+)'"))
 
 
-def lack(what: str, why: str = "") -> NoReturn:
+def skip_missing(what: str, why: str = "") -> NoReturn:
     """Skip the running test because `what` is missing. `what` has no colon."""
     __tracebackhide__ = True  # so that the report names the place that calls this
-    pytest.skip(reason(what, why))
+    pytest.skip(missing_reason(what, why))
 
 
-def reason(what: str, why: str = "") -> str:
-    """As `lack`, for marks."""
+def missing_reason(what: str, why: str = "") -> str:
+    """Return the reason of `skip_missing`, for marks."""
     return f"{_BEGIN}{what}: {why}" if why else f"{_BEGIN}{what}"
 
 
-def told(skips: Iterable[tuple[str, str]]) -> str:
-    """The line, from the names of skipped tests and why each was; "" if nothing is lacking."""
+def missing_summary(skips: Iterable[tuple[str, str]]) -> str:
+    """Return a line about the skipped tests, given as names and reasons; "" if nothing is missing."""
     files: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for name, why in skips:
+    for test, reason in skips:
         for pattern in _REASONS:
-            if found := pattern.search(why):
-                files[found[1]][name.partition("::")[0]] += 1
+            if found := pattern.search(reason):
+                files[found[1]][test.partition("::")[0]] += 1
     if not files:
         return ""
     parts = []

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message
-from tests.generation.world import World
+from tests.generation.harness import Harness
 from tests.streams.virtual_time import run as run_scenario
 from tests.waiting import LONG_S
 
@@ -20,12 +20,12 @@ from tailrace.http.edge import Edge
 from tailrace.http.flow import SEND_MANY
 from tailrace.settings import Settings
 
-__all__ = ["Caller", "app_of", "models_of", "scenario"]
+__all__ = ["SocketClient", "app_of", "models_of", "scenario"]
 
 _MOMENT_S = 0.001  # of virtual time: it passes when everybody else waits
 
 
-class Caller:
+class SocketClient:
     """Opens a WebSocket of an application. `frames` has the received frames. While `is_reading` is false it does not
     read, and the server cannot send a single frame."""
 
@@ -53,16 +53,16 @@ class Caller:
         self.status: int | None = None  # 101 if it accepted
         self.body = b""
 
-    async def __aenter__(self) -> Caller:
+    async def __aenter__(self) -> SocketClient:
         self._to_server.put_nowait({"type": "websocket.connect"})
         self.task = asyncio.create_task(self._talk())
-        await self.moment()
+        await self.settle()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.leave()
+        self.disconnect()
         await asyncio.wait_for(self.task, LONG_S)
 
     async def _talk(self) -> None:
@@ -104,26 +104,26 @@ class Caller:
         else:
             self._room.clear()
 
-    def say(self, content: object) -> None:
+    def send(self, content: object) -> None:
         """Send a text frame: text as it is, anything else as JSON."""
         text = content if isinstance(content, str) else json.dumps(content)
         self._to_server.put_nowait({"type": "websocket.receive", "text": text})
 
-    def say_bytes(self, content: bytes) -> None:
+    def send_bytes(self, content: bytes) -> None:
         self._to_server.put_nowait({"type": "websocket.receive", "bytes": content})
 
-    def leave(self) -> None:
+    def disconnect(self) -> None:
         self._is_gone = True
         self._room.set()
         self._to_server.put_nowait({"type": "websocket.disconnect", "code": 1005})
 
-    async def moment(self) -> None:
+    async def settle(self) -> None:
         """Let the server run until it waits."""
         await asyncio.sleep(_MOMENT_S)
 
     async def ask(self, content: object) -> None:
-        self.say(content)
-        await self.moment()
+        self.send(content)
+        await self.settle()
 
     def read(self) -> list[str]:
         """Return the new frames."""
@@ -134,16 +134,16 @@ class Caller:
         return [json.loads(frame) for frame in self.read()]
 
 
-def models_of(world: World) -> Models:
-    """A world's model as the only one of a server."""
-    served = Served("scripted", world.engine.spec, Settings())
-    served.generator, served.is_loaded = world.generator, True
+def models_of(harness: Harness) -> Models:
+    """Return the models of a server that has only the model of this generator."""
+    served = Served("scripted", harness.engine.spec, Settings())
+    served.generator, served.is_loaded = harness.generator, True
     return Models([served], Settings(), asyncio.TaskGroup())
 
 
-def app_of(world: World, **settings: Any) -> ASGIApp:  # Any: of any of the settings' types
+def app_of(harness: Harness, **settings: Any) -> ASGIApp:  # Any: of any of the settings' types
     given = Settings(**settings)
-    return Edge(Router(Sockets(models_of(world), given).table()), given)
+    return Edge(Router(Sockets(models_of(harness), given).table()), given)
 
 
 def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
