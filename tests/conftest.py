@@ -14,6 +14,8 @@ import pytest
 from hypothesis import settings
 from tests.api.process import Server
 from tests.missing import missing_summary
+from tests.scheduler import FileScheduler
+from xdist.remote import Producer
 
 # Where Python is told to keep no bytecode, each server that tests start compiles all its modules again: half of the
 # processor time of a start. For this process, and for those that it starts:
@@ -42,6 +44,11 @@ def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
     if limit_s > 0 and isinstance(node, pytest.Item):
         exits = node.config.getini("faulthandler_exit_on_timeout")
         faulthandler.dump_traceback_later(limit_s, exit=exits, file=node.config.stash[_STDERR])
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileScheduler | None:
+    return FileScheduler(config, log) if config.getoption("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -53,6 +53,21 @@ def test_fails(hangs):
     assert False
 """
 
+_DIES = """
+import os
+import pytest
+
+@pytest.mark.parametrize("number", range(3))
+def test_first(number):
+    pass
+
+def test_dies():
+    os._exit(1)
+
+def test_last():
+    pass
+"""
+
 
 def _run(directory: Path, tests: str, *flags: str) -> subprocess.CompletedProcess[str]:
     (directory / "test_it.py").write_text(tests)
@@ -72,6 +87,14 @@ def test_tests_that_pass_at_the_second_try_are_named_and_hanging_ones_are_not_re
     assert name == "test_it.py::test_late"
     assert "2 failed, 2 passed, 2 rerun" in counts
     assert "the first try" in output
+
+
+def test_a_run_continues_after_a_process_of_tests_died(tmp_path: Path) -> None:
+    for number in range(4):
+        (tmp_path / f"test_a{number}.py").write_text("def test_quick(): pass")
+    done = _run(tmp_path, _DIES)
+    assert "crashed while running 'test_it.py::test_dies'" in done.stdout
+    assert "1 failed, 8 passed" in done.stdout
 
 
 def test_a_fixture_that_hangs_after_a_failure_ends_its_process(tmp_path: Path) -> None:

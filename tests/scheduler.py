@@ -1,0 +1,37 @@
+"""Which process runs which file of tests."""
+
+from __future__ import annotations
+
+from xdist.scheduler import LoadFileScheduling
+from xdist.workermanage import WorkerController
+
+__all__ = ["FileScheduler"]
+
+
+class FileScheduler(LoadFileScheduling):  # type: ignore[misc]  # the library is untyped
+    """`--dist loadfile` that continues when a process of tests has died.
+
+    With xdist's own scheduler (3.8) such a run waits for ever. It gives the dead process's finished files to other
+    processes, which never report their end, and a new process may get a single test, which it only runs when another
+    one follows. It also repeats the test in which the process died.
+    """
+
+    def remove_node(self, node: WorkerController) -> str | None:
+        files = self.assigned_work.pop(node)
+        remaining = [(file, test) for file, tests in files.items() for test, is_done in tests.items() if not is_done]
+        if not remaining:
+            return None
+        file, crashed = remaining[0]
+        files[file][crashed] = True
+        self.workqueue.update({file: tests for file, tests in files.items() if not all(tests.values())})
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return str(crashed)
+
+    def _reschedule(self, node: WorkerController) -> None:
+        if node.shutting_down:
+            return
+        while self.workqueue and self._pending_of(self.assigned_work[node]) <= 2:
+            self._assign_work_unit(node)
+        if not self.workqueue:
+            node.shutdown()
