@@ -35,8 +35,12 @@ class Keys:
     def shard_of(self, stream_id: str) -> int:
         return zlib.crc32(stream_id.encode()) % self.num_shards
 
+    def base(self, shard: int) -> str:
+        """Return what the names of all keys of a shard begin with."""
+        return f"{self.prefix}:{{{shard}}}:"
+
     def _of_shard(self, shard: int, name: str) -> str:
-        return f"{self.prefix}:{{{shard}}}:{name}"
+        return self.base(shard) + name
 
     @property
     def facts(self) -> str:

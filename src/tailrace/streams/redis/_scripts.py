@@ -37,35 +37,41 @@ redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'record', ARGV[2], 'owner', ARGV[3
 return 1
 """)
 
-# Keys: `of_stream` of each stream. Arguments: epoch, retention in ms, time of tombstones in ms; msgpack (one argument
-# is sent faster than many) with, for each stream, the number of its first new event, that of the last, and whether that
-# is terminal; then the events of each stream. Returns for each stream the number of its last event, OTHER_WRITER or
-# MISSING. Only what follows the last event is added.
+# Keys: `base` of the shard, which the names of all other keys begin with: few arguments are sent and read much faster
+# than many. Arguments: epoch, retention in ms, time of tombstones in ms; msgpack with, for each stream, its id, the
+# number of its first new event, that of the last, whether that is terminal, and how many bytes its events have; then
+# the events of all streams. Only what follows the last event of a stream is added. Returns pairs for those streams
+# where that was not possible: position in the call, and the number of the last event, OTHER_WRITER or MISSING.
 APPEND = _script("""
-local found = {}
+local failed, at = {}, 1
 for i, row in ipairs(cmsgpack.unpack(ARGV[4])) do
-  local stream, events, gone = KEYS[3 * i - 2], KEYS[3 * i - 1], KEYS[3 * i]
+  local stream, events = KEYS[1] .. 'stream:' .. row[1], KEYS[1] .. 'events:' .. row[1]
   local has = redis.call('HMGET', stream, 'epoch', 'last')
+  local found
   if not has[1] then
-    found[i] = -2
+    found = -2
   elseif has[1] ~= ARGV[1] then
-    found[i] = -1
-  elseif tonumber(has[2]) ~= row[1] - 1 then
-    found[i] = tonumber(has[2])
+    found = -1
+  elseif tonumber(has[2]) ~= row[2] - 1 then
+    found = tonumber(has[2])
   else
-    local last = string.format('%.0f', row[2])
-    redis.call('XADD', events, last .. '-0', 'e', ARGV[4 + i])
+    local last = string.format('%.0f', row[3])
+    redis.call('XADD', events, last .. '-0', 'e', string.sub(ARGV[5], at, at + row[5] - 1))
     redis.call('HSET', stream, 'last', last)
-    if row[3] then
+    if row[4] then
       redis.call('HSET', stream, 'ended', 1)
       redis.call('PEXPIRE', stream, ARGV[2])
       redis.call('PEXPIRE', events, ARGV[2])
-      redis.call('SET', gone, redis.call('HGET', stream, 'owner'), 'PX', ARGV[3])
+      redis.call('SET', KEYS[1] .. 'gone:' .. row[1], redis.call('HGET', stream, 'owner'), 'PX', ARGV[3])
     end
-    found[i] = row[2]
   end
+  if found then
+    failed[#failed + 1] = i - 1
+    failed[#failed + 1] = found
+  end
+  at = at + row[5]
 end
-return found
+return failed
 """)
 
 # Keys: `of_stream`. Returns [owner, epoch, 1 if it has ended, record, rows], [owner] for a tombstone, or [].

@@ -30,6 +30,9 @@ _STREAMS_AT_ONCE = 128  # in one call of a script, which stops Redis for as long
 _TOMBSTONE_MS = 24 * 3600 * 1000  # how much longer than a stream it is known that there was one
 
 
+_Batch = list[tuple[StreamLog, list[Event]]]
+
+
 class Writer:
     """Events wait here until they are committed; then they are added to their logs.
 
@@ -61,7 +64,6 @@ class Writer:
         self._on_lease_lost = on_lease_lost
         self._on_missing = on_missing
         self._queues: dict[StreamLog, list[Event]] = {}
-        self._cached_keys: dict[str, tuple[bytes, ...]] = {}  # by stream id
         self._is_queued = asyncio.Event()
         self.errors = WriteErrors("The log store", give_up_after_s=give_up_after_s)
 
@@ -88,7 +90,6 @@ class Writer:
     def drop(self, log: StreamLog) -> None:
         """Drop the waiting events of a stream that another server writes."""
         self._queues.pop(log, None)
-        self._cached_keys.pop(log.stream_id, None)
 
     # Committing
 
@@ -121,36 +122,28 @@ class Writer:
             await self._connection.ask(self._connection.client.ping())
             return
         # All of them end before the next try: two tries at once could add the same events twice.
-        outcomes = await asyncio.gather(*map(self._commit_group, self._groups(batch)), return_exceptions=True)
+        outcomes = await asyncio.gather(*self._commits(batch), return_exceptions=True)
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
 
-    def _groups(self, batch: list[tuple[StreamLog, list[Event]]]) -> list[list[tuple[StreamLog, list[Event]]]]:
-        """Return what goes into one call of the script: streams of one shard."""
-        keys = self._connection.keys
-        of_shard: dict[int, list[tuple[StreamLog, list[Event]]]] = {}
+    def _commits(self, batch: _Batch) -> list[Awaitable[None]]:
+        """Return what commits the batch: calls of the script with streams of one shard each."""
+        of_shard: dict[int, _Batch] = {}
         for entry in batch:
-            of_shard.setdefault(keys.shard_of(entry[0].stream_id), []).append(entry)
+            of_shard.setdefault(self._connection.keys.shard_of(entry[0].stream_id), []).append(entry)
         return [
-            entries[start : start + _STREAMS_AT_ONCE]
-            for entries in of_shard.values()
+            self._commit_group(shard, entries[start : start + _STREAMS_AT_ONCE])
+            for shard, entries in of_shard.items()
             for start in range(0, len(entries), _STREAMS_AT_ONCE)
         ]
 
-    async def _commit_group(self, group: list[tuple[StreamLog, list[Event]]]) -> None:
+    async def _commit_group(self, shard: int, group: _Batch) -> None:
         """Raises: StorageError."""
-        keys: list[bytes] = []
-        rows = []
-        encode_events = self._rows.encode_events
-        for log, events in group:
-            stream_id, first = log.stream_id, log.last_seq + 1
-            keys += self._keys_of(stream_id)
-            row = encode_events(stream_id, events)
-            rows.append((first, first + len(events) - 1, type(events[-1]) is End, row))
-        answers = await self._append(keys, rows)
-        for (log, events), last in zip(group, answers, strict=True):
-            if last == log.last_seq + len(events):
+        failed = await self._append(shard, [(log, log.last_seq + 1, events) for log, events in group])
+        for position, (log, events) in enumerate(group):
+            last = failed.get(position)
+            if last is None:
                 self._committed(log, events)
             elif last == OTHER_WRITER:
                 self._on_lease_lost(log)
@@ -161,22 +154,19 @@ class Writer:
             else:
                 await self._restore(log, int(last))
 
-    def _keys_of(self, stream_id: str) -> tuple[bytes, ...]:
-        """Return the keys of a stream as bytes, which are made once."""
-        keys = self._cached_keys.get(stream_id)
-        if keys is None:
-            keys = tuple(key.encode() for key in self._connection.keys.of_stream(stream_id))
-            self._cached_keys[stream_id] = keys
-        return keys
-
-    async def _append(self, keys: Sequence[bytes], rows: Sequence[tuple[int, int, bool, bytes]]) -> list[int]:
-        """Run APPEND: rows have the numbers of the first and last event, whether the last is terminal, and the events.
-        Raises: StorageError."""
+    async def _append(self, shard: int, group: Sequence[tuple[StreamLog, int, Sequence[Event]]]) -> dict[int, int]:
+        """Run APPEND for streams of one shard, with the number of the first event of each. Returns what was found
+        instead where the events could not be added, by position. Raises: StorageError."""
+        numbers, rows = [], []
+        for log, first, events in group:
+            row = self._rows.encode_events(log.stream_id, events)
+            rows.append(row)
+            numbers.append((log.stream_id, first, first + len(events) - 1, type(events[-1]) is End, len(row)))
         times = self._retention_ms, self._retention_ms + _TOMBSTONE_MS
-        numbers = _encode([row[:3] for row in rows])
-        events = [row[3] for row in rows]
-        found: list[int] = await self._connection.run(APPEND, keys, self._members.epoch, *times, numbers, *events)
-        return found
+        found = await self._connection.run(
+            APPEND, [self._connection.keys.base(shard)], self._members.epoch, *times, _encode(numbers), b"".join(rows)
+        )
+        return dict(zip(found[::2], found[1::2], strict=True))
 
     def _committed(self, log: StreamLog, events: Sequence[Event]) -> None:
         queue = self._queues.get(log)
@@ -184,8 +174,6 @@ class Writer:
             del queue[: len(events)]
             if not queue:
                 del self._queues[log]
-        if type(events[-1]) is End:
-            self._cached_keys.pop(log.stream_id, None)
         for event in events:
             log.append(event)
 
@@ -203,9 +191,8 @@ class Writer:
         """Write again what Redis has lost: the events after number `last`, which readers have seen. Raises:
         StorageError."""
         logger.warning("The log store has lost the end of a stream, which is written again.")
-        events = log.events[last:]
-        row = self._rows.encode_events(log.stream_id, events)
-        await self._append(self._keys_of(log.stream_id), [(last + 1, log.last_seq, False, row)])
+        shard = self._connection.keys.shard_of(log.stream_id)
+        await self._append(shard, [(log, last + 1, log.events[last:])])
 
     async def _read_committed(self, log: StreamLog, events: list[Event]) -> None:
         """Redis has more events than the log: those of a write whose answer was lost. Raises: StorageError."""
