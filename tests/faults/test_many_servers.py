@@ -150,9 +150,11 @@ def test_frozen_for_longer_than_the_lease(tmp_path: Path) -> None:
 
 def test_a_rolling_restart_loses_nothing(tmp_path: Path) -> None:
     with team(tmp_path) as (servers, _):
-        streams = servers.begin_some("Roll", 4, 600)
-        for server in list(servers.servers):
+        old = list(servers.servers)
+        for _ in old:
             servers.add()
+        streams = [stream for server in old for stream in servers.begin_some("Roll", 2, 600, on=server)]
+        for server in old:
             assert servers.stop(server) == 0
         for stream in streams:
             stream.wait()

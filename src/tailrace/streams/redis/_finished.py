@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import time
 from collections import OrderedDict, deque
 
@@ -20,6 +21,7 @@ __all__ = ["FinishedStreams"]
 _CACHED_BYTES = 64 * 2**20
 _COMPACT_AFTER_S = 2.0  # so that other servers have read the end
 _PAUSE_S = 0.5
+_AT_ONCE = 16  # streams that are compacted at the same time
 
 
 class FinishedStreams:
@@ -102,7 +104,7 @@ class FinishedStreams:
 
     async def delete(self, stream_id: str) -> None:
         """Raises: StorageError."""
-        await self._connection.run(DELETE, self._keys.of_stream(stream_id))
+        await self._connection.run(DELETE, self._keys.of_owned(stream_id, self._members.epoch), stream_id)
         if stream_id in self._cached:
             self._cached[stream_id].expires_s = None
         self._uncache(stream_id)
@@ -122,9 +124,10 @@ class FinishedStreams:
     async def tidy_up(self, *, ended_before_s: float | None = None) -> None:
         """Compact the streams that ended before that time (monotonic), or all. Raises: StorageError."""
         while self._to_compact and (ended_before_s is None or self._to_compact[0][0] <= ended_before_s):
-            _, epoch, log = self._to_compact[0]
-            await self._compact(epoch, log)
-            self._to_compact.popleft()
+            some = list(itertools.islice(self._to_compact, _AT_ONCE))
+            await asyncio.gather(*(self._compact(epoch, log) for _, epoch, log in some))
+            for _ in some:
+                self._to_compact.popleft()
         while self._own_bytes > self._budget_bytes and len(self._own) > 1:
             await self.delete(next(iter(self._own)))
         while self._own and next(iter(self._own.values()))[0] <= time.monotonic():
@@ -134,14 +137,13 @@ class FinishedStreams:
 
     async def _compact(self, epoch: int, log: StreamLog) -> None:
         """Move the events of a stream into one field. Raises: StorageError."""
-        keys = self._keys.of_stream(log.stream_id)
+        keys = self._keys.of_owned(log.stream_id, epoch)
         if self._keeps:
             record = self._rows.encode_record(log.record)
             events = self._rows.encode_events(log.stream_id, log.events)
-            await self._connection.run(COMPACT, keys, epoch, record, events)
+            await self._connection.run(COMPACT, keys, epoch, record, events, log.stream_id)
         else:
-            await self._connection.run(DELETE, keys)
-        await self._connection.ask(self._connection.client.zrem(self._keys.owned(epoch), log.stream_id))
+            await self._connection.run(DELETE, keys, log.stream_id)
         await self._claims.keep(log.record, lifetime_s=self._retention_s)
 
     def abandon(self, record: Record) -> None:
@@ -160,7 +162,8 @@ class FinishedStreams:
                 return
             stream_id = next(iter(self._abandoned))
             client = self._connection.client
-            for key in self._keys.of_stream(stream_id)[:2]:
+            stream, events, _, owned = self._keys.of_owned(stream_id, self._members.epoch)
+            for key in (stream, events):
                 await self._connection.ask(client.delete(key))
-            await self._connection.ask(client.zrem(self._keys.owned(self._members.epoch), stream_id))
+            await self._connection.ask(client.zrem(owned, stream_id))
             del self._abandoned[stream_id]

@@ -4,7 +4,8 @@
     PREFIX:{0}:epoch            the last epoch that a server got
     PREFIX:{0}:servers          set: epochs of the servers that live, and of dead ones of which something may be left
     PREFIX:{0}:lease:EPOCH      exists while that server lives; "dead" from when another server takes its streams
-    PREFIX:{0}:owned:EPOCH      sorted set: streams which that server writes, in the order in which it got them
+    PREFIX:{0}:owned:EPOCH      sorted set: streams of this shard which that server writes, in the order in which it got
+                                them
     PREFIX:{0}:inbox:EPOCH      stream: messages to that server about streams of this shard
     PREFIX:{0}:stream:ID        hash: epoch of the writer, owner, model, record, last event, whether it has ended
     PREFIX:{0}:events:ID        stream: the events. The entry LAST-0 has the events up to number LAST
@@ -57,8 +58,8 @@ class Keys:
     def lease(self, epoch: int) -> str:
         return self._of_shard(0, f"lease:{epoch}")
 
-    def owned(self, epoch: int) -> str:
-        return self._of_shard(0, f"owned:{epoch}")
+    def owned(self, shard: int, epoch: int) -> str:
+        return self._of_shard(shard, f"owned:{epoch}")
 
     def inbox(self, shard: int, epoch: int) -> str:
         return self._of_shard(shard, f"inbox:{epoch}")
@@ -75,6 +76,10 @@ class Keys:
     def of_stream(self, stream_id: str) -> tuple[str, str, str]:
         """Return the keys that the scripts of `_scripts.py` take for each stream."""
         return self.stream(stream_id), self.events(stream_id), self.gone(stream_id)
+
+    def of_owned(self, stream_id: str, epoch: int) -> tuple[str, str, str, str]:
+        """Return the same, and where a server lists the stream as its own."""
+        return *self.of_stream(stream_id), self.owned(self.shard_of(stream_id), epoch)
 
     def claim(self, owner: str, key: str) -> str:
         digest = hashlib.sha256(f"{len(owner)}:{owner}{key}".encode()).hexdigest()

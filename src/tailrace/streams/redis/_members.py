@@ -8,6 +8,7 @@ renew its own first. No server compares its clock with that of another.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -32,6 +33,7 @@ class Members:
         self._tick_s = lease_s / 8
         self._confirm_s = lease_s / 4
         self.epoch = 0
+        self.positions = itertools.count(1)  # of the streams of this server, in the order in which it got them
         self.alive: frozenset[int] = frozenset()  # epochs of the other servers, when they were last looked at
         self.dead: frozenset[int] = frozenset()  # epochs of dead servers of which something may be left
         self._missing_since_s: dict[int, float] = {}  # by epoch; loop time
@@ -47,9 +49,8 @@ class Members:
 
     async def leave(self) -> None:
         """Give the lease back: other servers take over at once what is left. Raises: StorageError."""
-        keys = self._connection.keys
-        if await self._command("zcard", keys.owned(self.epoch)):
-            await self._command("set", keys.lease(self.epoch), "dead")
+        if await self.has_streams(self.epoch):
+            await self._command("set", self._connection.keys.lease(self.epoch), "dead")
         else:
             await self.forget(self.epoch)
 
@@ -72,6 +73,12 @@ class Members:
         """Return whether this server has known for so long that another one is dead."""
         now_s = asyncio.get_running_loop().time()
         return now_s - self._dead_since_s.get(epoch, now_s) > duration_s
+
+    async def has_streams(self, epoch: int) -> bool:
+        """Return whether a server owns streams. Raises: StorageError."""
+        keys = self._connection.keys
+        counts = [self._command("zcard", keys.owned(shard, epoch)) for shard in range(keys.num_shards)]
+        return any(await asyncio.gather(*counts))
 
     async def forget(self, epoch: int) -> None:
         """Nothing of a server is left. Raises: StorageError."""

@@ -29,11 +29,13 @@ def _script(text: str) -> Script:
 OTHER_WRITER = -1  # another server writes this stream
 MISSING = -2  # Redis does not have this stream
 
-# Keys: `of_stream`. Arguments: epoch, record, owner, model. Returns 1; 0 if there is such a stream of another epoch.
+# Keys: `of_stream`, `owned` of this server. Arguments: epoch, record, owner, model, stream id, its position in `owned`.
+# Returns 1; 0 if there is such a stream of another epoch.
 OPEN = _script("""
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
 if epoch then return epoch == ARGV[1] and 1 or 0 end
 redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'record', ARGV[2], 'owner', ARGV[3], 'model', ARGV[4], 'last', 0)
+redis.call('ZADD', KEYS[4], ARGV[6], ARGV[5])
 return 1
 """)
 
@@ -90,25 +92,29 @@ end
 return {has[1], has[2], has[3] or '0', has[4], rows}
 """)
 
-# Keys: `of_stream`. Arguments: epoch of the dead server, epoch of this one. Returns [record, rows, how often it was
-# taken over without a new event since, 1 if it was to be stopped]; nil if it has ended or belongs to another server.
+# Keys: `of_stream`, `owned` of this server. Arguments: epoch of the dead server, epoch of this one, stream id, its
+# position in `owned`. Returns [record, rows, how often it was taken over without a new event since, 1 if it was to be
+# stopped]; nil if it has ended or belongs to another server. One that this server has taken already is returned again,
+# since it may have got no answer.
 TAKE = _script("""
 local has = redis.call('HMGET', KEYS[1], 'epoch', 'ended', 'record', 'last', 'taken_at', 'takes', 'stop')
-if has[1] ~= ARGV[1] or has[2] then return false end
+if has[2] or (has[1] ~= ARGV[1] and has[1] ~= ARGV[2]) then return false end
 local takes = 1
 if has[5] == has[4] then takes = tonumber(has[6]) + 1 end
 redis.call('HSET', KEYS[1], 'epoch', ARGV[2], 'taken_at', has[4], 'takes', takes)
+redis.call('ZADD', KEYS[4], ARGV[4], ARGV[3])
 local rows = {}
 for i, entry in ipairs(redis.call('XRANGE', KEYS[2], '-', '+')) do rows[i] = entry[2][2] end
 return {has[3], rows, takes, has[7] or '0'}
 """)
 
-# Keys: `of_stream`. Arguments: epoch, record and events of the stream in one row each. Returns 1 if that was done.
+# Keys: `of_stream`, `owned` of this server. Arguments: epoch, record and events of the stream in one row each, stream
+# id.
 COMPACT = _script("""
-if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then return 0 end
+redis.call('ZREM', KEYS[4], ARGV[4])
+if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then return end
 redis.call('HSET', KEYS[1], 'record', ARGV[2], 'events', ARGV[3])
 redis.call('DEL', KEYS[2])
-return 1
 """)
 
 # Keys: `of_stream`. Asks for the end of a stream. Returns the epoch of its writer; nil if it has ended or is missing.
@@ -119,8 +125,9 @@ redis.call('HSET', KEYS[1], 'stop', 1)
 return has[1]
 """)
 
-# Keys: `of_stream`. Deletes a stream that has ended.
+# Keys: `of_stream`, `owned` of this server. Arguments: stream id. Deletes a stream that has ended.
 DELETE = _script("""
+redis.call('ZREM', KEYS[4], ARGV[1])
 if redis.call('HGET', KEYS[1], 'ended') then redis.call('DEL', KEYS[1], KEYS[2]) end
 return 1
 """)

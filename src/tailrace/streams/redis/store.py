@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from tailrace.errors import (
     ClaimTaken,
-    JournalDamaged,
     LeaseLost,
     ModelError,
     StorageError,
@@ -23,17 +21,18 @@ from tailrace.errors import (
     UnknownStream,
 )
 from tailrace.streams._rows import Rows
-from tailrace.streams._startup_recovery import MAX_RECOVERIES, TOO_MANY_RECOVERIES, end_of
+from tailrace.streams._startup_recovery import end_of
 from tailrace.streams.log import Claim, Ender, Reader, Record, StreamLog
 from tailrace.streams.log_store import Lease
 from tailrace.streams.redis._claims import Claims
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._facts import check_facts
 from tailrace.streams.redis._finished import FinishedStreams
-from tailrace.streams.redis._follower import Entries, KeyFollower
+from tailrace.streams.redis._follower import KeyFollower
 from tailrace.streams.redis._members import Members
-from tailrace.streams.redis._mirror import Mirror, Wish
-from tailrace.streams.redis._scripts import STOP, TAKE
+from tailrace.streams.redis._messages import Messages
+from tailrace.streams.redis._mirrors import Mirrors
+from tailrace.streams.redis._orphans import Orphan, Orphans
 from tailrace.streams.redis._stored import Gone, Stored, load
 from tailrace.streams.redis._writer import Writer
 from tailrace.types import Event, Failure, Status
@@ -44,11 +43,7 @@ logger = logging.getLogger("tailrace.journal")
 
 _T = TypeVar("_T")
 
-_UNREAD_S = 30.0  # how long a stream of another server is followed without readers
 _CLOSE_S = 2.0
-_DAY_MS = 24 * 3600 * 1000
-_TAKES_AT_ONCE = 32
-_STOPPED = Failure("cancelled", "The stream was stopped.")
 
 
 class RedisLogStore:
@@ -70,11 +65,11 @@ class RedisLogStore:
         keeps_finished: bool,
         give_up_after_s: float,
     ) -> None:
-        self._retention_s = retention_s
         self._connection = connection
         self._keys = connection.keys
         self._rows = rows
         self._lease_s = lease_s
+        self._running: dict[str, StreamLog] = {}  # that this server writes
         self._fail_all: list[Callable[[StorageError], None]] = []
         self._members = Members(connection, lease_s=lease_s)
         self._claims = Claims(connection)
@@ -97,14 +92,12 @@ class RedisLogStore:
             budget_bytes=budget_bytes,
             keeps=keeps_finished,
         )
-        self._followers: list[KeyFollower] = []
-        self._running: dict[str, StreamLog] = {}  # that this server writes
-        self._mirrors: dict[str, Mirror] = {}  # that other servers write
-        self._remote_readers: dict[str, dict[int, Reader]] = {}  # by stream and epoch of the reading server
-        self._outbox: asyncio.Queue[tuple[int, str, Wish]] = asyncio.Queue()  # epoch, stream id, wish
+        self._messages = Messages(connection, self._members, running=self._running)
+        self._mirrors = Mirrors(connection, rows, self._messages, on_end=self._finished.cache)
+        self._orphans = Orphans(connection, self._members, rows, retention_s=retention_s, running=self._running)
+        self._taking_over = asyncio.Lock()
         self._orphaned = asyncio.Event()
         self._has_new_epoch = asyncio.Event()
-        self._positions = itertools.count(1)  # in the sorted set of streams of this server
         self._is_closed = False
 
     # Facts
@@ -157,7 +150,6 @@ class RedisLogStore:
 
     async def _store(self, log: StreamLog) -> None:
         """Store a new stream, or one that Redis has lost. Raises: StorageError."""
-        await self._own([log.stream_id])  # first: if this server dies now, others find it
         await self._writer.open(log)
         await self._claims.keep(log.record)
 
@@ -181,8 +173,7 @@ class RedisLogStore:
         log = lease.log
         if self._running.pop(log.stream_id, None) is None:
             return
-        for reader in self._remote_readers.pop(log.stream_id, {}).values():
-            reader.__exit__()
+        self._messages.drop_readers(log.stream_id)
         self._finished.add(log)
 
     def _give_up(self, error: StorageError) -> None:
@@ -194,7 +185,7 @@ class RedisLogStore:
         self._writer.drop(log)
         if self._running.pop(log.stream_id, None) is None:
             return
-        self._remote_readers.pop(log.stream_id, None)
+        self._messages.forget_readers(log.stream_id)
         if log.producer is not None:
             log.producer.lease_lost()
 
@@ -245,35 +236,8 @@ class RedisLogStore:
             ttl_ms = await self._ask(self._connection.client.pttl(self._keys.stream(stream_id)))
             self._finished.cache(log, max(0, ttl_ms) / 1000)
             return log
-        mirror = Mirror(log, stored.epoch, self._rows, ask=self._wish, on_end=self._on_mirror_end)
-        self._mirrors[stream_id] = mirror
-        follower = self._followers[self._keys.shard_of(stream_id)]
-        follower.follow(self._keys.events(stream_id), f"{log.last_seq}-0", partial(self._take, mirror))
-        await follower.wake()
+        await self._mirrors.follow(log, stored.epoch)
         return log
-
-    def _take(self, mirror: Mirror, entries: Entries) -> None:
-        try:
-            mirror.take(entries)
-        except JournalDamaged:
-            logger.error("a stream of another server cannot be read")
-            self._give_up_mirror(mirror)
-
-    def _on_mirror_end(self, mirror: Mirror) -> None:
-        self._unfollow(mirror)
-        mirror.log.record = mirror.log.record.finished()
-        self._finished.cache(mirror.log)
-
-    def _give_up_mirror(self, mirror: Mirror) -> None:
-        """Stop following a stream that has not ended, and send its readers away."""
-        self._unfollow(mirror)
-        mirror.log.park()
-
-    def _unfollow(self, mirror: Mirror) -> None:
-        stream_id = mirror.log.stream_id
-        self._mirrors.pop(stream_id, None)
-        self._followers[self._keys.shard_of(stream_id)].unfollow(self._keys.events(stream_id))
-        mirror.log.producer = None
 
     # Stopping and deleting
 
@@ -284,16 +248,9 @@ class RedisLogStore:
         if self._running.get(stream_id) is log:
             log.stop()
         else:
-            await self._stop_elsewhere(stream_id)
+            await self._messages.stop(stream_id)
         await self._wait_for_end(log)
         return log
-
-    async def _stop_elsewhere(self, stream_id: str) -> None:
-        """Ask the server that writes a stream to end it; if that server is dead, the next one does. Raises:
-        StorageError."""
-        epoch = await self._connection.run(STOP, self._keys.of_stream(stream_id))
-        if epoch is not None:
-            await self._tell(int(epoch), stream_id, "stop")
 
     async def _wait_for_end(self, log: StreamLog) -> None:
         """Raises: StorageError if the end cannot be written, or its server is gone and no other takes over."""
@@ -324,114 +281,33 @@ class RedisLogStore:
 
     async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
         self._orphaned.clear()
-        await self._members.find_dead()
-        leases: list[Lease] = []
-        for epoch in sorted(self._members.dead):
-            owned = await self._ask(self._connection.client.zrange(self._keys.owned(epoch), 0, -1))
-            for start in range(0, len(owned), _TAKES_AT_ONCE):
-                some = [stream_id.decode() for stream_id in owned[start : start + _TAKES_AT_ONCE]]
-                leases += await self._take_some(epoch, some, models)
-            if not await self._ask(self._connection.client.zcard(self._keys.owned(epoch))):
-                await self._members.forget(epoch)
-        return leases
-
-    async def _take_some(self, epoch: int, stream_ids: list[str], models: Container[str] | None) -> list[Lease]:
-        client, owned = self._connection.client, self._keys.owned(epoch)
-        if models is not None and not self._members.is_long_dead(epoch, self._retention_s):
-            of = await asyncio.gather(*(self._ask(client.hget(self._keys.stream(one), "model")) for one in stream_ids))
-            stream_ids = [one for one, model in zip(stream_ids, of, strict=True) if _is_ours(model, models)]
-        if not stream_ids:
-            return []
-        await self._own(stream_ids)  # before they are taken: if this server dies now, others find them here
-        answers = await asyncio.gather(
-            *(self._connection.run(TAKE, self._keys.of_stream(one), epoch, self.epoch) for one in stream_ids)
-        )
-        leases, not_ours = [], []
-        for stream_id, answer in zip(stream_ids, answers, strict=True):
-            lease = self._taken(stream_id, answer) if answer is not None else None
-            if lease is not None:
-                leases.append(lease)
-            elif stream_id not in self._running:
-                not_ours.append(stream_id)
-        if not_ours:
-            await self._ask(client.zrem(self._keys.owned(self.epoch), *not_ours))
-        await self._ask(client.zrem(owned, *stream_ids))
-        return leases
-
-    def _taken(self, stream_id: str, answer: Sequence[Any]) -> Lease | None:
-        """Return the lease of a stream that was taken over; None if it cannot go on."""
-        record_row, rows, takes, stop = answer
-        try:
-            record = self._rows.read_record(stream_id, record_row)
-        except JournalDamaged:
-            logger.error("stream %s cannot be read and is lost", stream_id)
-            return None
-        is_whole, events = True, []
-        for row in rows:
+        leases = []
+        async with self._taking_over:
             try:
-                events += self._rows.read_events(stream_id, row)
-            except JournalDamaged:
-                logger.error("stream %s was damaged and ends before the damage", stream_id)
-                is_whole = False
-                break
-        mirror = self._mirrors.get(stream_id)
-        if mirror is not None:  # its readers stay
-            mirror.extend(1, events)
-            log = mirror.log
-            self._unfollow(mirror)
-        else:
-            log = StreamLog(record, events)
-        self._running[stream_id] = log
-        lease = Lease(log, self.epoch)
-        if not is_whole:
-            self._end(lease, "error", Failure(JournalDamaged.code, "The rest of this stream was damaged."))
-        elif stop == b"1":
-            self._end(lease, "cancelled", _STOPPED)
-        elif takes > MAX_RECOVERIES:
-            self._end(lease, "interrupted", TOO_MANY_RECOVERIES)
-        else:
-            return lease
-        return None
+                async for orphan in self._orphans.take(models):
+                    lease = Lease(self._log_of(orphan), self.epoch)
+                    self._running[lease.stream_id] = lease.log
+                    if orphan.end is None:
+                        leases.append(lease)
+                    else:
+                        self._end(lease, *orphan.end)
+            except StorageError:
+                if not leases:
+                    raise
+        return leases
+
+    def _log_of(self, orphan: Orphan) -> StreamLog:
+        mirror = self._mirrors.get(orphan.record.stream_id)
+        if mirror is None:
+            return StreamLog(orphan.record, orphan.events)
+        mirror.extend(1, orphan.events)
+        self._mirrors.unfollow(mirror)
+        return mirror.log  # its readers stay
 
     def _end(self, lease: Lease, status: Status, failure: Failure) -> None:
         """End a stream that has no producer."""
         lease.log.producer = Ender(partial(self.end, lease))
         self._writer.append(lease.log, [end_of(lease.log, status, failure)])
-
-    async def _own(self, stream_ids: Sequence[str]) -> None:
-        """List streams as those of this server. Raises: StorageError."""
-        positions = {stream_id: next(self._positions) for stream_id in stream_ids}
-        await self._ask(self._connection.client.zadd(self._keys.owned(self.epoch), positions))
-
-    # Other servers
-
-    def _wish(self, mirror: Mirror, wish: Wish) -> None:
-        mirror.unread_since_s = time.monotonic()
-        self._outbox.put_nowait((mirror.epoch, mirror.log.stream_id, wish))
-
-    async def _tell(self, epoch: int, stream_id: str, wish: Wish) -> None:
-        """Send a message to another server. Raises: StorageError."""
-        client, inbox = self._connection.client, self._keys.inbox(self._keys.shard_of(stream_id), epoch)
-        message = {"kind": wish, "stream": stream_id, "from": self.epoch}
-        await self._ask(client.xadd(inbox, message, maxlen=10_000))
-        await self._ask(client.pexpire(inbox, _DAY_MS))
-
-    def _on_messages(self, entries: Entries) -> None:
-        for _, message in entries:
-            if message[b"kind"] == b"wake":
-                continue
-            stream_id, reading_epoch = message[b"stream"].decode(), int(message[b"from"])
-            log = self._running.get(stream_id)
-            if log is None:
-                continue
-            readers = self._remote_readers.setdefault(stream_id, {})
-            match message[b"kind"]:
-                case b"stop":
-                    log.cancel()
-                case b"join" if reading_epoch not in readers:
-                    readers[reading_epoch] = Reader(log, log.last_seq).__enter__()
-                case b"leave" if reading_epoch in readers:
-                    readers.pop(reading_epoch).__exit__()
 
     # Tasks
 
@@ -442,18 +318,17 @@ class RedisLogStore:
 
     async def _join(self) -> None:
         await self._members.join()
-        self._followers = [
-            KeyFollower(self._connection, self._keys.inbox(shard, self.epoch)) for shard in range(self._keys.num_shards)
-        ]
-        for shard, follower in enumerate(self._followers):
-            follower.follow(self._keys.inbox(shard, self.epoch), "0-0", self._on_messages)
+        inboxes = [self._keys.inbox(shard, self.epoch) for shard in range(self._keys.num_shards)]
+        self._mirrors.followers = [KeyFollower(self._connection, inbox) for inbox in inboxes]
+        for follower, inbox in zip(self._mirrors.followers, inboxes, strict=True):
+            follower.follow(inbox, "0-0", self._messages.take)
 
     async def run(self) -> None:
         """Write, follow and tidy up until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._writer.run())
             group.create_task(self._members.run(self._on_tick, self._on_declared_dead))
-            group.create_task(self._send_wishes())
+            group.create_task(self._messages.run())
             group.create_task(self._finished.run())
             group.create_task(self._run_followers())
 
@@ -461,59 +336,24 @@ class RedisLogStore:
         while True:
             self._has_new_epoch.clear()
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(follower.run()) for follower in self._followers]
+                tasks = [group.create_task(follower.run()) for follower in self._mirrors.followers]
                 await self._has_new_epoch.wait()
                 for task in tasks:
                     task.cancel()
-
-    async def _send_wishes(self) -> None:
-        while True:
-            epoch, stream_id, wish = await self._outbox.get()
-            with contextlib.suppress(StorageError):  # `_on_tick` says again what matters
-                if wish == "stop":
-                    await self._stop_elsewhere(stream_id)
-                else:
-                    await self._tell(epoch, stream_id, wish)
 
     async def _on_declared_dead(self) -> None:
         """Other servers take the streams of this one over. It begins again under a new epoch."""
         for log in list(self._running.values()):
             self._on_lease_lost(log)
-        for mirror in list(self._mirrors.values()):
-            self._give_up_mirror(mirror)
+        self._mirrors.give_up_all()
         await self._join()
         self._has_new_epoch.set()
 
     async def _on_tick(self) -> None:
         if self._members.dead:
             self._orphaned.set()
-        for readers in list(self._remote_readers.values()):
-            for epoch in readers.keys() - self._members.alive:
-                readers.pop(epoch).__exit__()
-        for mirror in list(self._mirrors.values()):
-            await self._check_mirror(mirror)
-
-    async def _check_mirror(self, mirror: Mirror) -> None:
-        """See whether a followed stream has another writer now, or events that were compacted before they were read."""
-        log = mirror.log
-        if not log.num_readers and time.monotonic() - mirror.unread_since_s > _UNREAD_S:
-            self._give_up_mirror(mirror)
-            return
-        epoch, last = await self._ask(self._connection.client.hmget(self._keys.stream(log.stream_id), "epoch", "last"))
-        if epoch is None:
-            if mirror.is_missing:
-                self._give_up_mirror(mirror)
-            mirror.is_missing = True  # its server may write it again, if Redis has lost everything
-            return
-        mirror.is_missing = False
-        if int(last) > log.last_seq:
-            stored = await load(self._connection, log.stream_id)
-            if isinstance(stored, Stored) and log.producer is mirror:
-                mirror.extend(1, stored.events(self._rows, log.stream_id))
-        if int(epoch) != mirror.epoch:
-            mirror.epoch = int(epoch)
-            if log.num_readers:
-                self._wish(mirror, "join")
+        self._messages.keep_readers(self._members.alive)
+        await self._mirrors.check()
 
     async def close(self) -> None:
         """Write what waits, and give the lease back. What cannot be written is lost."""
@@ -526,11 +366,6 @@ class RedisLogStore:
 
     async def _ask(self, command: Awaitable[_T]) -> _T:
         return await self._connection.ask(command)
-
-
-def _is_ours(model: bytes | None, models: Container[str]) -> bool:
-    """Return whether a stream is of one of these models. One that is missing is taken, so that its id goes."""
-    return model is None or model.decode() in models
 
 
 @asynccontextmanager

@@ -1,0 +1,97 @@
+"""What servers tell each other about streams: that one is to be stopped, or has readers on another server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Container, Mapping
+
+from tailrace.errors import StorageError
+from tailrace.streams.log import Reader, StreamLog
+from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._follower import Entries
+from tailrace.streams.redis._members import Members
+from tailrace.streams.redis._mirror import Mirror, Wish
+from tailrace.streams.redis._scripts import STOP
+
+__all__ = ["Messages"]
+
+_DAY_MS = 24 * 3600 * 1000
+
+
+class Messages:
+    """Sends wishes to the servers that write streams, and does what others wish of `running`, the streams of this
+    server."""
+
+    def __init__(self, connection: Connection, members: Members, *, running: Mapping[str, StreamLog]) -> None:
+        self._connection = connection
+        self._members = members
+        self._running = running
+        self._outbox: asyncio.Queue[tuple[int, str, Wish]] = asyncio.Queue()  # epoch, stream id, wish
+        self._remote_readers: dict[str, dict[int, Reader]] = {}  # by stream and epoch of the reading server
+
+    # Wishes of this server
+
+    def ask(self, mirror: Mirror, wish: Wish) -> None:
+        mirror.unread_since_s = time.monotonic()
+        self._outbox.put_nowait((mirror.epoch, mirror.log.stream_id, wish))
+
+    async def stop(self, stream_id: str) -> None:
+        """Ask the server that writes a stream to end it; if that server is dead, the next one does. Raises:
+        StorageError."""
+        epoch = await self._connection.run(STOP, self._connection.keys.of_stream(stream_id))
+        if epoch is not None:
+            await self._tell(int(epoch), stream_id, "stop")
+
+    async def _tell(self, epoch: int, stream_id: str, wish: Wish) -> None:
+        """Raises: StorageError."""
+        client, keys = self._connection.client, self._connection.keys
+        inbox = keys.inbox(keys.shard_of(stream_id), epoch)
+        message = {"kind": wish, "stream": stream_id, "from": self._members.epoch}
+        await self._connection.ask(client.xadd(inbox, message, maxlen=10_000))
+        await self._connection.ask(client.pexpire(inbox, _DAY_MS))
+
+    async def run(self) -> None:
+        """Send wishes until cancelled."""
+        while True:
+            epoch, stream_id, wish = await self._outbox.get()
+            with contextlib.suppress(StorageError):  # the store says again what matters
+                if wish == "stop":
+                    await self.stop(stream_id)
+                else:
+                    await self._tell(epoch, stream_id, wish)
+
+    # Wishes of others
+
+    def take(self, entries: Entries) -> None:
+        """Do what the messages say."""
+        for _, message in entries:
+            if message[b"kind"] == b"wake":
+                continue
+            stream_id, reading_epoch = message[b"stream"].decode(), int(message[b"from"])
+            log = self._running.get(stream_id)
+            if log is None:
+                continue
+            readers = self._remote_readers.setdefault(stream_id, {})
+            match message[b"kind"]:
+                case b"stop":
+                    log.cancel()
+                case b"join" if reading_epoch not in readers:
+                    readers[reading_epoch] = Reader(log, log.last_seq).__enter__()
+                case b"leave" if reading_epoch in readers:
+                    readers.pop(reading_epoch).__exit__()
+
+    def keep_readers(self, alive: Container[int]) -> None:
+        """Drop the readers on servers that are gone."""
+        for readers in list(self._remote_readers.values()):
+            for epoch in [epoch for epoch in readers if epoch not in alive]:
+                readers.pop(epoch).__exit__()
+
+    def drop_readers(self, stream_id: str) -> None:
+        for reader in self._remote_readers.pop(stream_id, {}).values():
+            reader.__exit__()
+
+    def forget_readers(self, stream_id: str) -> None:
+        """Another server writes the stream now, and has its readers."""
+        self._remote_readers.pop(stream_id, None)

@@ -1,0 +1,107 @@
+"""The streams of other servers that have readers on this one."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+
+from tailrace.errors import JournalDamaged
+from tailrace.streams._rows import Rows
+from tailrace.streams.log import StreamLog
+from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._follower import Entries, KeyFollower
+from tailrace.streams.redis._messages import Messages
+from tailrace.streams.redis._mirror import Mirror
+from tailrace.streams.redis._stored import Stored, load
+
+__all__ = ["Mirrors"]
+
+logger = logging.getLogger("tailrace.journal")
+
+_UNREAD_S = 30.0  # how long a stream of another server is followed without readers
+
+
+class Mirrors:
+    """Follows streams. `followers` has one for each shard. `on_end` is called with the log of one that has ended."""
+
+    def __init__(
+        self, connection: Connection, rows: Rows, messages: Messages, *, on_end: Callable[[StreamLog], None]
+    ) -> None:
+        self.followers: list[KeyFollower] = []
+        self._connection = connection
+        self._keys = connection.keys
+        self._rows = rows
+        self._messages = messages
+        self._on_end = on_end
+        self._mirrors: dict[str, Mirror] = {}
+
+    def get(self, stream_id: str) -> Mirror | None:
+        return self._mirrors.get(stream_id)
+
+    async def follow(self, log: StreamLog, epoch: int) -> None:
+        """Follow a stream that the server of this epoch writes. Raises: StorageError."""
+        mirror = Mirror(log, epoch, self._rows, ask=self._messages.ask, on_end=self._ended)
+        self._mirrors[log.stream_id] = mirror
+        follower = self._follower(log.stream_id)
+        follower.follow(self._keys.events(log.stream_id), f"{log.last_seq}-0", partial(self._take, mirror))
+        await follower.wake()
+
+    def _take(self, mirror: Mirror, entries: Entries) -> None:
+        try:
+            mirror.take(entries)
+        except JournalDamaged:
+            logger.error("a stream of another server cannot be read")
+            self._give_up(mirror)
+
+    def _ended(self, mirror: Mirror) -> None:
+        self.unfollow(mirror)
+        mirror.log.record = mirror.log.record.finished()
+        self._on_end(mirror.log)
+
+    def _give_up(self, mirror: Mirror) -> None:
+        """Stop following a stream that has not ended, and send its readers away."""
+        self.unfollow(mirror)
+        mirror.log.park()
+
+    def give_up_all(self) -> None:
+        for mirror in list(self._mirrors.values()):
+            self._give_up(mirror)
+
+    def unfollow(self, mirror: Mirror) -> None:
+        stream_id = mirror.log.stream_id
+        self._mirrors.pop(stream_id, None)
+        self._follower(stream_id).unfollow(self._keys.events(stream_id))
+        mirror.log.producer = None
+
+    def _follower(self, stream_id: str) -> KeyFollower:
+        return self.followers[self._keys.shard_of(stream_id)]
+
+    async def check(self) -> None:
+        """Look after each followed stream. Raises: StorageError."""
+        for mirror in list(self._mirrors.values()):
+            await self._check(mirror)
+
+    async def _check(self, mirror: Mirror) -> None:
+        """See whether a followed stream has another writer now, or events that were compacted before they were read."""
+        log = mirror.log
+        if not log.num_readers and time.monotonic() - mirror.unread_since_s > _UNREAD_S:
+            self._give_up(mirror)
+            return
+        client = self._connection.client
+        epoch, last = await self._connection.ask(client.hmget(self._keys.stream(log.stream_id), "epoch", "last"))
+        if epoch is None:
+            if mirror.is_missing:
+                self._give_up(mirror)
+            mirror.is_missing = True  # its server may write it again, if Redis has lost everything
+            return
+        mirror.is_missing = False
+        if int(last) > log.last_seq:
+            stored = await load(self._connection, log.stream_id)
+            if isinstance(stored, Stored) and log.producer is mirror:
+                mirror.extend(1, stored.events(self._rows, log.stream_id))
+        if int(epoch) != mirror.epoch:
+            mirror.epoch = int(epoch)
+            if log.num_readers:
+                self._messages.ask(mirror, "join")

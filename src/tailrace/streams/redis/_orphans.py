@@ -1,0 +1,116 @@
+"""Takes the streams of dead servers from Redis."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Container, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tailrace.errors import JournalDamaged
+from tailrace.streams._rows import Rows
+from tailrace.streams._startup_recovery import MAX_RECOVERIES, TOO_MANY_RECOVERIES
+from tailrace.streams.log import Record
+from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._members import Members
+from tailrace.streams.redis._scripts import TAKE
+from tailrace.types import Event, Failure, Status
+
+__all__ = ["Orphan", "Orphans"]
+
+logger = logging.getLogger("tailrace.journal")
+
+_AT_ONCE = 32
+_DAMAGED = Failure(JournalDamaged.code, "The rest of this stream was damaged.")
+_STOPPED = Failure("cancelled", "The stream was stopped.")
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """A stream that this server writes now. `end` is how it must end at once, if it cannot go on."""
+
+    record: Record
+    events: list[Event]
+    end: tuple[Status, Failure] | None = None
+
+
+class Orphans:
+    """Reads from Redis which streams dead servers have left, and takes them."""
+
+    def __init__(
+        self, connection: Connection, members: Members, rows: Rows, *, retention_s: float, running: Container[str]
+    ) -> None:
+        self._connection = connection
+        self._keys = connection.keys
+        self._members = members
+        self._rows = rows
+        self._retention_s = retention_s
+        self._running = running  # streams that this server writes already
+
+    async def take(self, models: Container[str] | None) -> AsyncIterator[Orphan]:
+        """Take streams of these models, or of all. Raises: StorageError."""
+        await self._members.find_dead()
+        ask, client = self._connection.ask, self._connection.client
+        for epoch in sorted(self._members.dead):
+            for shard in range(self._keys.num_shards):
+                owned = await ask(client.zrange(self._keys.owned(shard, epoch), 0, -1))
+                for start in range(0, len(owned), _AT_ONCE):
+                    stream_ids = [stream_id.decode() for stream_id in owned[start : start + _AT_ONCE]]
+                    for orphan in await self._take_some(epoch, shard, stream_ids, models):
+                        yield orphan
+            if not await self._members.has_streams(epoch):
+                await self._members.forget(epoch)
+
+    async def _take_some(
+        self, epoch: int, shard: int, stream_ids: list[str], models: Container[str] | None
+    ) -> list[Orphan]:
+        ask, client = self._connection.ask, self._connection.client
+        if models is not None and not self._members.is_long_dead(epoch, self._retention_s):
+            of = await asyncio.gather(*(ask(client.hget(self._keys.stream(one), "model")) for one in stream_ids))
+            stream_ids = [one for one, model in zip(stream_ids, of, strict=True) if _is_ours(model, models)]
+        if not stream_ids:
+            return []
+        new = [one for one in stream_ids if one not in self._running]
+        answers = await asyncio.gather(*(self._take(epoch, one) for one in new))
+        await ask(client.zrem(self._keys.owned(shard, epoch), *stream_ids))
+        taken = [
+            self._read(stream_id, *answer) for stream_id, answer in zip(new, answers, strict=True) if answer is not None
+        ]
+        return [orphan for orphan in taken if orphan is not None]
+
+    async def _take(self, epoch: int, stream_id: str) -> Sequence[Any] | None:
+        """Raises: StorageError."""
+        keys = self._keys.of_owned(stream_id, self._members.epoch)
+        position = next(self._members.positions)
+        answer: Sequence[Any] | None = await self._connection.run(
+            TAKE, keys, epoch, self._members.epoch, stream_id, position
+        )
+        return answer
+
+    def _read(self, stream_id: str, record_row: bytes, rows: Sequence[bytes], takes: int, stop: bytes) -> Orphan | None:
+        """Decode a stream that was taken; None if it cannot even be ended."""
+        try:
+            record = self._rows.read_record(stream_id, record_row)
+        except JournalDamaged:
+            logger.error("stream %s cannot be read and is lost", stream_id)
+            return None
+        events: list[Event] = []
+        try:
+            for row in rows:
+                events += self._rows.read_events(stream_id, row)
+        except JournalDamaged:
+            logger.error("stream %s was damaged and ends before the damage", stream_id)
+            return Orphan(
+                record, events, ("error", Failure(JournalDamaged.code, "The rest of this stream was damaged."))
+            )
+        if stop == b"1":
+            return Orphan(record, events, ("cancelled", _STOPPED))
+        if takes > MAX_RECOVERIES:
+            return Orphan(record, events, ("interrupted", TOO_MANY_RECOVERIES))
+        return Orphan(record, events)
+
+
+def _is_ours(model: bytes | None, models: Container[str]) -> bool:
+    """Return whether a stream is of one of these models. One that is missing is taken, so that its id goes."""
+    return model is None or model.decode() in models
