@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import redis
 from tests.testing.redis_server import copy_keys, prefix_of, shared_url
 
 from tailrace.streams import LogStore
@@ -23,7 +24,8 @@ async def in_redis(path: Path) -> AsyncIterator[LogStore]:
 
 
 def snapshot(source: Path, target: Path) -> None:
-    copy_keys(prefix_of(source), prefix_of(target))
+    with redis.Redis.from_url(shared_url()) as client:
+        copy_keys(prefix_of(source), prefix_of(target), client)
 
 
 @pytest.mark.parametrize("law", store_laws, ids=str)

@@ -6,91 +6,20 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import redis
+from tests.streams.shared_streams import DONE, LEASE_S, Writer, begin, delta, seen, takes
 from tests.testing.redis_server import delete_keys, own_redis, prefix_of, shared_url
 from tests.waiting import LONG_S, wait_until
 
 from tailrace.errors import ClaimTaken, LeaseLost, ModelError, StorageError, StreamExpired, UnknownStream
-from tailrace.streams import Claim, Ender, Lease, Reader, Record, StreamLog, new_stream_id
+from tailrace.streams import Claim, Ender, Reader
 from tailrace.streams.redis import RedisLogStore, open_redis
-from tailrace.types import ANONYMOUS, End, Event, Failure, Prompt, Sampling, TextDelta, Usage
-
-LEASE_S = 1.0
-DONE = End("done", Usage(2, 3))
-
-
-def delta(number: int) -> TextDelta:
-    return TextDelta(f" word {number}", (number,))
-
-
-@dataclass
-class Writer:
-    """A producer that writes when the test says so."""
-
-    store: RedisLogStore
-    lease: Lease
-    status: str = "running"
-    heard: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.lease.log.producer = self
-
-    def write(self, *events: Event) -> None:
-        self.store.append(self.lease, events)
-
-    def cancel(self) -> None:
-        self.heard.append("cancel")
-        self.write(End("cancelled", Usage(2, 0), Failure("cancelled", "It was stopped.")))
-
-    def read(self) -> None:
-        self.heard.append("read")
-
-    def unread(self) -> None:
-        self.heard.append("unread")
-
-    def ended(self) -> None:
-        self.store.end(self.lease)
-
-    def lease_lost(self) -> None:
-        self.heard.append("lease_lost")
-        self.lease.log.park()
-
-
-async def begin(store: RedisLogStore, *events: Event, claim: Claim | None = None, model: str = "m") -> Writer:
-    record = Record(
-        new_stream_id(),
-        1.5,
-        model=model,
-        prompts=(Prompt("Once", (1, 2)),),
-        sampling=Sampling(seed=7, max_tokens=100),
-        num_prompt_tokens=2,
-        claim=claim,
-    )
-    writer = Writer(store, await store.open(record))
-    if events:
-        writer.write(*events)
-        await seen(writer.lease.log, len(events))
-    return writer
-
-
-async def seen(log: StreamLog, count: int) -> None:
-    """Return when so many events can be read."""
-    async with asyncio.timeout(LONG_S):
-        while log.last_seq < count:
-            await Reader(log, log.last_seq).wait()
-
-
-async def takes(store: RedisLogStore) -> list[Lease]:
-    """Return the leases that a store gets when it sees that another server is dead."""
-    async with asyncio.timeout(LONG_S):
-        while True:
-            await store.wait_for_orphans()
-            if leases := await store.take_over({"m"}):
-                return leases
+from tailrace.streams.redis._keys import Keys
+from tailrace.streams.redis._scripts import TAKE
+from tailrace.types import ANONYMOUS, End, Failure, Usage
 
 
 @pytest.fixture
@@ -211,6 +140,18 @@ async def test_streams_go_to_one_server_each(prefix: str) -> None:
                 got += [lease.stream_id for leases in some for lease in leases]
         assert sorted(got) == sorted(ids)
         assert [lease.stream_id for lease in await other.take_over({"another"})] == [foreign]
+
+
+async def test_a_stream_is_taken_again_if_the_answer_was_lost(prefix: str) -> None:
+    async with pair(prefix) as (_, other):
+        async with server(prefix) as dying:
+            stream_id = (await begin(dying, delta(1))).lease.stream_id
+            epoch = dying.epoch
+        keys = Keys(prefix).of_owned(stream_id, other.epoch)
+        with redis.Redis.from_url(shared_url()) as client:
+            assert client.eval(TAKE.text, len(keys), *keys, epoch, other.epoch, stream_id, 1)
+        (lease,) = await takes(other)
+        assert lease.stream_id == stream_id
 
 
 async def test_readers_stay_when_their_server_takes_over(prefix: str) -> None:

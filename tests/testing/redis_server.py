@@ -46,16 +46,15 @@ def delete_keys(prefix: str) -> None:
             client.delete(key)
 
 
-def copy_keys(source: str, target: str) -> None:
+def copy_keys(source: str, target: str, client: redis.Redis | redis.RedisCluster) -> None:
     """What a server leaves that is killed now, under another prefix: all its keys, and no lease that is alive."""
-    with redis.Redis.from_url(LOCAL_URL) as client:
-        for key in client.scan_iter(match=f"{source}:*", count=1_000):
-            name = key.decode().replace(source, target, 1)
-            kept = client.dump(key)
-            if kept is not None:
-                client.restore(name, max(0, client.pttl(key)), kept, replace=True)
-            if ":lease:" in name:
-                client.set(name, "dead")
+    for key in client.scan_iter(match=f"{source}:*", count=1_000):
+        name = key.decode().replace(source, target, 1)
+        kept = client.dump(key)
+        if kept is not None:
+            client.restore(name, max(0, client.pttl(key)), kept, replace=True)
+        if ":lease:" in name:
+            client.set(name, "dead")
 
 
 class OwnRedis:
@@ -67,6 +66,7 @@ class OwnRedis:
             pytest.skip("redis-server is not installed")
         self.port = free_port()
         directory.mkdir(exist_ok=True)
+        self._directory = directory
         file = directory / f"{self.port}.conf"
         file.write_text(f'port {self.port}\nbind 127.0.0.1\ndir "{directory}"\n{config}')
         self._command = [program, str(file), *options]
@@ -111,6 +111,21 @@ class OwnRedis:
         self._process.wait()
 
     close = kill
+
+    # The file in which it keeps its commands, with `--appendonly yes`
+
+    @property
+    def _file(self) -> Path:
+        (file,) = self._directory.glob("appendonlydir/*.incr.aof")
+        return file
+
+    @property
+    def file_bytes(self) -> int:
+        return self._file.stat().st_size
+
+    def cut_file(self, num_bytes: int) -> None:
+        """Lose the end of it, as a power cut does."""
+        os.truncate(self._file, num_bytes)
 
 
 def free_port() -> int:

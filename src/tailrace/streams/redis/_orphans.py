@@ -53,27 +53,25 @@ class Orphans:
         await self._members.find_dead()
         ask, client = self._connection.ask, self._connection.client
         for epoch in sorted(self._members.dead):
-            for shard in range(self._keys.num_shards):
-                owned = await ask(client.zrange(self._keys.owned(shard, epoch), 0, -1))
-                for start in range(0, len(owned), _AT_ONCE):
-                    stream_ids = [stream_id.decode() for stream_id in owned[start : start + _AT_ONCE]]
-                    for orphan in await self._take_some(epoch, shard, stream_ids, models):
-                        yield orphan
+            shards = [self._keys.owned(shard, epoch) for shard in range(self._keys.num_shards)]
+            owned = await asyncio.gather(*(ask(client.zrange(shard, 0, -1, withscores=True)) for shard in shards))
+            in_order = sorted((position, stream_id) for some in owned for stream_id, position in some)
+            for start in range(0, len(in_order), _AT_ONCE):
+                stream_ids = [stream_id.decode() for _, stream_id in in_order[start : start + _AT_ONCE]]
+                for orphan in await self._take_some(epoch, stream_ids, models):
+                    yield orphan
             if not await self._members.has_streams(epoch):
                 await self._members.forget(epoch)
 
-    async def _take_some(
-        self, epoch: int, shard: int, stream_ids: list[str], models: Container[str] | None
-    ) -> list[Orphan]:
+    async def _take_some(self, epoch: int, stream_ids: list[str], models: Container[str] | None) -> list[Orphan]:
         ask, client = self._connection.ask, self._connection.client
         if models is not None and not self._members.is_long_dead(epoch, self._retention_s):
             of = await asyncio.gather(*(ask(client.hget(self._keys.stream(one), "model")) for one in stream_ids))
             stream_ids = [one for one, model in zip(stream_ids, of, strict=True) if _is_ours(model, models)]
-        if not stream_ids:
-            return []
         new = [one for one in stream_ids if one not in self._running]
         answers = await asyncio.gather(*(self._take(epoch, one) for one in new))
-        await ask(client.zrem(self._keys.owned(shard, epoch), *stream_ids))
+        removed = (self._keys.of_owned(one, epoch)[3] for one in stream_ids)
+        await asyncio.gather(*(ask(client.zrem(key, one)) for key, one in zip(removed, stream_ids, strict=True)))
         taken = [
             self._read(stream_id, *answer) for stream_id, answer in zip(new, answers, strict=True) if answer is not None
         ]

@@ -1,0 +1,175 @@
+"""Sentinel, Redis Cluster, a failover to a replica, and what Redis itself loses: the log store over each of them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+
+import pytest
+import redis
+from tests.streams.shared_streams import DONE, Writer, begin, delta, seen, takes
+from tests.testing.redis_server import OwnRedis, copy_keys, own_cluster, own_redis, prefix_of, watched_redis
+
+from tailrace.errors import StreamExpired
+from tailrace.streams import Claim, Lease, LogStore
+from tailrace.streams.redis import open_redis
+from tailrace.testing import StoreLaw, store_laws
+from tailrace.types import ANONYMOUS
+
+Kind = Callable[[Path], AbstractContextManager[tuple[str, list[OwnRedis]]]]
+LEASE_S = 2.0
+PATIENT_S = 60.0  # longer than a failover takes on a busy machine
+deep = [pytest.mark.deep, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("kind", [watched_redis, own_cluster])
+async def test_streams_are_shared(tmp_path: Path, kind: Kind) -> None:
+    """Streams are followed, stopped, deleted and taken over, and keys are found, over more streams than shards."""
+    with kind(tmp_path) as (url, _):
+        async with open_redis(url, lease_s=LEASE_S) as one:
+            async with open_redis(url, lease_s=LEASE_S) as dying:
+                claim = Claim("key", b"request")
+                begun = [await begin(dying, delta(1), claim=claim if number == 0 else None) for number in range(40)]
+                logs = [await one.read(ANONYMOUS, writer.lease.stream_id) for writer in begun]
+                for writer in begun:
+                    writer.write(delta(2), delta(3))
+                for log in logs:
+                    await seen(log, 3)
+                assert await one.recall(ANONYMOUS, claim) is logs[0]
+                stopped = await one.stop(ANONYMOUS, begun[0].lease.stream_id)
+                assert stopped.status == "cancelled"
+                await one.delete(ANONYMOUS, stopped.stream_id)
+                with pytest.raises(StreamExpired):
+                    await dying.read(ANONYMOUS, stopped.stream_id)
+                found = set(await one.streams_of(ANONYMOUS))
+                assert found == {log.stream_id for log in logs[1:]}
+            taken: list[Writer] = []
+            while len(taken) < 39:
+                taken += [Writer(one, lease) for lease in await takes(one)]
+            for writer in taken:
+                assert writer.lease.log in logs
+                writer.write(DONE)
+            for log in logs[1:]:
+                await seen(log, 4)
+                assert log.events == [delta(1), delta(2), delta(3), DONE]
+
+
+@pytest.fixture(scope="module")
+def cluster_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with own_cluster(tmp_path_factory.mktemp("cluster")) as (url, _):
+        yield url
+
+
+@pytest.mark.parametrize("law", store_laws, ids=str)
+@pytest.mark.deep
+def test_a_cluster_keeps(law: StoreLaw, cluster_url: str) -> None:
+    @asynccontextmanager
+    async def in_cluster(path: Path) -> AsyncIterator[LogStore]:
+        async with open_redis(f"{cluster_url}?prefix={prefix_of(path)}", lease_s=LEASE_S) as store:
+            yield store
+
+    def snapshot(source: Path, target: Path) -> None:
+        with redis.RedisCluster.from_url(cluster_url) as client:
+            copy_keys(prefix_of(source), prefix_of(target), client)
+
+    law(in_cluster, snapshot=snapshot)
+
+
+@pytest.mark.parametrize(
+    "kind", [watched_redis, pytest.param(partial(own_cluster, with_replicas=True), id="own_cluster", marks=deep)]
+)
+# redis-py leaves connections to a lost node of a cluster to the garbage collector
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+async def test_a_replica_is_promoted(tmp_path: Path, kind: Kind) -> None:
+    """The primary is killed in mid-stream. What the replica has not received is written again: readers see a pause."""
+    with kind(tmp_path) as (url, servers):
+        shared = partial(open_redis, url, lease_s=PATIENT_S, give_up_after_s=PATIENT_S)
+        async with shared() as one, shared() as other:
+            writers = [await begin(one, delta(1)) for _ in range(20)]
+            logs = [await other.read(ANONYMOUS, writer.lease.stream_id) for writer in writers]
+            for number in range(2, 41):
+                for writer in writers:
+                    writer.write(delta(number))
+                if number == 20:
+                    await seen(logs[0], 10)
+                    servers[0].kill()
+                await asyncio.sleep(0.002)  # the times at which steps end
+            for writer in writers:
+                writer.write(DONE)
+            expected = [*map(delta, range(1, 41)), DONE]
+            for writer, log in zip(writers, logs, strict=True):
+                await seen(log, 41)
+                await seen(writer.lease.log, 41)
+                assert log.events == writer.lease.log.events == expected
+            assert one.write_error is None
+            await begin(one, delta(1))
+    gc.collect()
+
+
+@pytest.mark.parametrize("fsync", ["always", "everysec", "no"])
+async def test_redis_is_killed(tmp_path: Path, fsync: str) -> None:
+    """With a file nothing is lost by kill -9, however seldom it is synced: the operating system has it."""
+    with own_redis(tmp_path, "--appendonly", "yes", "--appendfsync", fsync) as (url, process):
+        async with open_redis(url, lease_s=LEASE_S) as one:
+            writers = [await begin(one, delta(1)) for _ in range(10)]
+            for number in range(2, 30):
+                for writer in writers:
+                    writer.write(delta(number))
+            await seen(writers[-1].lease.log, 15)
+            process.kill()  # and the server with it
+            readable = {writer.lease.stream_id: list(writer.lease.log.events) for writer in writers}
+            process.start()
+            async with open_redis(url, lease_s=LEASE_S) as other:
+                for stream_id, events in readable.items():
+                    assert (await other.read(ANONYMOUS, stream_id)).events[: len(events)] == events
+
+
+async def test_the_file_of_redis_has_lost_its_end(tmp_path: Path) -> None:
+    """As after a power cut. A server that lives writes again what readers have seen."""
+    with own_redis(tmp_path, "--appendonly", "yes", "--appendfsync", "no") as (url, process):
+        async with open_redis(url, lease_s=PATIENT_S, give_up_after_s=PATIENT_S) as one:
+            writers = [await begin(one, delta(1)) for _ in range(10)]
+            kept = process.file_bytes
+            for number in range(2, 30):
+                for writer in writers:
+                    writer.write(delta(number))
+                await seen(writers[-1].lease.log, number)
+            late = await begin(one, delta(1))
+            process.kill()
+            process.cut_file((kept + process.file_bytes) // 2)
+            process.start()
+            for writer in [*writers, late]:
+                writer.write(DONE)
+            async with open_redis(url, lease_s=LEASE_S) as other:
+                for writer, count in [*((writer, 29) for writer in writers), (late, 1)]:
+                    log = writer.lease.log
+                    await seen(log, count + 1)
+                    assert log.events == [*map(delta, range(1, count + 1)), DONE]
+                    assert (await other.read(ANONYMOUS, log.stream_id)).events == log.events
+
+
+async def test_the_file_of_redis_has_lost_its_end_and_the_server_died(tmp_path: Path) -> None:
+    """The next server finds the beginning of each stream, without a gap."""
+    with own_redis(tmp_path, "--appendonly", "yes", "--appendfsync", "no") as (url, process):
+        async with open_redis(url, lease_s=LEASE_S) as one:
+            writers = [await begin(one, delta(1)) for _ in range(10)]
+            kept = process.file_bytes
+            for number in range(2, 30):
+                for writer in writers:
+                    writer.write(delta(number))
+                await seen(writers[-1].lease.log, number)
+            process.kill()
+        process.cut_file((kept + process.file_bytes) // 2)
+        process.start()
+        async with open_redis(url, lease_s=LEASE_S) as other:
+            leases: list[Lease] = []
+            while len(leases) < 10:
+                leases += await takes(other)
+            counts = [lease.log.last_seq for lease in leases]
+            assert 1 <= min(counts) <= max(counts) < 29
+            for lease in leases:
+                assert lease.log.events == [*map(delta, range(1, lease.log.last_seq + 1))]
