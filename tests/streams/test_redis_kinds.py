@@ -79,11 +79,16 @@ def test_a_cluster_keeps(law: StoreLaw, cluster_url: str) -> None:
     law(in_cluster, snapshot=snapshot)
 
 
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """Warn here of connections that a test has left open."""
+    yield
+    gc.collect()
+
+
 @pytest.mark.parametrize(
     "kind", [watched_redis, pytest.param(partial(own_cluster, with_replicas=True), id="own_cluster", marks=deep)]
 )
-# redis-py leaves connections to a lost node of a cluster to the garbage collector
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_replica_is_promoted(tmp_path: Path, kind: Kind) -> None:
     """The primary is killed in mid-stream. What the replica has not received is written again: readers see a pause."""
     with kind(tmp_path) as (url, servers):
@@ -107,7 +112,6 @@ async def test_a_replica_is_promoted(tmp_path: Path, kind: Kind) -> None:
                 assert log.events == writer.lease.log.events == expected
             assert one.write_error is None
             await begin(one, delta(1))
-    gc.collect()
 
 
 @pytest.mark.parametrize("fsync", ["always", "everysec", "no"])

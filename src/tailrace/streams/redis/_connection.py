@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import SplitResult, parse_qs, urlsplit
 
@@ -47,22 +47,18 @@ class Connection:
         parts = _parse(url)
         prefix = parse_qs(parts.query).get("prefix", ["tailrace"])[0]
         plain = parts._replace(query="").geturl()
-        try:
-            client, is_cluster = await _connect(parts, plain)
-        except AuthenticationError:
-            raise ModelError(
-                f"Redis at {_shown(parts)} refuses the name or the password. Put them into the URL of --journal: "
-                "redis://:PASSWORD@HOST:PORT/0."
-            ) from None
-        except _FAILURES as error:
-            raise ModelError(f"Redis at {_shown(parts)} cannot be reached: {_reason(error)}.") from None
-        try:
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                client, is_cluster = await _connect(parts, plain, stack)
+            except AuthenticationError:
+                raise ModelError(
+                    f"Redis at {_shown(parts)} refuses the name or the password. Put them into the URL of --journal: "
+                    "redis://:PASSWORD@HOST:PORT/0."
+                ) from None
+            except _FAILURES as error:
+                raise ModelError(f"Redis at {_shown(parts)} cannot be reached: {_reason(error)}.") from None
             _check(await _info(client, is_cluster=is_cluster), _shown(parts))
             yield cls(client, Keys(prefix, CLUSTER_SHARDS if is_cluster else 1))
-        finally:
-            with contextlib.suppress(Exception):  # as in `ask`
-                async with asyncio.timeout(_COMMAND_S):
-                    await client.aclose()
 
     async def run(self, script: Script, keys: Sequence[str | bytes], *arguments: bytes | str | int) -> Any:
         """Run a script. Raises: StorageError."""
@@ -131,8 +127,8 @@ def _reason(error: BaseException) -> str:
     return (str(error) or type(error).__name__).rstrip(".")
 
 
-async def _connect(parts: SplitResult, url: str) -> tuple[Any, bool]:
-    """Return a client, and whether it is one of a cluster."""
+async def _connect(parts: SplitResult, url: str, stack: contextlib.AsyncExitStack) -> tuple[Any, bool]:
+    """Return a client, and whether it is one of a cluster. The stack closes it."""
     options: dict[str, Any] = {
         "socket_connect_timeout": _CONNECT_S,
         "socket_keepalive": True,
@@ -141,20 +137,27 @@ async def _connect(parts: SplitResult, url: str) -> tuple[Any, bool]:
         "protocol": 2,
     }
     if parts.scheme.endswith("+sentinel"):
-        return _sentinel(parts, options), False
+        return _sentinel(parts, options, stack), False
     client = Redis.from_url(url, **options)
+    stack.push_async_callback(_close, client.aclose)
     async with asyncio.timeout(_CONNECT_S):
         facts: Any = await client.info("cluster")
     if not facts.get("cluster_enabled"):
         return client, False
-    await client.aclose()
     cluster = RedisCluster.from_url(url, socket_connect_timeout=_CONNECT_S, socket_keepalive=True)
+    stack.push_async_callback(_close, cluster.aclose)
     async with asyncio.timeout(_CONNECT_S):
         await cluster.initialize()
     return cluster, True
 
 
-def _sentinel(parts: SplitResult, options: dict[str, Any]) -> Any:
+async def _close(close: Callable[[], Awaitable[None]]) -> None:
+    with contextlib.suppress(Exception):  # as in `ask`
+        async with asyncio.timeout(_COMMAND_S):
+            await close()
+
+
+def _sentinel(parts: SplitResult, options: dict[str, Any], stack: contextlib.AsyncExitStack) -> Any:
     """Raises: ModelError."""
     access, _, hosts = parts.netloc.rpartition("@")
     user, _, password = access.partition(":")
@@ -171,7 +174,11 @@ def _sentinel(parts: SplitResult, options: dict[str, Any]) -> Any:
     options |= {"db": int(database or 0), "ssl": parts.scheme.startswith("rediss"), **login}
     watchers: Any = Sentinel  # redis-py has no types for it
     sentinel = watchers(nodes, sentinel_kwargs={"socket_connect_timeout": _CONNECT_S}, **options)
-    return sentinel.master_for(service)
+    for watcher in sentinel.sentinels:
+        stack.push_async_callback(_close, watcher.aclose)
+    client = sentinel.master_for(service)
+    stack.push_async_callback(_close, client.connection_pool.disconnect)  # which `aclose` leaves open
+    return client
 
 
 async def _info(client: Any, *, is_cluster: bool) -> Mapping[str, Any]:

@@ -64,6 +64,7 @@ class Writer:
         self._on_lease_lost = on_lease_lost
         self._on_missing = on_missing
         self._queues: dict[StreamLog, list[Event]] = {}
+        self._num_restored = 0  # streams, in this commit
         self._is_queued = asyncio.Event()
         self.errors = WriteErrors("The log store", give_up_after_s=give_up_after_s)
 
@@ -123,6 +124,9 @@ class Writer:
             return
         # All of them end before the next try: two tries at once could add the same events twice.
         outcomes = await asyncio.gather(*self._commits(batch), return_exceptions=True)
+        if self._num_restored:
+            logger.warning("Redis had lost the last events of %d streams. They are written again.", self._num_restored)
+            self._num_restored = 0
         for outcome in outcomes:
             if isinstance(outcome, BaseException):
                 raise outcome
@@ -191,7 +195,7 @@ class Writer:
     async def _restore(self, log: StreamLog, last: int) -> None:
         """Write again what Redis has lost: the events after number `last`, which readers have seen. Raises:
         StorageError."""
-        logger.warning("The log store has lost the end of a stream, which is written again.")
+        self._num_restored += 1
         shard = self._connection.keys.shard_of(log.stream_id)
         await self._append(shard, [(log, last + 1, log.events[last:])])
 
