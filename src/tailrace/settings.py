@@ -13,9 +13,10 @@ from typing import Any
 _HOST_NAME = re.compile(r"[^\s/:@?#\[\]*]+")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#@\s,*]+", re.IGNORECASE)
 _METRIC_FAMILIES = ("tgi", "vllm")
+_KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _REDIS_SCHEMES = ("redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://")
 
-__all__ = ["Setting", "Settings", "settings_table"]
+__all__ = ["Setting", "Settings", "checked_settings", "settings_table"]
 
 
 # Any: dataclass fields take their type from the annotation
@@ -317,3 +318,21 @@ def _is_address(host: str) -> bool:
 
 def settings_table() -> tuple[Setting, ...]:
     return tuple(Setting(name=row.name, default=row.default, **row.metadata) for row in fields(Settings))
+
+
+def checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:  # Any: of each setting's type
+    """Check settings and return them. Raises: ValueError, which says what a value should be."""
+    rows = {row.name: row for row in settings_table()}
+    value: object
+    for name, value in settings.items():
+        row = rows.get(name)
+        if row is None:
+            raise ValueError("is not a setting.")
+        kinds = (int, float) if row.kind is float else (row.kind,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and row.kind is not bool):
+            raise ValueError(f"should be {_KINDS[row.kind]}.")
+        if isinstance(value, (int, float)) and not row.least <= value <= row.most:
+            raise ValueError(f"should be from {row.least:g} to {row.most:g}.")
+        if row.choices and value not in row.choices and row.name != "engine":  # which may be of another package
+            raise ValueError(f"should be one of {', '.join(row.choices)}.")
+    return dict(settings)

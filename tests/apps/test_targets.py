@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.apps.targets import checked_settings
+from tailrace.settings import checked_settings
 
 
 @pytest.mark.parametrize(

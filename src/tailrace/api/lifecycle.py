@@ -1,11 +1,13 @@
-"""Starts a server from its settings, and stops it."""
+"""Starts a server from its settings, with or without sockets, and stops it."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from starlette.routing import BaseRoute, Router
@@ -36,7 +38,7 @@ from tailrace.http.listening import BACKLOG, Signals, Uvicorn
 from tailrace.records.service import Records, open_records
 from tailrace.settings import Settings
 
-__all__ = ["PUBLIC", "build_app", "build_routes", "serve"]
+__all__ = ["PUBLIC", "RunningServer", "build_app", "build_routes", "open_server", "serve"]
 
 _DRAIN_RETRY_S = 5.0
 # Logs hold millions of events without reference cycles: collections take long and free little.
@@ -102,6 +104,73 @@ def build_app(
     return AccessLog(app, models.first.generator.store) if settings.access_log else app
 
 
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server below its sockets: the application, and what it uses."""
+
+    app: ASGIApp
+    service: Service
+    records: Records
+
+    async def drain(self, drain_s: float, force_requested: asyncio.Event | None = None) -> None:
+        """Let running streams finish. Then hand over those with linger time in a durable store, and interrupt the
+        rest."""
+        generators = [served.generator for served in self.service.models]
+        for generator in generators:
+            generator.gate.drain(_DRAIN_RETRY_S)
+
+        async def idle() -> None:
+            for generator in generators:
+                await generator.wait_idle()
+
+        async with asyncio.TaskGroup() as group:
+            waits: list[asyncio.Task[object]] = [group.create_task(idle())]
+            if force_requested is not None:
+                waits.append(group.create_task(force_requested.wait()))
+            await asyncio.wait(waits, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
+            for wait in waits:
+                wait.cancel()
+        for run in [run for generator in generators for run in generator.live]:
+            if self.service.store.is_durable and run.log.record.linger_s:
+                run.hand_over()
+            else:
+                run.interrupt()
+        self.service.store.flush()
+        await self.records.conversations.finish()
+        self.service.durable.close()
+
+
+@contextlib.asynccontextmanager
+async def open_server(
+    source: Source,
+    settings: Settings,
+    *,
+    data_path: Path,
+    cache_path: str = "",
+    more: Sequence[Source] = (),
+    own_routes: Callable[[Service], Sequence[BaseRoute]] = lambda service: (),
+) -> AsyncIterator[RunningServer]:
+    """Start a server without sockets. `own_routes` adds routes.
+
+    Raises: ModelError if the engine cannot load the model.
+    """
+    with open_audit_log(settings):
+        async with (
+            open_records(settings) as records,
+            start_service(
+                source,
+                settings,
+                data_path=data_path,
+                cache_path=cache_path,
+                more=more,
+                on_loaded=lambda models: records.conversations.attend([served.generator for served in models]),
+            ) as service,
+            records.recording(service, data_path),
+        ):
+            app = build_app(service.models, service.durable, settings, records, own_routes(service))
+            yield RunningServer(app, service, records)
+
+
 async def serve(
     source: Source,
     settings: Settings,
@@ -115,30 +184,17 @@ async def serve(
     own_routes: Callable[[Service], Sequence[BaseRoute]] = lambda service: (),
 ) -> None:
     """Serve on a bound socket until SIGTERM or SIGINT, then drain. A second signal stops the server at once; while the
-    engine loads, the first does. `own_routes` adds routes.
+    engine loads, the first does.
 
     Raises: ModelError if the engine cannot load the model.
     """
     signals = Signals()
     ready = asyncio.Event()
 
-    async def run() -> None:
-        with open_audit_log(settings):
-            await serve_until_stopped()
-
     async def serve_until_stopped() -> None:
-        async with (
-            open_records(settings) as records,
-            start_service(
-                source,
-                settings,
-                data_path=data_path,
-                cache_path=cache_path,
-                more=more,
-                on_loaded=lambda models: records.conversations.attend([served.generator for served in models]),
-            ) as service,
-            records.recording(service, data_path),
-        ):
+        async with open_server(
+            source, settings, data_path=data_path, cache_path=cache_path, more=more, own_routes=own_routes
+        ) as running:
             ready.set()
             # Objects created so far stay: exclude them from later collections, which pause streams.
             gc.collect()
@@ -148,44 +204,18 @@ async def serve(
                 sock.listen(BACKLOG)
             except OSError as error:  # another process listens there now
                 raise ModelError(f"Cannot listen on {settings.host}:{settings.port}: {error.strerror}.") from None
-            app = build_app(service.models, service.durable, settings, records, own_routes(service))
-            server = Uvicorn(app, settings)
+            server = Uvicorn(running.app, settings)
             async with asyncio.TaskGroup() as serving:
                 serving.create_task(server.serve(sockets=[sock]))
-                on_ready(service)
+                on_ready(running.service)
                 await signals.stop_requested.wait()
-                on_drain(service.num_live)
-                await _drain(service, settings.drain_s, signals.force_requested)
-                await records.conversations.finish()
-                service.durable.close()
+                on_drain(running.service.num_live)
+                await running.drain(settings.drain_s, signals.force_requested)
                 server.force_exit = signals.force_requested.is_set()
                 server.should_exit = True
 
     async with asyncio.TaskGroup() as group:
-        running = group.create_task(run())
+        task = group.create_task(serve_until_stopped())
         await signals.stop_requested.wait()
         if not ready.is_set():
-            running.cancel()
-
-
-async def _drain(service: Service, drain_s: float, force_requested: asyncio.Event) -> None:
-    """Let running streams finish. Then hand over those with linger time in a durable store, and interrupt the rest."""
-    generators = [served.generator for served in service.models]
-    for generator in generators:
-        generator.gate.drain(_DRAIN_RETRY_S)
-
-    async def idle() -> None:
-        for generator in generators:
-            await generator.wait_idle()
-
-    async with asyncio.TaskGroup() as group:
-        waits = [group.create_task(idle()), group.create_task(force_requested.wait())]
-        await asyncio.wait(waits, timeout=drain_s, return_when=asyncio.FIRST_COMPLETED)
-        for wait in waits:
-            wait.cancel()
-    for run in [run for generator in generators for run in generator.live]:
-        if service.store.is_durable and run.log.record.linger_s:
-            run.hand_over()
-        else:
-            run.interrupt()
-    service.store.flush()
+            task.cancel()

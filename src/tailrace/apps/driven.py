@@ -18,13 +18,12 @@ from tailrace import eventloop
 from tailrace.apps.front import Front
 from tailrace.apps.host import AppSpec, host
 from tailrace.apps.process import BootError
-from tailrace.apps.targets import checked_settings
 from tailrace.child import begin_child
 from tailrace.http.listening import bind
 from tailrace.serve.boot import Failed
 from tailrace.serve.link import Channel, Link
 from tailrace.serve.running import Ordered, Started
-from tailrace.settings import Settings
+from tailrace.settings import Settings, checked_settings
 
 __all__ = ["main"]
 

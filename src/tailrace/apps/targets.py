@@ -16,10 +16,10 @@ import yaml
 from tailrace.apps.host import AppSpec
 from tailrace.apps.interpreters import InterpreterError, find_interpreter
 from tailrace.serve.boot import AppTarget
-from tailrace.settings import settings_table
+from tailrace.settings import checked_settings
 from tailrace.spelling import did_you_mean
 
-__all__ = ["Plan", "PlanError", "checked_settings", "plan_of"]
+__all__ = ["Plan", "PlanError", "plan_of"]
 
 _IMPORT = re.compile(r"[^\W\d][\w-]*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 _APP_KEYS = {"name", "route_prefix", "import_path", "args", "deployments", "runtime_env"}
@@ -28,7 +28,6 @@ _TOP_KEYS = {"applications", "http_options"}
 _IGNORED_TOP_KEYS = {
     "proxy_location", "grpc_options", "controller_options", "logging_config", "tracing_config", "target_capacity",
 }  # fmt: skip
-_KINDS = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _HTTP_OPTIONS = {"host": "host", "port": "port", "keep_alive_timeout_s": "keep_alive_s"}
 
 
@@ -234,22 +233,6 @@ def _app(entry: object, where: str, directory: str, number: int, notes: list[str
         python=python,
     )
     return AppSpec(target, _prefix(given.get("route_prefix", "/"), f"{where}.route_prefix"), f"{where} ({name})")
-
-
-def checked_settings(settings: Mapping[str, Any]) -> dict[str, Any]:  # Any: of each setting's type
-    """Check settings and return them. Raises: ValueError, which says what a value should be."""
-    rows = {row.name: row for row in settings_table()}
-    value: object
-    for name, value in settings.items():
-        row = rows.get(name)
-        if row is None:
-            raise ValueError("is not a setting.")
-        kinds = (int, float) if row.kind is float else (row.kind,)
-        if not isinstance(value, kinds) or (isinstance(value, bool) and row.kind is not bool):
-            raise ValueError(f"should be {_KINDS[row.kind]}.")
-        if isinstance(value, (int, float)) and not row.least <= value <= row.most:
-            raise ValueError(f"should be from {row.least:g} to {row.most:g}.")
-    return dict(settings)
 
 
 def _mapping(value: object, where: str) -> dict[str, Any]:  # Any: any YAML

@@ -23,6 +23,7 @@ from tailrace.cli.serve import (
     bound_socket,
     data_directory,
     leave_quietly,
+    may_listen,
     raise_descriptor_limit,
     url_of,
 )
@@ -122,6 +123,8 @@ def run(
     if on == "ray":
         from tailrace.apps.on_ray import run_on_ray
 
+        if not may_listen(settings):
+            raise SystemExit(1)
         raise SystemExit(run_on_ray(plan, settings))
     raise SystemExit(_run(plan, read, settings, watched=_directories(plan, target) if reload else ()))
 

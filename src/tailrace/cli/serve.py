@@ -29,6 +29,7 @@ __all__ = [
     "bound_socket",
     "data_directory",
     "leave_quietly",
+    "may_listen",
     "raise_descriptor_limit",
     "serve",
     "url_of",
@@ -37,6 +38,15 @@ __all__ = [
 _DESCRIPTORS = 65_536
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOPPED_LOADING = 130  # exit status after a signal that came before the server was ready
+
+
+def _read_replicas(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, int]:
+    from tailrace.apps.on_ray.spec import read_replicas
+
+    try:
+        return read_replicas(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
 
 
 @click.command()
@@ -64,9 +74,23 @@ STOPPED_LOADING = 130  # exit status after a signal that came before the server 
     type=click.Choice(["here", "ray"]),
     default="here",
     show_default=True,
-    help="Where the server runs; see --replicas.",
+    help="Where the server runs: here, or as replicas on Ray Serve.",
 )
-@click.option("--replicas", default=1, show_default=True, type=click.IntRange(1, 256), help="Number of servers on Ray.")
+@click.option(
+    "--replicas",
+    default="1",
+    show_default=True,
+    callback=_read_replicas,
+    metavar="N|MIN-MAX",
+    help="Number of replicas on Ray. With a range, Ray starts and stops them as needed.",
+)
+@click.option(
+    "--target-requests",
+    default=32,
+    show_default=True,
+    type=click.IntRange(1),
+    help="With a range of --replicas: running and waiting requests per replica that Ray aims at.",
+)
 @setting_options(*(row.name for row in settings_table()))
 @click.pass_context
 def serve(
@@ -76,7 +100,8 @@ def serve(
     named: tuple[str, ...],
     own: dict[str, dict[str, Any]],
     on: str,
-    replicas: int,
+    replicas: tuple[int, int],
+    target_requests: int,
     **values: Any,
 ) -> None:  # Any: click hands over what the table describes
     """Serve MODEL over HTTP.
@@ -101,16 +126,28 @@ def serve(
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     show_log(settings.log_level, as_json=settings.log_format == "json", with_requests=settings.access_log)
-    if (named or own) and on == "ray":
-        raise click.UsageError("--model and --set cannot be used with --on ray: a replica has one model.")
-    if on == "ray":
-        from tailrace.apps.on_ray import serve_on_ray
-
-        raise SystemExit(serve_on_ray(model, settings, num_replicas=replicas))
-    if replicas > 1:
-        raise click.UsageError("--replicas needs --on ray: on one machine, a single engine batches all requests.")
     is_first = not named or ctx.get_parameter_source("model") is ParameterSource.COMMANDLINE
-    raise SystemExit(_run(_Models(model if is_first else None, named, own), settings))
+    first = model if is_first else None
+    if on == "ray":
+        raise SystemExit(_run_on_ray(_Models(first, named, own), settings, replicas, target_requests))
+    for name in ("replicas", "target_requests"):
+        if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
+            flag = "--" + name.replace("_", "-")
+            raise click.UsageError(f"{flag} needs --on ray: on one machine, a single engine batches all requests.")
+    raise SystemExit(_run(_Models(first, named, own), settings))
+
+
+def _run_on_ray(models: _Models, settings: Settings, replicas: tuple[int, int], target_requests: int) -> int:
+    from tailrace.apps.on_ray import serve_on_ray
+    from tailrace.apps.on_ray.spec import ServerSpec
+
+    if not may_listen(settings):
+        return 1
+    try:
+        spec = ServerSpec(models.first, settings, models.named, models.own, replicas, target_requests)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    return serve_on_ray(spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,19 +162,11 @@ class _Models:
 def bound_socket(settings: Settings) -> socket.socket | None:
     """Bind the socket to listen on. Returns None, after an error message, if that is impossible or not allowed."""
     from tailrace.errors import ModelError
-    from tailrace.http.edge import listens_on_loopback
     from tailrace.http.listening import bind
     from tailrace.http.tls import Tls
 
-    if not listens_on_loopback(settings.host):
-        if not (settings.insecure or _has_keys(settings)):
-            say_error(
-                f"there are no keys, so everybody who can reach {settings.host} could use this server. Create a key "
-                "with `tailrace keys create NAME`, or start the server with --insecure."
-            )
-            return None
-        if settings.insecure:
-            say_error("--insecure: while there are no keys, everybody who can reach this port can use the server.")
+    if not may_listen(settings):
+        return None
     try:
         if settings.tls_cert:
             Tls(settings)  # fail before the slow steps
@@ -150,6 +179,23 @@ def bound_socket(settings: Settings) -> socket.socket | None:
         other = "--host" if is_host else "--port"
         say_error(f"cannot listen on {settings.host}:{settings.port} ({error.strerror}). Choose another {other}.")
         return None
+
+
+def may_listen(settings: Settings) -> bool:
+    """Return whether a server may listen on this address; if not, after an error message."""
+    from tailrace.http.edge import listens_on_loopback
+
+    if listens_on_loopback(settings.host):
+        return True
+    if not (settings.insecure or _has_keys(settings)):
+        say_error(
+            f"there are no keys, so everybody who can reach {settings.host} could use this server. Create a key "
+            "with `tailrace keys create NAME`, or start the server with --insecure."
+        )
+        return False
+    if settings.insecure:
+        say_error("--insecure: while there are no keys, everybody who can reach this port can use the server.")
+    return True
 
 
 def _run(models: _Models, settings: Settings) -> int:

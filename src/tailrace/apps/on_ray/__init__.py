@@ -1,0 +1,70 @@
+"""Runs the built-in server and users' apps on Ray Serve, across several machines. Only this package knows Ray.
+
+Ray's proxies, replicas and routing replace the sockets of `tailrace serve` and the front and pools of `tailrace run`.
+Each replica of the built-in server is a whole server over the Redis in --journal, so a stream survives its replica.
+
+Ray is imported by the modules of this package, but not by this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from tailrace.apps.on_ray.spec import RayError
+from tailrace.requirements import install_command
+
+if TYPE_CHECKING:
+    from tailrace.apps.on_ray.spec import ServerSpec
+    from tailrace.apps.targets import Plan
+    from tailrace.settings import Settings
+
+__all__ = ["run_on_ray", "serve_on_ray", "server"]
+
+
+def serve_on_ray(spec: ServerSpec) -> int:
+    """Deploy the built-in server, and wait for a signal. Returns the exit status."""
+    with _told() as failures:
+        from tailrace.apps.on_ray.deployment import serve_models
+
+        serve_models(spec)
+    return len(failures)
+
+
+def run_on_ray(plan: Plan, settings: Settings) -> int:
+    """Deploy the apps of a plan, and wait for a signal. Returns the exit status."""
+    with _told() as failures:
+        from tailrace.apps.on_ray.apps import run_apps
+
+        run_apps(plan, settings)
+    return len(failures)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[list[str]]:
+    """Print an error, and list it."""
+    failures: list[str] = []
+    try:
+        yield failures
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "ray":
+            raise
+        failures.append(f"Ray is not installed. Try: {install_command(extra='ray')}")
+    except RayError as error:
+        failures.append(str(error))
+    for failure in failures:
+        sys.stderr.write(f"tailrace: {failure}\n")
+
+
+def server(args: Mapping[str, Any]) -> Any:  # Any: of a YAML file; Ray's application
+    """Build the application of the built-in server, for the `import_path` of a Serve config file. `args` are described
+    at `ServerSpec.of_args`.
+
+    Raises: ValueError for invalid arguments.
+    """
+    from tailrace.apps.on_ray.deployment import server_application
+    from tailrace.apps.on_ray.spec import ServerSpec
+
+    return server_application(ServerSpec.of_args(args))
