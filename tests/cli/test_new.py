@@ -39,6 +39,14 @@ def test_an_inferless_app_is_the_example() -> None:
     assert '/v2/models/words/generate_stream -d \'{"prompt": ' in result.output
 
 
+def test_files_for_ray_are_the_example() -> None:
+    result = _new("ray", "cluster")
+    assert {path.name for path in Path("cluster").iterdir()} == {"serve.yaml", "rayservice.yaml"}
+    for path in Path("cluster").iterdir():
+        assert path.read_text() == (EXAMPLES / "ray" / path.name).read_text()
+    assert "Run it:  serve run cluster/serve.yaml\n" in result.output
+
+
 def test_nothing_is_overwritten() -> None:
     assert _new("textbot", "bot").exit_code == 0
     Path("bot/app.py").write_text("mine")
@@ -58,7 +66,7 @@ def test_a_bad_name_is_refused(name: str, tmp_path: Path) -> None:
 def test_an_unknown_kind_is_refused() -> None:
     result = _new("talkbot", "bot")
     assert result.exit_code == 2
-    assert "'talkbot' is not one of 'textbot', 'chatbot', 'batchbot', 'inferless'" in result.stderr
+    assert "'talkbot' is not one of 'textbot', 'chatbot', 'batchbot', 'inferless', 'ray'" in result.stderr
 
 
 def test_a_directory_that_cannot_be_created(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

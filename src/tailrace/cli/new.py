@@ -20,18 +20,23 @@ _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 class _Kind(NamedTuple):
     sources: dict[str, str]  # templates, by the name of the new file
-    target: str  # for `tailrace run`
+    command: str  # to run it
     attempt: str  # a command to try it
 
 
 _ASK_V2 = 'curl -N http://127.0.0.1:8000/v2/models/{name}/generate_stream -d \'{{"prompt": "To the sea"}}\''
 _ASK = "curl -N -X POST 'http://127.0.0.1:8000/?prompt=Tell%20me%20a%20story%20about%20a%20river.'"
 _KINDS = {
-    "textbot": _Kind({"app.py": "textbot.py"}, "{name}/app.py:app", _ASK),
-    "chatbot": _Kind({"app.py": "chatbot.py"}, "{name}/app.py:app", "python -m websockets ws://127.0.0.1:8000/"),
-    "batchbot": _Kind({"app.py": "batchbot.py"}, "{name}/app.py:app", _ASK),
+    "textbot": _Kind({"app.py": "textbot.py"}, "tailrace run {name}/app.py:app", _ASK),
+    "chatbot": _Kind(
+        {"app.py": "chatbot.py"}, "tailrace run {name}/app.py:app", "python -m websockets ws://127.0.0.1:8000/"
+    ),
+    "batchbot": _Kind({"app.py": "batchbot.py"}, "tailrace run {name}/app.py:app", _ASK),
     "inferless": _Kind(
-        {"app.py": "inferless/app.py", "input_schema.py": "inferless/input_schema.py"}, "./{name}", _ASK_V2
+        {"app.py": "inferless/app.py", "input_schema.py": "inferless/input_schema.py"}, "tailrace run ./{name}", _ASK_V2
+    ),
+    "ray": _Kind(
+        {"serve.yaml": "ray/serve.yaml", "rayservice.yaml": "ray/rayservice.yaml"}, "serve run {name}/serve.yaml", _ASK
     ),
 }
 
@@ -47,6 +52,7 @@ def new(kind: str, name: str) -> None:
     tailrace new chatbot mybot     a conversation over a WebSocket
     tailrace new batchbot mybot    many requests in one batch; each answer can be resumed
     tailrace new inferless myapp   app.py and input_schema.py, as for Inferless
+    tailrace new ray mycluster     the server on Ray Serve: a config file, and a RayService for KubeRay
     """
     if not _NAME.fullmatch(name):
         raise click.BadParameter(
@@ -63,6 +69,6 @@ def new(kind: str, name: str) -> None:
     except OSError as error:
         raise click.ClickException(f"{name} cannot be created: {error.strerror}.") from None
     click.echo(f"Made {' and '.join(str(folder / file) for file in made.sources)}.")
-    click.echo(f"Run it:  tailrace run {made.target.format(name=name)}")
+    click.echo(f"Run it:  {made.command.format(name=name)}")
     port = os.environ.get("TAILRACE_PORT", "8000")
     click.echo(f"Try it:  {made.attempt.format(name=name).replace(':8000/', f':{port}/')}")

@@ -16,7 +16,12 @@ from tailrace.apps.on_ray.spec import RayError
 from tailrace.http.listening import bind
 from tailrace.settings import Settings
 
-__all__ = ["deploy", "on_cluster", "say", "wait_for_signal"]
+__all__ = ["deploy", "joins_cluster", "on_cluster", "say", "wait_for_signal"]
+
+
+def joins_cluster() -> bool:
+    """Return whether the cluster runs already."""
+    return bool(os.environ.get("RAY_ADDRESS"))
 
 
 @contextlib.contextmanager
@@ -26,7 +31,7 @@ def on_cluster(settings: Settings) -> Iterator[list[str]]:
 
     Raises: RayError.
     """
-    is_own = not os.environ.get("RAY_ADDRESS")
+    is_own = not joins_cluster()
     if is_own:
         try:  # Ray would share the port with another process that allows it, such as another Ray
             bind(settings).close()
@@ -35,16 +40,13 @@ def on_cluster(settings: Settings) -> Iterator[list[str]]:
                 f"cannot listen on {settings.host}:{settings.port} ({error.strerror}). Choose another --port."
             ) from None
     try:
-        ray.init(address="local" if is_own else "auto", ignore_reinit_error=True, log_to_driver=True)
+        ray.init(address="local" if is_own else "auto")
     except ConnectionError as error:
         raise RayError(f"there is no Ray cluster at RAY_ADDRESS: {error}") from None
-    serve.start(
-        http_options={
-            "host": settings.host,
-            "port": settings.port,
-            "keep_alive_timeout_s": settings.keep_alive_s,
-        }
-    )
+    if serve.status().proxies:
+        say("tailrace: Ray Serve runs in this cluster already: its address stays, whatever --host and --port say.")
+    address = {"host": settings.host, "port": settings.port, "keep_alive_timeout_s": settings.keep_alive_s}
+    serve.start(http_options=address)
     names: list[str] = []
     try:
         yield names

@@ -9,11 +9,13 @@ from typing import Any
 
 from ray import serve
 
-from tailrace.apps.on_ray.cluster import deploy, on_cluster, say, wait_for_signal
-from tailrace.apps.on_ray.replica import Replica
+from tailrace.apps.on_ray.cluster import deploy, joins_cluster, on_cluster, say, wait_for_signal
+from tailrace.apps.on_ray.replica import RayReplica
 from tailrace.apps.on_ray.spec import RayError, ServerSpec
 from tailrace.errors import ModelError
 from tailrace.generation.service import open_log_store
+from tailrace.generation.source import find_named
+from tailrace.models.progress import NoProgress
 
 __all__ = ["NAME", "serve_models", "server_application"]
 
@@ -27,6 +29,8 @@ def serve_models(spec: ServerSpec) -> None:
     """Deploy the built-in server, and wait for a signal. Raises: RayError."""
     try:
         asyncio.run(_check_redis(spec))
+        if not joins_cluster():  # where the models are on other machines
+            _check_models(spec)
     except ModelError as error:
         raise RayError(error.message) from None
     least, most = spec.replicas
@@ -38,6 +42,11 @@ def serve_models(spec: ServerSpec) -> None:
         deploy(server_application(spec), names, NAME, "/")
         say(f"Listening on http://{spec.settings.host}:{spec.settings.port} (on Ray, {number}).")
         wait_for_signal()
+
+
+def _check_models(spec: ServerSpec) -> None:
+    """Find or fetch the models. Raises: ModelError."""
+    find_named(spec.named, NoProgress(), spec.settings.engine, first=spec.first, own=spec.own)
 
 
 async def _check_redis(spec: ServerSpec) -> None:
@@ -70,5 +79,6 @@ def server_application(spec: ServerSpec) -> Any:  # Any: Ray's application
             "max_replicas": most,
             "target_ongoing_requests": spec.target_requests,
             "policy": {"policy_function": "tailrace.apps.on_ray.scaling:by_requests"},
+            **spec.autoscaling,
         }
-    return serve.deployment(**options)(serve.ingress()(Replica)).bind(spec)
+    return serve.deployment(**options)(serve.ingress()(RayReplica)).bind(spec)

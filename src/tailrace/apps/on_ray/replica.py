@@ -20,12 +20,12 @@ from tailrace.http.edge import listens_on_loopback
 from tailrace.models.places import prepared_path
 from tailrace.models.progress import NoProgress
 
-__all__ = ["Replica"]
+__all__ = ["RayReplica"]
 
 _NO_KEYS = "There are no keys, so everybody could use this server. Create a key, or set `insecure`."
 
 
-class Replica:
+class RayReplica:
     """The built-in server, as Ray runs it.
 
     Its streams are in Redis. If Ray kills the replica, the other ones continue them; if Ray stops it, at once.

@@ -5,33 +5,36 @@ from __future__ import annotations
 import random
 from hashlib import blake2b
 
-from ray.serve.request_router import LocalityMixin, PendingRequest, ReplicaID, RequestRouter, RunningReplica
+from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
 
 __all__ = ["SessionRouter"]
 
 
-class SessionRouter(LocalityMixin, RequestRouter):  # type: ignore[misc]  # mypy does not see Ray's types
+class SessionRouter(RequestRouter):  # type: ignore[misc]  # mypy does not see Ray's types
     """Sends all requests of a session, which the header X-Session-Id names, to one replica: it has the beginning of the
-    conversation in its prefix cache. While that replica has a queue, and without a session, the less busy one of two
-    random replicas gets the request, of those on this machine first.
+    conversation in its prefix cache. Other requests go to the less busy one of two random replicas. Replicas with a
+    queue are avoided.
 
     The replica of a session is found by rendezvous hashing. So all proxies agree, and a new replica takes over only its
-    share.
+    share. Ray's own router prefers replicas on the proxy's machine; here an idle engine elsewhere is better.
     """
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
         """Return groups of replicas in the order in which Ray tries them."""
-        by_id = {replica.replica_id: replica for replica in candidate_replicas}
-        near = [by_id[one] for one in self.apply_locality_routing(pending_request) if one in by_id]
-        groups = [random.sample(near, min(2, len(near)))] if near else []
+        if not candidate_replicas:
+            return []
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True  # wait between two rounds in which all are full
+        free = [replica for replica in candidate_replicas if not replica.routing_stats.get("waiting")]
+        others = random.sample(free or candidate_replicas, min(2, len(free or candidate_replicas)))
         session_id = pending_request.metadata.session_id if pending_request is not None else ""
-        if session_id and by_id:
-            preferred = max(candidate_replicas, key=lambda replica: _weight(session_id, replica.replica_id))
-            if not preferred.routing_stats.get("waiting"):
-                groups.insert(0, [preferred])
-        return groups
+        if not session_id:
+            return [others, candidate_replicas]
+        preferred = max(candidate_replicas, key=lambda replica: _weight(session_id, replica.replica_id))
+        first = [[preferred]] if preferred in free or not free else []
+        return [*first, others, candidate_replicas]
 
 
 def _weight(session_id: str, replica_id: ReplicaID) -> bytes:

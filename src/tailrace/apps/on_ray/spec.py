@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,8 @@ __all__ = ["RayError", "ServerSpec", "read_replicas"]
 
 _MAX_REPLICAS = 1000
 _REPLICAS = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
-_ARGS = ("model", "models", "model_settings", "settings", "replicas", "target_requests")
+_ARGS = ("model", "models", "model_settings", "settings", "replicas", "target_requests", "autoscaling")
+_SECRET = ("journal", "database")  # their URLs may have passwords
 # Settings of the sockets and the log of `tailrace serve`, which Ray has in its own way.
 _OF_SOCKETS = (
     "header_s", "write_s", "max_connections", "client_connections", "ws_message_s", "ws_ping_s", "tls_cert", "tls_key",
@@ -49,6 +51,7 @@ class ServerSpec:
     own: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # settings of single models; Any: of their types
     replicas: tuple[int, int] = (1, 1)  # least and greatest number
     target_requests: int = 32  # running and waiting, per replica
+    autoscaling: Mapping[str, Any] = field(default_factory=dict)  # of Ray's autoscaling_config; Any: of a YAML file
 
     def __post_init__(self) -> None:
         if not self.settings.shares_streams:
@@ -81,8 +84,9 @@ class ServerSpec:
         """Read the `args` of a Serve config file.
 
         `model` is a source as for `tailrace serve`; `models` maps names to sources. `settings` are those of
-        docs/reference.md by name, `model_settings` maps names of models to settings. `replicas` is a number or
-        `MIN-MAX`. Raises: ValueError, which names the field.
+        docs/reference.md by name; --journal and --database may be in the environment instead, as for `tailrace serve`.
+        `model_settings` maps names of models to settings. `replicas` is a number or `MIN-MAX`; `autoscaling` has
+        further options of Ray's `autoscaling_config`. Raises: ValueError, which names the field.
         """
         for key in args:
             if key not in _ARGS:
@@ -99,13 +103,16 @@ class ServerSpec:
             replicas = read_replicas(str(args.get("replicas", 1)))
         except ValueError as error:
             raise ValueError(f"args.replicas {error}") from None
+        variables = {name: os.environ.get(f"TAILRACE_{name.upper()}") for name in _SECRET}
+        secret = {name: value for name, value in variables.items() if value is not None}
         return cls(
             first,
-            Settings(**_checked(args.get("settings", {}), "settings")),
+            Settings(**secret | _checked(args.get("settings", {}), "settings")),
             tuple(f"{name}={source}" for name, source in models.items()),
             {name: _checked(one, f"model_settings.{name}", of_model=True) for name, one in own.items()},
             replicas,
             target,
+            _mapping(args.get("autoscaling", {}), "autoscaling"),
         )
 
 

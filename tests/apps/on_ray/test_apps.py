@@ -1,5 +1,4 @@
-"""The same bots and the same server on a local Ray with two replicas: same answers, spread load, refusal of overload.
-Ray has its own environment."""
+"""Users' apps on a local Ray with two replicas: the same answers, spread load, refusal of overload."""
 
 from __future__ import annotations
 
@@ -10,41 +9,23 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any  # JSON
 
 import httpx
-import psutil
 import pytest
 from tests.api.process import Server
+from tests.apps.on_ray.cluster import RayServer
 from tests.apps.process import AppServer, write
-from tests.clients.installed import environment
 from tests.waiting import LONG_S
 from websockets.sync.client import connect
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]  # the first one has it installed
 
-ROOT = Path(__file__).parent.parent.parent
-PORT = 18_431
 PROMPT = "Once upon a time"
 
 
-class _OnRay(Server):
-    """`tailrace serve … --on ray`."""
-
-    listening = rf"127\.0\.0\.1:({PORT})/? \(.*on Ray"
-
-    def __init__(self, *arguments: str, directory: Path | None = None) -> None:
-        python = environment("ray", "-e", f"{ROOT}[ray]", "torch==2.13.0", "transformers>=5.19,<6")
-        self.command = (str(python), "-m", "tailrace")
-        super().__init__(*arguments, "--port", str(PORT), "--on", "ray", directory=directory)
-
-    def close(self) -> None:
-        with contextlib.suppress(AssertionError):  # Ray's own log has tracebacks of its own
-            super().close()
-
-
-class _RunOnRay(_OnRay):
+class _RunOnRay(RayServer):
     verb = "run"
+    packages = ("torch==2.13.0", "transformers>=5.19,<6")
 
 
 @pytest.fixture
@@ -142,7 +123,7 @@ def _read(client: httpx.Client, path: str) -> None:
 
 
 def test_the_tutorials_bot(smollm2_dir: Path, on_ray: contextlib.ExitStack) -> None:
-    bots = Path(__file__).with_name("bots")
+    bots = Path(__file__).parents[1] / "bots"
     os.environ["CHECKPOINT"] = str(smollm2_dir)
     try:
         with contextlib.closing(AppServer("textbot:app", directory=bots)) as here:
@@ -153,51 +134,6 @@ def test_the_tutorials_bot(smollm2_dir: Path, on_ray: contextlib.ExitStack) -> N
         assert _text(server) == expected
     finally:
         del os.environ["CHECKPOINT"]
-
-
-def test_the_server_on_two_replicas(on_ray: contextlib.ExitStack) -> None:
-    source = "scripted:tokens_per_s=100"
-    body = {"prompt": PROMPT, "max_tokens": 20, "seed": 11}
-    wires = ("/v1/completions", "/generate", "/v1/chat/completions", "/api/generate")
-    bodies = (
-        body,
-        {"inputs": PROMPT, "parameters": {"max_new_tokens": 20, "seed": 11}},
-        {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 20, "seed": 11},
-        {"model": "scripted", "prompt": PROMPT, "stream": False, "options": {"num_predict": 20, "seed": 11}},
-    )
-    with contextlib.closing(Server(source)) as here:
-        here.wait_ready()
-        expected = [_said(here.post(wire, asked).json()) for wire, asked in zip(wires, bodies, strict=True)]
-    server = on_ray.enter_context(
-        contextlib.closing(_OnRay(source, "--replicas", "2", "--max-concurrent-requests", "2"))
-    )
-    server.wait_ready(timeout_s=180)
-    assert [_said(server.post(wire, asked).json()) for wire, asked in zip(wires, bodies, strict=True)] == expected
-    assert len(server.http.get("/healthz").headers.get_list("x-request-id")) == 1
-    with server.http.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
-        chunks = [json.loads(line[6:]) for line in answer.iter_lines() if line.startswith("data: {")]
-    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == expected[0]
-    assert len(chunks) > 5
-    statuses: list[int] = []
-    retries: list[str] = []
-
-    def ask(client: httpx.Client) -> None:
-        with client:
-            got = client.post("/v1/completions", json=body | {"max_tokens": 600})
-        statuses.append(got.status_code)
-        retries.extend([got.headers["retry-after"]] if got.status_code != 200 else [])
-
-    clients = [httpx.Client(base_url=server.url, timeout=LONG_S, trust_env=False) for _ in range(12)]
-    askers = [threading.Thread(target=ask, args=[client]) for client in clients]
-    for asker in askers:
-        asker.start()
-    for asker in askers:
-        asker.join()
-    assert set(statuses) == {200, 429}
-    assert 2 < statuses.count(200) <= 4, "more than one replica's worth, and no more than two's"
-    assert len(retries) == statuses.count(429)
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    assert sum("tailrace.engines.worker" in " ".join(child.cmdline()) for child in children) == 2
 
 
 _WORDS = """
@@ -229,16 +165,10 @@ def test_an_inferless_folder(tmp_path: Path, on_ray: contextlib.ExitStack) -> No
     events = [json.loads(line[6:]) for line in answer.text.splitlines() if line]
     assert [event["OUT"] for event in events] == ["one!?", "two!?"]
     assert len(answer.headers.get_list("x-request-id")) == 1
-    second = on_ray.enter_context(contextlib.closing(_RunOnRay("./words", directory=tmp_path)))
-    second.wait_line(rf"tailrace: cannot listen on 127\.0\.0\.1:{PORT} \(Address already in use\)", timeout_s=LONG_S)
+    taken = _RunOnRay("./words", directory=tmp_path, port=server.port)
+    second = on_ray.enter_context(contextlib.closing(taken))
+    second.wait_line(
+        rf"tailrace: cannot listen on 127\.0\.0\.1:{server.port} \(Address already in use\)", timeout_s=LONG_S
+    )
     assert second.wait() == 1
     assert server.post("/v2/models/words/generate_stream", {"TEXT": "one"}).status_code == 200
-
-
-def _said(answer: dict[str, object]) -> object:
-    """The text of an answer, whatever the wire."""
-    for name in ("generated_text", "response"):
-        if name in answer:
-            return answer[name]
-    choices: Any = answer["choices"]
-    return choices[0].get("text") or choices[0]["message"]["content"]
