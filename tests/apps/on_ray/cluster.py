@@ -15,7 +15,7 @@ from tests.api.oracle import Answer
 from tests.api.process import Server
 from tests.clients.installed import environment
 from tests.faults.house import Follower, Stream
-from tests.gone import is_alive
+from tests.processes import is_alive
 from tests.testing.redis_server import own_redis
 from tests.waiting import until
 
