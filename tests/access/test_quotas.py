@@ -51,7 +51,7 @@ def _quotas(key: Quota = NO_LIMITS, owner: Quota = NO_LIMITS) -> tuple[Quotas, _
 
 
 def _headers(quotas: Quotas) -> dict[str, str]:
-    return dict(quotas.headers(Principal("alice", _KEY)))
+    return {name.decode(): value.decode() for name, value in quotas.headers(Principal("alice", _KEY))}
 
 
 def test_the_longest_answer_is_reserved_and_the_rest_is_released() -> None:

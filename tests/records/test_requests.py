@@ -48,6 +48,11 @@ def test_rows_are_read_unchanged(store: RequestStore) -> None:
     assert list(store.rows(owner="bob")) == []
 
 
+def test_an_answer_with_nul_is_stored(store: RequestStore) -> None:
+    store.add([_row("a", answer="one\0two \\u0000"), _row("b")])
+    assert [row.answer for row in store.rows()] == ["one\ufffdtwo \\u0000", None]
+
+
 def test_a_repeated_row_counts_once(store: RequestStore) -> None:
     store.add([_row("a"), _row("a"), _row("b")])
     store.add([_row("b"), _row("c")])

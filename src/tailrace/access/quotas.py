@@ -24,10 +24,11 @@ __all__ = ["LIMIT_HEADERS", "Account", "Quotas", "Spending", "month_start", "mos
 _MINUTE_S = 60.0
 _STREAM_RETRY_S = 1.0
 
+_FACTS = ("limit", "remaining", "reset")
 LIMIT_HEADERS = (
     "ratelimit",
     "ratelimit-policy",
-    *(f"x-ratelimit-{fact}-{unit}" for fact in ("limit", "remaining", "reset") for unit in ("requests", "tokens")),
+    *(f"x-ratelimit-{fact}-{unit}" for fact in _FACTS for unit in ("requests", "tokens")),
 )
 
 _NO_ALLOWANCE = Allowance()
@@ -49,8 +50,8 @@ class Spending:
 class _Window:
     """One minute or one month of an account. `tokens` are spent and reserved ones."""
 
-    start_s: float = 0.0
     end_s: float = 0.0
+    policy: str = ""  # its length, as in the header RateLimit-Policy
     requests: int = 0
     tokens: int = 0
 
@@ -62,6 +63,8 @@ class _Limit(NamedTuple):
     most: int
     rate: Rate | None  # None: concurrent streams
     policy: str  # item of the header RateLimit-Policy, without the window
+    remaining: str  # beginning of the item of the header RateLimit
+    headers: tuple[bytes, ...]  # names of OpenAI's headers
 
     def cost(self, num_tokens: int) -> int:
         """Return how much of the limit a request takes."""
@@ -74,7 +77,7 @@ class _State(NamedTuple):
     limit: _Limit
     remaining: int
     reset_s: float
-    window_s: float = 0.0
+    policy: str
 
 
 @dataclass(slots=True)
@@ -95,11 +98,11 @@ class _Usage:
         windows = self.at(now_s)
         states = []
         for limit in self.limits:
-            remaining, reset_s, window_s = max(0, limit.most - self._used(limit, windows)), _STREAM_RETRY_S, 0.0
+            remaining, reset_s, policy = max(0, limit.most - self._used(limit, windows)), _STREAM_RETRY_S, limit.policy
             if limit.rate is not None:
                 window = windows[limit.rate.period]
-                reset_s, window_s = max(0.0, window.end_s - now_s), window.end_s - window.start_s
-            states.append(_State(limit, remaining, reset_s, window_s))
+                reset_s, policy = max(0.0, window.end_s - now_s), policy + window.policy
+            states.append(_State(limit, remaining, reset_s, policy))
         return states
 
     def _used(self, limit: _Limit, windows: dict[str, _Window]) -> int:
@@ -112,7 +115,8 @@ class _Usage:
         """Return the current windows. If the clock is set back, the later window stays."""
         for period, window in self.windows.items():
             if now_s >= window.end_s:
-                self.windows[period] = _Window(*_bounds(period, now_s))
+                start_s, end_s = _bounds(period, now_s)
+                self.windows[period] = _Window(end_s, f";w={end_s - start_s:.0f}")
         return self.windows
 
 
@@ -192,7 +196,7 @@ class Quotas:
 
     # Response headers
 
-    def headers(self, principal: Principal) -> list[tuple[str, str]]:
+    def headers(self, principal: Principal) -> list[tuple[bytes, bytes]]:
         """Return rate limit headers of a key and its owner: draft-ietf-httpapi-ratelimit-headers-10, and OpenAI's."""
         if not principal.key_id:
             return []
@@ -201,8 +205,8 @@ class Quotas:
         if not states:
             return []
         return [
-            ("ratelimit-policy", ", ".join(map(_policy_item, states))),
-            ("ratelimit", ", ".join(map(_state_item, states))),
+            (b"ratelimit-policy", ", ".join([state.policy for state in states]).encode()),
+            (b"ratelimit", ", ".join(map(_remaining_item, states)).encode()),
             *_openai_headers(states),
         ]
 
@@ -281,12 +285,15 @@ def _least(one: int | None, other: int | None) -> int | None:
 
 def _limits(holder: str, quota: Quota) -> Iterator[_Limit]:
     for rate, most in quota.rates():
-        name = f"{holder}-{rate.unit}-{rate.period}"
         unit = "" if rate.unit == "requests" else ';qu="tokens"'
-        yield _Limit(name, most, rate, f'"{name}";q={most}{unit}')
+        yield _limit(f"{holder}-{rate.unit}-{rate.period}", most, unit, rate)
     if quota.streams_at_once is not None:
-        name, most = f"{holder}-streams", quota.streams_at_once
-        yield _Limit(name, most, None, f'"{name}";q={most};qu="concurrent-requests"')
+        yield _limit(f"{holder}-streams", quota.streams_at_once, ';qu="concurrent-requests"', None)
+
+
+def _limit(name: str, most: int, unit: str, rate: Rate | None) -> _Limit:
+    headers = [f"x-ratelimit-{fact}-{rate.unit}".encode() for fact in _FACTS] if rate is not None else ()
+    return _Limit(name, most, rate, f'"{name}";q={most}{unit}', f'"{name}";r=', tuple(headers))
 
 
 def _reason(holder: str, limit: _Limit) -> str:
@@ -295,24 +302,17 @@ def _reason(holder: str, limit: _Limit) -> str:
     return f"The {holder} may use {limit.most} {limit.rate.unit} per {limit.rate.period}, and too few remain."
 
 
-def _policy_item(state: _State) -> str:
-    return state.limit.policy if state.limit.rate is None else f"{state.limit.policy};w={state.window_s:.0f}"
-
-
-def _state_item(state: _State) -> str:
-    item = f'"{state.limit.name}";r={state.remaining}'
+def _remaining_item(state: _State) -> str:
+    item = f"{state.limit.remaining}{state.remaining}"
     return item if state.limit.rate is None else f"{item};t={math.ceil(state.reset_s)}"
 
 
-def _openai_headers(states: Sequence[_State]) -> Iterator[tuple[str, str]]:
+def _openai_headers(states: Sequence[_State]) -> Iterator[tuple[bytes, bytes]]:
     """Yield the headers x-ratelimit-*, for the limit of each unit that has the least remaining."""
     nearest: dict[str, _State] = {}
     for state in states:
         rate = state.limit.rate
         if rate is not None and (rate.unit not in nearest or state.remaining < nearest[rate.unit].remaining):
             nearest[rate.unit] = state
-    for unit in sorted(nearest):
-        limit, remaining, reset_s, _ = nearest[unit]
-        yield f"x-ratelimit-limit-{unit}", str(limit.most)
-        yield f"x-ratelimit-remaining-{unit}", str(remaining)
-        yield f"x-ratelimit-reset-{unit}", f"{math.ceil(reset_s)}s"
+    for limit, remaining, reset_s, _ in nearest.values():
+        yield from zip(limit.headers, (b"%d" % limit.most, b"%d" % remaining, b"%ds" % math.ceil(reset_s)), strict=True)

@@ -88,7 +88,7 @@ class Edge:
             nonlocal has_begun
             if message["type"] in _START_MESSAGES:
                 has_begun = True
-                message["headers"].extend(self._limits(scope))
+                message["headers"].extend(self._keyring.quotas.headers(principal_of(scope)))
                 MutableHeaders(raw=message["headers"])["x-request-id"] = request_id
                 if message["type"] != "websocket.accept":
                     present = {name for name, _ in message["headers"]}
@@ -131,13 +131,6 @@ class Edge:
             ids = [part.removeprefix("resp_") for part in path.split("/")]
             principal.require_stream(principal.stream_id if principal.stream_id in ids else "")
         return principal
-
-    def _limits(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        """Return headers with the rate limits of the key and what remains of them."""
-        principal = principal_of(scope)
-        if not principal.key_id:
-            return []
-        return [(name.encode(), value.encode()) for name, value in self._keyring.quotas.headers(principal)]
 
     def _is_public(self, path: str) -> bool:
         return path in self._public or path.startswith(self._public_below)

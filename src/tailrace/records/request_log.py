@@ -27,7 +27,7 @@ logger = logging.getLogger("tailrace.records")
 _RETRY_S = 2.0  # Retry-After while the database is unreachable
 _MAX_BYTES = 256 * 2**20  # of rows that are not in the database yet
 _TRUNCATE_BYTES = 2**20  # of rows that are in the database, before they are removed from the file
-_READ_BYTES = 2**20  # of the file per transaction
+_READ_BYTES = 2**19  # of the file per transaction; parsing them takes a millisecond
 
 
 class RequestLog(Observer, Meter):
@@ -210,8 +210,11 @@ class RequestLog(Observer, Meter):
         """Copy the next part of the spool to the database. Returns its size in bytes. Raises: StorageError,
         ModelError."""
         # No timeout: a second attempt while the first one still runs would count sums twice.
-        rows, num_bytes = self._spool.read(self._drained, _READ_BYTES)
-        ended = [row for row in rows if row.status != RUNNING]
-        if ended:
-            await self._threads.run(lambda: self._requests().add(ended), within_s=None)
+        return await self._threads.run(lambda: self._copy(self._drained), within_s=None)
+
+    def _copy(self, start: int) -> int:
+        """Blocks."""
+        rows, num_bytes = self._spool.read(start, _READ_BYTES)
+        if ended := [row for row in rows if row.status != RUNNING]:
+            self._requests().add(ended)
         return num_bytes

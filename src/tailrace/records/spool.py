@@ -19,8 +19,8 @@ __all__ = ["Spool"]
 logger = logging.getLogger("tailrace.records")
 
 _MAX_FILES = 100  # servers with the same data directory
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(RequestRow).decode
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(RequestRow)
 
 
 class Spool:
@@ -63,7 +63,7 @@ class Spool:
         self.append_all([row])
 
     def append_all(self, rows: Iterable[RequestRow]) -> None:
-        text = b"".join(_encode(row) + b"\n" for row in rows)
+        text = _encoder.encode_lines(rows)
         with _as_storage_errors():
             if self._file < 0:
                 self._create()
@@ -76,7 +76,7 @@ class Spool:
             while b"\n" not in text and (more := os.pread(self._file, max_bytes, start + len(text))):
                 text += more
         text = text[: text.rfind(b"\n") + 1]
-        return list(_parse(text)), len(text)
+        return _parse(text), len(text)
 
     def drop(self, before: int, keep: Iterable[RequestRow]) -> None:
         """Remove the first `before` bytes of the file, except the rows `keep`."""
@@ -84,7 +84,7 @@ class Spool:
             return
         assert self._path is not None
         with _as_storage_errors():
-            text = b"".join(_encode(row) + b"\n" for row in keep)
+            text = _encoder.encode_lines(keep)
             text += os.pread(self._file, self.size - before, before)
             if not text:
                 os.ftruncate(self._file, 0)
@@ -135,13 +135,16 @@ class Spool:
             self._is_torn = bool(text)
 
 
-def _parse(text: bytes) -> Iterator[RequestRow]:
-    for line in text.split(b"\n"):
-        if line:
-            try:
-                yield _decode(line)
-            except msgspec.DecodeError:
-                logger.warning("a damaged line of the request records was skipped")
+def _parse(text: bytes) -> list[RequestRow]:
+    with contextlib.suppress(msgspec.DecodeError):
+        return _decoder.decode_lines(text)
+    rows = []
+    for line in filter(None, text.split(b"\n")):
+        try:
+            rows.append(_decoder.decode(line))
+        except msgspec.DecodeError:
+            logger.warning("a damaged line of the request records was skipped")
+    return rows
 
 
 def _open_locked(path: Path) -> int:
