@@ -18,7 +18,7 @@ install: .venv/.installed
 install-dev: .venv/.installed-dev
 
 .venv/.installed-dev: .venv/.installed
-	@echo "Installing what the tests need into .venv: 2.6 GB on disk, which takes minutes."
+	@echo "Installing what the tests need into .venv: 2.7 GB on disk, which takes minutes."
 	@$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	@$(BIN)/python -m pip install --editable . --group dev
 	@touch $@

@@ -69,7 +69,8 @@ def tiny_gpt2_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2_dir() -> Path:
-    """The default model for transformers, in float32, with 40 tokens as its own limit. Made once, in twenty seconds."""
+    """Return the default model for transformers, in float32, with a limit of 40 tokens. Made once, in twenty
+    seconds."""
     import transformers
 
     try:
@@ -103,7 +104,7 @@ _THINKING = (
 
 @pytest.fixture(scope="session")
 def smollm2_thinking() -> Path:
-    """The default model with a chat template that has markers of reasoning. Made once, in five seconds."""
+    """Return the default model with a chat template that has reasoning markers. Made once, in five seconds."""
     import gguf
     from gguf.scripts import gguf_new_metadata
 
@@ -126,7 +127,7 @@ def smollm2_thinking() -> Path:
 
 
 def _convert(source: Path, path: Path) -> None:
-    """Converts directly, because transformers would read the file four times, which takes most of a minute."""
+    """Convert the model directly: transformers would read the file four times, which takes most of a minute."""
     import gguf
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -171,7 +172,7 @@ def _convert(source: Path, path: Path) -> None:
 
 
 def _tokenizer(source: Path) -> Any:
-    """transformers' own reader gives the same result, but takes as long as everything else."""
+    """Return the tokenizer. transformers' own reader gives the same result, but takes as long as everything else."""
     from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerFast
 

@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_exception_interact(node: pytest.Item | pytest.Collector) -> None:
-    """pytest ends a process whose test hangs, but not after the test has failed. Its fixtures can hang, too."""
+    """End a process whose fixtures hang after a failed test. pytest does this only before the test has failed."""
     limit_s = float(node.config.getini("faulthandler_timeout"))
     if limit_s > 0 and isinstance(node, pytest.Item):
         exits = node.config.getini("faulthandler_exit_on_timeout")
@@ -53,7 +53,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> FileSch
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
-    """Print it last, so that skipped or repeated tests are noticed."""
+    """Print a summary at the very end, so that skipped and repeated tests are noticed."""
     yield
     failed = {report.nodeid for report in terminalreporter.stats.get("rerun", ())}
     passed = [report.nodeid for report in terminalreporter.stats.get("passed", ()) if report.when == "call"]
@@ -68,14 +68,14 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterat
 
 
 def pytest_collection_finish() -> None:
-    """Imported objects stay until the end: exclude them from garbage collection."""
+    """Exclude imported objects from garbage collection, since they live until the end."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """The scripted engine at full speed, one server for a module. A traceback in its log fails the module."""
+    """A server with the scripted engine at full speed, for one module. A traceback in its log fails the module."""
     with contextlib.closing(Server("scripted")) as running:
         yield running.wait_ready()
 
@@ -89,7 +89,7 @@ def paced() -> Iterator[Server]:
 
 @pytest.fixture
 def serve() -> Iterator[Callable[..., Server]]:
-    """Starts servers of the test's own: `serve("scripted:tokens_per_s=5", "--max-sequences", "1")`."""
+    """Return a function that starts servers: `serve("scripted:tokens_per_s=5", "--max-sequences", "1")`."""
     with contextlib.ExitStack() as running:
 
         def start(source: str = "scripted", *flags: str) -> Server:

@@ -1,4 +1,4 @@
-"""The child processes of a process that is killed."""
+"""Child processes end when their parent is killed."""
 
 from __future__ import annotations
 

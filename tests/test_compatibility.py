@@ -20,7 +20,7 @@ import msgspec
 import pytest
 from starlette.datastructures import QueryParams
 from tests.compatibility import ANY, APIS, Api, Value, fields_of
-from tests.dialects.asking import FakeServer, asked
+from tests.dialects.fake_server import FakeServer, parsed
 from tests.dialects.transcripts import facts
 
 from tailrace.dialects import WIRES, GenerateCall, StreamFacts, Wire, websocket
@@ -41,7 +41,7 @@ _ORDER = (HONOURED, REFUSED, IGNORED, "")
 
 @dataclass(frozen=True)
 class _Server(FakeServer):
-    """A server with a response that `previous_response_id` can continue."""
+    """A server with a stored response that `previous_response_id` can continue."""
 
     def past(self, stream_id: str) -> tuple[StreamFacts, list[Event]]:
         said = [{"role": "user", "content": "Before."}]
@@ -68,7 +68,7 @@ def _meant(api: Api, given: JsonBody) -> _Meant:
         return _Meant(command, command.request)
     query = given if api.in_query else {}
     _, operation = _door(api, query)
-    wanted = asked(
+    wanted = parsed(
         {} if api.in_query else api.form(given),
         query=query,
         path={"model": "scripted", "stream_id": "a", "response_id": "resp_a"},
@@ -104,7 +104,7 @@ def _operations(api: Api) -> list[tuple[Wire, Operation]]:
 
 
 def _door(api: Api, query: JsonBody) -> tuple[Wire, Operation]:
-    """Return the operation that the server would choose."""
+    """Return the operation that the server would choose for this request."""
     found = sorted(_operations(api), key=lambda entry: not entry[1].is_conditional)
     return next(entry for entry in found if is_meant(entry[1], QueryParams(query), api.headers))
 

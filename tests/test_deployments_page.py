@@ -35,7 +35,7 @@ _FAILS = ("wrong:app",)
 
 
 def _sections() -> dict[str, list[str]]:
-    """The console blocks under each heading."""
+    """Return the console blocks below each heading."""
     sections = {}
     for section in re.split(r"^## ", PAGE, flags=re.M)[1:]:
         blocks = re.findall(r"^```console\n(.*?)^```", section, re.S | re.M)
@@ -80,8 +80,8 @@ class Reader:
         self._is_compared = "story:app" not in words
         if shown:
             self._server.wait_line("^Started in ")
-            said = self._server.log.replace(f"127.0.0.1:{self._server.port}", "127.0.0.1:8000")
-            assert _SECONDS.sub("n s", said) == _SECONDS.sub("n s", shown)
+            output = self._server.log.replace(f"127.0.0.1:{self._server.port}", "127.0.0.1:8000")
+            assert _SECONDS.sub("n s", output) == _SECONDS.sub("n s", shown)
 
     def _ask(self, command: str, shown: str) -> None:
         port = self._server.port if self._server is not None else 0
@@ -102,17 +102,17 @@ class Reader:
             assert done.stdout
             assert "rror" not in done.stdout
 
-    def _compare(self, said: str, shown: str) -> None:
+    def _compare(self, output: str, shown: str) -> None:
         """Compare output with the page. `^C` means that the reader leaves; `…` matches any text within a line."""
         shown, is_left, _ = _AT_ONCE.sub("n", shown).partition("^C\n")
-        expected, seen = shown.splitlines(), _AT_ONCE.sub("n", said).splitlines()
+        expected, seen = shown.splitlines(), _AT_ONCE.sub("n", output).splitlines()
         if is_left:
             seen = seen[: len(expected)]
         for ours, theirs in zip(_ID.findall("\n".join(expected)), _ID.findall("\n".join(seen)), strict=False):
             self._ids[ours] = theirs
         for ours, theirs in self._ids.items():
             expected = [line.replace(ours, theirs) for line in expected]
-        assert len(seen) == len(expected), said
+        assert len(seen) == len(expected), output
         for is_, should in zip(seen, expected, strict=True):
             pattern = re.escape(should).replace(",…,", ",.*,")
             assert re.fullmatch(pattern, is_), f"{is_!r} should be {should!r}"

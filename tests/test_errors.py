@@ -70,7 +70,7 @@ CODES = {
 
 
 def drawn() -> dict[str, tuple[str | None, str]]:
-    """The tree at the top of the module: name to parent and status."""
+    """Return the tree at the top of the module: each name with its parent and its status."""
     tree: dict[str, tuple[str | None, str]] = {}
     path: list[str] = []
     assert errors.__doc__

@@ -50,7 +50,7 @@ def install_parrot(site: Path) -> None:
 
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns a directory of packages for child processes."""
+    """Return a directory of packages for child processes."""
     directory = tmp_path / "site"
     directory.mkdir()
     monkeypatch.setenv("PYTHONPATH", str(directory))
@@ -59,7 +59,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def parrot(site: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Installs the package of the page, for child processes and for this process."""
+    """Install the package of the page, for child processes and for this process."""
     install_parrot(site)
     monkeypatch.syspath_prepend(str(site))
     yield site
@@ -111,8 +111,8 @@ def test_it_is_served(parrot: Path) -> None:
         server.wait_ready()
         answer = server.post("/parrot", {"say": "Hi, you.", "max_tokens": 20})
         assert answer.headers["content-type"] == "application/x-ndjson"
-        said = re.findall(r'\{"said": "(.*)"\}', answer.text)
-        assert "".join(said) == "Hi, you."
+        pieces = re.findall(r'\{"said": "(.*)"\}', answer.text)
+        assert "".join(pieces) == "Hi, you."
         assert answer.text.endswith('{"tokens": 9}\n')
         followed = server.http.get(f"/v1/streams/{answer.headers['x-stream-id']}/events", headers={"accept": "*/*"})
         assert '"status":"done"' in followed.text
@@ -133,7 +133,7 @@ def test_auto_takes_no_engine_of_another_package(parrot: Path) -> None:
 
 
 def test_a_setting_that_the_engine_does_not_use_is_refused(parrot: Path) -> None:
-    assert "The engine parrot does not support --threads." in _said("--engine", "parrot", "--threads", "2")
+    assert "The engine parrot does not support --threads." in _errors_of("--engine", "parrot", "--threads", "2")
 
 
 def test_doctor_shows_it(parrot: Path) -> None:
@@ -227,7 +227,7 @@ def test_a_faulty_plugin_is_left_out_with_a_log_line(site: Path) -> None:
         assert server.http.get("/metrics").status_code == 200
 
 
-def _said(*flags: str) -> str:
+def _errors_of(*flags: str) -> str:
     """Return stderr of a server that cannot start with these flags."""
     ran = subprocess.run(
         [TAILRACE, "serve", "scripted", "--port", "0", *flags],
@@ -242,15 +242,15 @@ def test_two_packages_with_one_name(site: Path) -> None:
     for package in ("first", "second"):
         source = _ODD.replace('Kind("else"', f'Kind("same", packages=("{package}_library",)')
         install(site, package, {f"{package}.py": source}, {"tailrace.engines": {"same": f"{package}:another"}})
-    said = _said("--engine", "same")
-    assert "same of the package second is left out: another package has one with this name" in said
+    errors = _errors_of("--engine", "same")
+    assert "same of the package second is left out: another package has one with this name" in errors
 
 
 def test_naming_an_engine_that_was_left_out(site: Path) -> None:
     install(site, "raises", {"raises.py": "raise ValueError('no')"}, {"tailrace.engines": {"raises": "raises:x"}})
-    said = _said("--engine", "raises")
-    assert "raises of the package raises is left out: raises:x could not be loaded (ValueError: no)" in said
-    assert "'raises' is not one of 'auto', 'openvino'" in said
+    errors = _errors_of("--engine", "raises")
+    assert "raises of the package raises is left out: raises:x could not be loaded (ValueError: no)" in errors
+    assert "'raises' is not one of 'auto', 'openvino'" in errors
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_naming_an_engine_that_was_left_out(site: Path) -> None:
 def test_an_engine_that_cannot_load_its_model(source: str, reason: str, site: Path) -> None:
     kind = 'from tailrace.engines import Kind\nKIND = Kind("bad", "", formats=("scripted",), cls="bad_engine:Engine")'
     install(site, "bad", {"bad.py": kind, "bad_engine.py": source}, {"tailrace.engines": {"bad": "bad:KIND"}})
-    assert reason in _said("--engine", "bad")
+    assert reason in _errors_of("--engine", "bad")
 
 
 @pytest.mark.deep

@@ -45,7 +45,7 @@ def _is_private(name: str) -> bool:
 
 
 def _defined(tree: ast.AST) -> set[str]:
-    """Names that a file gives to what is its own: functions, classes, variables, attributes of `self`."""
+    """Return the names that a file defines: functions, classes, variables, and attributes of `self`."""
     names = set()
     for node in ast.walk(tree):
         match node:
@@ -57,7 +57,7 @@ def _defined(tree: ast.AST) -> set[str]:
 
 
 def private_names(source: str) -> Iterator[str]:
-    """What stands in a source, and in the programs in its strings, that is private and not its own."""
+    """Return the private names of other modules that a source uses, also in programs in its strings."""
     tree = ast.parse(source)
     own = _defined(tree)
     for node in ast.walk(tree):
@@ -115,7 +115,7 @@ def test_tests_know_no_private_names() -> None:
 
 
 def test_tests_do_not_sleep_0() -> None:
-    """`tests/waiting.py` has functions that wait for a condition."""
+    """Tests use `tests/waiting.py` to wait for a condition."""
     turns = {"asyncio.sleep(0)", "asyncio.sleep(0.0)", "time.sleep(0)", "sleep(0)"}
     found = set()
     for path in TESTS:
@@ -129,7 +129,7 @@ _BY_CHANCE = re.compile(r"new_\w*id|token_\w+|uuid\d|urandom|random\w*|time|mono
 
 
 def _named_by_chance(source: str) -> set[str]:
-    """Return calls in parameters of tests that give another value in every process."""
+    """Return calls in parameters of tests whose value is different in every process."""
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     inner = [
         ast.unparse(node.func)
@@ -142,7 +142,7 @@ def _named_by_chance(source: str) -> set[str]:
 
 
 def test_parameters_of_tests_are_not_random() -> None:
-    """Each process collects the tests, and must find the same names."""
+    """Each test process collects the tests, and all have to find the same names."""
     assert _named_by_chance("@pytest.mark.parametrize('a', [1, os.urandom(2)])\ndef test(a): ...") == {"os.urandom"}
     found = {_named(path): names for path in TESTS if (names := _named_by_chance(path.read_text("utf-8")))}
     assert not found
@@ -154,6 +154,6 @@ def test_no_file_is_long() -> None:
 
 @pytest.mark.skipif(not (ROOT / ".git").exists(), reason="this is not a git checkout")
 def test_ignored_files_are_not_committed() -> None:
-    """As the page's libraries, which are other people's code: the build fetches them."""
+    """The page's libraries are other people's code, which the build fetches."""
     command = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
     assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == ""

@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_t
 
 
 def _parts(requirement: str) -> tuple[str, ...]:
-    """In an order of its own, since building tools sort the bounds of a version."""
+    """Return the parts in a fixed order, because build tools sort the bounds of a version."""
     return tuple(sorted(requirement.partition(";")[0].strip().replace("<", ",<").replace(">", ",>").split(",")))
 
 
@@ -35,7 +35,7 @@ def test_an_extra_is_installed_by_its_requirements() -> None:
 
 
 def test_where_tailrace_is_not_installed_the_extra_is_named() -> None:
-    """Its modules are on the path, and its metadata are not."""
+    """The modules are on the path, but the package's metadata are missing."""
     source = Path(__file__).parent.parent / "src"
     code = "from tailrace.requirements import install_command; print(install_command(extra='ray'))"
     command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(source)!r}); {code}"]

@@ -1,4 +1,4 @@
-"""How a run of tests ends: tests that failed at first are named, and what hangs is ended."""
+"""The end of a test run: tests that passed only at the second try are named, and hanging tests are ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Usage statistics are off in every process that imports tailrace. tests/cli/test_privacy.py sees it from outside."""
+"""Usage statistics are off in every process that imports tailrace. tests/cli/test_privacy.py checks the network."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from tailrace.types import End, Failure, GenerateRequest, Grammar, Sampling, Tex
 
 
 def test_objects_of_each_token_are_not_garbage_collected() -> None:
-    """With tracked objects, a third of the server's time at full speed went there."""
+    """With tracked objects, the garbage collector took a third of the server's time at full speed."""
     events = [TextDelta("a", (1,)), End("done", Usage(1, 1)), Delta(1, 0, (1,))]
     assert not any(gc.is_tracked(event) for event in events)
 
@@ -65,7 +65,7 @@ def test_every_sampling_parameter_reaches_the_worker() -> None:
 
 
 def test_default_sampling_has_neutral_values() -> None:
-    """What is left out must not look like a wish that an engine could lack."""
+    """An absent parameter must not look like one that the engine has to support."""
     plain = Sampling()
     assert (plain.temperature, plain.top_p, plain.top_k, plain.min_p, plain.repetition_penalty) == (1, 1, 0, 0, 1)
     assert (plain.presence_penalty, plain.frequency_penalty, plain.typical_p, plain.n) == (0, 0, 1, 1)
@@ -75,7 +75,7 @@ def test_default_sampling_has_neutral_values() -> None:
 
 
 def test_a_seed_beyond_the_protocol_cannot_be_sent() -> None:
-    """So the dialects and the generation limit it."""
+    """The dialects and the generation limit seeds."""
     for seed in (-1 - 2**63, 2**64):
         with pytest.raises((OverflowError, msgspec.MsgspecError)):
             encode(Submit(Sequence(1, (1,), Sampling(seed=seed))))

@@ -27,7 +27,7 @@ def _blocks() -> list[tuple[str, str, str]]:
 
 
 def _commands(text: str) -> list[str]:
-    """Return the commands after a `$`, with continuation lines, except commands that start a server."""
+    """Return the commands after a `$`, with continuation lines, except those that start a server."""
     return re.findall(r"^\$ (?!tailrace )((?:.*\\\n)*.*)$", text, re.MULTILINE)
 
 

@@ -1,4 +1,4 @@
-"""Functions that wait for a condition. None of them sleeps for a fixed time."""
+"""Functions that wait for a condition. None of them waits for a fixed time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ LONG_S = 120.0  # less than a test may take, so that it fails here and says what
 
 
 def until(condition: Callable[[], bool], *, timeout_s: float = LONG_S) -> None:
-    """Poll for a state of another thread or process.
+    """Poll until a state of another thread or process is reached.
 
-    Raises: AssertionError if it does not come.
+    Raises: AssertionError after `timeout_s`.
     """
     deadline_s = time.monotonic() + timeout_s
     while not condition():
@@ -31,8 +31,8 @@ async def wait_until(condition: Callable[[], bool], *, timeout_s: float = LONG_S
 
 
 async def idle() -> None:
-    """Wait until this event loop has nothing left to do by itself: every task waits for something from outside, which
-    is a timer, another thread, another process or the test."""
+    """Wait until every task of this event loop waits for something outside of it: a timer, another thread, another
+    process or the test."""
     callbacks: Sized = vars(asyncio.get_running_loop())["_ready"]
     while True:
         await asyncio.sleep(0)  # in which sockets are asked, too
@@ -41,9 +41,9 @@ async def idle() -> None:
 
 
 async def turn(count: int = 1) -> None:
-    """So many turns of the event loop: for code under test that is to be suspended, or to count them meanwhile.
+    """Run this many turns of the event loop, for tests that suspend code or count its turns.
 
-    It is not long enough for anything that is waited for.
+    It is not a way to wait for a condition.
     """
     for _ in range(count):
         await asyncio.sleep(0)

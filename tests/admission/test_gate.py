@@ -55,7 +55,7 @@ class GateMachine(RuleBasedStateMachine):
         self.open()
 
     def admit(self) -> None:
-        """First come, first served: the head runs when it fits, and nothing overtakes it."""
+        """Requests start in order of arrival: the first one starts when it fits, and nothing overtakes it."""
         while self.is_open and self.waiting:
             used_tokens = sum(ticket.num_tokens for ticket in self.running)
             used_sequences = sum(ticket.num_sequences for ticket in self.running)
@@ -67,7 +67,7 @@ class GateMachine(RuleBasedStateMachine):
                 self.running.append(first)
 
     def demand(self, tokens: int, sequences: int) -> int:
-        """Counted block by block, with a spare block for each sequence if blocks have more than one token."""
+        """Count whole blocks, with a spare block for each sequence if blocks have more than one token."""
         blocks = 0
         while blocks * self.block < tokens:
             blocks += 1
@@ -205,7 +205,7 @@ def test_sequences_have_their_own_budget() -> None:
 
 
 def test_many_requests_that_end_when_they_start() -> None:
-    """As when the engine is lost between admission and the first sequence."""
+    """This happens when the engine is lost between admission and the first sequence."""
     started: list[int] = []
     gate = Gate(max_requests=5_000)
 

@@ -20,7 +20,7 @@ _VOCABULARY = {index: text for text, index in json.loads(tokenizer_json())["mode
 
 
 def chat_ids(content: str) -> tuple[int, ...]:
-    """The ids of one user's message as the engine's template writes it."""
+    """Return the ids of a chat with one user message, in the engine's template."""
     user, assistant = (256 + CONTROL_TOKENS.index(token) for token in ("<|user|>", "<|assistant|>"))
     return (user, *f"{content}\n".encode(), assistant)
 
@@ -35,7 +35,7 @@ def _compact(value: object) -> str:
 
 @dataclass(frozen=True)
 class Answer:
-    """The expected answer: `count` tokens, ended by length. `thinks` of them are between the markers of reasoning."""
+    """The expected answer: `count` tokens, ended by length. `thinks` of them are reasoning, between markers."""
 
     prompt: str | tuple[int, ...]
     count: int
@@ -69,7 +69,7 @@ class Answer:
 
     @property
     def split(self) -> tuple[str, str]:
-        """Reasoning and text."""
+        """Return reasoning and text."""
         reasoning, _, text = self.text.removeprefix("<think>").partition("</think>")
         return reasoning.strip(), text.lstrip()
 
@@ -78,7 +78,7 @@ class Answer:
         return _usage(len(self.prompt_ids), self.count)
 
     def native(self, stream_id: str, *, choice: int = 0) -> list[bytes]:
-        """The events of /v1/streams, the terminal one included."""
+        """Return the events of /v1/streams, with the terminal one."""
         events = []
         for seq, (text, token_id) in enumerate(zip(self.texts, self.token_ids, strict=True), 1):
             fields: dict[str, object] = {"text": text, "token_ids": [token_id]}
@@ -91,7 +91,7 @@ class Answer:
         return events
 
     def tgi(self, *, prompt_text: str = "", details: dict[str, Any] | None = None) -> bytes:  # Any: of JSON
-        """The events of a TGI stream, with the prompt in front of the whole text if it is given."""
+        """Return the events of a TGI stream. If `prompt` is given, the whole text begins with it."""
         frames = []
         for index, text in enumerate(self.texts, 1):
             is_last = index == self.count
@@ -105,14 +105,14 @@ class Answer:
         return "".join(frames).encode()
 
     def openai_chat(self, completion_id: str, created_s: int, *, include_usage: bool = False) -> bytes:
-        """The chunks of /v1/chat/completions."""
+        """Return the chunks of /v1/chat/completions."""
         deltas: list[dict[str, str]] = [{"role": "assistant", "content": ""}]
         deltas += [{"content": text} for text in self.texts if text]
         choices = [[_chat_choice(delta, None)] for delta in deltas] + [[_chat_choice({}, "length")]]
         return self._chunks(completion_id, "chat.completion.chunk", created_s, choices, include_usage)
 
     def openai_text(self, completion_id: str, created_s: int, *, include_usage: bool = False) -> bytes:
-        """The chunks of /v1/completions."""
+        """Return the chunks of /v1/completions."""
         choices = []
         for index, text in enumerate(self.texts, 1):
             finish = "length" if index == self.count else None

@@ -30,8 +30,8 @@ _records = tempfile.TemporaryDirectory(prefix="tailrace-records-")
 
 
 def environment() -> dict[str, str]:
-    """This process's environment without settings of tailrace, apart from where its models are. Keys in this user's own
-    database are not the tests'."""
+    """Return this process's environment without settings of tailrace, except for where its models are. The user's own
+    database is not used."""
     kept = {name: value for name, value in os.environ.items() if not re.match("TAILRACE_(?!HOME$)", name)}
     return (
         kept if "TAILRACE_HOME" in kept else kept | {"TAILRACE_DATABASE": f"sqlite:///{_records.name}/records.sqlite"}
@@ -49,7 +49,7 @@ def _environment_of(flags: tuple[str, ...]) -> dict[str, str]:
 
 
 class Server:
-    """Starts the server in a process group of its own. It takes requests when `wait_ready` has returned."""
+    """Starts a server in its own process group. It accepts requests after `wait_ready`."""
 
     command: tuple[str, ...] = (TAILRACE,)
     verb = "serve"
@@ -117,7 +117,7 @@ class Server:
         return status
 
     def worker(self) -> psutil.Process:
-        """The process that holds the engine. Waits while it is replaced."""
+        """Return the process of the engine. Waits while the process is replaced."""
         found: list[psutil.Process] = []
 
         def is_there() -> bool:
@@ -131,7 +131,7 @@ class Server:
         return worker
 
     def wire(self, *, receive_bytes: int = 0) -> Wire:
-        """A connection, byte by byte."""
+        """Return a raw connection to the server."""
         return Wire(self.port, receive_bytes=receive_bytes)
 
     @property
@@ -141,7 +141,7 @@ class Server:
         return self._client
 
     def post(self, path: str, body: object, **headers: str) -> httpx.Response:
-        """POST JSON; underscores in the names of headers stand for hyphens."""
+        """Send JSON. Underscores in the names of headers stand for hyphens."""
         return self.http.post(path, json=body, headers={name.replace("_", "-"): text for name, text in headers.items()})
 
     def create(self, body: dict[str, Any], **headers: str) -> str:  # Any: bodies are what JSON can be
@@ -164,7 +164,7 @@ class Server:
         return state
 
     def close(self) -> None:
-        """End the process if it still runs; streams that run on hold it up for `patience_s` at most.
+        """End the process if it still runs. Streams that continue delay this by at most `patience_s`.
 
         Raises: AssertionError if there is a traceback in its log.
         """

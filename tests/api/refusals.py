@@ -1,6 +1,6 @@
-"""The operations to which bad input is sent, and what holds for every refusal.
+"""The operations that get bad input, and what holds for every refusal.
 
-All of it is made from the tables of the wires: one that is added there is thrown everything at, too.
+The operations are those of the wires' tables, so a new operation gets all bad input, too.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _names_in(value: object) -> Names:
 
 
 def _shape_of(wire: Wire) -> Names:
-    """The names in a wire's refusals."""
+    """Return the names of the fields in a wire's refusals."""
     _, body = wire.encode_error(RequestError("why", param="where"))
     return _names_in(json.loads(body))
 
@@ -141,7 +141,7 @@ class Endpoint:
         return self.with_at(self.prompt_path, text)
 
     def with_parameter(self, name: str, value: Json) -> Json:
-        """With a parameter of sampling, wherever this wire has them."""
+        """Return a body with a sampling parameter at the place that this wire has for it."""
         return self.with_at(("parameters", name) if self.wire is tgi.WIRE else (name,), value)
 
 
@@ -177,7 +177,7 @@ def refused(wire: Connection, *shapes: Names) -> Refusal:
 
 
 def refusal_in(wire: Connection, *shapes: Names) -> Refusal:
-    """As `refused`, where the head has been read."""
+    """Check a refusal like `refused`, after the head was read."""
     status, body = wire.status, wire.body()
     assert 400 <= status < 500, (status, body)
     assert wire.headers["content-type"] == "application/json"

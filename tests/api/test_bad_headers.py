@@ -34,10 +34,10 @@ every = pytest.mark.parametrize("endpoint", BODIES, ids=lambda endpoint: endpoin
     ["text/plain", "", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", "json", "text/json"],
 )
 def test_content_types_other_than_json(target: Server, endpoint: Endpoint, kind: str) -> None:
-    said = {"content-type": kind}
+    headers = {"content-type": kind}
     if not kind or kind.endswith("urlencoded"):
-        said["sec-fetch-site"] = "same-origin"  # a browser's; without it, it is a client, which two wires listen to
-    refusal = ask(target, endpoint, json.dumps(endpoint.with_prompt(CANARY)).encode(), said)
+        headers["sec-fetch-site"] = "same-origin"  # a browser's; without it, it is a client, which two wires listen to
+    refusal = ask(target, endpoint, json.dumps(endpoint.with_prompt(CANARY)).encode(), headers)
     assert refusal.status == 415
 
 
@@ -53,8 +53,8 @@ ENCODINGS = [
 
 @every
 def test_encoded_bodies_are_refused(target: Server, endpoint: Endpoint) -> None:
-    for said in ENCODINGS:
-        assert ask(target, endpoint, endpoint.good, said).status == 415, said
+    for headers in ENCODINGS:
+        assert ask(target, endpoint, endpoint.good, headers).status == 415, headers
 
 
 @pytest.mark.parametrize("charset", ["utf-8", "UTF8", '"utf-8"', "us-ascii"])
@@ -67,10 +67,12 @@ def test_names_of_the_charset_utf_8(target: Server, charset: str) -> None:
 @pytest.mark.parametrize(
     "endpoint", [one for one in BODIES if one.wire.name in ("ollama", "triton")], ids=lambda one: one.name
 )
-@pytest.mark.parametrize("said", [{}, {"content-type": "application/x-www-form-urlencoded"}], ids=["nothing", "curl"])
-def test_variants_of_the_json_type_are_accepted(target: Server, endpoint: Endpoint, said: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "headers", [{}, {"content-type": "application/x-www-form-urlencoded"}], ids=["nothing", "curl"]
+)
+def test_variants_of_the_json_type_are_accepted(target: Server, endpoint: Endpoint, headers: dict[str, str]) -> None:
     with target.wire() as wire:
-        wire.send(endpoint.operation.method, endpoint.path, json.dumps(endpoint.good).encode(), said)
+        wire.send(endpoint.operation.method, endpoint.path, json.dumps(endpoint.good).encode(), headers)
         assert wire.head() == 200
 
 
@@ -99,14 +101,14 @@ FORBIDDEN: dict[str, dict[str, str]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "method", "path", "said", "shape"), EVERYWHERE, ids=[entry[0] for entry in EVERYWHERE]
+    ("name", "method", "path", "sent", "shape"), EVERYWHERE, ids=[entry[0] for entry in EVERYWHERE]
 )
 def test_foreign_hosts_and_origins(
-    target: Server, name: str, method: str, path: str, said: dict[str, str], shape: Names
+    target: Server, name: str, method: str, path: str, sent: dict[str, str], shape: Names
 ) -> None:
     for case, headers in FORBIDDEN.items():
         with target.wire() as wire:
-            wire.send(method, path, None, said | headers)
+            wire.send(method, path, None, sent | headers)
             assert refused(wire, shape).status == 403, case
 
 
@@ -209,7 +211,7 @@ CURSORS = ["0", "-1", "abc", "1.5", "x-", f"{CANARY}-", f"{CANARY}-x", f"{CANARY
 
 
 def test_cursors_that_are_none(target: Server) -> None:
-    """On a repeated POST, where a bare number says nothing."""
+    """On a repeated POST, a number without a stream id is no position."""
     for cursor in CURSORS:
         assert ask(target, NATIVE, NATIVE.good, {"last-event-id": cursor}).status == 400, cursor
     assert ask(target, NATIVE, NATIVE.good, {"last-event-id": f"{'C' * 22}-1"}).status == 404
@@ -230,12 +232,12 @@ def test_unknown_streams(target: Server, method: str, suffix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "good", "path", "said", "shape"), EVERYWHERE[:-1], ids=[entry[0] for entry in EVERYWHERE[:-1]]
+    ("name", "good", "path", "sent", "shape"), EVERYWHERE[:-1], ids=[entry[0] for entry in EVERYWHERE[:-1]]
 )
-def test_wrong_methods(target: Server, name: str, good: str, path: str, said: dict[str, str], shape: Names) -> None:
+def test_wrong_methods(target: Server, name: str, good: str, path: str, sent: dict[str, str], shape: Names) -> None:
     for method in ("PUT", "PATCH", "OPTIONS", "TRACE", "PROPFIND"):
         with target.wire() as wire:
-            wire.send(method, path, None, said)
+            wire.send(method, path, None, sent)
             refusal = refused(wire, shape)
             assert refusal.status == 405
             here = {one.operation.method for one in EVERYTHING if one.path.partition("?")[0] == path.partition("?")[0]}

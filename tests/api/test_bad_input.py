@@ -338,7 +338,7 @@ def test_unknown_models(target: Server, endpoint: Endpoint, model: str) -> None:
 
 
 def test_the_address_of_this_server_as_the_model(target: Server) -> None:
-    """Hugging Face's clients send it if they know no other name."""
+    """Hugging Face's clients send the address if they know no model."""
     for url in (target.url, f"{target.url}/v1/chat/completions", target.url.replace("http:", "HTTP:")):
         assert target.post("/v1/chat/completions", {**CHAT.good, "model": url, "stream": False}).status_code == 200, url
 
@@ -410,7 +410,7 @@ ENDLESS: dict[str, Callable[[Endpoint], tuple[dict[str, str], bytes]]] = {
 
 
 def test_bodies_that_do_not_end(target: Server) -> None:
-    """All at once, because each takes as long as the server waits."""
+    """The bodies are sent at the same time, because each takes as long as the server waits."""
     open_wires = []
     for endpoint in BODIES:
         for case, make in ENDLESS.items():

@@ -23,7 +23,7 @@ JSON = {"content-type": "application/json"}
 
 @pytest.fixture
 def path() -> str:
-    """Of a stream that nobody else has."""
+    """Return the path of a new stream."""
     return f"/v1/durable/tests/{next(_NAMES)}"
 
 
@@ -171,7 +171,7 @@ def test_pages_of_other_origins_are_refused(door: httpx.Client, path: str) -> No
 
 
 def test_the_page_is_as_printed(server: Server) -> None:
-    """From top to bottom: what a block shows was made by those before it."""
+    """The commands run from top to bottom, because later ones use streams of earlier ones."""
     for block in re.findall(r"^```console\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.MULTILINE):
         lines = block.replace("localhost:8000", f"127.0.0.1:{server.port}").splitlines()
         script = "\n".join(f"{line[2:]}; echo" for line in lines if line.startswith("$ "))

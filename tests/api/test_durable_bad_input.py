@@ -18,7 +18,7 @@ BEGINNING = "0000000000000000_0000000000000000"
 
 @pytest.fixture
 def path() -> str:
-    """Of a stream that nobody else has."""
+    """Return the path of a new stream."""
     return f"/v1/durable/bad/{next(_NAMES)}"
 
 
@@ -87,7 +87,7 @@ def test_bad_queries(door: httpx.Client, path: str, query: str) -> None:
     ["", "a//b", "a/", "%2e%2e/a", "a/%2E", "a%00b", "a%0d%0ab", "%ff", "x" * 1100, f"{CANARY}%7f"],
 )  # fmt: skip
 def test_bad_paths(server: Server, name: str) -> None:
-    """As they are: a client would tidy them."""
+    """The paths are sent unchanged; a usual client would normalise them."""
     for method in ("PUT", "GET"):
         with server.wire() as wire:
             wire.send(method, f"/v1/durable/{name}")
@@ -107,15 +107,15 @@ def test_bad_json(door: httpx.Client, path: str, body: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "headers",
     [JSON | {"content-encoding": "gzip"}, {"content-type": "application/json; charset=utf-7"},
      TEXT | {"content-encoding": "br"}],
 )  # fmt: skip
-def test_encoded_bodies_are_refused(door: httpx.Client, path: str, said: dict[str, str]) -> None:
-    refused(door.put(path, headers=said, content=b"[]"), 415)
+def test_encoded_bodies_are_refused(door: httpx.Client, path: str, headers: dict[str, str]) -> None:
+    refused(door.put(path, headers=headers, content=b"[]"), 415)
     assert door.head(path).status_code == 404
     door.put(path, headers=JSON)
-    refused(door.post(path, headers=said, content=b"[1]"), 415)
+    refused(door.post(path, headers=headers, content=b"[1]"), 415)
 
 
 def test_appends_that_cannot_be(door: httpx.Client, path: str) -> None:

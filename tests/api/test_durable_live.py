@@ -27,7 +27,7 @@ BEGINNING = "0000000000000000_0000000000000000"
 
 @pytest.fixture
 def path() -> str:
-    """Of a stream that nobody else has."""
+    """Return the path of a new stream."""
     return f"/v1/durable/live/{next(_NAMES)}"
 
 
@@ -46,7 +46,7 @@ def door(target: Server) -> httpx.Client:
 
 
 def events(text: str) -> list[tuple[str, str]]:
-    """Server-sent events: type and data."""
+    """Return the type and the data of each event."""
     parsed = []
     for block in text.split("\n\n"):
         lines = [line.partition(":") for line in block.split("\n") if not line.startswith(":")]
@@ -105,7 +105,7 @@ def test_deleting_a_stream_ends_its_readers(door: httpx.Client, path: str) -> No
 
 
 def test_events_are_followed_for_a_minute() -> None:
-    """In which silence is broken by comments, so that no proxy takes the connection for dead."""
+    """Comments are sent in quiet times, so that no proxy closes the connection."""
 
     async def scenario() -> list[Message]:
         store, sent = DurableStore(budget_bytes=10_000), list[Message]()

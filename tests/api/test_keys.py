@@ -28,7 +28,7 @@ async def test_without_keys_no_key_is_needed(tmp_path: Path) -> None:
 
 
 def _paths(house: House) -> list[tuple[str, str]]:
-    """Each method and path of each route, and WebSockets."""
+    """Yield each method and path of each route, and those of WebSockets."""
     found = []
     for one in build_routes(house.service.models, house.service.durable, house.settings, house.records):
         path = re.sub(r"\{[^}]*\}", "x", one.path)  # type: ignore[attr-defined]
@@ -122,7 +122,7 @@ async def test_owners_see_only_their_streams(tmp_path: Path) -> None:
 
 
 async def test_a_revoked_keys_streams_end(tmp_path: Path) -> None:
-    """In the way in which their wires end; what does not is cut off."""
+    """They end in the way of their wires, or their connection is closed."""
     async with serving_with_keys(tmp_path) as house:
         token, other = house.key(), house.key()
         async with house.client(token) as client, house.client(other) as same_owner:

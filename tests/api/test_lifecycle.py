@@ -1,4 +1,4 @@
-"""The life of a server: start, load, overload, drain, kill and restart."""
+"""A server starts, loads its model, is overloaded, drains, is killed and restarts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ both_signals = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT]
 
 
 def _begin(server: Server, name: str) -> Wire:
-    """Send a request of that wire; for streams, up to its first piece."""
+    """Send a request of this wire; for streams, read the first piece."""
     path, body = REQUESTS[name]
     wire = server.wire()
     wire.send("POST", path, body, SSE if name == "native" else None)
@@ -62,7 +62,7 @@ def _begun(server: Server, name: str) -> Wire:
 
 
 def _overloaded(wire: Wire, name: str, status: int, code: str) -> None:
-    """The answer is a refusal for now, in the wire's shape."""
+    """Assert that an answer is a temporary refusal in the wire's format."""
     is_tgi = name in ("tgi", "generate", "generate-stream")
     assert wire.head() == (429 if is_tgi else status)  # its clients repeat a 503 at once and for ever
     assert int(wire.headers["retry-after"]) >= 1
@@ -336,7 +336,7 @@ def test_sixty_four_streams_at_once_are_exact(server: Server) -> None:
 
 
 def test_a_reader_that_does_not_read_affects_no_other(server: Server) -> None:
-    """Its stream is larger than what the kernel buffers; it gets all of it in the end."""
+    """The stream is larger than the kernel's buffers. The reader gets all of it in the end."""
     count = 40_000
     slow = Answer("Slow.", count, seed=1)
     stream_id = server.create({"prompt": "Slow.", "max_tokens": count, "seed": 1})

@@ -125,7 +125,7 @@ def test_an_answer_is_counted_once(server: Server, path: str, body: object) -> N
 
 
 def test_durations_are_consistent(paced: Server) -> None:
-    """Twelve tokens at a hundred a second take a tenth of a second, of which hardly any is for the rest."""
+    """Twelve tokens at a hundred a second take a tenth of a second, and the other phases take almost no time."""
     before = scrape(paced)
     begun_s = time.monotonic()
     assert paced.post("/generate", TGI).status_code == 200
@@ -257,7 +257,7 @@ _OF_MODEL = "engine=0,model_name=scripted"
 
 
 def test_names_of_vllm() -> None:
-    """Those that llm-d's endpoint picker and autoscalers read, and the times that dashboards show."""
+    """These are the names that llm-d's endpoint picker and autoscalers read, and the times that dashboards show."""
     flags = ("--max-sequences", "1", "--metrics-as", "vllm", "--kv-tokens", "8192")
     with contextlib.closing(Server("scripted:tokens_per_s=50", *flags)) as server:
         server.wait_ready()

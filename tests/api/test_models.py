@@ -200,7 +200,7 @@ def test_a_dying_worker_ends_no_streams_of_other_models(serve: Serve) -> None:
 
 @pytest.fixture
 def smollm2(tmp_path: Path) -> Path:
-    """The real model, under a name that can be taken away."""
+    """Return a link to the real model, which a test can remove."""
     try:
         path = resolve("smollm2", NoProgress()).path
     except ModelError as error:

@@ -35,7 +35,7 @@ def _follow(server: Server, stream_id: str, after: int = 0) -> Wire:
 
 @contextlib.contextmanager
 def _begin(server: Server, body: dict[str, Any]) -> Iterator[Wire]:
-    """A stream that its client reads from the beginning on."""
+    """Create a stream that its client reads from the beginning."""
     with server.wire() as wire:
         wire.send("POST", "/v1/streams", body, SSE)
         assert wire.head() == 200
@@ -51,7 +51,7 @@ def _error(answer: httpx.Response) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def finished(server: Server) -> str:
-    """A stream that has ended."""
+    """Return the id of a finished stream."""
     stream_id = server.create(BODY)
     assert _events(server, stream_id).content == b"".join(ANSWER.native(stream_id))
     return stream_id

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.api.oracle import Answer, chat_ids
 from tests.api.process import Server
-from tests.clients.talking import dial, hear, say
+from tests.clients.json_socket import open_socket, receive_json, send_json
 from tests.http.wire import as_json
 
 SSE = {"accept": "text/event-stream"}
@@ -34,7 +34,7 @@ def thinking() -> Iterator[Server]:
 
 
 def events_of(body: bytes) -> list[tuple[str, dict[str, Any]]]:  # Any: of JSON
-    """The name and the data of each event."""
+    """Return the name and the data of each event."""
     found = []
     for block in body.decode().split("\n\n"):
         lines = dict(line.split(": ", 1) for line in block.splitlines() if not line.startswith(":"))
@@ -44,7 +44,7 @@ def events_of(body: bytes) -> list[tuple[str, dict[str, Any]]]:  # Any: of JSON
 
 
 def joined(body: bytes) -> tuple[str, str]:
-    """Reasoning and text of a stream."""
+    """Return reasoning and text of a stream."""
     events = events_of(body)
     return tuple("".join(data["text"] for name, data in events if name == kind) for kind in ("reasoning", "message"))  # type: ignore[return-value]  # two of them
 
@@ -84,11 +84,11 @@ def test_a_prompt_is_continued_as_the_model_writes(thinking: Server) -> None:
 
 
 def test_over_a_socket_its_frames_have_a_type(thinking: Server) -> None:
-    with dial(thinking) as socket:
-        say(socket, type="create", id="a", **BODY)
-        frames = [hear(socket)]
+    with open_socket(thinking) as socket:
+        send_json(socket, type="create", id="a", **BODY)
+        frames = [receive_json(socket)]
         while frames[-1]["type"] in ("created", "delta", "reasoning"):
-            frames.append(hear(socket))
+            frames.append(receive_json(socket))
     texts = {kind: "".join(f["text"] for f in frames if f["type"] == kind) for kind in ("reasoning", "delta")}
     assert (texts["reasoning"], texts["delta"]) == ANSWER.split
     assert [frame["seq"] for frame in frames[1:]] == list(range(1, len(frames)))
@@ -123,7 +123,7 @@ def test_wires_without_reasoning_show_it_as_text(thinking: Server) -> None:
 
 
 def test_the_chatbot_shows_it_as_text(thinking: Server) -> None:
-    with dial(thinking, "/") as socket:
+    with open_socket(thinking, "/") as socket:
         for prompt in (PROMPT, "Go on."):  # the second time with the first answer before it
             socket.send(prompt)
             frames = [str(socket.recv())]
@@ -140,23 +140,25 @@ def _items(server: Server, its_id: str) -> list[dict[str, Any]]:  # Any: of JSON
 
 
 def test_an_answer_is_kept_with_its_reasoning(thinking: Server) -> None:
-    its_id = thinking.post("/v1/conversations", {}).json()["id"]
-    thinking.post("/v1/chat/completions", {**BODY, "conversation": its_id})
-    question, answer = _items(thinking, its_id)
+    conversation_id = thinking.post("/v1/conversations", {}).json()["id"]
+    thinking.post("/v1/chat/completions", {**BODY, "conversation": conversation_id})
+    question, answer = _items(thinking, conversation_id)
     assert "reasoning" not in question
     assert (answer["reasoning"], answer["content"][0]["text"]) == ANSWER.split
     # The next turn shows it to a template that asks for it.
-    asked = {"role": "user", "content": "Go on."}
-    told = thinking.post("/v1/chat/completions", {**BODY, "messages": [asked], "conversation": its_id}).json()
-    said = f"<think>\n{ANSWER.split[0]}\n</think>\n\n{ANSWER.split[1]}\n".encode()
+    question_again = {"role": "user", "content": "Go on."}
+    completion = thinking.post(
+        "/v1/chat/completions", {**BODY, "messages": [question_again], "conversation": conversation_id}
+    ).json()
+    first_answer = f"<think>\n{ANSWER.split[0]}\n</think>\n\n{ANSWER.split[1]}\n".encode()
     user, assistant = chat_ids("")[0], chat_ids("")[-1]
-    prompt = (*chat_ids(PROMPT), *said, user, *b"Go on.\n", assistant)
-    message = told["choices"][0]["message"]
+    prompt = (*chat_ids(PROMPT), *first_answer, user, *b"Go on.\n", assistant)
+    message = completion["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == Answer(prompt, ANSWER.count, 7, THINKS).split
-    exported = thinking.http.get(f"/v1/conversations/{its_id}/export").json()
+    exported = thinking.http.get(f"/v1/conversations/{conversation_id}/export").json()
     made = thinking.post("/v1/conversations/import", exported).json()["data"][0]["id"]
     assert [one.get("reasoning") for one in _items(thinking, made)] == [
-        one.get("reasoning") for one in _items(thinking, its_id)
+        one.get("reasoning") for one in _items(thinking, conversation_id)
     ]
 
 
@@ -186,7 +188,7 @@ def _deep(*positions: int) -> list[Any]:  # Any: pytest's type of a parameter is
 
 
 def _read(server: Server, num_events: int) -> tuple[str, bytes]:
-    """The first events of a new stream, and its id."""
+    """Return the first events of a new stream, and its id."""
     with server.wire() as wire:
         wire.send("POST", "/v1/streams", BODY | {"linger_s": 600}, SSE)
         assert wire.head() == 200
@@ -201,7 +203,7 @@ def _rest(server: Server, stream_id: str, seen: int) -> bytes:
 
 
 def check(server: Server, stream_id: str, first: bytes, seen: int) -> None:
-    """The parts before and after a death are the whole stream of the oracle."""
+    """Check that the parts before and after a crash are the whole stream of the oracle."""
     body = first + _rest(server, stream_id, seen)
     assert body == whole_stream(server, stream_id)
     assert joined(body) == ANSWER.split
@@ -250,8 +252,8 @@ def test_invalid_requests_are_refused(more: dict[str, Any], param: str, thinking
 
 
 def test_a_field_without_effect_is_named(thinking: Server, server: Server) -> None:
-    said = [ASKED, {"role": "assistant", "content": "So.", "reasoning_content": "Hm."}, ASKED]
-    asked = {"messages": said, "max_tokens": 3, "reasoning_effort": "low"}
+    messages = [ASKED, {"role": "assistant", "content": "So.", "reasoning_content": "Hm."}, ASKED]
+    asked = {"messages": messages, "max_tokens": 3, "reasoning_effort": "low"}
     ignored = server.post("/v1/chat/completions", asked).headers["x-tailrace-ignored"]
     assert ignored == "messages[].reasoning_content, reasoning_effort"
     # This template asks for earlier reasoning, and does not know of effort.
@@ -262,7 +264,7 @@ def test_a_field_without_effect_is_named(thinking: Server, server: Server) -> No
 
 
 def test_data_of_events_is_read(thinking: Server) -> None:
-    """The lines of an event stand in the order that every client reads."""
+    """The lines of an event are in the order that every client reads."""
     body = whole_stream(thinking, thinking.create(BODY))
     first = next(block for block in body.split(b"\n\n") if b"event: reasoning" in block)
     assert [line.partition(b":")[0] for line in first.splitlines()] == [b"event", b"data", b"id"]

@@ -18,7 +18,7 @@ USER, ASSISTANT = (256 + CONTROL_TOKENS.index(token) for token in ("<|user|>", "
 
 
 async def answered(harness: Harness, client: SocketClient, prompt: str) -> str:
-    """The answer to a prompt, with the engine stepped until it is complete."""
+    """Return the answer to a prompt. Steps the engine until the answer is complete."""
     await client.ask(prompt)
     while FINISHED not in client.frames and client.is_open():
         harness.engine.step()
@@ -30,7 +30,8 @@ async def answered(harness: Harness, client: SocketClient, prompt: str) -> str:
 
 
 def turns(*texts: str) -> tuple[int, ...]:
-    """The ids of a chat as the engine's template writes it: who begins each text, and a line's end behind it."""
+    """Return the ids of a chat as in the engine's template: each text begins with its role, and ends with a line
+    break."""
     ids: list[int] = []
     for number, text in enumerate(texts):
         ids += [ASSISTANT if number % 2 else USER, *f"{text}\n".encode()]
@@ -100,17 +101,17 @@ async def test_each_socket_has_its_own_conversation() -> None:
 @scenario
 async def test_the_oldest_turns_are_dropped_when_they_no_longer_fit() -> None:
     harness = Harness(context_tokens=300, limits=Limits(default_max_tokens=20))
-    said: list[str] = []
+    texts: list[str] = []
     async with SocketClient(app_of(harness), "/") as client:
         for number in range(12):
             prompt = f"This is prompt number {number}."
-            said += [prompt, await answered(harness, client, prompt)]
+            texts += [prompt, await answered(harness, client, prompt)]
     lengths = []
     for number, sequence in enumerate(harness.engine.submitted):
         lengths.append(len(sequence.prompt_ids))
         assert len(sequence.prompt_ids) + 20 <= 300
         # What is left is the end of what was said, pair by pair, and the prompt.
-        ends = [turns(*said[2 * first : 2 * number + 1]) for first in range(number + 1)]
+        ends = [turns(*texts[2 * first : 2 * number + 1]) for first in range(number + 1)]
         assert sequence.prompt_ids in ends
     assert max(lengths) > 150  # and no more was forgotten than had to be
     assert lengths[-1] > 150

@@ -15,7 +15,7 @@ __all__ = ["run", "smollm2_dir", "tiny_gpt2_dir"]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[Callable[..., AppServer]]:
-    """Starts apps of the test's own: `run("bot:app", "--reload")`, in its temporary directory."""
+    """Return a function that starts apps in the temporary directory: `run("bot:app", "--reload")`."""
     with contextlib.ExitStack() as running:
 
         def start(target: str, *flags: str, directory: Path = tmp_path) -> AppServer:

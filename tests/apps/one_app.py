@@ -26,7 +26,7 @@ __all__ = ["OneApp", "client_of", "one_app"]
 
 
 class _Place:
-    """A place in a process."""
+    """A slot in a process."""
 
     def __init__(self, link: Link) -> None:
         self.link = link
@@ -48,7 +48,7 @@ class OneApp:
 
 @contextlib.asynccontextmanager
 async def one_app(items: Callable[[], AsyncIterator[Any]]) -> AsyncIterator[OneApp]:  # Any: as `serve.stream` takes
-    """An app whose answers are `serve.stream` of these items. At the end no answer runs any more."""
+    """Run an app that answers with `serve.stream` of these items. At the end of the block, no answer may run."""
     loop = asyncio.get_running_loop()
     answers = set()
 

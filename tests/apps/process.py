@@ -13,7 +13,7 @@ __all__ = ["AppServer", "Forgiving", "write"]
 
 
 class AppServer(Server):
-    """As `Server`, for an app in a directory."""
+    """A `Server` that runs an app in a directory."""
 
     verb = "run"
     patience_s = 3.0  # an app drains for 20 s, and what its tests leave running need not end
@@ -28,7 +28,7 @@ class AppServer(Server):
 
 
 class Forgiving(AppServer):
-    """A server whose app raises on purpose: tracebacks in its log are allowed."""
+    """A server whose app raises on purpose: its log may contain tracebacks."""
 
     def close(self) -> None:
         with contextlib.suppress(AssertionError):
@@ -36,7 +36,7 @@ class Forgiving(AppServer):
 
 
 def write(directory: Path, name: str, source: str) -> Path:
-    """A module of the test's own."""
+    """Write a module."""
     path = directory / name
     path.write_text(textwrap.dedent(source), "utf-8")
     return path

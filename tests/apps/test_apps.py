@@ -216,7 +216,7 @@ def http(apps: AppServer) -> httpx.Client:
 
 
 def test_children_in_lists_and_dicts_become_handles(http: httpx.Client) -> None:
-    """A deployment that is bound once becomes one deployment; two of one class become two."""
+    """A deployment that is bound once becomes one deployment; two deployments of one class become two."""
     sung = http.get("/choir/sing").json()
     assert [text for text, _, _ in sung] == ["hello", "hello", "two", "three"]
     assert [made for _, _, made in sung] == [1, 1, 1, 1]
@@ -271,7 +271,7 @@ def test_an_answer_may_be_longer_than_any_message(http: httpx.Client) -> None:
 
 
 def test_an_instance_is_called_with_the_request(http: httpx.Client) -> None:
-    """The longest prefix wins."""
+    """The longest matching prefix is used."""
     assert http.put("/choir/called", content=b"body").text == "PUT body"
 
 

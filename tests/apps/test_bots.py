@@ -24,7 +24,7 @@ PROMPT = "Once upon a time"
 
 
 def expected(checkpoint: Path) -> str:
-    """What the model says by itself, greedily."""
+    """Return the model's own greedy answer."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     network: Any = AutoModelForCausalLM.from_pretrained(checkpoint)
@@ -45,7 +45,7 @@ def running(bot: str, checkpoint: Path, directory: Path = BOTS) -> Iterator[AppS
 
 
 def ask(server: AppServer, prompt: str = PROMPT) -> list[str]:
-    """The tutorial's client."""
+    """Ask with the tutorial's client."""
     answer = requests.post(f"{server.url}/?prompt={prompt}", stream=True, timeout=120)
     answer.raise_for_status()
     return list(answer.iter_content(chunk_size=None, decode_unicode=True))
@@ -53,7 +53,7 @@ def ask(server: AppServer, prompt: str = PROMPT) -> list[str]:
 
 @pytest.fixture(params=["tiny", pytest.param("smollm2", marks=[pytest.mark.deep, pytest.mark.timeout(400)])])
 def checkpoint(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """A model's directory that ends answers after 40 tokens."""
+    """Return a model's directory whose answers end after 40 tokens."""
     if request.param == "smollm2":
         return Path(request.getfixturevalue("smollm2_dir"))
     tiny = Path(shutil.copytree(request.getfixturevalue("tiny_gpt2_dir"), tmp_path / "tiny"))
@@ -83,7 +83,7 @@ def test_chatbot(smollm2_dir: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.timeout(400)
 def test_batchbot(smollm2_dir: Path) -> None:
-    """Two clients fill a batch, so it does not wait for 15 s. Both get the answer of a single request."""
+    """Two clients fill a batch, so it does not wait for 15 s. Both get the same answer as a single request."""
     with running("batchbot", smollm2_dir) as server:
         answers: list[list[str]] = []
         threads = [threading.Thread(target=lambda: answers.append(ask(server))) for _ in range(2)]
@@ -162,7 +162,7 @@ app = Textbot.bind(os.environ["CHECKPOINT"])
 @pytest.mark.deep
 @pytest.mark.timeout(200)
 def test_a_disconnect_stops_the_model(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
-    """It ends the generator and, with our streamer, the model. The tutorial's thread continues to its end."""
+    """It ends the generator and, with tailrace's streamer, the model. The tutorial's thread continues to its end."""
     tiny = Path(shutil.copytree(tiny_gpt2_dir, tmp_path / "tiny"))
     (tiny / "generation_config.json").write_text(json.dumps({"eos_token_id": -1, "pad_token_id": 0}))
     write(tmp_path, "left.py", _LEFT)

@@ -37,17 +37,18 @@ def _model() -> None:
 
 @contextlib.contextmanager
 def _running(kind: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[AppServer, str]]:
-    """A new app of that kind, run as it was said to be, and what was said to try it."""
+    """Create an app of this kind and run it with the printed command. Returns the server and the printed example
+    commands."""
     monkeypatch.chdir(directory)
-    said = CliRunner().invoke(main, ["new", kind, "mine"]).output
-    run, attempt = (match[1] for match in re.finditer(r"^(?:Run|Try) it:  (.*)$", said, re.MULTILINE))
+    output = CliRunner().invoke(main, ["new", kind, "mine"]).output
+    run, attempt = (match[1] for match in re.finditer(r"^(?:Run|Try) it:  (.*)$", output, re.MULTILINE))
     with contextlib.closing(AppServer(shlex.split(run)[2], directory=directory)) as server:
         server.wait_ready(timeout_s=LONG_S)
         yield server, attempt.replace("127.0.0.1:8000", f"127.0.0.1:{server.port}")
 
 
 def _try(attempt: str, *, num_bytes: int = -1) -> str:
-    """What the command shows, or so much of it."""
+    """Return the output of a command, or its beginning."""
     with subprocess.Popen(
         ["bash", "-c", "exec " + attempt], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     ) as trying:
@@ -99,7 +100,7 @@ def test_batchbot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_inferless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with _running("inferless", tmp_path, monkeypatch) as (server, attempt):
         shown = [json.loads(line[6:]) for line in _try(attempt).splitlines() if line.startswith("data: ")]
-        said = "".join(one["generated_text"] for one in shown)
-        assert said == 'You wrote "To the sea". A model of yours would go on from there. '
+        text = "".join(one["generated_text"] for one in shown)
+        assert text == 'You wrote "To the sea". A model of yours would go on from there. '
         refused = server.post("/v2/models/mine/generate_stream", {"prompt": "a", "max_words": "many"})
         assert (refused.status_code, refused.json()["error"].partition(":")[0]) == (400, "max_words")

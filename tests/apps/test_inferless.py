@@ -100,7 +100,7 @@ def _ongoing(server: Forgiving) -> float:
 
 
 def test_a_client_that_disconnects_early_delays_no_other(server: Forgiving, folder: Path) -> None:
-    """One while `infer` has sent nothing, one while it waits for its turn."""
+    """One client disconnects before `infer` sends anything, another one while it waits for its turn."""
     begun = folder / "begun"
     _leave(server, "late", begun.exists)
     _wait(lambda: _ongoing(server) == 0, server.log)

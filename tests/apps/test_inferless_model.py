@@ -58,7 +58,7 @@ def _expected(network: Any, words: Any, text: str) -> str:
 
 
 def test_its_streams_have_the_models_text(smollm2_dir: Path, tmp_path: Path) -> None:
-    """Three clients at once: they share one streamer, and nobody gets another's text."""
+    """Three clients share one streamer at the same time, and each gets its own text."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     folder = tmp_path / "cook"
@@ -76,14 +76,14 @@ def test_its_streams_have_the_models_text(smollm2_dir: Path, tmp_path: Path) -> 
             assert len(events) > 5
             return "".join(event["OUT"] for event in events)
 
-        said = list(pool.map(ask, _DISHES))
+        texts = list(pool.map(ask, _DISHES))
     network: Any = AutoModelForCausalLM.from_pretrained(smollm2_dir)
     words = AutoTokenizer.from_pretrained(smollm2_dir)
-    assert said == [_expected(network, words, f"How is {dish} made?") for dish in _DISHES]
+    assert texts == [_expected(network, words, f"How is {dish} made?") for dish in _DISHES]
 
 
 def test_without_return_dict_there_is_an_error(smollm2_dir: Path) -> None:
-    """Which docs/deployments.md says of transformers 5."""
+    """docs/deployments.md states this for transformers 5."""
     from transformers import AutoTokenizer
 
     words = AutoTokenizer.from_pretrained(smollm2_dir)

@@ -34,7 +34,7 @@ app = Where.bind()
 
 
 def _environment(path: Path, *, with_ours: bool) -> Path:
-    """An environment without packages, or with those that the tests run in."""
+    """Return an environment, either without packages or with those of the tests."""
     venv.create(path, symlinks=True)
     if with_ours:
         place = path / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
@@ -43,7 +43,7 @@ def _environment(path: Path, *, with_ours: bool) -> Path:
 
 
 def test_an_app_runs_with_the_named_interpreter(tmp_path: Path, run: Callable[..., AppServer]) -> None:
-    """Given as a directory, for one app; in a file, for one of two."""
+    """The interpreter is given as a directory for one app, and in a file for one of two apps."""
     environment = _environment(tmp_path / "env", with_ours=True)
     write(tmp_path, "where.py", _APP)
     server = run("where:app", "--python", str(environment)).wait_ready()
@@ -110,7 +110,7 @@ def test_invalid_interpreters_are_refused(tmp_path: Path, run: Callable[..., App
 @pytest.mark.deep
 @pytest.mark.timeout(900)
 def test_an_app_with_old_pins(tmp_path: Path, run: Callable[..., AppServer]) -> None:
-    """The pins of an Inferless app, which cannot be installed beside tailrace: they want another huggingface-hub."""
+    """These pins of an Inferless app cannot be installed beside tailrace: they need another huggingface-hub."""
     environment = tmp_path / "env"
     subprocess.run([sys.executable, "-m", "venv", str(environment)], check=True, timeout=120)
     pins = ["transformers==4.41.1", "huggingface-hub<0.24", "fastapi==0.111.0", "starlette<0.38"]

@@ -103,14 +103,14 @@ def _ask_and_leave(server: AppServer, path: str) -> None:
 
 
 def _signal_all(server: AppServer) -> None:
-    """As Ctrl-C on a terminal does."""
+    """Send a signal to all processes, as Ctrl-C in a terminal does."""
     for process in psutil.Process(server.process.pid).children(recursive=True):
         process.send_signal(signal.SIGINT)
     server.process.send_signal(signal.SIGINT)
 
 
 def test_the_life_of_a_server(tmp_path: Path, run: Callable[..., AppServer]) -> None:
-    """Cancelled requests leave nothing behind, a drain lets answers finish, and the journal has old streams after a
+    """Cancelled requests release everything, a drain lets answers finish, and the journal has old streams after a
     restart."""
     write(tmp_path, "app.py", _APP)
     data = ["--data-dir", str(tmp_path / "data")]
@@ -258,7 +258,7 @@ def test_an_app_that_does_not_start_again_refuses_and_does_not_hang(tmp_path: Pa
 
 
 def test_reload(tmp_path: Path) -> None:
-    """The socket stays open. A broken version is reported, and the next valid version is loaded."""
+    """The socket stays open. An invalid version is reported, and the next valid version is loaded."""
     source = """
         from tailrace import serve
 
@@ -288,7 +288,7 @@ def test_reload(tmp_path: Path) -> None:
 
 
 def test_reload_reads_the_config_file_again(tmp_path: Path) -> None:
-    """The file may be invalid for a while."""
+    """The file may be invalid for some time."""
     plan = "applications: [{import_path: app:build, args: {word: WORD}}]"
     write(
         tmp_path,

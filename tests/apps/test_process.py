@@ -168,7 +168,7 @@ _FAILURES = {
 
 @pytest.fixture(scope="module")
 def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Failed]:
-    """One process is asked to import them all, and to become what can be imported."""
+    """Return the failures of one process that imports all modules, and becomes each deployment that can be imported."""
     directory = tmp_path_factory.mktemp("apps")
     for name, source in _MODULES.items():
         write(directory, f"{name}.py", source)

@@ -169,7 +169,7 @@ def http(server: AppServer) -> httpx.Client:
 
 
 def _leave_after_one(http: httpx.Client, method: str, path: str) -> tuple[str, bytes]:
-    """A client that reads the first piece and leaves. Returns the stream's id and what it has."""
+    """Read the first piece and disconnect. Returns the stream's id and the piece."""
     with http.stream(method, path) as answer:
         assert answer.status_code == 200
         return answer.headers["x-stream-id"], next(answer.iter_raw())
@@ -223,7 +223,7 @@ def test_an_event_stream_continues_after_a_disconnect(http: httpx.Client, direct
 
 
 def test_a_body_without_events_is_not_changed(http: httpx.Client) -> None:
-    """The first article's app and client."""
+    """This is the app and the client of the first article."""
     answer = http.get("/query-stream/")
     whole = "".join(map(str, range(20, 40)))
     assert answer.text == whole

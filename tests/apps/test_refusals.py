@@ -189,7 +189,7 @@ def test_an_app_may_format_its_own_errors(http: httpx.Client) -> None:
 def test_values_that_json_does_not_have_are_named_with_route_and_type(
     apps: Forgiving, path: str, line: str, where: str
 ) -> None:
-    """And with a line of its author's, where it was a framework that failed."""
+    """If a framework fails, the error also names a line of the user's code."""
     apps.http.get(path)
     apps.wait_line(f"GET {path} raised {line}")
     apps.wait_line(rf'telling\.py", line [0-9]+, in {where}$')

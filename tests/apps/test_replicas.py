@@ -112,7 +112,7 @@ def _gauge(server: AppServer, name: str) -> float:
 
 
 class _Asking:
-    """A request on a thread of its own."""
+    """A request in its own thread."""
 
     def __init__(self, server: AppServer, path: str) -> None:
         self.text = ""
@@ -150,7 +150,7 @@ def _waits(server: AppServer, num_requests: int) -> bool:
 
 
 def _hold(server: AppServer, directory: Path, *keys: str) -> list[_Asking]:
-    """As many places as keys, taken."""
+    """Occupy one slot for each key."""
     asking = [_Asking(server, f"/hold?key={key}") for key in keys]
     for key in keys:
         _wait(partial(_held, directory, key), f"{key} was never begun")

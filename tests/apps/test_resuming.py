@@ -74,7 +74,7 @@ def http(apps: AppServer) -> httpx.Client:
 
 
 def _count(http: httpx.Client, path: str = "/count") -> tuple[str, list[str]]:
-    """A stream's id, and those of its events."""
+    """Return the id of a stream, and the ids of its events."""
     with connect_sse(http, "POST", path) as events:
         return events.response.headers["x-stream-id"], [event.id for event in events.iter_sse()]
 
@@ -111,7 +111,8 @@ def test_a_deleted_stream_is_gone_for_the_app(http: httpx.Client) -> None:
 
 
 def test_a_route_resumes_streams_of_its_own_app(http: httpx.Client) -> None:
-    """By address they are to be had under either: the id is the only secret."""
+    """Another app's route does not find them. /v1/streams finds the streams of all apps, because the id is the only
+    secret."""
     stream_id, ids = _count(http, "/two/count")
     assert f"id: {ids[1]}" in http.post("/two/count", headers={"last-event-id": ids[0]}).text
     assert f"id: {ids[1]}" in http.get("/two/anything", headers={"last-event-id": ids[0]}).text
@@ -120,7 +121,7 @@ def test_a_route_resumes_streams_of_its_own_app(http: httpx.Client) -> None:
 
 
 def test_the_position_may_be_in_the_url(http: httpx.Client) -> None:
-    """As on the built-in server: `after`, and what is not known is named."""
+    """As on the built-in server, the parameter is `after`, and unknown parameters are named."""
     stream_id, ids = _count(http)
     events = f"/v1/streams/{stream_id}/events"
     for after in ("2", ids[1]):
@@ -132,7 +133,7 @@ def test_the_position_may_be_in_the_url(http: httpx.Client) -> None:
 
 
 def test_the_ends_of_streams(http: httpx.Client) -> None:
-    """What the page says of the routes under /v1/streams."""
+    """This is what the page says of the routes below /v1/streams."""
     stream_id, ids = _count(http)
     assert http.get("/count", headers={"last-event-id": ids[-1]}).status_code == 204
     assert http.post(f"/v1/streams/{stream_id}/cancel").json()["status"] == "done"
@@ -146,7 +147,7 @@ def test_the_ends_of_streams(http: httpx.Client) -> None:
 
 
 def test_a_prefix_needs_no_slash(apps: AppServer) -> None:
-    """HTTP is redirected to the slash; a WebSocket is let in at once."""
+    """HTTP is redirected to the path with a slash; a WebSocket is accepted at once."""
     assert apps.http.get("/two", follow_redirects=True).json()["app"] == "two"
     for path in ("/two", "/two/"):
         with connect(apps.url.replace("http", "ws") + path) as ws:

@@ -278,14 +278,14 @@ def _wait_file(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def _asked(bot: AppServer, path: str) -> Iterator[None]:
-    """A request whose client leaves at the end of the block."""
+    """Send a request, and disconnect at the end of the block."""
     with socket.create_connection(("127.0.0.1", bot.port)) as asking:
         asking.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         yield
 
 
 def _wait_restart(bot: AppServer) -> None:
-    """Until the process that a test has killed is replaced."""
+    """Wait until the process that a test has killed is replaced."""
     deadline_s = time.monotonic() + LONG_S
     while bot.http.get("/-/readyz").status_code != 200:
         assert time.monotonic() < deadline_s, bot.log
@@ -327,7 +327,7 @@ def test_calling_a_generator_in_the_wrong_way(bot: AppServer, how: str) -> None:
 
 
 def test_a_disconnect_cancels_a_plain_answer(bot: AppServer, directory: Path) -> None:
-    """It is endless: on a busy machine a long one could end before the disconnect."""
+    """The answer is endless: on a busy machine a long one could end before the disconnect."""
     with bot.http.stream("GET", "/endless-words") as answer:
         assert answer.status_code == 200
         next(answer.iter_raw())
@@ -396,7 +396,7 @@ def test_a_disconnect_does_not_cancel_a_stream_and_cancelling_does(bot: AppServe
 
 
 def test_a_slow_reader_slows_the_producer(bot: AppServer, directory: Path) -> None:
-    """Backpressure reaches the generator through the front, and memory does not grow."""
+    """Backpressure reaches the generator through the front, and memory use does not grow."""
     with socket.create_connection(("127.0.0.1", bot.port)) as slow:
         slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         slow.sendall(b"GET /big?num_bytes=1073741824 HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -464,7 +464,7 @@ def test_websockets(bot: AppServer, directory: Path) -> None:
 
 
 def test_too_many_requests_are_refused_at_once(bot: AppServer) -> None:
-    """Three places and one that waits: the fifth is told so, with the status that the deployment has chosen."""
+    """Three requests run and one waits. The fifth is refused, with the status that the deployment has chosen."""
     waiting = 'tailrace_app_waiting{app="default",deployment="Adder"} 1.0'
     with contextlib.ExitStack() as asking:
         for _ in range(4):
@@ -516,7 +516,7 @@ def test_options_without_meaning_are_named_once(bot: AppServer) -> None:
 
 
 def test_the_server_stops(directory: Path) -> None:
-    """Ctrl-C lets answers finish, runs the teardown and leaves nothing behind."""
+    """Ctrl-C lets answers finish and runs the teardown; no process remains."""
     server = AppServer("bot:app", directory=directory).wait_ready()
     with contextlib.closing(server), server.http.stream("POST", "/", params={"prompt": "word " * 100}) as answer:
         pieces = answer.iter_text()

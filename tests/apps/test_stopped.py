@@ -128,7 +128,7 @@ def test_an_unhealthy_process_gets_no_request_while_another_is_healthy_and_busy(
         with ThreadPoolExecutor(8) as clients:
 
             def asked() -> list[str]:
-                """The process that answered, for each of eight requests at once."""
+                """Return the process that answered, for each of eight concurrent requests."""
                 return list(
                     clients.map(lambda _: httpx.get(server.url, timeout=LONG_S, trust_env=False).text, range(8))
                 )

@@ -10,7 +10,7 @@ from tests.waiting import LONG_S
 
 
 async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:
-    """Its readers are sent away without an end, its generator is stopped, and no other stream notices."""
+    """Its readers have to reconnect, its generator is stopped, and other streams are not affected."""
     go_on, stopped = asyncio.Event(), asyncio.Event()
 
     async def items() -> AsyncIterator[str]:

@@ -117,8 +117,8 @@ def test_a_file_that_cannot_be_opened(verb: str, tmp_path: Path) -> None:
         return
     server = Server("scripted", "--audit-log", str(path), *database)
     assert server.wait() == 1
-    said = f"tailrace: The audit log {path} cannot be written: No such file or directory."
-    assert server.log.splitlines()[-1] == said
+    message = f"tailrace: The audit log {path} cannot be written: No such file or directory."
+    assert server.log.splitlines()[-1] == message
     server.close()
 
 

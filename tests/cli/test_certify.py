@@ -58,7 +58,7 @@ def test_an_unknown_model_is_one_line_and_exit_1() -> None:
 
 
 def test_help_names_the_engines_settings_and_no_others() -> None:
-    said = CliRunner().invoke(certify, ["--help"]).output
-    assert "--no-prefix-cache" in said
-    assert "--max-step-tokens" in said
-    assert "--port" not in said
+    output = CliRunner().invoke(certify, ["--help"]).output
+    assert "--no-prefix-cache" in output
+    assert "--max-step-tokens" in output
+    assert "--port" not in output

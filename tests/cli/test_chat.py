@@ -15,7 +15,7 @@ from tests.api.oracle import Answer, chat_ids
 from tests.api.process import TAILRACE, Server, environment
 from tests.http.certificates import write_certificate
 from tests.processes import wait_ended
-from tests.terminal.foreign import ForeignServer
+from tests.terminal.openai_server import OpenAIServer
 from tests.terminal.pty_process import terminal
 from tests.waiting import until
 
@@ -69,7 +69,7 @@ def test_requests_that_are_refused(server: Server) -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))
         free = f"http://127.0.0.1:{nobody.getsockname()[1]}"
-        for url, arguments, status, said in (
+        for url, arguments, status, message in (
             (server.url, ["-"], 2, "The prompt is empty."),
             (server.url, ["another", "Hi."], 2, "This server has no such model. It has scripted."),
             (server.url, ["Why do rivers bend?", "Hi."], 2, "Give the model before the prompt"),
@@ -82,7 +82,7 @@ def test_requests_that_are_refused(server: Server) -> None:
             assert ran.returncode == status, ran.stderr
             assert ran.stdout == b""
             assert ran.stderr.splitlines()[-1].startswith(b"tailrace: ")
-            assert said in ran.stderr.decode()
+            assert message in ran.stderr.decode()
 
 
 def test_a_key(tmp_path: Path) -> None:
@@ -136,12 +136,12 @@ def test_messages_have_their_own_line(server: Server) -> None:
     asked = _asked("scripted", "Hi.")
     with Chaos(server.port, cuts) as chaos, terminal("chat", "--plain", "--url", chaos.url, *asked) as shown:
         assert shown.wait() == 0
-    before, said, after = re.split(r"\r?\n(tailrace: [^\r\n]+ trying to reconnect …)\r?\n", shown.text)
-    assert " ".join((before + after).split()) == " ".join(_expected("Hi.").decode().split()), said
+    before, message, after = re.split(r"\r?\n(tailrace: [^\r\n]+ trying to reconnect …)\r?\n", shown.text)
+    assert " ".join((before + after).split()) == " ".join(_expected("Hi.").decode().split()), message
 
 
 def test_an_unreachable_server_is_reported_once(tmp_path: Path) -> None:
-    """However often the client asks for it meanwhile."""
+    """The client tries to connect several times."""
     first = Server("scripted:tokens_per_s=100", "--data-dir", str(tmp_path)).wait_ready()
     with Chaos(first.port) as chaos:
         asking = subprocess.Popen(
@@ -156,9 +156,9 @@ def test_an_unreachable_server_is_reported_once(tmp_path: Path) -> None:
         until(lambda: chaos.num_connections >= num_connections + 3)
         second = Server("scripted:tokens_per_s=100", "--data-dir", str(tmp_path)).wait_ready()
         chaos.server_port = second.port
-        _, said = asking.communicate(timeout=50)
-    assert asking.returncode == 0, said
-    assert said.decode().splitlines().count("tailrace: the connection was lost; trying to reconnect …") == 1
+        _, errors = asking.communicate(timeout=50)
+    assert asking.returncode == 0, errors
+    assert errors.decode().splitlines().count("tailrace: the connection was lost; trying to reconnect …") == 1
     first.close()
     second.close()
 
@@ -177,10 +177,10 @@ def test_an_answer_survives_its_server(tmp_path: Path) -> None:
         first.wait()
         second = Server("scripted:tokens_per_s=100", "--data-dir", str(tmp_path)).wait_ready()
         chaos.server_port = second.port
-        rest, said = asking.communicate(timeout=50)
-    assert asking.returncode == 0, said
+        rest, errors = asking.communicate(timeout=50)
+    assert asking.returncode == 0, errors
     assert begun + rest == _expected("Hi.", count)
-    assert b"trying to reconnect" in said
+    assert b"trying to reconnect" in errors
     first.close()
     second.close()
 
@@ -297,7 +297,7 @@ def test_input_during_an_answer_is_for_the_next_line(server: Server) -> None:
 
 
 def test_a_server_that_is_not_tailrace() -> None:
-    with ForeignServer() as foreign:
+    with OpenAIServer() as foreign:
         ran = _run(f"{foreign.url}/v1", "-", "--system", "Be brief.", stdin="Hi.", TAILRACE_KEY="sesame")
         assert (ran.returncode, ran.stdout, ran.stderr) == (0, b"You said: Hi.\n", b"")
         asked = foreign.requests[-1]
@@ -305,7 +305,7 @@ def test_a_server_that_is_not_tailrace() -> None:
         assert asked["messages"] == [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}]
         assert "temperature" not in asked
         assert foreign.keys == {"Bearer sesame"}
-        for prompt, printed, said in (
+        for prompt, printed, errors in (
             ("break off", b"You said", b"has broken off its answer"),
             ("fail", b"You said", b"out of memory"),
             ("refuse", b"", b"no such thing"),
@@ -313,12 +313,12 @@ def test_a_server_that_is_not_tailrace() -> None:
         ):
             ran = _run(foreign.url, "-", stdin=prompt)
             assert ran.stdout.strip() == printed
-            assert said in ran.stderr
-            assert ran.returncode == (1 if said else 0)
+            assert errors in ran.stderr
+            assert ran.returncode == (1 if errors else 0)
 
 
 def test_a_conversation_has_earlier_turns() -> None:
-    with ForeignServer() as foreign, terminal("chat", "--url", foreign.url) as shown:
+    with OpenAIServer() as foreign, terminal("chat", "--url", foreign.url) as shown:
         shown.wait_for(">>>")
         shown.type("One.\r")
         shown.wait_for("You said: One.")

@@ -68,7 +68,8 @@ def test_a_model_with_weights_has_a_limit(tiny_gpt2_dir: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.timeout(300)
 def test_the_limit_of_openvino_is_measured_with_its_own_kernels() -> None:
-    """Float32 is no limit for it: with weights of eight bits it computes in eight bits, several times as fast."""
+    """The speed of float32 is no limit: with weights of eight bits OpenVINO computes in eight bits, which is several
+    times as fast."""
     pytest.importorskip("openvino")
     status, told, _ = ask("smollm2", "--engine", "openvino")
     assert status == 0, told["failure"]
@@ -111,8 +112,8 @@ def test_journals_are_listed_and_serve_removes_the_expired_ones(tmp_path: Path) 
         [TAILRACE, "serve", "scripted", "--port", str(port)], env=variables, stderr=subprocess.PIPE, text=True
     )
     assert process.stderr is not None
-    said = [next(line for line in process.stderr if "Removed" in line)]
+    lines = [next(line for line in process.stderr if "Removed" in line)]
     process.terminate()
     process.communicate(timeout=LONG_S)
-    assert "port-8001" in said[0]
+    assert "port-8001" in lines[0]
     assert not journal.exists()

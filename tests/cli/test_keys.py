@@ -150,7 +150,7 @@ def test_listed_and_shown(url: str, token: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "status", "said"),
+    ("arguments", "status", "message"),
     [
         (("show", "abcdefghjkmn"), 1, "There is no key with this id."),
         (("create", "anonymous"), 2, "An owner's name"),
@@ -159,10 +159,10 @@ def test_listed_and_shown(url: str, token: str) -> None:
         (("rotate", "abcdefghjkmn", "--grace", "-1d"), 2, "is not a duration"),
     ],
 )
-def test_mistakes(url: str, arguments: tuple[str, ...], status: int, said: str) -> None:
+def test_mistakes(url: str, arguments: tuple[str, ...], status: int, message: str) -> None:
     result = _keys(url, *arguments)
     assert result.exit_code == status
-    assert said in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.output
 
 

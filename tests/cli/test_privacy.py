@@ -39,7 +39,7 @@ _DEVICES = ("/dev/null", "/dev/tty", "/dev/shm/", "/proc/")
 
 @dataclass(frozen=True, slots=True)
 class _Traced:
-    """A folder for traces, and a machine with an empty home for the commands that leave them."""
+    """A folder for traces, and an empty home directory for the traced commands."""
 
     traces: Path
     home: Path
@@ -52,7 +52,7 @@ class _Traced:
         return ("strace", *options, "-e", f"trace={_CALLS}", sys.executable, TAILRACE)
 
     def check(self) -> list[str]:
-        """Read all traces; returns the paths written. Raises: AssertionError with calls that should not be."""
+        """Read all traces; returns the written paths. Raises: AssertionError with forbidden system calls."""
         calls = [
             line
             for path in self.traces.iterdir()
@@ -70,7 +70,7 @@ class _Traced:
 
 
 def _leaves(call: str) -> bool:
-    """Whether a call speaks to an address that is not on this machine."""
+    """Return whether a system call sends to an address outside of this machine."""
     return any(
         not address.startswith("127.") and address not in ("::1", "0.0.0.0", "::")
         for address in re.findall(r'inet_(?:addr\(|pton\(AF_INET6, )"([^"]+)"', call)
@@ -78,7 +78,7 @@ def _leaves(call: str) -> bool:
 
 
 def _written(call: str) -> Iterator[str]:
-    """The absolute paths that a call which succeeded has made or may write to."""
+    """Return the absolute paths that a successful system call has created or opened for writing."""
     if re.search(r"= -1 E\w+", call) or call.startswith(("connect", "send")):
         return
     if call.startswith("open"):

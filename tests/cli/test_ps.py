@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.api.oracle import Answer
 from tests.api.process import TAILRACE, Server, environment
-from tests.terminal.foreign import ForeignServer
+from tests.terminal.openai_server import OpenAIServer
 from tests.waiting import until
 
 from tailrace.terminal.text import printable_text
@@ -88,7 +88,7 @@ def test_unknown_streams(server: Server) -> None:
         assert ran.returncode == 1
         assert ran.stderr.startswith("tailrace: ")
         assert "Traceback" not in ran.stderr
-    with ForeignServer() as foreign:
+    with OpenAIServer() as foreign:
         for verb in (["ps"], ["logs", "A" * 22]):
             ran = _run(*verb, "--url", foreign.url)
             assert ran.returncode == 1

@@ -71,7 +71,7 @@ def test_each_retry_of_the_hub_is_printed_once_with_the_prefix(verb: str, tmp_pa
 
 @contextlib.contextmanager
 def _unavailable_hub() -> Iterator[str]:
-    """A server that lists the file of a repository, and answers 503 to whoever wants it."""
+    """A server that lists the file of a repository, and answers its download with 503."""
 
     class Unavailable(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -178,8 +178,8 @@ def test_ctrl_c_reports_the_state(tmp_path: Path) -> None:
         ) as process:
             connection, _ = silent.accept()
             process.send_signal(signal.SIGINT)
-            _, said = process.communicate(timeout=LONG_S)
+            _, errors = process.communicate(timeout=LONG_S)
             connection.close()
     assert process.returncode == 130
-    assert said.splitlines()[-1].startswith("Stopped. The partial download is not used as a model")
+    assert errors.splitlines()[-1].startswith("Stopped. The partial download is not used as a model")
     assert [path.name for path in (tmp_path / "models").iterdir()] == [".smollm2.lock"]

@@ -39,7 +39,7 @@ _APP = """
 
 
 class _Command:
-    """A `tailrace` command in a process group of its own; what it writes to stderr goes to a file."""
+    """A `tailrace` command in its own process group. Its stderr goes to a file."""
 
     def __init__(
         self, arguments: list[str], directory: Path, *, program: tuple[str, ...] = (TAILRACE,), **variables: str
@@ -52,22 +52,22 @@ class _Command:
             )  # fmt: skip
 
     @property
-    def said(self) -> str:
+    def errors(self) -> str:
         return self._log.read_text()
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Polls, because a phase sends no signal."""
+        """Poll, because nothing reports that a phase begins."""
         deadline_s = time.monotonic() + LONG_S
         while not condition():
-            assert self.process.poll() is None, self.said
-            assert time.monotonic() < deadline_s, self.said
+            assert self.process.poll() is None, self.errors
+            assert time.monotonic() < deadline_s, self.errors
             time.sleep(0.005)
 
     def wait_line(self, text: str) -> None:
-        self.wait_until(lambda: text in self.said)
+        self.wait_until(lambda: text in self.errors)
 
     def wait_child(self, module: str) -> psutil.Process:
-        """Wait for a process that runs a module of ours."""
+        """Wait for a process that runs a module of tailrace."""
         found: list[psutil.Process] = []
 
         def is_there() -> bool:
@@ -105,9 +105,9 @@ def start(tmp_path: Path) -> Iterator[Callable[..., _Command]]:
 
 def _check(command: _Command) -> None:
     status = command.interrupt()
-    assert "Traceback" not in command.said
-    assert "KeyboardInterrupt" not in command.said
-    assert command.said.rstrip().splitlines()[-1].startswith("Stopped."), command.said
+    assert "Traceback" not in command.errors
+    assert "KeyboardInterrupt" not in command.errors
+    assert command.errors.rstrip().splitlines()[-1].startswith("Stopped."), command.errors
     assert status == 130
 
 
@@ -170,7 +170,7 @@ def test_at_any_moment_of_a_start(after_s: float, start: Callable[..., _Command]
     command.wait_line("It begins.")
     time.sleep(after_s)  # the moment is the parameter of this test
     status = command.interrupt()
-    assert "Traceback" not in command.said
+    assert "Traceback" not in command.errors
     assert status in (130, 0)  # 0 when it has started
 
 

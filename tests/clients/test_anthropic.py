@@ -73,7 +73,7 @@ def test_the_helper_that_collects_a_stream(client: Anthropic) -> None:
 
 
 def test_every_byte_of_a_stream(reciting: Server) -> None:
-    """Each token of this text shows all of its characters with its last byte."""
+    """Each token of this text shows its characters with their last byte."""
     with reciting.wire() as wire:
         body = {"model": "scripted", "max_tokens": MAX_TOKENS, "messages": MESSAGES, "stream": True}
         wire.send("POST", "/v1/messages", body, {"anthropic-version": "2023-06-01", "x-api-key": "unused"})

@@ -118,13 +118,14 @@ TEXT = TEXTS[NAME]
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """A server that always gives the same answer, because a prompt without a seed has a random one."""
+    """A server that always gives the same answer; otherwise a prompt without a seed gets a random one."""
     with contextlib.closing(Server(f"scripted:text={list(TEXTS).index(NAME)}")) as server:
         yield server.wait_ready()
 
 
 def tokens(count: int) -> list[str]:
-    """What each of the first tokens shows: a character with its last byte, and half of one with the very last token."""
+    """Return the text of each of the first tokens: a character comes with its last byte, half of one with the very last
+    token."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     vocabulary = Tokenizer(tokenizer_json())
     pieces = [vocabulary.pieces[token_id] for token_id in recited_tokens(list(TEXTS).index(NAME))[:count]]

@@ -21,7 +21,8 @@ _FLAGS = ("--durable-poll-s", "0.5", "--allowed-origins", "https://example.com")
 
 
 def test_the_suite_passes(serve: Callable[..., Server], tmp_path: Path) -> None:
-    """All but the six cases of subscriptions, which are optional and skipped: they have a server call others."""
+    """All cases pass, except the six about optional subscriptions, in which a server calls other servers. They are
+    skipped."""
     url, report = serve("scripted", *_FLAGS).url, tmp_path / "report.json"
     folder = scripts(_SOURCE)
     vitest = folder.parent / "node_modules" / "vitest" / "vitest.mjs"

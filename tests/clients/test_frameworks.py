@@ -30,7 +30,7 @@ CITIES = ("Bonn", "Paris")
 
 @pytest.fixture(autouse=True)
 def nothing_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Switches off the packages' telemetry and downloads of lists of models and prices."""
+    """Switch off the packages' telemetry and their downloads of model lists and prices."""
     monkeypatch.setenv("LANGSMITH_TRACING", "false")
     monkeypatch.setenv("OPENAI_AGENTS_DISABLE_TRACING", "1")
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
@@ -44,7 +44,7 @@ def model() -> Iterator[Server]:
 
 @cache
 def answer(server: Server, max_tokens: int) -> str:
-    """What the model says to the question."""
+    """Return the model's answer to the question."""
     body = {"messages": [{"role": "user", "content": QUESTION}], "temperature": 0, "max_tokens": max_tokens}
     text = str(server.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"])
     assert len(text) > 5

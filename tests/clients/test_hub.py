@@ -91,7 +91,7 @@ WAYS = [pytest.param(way, id=way) for way in ("whole", "whole details", "stream"
 
 
 def ask(client: InferenceClient, way: str, prompt: str = PROMPT, **parameters: Any) -> list[Any]:  # Any: of hub
-    """What comes, piece by piece, or the one piece that there is."""
+    """Yield the pieces of a streaming answer, or the whole answer as one piece."""
     stream, details = way.startswith("stream"), way.endswith("details")
     answer: Any = client.text_generation(prompt, stream=stream, details=details, **parameters)
     return list(answer) if stream else [answer]

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(shutil.which("javac") is None, reason=_MISSING_J
 
 @pytest.fixture(scope="module")
 def classes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the compiled client."""
+    """Return the folder of the compiled client."""
     folder = tmp_path_factory.mktemp("java")
     subprocess.run(["javac", "-d", str(folder), str(_SOURCE)], check=True, timeout=_RUN_S)
     return folder
@@ -39,23 +39,23 @@ def _run(classes: Path, server: Server, verb: str, **body: object) -> str:
 
 
 def test_answers_in_one_piece(server: Server, classes: Path) -> None:
-    said = _run(classes, server, "whole", prompt="Java.", max_tokens=20, seed=4).splitlines()
-    assert said[::2] == ["200 HTTP_1_1"] * 2
-    for body in said[1::2]:
+    lines = _run(classes, server, "whole", prompt="Java.", max_tokens=20, seed=4).splitlines()
+    assert lines[::2] == ["200 HTTP_1_1"] * 2
+    for body in lines[1::2]:
         assert as_json(body)["choices"][0]["text"] == Answer("Java.", 20, 4).text
 
 
 def test_a_stream_by_lines_and_after_a_reconnect(server: Server, classes: Path) -> None:
     answer = Answer("Java.", 200, 4)
-    said = _run(classes, server, "stream", prompt="Java.", max_tokens=200, seed=4).encode()
-    stream_id = sse_ids(said)[0].rpartition("-")[0]
+    output = _run(classes, server, "stream", prompt="Java.", max_tokens=200, seed=4).encode()
+    stream_id = sse_ids(output)[0].rpartition("-")[0]
     whole = b"".join(answer.native(stream_id))
-    assert (sse_ids(said), sse_data(said)) == (sse_ids(whole), sse_data(whole))
+    assert (sse_ids(output), sse_data(output)) == (sse_ids(whole), sse_data(whole))
 
 
 def test_a_web_socket(server: Server, classes: Path) -> None:
-    said = _run(classes, server, "websocket", type="create", prompt="Java.", max_tokens=50, seed=4)
-    created, *frames = [as_json(line) for line in said.splitlines()]
+    output = _run(classes, server, "websocket", type="create", prompt="Java.", max_tokens=50, seed=4)
+    created, *frames = [as_json(line) for line in output.splitlines()]
     assert created["type"] == "created"
     assert "".join(frame["text"] for frame in frames[:-1]) == Answer("Java.", 50, 4).text
     assert frames[-1]["status"] == "done"

@@ -30,7 +30,7 @@ def client(server: Server) -> Iterator[Client]:
 
 @pytest.fixture
 def streams() -> list[str]:
-    """Ids of the streams that `watching` has seen."""
+    """Return the ids of the streams that `watching` has seen."""
     return []
 
 

@@ -39,7 +39,7 @@ def model() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def undisturbed(model: Server) -> str:
-    """What the model says when nobody interferes."""
+    """Return the model's answer without any interruption."""
     answer = model.post("/v1/completions", GREEDY)
     text = str(answer.json()["choices"][0]["text"])
     assert len(text.split()) > 10
@@ -169,7 +169,7 @@ def test_optional_tools_change_nothing(model: Server, path: str, body: dict[str,
 
 
 def _said(answer: Any) -> str:  # Any: JSON of four wires
-    """The text of an answer in any wire's shape."""
+    """Return the text of an answer of any wire."""
     if "choices" in answer:
         return str(answer["choices"][0]["message"]["content"])
     if "output" in answer:
@@ -212,7 +212,7 @@ _NOT_FOR_ENGINES = ["a\0b", "\0", "[\0]", ".*z.{13}", "[ab]*a[ab]{16}", ".*a.{10
 
 
 def _places(pattern: str) -> Iterator[dict[str, Any]]:  # Any: JSON
-    """All places of a chat in which a pattern may stand."""
+    """Return all fields of a chat that may contain a pattern."""
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}, "required": ["a"]}
     yield {"guided_regex": pattern}
     yield {"structured_outputs": {"regex": pattern}}
@@ -222,7 +222,7 @@ def _places(pattern: str) -> Iterator[dict[str, Any]]:  # Any: JSON
 
 
 def test_patterns_that_crash_engines_are_refused(model: Server) -> None:
-    """They ended or blocked the engine's process, and with it all answers."""
+    """These patterns ended or blocked the engine's process, and so all answers."""
     worker = model.worker().pid
     with model.wire() as wire:
         wire.send("POST", "/v1/completions", {**GREEDY, "max_tokens": 200, "stream": True})
@@ -250,7 +250,7 @@ def test_ambiguous_patterns_are_answered(model: Server) -> None:
 
 @pytest.mark.deep
 def test_json_does_not_end_in_white_space(model: Server) -> None:
-    """Small models prefer white space, and wrote only that up to `max_tokens`."""
+    """Small models prefer white space; without a limit they wrote only white space up to `max_tokens`."""
     river = {
         "type": "object",
         "properties": {"name": {"type": "string", "maxLength": 16}, "length_km": {"type": "integer", "minimum": 0}},

@@ -30,7 +30,7 @@ def model(smollm2_thinking: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def undisturbed(model: Server) -> bytes:
-    """What the model thinks when nobody interferes."""
+    """Return the model's reasoning without any interruption."""
     stream_id = model.create(OPENED)
     body = model.http.get(f"/v1/streams/{stream_id}/events").content
     reasoning, text = joined(body)

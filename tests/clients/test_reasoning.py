@@ -103,18 +103,18 @@ def test_an_answer_that_ended_in_its_reasoning_is_continued(openai: OpenAI) -> N
 
 def test_a_response(openai: OpenAI) -> None:
     answer = openai.responses.create(model="scripted", input=PROMPT, max_output_tokens=ANSWER.count, extra_body=SEED)
-    thought, said = answer.output
-    assert isinstance(thought, ResponseReasoningItem)
-    assert isinstance(said, ResponseOutputMessage)
-    assert thought.content is not None
-    assert ([part.text for part in thought.content], thought.summary) == ([REASONING], [])
+    reasoning, message = answer.output
+    assert isinstance(reasoning, ResponseReasoningItem)
+    assert isinstance(message, ResponseOutputMessage)
+    assert reasoning.content is not None
+    assert ([part.text for part in reasoning.content], reasoning.summary) == ([REASONING], [])
     assert answer.output_text == TEXT
     assert answer.usage is not None
     assert answer.usage.output_tokens_details.reasoning_tokens == NUM_REASONING
 
 
 def test_a_response_streams(openai: OpenAI) -> None:
-    """Through the client's own stream, which checks that items come in order."""
+    """The client's own stream checks that items come in order."""
     with openai.responses.stream(
         model="scripted", input=PROMPT, max_output_tokens=ANSWER.count, extra_body=SEED
     ) as stream:
@@ -128,7 +128,7 @@ def test_a_response_streams(openai: OpenAI) -> None:
 
 
 def test_a_response_is_sent_back_as_input(openai: OpenAI) -> None:
-    """Its reasoning goes to templates that ask for it."""
+    """Templates that use earlier reasoning get it."""
     first = openai.responses.create(model="scripted", input=PROMPT, max_output_tokens=ANSWER.count, extra_body=SEED)
     again = cast("ResponseInputParam", [
         {"role": "user", "content": PROMPT},
@@ -136,9 +136,9 @@ def test_a_response_is_sent_back_as_input(openai: OpenAI) -> None:
         {"role": "user", "content": "Go on."},
     ])  # fmt: skip
     answer = openai.responses.create(model="scripted", input=again, max_output_tokens=ANSWER.count, extra_body=SEED)
-    said = f"<think>\n{REASONING}\n</think>\n\n{TEXT}\n".encode()
+    first_answer = f"<think>\n{REASONING}\n</think>\n\n{TEXT}\n".encode()
     user, assistant = chat_ids("")[0], chat_ids("")[-1]
-    prompt = (*chat_ids(PROMPT), *said, user, *b"Go on.\n", assistant)
+    prompt = (*chat_ids(PROMPT), *first_answer, user, *b"Go on.\n", assistant)
     assert answer.output_text == Answer(prompt, ANSWER.count, 7, THINKS).split[1]
     previous = openai.responses.create(
         model="scripted", input="Go on.", previous_response_id=first.id, max_output_tokens=ANSWER.count, extra_body=SEED
@@ -164,11 +164,11 @@ def test_a_message_of_anthropic(anthropic: Anthropic) -> None:
     message = anthropic.messages.create(
         model="scripted", max_tokens=LONG, messages=ASKED, thinking={"type": "enabled", "budget_tokens": 1024}
     )
-    thought, said = message.content
-    assert thought.type == "thinking"
-    assert thought.signature
-    assert said.type == "text"
-    assert "think>" not in thought.thinking + said.text
+    thinking_block, text_block = message.content
+    assert thinking_block.type == "thinking"
+    assert thinking_block.signature
+    assert text_block.type == "text"
+    assert "think>" not in thinking_block.thinking + text_block.text
     assert message.usage.output_tokens_details is not None
     assert message.usage.output_tokens_details.thinking_tokens == NUM_REASONING
 
@@ -178,13 +178,15 @@ def test_a_message_of_anthropic_streams(anthropic: Anthropic) -> None:
         model="scripted", max_tokens=LONG, messages=ASKED, thinking={"type": "adaptive"}
     ) as stream:
         events = list(stream)
-        thought, said = stream.get_final_message().content
-    assert thought.type == "thinking"
-    assert said.type == "text"
-    assert "".join(event.thinking for event in events if event.type == "thinking") == thought.thinking
-    assert [event.signature for event in events if event.type == "signature"] == [thought.signature]
-    assert "".join(event.text for event in events if event.type == "text") == said.text
-    handed_back = cast("MessageParam", {"role": "assistant", "content": [thought.model_dump(), said.model_dump()]})
+        thinking_block, text_block = stream.get_final_message().content
+    assert thinking_block.type == "thinking"
+    assert text_block.type == "text"
+    assert "".join(event.thinking for event in events if event.type == "thinking") == thinking_block.thinking
+    assert [event.signature for event in events if event.type == "signature"] == [thinking_block.signature]
+    assert "".join(event.text for event in events if event.type == "text") == text_block.text
+    handed_back = cast(
+        "MessageParam", {"role": "assistant", "content": [thinking_block.model_dump(), text_block.model_dump()]}
+    )
     again = anthropic.messages.create(
         model="scripted", max_tokens=9, messages=[*ASKED, handed_back, {"role": "user", "content": "Go on."}]
     )
@@ -192,7 +194,7 @@ def test_a_message_of_anthropic_streams(anthropic: Anthropic) -> None:
 
 
 def test_on_anthropics_wire_thinking_is_off_by_default(anthropic: Anthropic, thinking: Server) -> None:
-    """The template is told so. With `omitted` the model thinks, unseen."""
+    """The template gets a variable that says so. With `omitted` the model reasons, but the reasoning is not sent."""
     message = anthropic.messages.create(model="scripted", max_tokens=60, messages=ASKED)
     assert [block.type for block in message.content] == ["text"]
     assert message.usage.output_tokens_details is None

@@ -33,7 +33,7 @@ def http(server: Server) -> Iterator[httpx.Client]:
 
 
 def tensors(name: str = "TEXT", prompt: str = PROMPT) -> Json:
-    """As `inferless.call` makes them of a dictionary."""
+    """Convert a dictionary to tensors as `inferless.call` does."""
     return {
         "inputs": [
             {"name": name, "shape": [1], "data": [prompt], "datatype": "BYTES"},

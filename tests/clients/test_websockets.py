@@ -15,7 +15,7 @@ import psutil
 import pytest
 from tests.api.oracle import Answer
 from tests.api.process import Server
-from tests.clients.talking import close_of, dial, hear, say
+from tests.clients.json_socket import open_socket, receive_json, send_json, wait_close
 from tests.http.frames import (
     CLOSE,
     TEXT,
@@ -54,10 +54,10 @@ with connect("ws://localhost:8000") as websocket:
 
 
 def _follow(socket: ClientConnection, name: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The deltas and the end of one stream, where nothing else is said."""
+    """Return the deltas and the end of one stream. The socket has no other frames."""
     deltas: list[dict[str, Any]] = []
     while True:
-        found = hear(socket)
+        found = receive_json(socket)
         assert found["id"] == name
         if found["type"] != "delta":
             return deltas, found
@@ -65,7 +65,7 @@ def _follow(socket: ClientConnection, name: str) -> tuple[list[dict[str, Any]], 
 
 
 def _frames(answer: Answer, name: str, stream_id: str) -> list[dict[str, Any]]:
-    """What a socket must say of a stream, out of what the native wire must."""
+    """Convert events of the native wire to the frames of a socket."""
     frames = []
     for seq, event in enumerate(answer.native(stream_id), 1):
         (fields,) = map(as_json, sse_data(event))
@@ -106,7 +106,7 @@ def test_the_script_of_the_tutorial_to_its_end(serve: Callable[..., Server]) -> 
 def test_a_frame_is_a_token_of_a_conversation(serve: Callable[..., Server]) -> None:
     server = serve("scripted:eos_after=25")
     words = set(Answer("any", 2000).texts)
-    with dial(server, "/") as socket:
+    with open_socket(server, "/") as socket:
         for prompt in ("Space the final", " These are the voyages", "🌊"):
             socket.send(prompt)
             frames = []
@@ -148,17 +148,17 @@ def test_leaving_frees_the_engine(serve: Callable[..., Server]) -> None:
 
 def test_an_engine_that_dies_disturbs_neither_chat_nor_streams(serve: Callable[..., Server]) -> None:
     server = serve("scripted:tokens_per_s=100")
-    with dial(server, "/") as chat, dial(server) as socket:
+    with open_socket(server, "/") as chat, open_socket(server) as socket:
         chat.send("A long story")
         chat.recv(timeout=LONG_S)
-        say(socket, type="create", id="a", prompt="Now <|crash|>", max_tokens=50)
-        assert hear(socket)["type"] == "created"
+        send_json(socket, type="create", id="a", prompt="Now <|crash|>", max_tokens=50)
+        assert receive_json(socket)["type"] == "created"
         deltas, end = _follow(socket, "a")
         assert len(deltas) == 3
         assert (end["type"], end["error"]["code"]) == ("error", "poison_request")
         assert chat.recv(timeout=LONG_S)
-        say(socket, type="create", id="a", prompt="Next.", max_tokens=5, seed=1)
-        created = hear(socket)
+        send_json(socket, type="create", id="a", prompt="Next.", max_tokens=5, seed=1)
+        created = receive_json(socket)
         deltas, end = _follow(socket, "a")
         assert [*deltas, end] == _frames(Answer("Next.", 5, 1), "a", created["stream_id"])
 
@@ -167,13 +167,13 @@ def test_an_engine_that_dies_disturbs_neither_chat_nor_streams(serve: Callable[.
 
 
 def test_streams_side_by_side_are_exact(server: Server) -> None:
-    with dial(server) as socket:
+    with open_socket(server) as socket:
         heard: dict[str, list[dict[str, Any]]] = {}
         ids = {}
         for seed in range(16):
-            say(socket, type="create", id=f"s{seed}", prompt="Side by side.", max_tokens=50, seed=seed)
+            send_json(socket, type="create", id=f"s{seed}", prompt="Side by side.", max_tokens=50, seed=seed)
         while len(heard) < 16 or any(frames[-1]["type"] != "done" for frames in heard.values()):
-            found = hear(socket)
+            found = receive_json(socket)
             if found["type"] == "created":
                 ids[found["id"]] = found["stream_id"]
             else:
@@ -191,30 +191,30 @@ def test_a_stream_of_http_is_followed_and_its_number_goes_back_and_forth(paced: 
     stream_id = paced.create({"prompt": "There and back.", "max_tokens": 40, "seed": 7})
     frames: list[dict[str, Any]] = []
     while not frames or frames[-1]["type"] == "delta":
-        with dial(paced) as socket:  # cut after every seventh event
-            say(socket, type="follow", id="a", last_event_id=f"{stream_id}-{len(frames)}")
-            assert hear(socket)["type"] == "following"
+        with open_socket(paced) as socket:  # cut after every seventh event
+            send_json(socket, type="follow", id="a", last_event_id=f"{stream_id}-{len(frames)}")
+            assert receive_json(socket)["type"] == "following"
             for _ in range(7):
-                frames.append(hear(socket))
+                frames.append(receive_json(socket))
                 if frames[-1]["type"] != "delta":
                     break
     assert frames == _frames(answer, "a", stream_id)
     events = paced.http.get(f"/v1/streams/{stream_id}/events", headers={"last-event-id": f"{stream_id}-20"})
     assert events.content == b"".join(answer.native(stream_id)[20:])
-    with dial(paced) as socket:
-        say(socket, type="follow", id="a", stream_id=stream_id, after=41)
-        assert hear(socket)["type"] == "ended"
+    with open_socket(paced) as socket:
+        send_json(socket, type="follow", id="a", stream_id=stream_id, after=41)
+        assert receive_json(socket)["type"] == "ended"
 
 
 def test_cancelling_on_one_socket_ends_the_stream_on_all(paced: Server) -> None:
-    with dial(paced) as one, dial(paced) as other:
-        say(one, type="create", id="a", prompt="Long.", max_tokens=5000, seed=1)
-        stream_id = hear(one)["stream_id"]
-        say(other, type="follow", id="b", stream_id=stream_id)
-        assert hear(other)["type"] == "following"
-        say(other, type="cancel", id="b")
+    with open_socket(paced) as one, open_socket(paced) as other:
+        send_json(one, type="create", id="a", prompt="Long.", max_tokens=5000, seed=1)
+        stream_id = receive_json(one)["stream_id"]
+        send_json(other, type="follow", id="b", stream_id=stream_id)
+        assert receive_json(other)["type"] == "following"
+        send_json(other, type="cancel", id="b")
         for socket in (one, other):
-            while (found := hear(socket))["type"] in ("delta", "status"):
+            while (found := receive_json(socket))["type"] in ("delta", "status"):
                 pass
             assert found["type"] == "cancelled"
     assert paced.state(stream_id)["status"] == "cancelled"
@@ -232,16 +232,16 @@ def test_what_was_said_before_closing_is_heard(paced: Server) -> None:
 
 def test_overload_is_refused_in_a_frame_and_the_chat_waits(serve: Callable[..., Server]) -> None:
     server = serve("scripted:eos_after=20,tokens_per_s=200", "--max-concurrent-requests", "1")
-    with dial(server) as socket, dial(server, "/") as chat:
-        say(socket, type="create", id="a", prompt="Long.", max_tokens=5_000, ignore_eos=True)
-        assert hear(socket)["type"] == "created"
-        say(socket, type="create", id="b", prompt="Long.")
+    with open_socket(server) as socket, open_socket(server, "/") as chat:
+        send_json(socket, type="create", id="a", prompt="Long.", max_tokens=5_000, ignore_eos=True)
+        assert receive_json(socket)["type"] == "created"
+        send_json(socket, type="create", id="b", prompt="Long.")
         chat.send("Hello")
-        while (found := hear(socket))["type"] != "refused":
+        while (found := receive_json(socket))["type"] != "refused":
             assert found["type"] == "delta"
         assert (found["id"], found["error"]["code"]) == ("b", "overloaded")
         assert found["retry_after_s"] >= 1
-        say(socket, type="cancel", id="a")
+        send_json(socket, type="cancel", id="a")
         frames = []
         while (received := chat.recv(timeout=LONG_S)) != FINISHED:
             frames.append(received)
@@ -252,7 +252,7 @@ def test_overload_is_refused_in_a_frame_and_the_chat_waits(serve: Callable[..., 
 
 
 def test_a_reader_that_does_not_read_costs_nobody_anything(server: Server) -> None:
-    """Its stream is larger than what the kernel buffers; it gets all of it in the end."""
+    """The stream is larger than the kernel's buffers. The reader gets all of it in the end."""
     count = 20_000
     slow = Answer("Slow.", count, 1)
     memory = psutil.Process(server.process.pid).memory_info
@@ -262,10 +262,10 @@ def test_a_reader_that_does_not_read_costs_nobody_anything(server: Server) -> No
         wire.open("/v1/ws")
         before_bytes = memory().rss
         wire.send_bytes(frame(TEXT, json.dumps({"type": "follow", "id": "a", "stream_id": stream_id}).encode()))
-        with dial(server) as socket:
+        with open_socket(server) as socket:
             for seed in range(5):
-                say(socket, type="create", id="b", prompt="Quick.", max_tokens=50, seed=seed)
-                quick_id = hear(socket)["stream_id"]
+                send_json(socket, type="create", id="b", prompt="Quick.", max_tokens=50, seed=seed)
+                quick_id = receive_json(socket)["stream_id"]
                 deltas, end = _follow(socket, "b")
                 assert [*deltas, end] == _frames(Answer("Quick.", 50, seed), "b", quick_id)
         assert memory().rss - before_bytes < 5 * 2**20
@@ -279,27 +279,27 @@ def test_a_socket_goes_away_with_its_server(serve: Callable[..., Server]) -> Non
     server = serve("scripted:tokens_per_s=50", "--drain-s", "1.0")
     answer = Answer("Short.", 25, 2)
     with ExitStack() as stack:
-        idle, chat, streaming = (stack.enter_context(dial(server, path)) for path in ("/", "/", "/v1/ws"))
+        idle, chat, streaming = (stack.enter_context(open_socket(server, path)) for path in ("/", "/", "/v1/ws"))
         chat.send("A long story")
         chat.recv(timeout=LONG_S)
-        say(streaming, type="create", id="a", prompt="Short.", max_tokens=25, seed=2)
-        say(streaming, type="create", id="b", prompt="Long.", max_tokens=5000, seed=2)
-        created, _ = hear(streaming), hear(streaming)
+        send_json(streaming, type="create", id="a", prompt="Short.", max_tokens=25, seed=2)
+        send_json(streaming, type="create", id="b", prompt="Long.", max_tokens=5000, seed=2)
+        created, _ = receive_json(streaming), receive_json(streaming)
         server.send_signal(signal.SIGTERM)
         server.wait_line("Stopping; 3 streams")
         with pytest.raises(InvalidStatus) as refused:
-            dial(server)
+            open_socket(server)
         assert refused.value.response.status_code == 503
         assert refused.value.response.headers["retry-after"] == "5"
-        say(streaming, type="create", id="c", prompt="Too late.")
+        send_json(streaming, type="create", id="c", prompt="Too late.")
         heard: dict[str, list[dict[str, Any]]] = {"a": [], "b": [], "c": []}
         with suppress(ConnectionClosed):
             while True:
-                found = hear(streaming)
+                found = receive_json(streaming)
                 heard[found["id"]].append(found)
         assert heard["a"] == _frames(answer, "a", created["stream_id"])
         assert heard["b"][-1]["type"] == "delta"  # the rest is to be had from the next server
         assert [found["error"]["code"] for found in heard["c"]] == ["draining"]
         for socket in (idle, chat, streaming):
-            assert close_of(socket)[0] == 1012
+            assert wait_close(socket)[0] == 1012
     assert server.wait(timeout_s=LONG_S) == 0

@@ -30,7 +30,7 @@ _TALK = items_of(
 
 
 def _written(form: str, *conversations: tuple[Conversation, list[Item]]) -> object:
-    """What a program reads that opens the file."""
+    """Return the file of these conversations, as parsed JSON."""
     before, behind = FRAMES[form]
     pieces = [json.dumps(FORMS[form](*one)).encode() for one in conversations]
     return json.loads(before + b",".join(pieces) + behind)
@@ -46,7 +46,7 @@ def _again(form: str, *conversations: tuple[Conversation, list[Item]]) -> list[D
 
 
 def _shape(items: list[Item]) -> list[object]:
-    """A tree without the names of its items: for each its parent's place and what it says."""
+    """Return a tree without item ids: the position of each item's parent, and its content."""
     places = {item.item_id: place for place, item in enumerate(items)}
     return [
         (places.get(item.parent_id or ""), item.kind, item.role, item.text, item.name, item.status) for item in items
@@ -118,8 +118,8 @@ def test_the_prompt_is_the_same_in_every_format(form: str) -> None:
         assert [(message.role, message.content) for message in ours] == [
             (message.role, message.content) for message in theirs
         ]
-        for said, read in zip(ours, theirs, strict=True):
-            assert [(call.name, json.loads(call.arguments)) for call in said.tool_calls] == [
+        for written, read in zip(ours, theirs, strict=True):
+            assert [(call.name, json.loads(call.arguments)) for call in written.tool_calls] == [
                 (call.name, json.loads(call.arguments)) for call in read.tool_calls
             ]
         assert draft.conversation.title == "T"
@@ -140,7 +140,8 @@ def _node(parent: str | None, role: str, content: object, **more: object) -> Jso
 
 
 def test_a_file_of_chatgpt() -> None:
-    """With what its files have: a root, hidden and empty messages, images, tools that are none here, two branches."""
+    """The file has everything that ChatGPT's files have: a root, hidden and empty messages, images, unknown tools, two
+    branches."""
     text = {"content_type": "text"}
     mapping = {
         "root": {"id": "root", "parent": None, "children": ["sys"], "message": None},
@@ -160,22 +161,33 @@ def test_a_file_of_chatgpt() -> None:
         "lost": _node("nowhere", "user", {**text, "parts": ["An orphan"]}),
     }
     (draft,) = read_file([{"title": "Rivers", "mapping": mapping, "current_node": "b", "create_time": 3.5, "x": 1}])
-    said = {item.text: item for item in draft.items}
-    assert list(said) == ["What is\nthis?", "Look", "1 + 1", '{"a": 1}', "a river", "A river.", "Water.", "An orphan"]
-    assert said["Look"].parent_id == said["What is\nthis?"].item_id
-    assert said["1 + 1"].parent_id == said["Look"].item_id
-    assert said["1 + 1"].kind == "message"
-    assert (said['{"a": 1}'].kind, said['{"a": 1}'].name) == ("function_call", "look")
-    assert said["a river"].call_id == said['{"a": 1}'].call_id
-    assert said["A river."].parent_id == said["Water."].parent_id == said["a river"].item_id
-    assert (said["A river."].status, said["Water."].status) == ("incomplete", "completed")
-    assert said["An orphan"].parent_id is None
+    by_text = {item.text: item for item in draft.items}
+    assert list(by_text) == [
+        "What is\nthis?",
+        "Look",
+        "1 + 1",
+        '{"a": 1}',
+        "a river",
+        "A river.",
+        "Water.",
+        "An orphan",
+    ]
+    assert by_text["Look"].parent_id == by_text["What is\nthis?"].item_id
+    assert by_text["1 + 1"].parent_id == by_text["Look"].item_id
+    assert by_text["1 + 1"].kind == "message"
+    assert (by_text['{"a": 1}'].kind, by_text['{"a": 1}'].name) == ("function_call", "look")
+    assert by_text["a river"].call_id == by_text['{"a": 1}'].call_id
+    assert by_text["A river."].parent_id == by_text["Water."].parent_id == by_text["a river"].item_id
+    assert (by_text["A river."].status, by_text["Water."].status) == ("incomplete", "completed")
+    assert by_text["An orphan"].parent_id is None
     assert draft.num_left_out == 2  # the image alone, and the tool's output without a call
-    assert draft.conversation == Conversation(title="Rivers", created_s=3.5, updated_s=3.5, head=said["Water."].item_id)
+    assert draft.conversation == Conversation(
+        title="Rivers", created_s=3.5, updated_s=3.5, head=by_text["Water."].item_id
+    )
 
 
 def test_a_file_of_sharegpt() -> None:
-    said = [
+    messages = [
         {"from": "human", "value": "Look!"},
         {"from": "function_call", "value": '{"name": "look", "arguments": {"a": 1}}'},
         {"from": "observation", "value": "a river"},
@@ -184,7 +196,7 @@ def test_a_file_of_sharegpt() -> None:
         {"from": "gpt", "value": "A river.\0"},
         {"from": "function_call", "value": "look!"},
     ]
-    (draft,) = read_file({"id": 5, "system": "Be brief.", "conversations": said})
+    (draft,) = read_file({"id": 5, "system": "Be brief.", "conversations": messages})
     assert messages_of(draft.items[:-1]) == (
         Message("system", "Be brief."),
         Message("user", "Look!"),

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.dialects.asking import FakeServer, asked
+from tests.dialects.fake_server import FakeServer, parsed
 from tests.dialects.transcripts import facts
 
 from tailrace.conversations.items import Item
@@ -26,14 +26,14 @@ def test_a_turn_is_read_unchanged() -> None:
 
 def test_input_and_answer_follow_each_other() -> None:
     turn = Turn(conversation_id="c", parent_id="p", said=(Item(role="system"), Item(role="user", text="Hi")))
-    said = turn.input("s", 1.0)
-    assert [(item.item_id, item.parent_id) for item in said] == [("msg_s_in0", "p"), ("msg_s_in1", "msg_s_in0")]
+    items = turn.input("s", 1.0)
+    assert [(item.item_id, item.parent_id) for item in items] == [("msg_s_in0", "p"), ("msg_s_in1", "msg_s_in0")]
     (waiting,) = turn.answer("s", Spoken(), "msg_s_in1", 1.0)
     assert (waiting.status, waiting.text, waiting.parent_id) == ("in_progress", "", "msg_s_in1")
     (answer,) = turn.answer("s", Spoken("Well", "completed"), "msg_s_in1", 1.0)
     assert (answer.item_id, answer.status, answer.text) == (waiting.item_id, "completed", "Well")
     assert {item.stream_id for item in (waiting, answer)} == {"s"}
-    assert {item.stream_id for item in said} == {""}
+    assert {item.stream_id for item in items} == {""}
 
 
 def test_an_answer_that_failed_at_once_is_an_item() -> None:
@@ -59,7 +59,7 @@ def _turn(call: GenerateCall) -> Turn:
 @pytest.mark.parametrize("text", [f"So: {_CALL}{_CALL} Done.", _CALL, "No call.", f"{_CALL} and <tool_call>half"])
 def test_calls_have_the_ids_that_the_client_has_seen(text: str) -> None:
     body = {"messages": [{"role": "user", "content": "Hi"}], "tools": [_TOOL], "conversation": "c"}
-    call = openai.parse_chat(asked(body, server=FakeServer()))
+    call = openai.parse_chat(parsed(body, server=FakeServer()))
     seen = replace(facts(), stream_id="s", memo=call.request.memo)
     message = json.loads(call.view.open(seen).whole(_ended(text)))["choices"][0]["message"]
     kept = _turn(call).answer("s", Spoken(text, "completed"), None, 0.0)
@@ -73,7 +73,7 @@ def test_calls_have_the_ids_that_the_client_has_seen(text: str) -> None:
 @pytest.mark.parametrize("text", [f"So: {_CALL}{_CALL} Done.", _CALL, "No call."])
 def test_items_of_a_response_are_those_of_the_conversation(text: str) -> None:
     tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
-    call = responses.parse(asked({"input": "Hi", "tools": [tool], "conversation": "c"}, server=FakeServer()))
+    call = responses.parse(parsed({"input": "Hi", "tools": [tool], "conversation": "c"}, server=FakeServer()))
     seen = replace(facts(), stream_id="s", memo=call.request.memo)
     output = json.loads(call.view.open(seen).whole(_ended(text)))["output"]
     kept = _turn(call).answer("s", Spoken(text, "completed"), None, 0.0)

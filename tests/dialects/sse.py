@@ -49,7 +49,8 @@ def parse(stream: bytes) -> list[Message]:
 
 
 def whole_events(stream: bytes) -> list[bytes]:
-    """The events of a stream as bytes, each with the blank line that ends it; nothing may be left over."""
+    """Return the events of a stream as bytes, each with the blank line at its end. The body must end with a complete
+    event."""
     if not stream:
         return []
     assert stream.endswith(b"\n\n")

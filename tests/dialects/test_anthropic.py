@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.dialects.asking import FakeServer, asked, view_of
+from tests.dialects.fake_server import FakeServer, parsed, view_of
 from tests.dialects.sse import parse
 from tests.dialects.transcripts import GOLDEN, facts
 
@@ -37,7 +37,7 @@ ASK: JsonBody = {"name": "ask", "input_schema": {"type": "object", "properties":
 
 
 def call_of(body: JsonBody, *, server: FakeServer | None = None) -> GenerateCall:
-    return anthropic.parse(asked({**HI, **body}, server=server))
+    return anthropic.parse(parsed({**HI, **body}, server=server))
 
 
 def sampling(body: JsonBody) -> Sampling:
@@ -198,7 +198,7 @@ def test_tools_that_the_template_cannot_show_are_left_out_unless_one_must_be_cal
     assert len(forced.request.tools) == 1
     assert (forced.ignored, view_of(forced)) == ((), MessagesView(reads_tools=True, forced_tool=True))
     counted = anthropic.count_tokens(
-        asked({"model": "default", "messages": [user("Hi")], "tools": [LOOK]}, server=bare)
+        parsed({"model": "default", "messages": [user("Hi")], "tools": [LOOK]}, server=bare)
     )
     assert counted.ignored == ("tools",)
 
@@ -304,7 +304,7 @@ def test_many_turns_of_one_role_are_joined_in_linear_time() -> None:
 def test_counting_tokens() -> None:
     body = {name: value for name, value in HI.items() if name != "max_tokens"}
     expected = FakeServer().count_tokens(call_of({}).request)
-    assert json.loads(anthropic.count_tokens(asked(body)).body) == {"input_tokens": expected}
+    assert json.loads(anthropic.count_tokens(parsed(body)).body) == {"input_tokens": expected}
 
 
 @pytest.mark.parametrize(

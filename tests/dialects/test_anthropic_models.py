@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.dialects.asking import FakeServer
+from tests.dialects.fake_server import FakeServer
 
 from tailrace.dialects import ParsedRequest
 from tailrace.dialects.anthropic import list_models, show_model

@@ -19,7 +19,7 @@ from tailrace.types import End, Failure, Message, Usage
 
 
 def _spoken() -> ChatbotConversation:
-    """Three turns of 10, 20 and 30 tokens."""
+    """Return a conversation with three turns of 10, 20 and 30 tokens."""
     conversation = ChatbotConversation(has_template=True)
     total = 0
     for number, num_tokens in enumerate((10, 20, 30), 1):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from tests.dialects.asking import asked
+from tests.dialects.fake_server import parsed
 
 from tailrace.conversations.items import Item, Place
 from tailrace.conversations.turns import Turn, read_turn
@@ -21,19 +21,19 @@ _FAILED = Item(item_id="b", parent_id="a", role="assistant", status="incomplete"
 
 def _chat(messages: list[JsonBody], *items: Item, **more: object) -> tuple[GenerateRequest, Turn]:
     body = {"messages": messages, "conversation": "c", **more}
-    request = openai.parse_chat(asked(body, items=items)).request
+    request = openai.parse_chat(parsed(body, items=items)).request
     return request, read_turn(request.turn)
 
 
 def _respond(given: object, *items: Item, **more: object) -> tuple[GenerateRequest, Turn]:
     body = {"input": given, "conversation": {"id": "c"}, **more}
-    request = responses.parse(asked(body, items=items)).request
+    request = responses.parse(parsed(body, items=items)).request
     return request, read_turn(request.turn)
 
 
 @pytest.mark.parametrize("given", ["c", {"id": "c"}, {"id": "c", "parent_id": None}, {"id": "c", "parent_id": "a"}])
 def test_places(given: object) -> None:
-    place = place_of(asked({"conversation": given}))
+    place = place_of(parsed({"conversation": given}))
     assert place is not None
     if isinstance(given, dict):
         assert msgspec.to_builtins(place) == given
@@ -44,12 +44,12 @@ def test_places(given: object) -> None:
 @pytest.mark.parametrize("given", ["", 5, [], {}, {"id": 5}, {"id": "c", "parent_id": 5}, "x" * 65, {"id": None}, True])
 def test_places_that_are_none(given: object) -> None:
     with pytest.raises(RequestError) as refused:
-        place_of(asked({"conversation": given}))
+        place_of(parsed({"conversation": given}))
     assert (refused.value.param or "").startswith("conversation")
 
 
 def test_without_one_nothing_is_kept() -> None:
-    request = openai.parse_chat(asked({"messages": [{"role": "user", "content": "Hi"}], "conversation": None})).request
+    request = openai.parse_chat(parsed({"messages": [{"role": "user", "content": "Hi"}], "conversation": None})).request
     assert request.turn == b""
     assert request.on_disconnect == "cancel"
 
@@ -111,7 +111,7 @@ def test_items_keep_their_roles() -> None:
 )
 def test_chats_that_are_refused(body: JsonBody, param: str) -> None:
     with pytest.raises(RequestError) as refused:
-        openai.parse_chat(asked({**body, "conversation": "c"}))
+        openai.parse_chat(parsed({**body, "conversation": "c"}))
     assert refused.value.param == param
 
 
@@ -125,5 +125,5 @@ def test_chats_that_are_refused(body: JsonBody, param: str) -> None:
 )
 def test_responses_that_are_refused(body: JsonBody, param: str) -> None:
     with pytest.raises(RequestError) as refused:
-        responses.parse(asked({**body, "conversation": "c"}))
+        responses.parse(parsed({**body, "conversation": "c"}))
     assert refused.value.param == param

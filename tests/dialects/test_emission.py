@@ -38,7 +38,7 @@ def by_name(path: Path) -> str:
 
 
 def keys(text: str) -> Any:  # Any: JSON
-    """The names in some JSON, in their order, with what is not an object left out."""
+    """Return the keys of the objects in some JSON, in order."""
     return json.loads(text, object_pairs_hook=lambda pairs: [(n, v) if isinstance(v, list) else n for n, v in pairs])
 
 
@@ -49,7 +49,7 @@ def objects(text: str) -> dict[str, Any]:  # Any: JSON
 
 
 def check_framing(stream: bytes) -> None:
-    """What holds on every event stream of this server."""
+    """Check the laws of all event streams of this server."""
     assert stream.isascii()
     assert b"\r" not in stream
     assert not re.search(rb"[\x00-\x09\x0b-\x1f]", stream)

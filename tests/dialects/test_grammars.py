@@ -50,12 +50,12 @@ def of_regex(text: object) -> TailraceError:
 
 
 def each(*values: object) -> tuple[object, ...]:
-    """Values of all types, for one test."""
+    """Return values of all types as one tuple, for tests that mix them."""
     return values
 
 
 def nested(depth: int) -> JsonBody:
-    """A schema at that depth below the one it stands in."""
+    """Return a schema with this depth."""
     schema: JsonBody = {"type": "null"}
     for _ in range(depth):
         schema = {"type": "array", "items": schema}
@@ -139,7 +139,7 @@ def test_unknown_keywords_are_not_repeated(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "said"),
+    ("schema", "reason"),
     [
         *((value, "needs a JSON schema") for value in each(None, True, 5, "{}", [])),
         *(({"type": kind}, "type must be")
@@ -183,10 +183,10 @@ def test_unknown_keywords_are_not_repeated(name: str) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_wrong_values_are_refused_with_the_reason(schema: object, said: str) -> None:
+def test_wrong_values_are_refused_with_the_reason(schema: object, reason: str) -> None:
     error = of_schema(schema)
     assert type(error) is RequestError
-    assert said in error.message
+    assert reason in error.message
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_errors_do_not_repeat_the_regex() -> None:
 @settings(max_examples=400)
 @given(st.text("ab0159()[]{}|*+?^$\\.-,:=!<>PiudDwnx&~\n", max_size=30))
 def test_any_text_is_accepted_or_refused_as_a_regex(text: str) -> None:
-    """Warnings are errors here: what Python finds doubtful is not the same everywhere."""
+    """Warnings are errors in tests, and versions of Python warn about different expressions."""
     found = outcome(lambda: read_tgi_grammar("regex", text))
     assert found == Grammar("regex", text) or (isinstance(found, RequestError) and found.param == "grammar")
 
@@ -494,7 +494,7 @@ def test_grammars_of_tgi(kind: str, value: JsonBody) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "value", "said"),
+    ("kind", "value", "reason"),
     [
         (CANARY, SCHEMA, "the types are json, json_schema and regex"),
         ("json", {}, "must have a 'properties' field"),
@@ -504,8 +504,8 @@ def test_grammars_of_tgi(kind: str, value: JsonBody) -> None:
         ("json_schema", {"schema": {"type": "object"}}, "must have a 'properties' field"),
     ],
 )
-def test_grammars_that_tgi_refuses(kind: str, value: object, said: str) -> None:
+def test_grammars_that_tgi_refuses(kind: str, value: object, reason: str) -> None:
     error = refusal(lambda: read_tgi_grammar(kind, value))
     assert type(error) is RequestError
     assert error.param == "grammar"
-    assert said in error.message
+    assert reason in error.message

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.dialects.asking import chat, native
+from tests.dialects.fake_server import chat, native
 
 from tailrace.dialects import GenerateCall
 from tailrace.errors import RequestError, UnsupportedParameter

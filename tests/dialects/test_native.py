@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.dialects.asking import asked, prompt_of
-from tests.dialects.asking import native as parse
+from tests.dialects.fake_server import native as parse
+from tests.dialects.fake_server import parsed, prompt_of
 from tests.dialects.transcripts import STREAMS, facts, facts_for
 
 from tailrace.dialects import GenerateCall, native
@@ -48,14 +48,14 @@ def test_fields_that_other_wires_do_not_have() -> None:
     ],
 )
 def test_the_accept_header_decides_about_streaming(accept: str, streams: bool) -> None:
-    call = native.parse(asked({"prompt": "Hi"}, headers={"accept": accept}))
+    call = native.parse(parsed({"prompt": "Hi"}, headers={"accept": accept}))
     assert isinstance(call, GenerateCall)
     assert call.stream is streams
 
 
 def test_a_post_with_a_cursor_follows_the_stream() -> None:
     stream_id = facts().stream_id
-    found = native.parse(asked({"nonsense": 1}, headers={"last-event-id": f"{stream_id}-7"}))
+    found = native.parse(parsed({"nonsense": 1}, headers={"last-event-id": f"{stream_id}-7"}))
     assert isinstance(found, Following)
     assert (found.stream_id, found.after, found.replay) == (stream_id, 7, False)
 
@@ -73,7 +73,7 @@ def test_a_post_with_a_cursor_follows_the_stream() -> None:
 )
 def test_the_position_of_a_reader(header: str | None, query: str | None, after: int) -> None:
     headers = {} if header is None else {"last-event-id": header}
-    asking = asked(query={} if query is None else {"after": query}, path={"stream_id": "s" * 22}, headers=headers)
+    asking = parsed(query={} if query is None else {"after": query}, path={"stream_id": "s" * 22}, headers=headers)
     found = native.parse_following(asking)
     assert (found.stream_id, found.after) == ("s" * 22, after)
 

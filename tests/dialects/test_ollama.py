@@ -9,7 +9,7 @@ from math import inf, nan
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.dialects.asking import FakeServer, asked, prompt_of, view_of
+from tests.dialects.fake_server import FakeServer, parsed, prompt_of, view_of
 from tests.dialects.transcripts import GOLDEN, facts
 
 from tailrace.dialects import GenerateCall, ollama
@@ -33,13 +33,13 @@ TOOL = {"type": "function", "function": {"name": "look", "description": "d", "pa
 
 
 def generate(body: JsonBody, *, server: FakeServer | None = None) -> GenerateCall:
-    call = ollama.parse_generate(asked({**HI, **body}, server=server))
+    call = ollama.parse_generate(parsed({**HI, **body}, server=server))
     assert isinstance(call, GenerateCall)
     return call
 
 
 def chat(body: JsonBody, *, server: FakeServer | None = None) -> GenerateCall:
-    call = ollama.parse_chat(asked({**CHAT, **body}, server=server))
+    call = ollama.parse_chat(parsed({**CHAT, **body}, server=server))
     assert isinstance(call, GenerateCall)
     return call
 
@@ -51,7 +51,7 @@ def sampling(options: JsonBody, **more: object) -> Sampling:
 def shown(path: str, body: JsonBody | None = None, *, server: FakeServer | None = None) -> JsonBody:
     (act,) = [operation.act for operation in ollama.WIRE.operations if operation.path == path]
     assert isinstance(act, Show)
-    found: JsonBody = json.loads(act.render(asked(body, server=server)).body)
+    found: JsonBody = json.loads(act.render(parsed(body, server=server)).body)
     return found
 
 
@@ -285,11 +285,11 @@ def test_tools_and_a_format_cannot_be_combined() -> None:
 
 @pytest.mark.parametrize("body", [{"prompt": ""}, {"prompt": None}, {"stream": False, "prompt": ""}])
 def test_a_request_without_a_prompt_loads_the_model(body: JsonBody) -> None:
-    reply = ollama.parse_generate(asked({**HI, **body}))
+    reply = ollama.parse_generate(parsed({**HI, **body}))
     assert isinstance(reply, Reply)
     head = {"model": "scripted", "created_at": "2023-11-14T22:13:20Z"}
     assert json.loads(reply.body) == {**head, "response": "", "done": True, "done_reason": "load"}
-    reply = ollama.parse_chat(asked({**CHAT, "messages": []}))
+    reply = ollama.parse_chat(parsed({**CHAT, "messages": []}))
     assert isinstance(reply, Reply)
     message = {"role": "assistant", "content": ""}
     assert json.loads(reply.body) == {**head, "message": message, "done": True, "done_reason": "load"}
@@ -297,7 +297,7 @@ def test_a_request_without_a_prompt_loads_the_model(body: JsonBody) -> None:
 
 def test_a_request_without_a_prompt_for_another_model_is_refused() -> None:
     with pytest.raises(UnknownModel):
-        ollama.parse_generate(asked({"model": "other"}))
+        ollama.parse_generate(parsed({"model": "other"}))
     with pytest.raises(UnknownModel):
         shown("/api/show", {"model": "other"})
     with pytest.raises(RequestError, match="model is required"):
@@ -307,7 +307,7 @@ def test_a_request_without_a_prompt_for_another_model_is_refused() -> None:
 @pytest.mark.parametrize("keep_alive", [0, 0.0, "0", "0s"])
 def test_the_model_is_not_unloaded(keep_alive: object) -> None:
     with pytest.raises(UnsupportedParameter) as refused:
-        ollama.parse_generate(asked({"model": "scripted", "keep_alive": keep_alive}))
+        ollama.parse_generate(parsed({"model": "scripted", "keep_alive": keep_alive}))
     assert refused.value.param == "keep_alive"
 
 

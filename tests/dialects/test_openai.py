@@ -6,7 +6,7 @@ import json
 
 import msgspec
 import pytest
-from tests.dialects.asking import FakeServer, asked, chat, completion
+from tests.dialects.fake_server import FakeServer, chat, completion, parsed
 from tests.dialects.transcripts import facts
 
 from tailrace.dialects import openai
@@ -290,10 +290,10 @@ def test_parallel_calls_can_be_disabled_without_tools() -> None:
 def test_tools_that_the_template_cannot_show_are_left_out_unless_one_must_be_called() -> None:
     bare = FakeServer(takes_tools=False)
     body = CHAT | {"tools": [LOOK], "response_format": {"type": "json_object"}}
-    call = openai.parse_chat(asked(body, server=bare))
+    call = openai.parse_chat(parsed(body, server=bare))
     assert (call.request.tools, call.ignored) == ((), ("tools",))
     assert call.request.sampling.grammar is not None
-    forced = openai.parse_chat(asked(CHAT | {"tools": [LOOK], "tool_choice": "required"}, server=bare))
+    forced = openai.parse_chat(parsed(CHAT | {"tools": [LOOK], "tool_choice": "required"}, server=bare))
     assert (forced.request.tools, forced.ignored) == ((LOOK,), ())
 
 
@@ -546,17 +546,17 @@ def test_models() -> None:
         "max_model_len": 99,
         "state": "ready",
     }
-    reply = openai.list_models(asked(server=server))
+    reply = openai.list_models(parsed(server=server))
     assert (reply.status, reply.media_type) == (200, "application/json")
     assert json.loads(reply.body) == {"object": "list", "data": [model]}
-    assert json.loads(openai.show_model(asked(server=server, path={"name": "a\u00df"})).body) == model
-    assert openai.list_models(asked(server=FakeServer(model="\u2028"))).body.isascii()
+    assert json.loads(openai.show_model(parsed(server=server, path={"name": "a\u00df"})).body) == model
+    assert openai.list_models(parsed(server=FakeServer(model="\u2028"))).body.isascii()
 
 
 @pytest.mark.parametrize("name", ["", "scripte", "scripted/", "../scripted", "SCRIPTED"])
 def test_unknown_models(name: str) -> None:
     with pytest.raises(UnknownModel):
-        openai.show_model(asked(path={"name": name}))
+        openai.show_model(parsed(path={"name": name}))
 
 
 def test_an_image_is_refused_by_name() -> None:

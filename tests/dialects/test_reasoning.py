@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.dialects.asking import FakeServer, asked, chat, native, tutorial
+from tests.dialects.fake_server import FakeServer, chat, native, parsed, tutorial
 
 from tailrace.conversations.items import Item, messages_of
 from tailrace.conversations.turns import Spoken, read_turn
@@ -21,17 +21,17 @@ FIXED = FakeServer(template_values=frozenset())  # it thinks, whatever it is tol
 
 
 def _anthropic(more: JsonBody, server: FakeServer | None = None) -> GenerateCall:
-    return anthropic.parse(asked({"model": "m", "max_tokens": 2000, "messages": [HI], **more}, server=server))
+    return anthropic.parse(parsed({"model": "m", "max_tokens": 2000, "messages": [HI], **more}, server=server))
 
 
 def _ollama(more: JsonBody, server: FakeServer | None = None) -> GenerateCall:
-    call = ollama.parse_chat(asked({"model": "m", "messages": [HI], **more}, server=server))
+    call = ollama.parse_chat(parsed({"model": "m", "messages": [HI], **more}, server=server))
     assert isinstance(call, GenerateCall)
     return call
 
 
 def _response(more: JsonBody, server: FakeServer | None = None) -> GenerateCall:
-    return responses.parse(asked({"input": "Hi", **more}, server=server))
+    return responses.parse(parsed({"input": "Hi", **more}, server=server))
 
 
 @pytest.mark.parametrize(
@@ -66,8 +66,8 @@ def test_values_for_the_template(call: GenerateCall, values: dict[str, object]) 
 @pytest.mark.parametrize(
     ("call", "ignored"),
     [
-        (openai.parse_chat(asked({"messages": [HI], "reasoning_effort": "low"}, server=FIXED)), "reasoning_effort"),
-        (openai.parse_chat(asked({"messages": [HI], "reasoning_effort": "none"}, server=FIXED)), "reasoning_effort"),
+        (openai.parse_chat(parsed({"messages": [HI], "reasoning_effort": "low"}, server=FIXED)), "reasoning_effort"),
+        (openai.parse_chat(parsed({"messages": [HI], "reasoning_effort": "none"}, server=FIXED)), "reasoning_effort"),
         (_response({"reasoning": {"effort": "low"}}, FIXED), "reasoning.effort"),
         (_response({"reasoning": {"summary": "auto"}}), "reasoning.summary"),
         (_response({"include": ["reasoning.encrypted_content"]}), "include.reasoning.encrypted_content"),
@@ -94,15 +94,15 @@ _SAID: list[tuple[str, Any, Any]] = [  # Any: parsers and bodies of several kind
 
 @pytest.mark.parametrize(("name", "parse", "body"), _SAID, ids=[name for name, _, _ in _SAID])
 def test_earlier_reasoning_is_sent_back(name: str, parse: Any, body: JsonBody) -> None:  # Any: of several wires
-    call = parse(asked(body))
+    call = parse(parsed(body))
     assert call.request.messages[1] == Message("assistant", "Ho", reasoning="Hm")
     assert call.ignored == ()
-    assert parse(asked(body, server=UNABLE)).ignored == (name,)
+    assert parse(parsed(body, server=UNABLE)).ignored == (name,)
 
 
 def test_a_beginning_is_continued_with_any_template() -> None:
     begun = {"role": "assistant", "content": None, "reasoning_content": "Hm"}
-    call = openai.parse_chat(asked({"messages": [HI, begun]}, server=FakeServer(takes_reasoning=False)))
+    call = openai.parse_chat(parsed({"messages": [HI, begun]}, server=FakeServer(takes_reasoning=False)))
     assert call.request.continue_final
     assert call.ignored == ()
     thought = {"role": "assistant", "content": [{"type": "thinking", "thinking": "Hm", "signature": ""}]}
@@ -113,8 +113,8 @@ def test_a_beginning_is_continued_with_any_template() -> None:
     "call",
     [
         tutorial({"prompt": "Hi"}),
-        cumulative.parse(asked({"prompt": "Hi"})),
-        triton.parse_stream(asked({"text_input": "Hi"}, path={"model": "scripted"})),
+        cumulative.parse(parsed({"prompt": "Hi"})),
+        triton.parse_stream(parsed({"text_input": "Hi"}, path={"model": "scripted"})),
         native({"messages": [HI], "reasoning": "text"}),
         chat({"messages": [HI], "reasoning_format": "none"}),
     ],
@@ -185,7 +185,7 @@ def test_an_answer_that_ended_in_its_reasoning_has_no_text(behind: list[JsonBody
 
 def test_a_chat_continues_inside_reasoning() -> None:
     items = (Item(item_id="a", role="user", text="Hi"), Item(item_id="b", role="assistant", reasoning="Hm"))
-    call = openai.parse_chat(asked({"conversation": "conv_1", "messages": []}, items=items))
+    call = openai.parse_chat(parsed({"conversation": "conv_1", "messages": []}, items=items))
     assert call.request.messages[-1] == Message("assistant", "", reasoning="Hm")
     assert call.request.continue_final
     turn = read_turn(call.request.turn)
@@ -194,7 +194,7 @@ def test_a_chat_continues_inside_reasoning() -> None:
 
 
 def test_an_answer_of_calls_alone_has_its_reasoning() -> None:
-    call = openai.parse_chat(asked({"conversation": "conv_1", "messages": [HI], "tools": [
+    call = openai.parse_chat(parsed({"conversation": "conv_1", "messages": [HI], "tools": [
         {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]}))  # fmt: skip
     text = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
     (item,) = read_turn(call.request.turn).answer("s", Spoken(text, "completed", "Hm"), None, 0.0)

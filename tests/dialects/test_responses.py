@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
-from tests.dialects.asking import FakeServer, asked
+from tests.dialects.fake_server import FakeServer, parsed
 from tests.dialects.sse import parse as parse_sse
 from tests.dialects.transcripts import GOLDEN, MEMOS, STREAMS, facts, facts_for
 
@@ -33,12 +33,12 @@ TOKEN = (97,)
 
 
 def each(*values: object) -> tuple[object, ...]:
-    """Values of all types, for one test."""
+    """Return values of all types as one tuple, for tests that mix them."""
     return values
 
 
 def call_of(body: JsonBody, *, server: FakeServer | None = None) -> GenerateCall:
-    return responses.parse(asked({"input": "Hi", **body}, server=server))
+    return responses.parse(parsed({"input": "Hi", **body}, server=server))
 
 
 def request_of(body: JsonBody) -> GenerateRequest:
@@ -59,7 +59,7 @@ def facts_of(body: JsonBody) -> StreamFacts:
     return replace(facts(), memo=request_of(body).memo)
 
 
-def said(*texts: str, end: bool = True) -> list[Event]:
+def events_of(*texts: str, end: bool = True) -> list[Event]:
     events: list[Event] = [TextDelta(text, TOKEN) for text in texts]
     if end:
         events += [TextDelta("", (256,), finish_reason="stop"), End("done", Usage(4, len(texts) + 1))]
@@ -67,7 +67,7 @@ def said(*texts: str, end: bool = True) -> list[Event]:
 
 
 def shown(body: JsonBody, events: list[Event], view: ResponsesView | None = None) -> list[JsonBody]:
-    """The events of a stream as its reader sees them, each of which OpenAI's library has to know."""
+    """Return the events of a stream as its reader gets them. OpenAI's library has to know each of them."""
     encoder = ResponsesEncoder(facts_of(body), view or ResponsesView())
     return read(b"".join(encoder.encode(seq, event) for seq, event in enumerate(events, 1)))
 
@@ -165,10 +165,10 @@ def test_unknown_fields_in_items_are_named() -> None:
 
 
 def test_an_answer_may_be_sent_back_unchanged() -> None:
-    """Also to a server that refuses fields which nobody knows."""
+    """A server that refuses unknown fields accepts it, too."""
     body: JsonBody = {"tools": [LOOK], "include": ["message.output_text.logprobs"]}
     events: list[Event] = [TextDelta(text, TOKEN, logprobs=(-0.5,)) for text in ("So: ", CALL)]
-    output = whole(body, [*events, *said()]).output
+    output = whole(body, [*events, *events_of()]).output
     assert [item.type for item in output] == ["message", "function_call"]
     question = {"role": "user", "content": "Look."}
     call = call_of({"input": [question, *(item.model_dump(exclude_unset=True) for item in output)]})
@@ -281,7 +281,7 @@ def test_parallel_calls_can_be_disabled(parallel: bool | None) -> None:
     call = call_of({"tools": [LOOK], "parallel_tool_calls": parallel})
     assert call.ignored == ()
     seen = replace(facts(), memo=call.request.memo)
-    shown = json.loads(call.view.open(seen).whole(said(CALL, CALL, " Done.")))
+    shown = json.loads(call.view.open(seen).whole(events_of(CALL, CALL, " Done.")))
     kinds = [item["type"] for item in shown["output"]]
     assert kinds == (["function_call"] if parallel is False else ["function_call", "function_call", "message"])
     assert shown["parallel_tool_calls"] is (parallel is not False)
@@ -313,7 +313,7 @@ def test_tools_that_the_template_cannot_show_are_left_out_unless_one_must_be_cal
 
 @dataclass(frozen=True)
 class Remembering(FakeServer):
-    """A server that keeps one stream."""
+    """A server that stores one stream."""
 
     memo: bytes = b""
     events: list[Event] = field(default_factory=list)
@@ -326,7 +326,7 @@ class Remembering(FakeServer):
 
 def test_a_response_continues_another() -> None:
     before = {"input": "Look!", "instructions": "Be brief.", "tools": [LOOK]}
-    server = Remembering(memo=request_of(before).memo, events=said("So: ", CALL))
+    server = Remembering(memo=request_of(before).memo, events=events_of("So: ", CALL))
     result = {"type": "function_call_output", "call_id": "call_s_1", "output": "a river"}
     second = call_of({"previous_response_id": "resp_s", "input": [result]}, server=server).request
     conversation = (
@@ -335,7 +335,7 @@ def test_a_response_continues_another() -> None:
         Message("tool", "a river", (), "call_s_1"),
     )
     assert second.messages == conversation
-    server = Remembering(memo=second.memo, events=said("A river."))
+    server = Remembering(memo=second.memo, events=events_of("A river."))
     third = call_of({"previous_response_id": "resp_s", "instructions": "Now!"}, server=server).request
     assert third.messages == (
         Message("system", "Now!"), *conversation, Message("assistant", "A river."), Message("user", "Hi")
@@ -344,7 +344,7 @@ def test_a_response_continues_another() -> None:
 
 def test_a_conversation_cannot_grow_beyond_the_bound() -> None:
     before: list[JsonBody] = [{"role": "user", "content": "Hi"}] * 9_998
-    server = Remembering(memo=request_of({"input": before}).memo, events=said("a"))
+    server = Remembering(memo=request_of({"input": before}).memo, events=events_of("a"))
     going_on: JsonBody = {"previous_response_id": "resp_s"}
     assert len(call_of({**going_on, "input": before[:1]}, server=server).request.messages) == 10_000
     error = refused({**going_on, "input": before[:2]}, server=server)
@@ -353,14 +353,14 @@ def test_a_conversation_cannot_grow_beyond_the_bound() -> None:
 
 def test_responses_that_were_not_stored_cannot_be_continued() -> None:
     for memo in (request_of({"store": False}).memo, b""):
-        error = refused({"previous_response_id": "resp_s"}, server=Remembering(memo=memo, events=said("a")))
+        error = refused({"previous_response_id": "resp_s"}, server=Remembering(memo=memo, events=events_of("a")))
         assert type(error) is UnknownStream
         assert error.param == "previous_response_id"
     assert type(refused({"previous_response_id": "resp_x"}, server=Remembering())) is UnknownStream
 
 
 def test_incomplete_responses_cannot_be_continued() -> None:
-    whole = said("A river.")
+    whole = events_of("A river.")
     end = whole[-1]
     assert isinstance(end, End)
     for events in ([], whole[:-1], [*whole[:-1], msgspec.structs.replace(end, status="cancelled")]):
@@ -380,7 +380,7 @@ def test_messages_are_kept_only_with_store() -> None:
 
 def test_following_goes_by_sequence_numbers() -> None:
     def view(**query: str) -> ResponsesView:
-        following = responses.parse_following(asked(query=query, path={"response_id": "resp_s"}))
+        following = responses.parse_following(parsed(query=query, path={"response_id": "resp_s"}))
         assert (following.stream_id, following.after) == ("s", 0)
         assert isinstance(following.view, ResponsesView)
         return following.view
@@ -409,9 +409,9 @@ def test_a_reader_can_resume_after_every_event(path: Path) -> None:
 
 def test_states_name_their_stream() -> None:
     for find in (responses.find, responses.find_to_delete):
-        assert find(asked(path={"response_id": "resp_s"}))[0] == "s"
-    _, view = responses.find_to_delete(asked(path={"response_id": "resp_s"}))
-    found = json.loads(view.open(facts()).whole(said("a", end=False)))
+        assert find(parsed(path={"response_id": "resp_s"}))[0] == "s"
+    _, view = responses.find_to_delete(parsed(path={"response_id": "resp_s"}))
+    found = json.loads(view.open(facts()).whole(events_of("a", end=False)))
     assert found == {"id": f"resp_{facts().stream_id}", "object": "response", "deleted": True}
 
 
@@ -470,7 +470,7 @@ def test_the_official_library_accepts_all_objects(path: Path) -> None:
 
 
 def test_an_answer_in_one_piece() -> None:
-    response = whole({"metadata": {"a": "b"}, "instructions": "i", "user": "u"}, said("The", " river"))
+    response = whole({"metadata": {"a": "b"}, "instructions": "i", "user": "u"}, events_of("The", " river"))
     assert response.output_text == "The river"
     assert (response.status, response.error, response.incomplete_details) == ("completed", None, None)
     assert (response.metadata, response.instructions, response.user) == ({"a": "b"}, "i", "u")
@@ -507,7 +507,7 @@ def test_a_reader_of_a_failed_stream_gets_the_reason() -> None:
 
 def test_text_that_looks_like_a_call_is_one_only_where_tools_were_shown() -> None:
     def kinds(body: JsonBody) -> list[str]:
-        return [item.type for item in whole(body, said(CALL)).output]
+        return [item.type for item in whole(body, events_of(CALL)).output]
 
     assert kinds({"tools": [LOOK]}) == ["function_call"]
     assert kinds({}) == ["message"]
@@ -515,7 +515,7 @@ def test_text_that_looks_like_a_call_is_one_only_where_tools_were_shown() -> Non
 
 
 def test_every_token_of_the_text_has_its_logprob_once() -> None:
-    """Text is held back: for the end of a character, for what could be a call."""
+    """Text is held back until a character is complete, and while it may become a tool call."""
     asks: JsonBody = {"tools": [LOOK], "top_logprobs": 0}
     texts = ["So <", "tool", " it", "", "\u00e9", CALL + "and", " on"]
     events: list[Event] = [TextDelta(text, (97 + n,), logprobs=(-1.0 - n,)) for n, text in enumerate(texts)]
@@ -527,7 +527,7 @@ def test_every_token_of_the_text_has_its_logprob_once() -> None:
 
 
 def test_the_answer_as_a_message() -> None:
-    assert answer_message(facts_of({"tools": [LOOK]}), said("a", CALL, "b")) == Message(
+    assert answer_message(facts_of({"tools": [LOOK]}), events_of("a", CALL, "b")) == Message(
         "assistant", "ab", (ToolCall(f"call_{facts().stream_id}_1", "look", '{"a": 1}'),)
     )
     assert answer_message(facts_of({}), []) == Message("assistant", "")
@@ -544,7 +544,7 @@ pieces = st.sampled_from(
 )
 def test_the_official_library_accepts_any_stream(texts: list[str], tools: bool, end: str) -> None:
     body: JsonBody = {"tools": [LOOK]} if tools else {}
-    events = said(*texts, end=False)
+    events = events_of(*texts, end=False)
     if end in ("stop", "length"):
         events += [TextDelta("", (256,), finish_reason="stop" if end == "stop" else "length")]
         events += [End("done", Usage(4, len(texts) + 1))]

@@ -38,7 +38,7 @@ def rest(encoder: Encoder, events: list[Event], after: int) -> bytes:
 
 @pytest.fixture
 def rendered(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The sizes of what is rendered, one by one."""
+    """Return a list that records the size of each rendered text."""
     sizes: list[int] = []
 
     def counting(render: Callable[[str], str]) -> Callable[[str], str]:
@@ -110,7 +110,7 @@ def test_skipping_takes_linear_time(rendered: list[int]) -> None:
 
 
 class Heavy(str):
-    """Text that notes how much stands before it when it is added to that."""
+    """A text that counts the characters to which it is appended."""
 
     moved: int = 0
 

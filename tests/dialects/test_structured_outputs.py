@@ -6,7 +6,7 @@ import json
 import re
 
 import pytest
-from tests.dialects.asking import asked
+from tests.dialects.fake_server import parsed
 
 from tailrace.dialects import openai
 from tailrace.dialects.bodies import JsonBody
@@ -20,9 +20,9 @@ TEXT: JsonBody = {"prompt": "Hi"}
 
 
 def grammar(fields: JsonBody) -> Grammar | None:
-    """The same in chats and in texts."""
-    found = openai.parse_chat(asked(CHAT | fields)).request.sampling.grammar
-    assert openai.parse_completion(asked(TEXT | fields)).request.sampling.grammar == found
+    """Return the grammar, which is the same for chats and for texts."""
+    found = openai.parse_chat(parsed(CHAT | fields)).request.sampling.grammar
+    assert openai.parse_completion(parsed(TEXT | fields)).request.sampling.grammar == found
     return found
 
 
@@ -120,7 +120,7 @@ def test_refusals_name_the_field(fields: JsonBody, param: str) -> None:
 
 def test_one_answer_has_one_grammar() -> None:
     with pytest.raises(RequestError):
-        openai.parse_chat(asked(CHAT | {"response_format": {"type": "json_object"}, "guided_regex": "a"}))
+        openai.parse_chat(parsed(CHAT | {"response_format": {"type": "json_object"}, "guided_regex": "a"}))
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     with pytest.raises(RequestError, match="mutually exclusive"):
-        openai.parse_chat(asked(CHAT | {"tools": [tool], "guided_regex": "a"}))
+        openai.parse_chat(parsed(CHAT | {"tools": [tool], "guided_regex": "a"}))

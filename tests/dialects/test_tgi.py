@@ -9,8 +9,8 @@ import json
 from dataclasses import replace
 
 import pytest
-from tests.dialects.asking import EVERYTHING, FakeServer, asked, prompt_of, vocabulary
-from tests.dialects.asking import generate as generate_stream
+from tests.dialects.fake_server import EVERYTHING, FakeServer, parsed, prompt_of, vocabulary
+from tests.dialects.fake_server import generate as generate_stream
 from tests.dialects.transcripts import STREAMS, VIEWS, facts
 
 from tailrace.dialects import GenerateCall, tgi
@@ -40,7 +40,7 @@ def parse_whole(
 ) -> GenerateCall:
     """POST /generate."""
     body: JsonBody = {"inputs": "Hi", **more} | ({} if parameters is None else {"parameters": parameters})
-    return tgi.parse_generate(asked(body, server=server))
+    return tgi.parse_generate(parsed(body, server=server))
 
 
 GREEDY = Sampling(temperature=0.0, include_stop=True, logprobs=True)
@@ -59,7 +59,7 @@ def test_defaults() -> None:
 def test_without_parameters_sampling_is_on() -> None:
     assert parse().request.sampling == SAMPLED
     assert parse_whole().request.sampling == SAMPLED
-    assert tgi.parse_root(asked({"inputs": "Hi"})).request.sampling == SAMPLED
+    assert tgi.parse_root(parsed({"inputs": "Hi"})).request.sampling == SAMPLED
 
 
 @pytest.mark.parametrize(
@@ -162,12 +162,12 @@ ROWS: list[tuple[str, JsonBody, str]] = [
 
 
 def refusal(fields: JsonBody, *, server: FakeServer | None = None) -> JsonBody:
-    """What a client reads. `inputs` and `stream` are put where they belong."""
+    """Return the refusal as a client reads it. `inputs` and `stream` go to the top level of the body."""
     parameters = dict(fields)
     inputs = parameters.pop("inputs", "Hi")
     read = tgi.parse_stream if parameters.pop("stream", False) else tgi.parse_generate
     with pytest.raises(RequestError) as caught:
-        read(asked({"inputs": inputs, "parameters": parameters}, server=server))
+        read(parsed({"inputs": inputs, "parameters": parameters}, server=server))
     status, body = tgi.encode_error(caught.value)
     assert status == 422
     found = json.loads(body)
@@ -219,7 +219,7 @@ def test_a_grammar_where_the_engine_has_none() -> None:
 
 @pytest.mark.parametrize("first", range(len(ROWS)))
 def test_refusals_are_in_tgis_order(first: int) -> None:
-    """Everything that is wrong from this row on is wrong at once, as far as one body can hold it."""
+    """The body has all errors from this row of the table on, as far as one body can; the first one is reported."""
     _, fields, message = ROWS[first]
     together = dict(fields)
     for _, later, _ in ROWS[first + 1 :]:
@@ -330,7 +330,7 @@ def test_unsupported_fields_are_refused_by_name(name: str, wanted: object, harml
 )
 def test_the_route_decides_about_streaming(read: object, given: bool | None, streams: bool) -> None:
     assert callable(read)
-    call = read(asked({"inputs": "Hi"} | ({} if given is None else {"stream": given})))
+    call = read(parsed({"inputs": "Hi"} | ({} if given is None else {"stream": given})))
     assert isinstance(call, GenerateCall)
     assert call.stream is streams
 
@@ -338,9 +338,9 @@ def test_the_route_decides_about_streaming(read: object, given: bool | None, str
 @pytest.mark.parametrize("read", [tgi.parse_root, tgi.parse_generate, tgi.parse_stream])
 @pytest.mark.parametrize("given", [None, True, False])
 def test_the_full_text(read: object, given: bool | None) -> None:
-    """The root shows the prompt unless it is told not to, the others where they are told to."""
+    """By default, the root route returns the prompt and the others do not."""
     assert callable(read)
-    call = read(asked({"inputs": "Hi", "parameters": {"return_full_text": given}}))
+    call = read(parsed({"inputs": "Hi", "parameters": {"return_full_text": given}}))
     answer = json.loads(call.view.open(facts()).whole(STREAMS["plain"]))
     shown = read is tgi.parse_root if given is None else given
     expected = {"generated_text": (facts().prompts[0] if shown else "") + " the river"}
@@ -398,7 +398,7 @@ def test_errors_are_ascii() -> None:
 
 def test_info_has_the_names_of_tgi_in_their_order() -> None:
     server = FakeServer(model="m", max_requests=7, max_total_tokens=100, max_prompts=5, version="1.2")
-    shown = json.loads(tgi.show_info(asked(server=server)).body)
+    shown = json.loads(tgi.show_info(parsed(server=server)).body)
     assert list(shown) == [
         *("model_id", "model_sha", "model_pipeline_tag", "max_concurrent_requests", "max_best_of"),
         *("max_stop_sequences", "max_input_tokens", "max_total_tokens", "validation_workers"),
@@ -410,9 +410,9 @@ def test_info_has_the_names_of_tgi_in_their_order() -> None:
 
 
 def test_health() -> None:
-    well = tgi.show_health(asked())
+    well = tgi.show_health(parsed())
     assert (well.status, well.body) == (200, b"")
-    ill = tgi.show_health(asked(server=FakeServer(is_ready=False)))
+    ill = tgi.show_health(parsed(server=FakeServer(is_ready=False)))
     assert (ill.status, ill.body) == (503, b'{"error":"unhealthy","error_type":"healthcheck"}')
     assert ill.retry_after_s
     paths = {operation.path for operation in tgi.WIRE.operations if operation.act.__class__.__name__ == "Show"}
@@ -421,7 +421,7 @@ def test_health() -> None:
 
 @pytest.mark.parametrize("text", ["a river runs", "h\u00e9 \U0001f30a", "<|user|>a", "\u2028"])
 def test_tokenize(text: str) -> None:
-    reply = tgi.tokenize(asked({"inputs": text, "parameters": {"truncate": 1}}))
+    reply = tgi.tokenize(parsed({"inputs": text, "parameters": {"truncate": 1}}))
     assert reply.body.isascii()
     tokens = json.loads(reply.body)
     assert [list(token) for token in tokens] == [["id", "text", "start", "stop"]] * len(tokens)
@@ -434,7 +434,7 @@ def test_tokenize(text: str) -> None:
 
 def test_chat_tokenize() -> None:
     messages = [{"role": "user", "content": [{"type": "text", "text": "a "}, {"type": "text", "text": "river"}]}]
-    shown = json.loads(tgi.tokenize_chat(asked({"messages": messages, "tools": []})).body)
+    shown = json.loads(tgi.tokenize_chat(parsed({"messages": messages, "tools": []})).body)
     assert list(shown) == ["tokenize_response", "templated_text"]
     assert shown["templated_text"] == "<|user|>a river\n<|assistant|>"
     ids = vocabulary().encode(shown["templated_text"], special=True)
@@ -444,8 +444,8 @@ def test_chat_tokenize() -> None:
 @pytest.mark.parametrize("body", [{}, {"inputs": 1}, {"inputs": None}, {"inputs": ["a"]}])
 def test_texts_that_cannot_be_tokenized(body: JsonBody) -> None:
     with pytest.raises(RequestError) as caught:
-        tgi.tokenize(asked(body))
+        tgi.tokenize(parsed(body))
     assert "`inputs`" in caught.value.message or caught.value.param == "inputs"
     for messages in (None, [], [{"role": "nobody", "content": "a"}]):
         with pytest.raises(RequestError):
-            tgi.tokenize_chat(asked({"messages": messages}))
+            tgi.tokenize_chat(parsed({"messages": messages}))

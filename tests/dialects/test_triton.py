@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 
 import pytest
-from tests.dialects.asking import FakeServer, asked, prompt_of, view_of
+from tests.dialects.fake_server import FakeServer, parsed, prompt_of, view_of
 
 from tailrace.dialects import GenerateCall, ParsedRequest, triton
 from tailrace.dialects.bodies import JsonBody
@@ -26,7 +26,7 @@ def tensor(name: str, value: object, datatype: str = "BYTES", **more: object) ->
 def call_of(
     body: JsonBody, parse: Callable[[ParsedRequest], GenerateCall] = triton.parse_generate, *, server: FakeServer = BARE
 ) -> GenerateCall:
-    return parse(asked(body, path={"model": "scripted"}, server=server))
+    return parse(parsed(body, path={"model": "scripted"}, server=server))
 
 
 def infer(*tensors: JsonBody, **more: object) -> GenerateCall:
@@ -37,7 +37,7 @@ def shown(path: str, *, model: str = "scripted", version: str = "", server: Fake
     (act,) = [operation.act for operation in triton.WIRE.operations if operation.path == path]
     assert isinstance(act, Show)
     names = {"model": model} | ({"version": version} if version else {})
-    found: JsonBody = json.loads(act.render(asked(path=names, server=server)).body)
+    found: JsonBody = json.loads(act.render(parsed(path=names, server=server)).body)
     return found
 
 
@@ -239,7 +239,7 @@ WORKSPACE = "0123456789abcdef" * 2
 )
 def test_names_of_the_model(served: str, asked_for: str) -> None:
     server = FakeServer(model=served)
-    triton.parse_infer(asked({"TEXT": "Hi"}, path={"model": asked_for, "version": "1"}, server=server))
+    triton.parse_infer(parsed({"TEXT": "Hi"}, path={"model": asked_for, "version": "1"}, server=server))
     assert shown("/v2/models/{model}/ready", model=asked_for, server=server) == {"name": served, "ready": True}
 
 
@@ -260,7 +260,7 @@ def test_other_models_and_versions_are_unknown(path: dict[str, str]) -> None:
             act = operation.act
             assert isinstance(act, Generate | Show)
             with pytest.raises(UnknownModel):
-                (act.parse if isinstance(act, Generate) else act.render)(asked({"TEXT": "Hi"}, path=path))
+                (act.parse if isinstance(act, Generate) else act.render)(parsed({"TEXT": "Hi"}, path=path))
 
 
 def test_every_path_is_there_with_a_version() -> None:
@@ -284,7 +284,7 @@ def test_a_server_that_is_not_ready_says_so() -> None:
     for path in ("/v2/health/ready", "/v2/models/{model}/ready"):
         (act,) = [operation.act for operation in triton.WIRE.operations if operation.path == path]
         assert isinstance(act, Show)
-        reply = act.render(asked(path={"model": "scripted"}, server=FakeServer(is_ready=False)))
+        reply = act.render(parsed(path={"model": "scripted"}, server=FakeServer(is_ready=False)))
         assert (reply.status, json.loads(reply.body)["ready"], reply.retry_after_s) == (503, False, 1.0)
     assert shown("/v2/health/live", server=FakeServer(is_ready=False)) == {"live": True}
 

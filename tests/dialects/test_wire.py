@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.dialects.asking import FakeServer, asked, chat, completion, generate, native, prompt_of, tutorial
+from tests.dialects.fake_server import FakeServer, chat, completion, generate, native, parsed, prompt_of, tutorial
 
 from tailrace.dialects import GenerateCall, tgi
 from tailrace.dialects.bodies import JsonBody, read_json, to_json
@@ -30,7 +30,7 @@ CANARY = "Xyzzy"  # stands in for what a client would not want to find in somebo
 
 
 def refusal(read: Callable[[], object]) -> str | None:
-    """All that a refusal says, None if there was none. The name of a field that is unknown may be said."""
+    """Return the text of a refusal, or None. It may contain the name of an unknown field."""
     try:
         read()
     except RequestError as error:
@@ -43,7 +43,7 @@ PARSERS: dict[str, Callable[[JsonBody], GenerateCall]] = {
     "chat": chat,
     "completion": completion,
     "tgi": generate,
-    "tgi_root": lambda body: tgi.parse_root(asked(body)),
+    "tgi_root": lambda body: tgi.parse_root(parsed(body)),
 }
 
 # Bodies
@@ -189,9 +189,9 @@ bodies = st.builds(
 @pytest.mark.parametrize("wire", PARSERS)
 @given(body=bodies)
 def test_any_body_is_a_call_or_refused_without_an_echo(wire: str, body: JsonBody) -> None:
-    said = refusal(lambda: PARSERS[wire](body))
-    if said is not None:
-        assert CANARY not in said
+    message = refusal(lambda: PARSERS[wire](body))
+    if message is not None:
+        assert CANARY not in message
         return
     call = PARSERS[wire](body)
     assert bool(call.request.prompts) != bool(call.request.messages) or call.request.prompts == ("",)
@@ -208,12 +208,12 @@ def test_any_body_is_a_call_or_refused_without_an_echo(wire: str, body: JsonBody
 @pytest.mark.parametrize("wire", PARSERS)
 def test_a_field_of_a_wrong_type_is_refused_without_an_echo(wire: str) -> None:
     wrong = (CANARY, [CANARY], {CANARY: CANARY}, [{"role": CANARY, "content": [{"type": CANARY}]}])
-    said = []
+    found = []
     for name in KNOWN:
         for value in wrong:
-            said.append(refusal(partial(PARSERS[wire], {**STARTS[wire], name: value})))
-            said.append(refusal(partial(PARSERS[wire], {"inputs": "Hi", "parameters": {name: value}})))
-    refusals = [text for text in said if text is not None]
+            found.append(refusal(partial(PARSERS[wire], {**STARTS[wire], name: value})))
+            found.append(refusal(partial(PARSERS[wire], {"inputs": "Hi", "parameters": {name: value}})))
+    refusals = [text for text in found if text is not None]
     assert len(refusals) > len(KNOWN)
     assert not any(CANARY in text for text in refusals)
 

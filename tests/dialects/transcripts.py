@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tests.dialects.asking import asked, chat, completion, generate, native, tutorial, view_of, vocabulary
+from tests.dialects.fake_server import chat, completion, generate, native, parsed, tutorial, view_of, vocabulary
 
 from tailrace.dialects import Encoder, StreamFacts, View, anthropic, cumulative, ollama, responses, tgi, triton
 from tailrace.engines.scripted.engine import EOS_ID
@@ -44,12 +44,12 @@ def _step(
     stop: str | None = None,
     reasoning: str = "",
 ) -> TextDelta:
-    """A delta whose ids may be written as the bytes that they stand for."""
+    """Return a delta. Its ids may be given as bytes."""
     return TextDelta(text, tuple(token_ids), choice, logprobs, finish_reason, stop, reasoning=reasoning)
 
 
 def _spelled(text: str, finish_reason: FinishReason | None = None) -> TextDelta:
-    """A delta of which each byte is a token."""
+    """Return a delta with one token for each byte."""
     return _step(text, text.encode(), finish_reason=finish_reason)
 
 
@@ -204,11 +204,11 @@ _REMEMBERED = {
     "text": {"format": {"type": "json_object"}},
 }
 _RESPONSES = {
-    "responses": responses.parse(asked(_INPUT)),
-    "responses_tools": responses.parse(asked({**_INPUT, "tools": [_FUNCTION]})),
-    "responses_forced": responses.parse(asked({**_INPUT, "tools": [_FUNCTION], "tool_choice": "required"})),
-    "responses_logprobs": responses.parse(asked({**_INPUT, "include": ["message.output_text.logprobs"]})),
-    "responses_background": responses.parse(asked({**_INPUT, **_REMEMBERED, "background": True})),
+    "responses": responses.parse(parsed(_INPUT)),
+    "responses_tools": responses.parse(parsed({**_INPUT, "tools": [_FUNCTION]})),
+    "responses_forced": responses.parse(parsed({**_INPUT, "tools": [_FUNCTION], "tool_choice": "required"})),
+    "responses_logprobs": responses.parse(parsed({**_INPUT, "include": ["message.output_text.logprobs"]})),
+    "responses_background": responses.parse(parsed({**_INPUT, **_REMEMBERED, "background": True})),
 }
 MEMOS = {name: call.request.memo for name, call in _RESPONSES.items()}  # of views that want something to be kept
 
@@ -225,27 +225,27 @@ VIEWS: dict[str, View] = {
     "completion_logprobs": completion(_TEXT | {"logprobs": 0}).view,
     "tgi": generate({"inputs": "Hi", "parameters": {}}).view,
     "tgi_details": generate({"inputs": "Hi", "parameters": _DETAILS}).view,
-    "tgi_root": tgi.parse_root(asked({"inputs": "Hi", "parameters": {"details": True}})).view,
+    "tgi_root": tgi.parse_root(parsed({"inputs": "Hi", "parameters": {"details": True}})).view,
     "plain": tutorial({"prompt": "Hi"}).view,
-    "cumulative": cumulative.parse(asked({"prompt": "Hi"})).view,
-    "cumulative_followed": cumulative.parse_following(asked(query={"stream_id": _STREAM_ID})).view,
-    "anthropic": view_of(anthropic.parse(asked(_MESSAGES))),
+    "cumulative": cumulative.parse(parsed({"prompt": "Hi"})).view,
+    "cumulative_followed": cumulative.parse_following(parsed(query={"stream_id": _STREAM_ID})).view,
+    "anthropic": view_of(anthropic.parse(parsed(_MESSAGES))),
     "anthropic_thinking": view_of(
-        anthropic.parse(asked({**_MESSAGES, "tools": [_LOOK], "thinking": {"type": "adaptive"}}))
+        anthropic.parse(parsed({**_MESSAGES, "tools": [_LOOK], "thinking": {"type": "adaptive"}}))
     ),
-    "anthropic_tools": view_of(anthropic.parse(asked({**_MESSAGES, "tools": [_LOOK]}))),
+    "anthropic_tools": view_of(anthropic.parse(parsed({**_MESSAGES, "tools": [_LOOK]}))),
     "anthropic_forced": view_of(
-        anthropic.parse(asked({**_MESSAGES, "tools": [_LOOK], "tool_choice": {"type": "any"}}))
+        anthropic.parse(parsed({**_MESSAGES, "tools": [_LOOK], "tool_choice": {"type": "any"}}))
     ),
-    "ollama_chat": view_of(ollama.parse_chat(asked(_LINES))),
-    "ollama_tools": view_of(ollama.parse_chat(asked({**_LINES, "tools": [_TOOL]}))),
-    "ollama_generate": view_of(ollama.parse_generate(asked({"model": "scripted", "prompt": "Hi"}))),
-    "ollama_logprobs": view_of(ollama.parse_generate(asked({"model": "scripted", "prompt": "Hi", "logprobs": True}))),
-    "triton": view_of(triton.parse_stream(asked({"text_input": "Hi"}, path={"model": "scripted"}))),
+    "ollama_chat": view_of(ollama.parse_chat(parsed(_LINES))),
+    "ollama_tools": view_of(ollama.parse_chat(parsed({**_LINES, "tools": [_TOOL]}))),
+    "ollama_generate": view_of(ollama.parse_generate(parsed({"model": "scripted", "prompt": "Hi"}))),
+    "ollama_logprobs": view_of(ollama.parse_generate(parsed({"model": "scripted", "prompt": "Hi", "logprobs": True}))),
+    "triton": view_of(triton.parse_stream(parsed({"text_input": "Hi"}, path={"model": "scripted"}))),
     "triton_parameters": view_of(
-        triton.parse_generate(asked({"parameters": {"prompt": "Hi"}, "id": "7"}, path={"model": "scripted"}))
+        triton.parse_generate(parsed({"parameters": {"prompt": "Hi"}, "id": "7"}, path={"model": "scripted"}))
     ),
-    "triton_tensors": view_of(triton.parse_infer(asked(_TENSORS, path={"model": "scripted"}))),
+    "triton_tensors": view_of(triton.parse_infer(parsed(_TENSORS, path={"model": "scripted"}))),
     **{name: call.view for name, call in _RESPONSES.items()},
 }
 
@@ -329,16 +329,16 @@ def facts(num_choices: int = 1) -> StreamFacts:
 
 
 def facts_for(events: Sequence[Event]) -> StreamFacts:
-    """As many choices as there are in these events."""
+    """Return facts of a stream with as many choices as in these events."""
     return facts(1 + max((event.choice for event in events if isinstance(event, TextDelta)), default=0))
 
 
 def encoder_for(view: str, events: Sequence[Event]) -> Encoder:
-    """What shows these events in that way."""
+    """Return an encoder of this view."""
     return VIEWS[view].open(replace(facts_for(events), memo=MEMOS.get(view, b"")))
 
 
 def transcript(view: str, events: list[Event]) -> bytes:
-    """A whole stream on the wire."""
+    """Return the bytes of a whole stream."""
     encoder = encoder_for(view, events)
     return b"".join(encoder.encode(seq, event) for seq, event in enumerate(events, 1))

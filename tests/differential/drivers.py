@@ -1,7 +1,7 @@
 """Clients of other people, each as a function that sends a request and returns the text that the client shows.
 
-This is the register. The clients stand in `language_clients`, `readers` and `elsewhere`. One that is added there asks
-for up to `MAX_TOKENS` tokens, and what it raises is said in `test_failures`.
+The clients are in `language_clients`, `readers` and `other_processes`. A new client requests up to `MAX_TOKENS` tokens;
+`test_failures` lists the exceptions that it raises.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class Driver:
 
 
 class StreamFailed(Exception):
-    """Raised by our own readers for an event with an error."""
+    """An event with an error. Our own readers raise it."""
 
 
 class ClientError(Exception):
-    """An error that a client in another process raised, with the name of its class."""
+    """An error of a client in another process, with the name of its class."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(f"{name}: {message}")
@@ -65,7 +65,8 @@ DRIVERS: dict[str, Driver] = {}
 
 
 def params(drivers: Iterable[Driver]) -> list[object]:
-    """For `parametrize`: by name, with the time that the first one of those elsewhere takes to be installed."""
+    """Return parameters for `parametrize`, with ids. The first client in another process is installed during its test,
+    so deep tests have more time."""
     deep = (pytest.mark.deep, pytest.mark.timeout(300))
     return [pytest.param(driver, id=driver.name, marks=deep if driver.deep else ()) for driver in drivers]
 
@@ -73,7 +74,7 @@ def params(drivers: Iterable[Driver]) -> list[object]:
 def batch_driver(
     name: str, wire: str, *, streams: bool = True, resumes: bool = False, deep: bool = False
 ) -> Callable[[_ReadAll], _ReadAll]:
-    """Registers a function that reads the answers to many prompts in one go."""
+    """Register a function that reads the answers to many prompts at once."""
 
     def register(read_all: _ReadAll) -> _ReadAll:
         assert name not in DRIVERS
@@ -91,8 +92,8 @@ def driver(
     streams: bool = True,
     resumes: bool = False,
 ) -> Callable[[Callable[[C, str], str]], Callable[[C, str], str]]:
-    """Registers a function that reads the answer to one prompt, with a client made from the server's address. Many
-    threads call it with the same client."""
+    """Register a function that reads the answer to one prompt. Its client is made from the server's address; many
+    threads use the same client."""
 
     def register(read: Callable[[C, str], str]) -> Callable[[C, str], str]:
         def read_all(url: str, prompts: Sequence[str]) -> list[Outcome]:
@@ -114,7 +115,7 @@ def driver(
 def async_driver(
     name: str, wire: str, client: Callable[[str], AbstractAsyncContextManager[C]], *, streams: bool = True
 ) -> Callable[[Callable[[C, str], Awaitable[str]]], Callable[[C, str], Awaitable[str]]]:
-    """As `driver`, for a coroutine function."""
+    """Register a coroutine function, as `driver` does with a function."""
 
     def register(read: Callable[[C, str], Awaitable[str]]) -> Callable[[C, str], Awaitable[str]]:
         async def gather(url: str, prompts: Sequence[str]) -> list[Outcome]:

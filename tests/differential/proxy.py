@@ -31,9 +31,9 @@ _KEY_LINE = re.compile(rb"\r\n(?:authorization|x-api-key): [^\r]*(?=\r\n)", re.I
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where connections are cut: behind `events` events of a stream, and so many bytes of the next as is their turn in
-    `more_bytes`. An event's last newline is never cut off alone, unless `more_bytes` is None: then it always is. With 0
-    events it is any kind of answer that is cut."""
+    """Where connections are cut: after `events` events of a stream, and a number of bytes of the next event, which
+    `more_bytes` lists in turn. The last newline of an event is cut off alone if `more_bytes` is None, and only then.
+    With 0 events, answers of any kind are cut."""
 
     events: int
     more_bytes: Sequence[int] | None = (0,)
@@ -54,10 +54,10 @@ class Cut:
 
 
 class Proxy:
-    """Listens on a port of its own, in a thread of its own, for as long as its context lasts.
+    """A proxy on its own port, in its own thread, while its context is open.
 
-    Without `cut` every byte comes alone. With it each event stream breaks off there, and `num_cuts` counts how often;
-    `retry: 1000` becomes `retry: 0001`, since nobody is going to wait that long.
+    Without `cut`, every byte is sent separately. With `cut`, each event stream is cut, and `num_cuts` counts the cuts;
+    `retry: 1000` becomes `retry: 0001`, so that clients reconnect sooner.
     """
 
     def __init__(self, port: int, cut: Cut | None = None, *, key: str = "") -> None:
@@ -159,7 +159,7 @@ class Proxy:
 
 
 async def _pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str = "") -> None:
-    """Clients write the lines of a request's head in one go, and no body has such lines."""
+    """Pass the bytes of a client on. Clients send the head of a request in one write, and no body has such lines."""
     with contextlib.suppress(ConnectionError):
         while received := await reader.read(1 << 16):
             if key:
@@ -182,7 +182,7 @@ async def _pass_frames(server: asyncio.StreamReader, client: asyncio.StreamWrite
 
 
 async def _chunk(server: asyncio.StreamReader) -> bytes:
-    """The next chunk of a body, b"" at its end."""
+    """Return the next chunk of a body, b"" at its end."""
     size = int(await server.readuntil(b"\r\n"), 16)
     chunk = await server.readexactly(size + 2)
     return chunk[:-2]

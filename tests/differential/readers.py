@@ -69,7 +69,7 @@ def _json(text: str | bytes) -> Any:  # Any: JSON
 
 
 def _text(events: Sequence[tuple[str, str]]) -> str:
-    """The text of a stream's events, given as type and data. Raises: StreamFailed unless the stream is done."""
+    """Return the text of a stream's events, given as type and data. Raises: StreamFailed unless the stream is done."""
     *deltas, (status, end) = events
     if status != "done":
         raise StreamFailed(f"{status}: {end}")
@@ -146,7 +146,7 @@ def _(client: httpx.Client, prompt: str) -> str:
 
 
 def _resumed(connect: Callable[[dict[str, str]], AbstractContextManager[httpx_sse.EventSource]]) -> str:
-    """The text of a stream that is asked for again, behind the last event, as often as its connection is cut."""
+    """Return the text of a stream. After each cut, read it again from the last event on."""
     events: list[httpx_sse.ServerSentEvent] = []
     while not events or events[-1].event == "message":
         headers = {"last-event-id": events[-1].id} if events else {}

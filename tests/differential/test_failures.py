@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 from tests.api.process import Server
+from tests.differential.all_drivers import DRIVERS
 from tests.differential.drivers import ClientError, Driver, params
-from tests.differential.every import DRIVERS
 from tests.differential.proxy import Cut, Proxy
 
 from tailrace.engines.scripted.engine import TEXTS

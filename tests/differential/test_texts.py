@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import pytest
 from tests.api.process import Server
+from tests.differential.all_drivers import DRIVERS
 from tests.differential.drivers import Driver, Outcome, params
-from tests.differential.every import DRIVERS
 from tests.differential.proxy import Cut, Proxy
 
 from tailrace.engines.scripted.engine import TEXTS
@@ -22,7 +22,7 @@ PROMPTS = {name: f"Recite {number}." for number, name in enumerate(TEXTS)}
 
 @dataclass(frozen=True)
 class Altered:
-    """The texts that one client changes in its own way."""
+    """Texts that one client changes, and how it shows them."""
 
     driver: str
     texts: tuple[str, ...]
@@ -81,7 +81,7 @@ RESUMING = params(driver for driver in DRIVERS.values() if driver.resumes)
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[Server]:
-    """Heartbeats between the tokens, and little time for either."""
+    """A server that sends heartbeats between tokens, with short timeouts."""
     with contextlib.closing(Server("scripted:text=-1,tokens_per_s=400", "--heartbeat-s", "0.001")) as server:
         yield server.wait_ready()
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from tests.api.own_keys import key_of
 from tests.api.process import TAILRACE, Server, environment
+from tests.differential.all_drivers import DRIVERS
 from tests.differential.drivers import Driver, Outcome
-from tests.differential.every import DRIVERS
 from tests.differential.proxy import Proxy
 from tests.differential.test_texts import PROMPTS, expected
 from tests.waiting import until
@@ -87,7 +87,7 @@ def test_two_owners_with_all_clients(
 
 
 def _rows(database: str, least: int) -> list[dict[str, Any]]:  # Any: JSON
-    """One for each request, once there are so many of them."""
+    """Wait for this number of rows, one for each request, and return them."""
     command = [TAILRACE, "usage", "--requests", "--format", "json", "--database", database]
     rows: list[dict[str, Any]] = []
 

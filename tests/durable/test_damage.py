@@ -28,7 +28,7 @@ def append(store: DurableStore, key: bytes, body: bytes) -> None:
 
 @contextmanager
 def opened(directory: Path) -> Iterator[DurableStore]:
-    """The streams as a server finds them."""
+    """Open the streams as a server does."""
     with closing(DiskJournal(directory)) as journal:
         store = DurableStore(budget_bytes=10**6, journal=journal.note)
         store.restore(journal.notes())
@@ -37,7 +37,7 @@ def opened(directory: Path) -> Iterator[DurableStore]:
 
 
 def content(store: DurableStore, key: bytes) -> bytes | None:
-    """What a stream holds, None where it is said to be lost."""
+    """Return the content of a stream; None if it is reported as lost."""
     try:
         stream = store.find(key)
     except JournalDamaged:

@@ -41,7 +41,7 @@ def openvino_spec(card: ModelCard) -> EngineSpec:
 
 @pytest.fixture(scope="module")
 def chat(card: ModelCard) -> Callable[[str], tuple[int, ...]]:
-    """A question as the model wants to see it."""
+    """Return the ids of a question in the model's chat template."""
     tokenizer = Tokenizer.from_str(card.tokenizer_json)
 
     def tokens(question: str) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-__all__ = ["SSE", "Answer", "Asked", "FakeUpstream", "chat_chunk", "done", "head", "said", "text_chunk"]
+__all__ = ["SSE", "Answer", "Asked", "FakeUpstream", "answer_of", "chat_chunk", "done", "head", "text_chunk"]
 
 _TIMEOUT_S = 10.0
 
@@ -64,13 +64,13 @@ def done(usage: tuple[int, int] | None = (3, 4)) -> bytes:
     return (_event({"choices": [], "usage": counts}) if counts else b"") + b"data: [DONE]\n\n"
 
 
-def said(*texts: str, usage: tuple[int, int] | None = (3, 4)) -> bytes:
-    """A whole answer of `/v1/completions`."""
+def answer_of(*texts: str, usage: tuple[int, int] | None = (3, 4)) -> bytes:
+    """Return a whole answer of `/v1/completions`."""
     return SSE + b"".join(map(text_chunk, texts)) + text_chunk("", "stop") + done(usage)
 
 
 class FakeUpstream:
-    """Answers requests with `answers`, one after the other, and the last one again and again."""
+    """A server that answers requests with `answers`, one after the other. The last answer is repeated."""
 
     def __init__(self, *answers: Answer | bytes, models: object = None) -> None:
         self.asked: list[Asked] = []

@@ -22,7 +22,7 @@ Pairs = dict[str, tuple[NDArray[np.float32], NDArray[np.float32]]]
 
 
 def random_pairs(shapes: Mapping[str, tuple[int, int]], strength: float) -> Pairs:
-    """Of each layer's lora_A and lora_B. Strength 1 adds about as much as came in."""
+    """Return random lora_A and lora_B of each layer. With strength 1, their output is about as large as their input."""
     numbers = np.random.default_rng(5)
 
     def normal(rows: int, columns: int, scale: float) -> NDArray[np.float32]:
@@ -35,7 +35,7 @@ def random_pairs(shapes: Mapping[str, tuple[int, int]], strength: float) -> Pair
 
 
 def save(path: Path, pairs: Pairs, **config: Any) -> Path:  # Any: whatever a config file may hold
-    """An adapter's directory, with `lora_alpha` as large as the rank unless `config` says otherwise."""
+    """Write an adapter's directory. `lora_alpha` is the rank unless `config` says otherwise."""
     tensors = {}
     for name, (a, b) in pairs.items():
         tensors[f"base_model.model.{name}.lora_A.weight"] = a
@@ -48,7 +48,7 @@ def save(path: Path, pairs: Pairs, **config: Any) -> Path:  # Any: whatever a co
 
 
 def save_tensors(file: Path, tensors: Mapping[str, NDArray[Any]], dtype: str = "") -> None:  # Any: of any dtype
-    """`dtype` says what numpy has no name for."""
+    """Write tensors. `dtype` names types that numpy does not have."""
     head: dict[str, object] = {"__metadata__": {"format": "pt"}}
     written = b""
     for name, tensor in tensors.items():
@@ -61,11 +61,11 @@ def save_tensors(file: Path, tensors: Mapping[str, NDArray[Any]], dtype: str = "
 
 
 def answer(spec: EngineSpec) -> list[int]:
-    """The likeliest twelve tokens."""
+    """Return the twelve most likely tokens, one after the other."""
     engine = load_engine(spec)
     engine.submit(Sequence(1, (5, 6, 7), Sampling(temperature=0.0, seed=0, max_tokens=12, ignore_eos=True)))
-    said: list[Delta] = []
-    while not said or said[-1].finish_reason is None:
-        said += engine.step()
+    deltas: list[Delta] = []
+    while not deltas or deltas[-1].finish_reason is None:
+        deltas += engine.step()
     engine.close()
-    return [token_id for delta in said for token_id in delta.token_ids]
+    return [token_id for delta in deltas for token_id in delta.token_ids]

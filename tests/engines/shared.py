@@ -12,7 +12,7 @@ SHARED_LAWS = [law for law in laws if law.name != ON_ITS_OWN]
 
 
 class Shared:
-    """`make()` returns the same engine each time, and the fixture closes it."""
+    """Returns the same engine for each call. Its fixture closes it."""
 
     def __init__(self, engine: Engine) -> None:
         self.capabilities = engine.capabilities

@@ -81,13 +81,13 @@ _ids = itertools.count(1)
 
 @dataclass(frozen=True)
 class Speaker:
-    """An engine, and what its ids mean."""
+    """An engine, and the text of its ids."""
 
     engine: Engine
     tokenizer: Tokenizer
 
     def ask(self, *asked: Sampling) -> list[tuple[str, Delta]]:
-        """The text of each answer and its last delta, of all of them side by side."""
+        """Run all requests at the same time; returns the text and the last delta of each answer."""
         ids: dict[int, list[int]] = {}
         ends: dict[int, Delta] = {}
         for sampling in asked:
@@ -120,7 +120,7 @@ def speaker(request: pytest.FixtureRequest) -> Iterator[Speaker]:
 
 
 def _asked(grammar: Grammar | None, **sampling: object) -> list[Sampling]:
-    """Greedy, and with a seed."""
+    """Return the same request, greedy and with a seed."""
     plain = replace(Sampling(max_tokens=60, grammar=grammar), **sampling)  # type: ignore[arg-type]
     return [replace(plain, temperature=0.0, seed=0), replace(plain, seed=1, top_p=0.9)]
 
@@ -134,7 +134,7 @@ def test_answers_conform_to_a_schema(name: str, speaker: Speaker) -> None:
 
 
 def test_white_space_is_bounded(speaker: Speaker) -> None:
-    """A model that wants nothing else gets one space, behind a colon or a comma."""
+    """A model that would write only white space can write one space after a colon or a comma."""
     vocabulary = speaker.tokenizer.get_vocab(with_added_tokens=False)
     spaces = [token_id for piece, token_id in vocabulary.items() if set(piece) <= set("\u0120\u010a\u010d\u0109")]
     bias = tuple((token_id, 90.0) for token_id in spaces)

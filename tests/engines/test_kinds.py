@@ -29,7 +29,7 @@ GGUF = ModelCard(
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """Makes only these packages look installed."""
+    """Make only these packages appear installed."""
     there = {"openvino", "openvino_genai", "xllamacpp", "torch", "transformers", "vllm"}
     monkeypatch.setattr(kinds, "find_spec", lambda name: name if name in there else None)
     return there

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 import uvloop
-from tests.engines.asking import ask, oracle
+from tests.engines.sequences import expected_ids, make_sequence
 from tests.processes import wait_ended
 from tests.waiting import LONG_S, turn, until
 
@@ -69,7 +69,7 @@ class Listener:
 
 
 class Engine:
-    """A supervisor, and what changed about it."""
+    """A supervisor, and a record of its changes."""
 
     def __init__(self, spec: EngineSpec, stall_s: float, load_s: float) -> None:
         self.supervisor = Supervisor(spec, on_change=self._note, stall_s=stall_s, load_s=load_s)
@@ -95,14 +95,14 @@ class Engine:
         return listener
 
     async def answers(self, sequence: Sequence) -> bool:
-        return (await self.submit(sequence).ended()).ids == oracle(sequence)
+        return (await self.submit(sequence).ended()).ids == expected_ids(sequence)
 
 
 @asynccontextmanager
 async def supervised(
     spec: EngineSpec | None = None, *, stall_s: float = 10, load_s: float = 10, **options: float
 ) -> AsyncIterator[Engine]:
-    """A running supervisor; leaves no process behind."""
+    """Run a supervisor. At the end of the block, no process may remain."""
     spec = spec or EngineSpec(engine="scripted", context_tokens=512, options=options)
     engine = Engine(spec, stall_s, load_s)
     before = set(psutil.Process().children())
@@ -118,7 +118,7 @@ async def supervised(
 
 @pytest.fixture
 def imposter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Replaces the worker by a script of the test. It has the names `sock`, `start` and those of the protocol."""
+    """Replace the worker by a script, which can use the names `sock`, `start` and those of the protocol."""
 
     def install(body: str) -> None:
         script = tmp_path / "worker"
@@ -152,11 +152,11 @@ async def test_deltas_reach_their_receivers() -> None:
         supervisor = await engine.ready()
         assert supervisor.capabilities is not None
         assert supervisor.capabilities.engine == "scripted 1"
-        sequences = [ask(number, 3 + number) for number in range(1, 20)]
+        sequences = [make_sequence(number, 3 + number) for number in range(1, 20)]
         listeners = [engine.submit(sequence) for sequence in sequences]
         assert supervisor.num_sequences == 19
         for sequence, listener in zip(sequences, listeners, strict=True):
-            assert (await listener.ended()).ids == oracle(sequence)
+            assert (await listener.ended()).ids == expected_ids(sequence)
             assert [delta.start for delta in listener.deltas] == list(range(len(listener.ids)))
             assert listener.finish_reason == "length"
         assert supervisor.num_sequences == 0
@@ -165,42 +165,42 @@ async def test_deltas_reach_their_receivers() -> None:
 async def test_submit_before_ready_is_refused() -> None:
     async with supervised() as engine:
         with pytest.raises(EngineLost) as caught:
-            engine.submit(ask(1))
+            engine.submit(make_sequence(1))
         assert caught.value.retry_after_s == 0.5
         assert engine.supervisor.num_sequences == 0
         await engine.ready()
-        assert await engine.answers(ask(1))
+        assert await engine.answers(make_sequence(1))
 
 
 async def test_abort_ends_one_sequence() -> None:
     async with supervised(tokens_per_s=100) as engine:
         supervisor = await engine.ready()
-        victim, spared = engine.submit(ask(1, 400)), engine.submit(ask(2, 20))
+        victim, spared = engine.submit(make_sequence(1, 400)), engine.submit(make_sequence(2, 20))
         await victim.begun()
         for sequence_id in (1, 1, 77):
             supervisor.abort(sequence_id)
         assert (await victim.ended()).finish_reason == "cancelled"
-        assert (await spared.ended()).ids == oracle(ask(2, 20))
+        assert (await spared.ended()).ids == expected_ids(make_sequence(2, 20))
         supervisor.abort(1)
-        assert await engine.answers(ask(3))
+        assert await engine.answers(make_sequence(3))
 
 
 async def _kill_and_go_on() -> None:
     async with supervised(tokens_per_s=100) as engine:
         pid = (await engine.ready()).pid
         assert pid is not None
-        listeners = [engine.submit(ask(number, 400)) for number in (1, 2)]
+        listeners = [engine.submit(make_sequence(number, 400)) for number in (1, 2)]
         for listener in listeners:
             await listener.begun()
         os.kill(pid, signal.SIGKILL)
         for listener in listeners:
             assert isinstance((await listener.ended()).error, EngineLost)
-            assert listener.ids == oracle(ask(listeners.index(listener) + 1), len(listener.ids))
+            assert listener.ids == expected_ids(make_sequence(listeners.index(listener) + 1), len(listener.ids))
         assert "killed by SIGKILL" in engine.supervisor.last_reason
         supervisor = await engine.ready(after_pid=pid)
         assert (supervisor.restarts, supervisor.failures, supervisor.num_sequences) == (1, 0, 0)  # it has worked
         assert not psutil.pid_exists(pid)
-        assert await engine.answers(ask(3))
+        assert await engine.answers(make_sequence(3))
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -214,12 +214,12 @@ def test_killed_worker_ends_its_sequences_and_is_replaced(
 async def test_capabilities_stay_known_without_an_engine() -> None:
     async with supervised() as engine:
         supervisor = await engine.ready()
-        lost = engine.submit(ask(1, fault="crash"))
+        lost = engine.submit(make_sequence(1, fault="crash"))
         assert isinstance((await lost.ended()).error, EngineLost)
         assert supervisor.capabilities is not None
         assert not supervisor.is_ready
         with pytest.raises(EngineLost):
-            engine.submit(ask(2))
+            engine.submit(make_sequence(2))
 
 
 @pytest.mark.parametrize(("fault", "reason"), [("crash", "killed by SIGSEGV"), ("garbage", "RuntimeError: the script")])
@@ -227,49 +227,53 @@ async def test_a_lost_engine_has_a_reason(fault: str, reason: str) -> None:
     async with supervised(fault_after=2) as engine:
         pid = (await engine.ready()).pid
         # The poison last: writing to an engine that is dead already would lose what it had said.
-        neighbour, poison = engine.submit(ask(2, 400)), engine.submit(ask(1, 400, fault=fault))
+        neighbour, poison = engine.submit(make_sequence(2, 400)), engine.submit(make_sequence(1, 400, fault=fault))
         for listener in (poison, neighbour):
             error = (await listener.ended()).error
             assert isinstance(error, EngineLost)
             assert reason in error.message
-        assert poison.ids == oracle(ask(1, fault=fault), 2)
+        assert poison.ids == expected_ids(make_sequence(1, fault=fault), 2)
         await engine.ready(after_pid=pid)
-        assert await engine.answers(ask(3))
+        assert await engine.answers(make_sequence(3))
 
 
 async def test_stall_is_noticed_and_the_worker_replaced() -> None:
     async with supervised(stall_s=0.4, fault_after=2) as engine:
         pid = (await engine.ready()).pid
         assert pid is not None
-        stalled, neighbour = engine.submit(ask(1, 40, fault="stall")), engine.submit(ask(2, 400))
+        stalled, neighbour = engine.submit(make_sequence(1, 40, fault="stall")), engine.submit(make_sequence(2, 400))
         began_s = time.monotonic()
         for listener in (stalled, neighbour):
             assert isinstance((await listener.ended()).error, EngineStalled)
             assert listener.heard_s - began_s >= 0.4
         assert not psutil.pid_exists(pid)
         await engine.ready(after_pid=pid)
-        assert await engine.answers(ask(3))
+        assert await engine.answers(make_sequence(3))
 
 
 async def test_slow_engine_and_idle_engine_are_not_stalled() -> None:
     async with supervised(stall_s=1.5, tokens_per_s=0.8) as engine:
         pid = (await engine.ready()).pid
-        assert await engine.answers(ask(1, 3)), "more than a second between tokens, but steps all the while"
+        assert await engine.answers(make_sequence(1, 3)), "more than a second between tokens, but steps all the while"
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(engine.until(lambda supervisor: not supervisor.is_ready), 2)
-        assert await engine.answers(ask(2, 1))
+        assert await engine.answers(make_sequence(2, 1))
         assert engine.supervisor.pid == pid
 
 
 async def test_failed_sequence_spares_its_neighbours() -> None:
     async with supervised(fault_after=2) as engine:
         pid = (await engine.ready()).pid
-        failing, refused, spared = ask(1, fault="fail"), ask(2, prompt=b"x" * 600), ask(3, 30)
+        failing, refused, spared = (
+            make_sequence(1, fault="fail"),
+            make_sequence(2, prompt=b"x" * 600),
+            make_sequence(3, 30),
+        )
         listeners = [engine.submit(sequence) for sequence in (failing, refused, spared)]
         for listener in listeners:
             assert (await listener.ended()).error is None
         assert [listener.finish_reason for listener in listeners] == ["error", "error", "length"]
-        assert [listener.ids for listener in listeners] == [oracle(failing, 2), (), oracle(spared)]
+        assert [listener.ids for listener in listeners] == [expected_ids(failing, 2), (), expected_ids(spared)]
         assert "too long" in listeners[1].deltas[-1].failure
         assert engine.supervisor.pid == pid
 
@@ -315,7 +319,7 @@ async def test_garbage_after_valid_frames(imposter: Callable[[str], None]) -> No
     )
     async with supervised() as engine:
         await engine.ready()
-        listener = await engine.submit(ask(1)).ended()
+        listener = await engine.submit(make_sequence(1)).ended()
         assert listener.ids == (5,), "what came before the garbage counts"
         assert isinstance(listener.error, EngineLost)
         assert "sent invalid data" in listener.error.message
@@ -331,7 +335,7 @@ async def test_late_frames_of_an_earlier_epoch_are_ignored(imposter: Callable[[s
     )
     async with supervised() as engine:
         await engine.ready()
-        listener = await engine.submit(ask(1)).ended()
+        listener = await engine.submit(make_sequence(1)).ended()
         assert (listener.ids, listener.finish_reason) == ((5,), "length")
 
 
@@ -342,7 +346,7 @@ async def test_a_model_that_cannot_be_loaded_is_retried_with_backoff() -> None:
         assert "no engine named 'nonsense'" in supervisor.last_reason
         assert supervisor.retry_after_s == 1
         with pytest.raises(EngineLost) as caught:
-            engine.submit(ask(1))
+            engine.submit(make_sequence(1))
         assert caught.value.retry_after_s == 1
         await engine.until(lambda supervisor: supervisor.failures == 2)
         assert engine.changed_s[1] - engine.changed_s[0] >= 1
@@ -379,10 +383,10 @@ async def test_signals_of_the_terminal_end_no_stream(number: signal.Signals) -> 
     async with supervised(tokens_per_s=100) as engine:
         pid = (await engine.ready()).pid
         assert pid is not None
-        listener = await engine.submit(ask(1, 20)).begun()
+        listener = await engine.submit(make_sequence(1, 20)).begun()
         os.kill(pid, number)
-        assert (await listener.ended()).ids == oracle(ask(1, 20))
-        assert await engine.answers(ask(2))
+        assert (await listener.ended()).ids == expected_ids(make_sequence(1, 20))
+        assert await engine.answers(make_sequence(2))
         assert engine.supervisor.pid == pid
 
 
@@ -396,18 +400,18 @@ async def test_engine_does_not_run_ahead_of_a_server_that_is_busy() -> None:
     async with supervised(EngineSpec(engine="scripted", context_tokens=20_512)) as engine:
         supervisor = await engine.ready()
         worker = psutil.Process(supervisor.pid)
-        listener = await engine.submit(ask(1, 20_000)).begun()
+        listener = await engine.submit(make_sequence(1, 20_000)).begun()
         until(lambda: _is_blocked(worker))  # the loop is held up here, and reads nothing
         supervisor.abort(1)
         assert (await listener.ended()).finish_reason == "cancelled"
-        assert listener.ids == oracle(ask(1), len(listener.ids))
+        assert listener.ids == expected_ids(make_sequence(1), len(listener.ids))
         assert len(listener.ids) < 5_000  # what a socket holds is some 300, and a busy machine may be late
 
 
 _PARENT = """
 import asyncio, sys
 from tailrace.engines import EngineSpec, Supervisor
-from tests.engines.asking import ask
+from tests.engines.sequences import make_sequence
 
 class Listener:
     def push(self, delta):
@@ -422,7 +426,7 @@ def begin():
         if fault == "idle":
             print(supervisor.pid, flush=True)
         else:
-            supervisor.submit(ask(1, 400, fault=fault.removesuffix("running")), Listener())
+            supervisor.submit(make_sequence(1, 400, fault=fault.removesuffix("running")), Listener())
 
 spec = EngineSpec(engine="scripted", options={"fault_after": 2, "tokens_per_s": 50})
 supervisor = Supervisor(spec, on_change=begin)

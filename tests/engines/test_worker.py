@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import msgspec
 import psutil
 import pytest
-from tests.engines.asking import ask, oracle
+from tests.engines.sequences import expected_ids, make_sequence
 from tests.waiting import LONG_S, until
 
 from tailrace.engines.promise import Delta
@@ -61,7 +61,7 @@ class Worker:
         self.socket.sendall(b"".join(map(encode, messages)))
 
     def receive(self) -> FromWorker | None:
-        """The next message, or None when the worker has closed its end."""
+        """Return the next message, or None if the worker has closed its end."""
         while not self._bodies:
             chunk = self.socket.recv(65536)
             if not chunk:
@@ -71,7 +71,7 @@ class Worker:
         return message
 
     def frames(self, num_ends: int) -> list[Frame]:
-        """Frames until so many sequences have ended."""
+        """Return frames until this number of sequences has ended."""
         frames: list[Frame] = []
         while num_ends:
             frame = self.receive()
@@ -115,54 +115,54 @@ def test_ready_says_version_epoch_and_capabilities(worker: Worker) -> None:
 
 
 def test_one_frame_a_step_until_all_have_ended(worker: Worker) -> None:
-    sequences = [ask(1, 3), ask(2, 9), ask(3, 6)]
+    sequences = [make_sequence(1, 3), make_sequence(2, 9), make_sequence(3, 6)]
     worker.start(epoch=5).send(*map(Submit, sequences))
     frames = worker.frames(3)
     assert [frame.step for frame in frames] == list(range(1, 10))
     assert {frame.epoch for frame in frames} == {5}
     for sequence in sequences:
-        assert _ids(_deltas(frames, sequence.sequence_id)) == oracle(sequence)
+        assert _ids(_deltas(frames, sequence.sequence_id)) == expected_ids(sequence)
 
 
 def test_messages_may_come_in_any_pieces(worker: Worker) -> None:
-    sequence = ask(1)
+    sequence = make_sequence(1)
     start = Start(PROTOCOL_VERSION, 1, EngineSpec(engine="scripted"))
     for message in (start, Submit(sequence)):
         for byte in encode(message):
             worker.socket.sendall(bytes((byte,)))
     assert isinstance(worker.receive(), Ready)
-    assert _ids(_deltas(worker.frames(1), 1)) == oracle(sequence)
+    assert _ids(_deltas(worker.frames(1), 1)) == expected_ids(sequence)
 
 
 def test_abort_ends_a_sequence_and_no_other(worker: Worker) -> None:
-    worker.start(tokens_per_s=50).send(Submit(ask(1, 400)), Submit(ask(2, 12)), Abort(77))
+    worker.start(tokens_per_s=50).send(Submit(make_sequence(1, 400)), Submit(make_sequence(2, 12)), Abort(77))
     assert isinstance(worker.receive(), Frame)
     worker.send(Abort(1), Abort(1))
     frames = worker.frames(2)
     assert [delta.finish_reason for delta in _deltas(frames, 1)][-1] == "cancelled"
     assert _deltas(frames, 2)[-1].finish_reason == "length"
-    worker.send(Abort(1), Abort(2), Submit(ask(3)))
-    assert _ids(_deltas(worker.frames(1), 3)) == oracle(ask(3))
+    worker.send(Abort(1), Abort(2), Submit(make_sequence(3)))
+    assert _ids(_deltas(worker.frames(1), 3)) == expected_ids(make_sequence(3))
 
 
 @pytest.mark.parametrize("with_neighbour", [False, True])
 def test_refused_sequence_ends_in_a_frame(worker: Worker, with_neighbour: bool) -> None:
-    neighbours = [ask(1)] if with_neighbour else []
-    worker.start().send(*map(Submit, [*neighbours, ask(2, prompt=b"x" * 600)]))
+    neighbours = [make_sequence(1)] if with_neighbour else []
+    worker.start().send(*map(Submit, [*neighbours, make_sequence(2, prompt=b"x" * 600)]))
     frames = worker.frames(1 + len(neighbours))
     (refused,) = _deltas(frames, 2)
     assert (refused.start, refused.token_ids, refused.finish_reason) == (0, (), "error")
     assert "too long" in refused.failure
-    assert _ids(_deltas(frames, 1)) == (oracle(ask(1)) if with_neighbour else ())
+    assert _ids(_deltas(frames, 1)) == (expected_ids(make_sequence(1)) if with_neighbour else ())
 
 
 def test_empty_frames_are_sent(worker: Worker) -> None:
-    worker.start(tokens_per_s=10).send(Submit(ask(1, 2)))
+    worker.start(tokens_per_s=10).send(Submit(make_sequence(1, 2)))
     assert [] in [frame.deltas for frame in worker.frames(1)]
 
 
 def test_an_exception_of_the_engine_is_the_last_frame(worker: Worker) -> None:
-    worker.start(fault_after=1).send(Submit(ask(1, fault="garbage")))
+    worker.start(fault_after=1).send(Submit(make_sequence(1, fault="garbage")))
     assert isinstance(worker.receive(), Frame)
     assert worker.receive() == Fatal("RuntimeError: the script says so")
     assert worker.receive() is None
@@ -199,7 +199,7 @@ def test_garbage_at_first_ends_the_worker(worker: Worker, garbage: bytes) -> Non
 def test_garbage_later_is_named_and_ends_the_worker(worker: Worker, garbage: bytes, busy: bool) -> None:
     worker.start(tokens_per_s=50)
     if busy:
-        worker.send(Submit(ask(1, 400)))
+        worker.send(Submit(make_sequence(1, 400)))
         assert isinstance(worker.receive(), Frame)
     worker.socket.sendall(garbage)
     while isinstance(last := worker.receive(), Frame):
@@ -214,14 +214,14 @@ def test_closed_socket_ends_the_worker(worker: Worker, moment: str) -> None:
     if moment != "before the start":
         worker.start(tokens_per_s=50)
     if moment == "running":
-        worker.send(Submit(ask(1, 400)))
+        worker.send(Submit(make_sequence(1, 400)))
         assert isinstance(worker.receive(), Frame)
     worker.socket.close()
     assert worker.wait() == (0, "")
 
 
 def _is_blocked(worker: Worker) -> bool:
-    """Return whether it waits in a system call and uses no processor time."""
+    """Return whether a process waits in a system call and uses no processor time."""
     process = psutil.Process(worker.process.pid)
     used = process.cpu_times()
     is_asleep = all(process.status() == psutil.STATUS_SLEEPING for _ in range(20))
@@ -229,17 +229,17 @@ def _is_blocked(worker: Worker) -> bool:
 
 
 def test_engine_does_not_run_ahead_of_a_server_that_does_not_read(worker: Worker) -> None:
-    worker.start().send(Submit(ask(1, 500)))
+    worker.start().send(Submit(make_sequence(1, 500)))
     until(lambda: _is_blocked(worker))
     worker.send(Abort(1))
     deltas = _deltas(worker.frames(1), 1)
     assert deltas[-1].finish_reason == "cancelled", "it ran to the end although nobody read"
     assert 1 <= deltas[-1].start <= 200
-    assert _ids(deltas) == oracle(ask(1), deltas[-1].start)
+    assert _ids(deltas) == expected_ids(make_sequence(1), deltas[-1].start)
 
 
 def test_closed_socket_ends_a_worker_that_waits_to_write(worker: Worker) -> None:
-    worker.start().send(Submit(ask(1, 500)))
+    worker.start().send(Submit(make_sequence(1, 500)))
     until(lambda: _is_blocked(worker))
     worker.socket.close()
     assert worker.wait() == (0, "")
@@ -247,14 +247,14 @@ def test_closed_socket_ends_a_worker_that_waits_to_write(worker: Worker) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_of_the_terminal_are_ignored(worker: Worker, number: signal.Signals) -> None:
-    worker.start(tokens_per_s=100).send(Submit(ask(1, 20)))
+    worker.start(tokens_per_s=100).send(Submit(make_sequence(1, 20)))
     assert isinstance(worker.receive(), Frame)
     worker.process.send_signal(number)
     deltas = _deltas(worker.frames(1), 1)
     assert deltas[-1].finish_reason == "length"
     worker.process.send_signal(number)
-    worker.send(Submit(ask(2)))
-    assert _ids(_deltas(worker.frames(1), 2)) == oracle(ask(2))
+    worker.send(Submit(make_sequence(2)))
+    assert _ids(_deltas(worker.frames(1), 2)) == expected_ids(make_sequence(2))
 
 
 def test_a_worker_without_its_parent_does_not_start() -> None:
@@ -267,15 +267,15 @@ def test_large_prompts_and_many_at_once(worker: Worker) -> None:
     spec = EngineSpec(engine="scripted", context_tokens=1_000_000, max_sequences=500)
     worker.send(Start(PROTOCOL_VERSION, 1, spec))
     assert isinstance(worker.receive(), Ready)
-    large = ask(1, 2, prompt=bytes(range(256)) * 2000)
-    worker.send(Submit(large), *(Submit(ask(number, 2)) for number in range(2, 300)))
+    large = make_sequence(1, 2, prompt=bytes(range(256)) * 2000)
+    worker.send(Submit(large), *(Submit(make_sequence(number, 2)) for number in range(2, 300)))
     frames = worker.frames(299)
-    assert _ids(_deltas(frames, 1)) == oracle(large)
-    assert _ids(_deltas(frames, 299)) == oracle(ask(299, 2))
+    assert _ids(_deltas(frames, 1)) == expected_ids(large)
+    assert _ids(_deltas(frames, 299)) == expected_ids(make_sequence(299, 2))
 
 
 def test_frames_have_the_documented_format(worker: Worker) -> None:
-    worker.start().send(Submit(ask(1, 1)))
+    worker.start().send(Submit(make_sequence(1, 1)))
     until(lambda: bool(worker.socket.recv(4, socket.MSG_PEEK)))
     raw = worker.socket.recv(65536)
     assert int.from_bytes(raw[:4], "little") == len(raw) - 4
@@ -283,5 +283,5 @@ def test_frames_have_the_documented_format(worker: Worker) -> None:
         "frame",
         1,
         1,
-        [[1, 0, [*oracle(ask(1, 1))], [], "length", "", [], None, False, False]],
+        [[1, 0, [*expected_ids(make_sequence(1, 1))], [], "length", "", [], None, False, False]],
     ]

@@ -23,13 +23,13 @@ import pytest
 from tests.api.oracle import Answer
 from tests.api.process import Server
 from tests.clients.conftest import no_settings
+from tests.differential.all_drivers import DRIVERS
 from tests.differential.drivers import Driver, params
-from tests.differential.every import DRIVERS
 from tests.faults.apart import apart, dropping, narrow
 from tests.faults.house import House
 from tests.faults.laws import Seen, check, status_of
+from tests.http.disconnecting import DisconnectingClient
 from tests.http.frames import CLOSE, TEXT, FrameWire, frame
-from tests.http.leaver import Leaver
 from tests.http.wire import Wire, as_json
 from tests.missing import skip_missing
 from tests.waiting import until
@@ -315,7 +315,7 @@ def test_a_cable_is_pulled_and_put_back(tmp_path: Path) -> None:
         stream = house.begin(Answer("Cable.", 450, seed=1)).seen(1)
         descriptors = psutil.Process(house.server.process.pid).num_fds
         num_before = descriptors()
-        with Leaver(house.server) as reader:
+        with DisconnectingClient(house.server) as reader:
             reader.send("GET", f"{stream.path}/events")
             assert reader.head() == 200
             seen = [reader.event() for _ in range(20)]

@@ -28,7 +28,7 @@ import psutil
 import pytest
 from tests.api.oracle import Answer
 from tests.api.process import Server
-from tests.api.witness import PACED, nobody_held_up
+from tests.api.unaffected import PACED, unaffected_stream
 from tests.dialects.sse import whole_events
 from tests.faults.house import House
 from tests.faults.laws import Seen, check, status_of
@@ -342,7 +342,7 @@ _LONG_PROMPTS = ("words " * 1_700_000, "x" * 10_000_000, "🌊" * 2_500_000)
 def test_a_prompt_of_megabytes_delays_no_other(content: str) -> None:
     with (
         contextlib.closing(Server(PACED, "--body-bytes", "12000000").wait_ready()) as server,
-        nobody_held_up(server) as other,
+        unaffected_stream(server) as other,
     ):
         before = other.num_events
         refusal = server.post("/v1/streams", {"prompt": content, "max_tokens": 1})

@@ -26,7 +26,7 @@ def shown_before(ids: list[int]) -> str:
 
 
 def stopped(text: str, stops: tuple[str, ...], include: bool) -> tuple[str, str | None]:
-    """By the definition: the match that completes first, and of those the longest."""
+    """Stop a text as defined: at the match that completes first, and of several at the longest."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -69,7 +69,7 @@ def test_the_text_equals_the_oracles(seed: int, num_tokens: int, num_steps: int,
 def test_a_stop_string_at_any_position(
     seed: int, start: int, length: int, other: str, include: bool, num_steps: int
 ) -> None:
-    """The stop string is cut out of the answer itself, so that it begins and ends inside tokens and characters."""
+    """The stop string is a part of the answer, so it begins and ends inside tokens and characters."""
 
     async def scenario() -> None:
         harness = Harness()
@@ -185,7 +185,7 @@ BEHIND = "}\n</tool_call> Then <tool_call>"
 
 
 def say(harness: Harness, run: Run, text: str, num_tokens: int) -> None:
-    """The engine generates a text from its start, one token per byte, with this many tokens per step."""
+    """Generate a text with one token for each byte, and this many tokens in each step."""
     sequence_id, ids = run.choices[0].sequence.sequence_id, tuple(text.encode())
     for start in range(0, len(ids), num_tokens):
         harness.engine.deliver([Delta(sequence_id, start, ids[start : start + num_tokens])])

@@ -245,7 +245,7 @@ async def test_truncation_keeps_the_end() -> None:
 
 @contextmanager
 def threads_busy() -> Iterator[None]:
-    """What is to be done in a thread of the event loop's is done afterwards."""
+    """Occupy the event loop's threads: other work for a thread waits until the end of the block."""
     free = threading.Event()
     threads = ThreadPoolExecutor(1)
     threads.submit(free.wait)

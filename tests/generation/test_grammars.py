@@ -20,7 +20,7 @@ UNSATISFIABLE = Grammar("json_schema", '{"type":"object","properties":{"a":{}},"
 
 
 def able() -> Harness:
-    """An engine that announces grammars."""
+    """A generator whose engine supports grammars."""
     harness = Harness()
     capabilities = harness.engine.capabilities
     assert capabilities is not None

@@ -65,13 +65,14 @@ def test_reasoning_is_separated_from_text(num_steps: int, num_tokens: int) -> No
 
 
 def _num_reasoning(num_tokens: int) -> int:
-    """From the whole first marker to the end of the second, without the white space behind that."""
+    """Count the tokens from the beginning of the first marker to the end of the second, without the white space after
+    it."""
     return min(num_tokens, OPEN + THINKS + CLOSE - 2) if num_tokens >= OPEN - 1 else 0
 
 
 @pytest.mark.parametrize("num_given", range(1, WHOLE))
 async def test_it_continues_after_a_crash(num_given: int) -> None:
-    """In the middle of either marker, too."""
+    """The crash may be inside a marker."""
     harness = thinking()
     run = await begin(harness)
     for _ in range(num_given):
@@ -179,7 +180,7 @@ async def test_a_stream_of_two_choices_is_counted_after_a_restart() -> None:
 
 
 async def test_earlier_reasoning_that_the_template_leaves_out_uses_no_tokens() -> None:
-    """The length of a prompt is known only after the template was applied."""
+    """The length of a prompt is known only after the template is rendered."""
     harness = Harness(context_tokens=200)
     said = (Message("user", "Hi"), Message("assistant", "Ho", reasoning="hm " * 500), Message("user", "Hi"))
     run = await begin(harness, messages=said, sampling=Sampling(temperature=0.0, seed=1, max_tokens=9))

@@ -452,7 +452,7 @@ async def test_a_cancelled_request_is_tried_too() -> None:
 
 @pytest.mark.parametrize(("num_kills", "status"), [(4, "done"), (5, "error")])
 async def test_kills_from_outside_need_more_evidence(num_kills: int, status: str) -> None:
-    """As when memory runs out whenever this request is on the engine."""
+    """Kills can come from outside, for example if memory runs out whenever this request is on the engine."""
     harness = Harness()
     run, neighbour = await harness.create("Hi", greedy(20)), await harness.create("Ho", greedy(20))
     harness.engine.step(7)

@@ -20,7 +20,7 @@ _RUN = "import sys; from autobahntestsuite.wstest import run; sys.exit(run())"
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a case went, and how its closing did, in the suite's words."""
+    """The result of a case, and of its closing handshake, in the suite's words."""
 
     case: str
     behavior: str
@@ -28,7 +28,7 @@ class Outcome:
 
 
 class Suite:
-    """The suite, installed. Skips the test where it cannot be."""
+    """The installed suite. Skips the test if it cannot be installed."""
 
     def __init__(self) -> None:
         self._python = _python()
@@ -65,7 +65,7 @@ def _python() -> str:
     candidates = [shutil.which("python2.7"), *sorted(Path.home().glob(".pyenv/versions/2.7*/bin/python2.7"))]
 
     def runs(candidate: str) -> bool:
-        """What pyenv puts on the PATH is there for every version, and does not always lead to one."""
+        """Return whether a program starts. pyenv puts programs on the PATH that exist only for some versions."""
         return subprocess.run([candidate, "-c", "import sys"], capture_output=True, check=False).returncode == 0
 
     found = next(filter(runs, map(str, filter(None, candidates))), None)

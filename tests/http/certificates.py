@@ -15,7 +15,7 @@ __all__ = ["write_certificate"]
 
 
 def write_certificate(directory: Path, name: str) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that signs itself; returns its file and that of its key."""
+    """Write a self-signed certificate for 127.0.0.1. Returns the files of the certificate and of its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)

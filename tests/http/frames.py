@@ -47,7 +47,7 @@ class FrameWire(Wire):
         assert self.head() == 101
 
     def frame(self) -> tuple[int, bytes]:
-        """The next frame. Raises: EOFError if the connection ends."""
+        """Return the next frame. Raises: EOFError if the connection ends."""
         opcode, length = self.take(2)
         assert opcode & 0x70 == 0
         if length == 126:
@@ -57,7 +57,7 @@ class FrameWire(Wire):
         return opcode & 0x0F, self.take(length)
 
     def closing(self) -> tuple[int, str]:
-        """Code and reason of the close frame, past all others."""
+        """Return code and reason of the close frame, and skip frames before it."""
         while True:
             opcode, payload = self.frame()
             if opcode == CLOSE:

@@ -31,7 +31,7 @@ http {{
 
 
 def recipe() -> str:
-    """The configuration as it is printed."""
+    """Return the configuration as it is printed."""
     found = re.findall(r"^```nginx\n(.*?)^```", _PAGE.read_text(), re.DOTALL | re.MULTILINE)
     assert len(found) == 1
     return str(found[0])
@@ -39,8 +39,8 @@ def recipe() -> str:
 
 @contextlib.contextmanager
 def secured(directory: Path, server_port: int) -> Iterator[int]:
-    """nginx with the recipe, a certificate of its own and one user; yields its port. Of the recipe, only the port of
-    the server, its own port and where files are is another one. Skips where there is no nginx or no openssl."""
+    """Start nginx with the recipe, a certificate and one user; yields its port. Only the server's port, nginx's port
+    and paths of files differ from the recipe. Skips the test if nginx or openssl is missing."""
     if missing := [name for name in ("nginx", "openssl") if shutil.which(name) is None]:
         skip_missing(missing[0])
     with socket.create_server(("127.0.0.1", 0)) as free:

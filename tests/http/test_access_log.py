@@ -29,7 +29,7 @@ def logged() -> Iterator[Server]:
 
 
 def _line(server: Server, pattern: str) -> dict[str, str]:
-    """The fields of the line with this in it, once it is there."""
+    """Wait for a line that contains this text, and return its fields."""
     found = _LINE.fullmatch(server.wait_line(pattern).string)
     assert found is not None, server.log
     return {**found.groupdict(), **dict(pair.split("=", 1) for pair in found["rest"].split(" "))}

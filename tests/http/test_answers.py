@@ -159,7 +159,8 @@ async def test_other_tasks_run_while_a_socket_accepts_everything() -> None:
 
 
 def test_resuming_encodes_only_written_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not what came before, whose texts so far take bytes in the square of the stream's length."""
+    """Earlier events are not encoded: on this wire, their texts together have a size of the square of the stream's
+    length."""
     rendered: list[bytes] = []
     encoders = type(VIEWS["cumulative"].open(facts()))
     encode = encoders.encode
@@ -184,7 +185,7 @@ def test_resuming_encodes_only_written_events(monkeypatch: pytest.MonkeyPatch) -
 
 
 async def followed(harness: Harness, log: StreamLog, after: int) -> bytes:
-    """GET /generate-stream, from behind an event on."""
+    """Follow GET /generate-stream after an event."""
     body = b""
 
     async def send(message: Message) -> None:

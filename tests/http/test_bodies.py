@@ -13,7 +13,8 @@ LARGEST = SETTINGS.body_bytes
 
 
 def _fill(budget: BodyBudget, caller: str) -> list[int]:
-    """Take the largest bodies that one caller gets, until not even 100 bytes are taken; returns their sizes."""
+    """Read bodies of the largest size that is allowed to one caller, until not even 100 bytes are allowed; returns
+    their sizes."""
     taken = []
     size = LARGEST
     while size >= 100:

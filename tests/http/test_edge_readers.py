@@ -18,8 +18,8 @@ import psutil
 import pytest
 from tests.api.oracle import Answer
 from tests.api.process import Server
+from tests.http.disconnecting import LIMITS, SMALL_BYTES, DisconnectingClient, refused, wait_connections
 from tests.http.frames import TEXT, FrameWire, frame
-from tests.http.leaver import LIMITS, SMALL_BYTES, Leaver, refused, wait_connections
 from tests.http.wire import Wire, sse_ids
 from tests.waiting import LONG_S
 
@@ -28,7 +28,7 @@ LONG = Answer("Long.", 40_000, seed=1)  # some megabytes: more than the kernel t
 linux = pytest.mark.skipif(sys.platform != "linux", reason="what the kernel is asked for is Linux's")
 
 
-def read_long(client: Leaver, stream_id: str, after: str = "") -> None:
+def read_long(client: DisconnectingClient, stream_id: str, after: str = "") -> None:
     client.send("GET", f"/v1/streams/{stream_id}/events", None, {"last-event-id": after})
     assert client.head() == 200
 
@@ -47,7 +47,7 @@ def edge() -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def long_id(edge: Server) -> str:
-    """A stream that is complete."""
+    """Return the id of a complete stream."""
     stream_id = edge.create({"prompt": "Long.", "max_tokens": LONG.count, "seed": LONG.seed})
     edge.wait_state(stream_id, "done", timeout_s=LONG_S)
     return stream_id
@@ -58,7 +58,7 @@ def long_id(edge: Server) -> str:
 
 @pytest.mark.parametrize("taken_bytes", [0, 1, 100, 30_000], ids=lambda count: f"{count}-bytes-a-second")
 def test_a_too_slow_reader_is_cut_off_and_can_resume(edge: Server, long_id: str, taken_bytes: int) -> None:
-    with Leaver(edge, receive_bytes=SMALL_BYTES) as client:
+    with DisconnectingClient(edge, receive_bytes=SMALL_BYTES) as client:
         read_long(client, long_id)
         gone = threading.Event()
         thread = threading.Thread(target=client.dribble, args=(taken_bytes, gone))
@@ -69,13 +69,13 @@ def test_a_too_slow_reader_is_cut_off_and_can_resume(edge: Server, long_id: str,
         seen, is_complete = client.rest()
     assert not is_complete
     seen, last_id = whole(seen)
-    with Leaver(edge) as client:
+    with DisconnectingClient(edge) as client:
         read_long(client, long_id, last_id)
         assert seen + client.body() == b"".join(LONG.native(long_id))
 
 
 def test_a_slow_reader_gets_everything(edge: Server, long_id: str) -> None:
-    with Leaver(edge, receive_bytes=SMALL_BYTES) as client:
+    with DisconnectingClient(edge, receive_bytes=SMALL_BYTES) as client:
         read_long(client, long_id)
         pieces = []
         while piece := client.chunk():
@@ -85,45 +85,47 @@ def test_a_slow_reader_gets_everything(edge: Server, long_id: str) -> None:
 
 
 def test_a_whole_answer_that_is_not_read(edge: Server) -> None:
-    """Larger than a piece, and behind it the connection would be closed anyway."""
-    with Leaver(edge, receive_bytes=SMALL_BYTES) as client:
+    """The answer is larger than one write. The connection would be closed after it anyway."""
+    with DisconnectingClient(edge, receive_bytes=SMALL_BYTES) as client:
         body = {"prompt": "Long.", "max_tokens": LONG.count, "seed": LONG.seed}
         client.send("POST", "/v1/completions", body, {"connection": "close"})
         assert client.head() == 200
         client.wait_ended()
 
 
-def leave_by_fin(client: Leaver) -> None:
+def leave_by_fin(client: DisconnectingClient) -> None:
     client.close()
 
 
-def leave_by_reset(client: Leaver) -> None:
+def leave_by_reset(client: DisconnectingClient) -> None:
     client.reset()
 
 
-def leave_by_half(client: Leaver) -> None:
-    """The server takes it for a disconnect, and closes the other half."""
+def leave_by_half(client: DisconnectingClient) -> None:
+    """Close one half: the server treats this as a disconnect, and closes the other half."""
     client.close_half()
     assert not client.rest()[1]
 
 
-def leave_by_cable(client: Leaver) -> None:
+def leave_by_cable(client: DisconnectingClient) -> None:
     client.vanish()
 
 
 @linux
 @pytest.mark.parametrize("leave", [leave_by_fin, leave_by_reset, leave_by_half, leave_by_cable])
-def test_a_stream_continues_without_its_reader(serve: Callable[..., Server], leave: Callable[[Leaver], None]) -> None:
+def test_a_stream_continues_without_its_reader(
+    serve: Callable[..., Server], leave: Callable[[DisconnectingClient], None]
+) -> None:
     server = serve("scripted:tokens_per_s=100", *LIMITS)
     answer = Answer("Long.", 12_000, seed=2)  # for two minutes
     stream_id = server.create({"prompt": "Long.", "max_tokens": answer.count, "seed": answer.seed})
-    with Leaver(server) as client:
+    with DisconnectingClient(server) as client:
         read_long(client, stream_id)
         seen = client.event()
         leave(client)
         client.wait_ended()
     assert server.state(stream_id)["status"] == "running"
-    with Leaver(server) as client:
+    with DisconnectingClient(server) as client:
         read_long(client, stream_id, sse_ids(seen)[0])
         for expected in answer.native(stream_id)[1:100]:
             assert client.event() == expected
@@ -132,10 +134,10 @@ def test_a_stream_continues_without_its_reader(serve: Callable[..., Server], lea
 @linux
 @pytest.mark.deep
 def test_a_silent_reader_without_a_network(serve: Callable[..., Server]) -> None:
-    """No bytes are sent, so only keep-alive packets of the kernel can notice it."""
+    """No bytes are sent, so only the kernel's keep-alive packets can detect it."""
     server = serve("scripted:tokens_per_s=0.001", "--heartbeat-s", "1000", *LIMITS)
     stream_id = server.create({"prompt": "Long.", "max_tokens": 300})
-    with Leaver(server) as client:
+    with DisconnectingClient(server) as client:
         read_long(client, stream_id)
         client.vanish()
         client.wait_ended()
@@ -164,19 +166,19 @@ def test_a_connection_too_many(serve: Callable[..., Server], flags: tuple[str, .
     with contextlib.ExitStack() as stack:
         upgraded = stack.enter_context(FrameWire(server.port))
         upgraded.open("/v1/ws")
-        others = [stack.enter_context(Leaver(server)) for _ in range(3)]
+        others = [stack.enter_context(DisconnectingClient(server)) for _ in range(3)]
         for one in others:
             assert one.request("GET", "/v1/models")[0] == 200
         for _ in range(3):
-            with Leaver(server) as client:
+            with DisconnectingClient(server) as client:
                 client.send("GET", "/v1/models")
                 assert refused(client) == 503
                 assert int(client.headers["retry-after"]) >= 1
         leaving: tuple[Wire, ...] = (upgraded, others[0])
-        for leaver in leaving:
-            leaver.close()
+        for closing in leaving:
+            closing.close()
             wait_connections(server, 3)
-            again = stack.enter_context(Leaver(server))
+            again = stack.enter_context(DisconnectingClient(server))
             assert again.request("GET", "/v1/models")[0] == 200
         for one in others[1:]:
             assert one.request("GET", "/v1/models")[0] == 200
@@ -185,17 +187,17 @@ def test_a_connection_too_many(serve: Callable[..., Server], flags: tuple[str, .
 @linux
 @pytest.mark.parametrize("limit", [64, None], ids=["places", "descriptors"])
 def test_a_process_without_descriptors_waits(serve: Callable[..., Server], limit: int | None) -> None:
-    """Places run out, or, where nearly all that there are is in use, descriptors do before them."""
+    """The limit is the number of connections or, if nearly all descriptors are in use, the number of descriptors."""
     server = serve("scripted:tokens_per_s=100", "--journal", "memory")  # one on disk needs a descriptor to be synced
     stream_id = server.create({"prompt": "Long.", "max_tokens": 500, "seed": 2})
     server.http.close()
-    with Leaver(server) as reader:
+    with DisconnectingClient(server) as reader:
         read_long(reader, stream_id)
         process = psutil.Process(server.process.pid)
         _, most = resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE)
         limit = limit or process.num_fds() + 6
         resource.prlimit(server.process.pid, resource.RLIMIT_NOFILE, (limit, most))
-        clients = [Leaver(server) for _ in range(150)]
+        clients = [DisconnectingClient(server) for _ in range(150)]
         statuses = set()
         for client in clients:
             with contextlib.suppress(ConnectionError, EOFError):
@@ -209,5 +211,5 @@ def test_a_process_without_descriptors_waits(serve: Callable[..., Server], limit
         for client in clients:
             client.close()
     wait_connections(server, 0)
-    with Leaver(server) as client:
+    with DisconnectingClient(server) as client:
         assert client.request("GET", "/v1/models")[0] == 200

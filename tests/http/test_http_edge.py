@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 import pytest
 from tests.api.oracle import Answer
 from tests.api.process import Server
+from tests.http.disconnecting import LIMITS, SMALL_BYTES, DisconnectingClient, refused
 from tests.http.frames import TEXT, FrameWire, frame
-from tests.http.leaver import LIMITS, SMALL_BYTES, Leaver, refused
 from tests.http.wire import as_json, sse_ids
 from tests.waiting import LONG_S
 
@@ -38,13 +38,13 @@ def edge() -> Iterator[Server]:
 
 @pytest.mark.parametrize("sent", [b"G", b"GET / HT", MODELS, MODELS + b"x-a: ", POST + b"content-length: 2\r\n"])
 def test_an_incomplete_head(edge: Server, sent: bytes) -> None:
-    with Leaver(edge) as client:
+    with DisconnectingClient(edge) as client:
         client.send_bytes(sent)
         assert refused(client) == 408
 
 
 def test_a_head_that_comes_byte_by_byte(edge: Server) -> None:
-    with Leaver(edge) as client, contextlib.suppress(ConnectionError):
+    with DisconnectingClient(edge) as client, contextlib.suppress(ConnectionError):
         for byte in MODELS + b"x-a: b\r\n" * 90:
             client.send_bytes(bytes([byte]))
             time.sleep(0.05)  # the client's own pace
@@ -54,20 +54,20 @@ def test_a_head_that_comes_byte_by_byte(edge: Server) -> None:
 
 @pytest.mark.parametrize("sent", [b"", b"\r\n\r\n"])
 def test_a_silent_connection_is_closed_without_an_answer(edge: Server, sent: bytes) -> None:
-    with Leaver(edge) as client:
+    with DisconnectingClient(edge) as client:
         client.send_bytes(sent)
         assert client.is_closed()
 
 
 def test_a_connection_is_used_again_until_it_is_idle(edge: Server) -> None:
-    with Leaver(edge) as client:
+    with DisconnectingClient(edge) as client:
         for _ in range(3):
             assert client.request("GET", "/v1/models")[0] == 200
         assert client.is_closed()
 
 
 def test_the_next_head_has_its_time_too(edge: Server) -> None:
-    with Leaver(edge) as client:
+    with DisconnectingClient(edge) as client:
         assert client.request("GET", "/v1/models")[0] == 200
         client.send_bytes(b"GET /v1")
         assert refused(client) == 408
@@ -131,13 +131,13 @@ REFUSED = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_input_that_is_too_long_or_not_http(edge: Server, case: str) -> None:
     sent, status = REFUSED[case]
-    with Leaver(edge) as client:
+    with DisconnectingClient(edge) as client:
         client.send_bytes(sent)
         assert refused(client) == status
 
 
 def test_each_request_on_a_connection_has_its_protocol(edge: Server) -> None:
-    with Leaver(edge) as client:
+    with DisconnectingClient(edge) as client:
         assert client.request("GET", "/v1/models")[0] == 200
         client.send_bytes(b"GET /v1/models RTSP/1.0\r\nhost: localhost\r\n\r\n")
         assert refused(client) == 400
@@ -145,7 +145,7 @@ def test_each_request_on_a_connection_has_its_protocol(edge: Server) -> None:
 
 def test_a_request_may_begin_directly_behind_a_body(edge: Server) -> None:
     quoting = b"x-a: GET /v1/models HTTP/1.1\r\n"
-    with Leaver(edge) as client:
+    with DisconnectingClient(edge) as client:
         client.send_bytes(POST + b"content-length: 2\r\n\r\n{}" + MODELS + quoting + b"\r\n" + MODELS + b"\r\n")
         statuses = []
         for _ in range(3):
@@ -155,13 +155,13 @@ def test_a_request_may_begin_directly_behind_a_body(edge: Server) -> None:
 
 
 def test_a_target_may_name_this_server(edge: Server) -> None:
-    """As clients of a proxy send it, and as every server has to accept it (RFC 9112, 3.2.2)."""
-    with Leaver(edge) as client:
+    """Clients of a proxy send this form, and every server has to accept it (RFC 9112, 3.2.2)."""
+    with DisconnectingClient(edge) as client:
         for target, status in [(b"/v1/models?a", 200), (b"/nowhere", 404)]:
             client.send_bytes(b"GET HTTP://LocalHost:1" + target + b" HTTP/1.1\r\nhost: localhost:1\r\n\r\n")
             assert client.head() == status
             client.body()
-    with Leaver(edge) as client:
+    with DisconnectingClient(edge) as client:
         client.send_bytes(HANDSHAKE.replace(b"/v1/ws", b"http://localhost/v1/ws") + b"\r\n")
         assert client.head() == 101
 
@@ -176,14 +176,14 @@ def test_frames_may_come_with_the_handshake(edge: Server) -> None:
 
 
 def test_input_at_the_limits(edge: Server) -> None:
-    with Leaver(edge) as client:
+    with DisconnectingClient(edge) as client:
         path = "/v1/models?" + "x" * 60_000
         headers = {f"x-{number}": "b" * 300 for number in range(97)}  # and host, accept
         assert client.request("GET", path, None, headers)[0] == 200
 
 
 def test_trailers_are_ignored(edge: Server) -> None:
-    with Leaver(edge) as client:
+    with DisconnectingClient(edge) as client:
         client.send_bytes(
             MODELS + b"transfer-encoding: chunked\r\n\r\n0\r\nx-request-id: trailer\r\n\r\n" + MODELS + b"\r\n"
         )
@@ -200,7 +200,7 @@ SIZED = b"content-length: %d\r\n\r\n%s" % (len(PROMPT), PROMPT)
 IN_CHUNKS = b"transfer-encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\n\r\n" % (len(PROMPT), PROMPT)
 
 
-def _read_completion(client: Leaver) -> None:
+def _read_completion(client: DisconnectingClient) -> None:
     assert client.head() == 200
     assert as_json(client.body())["choices"][0]["text"] == Answer("Upgrade.", 3, 1).text
 
@@ -209,7 +209,7 @@ def _read_completion(client: Leaver) -> None:
 def test_an_upgrade_to_anything_but_websocket_is_ignored(edge: Server, body: bytes) -> None:
     """Java's HttpClient offers HTTP/2 with the first request of each connection, followed by a body."""
     request = COMPLETION + UPGRADE + body
-    with Leaver(edge) as client:
+    with DisconnectingClient(edge) as client:
         client.send_bytes(request)
         _read_completion(client)
         client.send_bytes(request)  # the connection goes on
@@ -224,7 +224,7 @@ def test_an_upgrade_to_anything_but_websocket_is_ignored(edge: Server, body: byt
 
 
 def test_an_upgrade_that_is_ignored_may_arrive_byte_by_byte(edge: Server) -> None:
-    with Leaver(edge) as client:
+    with DisconnectingClient(edge) as client:
         for byte in COMPLETION + UPGRADE + IN_CHUNKS:
             client.send_bytes(bytes([byte]))
         _read_completion(client)
@@ -238,7 +238,7 @@ def test_an_upgrade_that_is_ignored_keeps_the_limits(edge: Server) -> None:
         (COMPLETION.replace(b"1.1", b"2.0") + UPGRADE + SIZED, 505),
         (COMPLETION + UPGRADE + b"content-length: 5\r\n\r\n", 408),
     ]:
-        with Leaver(edge) as client:
+        with DisconnectingClient(edge) as client:
             client.send_bytes(sent)
             assert client.head() == status, sent[:300]
 
@@ -247,7 +247,7 @@ def test_an_upgrade_that_is_ignored_keeps_the_limits(edge: Server) -> None:
 
 
 def test_a_body_that_comes_byte_by_byte(edge: Server) -> None:
-    with Leaver(edge) as client:
+    with DisconnectingClient(edge) as client:
         client.send_bytes(POST + b"content-length: 1000\r\n\r\n")
         with contextlib.suppress(ConnectionError):
             for _ in range(1000):
@@ -257,7 +257,7 @@ def test_a_body_that_comes_byte_by_byte(edge: Server) -> None:
 
 
 def test_a_body_that_is_not_read(edge: Server) -> None:
-    with Leaver(edge) as client:
+    with DisconnectingClient(edge) as client:
         client.send_bytes(MODELS + b"content-length: 1000\r\n\r\n ")
         assert client.head() == 200
         assert client.body()
@@ -269,7 +269,7 @@ def test_a_body_that_is_not_read(edge: Server) -> None:
 
 def test_requests_may_be_pipelined(edge: Server) -> None:
     seeds = range(20)
-    with Leaver(edge) as client:
+    with DisconnectingClient(edge) as client:
         for seed in seeds:
             client.send("POST", "/v1/completions", {"prompt": "Ahead.", "max_tokens": 20, "seed": seed})
         for seed in seeds:
@@ -280,7 +280,7 @@ def test_requests_may_be_pipelined(edge: Server) -> None:
 @pytest.mark.parametrize("behind", [MODELS * 2 + b"\r\n", b"\x00", (MODELS + b"\r\n") * 100], ids=["bad", "no", "many"])
 def test_an_invalid_pipelined_request_cuts_the_answer_before_it(paced: Server, behind: bytes) -> None:
     answer = Answer("Long.", 5_000)
-    with Leaver(paced) as client:
+    with DisconnectingClient(paced) as client:
         client.send(
             "POST", "/v1/streams", {"prompt": "Long.", "max_tokens": 5_000, "seed": 0}, {"accept": "text/event-stream"}
         )
@@ -295,7 +295,7 @@ def test_an_invalid_pipelined_request_cuts_the_answer_before_it(paced: Server, b
 
 
 def test_a_disconnect_with_a_pipelined_request_is_noticed(paced: Server) -> None:
-    with Leaver(paced) as client:
+    with DisconnectingClient(paced) as client:
         client.send("POST", "/?prompt=Long.&max_tokens=5000")
         assert client.head() == 200
         assert client.chunk()
@@ -317,7 +317,7 @@ def test_other_connections_are_not_affected(serve: Callable[..., Server]) -> Non
     found: dict[str, bytes] = {}
 
     def read(stream_id: str) -> None:
-        with Leaver(server) as client:
+        with DisconnectingClient(server) as client:
             client.send("GET", f"/v1/streams/{stream_id}/events")
             assert client.head() == 200
             found[stream_id] = client.body()
@@ -327,7 +327,7 @@ def test_other_connections_are_not_affected(serve: Callable[..., Server]) -> Non
         thread.start()
     with contextlib.ExitStack() as stack:
         for number in range(200):
-            client = stack.enter_context(Leaver(server, receive_bytes=SMALL_BYTES))
+            client = stack.enter_context(DisconnectingClient(server, receive_bytes=SMALL_BYTES))
             sent, _ = list(REFUSED.values())[number % len(REFUSED)]
             with contextlib.suppress(ConnectionError):
                 client.send_bytes([b"", MODELS, sent][number % 3])

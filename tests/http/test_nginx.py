@@ -39,7 +39,7 @@ def port(behind: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[i
 
 @pytest.fixture
 def client(port: int) -> Iterator[httpx.Client]:
-    """Asks as a browser does that has https://chat.example:PORT/ open."""
+    """A client with the headers of a browser that shows https://chat.example:PORT/."""
     name = f"chat.example:{port}"
     headers = {"host": name, "origin": f"https://{name}"}
     with httpx.Client(

@@ -10,7 +10,7 @@ from contextlib import ExitStack, closing
 import psutil
 import pytest
 from tests.api.process import Server
-from tests.clients.talking import close_of, dial, hear, say
+from tests.clients.json_socket import open_socket, receive_json, send_json, wait_close
 from tests.http.frames import (
     BINARY,
     CLOSE,
@@ -29,14 +29,14 @@ from websockets.exceptions import InvalidStatus
 
 @pytest.fixture(scope="module")
 def small() -> Iterator[Server]:
-    """A server with narrow limits."""
+    """A server with low limits."""
     with closing(Server("scripted", "--ws-message-bytes", "1000", "--ws-sockets", "3")) as server:
         yield server.wait_ready()
 
 
 @pytest.fixture(scope="module")
 def impatient() -> Iterator[Server]:
-    """A server that closes idle sockets early."""
+    """A server that soon closes idle sockets."""
     with closing(Server("scripted:tokens_per_s=200", "--ws-ping-s", "0.4", "--ws-idle-s", "3")) as server:
         yield server.wait_ready()
 
@@ -70,9 +70,9 @@ def test_bad_frames_close_the_socket_with_their_code(small: Server, path: str) -
 
 def test_a_message_may_come_in_pieces(server: Server) -> None:
     pieces = json.dumps({"type": "ping", "id": "🌊 é"}, ensure_ascii=False).encode()
-    with dial(server) as socket:
+    with open_socket(server) as socket:
         socket.send((pieces[i : i + 1] for i in range(len(pieces))), text=True)
-        assert hear(socket) == {"type": "pong", "id": "🌊 é"}
+        assert receive_json(socket) == {"type": "pong", "id": "🌊 é"}
         socket.ping().wait(LONG_S)
 
 
@@ -108,7 +108,7 @@ def test_pings_of_a_client_that_does_not_read_use_no_memory(server: Server) -> N
 
 
 def test_no_extension_is_negotiated(server: Server) -> None:
-    with dial(server, compression="deflate") as socket:
+    with open_socket(server, compression="deflate") as socket:
         assert socket.response is not None
         assert "sec-websocket-extensions" not in socket.response.headers
         assert socket.response.headers["x-request-id"]
@@ -118,19 +118,19 @@ def test_no_extension_is_negotiated(server: Server) -> None:
 
 
 def test_a_client_that_answers_no_pings_is_cut_off(impatient: Server) -> None:
-    with dial(impatient) as socket, FrameWire(impatient.port) as deaf:
+    with open_socket(impatient) as socket, FrameWire(impatient.port) as deaf:
         deaf.open("/v1/ws")
-        say(socket, type="create", id="a", prompt="On and on.", max_tokens=50_000)
-        assert hear(socket)["type"] == "created"
+        send_json(socket, type="create", id="a", prompt="On and on.", max_tokens=50_000)
+        assert receive_json(socket)["type"] == "created"
         for _ in range(500):  # for several pings
-            assert hear(socket)["type"] == "delta"
+            assert receive_json(socket)["type"] == "delta"
         assert deaf.closing() == (1011, "Pings were not answered.")
 
 
 def test_an_idle_socket_is_closed(impatient: Server) -> None:
-    with dial(impatient, "/") as chat, dial(impatient) as socket:
+    with open_socket(impatient, "/") as chat, open_socket(impatient) as socket:
         for one in (chat, socket):
-            assert close_of(one) == (1001, "The connection was idle for too long.")
+            assert wait_close(one) == (1001, "The connection was idle for too long.")
 
 
 # The handshake
@@ -175,14 +175,14 @@ def test_answers_to_handshakes(server: Server, method: str, path: str, headers: 
 def test_sockets_are_counted(small: Server) -> None:
     with ExitStack() as stack:
         for _ in range(3):
-            stack.enter_context(dial(small))
+            stack.enter_context(open_socket(small))
         with pytest.raises(InvalidStatus) as refused:
-            dial(small)
+            open_socket(small)
         assert refused.value.response.status_code == 429
         assert refused.value.response.headers["retry-after"] == "5"
-    with dial(small) as socket:
-        say(socket, type="ping")
-        assert hear(socket) == {"type": "pong"}
+    with open_socket(small) as socket:
+        send_json(socket, type="ping")
+        assert receive_json(socket) == {"type": "pong"}
 
 
 def test_an_upgrade_during_an_answer_cuts_both(paced: Server) -> None:
@@ -200,9 +200,9 @@ def test_an_upgrade_during_an_answer_cuts_both(paced: Server) -> None:
 
 def test_a_hundred_sockets_come_and_go(server: Server) -> None:
     def one(number: int) -> None:
-        with dial(server) as socket:
-            say(socket, type="ping", id=str(number))
-            assert hear(socket) == {"type": "pong", "id": str(number)}
+        with open_socket(server) as socket:
+            send_json(socket, type="ping", id=str(number))
+            assert receive_json(socket) == {"type": "pong", "id": str(number)}
 
     threads = [threading.Thread(target=one, args=(number,)) for number in range(100)]
     for thread in threads:

@@ -58,7 +58,7 @@ class _Transport(asyncio.Transport):
 
 
 class _Line:
-    """A connection with its application, which does what the test says through `receive` and `send`."""
+    """A connection and its application, whose actions a test controls through `receive` and `send`."""
 
     receive: Receive
     send: Send
@@ -228,7 +228,7 @@ def test_a_message_byte_by_byte_times_out(content: bytes) -> None:
 
 @virtual
 async def test_each_message_has_its_own_time() -> None:
-    """Also where reads never end with one."""
+    """Reads do not have to end at the end of a message."""
     line = await _Line().open()
     content = frame(TEXT, b"Hi") * 100
     line.hear(content[:3])

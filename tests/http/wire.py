@@ -79,7 +79,7 @@ class Wire:
         return self.status
 
     def chunk(self) -> bytes:
-        """The next piece of the body, b"" at its proper end.
+        """Return the next piece of the body, b"" at its proper end.
 
         Raises: EOFError if the connection ends before that.
         """
@@ -94,7 +94,7 @@ class Wire:
         return piece
 
     def body(self) -> bytes:
-        """The rest of the body. Raises: EOFError if it is cut off."""
+        """Return the rest of the body. Raises: EOFError if it is cut off."""
         body, is_complete = self.rest()
         if not is_complete:
             raise EOFError
@@ -111,7 +111,7 @@ class Wire:
         return b"".join(pieces), True
 
     def event(self) -> bytes:
-        """The next event with its blank line and the comments before it; b"" at the end of the body."""
+        """Return the next event with its blank line and the comments before it; b"" at the end of the body."""
         while b"\n\n" not in self._events:
             piece = self.chunk()
             if not piece:
@@ -128,12 +128,12 @@ class Wire:
     def request(
         self, method: str, path: str, body: bytes | object = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, bytes]:
-        """Send, and read the whole answer."""
+        """Send a request, and read the whole answer."""
         self.send(method, path, body, headers)
         return self.head(), self.body()
 
     def is_closed(self) -> bool:
-        """Whether the server has closed the connection; waits until it says anything."""
+        """Return whether the server has closed the connection. Waits until it sends something or closes."""
         try:
             return self.socket.recv(1) == b""
         except ConnectionError:
@@ -153,7 +153,7 @@ class Wire:
 
 
 def sse_data(body: bytes) -> list[str]:
-    """The `data:` of every event."""
+    """Return the `data:` of every event."""
     return [line[6:] for line in body.decode().split("\n") if line.startswith("data: ")]
 
 

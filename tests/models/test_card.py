@@ -35,7 +35,7 @@ def tokenizer(card: ModelCard) -> Any:
 
 
 def pieces(card: ModelCard, text: str) -> list[str]:
-    """Where the pre-tokenizer cuts, as text."""
+    """Return the pieces of a text, as the pre-tokenizer splits it."""
     cuts = tokenizer(card).pre_tokenizer.pre_tokenize_str(text)
     return [text[start:end] for _, (start, end) in cuts]
 

@@ -141,10 +141,10 @@ def test_a_disk_that_becomes_full(find_links: Path, home: Path, make_parcel: Cal
     (find_links / parcel.file_name).write_bytes(parcel.wheel)
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (1_000_000, 1_000_000))\n"
     with child(parcel.entry, limit) as process:
-        _, said = process.communicate(timeout=LONG_S)
+        _, errors = process.communicate(timeout=LONG_S)
     assert process.returncode == 1
-    assert "full" in said
-    assert "Traceback" not in said
+    assert "full" in errors
+    assert "Traceback" not in errors
     assert names(home) == ["models/.tiny.lock"]
 
 
@@ -186,9 +186,9 @@ def test_two_at_once_download_once(index: Any, home: Path, parcel: Any) -> None:
             assert second.stdout is not None
             waiting = second.stdout.readline()
             index.go.set()
-            path, said = second.communicate(timeout=LONG_S)
+            path, errors = second.communicate(timeout=LONG_S)
         first.communicate(timeout=LONG_S)
-    assert (first.returncode, second.returncode, said) == (0, 0, "")
+    assert (first.returncode, second.returncode, errors) == (0, 0, "")
     assert waiting == "Another process is fetching tiny; waiting for it.\n"
     assert Path(path.strip()).read_bytes() == parcel.content
     assert index.downloads == 1
@@ -204,8 +204,8 @@ def test_a_waiting_process_continues_when_the_first_is_killed(index: Any, parcel
             assert second.stdout.readline().startswith("Another process")
             first.kill()
             index.go.set()
-            path, said = second.communicate(timeout=LONG_S)
-    assert (second.returncode, said) == (0, "")
+            path, errors = second.communicate(timeout=LONG_S)
+    assert (second.returncode, errors) == (0, "")
     assert Path(path.strip()).read_bytes() == parcel.content
 
 

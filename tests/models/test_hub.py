@@ -42,7 +42,7 @@ _COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 class Hub:
-    """Repositories by name; `errors` answers for a whole repository with a status and the hub's own error code."""
+    """A hub with repositories by name. `errors` has the status and the hub's error code of repositories that fail."""
 
     def __init__(self, cache: Path) -> None:
         self.repos: dict[str, dict[str, bytes]] = {}
@@ -96,7 +96,7 @@ class Hub:
         self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
 
     def ask(self, *sources: str, **settings: str) -> list[tuple[str, str, list[list[object]]]]:
-        """("path" or "error", which, what progress was told) for each source."""
+        """Return for each source "path" or "error", its value, and the calls of the progress."""
         own = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "HUGGING"))}
         environment = own | {"HF_ENDPOINT": self.url, "HF_HOME": str(self.cache), "NO_PROXY": "127.0.0.1"} | settings
         command = [sys.executable, "-c", _CHILD, *sources]
@@ -188,7 +188,7 @@ def test_no_network(hub: Hub, refusing_port: int) -> None:
 
 
 def test_without_a_network_there_are_no_retries(hub: Hub) -> None:
-    """The library would retry six times for one file, with pauses of 23 s in total, and log each."""
+    """The library would retry six times for one file, with pauses of 23 s in total, and log each retry."""
     hub.errors["org/one"] = (503, "")
     ((kind, message, _),) = hub.ask("hf:org/one:q4.gguf")
     assert (kind, len(hub.requests)) == ("error", 1)
@@ -227,7 +227,7 @@ def test_a_file_that_the_cache_lacks_needs_a_network(hub: Hub, refusing_port: in
 
 @pytest.fixture
 def refusing_port() -> Iterator[int]:
-    """A port that is bound, so that no other process gets it, but not listening."""
+    """Return a port that is bound, so that no other process gets it, but does not listen."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield int(bound.getsockname()[1])

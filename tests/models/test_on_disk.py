@@ -25,7 +25,7 @@ def _write(path: Path, num_bytes: int) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A model of the catalogue with a prepared form, a model of the hub, and other files."""
+    """Set a home with a model of the catalogue and its prepared form, a model of the hub, and other files."""
     hub = tmp_path / "hub"
     monkeypatch.setenv("TAILRACE_HOME", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(hub))

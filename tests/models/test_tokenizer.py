@@ -112,7 +112,7 @@ def test_each_family_splits_as_in_llama_cpp(tmp_path: Path, pre: str) -> None:
 
 
 def _cuts(path: Path, pre: str, text: str) -> list[str]:
-    """Where the pre-tokenizer cuts."""
+    """Return the pieces of a text, as the pre-tokenizer splits it."""
     library = tokenizers.Tokenizer.from_str(read_card(write_llama(path, byte_level(pre)), "tiny").tokenizer_json)
     return [text[start:end] for _, (start, end) in library.pre_tokenizer.pre_tokenize_str(text)]
 
@@ -248,7 +248,7 @@ def test_unreadable_files_are_named(tmp_path: Path, values: Values, expected: st
 
 
 def test_very_long_pieces_are_fast(tmp_path: Path) -> None:
-    """Trying all ways to split it would take minutes."""
+    """Trying all ways to split the text would take minutes."""
     values = sentencepiece()
     plain, scores, types = ([*values[name]] for name in ("tokens", "scores", "token_type"))  # type: ignore[misc]  # lists
     long = {"tokens": [*plain, "a" * 1_000_000], "scores": [*scores, 0.0], "token_type": [*types, NORMAL]}

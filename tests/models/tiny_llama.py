@@ -21,7 +21,7 @@ Values = Mapping[str, object]
 
 
 def write_llama(path: Path, values: Values, name: str = "tiny") -> Path:
-    """`values` are those of its `tokenizer.ggml.…`."""
+    """Write a GGUF file. `values` are its fields `tokenizer.ggml.…`."""
     import gguf
     import numpy as np
 
@@ -61,7 +61,8 @@ def write_llama(path: Path, values: Values, name: str = "tiny") -> Path:
 
 @cache
 def _learned(meta: bool, size: int) -> tuple[list[str], list[tuple[str, str]]]:
-    """Tokens and merges. Nothing is cut beforehand, so merges reach across whatever a pre-tokenizer should cut."""
+    """Return tokens and merges, learned without a pre-tokenizer, so merges cross the positions at which one would
+    split."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
     raw = Tokenizer(models.BPE())
@@ -98,7 +99,7 @@ def byte_level(pre: str) -> dict[str, object]:
 
 
 def sentencepiece(**values: object) -> dict[str, object]:
-    """Some letters have no piece of their own. `▁▁` scores as Llama's do, below everything."""
+    """A SentencePiece vocabulary in which some letters have no piece. As in Llama's, `▁▁` has the lowest score."""
     learned, merges = _learned(meta=True, size=500)
     left_out = {"й", "語", "ü"}
     pieces = [*dict.fromkeys([*learned, *("\u2581" * count for count in (2, 4, 8))])]
@@ -128,7 +129,7 @@ def sentencepiece(**values: object) -> dict[str, object]:
 
 
 def gemma4() -> dict[str, object]:
-    """SentencePiece's way of writing, with merges in the file."""
+    """A vocabulary in SentencePiece's notation, with merges in the file."""
     values = sentencepiece(model="gemma4")
     tokens, types = values["tokens"], values["token_type"]
     assert isinstance(tokens, list)
@@ -145,7 +146,7 @@ def gemma4() -> dict[str, object]:
 
 
 class Oracle:
-    """llama.cpp's own tokenizer, with its socket in `folder`, whose name has to be short."""
+    """llama.cpp's own tokenizer. Its socket is in `folder`, whose name has to be short."""
 
     def __init__(self, path: Path, folder: str) -> None:
         pytest.importorskip("tailrace.engines.llamacpp.engine")

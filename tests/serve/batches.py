@@ -71,7 +71,7 @@ class Recorder:
 
 
 class Pairs:
-    """One function in every form, with its arguments in every form."""
+    """One batched function, as every kind of method."""
 
     @batch(max_batch_size=4, batch_wait_timeout_s=LONG_S)
     async def method(self, left: list[str], right: list[int]) -> list[str]:

@@ -31,7 +31,7 @@ def loaded(tiny_gpt2_dir: Path) -> Any:
 
 @pytest.fixture
 def model(loaded: Any) -> Iterator[Any]:
-    """The tiny model, without the hooks that a test has hung on it."""
+    """Return the tiny model without the hooks of other tests."""
     hooks: list[Any] = []
     loaded.hang = lambda hook: hooks.append(loaded.register_forward_pre_hook(lambda *_: hook()))
     yield loaded

@@ -419,7 +419,7 @@ async def test_row_31_the_function_raises_cancelled_error() -> None:
 
 
 class Slotted:
-    """Without a dictionary, without weak references, and without a hash."""
+    """An object without a dictionary, weak references and a hash."""
 
     __slots__ = ("name", "says")
     __hash__ = None  # type: ignore[assignment]
@@ -488,7 +488,7 @@ def test_row_32_what_a_closed_event_loop_leaves_behind() -> None:
         yield items
 
     class Lost:
-        """An argument that can be watched."""
+        """An argument whose deletion a test can notice."""
 
     lost = Lost()
 

@@ -15,7 +15,7 @@ from tailrace.serve.batching import Batch, Member, batch
 
 
 class Steps:
-    """A continuous batch that takes a step whenever it is told to, and counts for each member up to its argument."""
+    """A continuous batch that a test steps. It counts for each member up to the member's argument."""
 
     def __init__(self, **options: Any) -> None:
         self.step = asyncio.Semaphore(0)

@@ -57,5 +57,5 @@ def test_transformers_is_named_with_torch(is_there: bool, wanted: str, monkeypat
 
 
 def test_no_environment_but_that_of_ray_is_named_for_ray() -> None:
-    """`--on ray` names the command, and nothing else does: two would differ."""
+    """`--on ray` itself names the command. Two messages could name different commands."""
     assert "pip" not in _told("ray")

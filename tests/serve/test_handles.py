@@ -27,7 +27,7 @@ from tailrace.serve.link import Channel, ChannelClosed, Link
 
 @dataclass
 class _Front:
-    """`double(x)`, `count(n)` as a stream, `fail()`, `hang()` and `end()`, which says nothing."""
+    """A front with `double(x)`, `count(n)` as a stream, `fail()`, `hang()`, and `end()`, which does not answer."""
 
     link: Link
     asked: list[tuple[str, str, bool]] = field(default_factory=list)
@@ -180,7 +180,7 @@ async def test_cancelling_before_the_call_has_started(front: _Front, handle: Any
 
 
 async def test_cancelling_the_waiting_task_cancels_the_call(front: _Front, handle: Any) -> None:
-    """Also in the turn of the event loop in which the call was made."""
+    """The cancellation may also come in the turn of the event loop in which the call was made."""
 
     async def wait() -> None:
         await handle.hang.remote()

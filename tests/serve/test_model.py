@@ -108,7 +108,7 @@ async def test_accepted_parameters(model: Model) -> None:
 
 
 async def test_reasoning_is_part_of_the_text() -> None:
-    """An app gets one text, without another place for reasoning."""
+    """Apps get one text; there is no separate reasoning."""
     thinking = await tailrace.engine("scripted:thinks=4")
     try:
         text = await thinking.chat("hi", max_tokens=30, temperature=0, seed=1).text()

@@ -133,9 +133,9 @@ def _script(directory: Path, source: str) -> Iterator[subprocess.Popen[str]]:
 
 def test_a_script_runs_and_calls_apps(tmp_path: Path) -> None:
     with _script(tmp_path, _SCRIPT) as script:
-        said, complaints = script.communicate(timeout=LONG_S)
-    assert said, complaints
-    found: dict[str, Any] = json.loads(said)
+        output, errors = script.communicate(timeout=LONG_S)
+    assert output, errors
+    found: dict[str, Any] = json.loads(output)
     assert found.pop("lock").startswith("The app cannot be pickled for its own process: ")
     broken = found.pop("broken")
     assert broken.startswith("constructing Broken raised LookupError: no weights\nTraceback (most recent call last):\n")
@@ -159,7 +159,7 @@ def test_a_script_runs_and_calls_apps(tmp_path: Path) -> None:
         ],
         "after": "Handles only work in apps that `tailrace run` or `serve.run` has started.",
     }
-    assert "Traceback" not in complaints, complaints
+    assert "Traceback" not in errors, errors
 
 
 def test_ctrl_c_ends_a_script_that_blocks(tmp_path: Path) -> None:
@@ -179,8 +179,8 @@ def test_ctrl_c_ends_a_script_that_blocks(tmp_path: Path) -> None:
         assert script.stderr is not None
         assert "default runs at http://127.0.0.1:" in script.stderr.readline()
         os.killpg(script.pid, signal.SIGINT)  # all of the terminal's foreground get it
-        said, complaints = script.communicate(timeout=LONG_S)
-    assert (script.returncode, said, complaints) == (0, "DeploymentHandle('Bot')\n", "")
+        output, errors = script.communicate(timeout=LONG_S)
+    assert (script.returncode, output, errors) == (0, "DeploymentHandle('Bot')\n", "")
     assert (tmp_path / "torn-down").read_text() == "once"
 
 

@@ -20,7 +20,7 @@ from tailrace.serve.huggingface import TokenStream
 
 @pytest.mark.parametrize("text", ["Dogs are the best.", "很久很久以前", "🐕‍🦺🐶👩‍👩‍👧", "aé\u0301ß\ud7ff\U0010ffff z"])
 def test_incomplete_characters_are_not_shown(tokenizer: Any, text: str) -> None:
-    """Byte by byte, so that every character is split."""
+    """The text is put byte by byte, so that every character is split."""
     byte_ids = [tokenizer(character)["input_ids"] for character in map(chr, range(128))]
     assert all(len(ids) == 1 for ids in byte_ids)
     alphabet = bytes_of(tokenizer)
@@ -33,7 +33,7 @@ def test_incomplete_characters_are_not_shown(tokenizer: Any, text: str) -> None:
 @settings(deadline=None, max_examples=200)
 @given(st.data())
 def test_pieces_add_up_to_the_whole(tokenizer: Any, data: st.DataObject) -> None:
-    """For any tokens: text, split characters, invalid bytes, special ones."""
+    """For any tokens: text, split characters, invalid bytes and special tokens."""
     alphabet = bytes_of_cached(tokenizer)
     token = st.one_of(
         st.integers(0, len(tokenizer) - 1),
@@ -51,7 +51,8 @@ def test_pieces_add_up_to_the_whole(tokenizer: Any, data: st.DataObject) -> None
 
 @pytest.fixture(scope="module")
 def falling_back() -> Any:
-    """A tokenizer as Llama's: words begin with their space, the first one loses it, and the rest is bytes."""
+    """Return a tokenizer like Llama's: words begin with their space, the first word has none, and unknown characters
+    are bytes."""
     from tokenizers import Tokenizer, decoders, models
     from transformers import PreTrainedTokenizerFast
 
@@ -128,7 +129,7 @@ def test_skipped_tokens(tokenizer: Any, skip_prompt: bool, skip_special_tokens: 
 
 
 def test_several_tokens_at_a_time(tokenizer: Any) -> None:
-    """As assisted generation gives them."""
+    """Assisted generation puts several tokens at a time."""
     import torch
 
     ids = tokenizer("很久很久以前")["input_ids"]

@@ -17,7 +17,7 @@ PROMPTS = ["Tell me a story about dogs.", "很久很久以前", "🐶", "Once up
 
 
 class Gate:
-    """Counts the forward passes of a model, and lets only the opened ones pass."""
+    """Counts the forward passes of a model, and blocks all that a test has not opened."""
 
     def __init__(self, num_open: int) -> None:
         self.num_begun = 0
@@ -44,7 +44,7 @@ async def collect(pieces: AsyncIterator[Any]) -> list[Any]:
 
 
 def rows_of(steps: list[Any], num_rows: int) -> list[str]:
-    """The text of each row, and that none goes on after its end."""
+    """Return the text of each row. Checks that no row continues after its end."""
     texts = [""] * num_rows
     for row in range(num_rows):
         ended = False
@@ -70,7 +70,7 @@ def read_all(stream: TokenStream) -> list[Any]:
 
 
 def bytes_of(tokenizer: Any) -> dict[int, int]:
-    """The token of each byte."""
+    """Return the token of each byte."""
     from tokenizers import pre_tokenizers
 
     split = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -30,7 +30,7 @@ def finish(store: StreamIndex, log: StreamLog, text: str = "") -> None:
 
 
 def status(store: StreamIndex, log: StreamLog) -> int:
-    """As HTTP would say it: 200, 404 or 410."""
+    """Return the HTTP status of a stream: 200, 404 or 410."""
     try:
         assert store.get(log.stream_id) is log
     except (UnknownStream, StreamExpired) as error:
@@ -39,7 +39,7 @@ def status(store: StreamIndex, log: StreamLog) -> int:
 
 
 def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """A test on virtual time."""
+    """Run a test with virtual time."""
 
     def wrapped() -> None:
         async def body() -> None:
@@ -220,7 +220,7 @@ actions = st.lists(
 @given(actions)
 @example([("create", 2_000), ("finish", 0), ("create", 2_000), ("finish", 0), ("create", 2_000), ("finish", 0)])
 def test_against_a_list_of_what_is_kept(actions: list[tuple[str, int]]) -> None:
-    """The same rules in the plainest words: a list of finished streams, oldest first."""
+    """The model of the test is a plain list of finished streams, oldest first."""
     retention_s, budget_bytes = 100, 5_000
 
     async def body() -> None:

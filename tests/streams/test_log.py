@@ -48,7 +48,7 @@ def new_log() -> StreamLog:
 
 
 class LogMachine(RuleBasedStateMachine):
-    """A log and readers that come, wait, take, are interrupted and leave, beside a plain list."""
+    """A log whose readers come, wait, take, are interrupted and leave, compared with a plain list."""
 
     def __init__(self) -> None:
         super().__init__()

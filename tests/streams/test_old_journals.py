@@ -24,7 +24,7 @@ OLD_S = LIFETIME_S + 60
 
 
 def _leave(directory: Path, idle_s: float = OLD_S, lifetime_s: float | None = LIFETIME_S) -> Path:
-    """A journal that a server has left, last written so long ago."""
+    """Write the journal of a server that has ended, with this age."""
     DiskJournal(directory, lifetime_s=lifetime_s).close()
     _set_idle(directory, idle_s)
     return directory
@@ -85,7 +85,7 @@ def test_a_lock_on_a_removed_file_excludes_no_server(tmp_path: Path) -> None:
 
 
 def test_a_server_takes_no_lock_on_a_removed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another process does between two system calls of this one is done from inside of the second one here."""
+    """The other process acts between two system calls of this one; here it acts inside of the second call."""
     directory = _leave(tmp_path / "port-8001")
     really_lock = fcntl.flock
     removed: list[str] = []

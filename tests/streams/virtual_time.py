@@ -34,9 +34,9 @@ class _Selector(selectors.DefaultSelector):
 
 
 def run(scenario: Coroutine[object, object, T]) -> T:
-    """Run a scenario on a loop of its own, with `time.monotonic` and the loop's timers on one virtual clock.
+    """Run a scenario on its own event loop, with one virtual clock for `time.monotonic` and the loop's timers.
 
-    Nothing of the code under test is replaced: its timers are the loop's, and run in their order at their time.
+    The code under test is unchanged: its timers are the loop's, and run in their order and at their time.
     """
     selector = _Selector()
     with (

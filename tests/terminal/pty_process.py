@@ -24,7 +24,8 @@ _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[()][A-Z0-9]|\x1b[=>78]")
 
 
 class Terminal:
-    """80 columns and 24 lines. `raw` is all that the command wrote, `text` the same without escape sequences."""
+    """A terminal with 80 columns and 24 lines. `raw` is the command's whole output, `text` the same without escape
+    sequences."""
 
     def __init__(self, arguments: tuple[str, ...], variables: dict[str, str]) -> None:
         self._master, slave = os.openpty()

@@ -19,7 +19,7 @@ _TIMEOUT_S = 10.0
 
 
 class Far:
-    """The other end: it sends `says` to each connection, and records what it receives."""
+    """The other end of a connection: it sends `says` to each connection, and records what it receives."""
 
     def __init__(self, says: bytes) -> None:
         self.heard: list[bytes] = []
@@ -66,7 +66,7 @@ def dial(chaos: Chaos) -> socket.socket:
 
 
 def hear(near: socket.socket) -> tuple[bytes, bool]:
-    """All that comes, and whether it came to a proper end."""
+    """Return all received bytes, and whether the connection ended properly."""
     pieces = []
     try:
         while piece := near.recv(1 << 16):
@@ -78,15 +78,15 @@ def hear(near: socket.socket) -> tuple[bytes, bool]:
 
 @pytest.mark.parametrize("script", [[], [Line(Flow(piece_bytes=101), Flow(piece_bytes=1))]], ids=["whole", "pieces"])
 def test_every_byte_passes_in_both_directions(far: Far, script: Sequence[Line]) -> None:
-    said = MUCH[:50_000]
+    sent = MUCH[:50_000]
     with Chaos(far.port, script) as chaos, dial(chaos) as near:
-        speaker = threading.Thread(target=near.sendall, args=(said,))
+        speaker = threading.Thread(target=near.sendall, args=(sent,))
         speaker.start()
         assert hear(near) == (MUCH, True)
         speaker.join()
         near.shutdown(socket.SHUT_WR)
         assert far.is_over.wait(_TIMEOUT_S)
-    assert far.heard == [said]
+    assert far.heard == [sent]
     assert far.resets == 0
 
 

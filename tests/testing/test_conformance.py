@@ -43,21 +43,21 @@ def test_check_engine_passes(max_sequences: int) -> None:
 
 
 class _Broken(ScriptedEngine):
-    """A scripted engine with one fault, which the subclass makes."""
+    """A scripted engine with one fault, which the subclass adds."""
 
     def __init__(self) -> None:
         super().__init__(EngineSpec(engine="scripted", context_tokens=_CONTEXT_TOKENS, options={"eos_after": 5}))
 
 
 class _Gap(_Broken):
-    """Starts count from 1."""
+    """Counts starts from 1."""
 
     def step(self) -> list[Delta]:
         return [replace(delta, start=delta.start + 1) for delta in super().step()]
 
 
 class _WrongOrder(_Broken):
-    """Two tokens a step, the later one first."""
+    """Returns two tokens a step, the later one first."""
 
     def step(self) -> list[Delta]:
         first, second = super().step(), super().step()
@@ -73,7 +73,7 @@ class _Stranger(_Broken):
 
 
 class _TwoFinals(_Broken):
-    """Gives the last delta twice."""
+    """Returns the last delta twice."""
 
     def step(self) -> list[Delta]:
         stepped = super().step()
@@ -82,14 +82,14 @@ class _TwoFinals(_Broken):
 
 
 class _NegativeIds(_Broken):
-    """Uses negative ids for words."""
+    """Uses negative ids."""
 
     def step(self) -> list[Delta]:
         return [replace(delta, token_ids=tuple(-token for token in delta.token_ids)) for delta in super().step()]
 
 
 class _OneMore(_Broken):
-    """One token more than max_tokens."""
+    """Generates one token more than max_tokens."""
 
     def submit(self, sequence: Sequence) -> None:
         super().submit(sequence)
@@ -97,7 +97,7 @@ class _OneMore(_Broken):
 
 
 class _OneLess(_Broken):
-    """One token less than max_tokens, where there is one to spare."""
+    """Generates one token less than max_tokens, if that is at least one."""
 
     def submit(self, sequence: Sequence) -> None:
         super().submit(sequence)
@@ -106,7 +106,7 @@ class _OneLess(_Broken):
 
 
 class _DeafToEos(_Broken):
-    """Announces `ignore_eos`, but ends at an end of text."""
+    """Announces `ignore_eos`, but ends at an end token."""
 
     def submit(self, sequence: Sequence) -> None:
         super().submit(sequence)
@@ -199,7 +199,7 @@ class _Neighbourly(_Broken):
 
 
 class _Crowded(_Broken):
-    """Claims to be exact, but only is for up to two sequences."""
+    """Claims to be exact, but is exact only for up to two sequences."""
 
     def step(self) -> list[Delta]:
         others = max(0, len(self._runs) - 2)
@@ -216,7 +216,7 @@ class _Random(_Broken):
 
 
 class _OneSeed(_Broken):
-    """Every seed is the same seed."""
+    """Uses the same seed for all sequences."""
 
     def submit(self, sequence: Sequence) -> None:
         super().submit(sequence)
@@ -234,7 +234,7 @@ class _UnaskedLogprobs(_Broken):
 
 
 class _Probabilities(_Broken):
-    """Probabilities, not their logarithms."""
+    """Returns probabilities instead of their logarithms."""
 
     def step(self) -> list[Delta]:
         return [replace(delta, logprobs=tuple(0.6 for _ in delta.logprobs)) for delta in super().step()]
@@ -249,7 +249,7 @@ class _TakesAnything(_Broken):
 
 
 class _RefusesAll(_Broken):
-    """Refuses one, and ends the others with it."""
+    """Refuses one sequence, and ends the others with it."""
 
     def submit(self, sequence: Sequence) -> None:
         try:
@@ -273,7 +273,7 @@ class _RefusalStirs(_Broken):
 
 
 class _FullIsTooMuch(_Broken):
-    """A full context ends without an answer."""
+    """Ends without an answer if the context is full."""
 
     def step(self) -> list[Delta]:
         stepped = super().step()

@@ -50,7 +50,7 @@ def test_all_laws_in_one() -> None:
 
 
 class _Broken(SqliteLogStore):
-    """A store in a file with one fault, which the subclass makes."""
+    """A store in a file with one fault, which the subclass adds."""
 
     def __init__(self, journal: DiskJournal) -> None:
         super().__init__(journal, retention_s=900.0, budget_bytes=2**20)
@@ -150,7 +150,7 @@ class _Ageless(_Broken):
 
 
 class _Forgetful(_Broken):
-    """Does not know what it has not committed yet."""
+    """Does not know events that are not committed yet."""
 
     def queued(self, lease: Lease) -> Sequence[Event]:
         return ()

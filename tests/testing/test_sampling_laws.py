@@ -27,7 +27,7 @@ _PARAMETERS = frozenset(field.name for field in fields(Sampling)) - {
 
 
 def _logits(ids: list[int]) -> list[float]:
-    """A model of two tokens of context, fond of going round in circles."""
+    """Return the logits of a model with two tokens of context, which likes to repeat itself."""
     draw = random.Random(f"{ids[-2:]}")
     logits = [draw.gauss(0, 2) for _ in range(_VOCAB_SIZE)]
     logits[ids[-1] * 7 % 5] += 4
@@ -72,11 +72,11 @@ class _Toy:
         self._runs.clear()
 
     def penalised(self, sequence: Sequence, answer: list[int]) -> Counter[int]:
-        """What presence and frequency penalties count."""
+        """Return the tokens that presence and frequency penalties count."""
         return Counter(answer)
 
     def told(self, raw: list[float], chosen: list[float]) -> list[float]:
-        """The logprobs that are told, of those of the model and those that were drawn from."""
+        """Return the logprobs to report, given those of the model and those of the distribution that was sampled."""
         return raw
 
     def _next(self, sequence: Sequence, answer: list[int], draw: random.Random) -> Delta:
@@ -112,7 +112,7 @@ class _Toy:
 
 
 def _left(logprobs: list[float], sampling: Sampling) -> list[int]:
-    """The tokens that top_k, top_p and min_p leave, the likeliest first."""
+    """Return the tokens that top_k, top_p and min_p keep, the most likely first."""
     order = sorted(range(_VOCAB_SIZE), key=lambda token_id: -logprobs[token_id])
     left = order[: sampling.top_k or None]
     left = _until(left, logprobs, sampling.top_p)

@@ -37,8 +37,8 @@ def byte_level_json() -> str:
 
 @pytest.fixture(scope="session")
 def sentencepiece_json() -> str:
-    """As converted from SentencePiece: `</s>` is in the vocabulary and its characters merge into it, and the text's
-    first word gets a space."""
+    """Return a tokenizer as converted from SentencePiece: `</s>` is in the vocabulary and its characters merge into it,
+    and the first word of a text gets a space."""
     merges = [("\u2581", "h"), ("\u2581h", "i"), ("<", "/"), ("</", "s"), ("</s", ">")]
     words = [
         "<unk>",

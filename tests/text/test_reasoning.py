@@ -33,7 +33,7 @@ def split(known: ReasoningFormat, pieces: list[str]) -> tuple[str, str]:
 
 
 def defined(known: ReasoningFormat, text: str) -> tuple[str, str]:
-    """By the definition, for `<think>`."""
+    """Split a text as defined, for `<think>`."""
     begins = known.begins
     if begins == "before":
         begun = text.lstrip()
@@ -170,7 +170,7 @@ def test_an_answer_starts_before_or_inside_its_reasoning(byte_level: Tokenizer) 
 
 
 def test_a_grammar_holds_from_the_first_token_on(byte_level: Tokenizer) -> None:
-    """So reasoning that the template has opened must be closed."""
+    """Reasoning that the template has opened must be closed first."""
     text, known = prompt(OPENING, byte_level, ASKED, grammar=True)
     assert text.endswith("assistant\n<think>\n\n</think>\n\n")
     assert known == THINK
@@ -181,9 +181,9 @@ def test_a_grammar_holds_from_the_first_token_on(byte_level: Tokenizer) -> None:
 
 
 def test_earlier_reasoning_is_given_to_templates_that_use_it(byte_level: Tokenizer) -> None:
-    said = Message("assistant", "So.", reasoning="Hm.")
-    assert "<think>\nHm.\n</think>\n\nSo.<|im_end|>" in prompt(QWEN, byte_level, ASKED, said, ASKED)[0]
-    assert "Hm." not in prompt(FORGETFUL, byte_level, ASKED, said, ASKED)[0]
+    message = Message("assistant", "So.", reasoning="Hm.")
+    assert "<think>\nHm.\n</think>\n\nSo.<|im_end|>" in prompt(QWEN, byte_level, ASKED, message, ASKED)[0]
+    assert "Hm." not in prompt(FORGETFUL, byte_level, ASKED, message, ASKED)[0]
 
 
 @pytest.mark.parametrize("source", [QWEN, OPENING, FORGETFUL])

@@ -13,7 +13,7 @@ stop_sets = st.lists(letters, max_size=4).map(tuple)
 
 
 def oracle(stops: tuple[str, ...], include: bool, text: str) -> tuple[str, str | None]:
-    """By the definition: the shown part of the whole text, and the stop string."""
+    """Stop a text as defined; returns the shown text and the stop string."""
     for end in range(1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]
         if found:
@@ -23,7 +23,7 @@ def oracle(stops: tuple[str, ...], include: bool, text: str) -> tuple[str, str |
 
 
 def longest_hold(stops: tuple[str, ...], text: str) -> int:
-    """How many characters at the end of the text are a proper prefix of a stop string."""
+    """Return how many characters at the end of the text are a proper prefix of a stop string."""
     return max(
         (n for n in range(len(text) + 1) for stop in stops if n < len(stop) and text.endswith(stop[:n])), default=0
     )

@@ -143,7 +143,7 @@ plain = st.text(st.characters(codec="utf-8", exclude_characters="<\n"), min_size
 @settings(max_examples=100, deadline=None)
 @given(st.lists(plain | st.tuples(names, arguments, st.booleans(), st.sampled_from([None, 1])), max_size=6), st.data())
 def test_calls_and_text_are_separated(given: list[Any], data: st.DataObject) -> None:  # Any: what is drawn
-    """Texts are made of known parts, and cut at random."""
+    """Texts consist of known parts, and are split at random."""
     text, expected = "", Found()
     for part in given:
         if isinstance(part, str):

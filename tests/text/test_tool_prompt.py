@@ -28,7 +28,7 @@ WITH_TOOLS = "{{ tools | tojson }}{% for m in messages %}[{{ m.role }}]{{ m.cont
 
 
 def shown(tokenizer: Tokenizer, source: str, *messages: Message, tools: tuple[Turn, ...] = ()) -> str:
-    """The prompt that the model gets."""
+    """Return the prompt that the model gets."""
     encoder = ChatEncoder(tokenizer, ChatTemplate(source, bos_token="<s>", eos_token="</s>"))
     return b"".join(tokenizer.pieces[i] for i in encoder.encode(messages, tools=tools)).decode()
 

@@ -15,8 +15,8 @@ class Body(msgspec.Struct):
     max_tokens: Annotated[int, msgspec.Meta(ge=1)] = 64
 
 
-def parse(asked: ParsedRequest) -> GenerateCall:
-    body, ignored = dialects.read_fields(asked.body, Body)
+def parse(http: ParsedRequest) -> GenerateCall:
+    body, ignored = dialects.read_fields(http.body, Body)
     request = GenerateRequest(prompts=(body.say,), sampling=Sampling(max_tokens=body.max_tokens))
     return GenerateCall(request, Lines(), stream=True, ignored=ignored)
 

@@ -16,7 +16,7 @@ web = FastAPI()
 
 
 class Steps:
-    """What `generate` puts, step by step."""
+    """Takes the output of `generate`, step by step."""
 
     def __init__(self) -> None:
         self.queue: Queue[Any] = Queue()  # Any: tensors, and None at the end

@@ -90,7 +90,7 @@ async def test_a_refusal_for_time_is_tried_again_later(monkeypatch: pytest.Monke
 
 @pytest.fixture
 def held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
-    """Every trial waits until this is called, and then passes."""
+    """Make all trials wait until the returned function is called; then they pass."""
     program = tmp_path / "held"
     program.write_text('#!/bin/sh\nuntil [ -e "$0.done" ]; do sleep 0.02; done\n')
     program.chmod(0o755)
@@ -148,7 +148,7 @@ async def test_the_event_loop_is_not_blocked() -> None:
 async def test_a_grammar_that_needs_too_much_is_refused(
     limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With so little that even the simplest is too much."""
+    """The limit is so low that even the simplest grammar exceeds it."""
     source = Path(grammar_trial.__file__).read_text()
     name = limit.partition(" = ")[0]
     lines = [limit if line.startswith(f"{name} = ") else line for line in source.splitlines()]

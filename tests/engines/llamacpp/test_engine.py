@@ -35,8 +35,8 @@ _VOCAB_SIZE = 40_000
 
 @pytest.fixture(scope="module")
 def spec(card: ModelCard) -> EngineSpec:
-    """Small enough that a prompt of the limit is quick, and a step so small that it takes three. On one thread, since
-    several spin while they wait for one another."""
+    """Return a small engine: a prompt at the limit is fast, and takes three steps. It has one thread, because several
+    threads spin while they wait for each other."""
     return EngineSpec(
         engine="llamacpp",
         threads=1,
@@ -58,7 +58,7 @@ def engine(spec: EngineSpec) -> Iterator[Shared]:
 
 @pytest.fixture(scope="module")
 def small_engine(spec: EngineSpec) -> Iterator[Shared]:
-    """Its memory is soon full."""
+    """An engine with little memory."""
     loaded = load_engine(msgspec.structs.replace(spec, context_tokens=128, kv_tokens=512, max_sequences=8))
     yield Shared(loaded)
     loaded.close()
@@ -86,7 +86,7 @@ def test_exact_engine_keeps(law: Law, exact_engine: LlamaCppEngine) -> None:
 
 
 def test_closing(spec: EngineSpec) -> None:
-    """Twice, and in the middle of a sequence; the socket is nobody else's, and nothing is left of it."""
+    """It may be closed twice, and during a sequence. Only its user can open the socket, and no file remains."""
     law = next(law for law in laws if law.name == ON_ITS_OWN)
     folders = []
 
@@ -114,15 +114,15 @@ def _asked(sequence_id: int, prompt_ids: tuple[int, ...], max_tokens: int, **sam
 
 
 def _finish(engine: Engine, *sequence_ids: int) -> dict[int, tuple[tuple[int, ...], Delta]]:
-    """The ids of each answer, and its last delta."""
-    said: dict[int, tuple[int, ...]] = dict.fromkeys(sequence_ids, ())
+    """Return the ids of each answer, and its last delta."""
+    ids: dict[int, tuple[int, ...]] = dict.fromkeys(sequence_ids, ())
     ends: dict[int, Delta] = {}
-    while len(ends) < len(said):
+    while len(ends) < len(ids):
         for delta in engine.step():
-            said[delta.sequence_id] += delta.token_ids
+            ids[delta.sequence_id] += delta.token_ids
             if delta.finish_reason is not None:
                 ends[delta.sequence_id] = delta
-    return {sequence_id: (said[sequence_id], ends[sequence_id]) for sequence_id in said}
+    return {sequence_id: (ids[sequence_id], ends[sequence_id]) for sequence_id in ids}
 
 
 def _answer(engine: Engine, prompt_ids: tuple[int, ...], max_tokens: int, **sampling: object) -> tuple[int, ...]:
@@ -136,7 +136,7 @@ def _answer(engine: Engine, prompt_ids: tuple[int, ...], max_tokens: int, **samp
 
 
 def _streamed(pieces: list[bytes], ids: tuple[int, ...]) -> list[tuple[str, tuple[int, ...]]]:
-    """What llama.cpp sends for these tokens: a text and the tokens that it covers, whenever no character is open."""
+    """Return the parts that llama.cpp sends for these tokens: a text and its tokens, at each end of a character."""
     chunks, text, begin, covered = [], b"", 0, 0
     for place, token_id in enumerate(ids, 1):
         text += pieces[token_id]
@@ -277,10 +277,10 @@ def test_narrow_sampling_equals_greedy(engine: Shared, narrow: dict[str, float])
 def test_a_refusal_of_the_library_fails_one_sequence(engine: Shared) -> None:
     engine.submit(_asked(2, (5, 6, 7), 8))
     engine.submit(_asked(3, (5, 6, 10**6), 8))
-    said = _finish(engine, 2, 3)
-    assert said[3][1].finish_reason == "error"
-    assert "invalid tokens" in said[3][1].failure
-    assert len(said[2][0]) == 8
+    results = _finish(engine, 2, 3)
+    assert results[3][1].finish_reason == "error"
+    assert "invalid tokens" in results[3][1].failure
+    assert len(results[2][0]) == 8
     with pytest.raises(SequenceFailed):
         engine.submit(_asked(4, (5,) * 400, 1))
 

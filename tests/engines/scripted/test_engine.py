@@ -6,7 +6,7 @@ import dataclasses
 import time
 
 import pytest
-from tests.engines.asking import ask, control, oracle
+from tests.engines.sequences import control_id, expected_ids, make_sequence
 from tokenizers import Tokenizer
 
 from tailrace.engines import EngineSpec, load_engine
@@ -21,13 +21,13 @@ def _engine(**options: float) -> ScriptedEngine:
 
 
 def _run(engine: ScriptedEngine, *sequences: Sequence) -> dict[int, list[Delta]]:
-    said: dict[int, list[Delta]] = {sequence.sequence_id: [] for sequence in sequences}
+    deltas: dict[int, list[Delta]] = {sequence.sequence_id: [] for sequence in sequences}
     for sequence in sequences:
         engine.submit(sequence)
     while stepped := engine.step():
         for delta in stepped:
-            said[delta.sequence_id].append(delta)
-    return said
+            deltas[delta.sequence_id].append(delta)
+    return deltas
 
 
 def _ids(deltas: list[Delta]) -> tuple[int, ...]:
@@ -40,10 +40,15 @@ def tokenizer() -> Tokenizer:
 
 
 def test_answers_are_what_the_oracle_says() -> None:
-    sequences = [ask(1, 1), ask(2, 40), ask(3, 17, seed=0), ask(4, 9, seed=2**63)]
-    said = _run(_engine(), *sequences)
-    assert [_ids(said[sequence.sequence_id]) for sequence in sequences] == [oracle(each) for each in sequences]
-    assert all(deltas[-1].finish_reason == "length" for deltas in said.values())
+    sequences = [
+        make_sequence(1, 1),
+        make_sequence(2, 40),
+        make_sequence(3, 17, seed=0),
+        make_sequence(4, 9, seed=2**63),
+    ]
+    results = _run(_engine(), *sequences)
+    assert [_ids(results[sequence.sequence_id]) for sequence in sequences] == [expected_ids(each) for each in sequences]
+    assert all(deltas[-1].finish_reason == "length" for deltas in results.values())
 
 
 def test_tokens_depend_on_prompt_seed_and_position() -> None:
@@ -56,8 +61,8 @@ def test_tokens_depend_on_prompt_seed_and_position() -> None:
 
 
 def test_characters_are_split_over_tokens(tokenizer: Tokenizer) -> None:
-    sequence = ask(1, 64)
-    ids = oracle(sequence)
+    sequence = make_sequence(1, 64)
+    ids = expected_ids(sequence)
     for start in range(0, 64, 8):
         words, character = ids[start : start + 4], ids[start + 4 : start + 8]
         assert min(words) >= 256
@@ -70,53 +75,53 @@ def test_characters_are_split_over_tokens(tokenizer: Tokenizer) -> None:
 
 
 def test_without_utf8_all_tokens_are_words(tokenizer: Tokenizer) -> None:
-    ids = _ids(_run(_engine(utf8=0), ask(1, 32))[1])
+    ids = _ids(_run(_engine(utf8=0), make_sequence(1, 32))[1])
     assert tokenizer.decode(ids).isascii()
-    assert ids == tuple(scripted_token(ask(1).prompt_ids, 7, index, utf8=False) for index in range(32))
+    assert ids == tuple(scripted_token(make_sequence(1).prompt_ids, 7, index, utf8=False) for index in range(32))
 
 
 def test_prompts_tokenise_to_bytes(tokenizer: Tokenizer) -> None:
     text = "Olá, 世界 \x00\x7f\n<|stall|>"
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert bytes(ids[:-1]).decode() + "<|stall|>" == text
-    assert ids[-1] == control("stall")
+    assert ids[-1] == control_id("stall")
 
 
 def test_eos_after_ends_with_an_end_token() -> None:
-    deltas = _run(_engine(eos_after=5), ask(1, 40))[1]
-    assert _ids(deltas) == (*oracle(ask(1), 4), EOS_ID)
+    deltas = _run(_engine(eos_after=5), make_sequence(1, 40))[1]
+    assert _ids(deltas) == (*expected_ids(make_sequence(1), 4), EOS_ID)
     assert deltas[-1].finish_reason == "stop"
 
 
 @pytest.mark.parametrize("max_tokens", [3, 5, 40])
 def test_ignore_eos_continues(max_tokens: int) -> None:
-    sequence = ask(1, max_tokens)
+    sequence = make_sequence(1, max_tokens)
     sampling = dataclasses.replace(sequence.sampling, ignore_eos=True)
     deltas = _run(_engine(eos_after=5), dataclasses.replace(sequence, sampling=sampling))[1]
-    assert _ids(deltas) == oracle(sequence)
+    assert _ids(deltas) == expected_ids(sequence)
     assert deltas[-1].finish_reason == "length"
 
 
 @pytest.mark.parametrize("fault_after", [0, 1, 6])
 def test_fail_ends_one_sequence_and_spares_the_others(fault_after: int) -> None:
-    failing, spared = ask(1, 20, fault="fail"), ask(2, 20)
-    said = _run(_engine(fault_after=fault_after), failing, spared)
-    assert _ids(said[1]) == oracle(failing, fault_after)
-    assert said[1][-1].finish_reason == "error"
-    assert said[1][-1].failure
-    assert _ids(said[2]) == oracle(spared)
+    failing, spared = make_sequence(1, 20, fault="fail"), make_sequence(2, 20)
+    deltas = _run(_engine(fault_after=fault_after), failing, spared)
+    assert _ids(deltas[1]) == expected_ids(failing, fault_after)
+    assert deltas[1][-1].finish_reason == "error"
+    assert deltas[1][-1].failure
+    assert _ids(deltas[2]) == expected_ids(spared)
 
 
 def test_a_fault_after_the_end_has_no_effect() -> None:
-    failing = ask(1, 5, fault="fail")
+    failing = make_sequence(1, 5, fault="fail")
     deltas = _run(_engine(fault_after=5), failing)[1]
-    assert _ids(deltas) == oracle(failing)
+    assert _ids(deltas) == expected_ids(failing)
     assert deltas[-1].finish_reason == "length"
 
 
 def test_garbage_raises() -> None:
     engine = _engine(fault_after=2)
-    engine.submit(ask(1, fault="garbage"))
+    engine.submit(make_sequence(1, fault="garbage"))
     assert engine.step()
     assert engine.step()
     with pytest.raises(RuntimeError, match="the script says so"):
@@ -125,12 +130,12 @@ def test_garbage_raises() -> None:
 
 def test_tokens_per_s_paces_each_sequence() -> None:
     engine = _engine(tokens_per_s=100)
-    sequences = [ask(1, 11), ask(2, 11)]
+    sequences = [make_sequence(1, 11), make_sequence(2, 11)]
     for sequence in sequences:
         engine.submit(sequence)
-    began_s, said, steps = time.monotonic(), 0, 0
-    while said < 22:
-        said += sum(len(delta.token_ids) for delta in engine.step())
+    began_s, num_tokens, steps = time.monotonic(), 0, 0
+    while num_tokens < 22:
+        num_tokens += sum(len(delta.token_ids) for delta in engine.step())
         steps += 1
     assert time.monotonic() - began_s >= 0.1
     assert steps < 60, "it waits, and does not spin"
@@ -138,7 +143,7 @@ def test_tokens_per_s_paces_each_sequence() -> None:
 
 def test_an_abort_does_not_wait_for_a_slow_sequence() -> None:
     engine = _engine(tokens_per_s=0.01)
-    engine.submit(ask(1))
+    engine.submit(make_sequence(1))
     assert [delta.start for delta in engine.step()] == [0]
     engine.abort(1)
     began_s = time.monotonic()
@@ -148,7 +153,7 @@ def test_an_abort_does_not_wait_for_a_slow_sequence() -> None:
 
 @pytest.mark.parametrize("number", range(len(TEXTS)), ids=list(TEXTS))
 def test_it_recites(number: int, tokenizer: Tokenizer) -> None:
-    deltas = _run(_engine(text=number), ask(1, 200))[1]
+    deltas = _run(_engine(text=number), make_sequence(1, 200))[1]
     assert _ids(deltas) == recited_tokens(number)
     assert {len(delta.token_ids) for delta in deltas} == {1}
     assert deltas[-1].finish_reason == "stop"
@@ -166,8 +171,8 @@ def test_texts_have_the_properties_that_tests_need() -> None:
 
 
 def test_a_text_may_be_cut_or_repeated() -> None:
-    assert _ids(_run(_engine(text=0), ask(1, 4))[1]) == recited_tokens(0)[:4]
-    sequence = ask(1, 40)
+    assert _ids(_run(_engine(text=0), make_sequence(1, 4))[1]) == recited_tokens(0)[:4]
+    sequence = make_sequence(1, 40)
     sampling = dataclasses.replace(sequence.sampling, ignore_eos=True)
     deltas = _run(_engine(text=0), dataclasses.replace(sequence, sampling=sampling))[1]
     assert _ids(deltas) == (recited_tokens(0) * 2)[:40]
@@ -176,9 +181,11 @@ def test_a_text_may_be_cut_or_repeated() -> None:
 
 def test_a_prompt_says_what_to_recite() -> None:
     engine = _engine(text=-1)
-    said = _run(engine, ask(1, 99, prompt=b"Text 7, please, and not 8."), ask(2, 99, prompt=b"Anything."))
-    assert [_ids(said[number]) for number in (1, 2)] == [recited_tokens(7), recited_tokens(0)]
-    failing = _run(engine, ask(1, 99, prompt=f"Text {len(TEXTS) + 2}.".encode()))[1]
+    deltas = _run(
+        engine, make_sequence(1, 99, prompt=b"Text 7, please, and not 8."), make_sequence(2, 99, prompt=b"Anything.")
+    )
+    assert [_ids(deltas[number]) for number in (1, 2)] == [recited_tokens(7), recited_tokens(0)]
+    failing = _run(engine, make_sequence(1, 99, prompt=f"Text {len(TEXTS) + 2}.".encode()))[1]
     assert _ids(failing) == recited_tokens(0)[:3]
     assert failing[-1].finish_reason == "error"
 
@@ -191,9 +198,9 @@ def test_an_unknown_text_is_refused() -> None:
 
 def test_a_prompt_beyond_the_context_is_refused() -> None:
     engine = _engine()
-    engine.submit(ask(1, 12, prompt=b"x" * 500))
+    engine.submit(make_sequence(1, 12, prompt=b"x" * 500))
     with pytest.raises(SequenceFailed):
-        engine.submit(ask(2, 13, prompt=b"x" * 500))
+        engine.submit(make_sequence(2, 13, prompt=b"x" * 500))
     assert {delta.sequence_id for delta in engine.step()} == {1}
 
 

@@ -17,13 +17,14 @@ SHAPES = {"transformer.h.0.attn.c_attn": (96, 32), "transformer.h.1.mlp.c_fc": (
 
 @pytest.fixture(scope="module", autouse=True)
 def _libraries() -> None:
-    """Not where tests are collected, which each process does: the import takes seconds."""
+    """Import the libraries in tests only, because each test process collects the tests, and the import takes
+    seconds."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
 
 
 def test_a_merged_adapter_equals_the_separate_branch(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
-    """GPT-2 keeps some of its weights on their side, and its last layer is the embedding too, which stays."""
+    """GPT-2 has some transposed weights, and its last layer is also the embedding, which must not change."""
     import torch
     import transformers
 

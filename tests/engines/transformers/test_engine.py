@@ -33,14 +33,16 @@ pytestmark = pytest.mark.timeout(120)
 
 @pytest.fixture(scope="module", autouse=True)
 def _libraries() -> None:
-    """Not where tests are collected, which each process does: the import takes seconds."""
+    """Import the libraries in tests only, because each test process collects the tests, and the import takes
+    seconds."""
     pytest.importorskip("torch")
     pytest.importorskip("transformers")
 
 
 @pytest.fixture(scope="module")
 def spec(tiny_gpt2_dir: Path) -> EngineSpec:
-    """On one thread: torch's threads spin while they wait for one another, which costs the other tests their cores."""
+    """Return a small engine with one thread: torch's threads spin while they wait for each other, which slows other
+    tests down."""
     return EngineSpec(
         "transformers", str(tiny_gpt2_dir), context_tokens=128, kv_tokens=4096, max_sequences=16, max_step_tokens=64,
         threads=1,
@@ -117,7 +119,7 @@ def test_answers_equal_those_of_generate(shared: Shared, tiny_gpt2_dir: Path) ->
 @pytest.mark.deep
 @pytest.mark.timeout(300)  # a minute and more of which may go into making the directory
 def test_the_default_model(smollm2_dir: Path) -> None:
-    """The same oracle. Both are asked at once; the prompts are of different lengths."""
+    """Compared with `generate`, too, for prompts of different lengths at the same time."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -231,7 +233,7 @@ def test_rows_of_a_step_are_independent(logits: torch.Tensor) -> None:
 
 
 def test_a_gpt2_without_tokenizer_json(tiny_gpt2_dir: Path, tmp_path: Path) -> None:
-    """DialoGPT's repository has its vocabulary in two files, and its weights beside them."""
+    """DialoGPT's repository has its vocabulary in two files beside the weights."""
     path = tmp_path / "old"
     shutil.copytree(tiny_gpt2_dir, path)
     tokenizer = Tokenizer.from_file(str(path / "tokenizer.json"))

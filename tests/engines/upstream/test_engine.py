@@ -18,10 +18,10 @@ from tests.engines.fake_upstream import (
     Answer,
     Asked,
     FakeUpstream,
+    answer_of,
     chat_chunk,
     done,
     head,
-    said,
     text_chunk,
 )
 from tests.waiting import LONG_S
@@ -65,7 +65,7 @@ def asking(sequence_id: int = 1, prompt: str = "hello", **sampling: Any) -> Sequ
 
 
 def run(engine: UpstreamEngine, *sequences: Sequence) -> dict[int, list[Delta]]:
-    """All deltas of sequences that start together."""
+    """Return all deltas of sequences that start together."""
     for sequence in sequences:
         engine.submit(sequence)
     heard: dict[int, list[Delta]] = {sequence.sequence_id: [] for sequence in sequences}
@@ -208,7 +208,7 @@ def test_a_schema_goes_where_the_server_looks_for_it() -> None:
 
 
 def test_text_and_usage_come_through() -> None:
-    with FakeUpstream(said("Hel", "lo 🌊", usage=(11, 5))) as upstream, engine_at(upstream.port) as engine:
+    with FakeUpstream(answer_of("Hel", "lo 🌊", usage=(11, 5))) as upstream, engine_at(upstream.port) as engine:
         deltas = run(engine, asking())[1]
     assert text_of(deltas) == "Hello 🌊"
     assert deltas[-1].finish_reason == "stop"
@@ -239,7 +239,7 @@ def test_reasoning_is_written_before_the_text(chunks: bytes, written: str) -> No
 
 
 def test_without_usage_chunks_are_counted() -> None:
-    with FakeUpstream(said("a", "b", "c", usage=None)) as upstream, engine_at(upstream.port) as engine:
+    with FakeUpstream(answer_of("a", "b", "c", usage=None)) as upstream, engine_at(upstream.port) as engine:
         assert run(engine, asking())[1][-1].usage == (1, 3)
 
 
@@ -252,7 +252,7 @@ def test_counts_may_be_missing_after_the_end() -> None:
 
 @pytest.mark.parametrize("usage", [(10**23, 1), (-1, 1)])
 def test_counts_that_cannot_be_are_none(usage: tuple[int, int]) -> None:
-    with FakeUpstream(said("a", usage=usage)) as upstream, engine_at(upstream.port) as engine:
+    with FakeUpstream(answer_of("a", usage=usage)) as upstream, engine_at(upstream.port) as engine:
         last = run(engine, asking())[1][-1]
     assert (last.finish_reason, last.usage) == ("stop", (1, 1))
 
@@ -324,8 +324,8 @@ def test_tool_calls_as_some_servers_write_them(case: str) -> None:
         FakeUpstream(answer + chat_chunk({}, "tool_calls") + done()) as upstream,
         engine_at(upstream.port) as engine,
     ):
-        said = text_of(run(engine, asking())[1])
-    assert said == "".join(f"<tool_call>\n{call}\n</tool_call>" for call in expected)
+        text = text_of(run(engine, asking())[1])
+    assert text == "".join(f"<tool_call>\n{call}\n</tool_call>" for call in expected)
 
 
 def test_content_may_come_in_parts() -> None:
@@ -357,7 +357,10 @@ _NONSENSE: dict[str, tuple[bytes, str]] = {
     "wrong types": (SSE + b'data: {"choices": 7}\n\n', "cannot be decoded"),
     "no utf-8": (SSE + b'data: {"choices": [{"text": "\xff"}]}\n\n', "cannot be decoded"),
     "a line without end": (SSE + b"data: " + b"x" * (2 << 20), "an event that is too long"),
-    "gzip": (head("200 OK", "text/event-stream", "content-encoding: gzip") + gzip.compress(said("a")), "compresses"),
+    "gzip": (
+        head("200 OK", "text/event-stream", "content-encoding: gzip") + gzip.compress(answer_of("a")),
+        "compresses",
+    ),
     "redirect": (
         head("307 Temporary Redirect", "text/plain", "location: http://elsewhere/"),
         "a redirect, which is not followed",
@@ -375,7 +378,7 @@ def test_invalid_bytes_end_one_sequence(case: str) -> None:
     answer, reason = _NONSENSE[case]
 
     def either(asked: Asked) -> bytes:
-        return answer if asked.body["prompt"] == "bad" else said("fine")
+        return answer if asked.body["prompt"] == "bad" else answer_of("fine")
 
     with FakeUpstream(either) as upstream, engine_at(upstream.port) as engine:
         heard = run(engine, asking(1, "bad"), asking(2))
@@ -436,7 +439,7 @@ def _unavailable(*headers: str) -> bytes:
     ids=["503", "retry-after", "retry-after a date", "429", "nothing", "in band", "closed"],
 )
 def test_temporary_errors_are_retried(first: bytes) -> None:
-    with FakeUpstream(first, said("here")) as upstream, engine_at(upstream.port) as engine:
+    with FakeUpstream(first, answer_of("here")) as upstream, engine_at(upstream.port) as engine:
         assert text_of(run(engine, asking())[1]) == "here"
         assert len(upstream.asked) == 2
 
@@ -504,7 +507,7 @@ def test_many_at_once() -> None:
 
     def echo(asked: Asked) -> bytes:
         next(num_seen)
-        return said(*asked.body["prompt"])
+        return answer_of(*asked.body["prompt"])
 
     with FakeUpstream(echo) as upstream, engine_at(upstream.port) as engine:
         heard = run(engine, *(asking(n, f"number {n}") for n in range(40)))

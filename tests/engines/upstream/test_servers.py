@@ -14,7 +14,7 @@ from typing import Any, Literal
 import httpx
 import pytest
 from tests.api.process import Server
-from tests.engines.fake_upstream import SSE, Asked, FakeUpstream, chat_chunk, done, head, said, text_chunk
+from tests.engines.fake_upstream import SSE, Asked, FakeUpstream, answer_of, chat_chunk, done, head, text_chunk
 from tests.missing import skip_missing
 from tests.waiting import LONG_S
 
@@ -37,7 +37,7 @@ _MODELS = {"data": [{"id": "m", "owned_by": "somebody"}]}
 
 
 def _chunks(answer: httpx.Response) -> list[dict[str, Any]]:
-    """Those of a stream of OpenAI's."""
+    """Return the chunks of a stream of OpenAI's wire."""
     lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
     assert lines.pop() == "[DONE]"
     return [json.loads(line) for line in lines]
@@ -171,7 +171,7 @@ def fake() -> Iterator[FakeUpstream]:
 
 @pytest.fixture(scope="module")
 def front(fake: FakeUpstream) -> Iterator[Server]:
-    """One in front of whatever a test lets the other say."""
+    """A server in front of a fake server, whose answers the test sets."""
     with contextlib.closing(Server(f"openai:{fake.url}")) as running:
         yield running.wait_ready()
 
@@ -182,7 +182,7 @@ def _cut_after(*chunks: bytes) -> bytes:
 
 def test_the_same_text_in_other_chunks_is_the_same_text(fake: FakeUpstream, front: Server) -> None:
     cut = _cut_after(text_chunk("The ol"), text_chunk("d ri"))
-    fake.say(cut, said("Th", "e old river", " runs", usage=(2, 6)))
+    fake.say(cut, answer_of("Th", "e old river", " runs", usage=(2, 6)))
     answer = front.post("/v1/completions", _TEXT).json()
     assert answer["choices"][0]["text"] == "The old river runs"
     assert answer["usage"]["completion_tokens"] == 6
@@ -190,7 +190,7 @@ def test_the_same_text_in_other_chunks_is_the_same_text(fake: FakeUpstream, fron
 
 def test_another_text_continues_after_the_delivered_text(fake: FakeUpstream, front: Server) -> None:
     cut = _cut_after(text_chunk("one "), text_chunk("two "))
-    fake.say(cut, said("uno ", "due "), said("three", usage=(9, 1)))
+    fake.say(cut, answer_of("uno ", "due "), answer_of("three", usage=(9, 1)))
     stream_id = front.create(_TEXT)
     state = _end(front, stream_id)
     assert (state["status"], state["text"]) == ("done", "one two three")
@@ -201,7 +201,7 @@ def test_another_text_continues_after_the_delivered_text(fake: FakeUpstream, fro
 
 
 def test_an_exact_request_gets_an_error_instead_of_another_text(fake: FakeUpstream, front: Server) -> None:
-    fake.say(_cut_after(text_chunk("one ")), said("uno "))
+    fake.say(_cut_after(text_chunk("one ")), answer_of("uno "))
     state = _end(front, front.create(_TEXT | {"continuity": "exact"}))
     assert (state["status"], state["text"], state["error"]["code"]) == ("error", "one ", "diverged")
 
@@ -263,7 +263,7 @@ def test_retries_of_a_server_that_always_breaks_off_end(fake: FakeUpstream, fron
 
 def test_a_full_server_is_503(fake: FakeUpstream, front: Server) -> None:
     full = head("429 Too Many Requests", "application/json", "retry-after: 3600") + b'{"error": "slow down."}'
-    fake.say(full, said("fine"))
+    fake.say(full, answer_of("fine"))
     failure = front.post("/v1/completions", _TEXT)
     assert (failure.status_code, failure.json()["error"]["code"]) == (503, "engine_unavailable")
     assert failure.json()["error"]["message"].endswith("answers with status 429 and says: slow down.")
@@ -303,8 +303,8 @@ def test_nothing_is_generated_after_the_only_call(fake: FakeUpstream, front: Ser
     body = _CHAT | _TOOLS | {"max_tokens": 4_000, "parallel_tool_calls": False, "stream": stream}
     answer = front.post("/v1/chat/completions", body)
     choices = [chunk["choices"][0] for chunk in (_chunks(answer) if stream else [answer.json()])]
-    said = [call for choice in choices for call in choice["delta" if stream else "message"].get("tool_calls", ())]
-    assert "".join(call["function"]["arguments"] for call in said) == '{"at": "dogs"}'
+    calls = [call for choice in choices for call in choice["delta" if stream else "message"].get("tool_calls", ())]
+    assert "".join(call["function"]["arguments"] for call in calls) == '{"at": "dogs"}'
     assert choices[-1]["finish_reason"] == "tool_calls"
     assert "then" not in answer.text
     assert left.wait(LONG_S)
@@ -373,7 +373,7 @@ threading.Event().wait()
 
 @pytest.fixture
 def llama() -> Iterator[str]:
-    """llama.cpp's own server, and where it listens."""
+    """Start llama.cpp's own server; yields its address."""
     pytest.importorskip("xllamacpp")
     try:
         card = resolve("smollm2", NoProgress())

@@ -139,7 +139,7 @@ if _IS_HERE:
             load_engine(EngineSpec("vllm", str(checkpoint), context_tokens=384, adapter=str(directory)))
 
     async def test_its_processes_end_with_the_worker(checkpoint: Path) -> None:
-        """The worker is killed, as by its server or without memory; the library's processes do not notice that by
+        """The worker is killed, as by its server or for lack of memory. The library's processes do not notice this
         themselves."""
         spec = EngineSpec("vllm", str(checkpoint), context_tokens=384, kv_tokens=1024, max_sequences=2, dtype="float32")
         supervisor = Supervisor(spec, load_s=600)

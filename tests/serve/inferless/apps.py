@@ -26,7 +26,7 @@ Make = Callable[..., InferlessApp]
 
 @contextlib.contextmanager
 def apps(folder: Path) -> Iterator[Make]:
-    """Gives `make(app, schema, concurrency=…, files={…})`."""
+    """Return `make(app, schema, concurrency=…, files={…})`."""
     path, environment, modules = list(sys.path), dict(os.environ), set(sys.modules)
 
     def make(app: str, schema: str | None = STREAMING, *, files: dict[str, str] | None = None, **how: Any) -> Any:

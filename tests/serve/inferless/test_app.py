@@ -119,7 +119,7 @@ async def test_a_streaming_app_only_streams(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sent", "headers", "status", "said"),
+    ("sent", "headers", "status", "message"),
     [
         (b"{", {}, 400, "not valid JSON"),
         (b"[]", {}, 400, "must be a JSON object"),
@@ -133,11 +133,11 @@ async def test_a_streaming_app_only_streams(make: Make) -> None:
     ],
     ids=lambda value: "large" if isinstance(value, bytes) and len(value) > 99 else None,
 )
-async def test_a_wrong_request(make: Make, sent: bytes, headers: dict[str, str], status: int, said: str) -> None:
+async def test_a_wrong_request(make: Make, sent: bytes, headers: dict[str, str], status: int, message: str) -> None:
     async with served(make(ECHO, UNARY, name="m")) as client:
         answer = await client.post("/v2/models/m/generate", content=sent, headers=headers)
         assert answer.status_code == status
-        assert said in answer.json()["error"]
+        assert message in answer.json()["error"]
         assert "8317" not in answer.text
 
 
@@ -148,7 +148,7 @@ async def test_a_wrong_method_is_an_error_of_this_wire(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         ("raise KeyError('8317')", "KeyError in infer; the app's log has details."),
         ("next(iter(()))", "RuntimeError in infer; the app's log has details."),
@@ -159,12 +159,12 @@ async def test_a_wrong_method_is_an_error_of_this_wire(make: Make) -> None:
     ],
 )
 @pytest.mark.parametrize("kind", ["def", "async def"])
-async def test_an_infer_that_fails(make: Make, body: str, said: str, kind: str, caplog: Any) -> None:
+async def test_an_infer_that_fails(make: Make, body: str, message: str, kind: str, caplog: Any) -> None:
     app = f"class InferlessPythonModel:\n    {kind} infer(self, inputs):\n        {body}"
     async with served(make(app, UNARY, name="m")) as client:
         for verb in ("infer", "generate", "generate_stream"):
             answer = await client.post(f"/v2/models/m/{verb}", json={"TEXT": "a"})
-            assert (answer.status_code, answer.json()) == (500, {"error": said})
+            assert (answer.status_code, answer.json()) == (500, {"error": message})
             assert 'inferless/model.py", line' not in caplog.text  # no frames of ours
             assert ("8317" in caplog.text) == ("8317" in body)
         assert (await client.get("/v2/health/ready")).status_code == 200
@@ -300,8 +300,8 @@ async def test_batches_are_lists_in_and_out(make: Make, kind: str) -> None:
         assert [answer.json()["OUT"] for answer in answers] == ["A", "B", "C"]
         asked = [client.post("/v2/models/m/generate", json={"TEXT": text}) for text in ("a", "b", "short")]
         for answer in await asyncio.gather(*asked):
-            said = "infer got a batch of 3 and must return a list of that length, not a list of 0."
-            assert (answer.status_code, answer.json()) == (500, {"error": said})
+            message = "infer got a batch of 3 and must return a list of that length, not a list of 0."
+            assert (answer.status_code, answer.json()) == (500, {"error": message})
     assert app._loaded.instance.sizes == [3, 3]
 
 
@@ -357,8 +357,8 @@ class InferlessPythonModel:
     )
     async with served(app) as client:
         answer = await client.post("/v2/models/m/generate", json={"TEXT": "a"})
-        said = "MemoryError in a thread that infer has started; the app's log has details."
-        assert (answer.status_code, answer.json()) == (500, {"error": said})
+        message = "MemoryError in a thread that infer has started; the app's log has details."
+        assert (answer.status_code, answer.json()) == (500, {"error": message})
         assert "8317" in caplog.text
         assert (await client.get("/v2/models/m/ready")).status_code == 503
         app._loaded.instance.words.put("a")

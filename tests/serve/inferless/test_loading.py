@@ -34,7 +34,7 @@ def test_a_folder_without_an_app(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("app", "schema", "said"),
+    ("app", "schema", "message"),
     [
         ("", UNARY, "app.py: there is no class InferlessPythonModel."),
         ("InferlessPythonModel = 1", UNARY, "app.py: there is no class InferlessPythonModel."),
@@ -72,14 +72,14 @@ def test_a_folder_without_an_app(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_invalid_apps_are_refused_with_one_sentence(make: Make, app: str, schema: str | None, said: str) -> None:
+def test_invalid_apps_are_refused_with_one_sentence(make: Make, app: str, schema: str | None, message: str) -> None:
     with pytest.raises(AppError) as caught:
         make(app, schema)
-    assert str(caught.value).startswith(said)
+    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "said"),
+    ("file", "text", "message"),
     [
         ("inferless.yaml", "name: [", "inferless.yaml: not valid YAML at line 1."),
         ("inferless.yaml", "- name", "inferless.yaml: the file must be a mapping of settings."),
@@ -92,10 +92,10 @@ def test_invalid_apps_are_refused_with_one_sentence(make: Make, app: str, schema
         ),
     ],
 )
-def test_settings_that_cannot_be_read(make: Make, file: str, text: str, said: str) -> None:
+def test_settings_that_cannot_be_read(make: Make, file: str, text: str, message: str) -> None:
     with pytest.raises(AppError) as caught:
         make(ECHO, UNARY, files={file: text})
-    assert str(caught.value) == said
+    assert str(caught.value) == message
 
 
 def test_exceptions_of_the_app_are_not_changed(make: Make) -> None:

@@ -33,7 +33,7 @@ def test_a_schema_keeps_its_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("declared", "said"),
+    ("declared", "reason"),
     [
         (["TEXT"], "INPUT_SCHEMA must be a dict of inputs, not list"),
         ({1: {}}, "whose name is not a string"),
@@ -50,11 +50,11 @@ def test_a_schema_keeps_its_order() -> None:
         ({"TEXT": {"datatype": "STRING", "shape": [1], "requierd": True}}, "has the unknown field 'requierd'"),
     ],
 )
-def test_invalid_schemas_are_named(declared: object, said: str) -> None:
+def test_invalid_schemas_are_named(declared: object, reason: str) -> None:
     with pytest.raises(AppError) as caught:
         read_schema(declared)
     assert str(caught.value).startswith("input_schema.py: ")
-    assert said in str(caught.value)
+    assert reason in str(caught.value)
 
 
 @pytest.mark.parametrize("datatype", sorted(DATATYPES))
@@ -88,7 +88,7 @@ def test_values_have_the_form_of_the_shape(datatype: str, shape: list[int], give
 
 
 @pytest.mark.parametrize(
-    ("datatype", "shape", "given", "said"),
+    ("datatype", "shape", "given", "reason"),
     [
         ("STRING", [1], 8317, "X: expected a string."),
         ("STRING", [1], ["8317", "8317"], "X: expected a string."),
@@ -109,10 +109,12 @@ def test_values_have_the_form_of_the_shape(datatype: str, shape: list[int], give
         ("FP32", [1, 2], [1.0, 2.0], "X: expected lists of numbers of shape [1, 2]."),
     ],
 )
-def test_invalid_values_are_refused_and_not_repeated(datatype: str, shape: list[int], given: object, said: str) -> None:
+def test_invalid_values_are_refused_and_not_repeated(
+    datatype: str, shape: list[int], given: object, reason: str
+) -> None:
     with pytest.raises(RequestError) as caught:
         one(datatype, shape).value(given)
-    assert caught.value.message == said
+    assert caught.value.message == reason
     assert caught.value.param == "X"
     assert "8317" not in caught.value.message
 
@@ -174,16 +176,16 @@ def test_an_instance_has_none_for_what_is_optional_and_defaults_for_the_rest() -
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "reason"),
     [
         ({"style": "8317"}, "style: Input should be 'a' or 'b'."),
         ({"prompt": "8317"}, "prompt: The app rejects this value."),
     ],
 )
-def test_refusals_of_the_model_are_named_and_not_repeated(given: dict[str, object], said: str) -> None:
+def test_refusals_of_the_model_are_named_and_not_repeated(given: dict[str, object], reason: str) -> None:
     with pytest.raises(RequestError) as caught:
         instance_of(Asked, {"prompt": "Why?", "seed": 3, **given})
-    assert caught.value.message == said
+    assert caught.value.message == reason
     assert caught.value.param == next(iter(given))
 
 

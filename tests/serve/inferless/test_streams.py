@@ -26,7 +26,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 
 def app_of(make: Make, body: str, *, kind: str = "def", **how: Any) -> InferlessApp:
-    """An app whose infer has this body, and whose handler is called `h`."""
+    """Return an app whose `infer` has this body, and calls its handler `h`."""
     start = "import asyncio, threading\n\nclass InferlessPythonModel:\n    seen = []\n\n"
     app = f"{start}    {kind} infer(self, inputs, h):\n{indent(body, ' ' * 8)}\n"
     return make(app, STREAMING, name="m", **how)
@@ -91,12 +91,12 @@ WRONG: dict[str, tuple[str, list[dict[str, Any]], list[str]]] = {
 @pytest.mark.parametrize("kind", ["def", "async def"])
 @pytest.mark.parametrize("wrong", WRONG)
 async def test_errors_of_apps_end_cleanly(make: Make, wrong: str, kind: str, caplog: Any) -> None:
-    body, events, said = WRONG[wrong]
+    body, events, log = WRONG[wrong]
     with caplog.at_level(logging.WARNING, "tailrace.serve"):
         answers = await asked(app_of(make, body, kind=kind), times=2)
     for answer in answers:
         assert events_of(answer) == events
-    assert [record.getMessage() for record in caplog.records] == said * 2
+    assert [record.getMessage() for record in caplog.records] == log * 2
 
 
 FAILS = {
@@ -122,20 +122,20 @@ FAILS = {
 @pytest.mark.parametrize("kind", ["def", "async def"])
 @pytest.mark.parametrize("how", FAILS)
 async def test_a_failure_before_the_first_event_is_a_status(make: Make, how: str, kind: str, caplog: Any) -> None:
-    body, said = FAILS[how]
+    body, message = FAILS[how]
     app = app_of(make, body, kind=kind)
     for answer in await asked(app, times=2):
-        assert (answer.status_code, answer.json()) == (500, {"error": said})
+        assert (answer.status_code, answer.json()) == (500, {"error": message})
     assert ("8317" in caplog.text) == ("8317" in body)
 
 
 @pytest.mark.parametrize("kind", ["def", "async def"])
 @pytest.mark.parametrize("how", FAILS)
 async def test_a_failure_after_the_first_event_is_the_last_one(make: Make, how: str, kind: str, caplog: Any) -> None:
-    body, said = FAILS[how]
+    body, message = FAILS[how]
     app = app_of(make, f"{SEND}({{'OUT': 'a'}})\n{body}", kind=kind)
     for answer in await asked(app, times=2):
-        assert events_of(answer) == [{"OUT": "a"}, {"error": said}]
+        assert events_of(answer) == [{"OUT": "a"}, {"error": message}]
         assert "8317" not in answer.text
     assert ("8317" in caplog.text) == ("8317" in body)
 
@@ -183,8 +183,8 @@ while (word := self.words.get()) is not None:
     app = app_of(make, body)
     async with served(app) as client:
         answer = await client.post(PATH, json=ASK)
-        said = "MemoryError in a thread that infer has started; the app's log has details."
-        assert events_of(answer) in ([{"OUT": "a"}, {"error": said}], [{"error": said}])
+        message = "MemoryError in a thread that infer has started; the app's log has details."
+        assert events_of(answer) in ([{"OUT": "a"}, {"error": message}], [{"error": message}])
         assert "8317" in caplog.text
         assert (await client.get("/v2/health/ready")).status_code == 503  # infer still waits
         app._loaded.instance.words.put(None)

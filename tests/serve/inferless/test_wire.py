@@ -130,7 +130,7 @@ def test_results_become_json(value: object, plain: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "reason"),
     [
         (object(), "OUT: a value of type object, which cannot be JSON."),
         ([1, {"a": {1, 2}}], "OUT: a value of type set, which cannot be JSON."),
@@ -141,10 +141,10 @@ def test_results_become_json(value: object, plain: object) -> None:
         ({1: 2}, "OUT: a dict whose keys are not strings."),
     ],
 )
-def test_values_that_json_does_not_have_are_named(value: object, said: str) -> None:
+def test_values_that_json_does_not_have_are_named(value: object, reason: str) -> None:
     with pytest.raises(OutputError) as caught:
         values_of({"OUT": value})
-    assert caught.value.message == said
+    assert caught.value.message == reason
     with pytest.raises(OutputError):
         tensors_of({"OUT": value})
 

@@ -20,11 +20,11 @@ from tailrace.types import Event, GenerateRequest, Message, Sampling
 __all__ = [
     "EVERYTHING",
     "FakeServer",
-    "asked",
     "chat",
     "completion",
     "generate",
     "native",
+    "parsed",
     "prompt_of",
     "tutorial",
     "view_of",
@@ -76,7 +76,7 @@ class FakeServer:
         return len(self.tokenize_chat(request.messages)[1])
 
 
-def asked(
+def parsed(
     body: JsonBody | None = None,
     *,
     query: Mapping[str, str] | None = None,
@@ -85,7 +85,7 @@ def asked(
     server: FakeServer | None = None,
     items: tuple[Item, ...] = (),
 ) -> ParsedRequest:
-    """A conversation that the body names has these items."""
+    """Return a parsed request. The conversation that the body names has these items."""
     what = ParsedRequest(server or FakeServer(), body or {}, query or {}, path or {}, headers or {})
     if (place := place_of(what)) is not None:
         what = replace(what, branch=Branch(conversation_id=place.id, items=items))
@@ -100,39 +100,39 @@ def asked(
 
 def native(body: JsonBody) -> GenerateCall:
     """POST /v1/streams."""
-    call = parse_native(asked(body))
+    call = parse_native(parsed(body))
     assert isinstance(call, GenerateCall)
     return call
 
 
 def chat(body: JsonBody) -> GenerateCall:
     """POST /v1/chat/completions."""
-    return openai.parse_chat(asked(body))
+    return openai.parse_chat(parsed(body))
 
 
 def completion(body: JsonBody) -> GenerateCall:
     """POST /v1/completions."""
-    return openai.parse_completion(asked(body))
+    return openai.parse_completion(parsed(body))
 
 
 def generate(body: JsonBody, *, server: FakeServer | None = None) -> GenerateCall:
     """POST /generate_stream."""
-    return tgi.parse_stream(asked(body, server=server))
+    return tgi.parse_stream(parsed(body, server=server))
 
 
 def tutorial(query: Mapping[str, str], *, server: FakeServer | None = None) -> GenerateCall:
     """POST /?prompt=…"""
-    return plain.parse_tutorial(asked(query=query, server=server))
+    return plain.parse_tutorial(parsed(query=query, server=server))
 
 
 def view_of(call: GenerateCall | Following | Reply) -> View:
-    """How a call that generates wants to be shown."""
+    """Return the view of a call that generates."""
     assert isinstance(call, GenerateCall)
     return call.view
 
 
 def prompt_of(request: GenerateRequest) -> str:
-    """The one prompt of a request."""
+    """Return the prompt of a request that has exactly one."""
     (prompt,) = request.prompts
     assert isinstance(prompt, str)
     return prompt

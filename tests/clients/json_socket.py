@@ -1,4 +1,4 @@
-"""Functions to talk to a WebSocket with the `websockets` library."""
+"""A WebSocket with JSON frames, through the `websockets` library."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from tests.waiting import LONG_S
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-__all__ = ["close_of", "dial", "hear", "say"]
+__all__ = ["open_socket", "receive_json", "send_json", "wait_close"]
 
 
-def dial(server: Server, path: str = "/v1/ws", *, compression: str | None = None) -> ClientConnection:
+def open_socket(server: Server, path: str = "/v1/ws", *, compression: str | None = None) -> ClientConnection:
     return connect(f"ws://127.0.0.1:{server.port}{path}", proxy=None, compression=compression)
 
 
-def say(socket: ClientConnection, **command: object) -> None:
+def send_json(socket: ClientConnection, **command: object) -> None:
     socket.send(json.dumps(command))
 
 
-def hear(socket: ClientConnection) -> dict[str, Any]:
+def receive_json(socket: ClientConnection) -> dict[str, Any]:
     found = json.loads(socket.recv(timeout=LONG_S))
     assert isinstance(found, dict)
     return found
 
 
-def close_of(socket: ClientConnection) -> tuple[int, str]:
-    """Code and reason with which the server closes."""
+def wait_close(socket: ClientConnection) -> tuple[int, str]:
+    """Wait until the server closes the socket; returns code and reason."""
     with suppress(ConnectionClosed):
         while True:
             socket.recv(timeout=LONG_S)

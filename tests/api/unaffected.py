@@ -11,7 +11,7 @@ from tests.api.process import Server
 from tests.http.wire import as_json, sse_data
 from tests.waiting import LONG_S
 
-__all__ = ["PACED", "Followed", "nobody_held_up"]
+__all__ = ["PACED", "Followed", "unaffected_stream"]
 
 PACED = "scripted:tokens_per_s=200"
 # Events; ten seconds of them. Catches what hangs: a machine with four times as much to do as it can has left a stream
@@ -21,7 +21,7 @@ _ANSWER = Answer("Never mind them.", 50_000, seed=9)
 
 
 @contextlib.contextmanager
-def nobody_held_up(server: Server) -> Iterator[Followed]:
+def unaffected_stream(server: Server) -> Iterator[Followed]:
     """Follow a stream of a server that runs `PACED`, and an equal one of a second server without other requests.
 
     Both engines keep to one clock, so what slows the whole machine down slows both streams down. What holds up the

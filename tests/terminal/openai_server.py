@@ -15,15 +15,15 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from tests.waiting import until
 
-__all__ = ["ForeignServer"]
+__all__ = ["OpenAIServer"]
 
 
 def _chunk(content: str, finish_reason: str | None = None) -> str:
     return f"data: {json.dumps({'choices': [{'delta': {'content': content}, 'finish_reason': finish_reason}]})}\n\n"
 
 
-class ForeignServer:
-    """Listens at `url` in a thread of its own, for as long as its context lasts."""
+class OpenAIServer:
+    """Listens at `url`, in its own thread, while its context is open."""
 
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []  # Any: what JSON can be
@@ -36,7 +36,7 @@ class ForeignServer:
         self._server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": [self._socket]})
 
-    def __enter__(self) -> ForeignServer:
+    def __enter__(self) -> OpenAIServer:
         self._thread.start()
         until(lambda: self._server.started)
         return self

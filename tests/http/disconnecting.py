@@ -13,22 +13,22 @@ import psutil
 from tests.api.process import Server
 from tests.http.wire import Wire, as_json
 
-__all__ = ["LIMITS", "SMALL_BYTES", "Leaver", "refused", "wait_connections"]
+__all__ = ["LIMITS", "SMALL_BYTES", "DisconnectingClient", "refused", "wait_connections"]
 
 LIMITS = ("--header-s", "1", "--keep-alive-s", "1", "--write-s", "1", "--body-s", "1")
 SMALL_BYTES = 4096  # of a client's buffer, to be full soon
 _GONE_S = 50.0  # the kernel takes thirty seconds to be sure that a silent client has vanished
 
 
-class Leaver(Wire):
-    """A connection that can end in other ways than by closing it."""
+class DisconnectingClient(Wire):
+    """A client that can end its connection in several ways."""
 
     def __init__(self, server: Server, *, receive_bytes: int = 0) -> None:
         super().__init__(server.port, receive_bytes=receive_bytes)
         self._server = server
         self.port = self.socket.getsockname()[1]
 
-    def __enter__(self) -> Leaver:
+    def __enter__(self) -> DisconnectingClient:
         return self
 
     def reset(self) -> None:
@@ -72,8 +72,8 @@ def _client_ports(server: Server) -> list[int]:
     return [connection.raddr.port for connection in connections if connection.raddr]
 
 
-def refused(client: Leaver) -> int:
-    """The status of a refusal in the native shape, behind which the connection ends."""
+def refused(client: DisconnectingClient) -> int:
+    """Return the status of a refusal in the native format, after which the connection is closed."""
     status = client.head()
     assert client.headers["content-type"] == "application/json"
     assert client.headers["connection"] == "close"

@@ -19,7 +19,7 @@ def _outcomes(answers: Sequence[Any]) -> list[Outcome]:  # Any: JSON
 
 
 def _javascript(wire: str, name: str, *, streams: bool = True, resumes: bool = False) -> None:
-    """What it does stands in tests/clients/js/clients.mjs under the same name."""
+    """Register a client of tests/clients/js/clients.mjs, which has the same name there."""
 
     def read_all(url: str, prompts: Sequence[str]) -> list[Outcome]:
         return _outcomes(run_javascript(name, url=url, prompts=list(prompts), max_tokens=MAX_TOKENS))
