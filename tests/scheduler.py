@@ -13,7 +13,8 @@ class FileScheduler(LoadFileScheduling):  # type: ignore[misc]  # the library is
 
     With xdist's own scheduler (3.8) such a run waits for ever. It gives the dead process's finished files to other
     processes, which never report their end, and a new process may get a single test, which it only runs when another
-    one follows. It also repeats the test in which the process died.
+    one follows. It also repeats the test in which the process died without a limit; here it is one that failed, so that
+    `--reruns` and `--max-suite-reruns` apply.
     """
 
     def remove_node(self, node: WorkerController) -> str | None:
@@ -27,6 +28,17 @@ class FileScheduler(LoadFileScheduling):  # type: ignore[misc]  # the library is
         for other in self.assigned_work:
             self._reschedule(other)
         return str(crashed)
+
+    def mark_test_pending(self, item: str) -> None:
+        """Run the test in which a process died once more."""
+        self.workqueue.setdefault(self._split_scope(item), {})[item] = False
+
+    def _assign_work_unit(self, node: WorkerController) -> None:
+        file, tests = self.workqueue.popitem(last=False)
+        assigned = self.assigned_work.setdefault(node, {}).setdefault(file, {})
+        assigned.update(tests)
+        numbers = {test: number for number, test in enumerate(self.registered_collections[node])}
+        node.send_runtest_some([numbers[test] for test, is_done in tests.items() if not is_done])
 
     def _reschedule(self, node: WorkerController) -> None:
         if node.shutting_down:
