@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import subprocess
 import tempfile
@@ -73,8 +74,11 @@ def two_machines() -> Iterator[tuple[str, int, int]]:
         pids = []
         for command in ([*head, f"--temp-dir={directory}"], other):
             process = running.enter_context(
-                subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            )
+                subprocess.Popen(
+                    command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                    env=os.environ | {"RAY_worker_niceness": "0"},
+                )
+            )  # fmt: skip
             running.callback(kill_tree, process.pid)
             assert process.stdout is not None
             lines: list[str] = []

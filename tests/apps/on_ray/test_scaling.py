@@ -34,12 +34,13 @@ def _config(url: str) -> dict[str, Any]:
     (app,) = config["applications"]
     app["args"] |= {"model": PACED, "replicas": "1-3", "target_requests": 4}
     app["args"]["autoscaling"] = {"upscale_delay_s": 1, "downscale_delay_s": 2, "look_back_period_s": 2}
-    app["args"]["settings"] |= {"journal": url, "lease_s": LEASE_S, "drain_s": 1}
+    app["args"]["settings"] = {"journal": url, "lease_s": LEASE_S, "drain_s": 1}
     app["deployments"] = [{"name": "tailrace", "ray_actor_options": {"num_cpus": 0.1}}]
     return config
 
 
 def test_up_and_down_under_a_ramp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_worker_niceness", "0")
     monkeypatch.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "0.5")
     with own_redis(tmp_path) as (url, _):
         file = tmp_path / "serve.yaml"

@@ -39,6 +39,7 @@ def on_cluster(settings: Settings) -> Iterator[list[str]]:
             raise RayError(
                 f"cannot listen on {settings.host}:{settings.port} ({error.strerror}). Choose another --port."
             ) from None
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is 15, as for work in the background
     try:
         ray.init(address="local" if is_own else "auto")
     except ConnectionError as error:

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tailrace.api.lifecycle import RunningServer, open_server
 from tailrace.apps.on_ray.spec import ServerSpec
 from tailrace.errors import ModelError
+from tailrace.eventloop import first_error
 from tailrace.generation.models import Served
 from tailrace.generation.source import find_named
 from tailrace.http.edge import listens_on_loopback
@@ -66,7 +67,10 @@ class RayReplica:
         await asyncio.wait([self._serving, waiting], return_when=asyncio.FIRST_COMPLETED)
         if self._server is None:
             waiting.cancel()
-            await self._serving
+            try:
+                await self._serving
+            except BaseExceptionGroup as group:
+                raise first_error(group) from None
         assert self._server is not None
         return _without_request_id(self._server.app)
 
