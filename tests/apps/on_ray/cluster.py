@@ -10,7 +10,9 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
+import httpx
 import psutil
 from tests.api.oracle import Answer
 from tests.api.process import Server
@@ -95,7 +97,7 @@ def two_machines() -> Iterator[tuple[str, int, int]]:
 class RayServer(Server):
     """`tailrace serve … --on ray`."""
 
-    listening = r"127\.0\.0\.1:([0-9]+)/? \(.*on Ray"
+    listening = r"127\.0\.0\.1:([0-9]+)\S* \(.*on Ray"
     packages: tuple[str, ...] = ()
 
     def __init__(self, source: str, *flags: str, directory: Path | None = None, port: int = 0) -> None:
@@ -112,11 +114,22 @@ class ServeRun(RayServer):
 
     verb = "run"
     usual_flags = ()
-    listening = r"Application 'tailrace' is ready at http://127\.0\.0\.1:([0-9]+)/"
+    listening = r"HTTP port: ([0-9]+)"
 
     def __init__(self, config: Path) -> None:
         self.command = (str(ray_python()), "-m", "ray.serve.scripts")
         Server.__init__(self, str(config), directory=config.parent)
+
+    def wait_ready(self, *, timeout_s: float = START_S) -> Self:
+        super().wait_ready(timeout_s=timeout_s)
+
+        def is_ready() -> bool:  # Ray's proxy is there first
+            with contextlib.suppress(httpx.HTTPError):
+                return self.http.get("/readyz").status_code == 200
+            return False
+
+        until(is_ready, timeout_s=timeout_s)
+        return self
 
 
 class RayHouse:

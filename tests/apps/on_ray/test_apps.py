@@ -8,12 +8,14 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
+import yaml
 from tests.api.process import Server
-from tests.apps.on_ray.cluster import RayServer
+from tests.apps.on_ray.cluster import START_S, RayServer
 from tests.apps.process import AppServer, write
 from tests.waiting import LONG_S
 from websockets.sync.client import connect
@@ -122,18 +124,45 @@ def _read(client: httpx.Client, path: str) -> None:
         client.get(path)
 
 
-def test_the_tutorials_bot(smollm2_dir: Path, on_ray: contextlib.ExitStack) -> None:
+def test_the_tutorials_bots(tmp_path: Path, smollm2_dir: Path, on_ray: contextlib.ExitStack) -> None:
+    """The same file of three apps, with the same answers, here and on Ray."""
     bots = Path(__file__).parents[1] / "bots"
+    apps = tmp_path / "apps.yaml"
+    listed = [
+        {
+            "name": name,
+            "route_prefix": f"/{name}",
+            "import_path": f"{name}:app",
+            "deployments": [{"name": name.title(), "ray_actor_options": {"num_cpus": 0.3}}],
+        }
+        for name in ("textbot", "chatbot", "batchbot")
+    ]
+    apps.write_text(yaml.safe_dump({"applications": listed}))
     os.environ["CHECKPOINT"] = str(smollm2_dir)
     try:
-        with contextlib.closing(AppServer("textbot:app", directory=bots)) as here:
-            here.wait_ready(timeout_s=120)
-            expected = _text(here)
-        server = on_ray.enter_context(contextlib.closing(_RunOnRay("textbot:app", directory=bots)))
-        server.wait_ready(timeout_s=240)
-        assert _text(server) == expected
+        with contextlib.closing(AppServer(str(apps), directory=bots)) as here:
+            here.wait_ready(timeout_s=LONG_S)
+            expected = _answers(here)
+        server = on_ray.enter_context(contextlib.closing(_RunOnRay(str(apps), directory=bots)))
+        server.wait_line("batchbot runs at", timeout_s=START_S)
+        server.wait_ready()
+        assert _answers(server) == expected
+        assert expected[0] == expected[1], "the same prompt"
     finally:
         del os.environ["CHECKPOINT"]
+
+
+def _answers(server: Server) -> list[str]:
+    """What each of the bots says to the prompt; the last one is asked by two at once."""
+
+    def ask(path: str) -> str:
+        return httpx.post(f"{server.url}{path}", params={"prompt": PROMPT}, timeout=LONG_S, trust_env=False).text
+
+    with connect(server.url.replace("http", "ws") + "/chatbot/") as ws:
+        ws.send(PROMPT)
+        chat = "".join(iter(lambda: str(ws.recv(timeout=LONG_S)), "<<Response Finished>>"))
+    with ThreadPoolExecutor(2) as askers:
+        return [ask("/textbot/"), chat, *askers.map(ask, ["/batchbot/"] * 2)]
 
 
 _WORDS = """

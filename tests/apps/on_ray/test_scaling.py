@@ -49,7 +49,7 @@ def test_up_and_down_under_a_ramp(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             house = RayHouse(server.wait_ready(timeout_s=START_S))
             assert len(house.replicas()) == 1
             house.begin("Long.", 2500, count=2, num_readers=1)
-            ramp = house.begin("Ramp.", 30_000, count=9, num_readers=1)
+            ramp = house.begin("Ramp.", 5000, count=9, num_readers=1)
             house.wait_replicas(3)
             house.begin("Spread.", 1500, count=3, num_readers=1)
             for stream in ramp:

@@ -17,10 +17,10 @@ _MAX_REPLICAS = 1000
 _REPLICAS = re.compile(r"([0-9]{1,4})(?:-([0-9]{1,4}))?")
 _ARGS = ("model", "models", "model_settings", "settings", "replicas", "target_requests", "autoscaling")
 _SECRET = ("journal", "database")  # their URLs may have passwords
-# Settings of the sockets and the log of `tailrace serve`, which Ray has in its own way.
-_OF_SOCKETS = (
+# Settings of the sockets and logs of `tailrace serve`, which Ray has in its own way.
+_NOT_ON_RAY = (
     "header_s", "write_s", "max_connections", "client_connections", "ws_message_s", "ws_ping_s", "tls_cert", "tls_key",
-    "tls_client_ca", "log_format", "access_log",
+    "tls_client_ca", "log_format", "access_log", "audit_log",
 )  # fmt: skip
 
 
@@ -60,9 +60,9 @@ class ServerSpec:
                 "and streams continue in other replicas."
             )
         defaults = {row.name: row for row in settings_table()}
-        for name in _OF_SOCKETS:
+        for name in _NOT_ON_RAY:
             if getattr(self.settings, name) != defaults[name].default:
-                raise ValueError(f"{defaults[name].flag} cannot be used on Ray, which has its own sockets and log.")
+                raise ValueError(f"{defaults[name].flag} cannot be used on Ray, which has its own sockets and logs.")
 
     @property
     def num_gpus(self) -> int:
