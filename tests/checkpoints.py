@@ -134,24 +134,24 @@ def _convert(source: Path, path: Path) -> None:
 
     reader = gguf.GGUFReader(source, "c")  # copy on write: torch warns of arrays that are read-only
 
-    def told(name: str) -> Any:  # Any: whatever the key has
+    def metadata(name: str) -> Any:  # Any: whatever the key has
         return reader.fields[name].contents()
 
-    heads, kv_heads = told("llama.attention.head_count"), told("llama.attention.head_count_kv")
-    num_layers = told("llama.block_count")
+    heads, kv_heads = metadata("llama.attention.head_count"), metadata("llama.attention.head_count_kv")
+    num_layers = metadata("llama.block_count")
     config = LlamaConfig(
-        vocab_size=len(told("tokenizer.ggml.tokens")),
-        hidden_size=told("llama.embedding_length"),
-        intermediate_size=told("llama.feed_forward_length"),
+        vocab_size=len(metadata("tokenizer.ggml.tokens")),
+        hidden_size=metadata("llama.embedding_length"),
+        intermediate_size=metadata("llama.feed_forward_length"),
         num_hidden_layers=num_layers,
         num_attention_heads=heads,
         num_key_value_heads=kv_heads,
-        max_position_embeddings=told("llama.context_length"),
-        rms_norm_eps=told("llama.attention.layer_norm_rms_epsilon"),
-        rope_parameters={"rope_type": "default", "rope_theta": told("llama.rope.freq_base")},
-        bos_token_id=told("tokenizer.ggml.bos_token_id"),
-        eos_token_id=told("tokenizer.ggml.eos_token_id"),
-        pad_token_id=told("tokenizer.ggml.padding_token_id"),
+        max_position_embeddings=metadata("llama.context_length"),
+        rms_norm_eps=metadata("llama.attention.layer_norm_rms_epsilon"),
+        rope_parameters={"rope_type": "default", "rope_theta": metadata("llama.rope.freq_base")},
+        bos_token_id=metadata("tokenizer.ggml.bos_token_id"),
+        eos_token_id=metadata("tokenizer.ggml.eos_token_id"),
+        pad_token_id=metadata("tokenizer.ggml.padding_token_id"),
         tie_word_embeddings=True,
     )
     with torch.device("meta"):  # every weight is replaced: drawing them at random takes seconds

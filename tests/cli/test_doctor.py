@@ -25,44 +25,44 @@ def ask(*arguments: str) -> tuple[int, dict[str, Any], str]:
 
 
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
-    status, told, stderr = ask("--quick", str(tmp_path / "gone.gguf"))
+    status, report, stderr = ask("--quick", str(tmp_path / "gone.gguf"))
     assert status == 1
     assert "There is no file" in stderr
-    assert told["machine"]["cores"] >= 1
-    assert {row["name"] for row in told["engines"]} == {"openvino", "llamacpp", "vllm", "transformers"}
-    assert all(row["version"] or "pip install" in row["remedy"] for row in told["engines"])
-    assert told["model"] is None
+    assert report["machine"]["cores"] >= 1
+    assert {row["name"] for row in report["engines"]} == {"openvino", "llamacpp", "vllm", "transformers"}
+    assert all(row["version"] or "pip install" in row["remedy"] for row in report["engines"])
+    assert report["model"] is None
 
 
 def test_a_directory_of_hugging_face(tiny_gpt2_dir: Path) -> None:
-    status, told, _ = ask("--quick", str(tiny_gpt2_dir))
+    status, report, _ = ask("--quick", str(tiny_gpt2_dir))
     assert status == 0
-    assert told["model"]["engine"] == "transformers"
-    assert told["model"]["num_parameters"] > 10_000
-    assert told["model"]["weight_bytes"] == 4 * told["model"]["num_parameters"]
-    assert told["model"]["bytes_on_disk"] == sum(path.stat().st_size for path in tiny_gpt2_dir.iterdir())
-    why_not = {row["name"]: row["why_not"] for row in told["engines"]}
+    assert report["model"]["engine"] == "transformers"
+    assert report["model"]["num_parameters"] > 10_000
+    assert report["model"]["weight_bytes"] == 4 * report["model"]["num_parameters"]
+    assert report["model"]["bytes_on_disk"] == sum(path.stat().st_size for path in tiny_gpt2_dir.iterdir())
+    why_not = {row["name"]: row["why_not"] for row in report["engines"]}
     assert "GGUF files" in why_not["llamacpp"]
     assert not why_not["transformers"]
 
 
 @pytest.mark.timeout(120)
 def test_measurements() -> None:
-    status, told, _ = ask("scripted")
-    assert status == 0, told["failure"]
-    assert told["machine"]["read_bytes_per_s"] > 10**8
-    assert told["machine"]["flops_per_s"] > 10**8
-    assert [row["streams"] for row in told["speeds"]] == [1, 16]
-    assert all(row["reached"] > 0 for row in told["speeds"])
+    status, report, _ = ask("scripted")
+    assert status == 0, report["failure"]
+    assert report["machine"]["read_bytes_per_s"] > 10**8
+    assert report["machine"]["flops_per_s"] > 10**8
+    assert [row["streams"] for row in report["speeds"]] == [1, 16]
+    assert all(row["reached"] > 0 for row in report["speeds"])
 
 
 @pytest.mark.deep
 @pytest.mark.timeout(120)
 def test_a_model_with_weights_has_a_limit(tiny_gpt2_dir: Path) -> None:
     pytest.importorskip("torch")
-    status, told, _ = ask(str(tiny_gpt2_dir), "--engine", "transformers")
-    assert status == 0, told["failure"]
-    assert all(row["reached"] > 0 and row["limit"] > 0 and 0 <= row["spread"] < 1 for row in told["speeds"])
+    status, report, _ = ask(str(tiny_gpt2_dir), "--engine", "transformers")
+    assert status == 0, report["failure"]
+    assert all(row["reached"] > 0 and row["limit"] > 0 and 0 <= row["spread"] < 1 for row in report["speeds"])
 
 
 @pytest.mark.deep
@@ -71,11 +71,11 @@ def test_the_limit_of_openvino_is_measured_with_its_own_kernels() -> None:
     """The speed of float32 is no limit: with weights of eight bits OpenVINO computes in eight bits, which is several
     times as fast."""
     pytest.importorskip("openvino")
-    status, told, _ = ask("smollm2", "--engine", "openvino")
-    assert status == 0, told["failure"]
-    assert told["machine"]["engine_ops_per_s"] > 0
-    assert {row["by"] for row in told["speeds"]} <= {"memory", "arithmetic in eight bits"}
-    assert all(0 < row["reached"] <= row["limit"] for row in told["speeds"])
+    status, report, _ = ask("smollm2", "--engine", "openvino")
+    assert status == 0, report["failure"]
+    assert report["machine"]["engine_ops_per_s"] > 0
+    assert {row["by"] for row in report["speeds"]} <= {"memory", "arithmetic in eight bits"}
+    assert all(0 < row["reached"] <= row["limit"] for row in report["speeds"])
 
 
 def test_the_report_as_text() -> None:
@@ -89,10 +89,10 @@ def test_only_the_largest_of_many_journals_are_shown(tmp_path: Path, monkeypatch
     monkeypatch.setenv("TAILRACE_HOME", str(tmp_path))
     for number in range(7):
         DiskJournal(tmp_path / "data" / f"port-{number}").close()
-    told = CliRunner().invoke(main, ["doctor", "--quick", "scripted"]).stdout
-    assert re.search(r"^Journals of servers: 7, [0-9.]+ MB; the largest 5:$", told, re.M)
-    assert told.count("last written") == 5
-    assert "You may delete any journal that is not in use." in told
+    report = CliRunner().invoke(main, ["doctor", "--quick", "scripted"]).stdout
+    assert re.search(r"^Journals of servers: 7, [0-9.]+ MB; the largest 5:$", report, re.M)
+    assert report.count("last written") == 5
+    assert "You may delete any journal that is not in use." in report
 
 
 def test_journals_are_listed_and_serve_removes_the_expired_ones(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_journals_are_listed_and_serve_removes_the_expired_ones(tmp_path: Path) 
     DiskJournal(journal, lifetime_s=900.0).close()
     variables = environment() | {"TAILRACE_HOME": str(tmp_path)}
     command = [TAILRACE, "doctor", "--quick", "--json", "scripted"]
-    told = json.loads(subprocess.run(command, env=variables, capture_output=True, check=True, timeout=LONG_S).stdout)
-    (listed,) = told["journals"]
+    report = json.loads(subprocess.run(command, env=variables, capture_output=True, check=True, timeout=LONG_S).stdout)
+    (listed,) = report["journals"]
     assert (listed["path"], listed["is_held"]) == (str(journal), False)
     assert listed["num_bytes"] > 0
     for path in journal.iterdir():
