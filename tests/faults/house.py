@@ -201,12 +201,19 @@ class Stream:
         check(self.stream_id, self.answer, seen, kept if is_kept else None, ends=self.ends)
 
 
+class Door(Protocol):
+    """Where a reader connects to on 127.0.0.1."""
+
+    @property
+    def port(self) -> int: ...
+
+
 class Servers(Protocol):
     """What a reader needs to know of the servers."""
 
     @property
-    def server(self) -> Server:
-        """The server to connect to next."""
+    def server(self) -> Door:
+        """What to connect to next."""
 
     @property
     def is_open(self) -> bool: ...

@@ -2,119 +2,14 @@
 
 from __future__ import annotations
 
-import random
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.api.oracle import Answer
-from tests.api.process import Server
-from tests.faults.house import Follower, Stream
-from tests.testing.redis_server import OwnRedis, own_redis
+from tests.faults.team import team
 from tests.waiting import until
-
-PACED = "scripted:tokens_per_s=100"
-LEASE_S = 3
-
-
-class Team:
-    """Servers over one Redis. A reader that is cut off comes back to any of them."""
-
-    def __init__(self, directory: Path, url: str, *, size: int, seed: int) -> None:
-        self.chance = random.Random(seed)
-        self.streams: list[Stream] = []
-        self.is_open = True
-        self.servers: list[Server] = []
-        self._directory = directory
-        self._url = url
-        self._logs: list[str] = []
-        self._moved = threading.Condition()
-        self._num_started = 0
-        starting = [self._launch() for _ in range(size)]
-        self.servers = [server.wait_ready() for server in starting]
-
-    def _launch(self) -> Server:
-        self._num_started += 1
-        records = self._directory / f"server-{self._num_started}"
-        flags = ("--journal", self._url, "--lease-s", str(LEASE_S), "--data-dir", str(records))
-        return Server(PACED, *flags)
-
-    @property
-    def server(self) -> Server:
-        return self.chance.choice(self.servers)
-
-    @property
-    def log(self) -> str:
-        return "".join([*self._logs, *(server.log for server in self.servers)])
-
-    def wait_moved(self) -> None:
-        with self._moved:
-            self._moved.wait(0.05)
-
-    def begin(self, answer: Answer, *, on: Server | None = None, num_readers: int = 2) -> Stream:
-        body = {"prompt": answer.prompt, "max_tokens": answer.count, "seed": answer.seed}
-        stream_id = (on or self.server).create(body)
-        stream = Stream(stream_id, answer, [Follower(self, stream_id) for _ in range(num_readers)])
-        self.streams.append(stream)
-        return stream
-
-    def begin_some(self, prompt: str, count: int, num_tokens: int, *, on: Server | None = None) -> list[Stream]:
-        """Begin streams, and wait until their readers have seen some events."""
-        streams = [self.begin(Answer(f"{prompt} {seed}.", num_tokens, seed), on=on) for seed in range(count)]
-        for stream in streams:
-            stream.seen(5)
-        return streams
-
-    def kill(self, server: Server) -> None:
-        self.servers.remove(server)
-        server.send_signal(signal.SIGKILL)
-        server.wait()
-        self._close(server)
-
-    def stop(self, server: Server) -> int:
-        self.servers.remove(server)
-        server.send_signal(signal.SIGTERM)
-        status = server.wait()
-        self._close(server)
-        return status
-
-    def _close(self, server: Server) -> None:
-        self._logs.append(server.log)
-        server.close()
-
-    def add(self) -> Server:
-        server = self._launch().wait_ready()
-        self.servers.append(server)
-        return server
-
-    def check(self) -> None:
-        """Wait for all streams, and hold laws 1 to 3 for them."""
-        for stream in self.streams:
-            stream.wait()
-        for stream in self.streams:
-            stream.check(None)
-
-    def close(self) -> None:
-        self.is_open = False
-        for server in self.servers:
-            server.send_signal(signal.SIGCONT)
-            server.close()
-
-
-@contextmanager
-def team(directory: Path, *, size: int = 2, seed: int = 1) -> Iterator[tuple[Team, OwnRedis]]:
-    (directory / "redis").mkdir()
-    with own_redis(directory / "redis") as (url, redis):
-        servers = Team(directory, url, size=size, seed=seed)
-        try:
-            yield servers, redis
-            servers.check()
-        finally:
-            servers.close()
 
 
 @pytest.mark.parametrize(
@@ -128,7 +23,7 @@ def test_killed_at_any_time(tmp_path: Path, size: int, num_kills: int) -> None:
             streams[0].seen(servers.chance.randint(1, 100))
             for stream in servers.streams[:-8]:
                 stream.wait()
-            servers.kill(servers.server)
+            servers.kill(servers.chance.choice(servers.servers))
             servers.add()
 
 
