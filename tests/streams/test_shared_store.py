@@ -151,6 +151,23 @@ async def test_a_stream_is_taken_again_if_the_answer_was_lost(prefix: str) -> No
         assert lease.stream_id == stream_id
 
 
+async def test_a_stream_begun_by_a_server_that_does_not_know_of_its_death(prefix: str) -> None:
+    """The others had looked already what the dead server left."""
+    async with pair(prefix) as (one, other), open_redis(f"{shared_url()}?prefix={prefix}", lease_s=8.0) as frozen:
+        epoch = frozen.epoch
+        with redis.Redis.from_url(shared_url()) as client:
+            client.set(f"{prefix}:{{0}}:lease:{epoch}", "dead")
+            assert await other.take_over({"m"}) == []
+            await wait_until(lambda: not client.sismember(f"{prefix}:{{0}}:servers", str(epoch)))
+        stream_id = (await begin(frozen)).lease.stream_id
+        found: list[str] = []
+        async with asyncio.timeout(LONG_S):
+            while not found:
+                taken = [await store.take_over({"m"}) for store in (one, other)]
+                found = [lease.stream_id for leases in taken for lease in leases]
+        assert found == [stream_id]
+
+
 async def test_readers_stay_when_their_server_takes_over(prefix: str) -> None:
     async with pair(prefix) as (one, other):
         async with server(prefix) as dying:

@@ -47,6 +47,17 @@ class Members:
         await self._command("sadd", keys.servers, str(epoch))
         self.epoch = epoch
 
+    async def rejoin(self) -> None:
+        """Get a new epoch after other servers have declared this one dead. Raises: StorageError.
+
+        The old epoch is listed again: this server may have begun streams before it learned of its death, and the others
+        may have looked before that.
+        """
+        old = self.epoch
+        await self.join()
+        await self._command("set", self._connection.keys.lease(old), "dead")
+        await self._command("sadd", self._connection.keys.servers, str(old))
+
     async def leave(self) -> None:
         """Give the lease back: other servers take over at once what is left. Raises: StorageError."""
         if await self.has_streams(self.epoch):

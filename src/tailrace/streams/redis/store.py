@@ -130,7 +130,7 @@ class RedisLogStore:
     async def open(self, record: Record) -> Lease:
         if self.write_error is not None:
             raise self.write_error.with_traceback(None)
-        log = StreamLog(record)
+        log, epoch = StreamLog(record), self.epoch
         await self._finished.keep(record)
         try:
             if record.claim is not None:
@@ -145,8 +145,10 @@ class RedisLogStore:
         except BaseException:
             self._finished.abandon(record)
             raise
+        if epoch != self.epoch:  # the others take it over
+            raise StorageError("Other servers took the streams of this server over.")
         self._running[log.stream_id] = log
-        return Lease(log, self.epoch)
+        return Lease(log, epoch)
 
     async def _store(self, log: StreamLog) -> None:
         """Store a new stream, or one that Redis has lost. Raises: StorageError."""
@@ -314,10 +316,10 @@ class RedisLogStore:
     async def start(self) -> None:
         """Join the other servers. Raises: ModelError."""
         await check_facts(self._connection, self._rows)
-        await self._join()
-
-    async def _join(self) -> None:
         await self._members.join()
+        self._follow_inboxes()
+
+    def _follow_inboxes(self) -> None:
         inboxes = [self._keys.inbox(shard, self.epoch) for shard in range(self._keys.num_shards)]
         self._mirrors.followers = [KeyFollower(self._connection, inbox) for inbox in inboxes]
         for follower, inbox in zip(self._mirrors.followers, inboxes, strict=True):
@@ -346,7 +348,8 @@ class RedisLogStore:
         for log in list(self._running.values()):
             self._on_lease_lost(log)
         self._mirrors.give_up_all()
-        await self._join()
+        await self._members.rejoin()
+        self._follow_inboxes()
         self._has_new_epoch.set()
 
     async def _on_tick(self) -> None:
