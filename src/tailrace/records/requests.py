@@ -127,14 +127,14 @@ class RequestStore:
 
     def _add(self, connection: Connection, rows: Sequence[RequestRow]) -> None:
         by_id = {row.request_id: _without_nul(row) for row in reversed(rows)}
-        find_known, insert = _statements(connection.dialect.name)
-        given = {"rows": msgspec.json.encode([msgspec.structs.astuple(row) for row in by_id.values()]).decode()}
         # Only one server writes the rows of a request, so no other transaction adds them in between.
-        known = set(connection.execute(find_known, given).scalars())
+        ids = msgspec.json.encode(list(by_id)).decode()
+        known = set(connection.execute(_select_known(connection.dialect.name), {"ids": ids}).scalars())
         new = [row for name, row in by_id.items() if name not in known]
         if not new:
             return
-        connection.execute(insert, given)
+        # The driver's own executemany: an insert by SQLAlchemy takes three times the processor time.
+        connection.exec_driver_sql(_insert_text(connection), [msgspec.structs.astuple(row) for row in new])
         sums: dict[tuple[Any, ...], list[float]] = {}  # Any: text and one number
         for row in new:
             day = int(row.created_s // _DAY_S * _DAY_S)
@@ -169,25 +169,21 @@ def _without_nul(row: RequestRow) -> RequestRow:
 
 
 @cache
-def _statements(dialect: str) -> tuple[TextClause, TextClause]:
-    """Return the statements that select the ids of known rows, and that insert the other rows, for a dialect of
-    SQLAlchemy. `:rows` is a JSON array of arrays.
-
-    So each is one statement for any number of rows. With a statement for each row, this thread would take the
-    interpreter's lock from the event loop for each row.
-    """
-    columns = RequestRow.__struct_fields__
+def _select_known(dialect: str) -> TextClause:
+    """Return the statement that selects those of `:ids`, a JSON array, that are in the table. A parameter for each id
+    would make SQLAlchemy write a long statement for each transaction."""
+    ids = "value FROM json_each(:ids)"
     if dialect == "postgresql":
-        table = "json_array_elements(CAST(:rows AS json))"
-        types = ("TEXT" if requests.c[name].type.python_type is str else requests.c[name].type for name in columns)
-        values = [f"CAST(value ->> {number} AS {type_})" for number, type_ in enumerate(types)]
-    else:
-        table = "json_each(:rows)"
-        values = [f"json_extract(value, '$[{number}]')" for number in range(len(columns))]
-    known = f"SELECT request_id FROM requests WHERE request_id IN (SELECT {values[0]} FROM {table})"  # noqa: S608 - names of this module
-    # SQLite needs WHERE: otherwise it reads ON as a part of FROM.
-    insert = f"INSERT INTO requests ({', '.join(columns)}) SELECT {', '.join(values)} FROM {table} WHERE true"  # noqa: S608 - likewise
-    return text(known), text(f"{insert} ON CONFLICT DO NOTHING")
+        ids = "json_array_elements_text(CAST(:ids AS json))"
+    return text(f"SELECT request_id FROM requests WHERE request_id IN (SELECT {ids})")  # noqa: S608 - text of this function
+
+
+def _insert_text(connection: Connection) -> str:
+    """Return the statement that adds one row, with the driver's placeholders."""
+    columns = RequestRow.__struct_fields__
+    values = ["?" if connection.dialect.paramstyle == "qmark" else "%s"] * len(columns)
+    names = f"INSERT INTO requests ({', '.join(columns)}) VALUES ({', '.join(values)})"  # noqa: S608 - names of this module
+    return f"{names} ON CONFLICT DO NOTHING"
 
 
 def _insert_of(
