@@ -19,7 +19,7 @@ from tailrace.apps.front import Front
 from tailrace.apps.host import AppSpec, host
 from tailrace.apps.process import BootError
 from tailrace.child import begin_child
-from tailrace.http.listening import bind
+from tailrace.http.addresses import bind
 from tailrace.serve.boot import Failed
 from tailrace.serve.link import Channel, Link
 from tailrace.serve.running import Ordered, Started

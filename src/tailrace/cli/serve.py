@@ -162,13 +162,14 @@ class _Models:
 def bound_socket(settings: Settings) -> socket.socket | None:
     """Bind the socket to listen on. Returns None, after an error message, if that is impossible or not allowed."""
     from tailrace.errors import ModelError
-    from tailrace.http.listening import bind
-    from tailrace.http.tls import Tls
+    from tailrace.http.addresses import bind
 
     if not may_listen(settings):
         return None
     try:
         if settings.tls_cert:
+            from tailrace.http.tls import Tls
+
             Tls(settings)  # fail before the slow steps
         return bind(settings)
     except ModelError as error:
@@ -183,7 +184,7 @@ def bound_socket(settings: Settings) -> socket.socket | None:
 
 def may_listen(settings: Settings) -> bool:
     """Return whether a server may listen on this address; if not, after an error message."""
-    from tailrace.http.edge import listens_on_loopback
+    from tailrace.http.addresses import listens_on_loopback
 
     if listens_on_loopback(settings.host):
         return True

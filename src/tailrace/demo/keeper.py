@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import Literal
 
 from tailrace.errors import ModelError
-from tailrace.models.catalogue import CatalogueEntry, HubSource, parse_source
-from tailrace.models.fetch import locate
 
 __all__ = ["FETCH_FILE", "FetchState", "Keeper"]
 
@@ -141,6 +139,10 @@ class Keeper:
 
 def _is_available(model: str) -> bool:
     """Whether no download is needed. For models of the hub, only its library knows. Raises: ModelError."""
+    # Imported here, because --offline starts faster without them.
+    from tailrace.models.catalogue import CatalogueEntry, HubSource, parse_source
+    from tailrace.models.fetch import locate
+
     if model.partition(":")[0] in ("openai", "tgi"):
         raise ModelError("The demo needs a local model; it cannot use another server.")
     source = parse_source(model)

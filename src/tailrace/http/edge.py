@@ -33,11 +33,12 @@ from tailrace.access.visits import Visits
 from tailrace.dialects import Wire, native
 from tailrace.dialects.durable_answers import EXPOSED_HEADERS
 from tailrace.errors import Forbidden, MethodNotAllowed, NotFound, TailraceError, Unauthenticated
+from tailrace.http.addresses import listens_on_loopback
 from tailrace.http.answers import error_answer
 from tailrace.http.wires import wire_of
 from tailrace.settings import Settings
 
-__all__ = ["Edge", "let_origins_read", "listens_on_loopback"]
+__all__ = ["Edge", "let_origins_read"]
 
 logger = logging.getLogger("tailrace.server")
 
@@ -227,11 +228,3 @@ def _listed(names: str) -> list[str]:
 def _names(names: str) -> tuple[bool, set[str]]:
     found = set(_listed(names.lower()))
     return "*" in found, found
-
-
-def listens_on_loopback(host: str) -> bool:
-    """Return whether a server on this address can be reached from this machine only."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

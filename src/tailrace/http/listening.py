@@ -17,26 +17,10 @@ from tailrace.http.tls import Tls
 from tailrace.http.websocket_protocol import WebSocketProtocol
 from tailrace.settings import Settings
 
-__all__ = ["BACKLOG", "Signals", "Uvicorn", "bind"]
+__all__ = ["BACKLOG", "Signals", "Uvicorn"]
 
 BACKLOG = 2048
 _CLOSE_S = 2.0  # for complete answers to reach their clients
-
-
-def bind(settings: Settings) -> socket.socket:
-    """Bind the socket before anything slow starts. It does not listen yet.
-
-    Raises: OSError if the address cannot be bound.
-    """
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        sock.bind((settings.host, settings.port))
-    except OSError:
-        sock.close()
-        raise
-    return sock
 
 
 class Uvicorn(uvicorn.Server):

@@ -13,7 +13,7 @@ import ray
 from ray import serve
 
 from tailrace.apps.on_ray.spec import RayError
-from tailrace.http.listening import bind
+from tailrace.http.addresses import bind
 from tailrace.settings import Settings
 
 __all__ = ["deploy", "joins_cluster", "on_cluster", "say", "wait_for_signal"]

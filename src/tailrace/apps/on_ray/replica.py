@@ -17,7 +17,7 @@ from tailrace.errors import ModelError
 from tailrace.eventloop import first_error
 from tailrace.generation.models import Served
 from tailrace.generation.source import find_named
-from tailrace.http.edge import listens_on_loopback
+from tailrace.http.addresses import listens_on_loopback
 from tailrace.models.places import prepared_path
 from tailrace.models.progress import NoProgress
 
