@@ -82,8 +82,8 @@ class Settings:
     threads: int = _model_setting(0, "Threads of the engine; 0: the engine decides.")
     exact: bool | None = _model_setting(
         None,
-        "Answers do not depend on other requests, so a replay after a crash of the engine gives the same answer. It "
-        "uses full precision, and no sequence decodes alone. --no-exact may be faster on processors with bfloat16, and "
+        "A replay after a crash of the engine gives the same answer, whatever other requests run. It uses full "
+        "precision. --no-exact may be faster on processors with bfloat16, and "
         "reuses more of the prompt in a chat. For openvino (on by default) and llamacpp (off by default, because it "
         "costs two thirds of the speed).",
         kind=bool,

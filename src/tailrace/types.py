@@ -200,6 +200,7 @@ class TextDelta(msgspec.Struct, frozen=True, gc=False, array_like=True, tag=0):
     stop: str | None = None  # the stop string that ended the choice
     top_logprobs: tuple[TopLogprobs, ...] = ()  # for each token, if requested
     reasoning: str = ""  # the model's reasoning before its answer; not part of `text`
+    is_alone: bool = False  # as in the engine's `Delta`; a replay repeats it
 
 
 class Spent(NamedTuple):

@@ -11,6 +11,7 @@ from tests.generation.harness import Harness, end_of, greedy, oracle, prompt_ids
 from tests.streams.virtual_time import run as run_scenario
 
 from tailrace.engines.promise import GRAMMAR_TOO_COMPLEX, Delta, Sequence
+from tailrace.engines.schedule import Schedule
 from tailrace.engines.scripted.engine import scripted_token
 from tailrace.errors import EngineLost
 from tailrace.generation import Run
@@ -330,7 +331,7 @@ def test_the_states_of_a_choice() -> None:
 
 def test_a_replay_shows_only_new_tokens() -> None:
     choice = _choice()
-    assert choice.start_replay([97, 98]) == ("", "ab")
+    assert choice.start_replay([TextDelta("ab", (97, 98))])
     choice.on_submit()
     states = [choice.state]
     assert choice.take(Delta(1, 0, (97,))) == ()
@@ -341,7 +342,7 @@ def test_a_replay_shows_only_new_tokens() -> None:
 
 def test_a_different_replay_has_diverged() -> None:
     choice = _choice()
-    choice.start_replay([97, 98])
+    choice.start_replay([TextDelta("ab", (97, 98))])
     choice.on_submit()
     assert choice.take(Delta(1, 0, (97, 97))) == Problem("diverged")
     choice.on_engine_done()
@@ -359,3 +360,17 @@ def test_a_choice_that_has_ended_is_not_submitted() -> None:
     choice.reopen()
     choice.on_submit()
     assert choice.state is State.RUNNING
+
+
+def test_a_replay_repeats_which_tokens_were_alone() -> None:
+    choice = _choice()
+    choice.on_submit()
+    (first,) = choice.take(Delta(1, 0, (97,), is_alone=True))  # type: ignore[misc]
+    (second,) = choice.take(Delta(1, 1, (98,)))  # type: ignore[misc]
+    choice.on_engine_done()
+    assert choice.start_replay([first, second])
+    assert choice.sequence.schedule == Schedule((0, 1, 1))
+    choice.continue_from(2, [97, 98])
+    assert choice.sequence.schedule == Schedule()
+    choice.start_replay([first, second, TextDelta("c", (99,), is_alone=True)])
+    assert choice.sequence.schedule == Schedule((0, 1)), "of the tokens that this sequence generated"

@@ -11,6 +11,7 @@ from typing import Protocol
 
 import msgspec
 
+from tailrace.engines.schedule import FREE, Schedule
 from tailrace.errors import SequenceFailed
 from tailrace.types import FinishReason, Sampling, TopLogprobs
 
@@ -27,7 +28,7 @@ class Capabilities:
     block_tokens: int  # allocation unit of the KV cache
     max_sequences: int  # running at the same time
     parameters: frozenset[str]  # supported fields of `Sampling`
-    exact: bool  # greedy output does not depend on other sequences in the batch
+    exact: bool  # a sequence that runs again with the same `schedule` gives the same ids, whatever runs beside it
 
     def check_length(self, sequence: Sequence) -> None:
         """Raises: SequenceFailed if the prompt and max_tokens together exceed the context or the KV cache."""
@@ -43,6 +44,8 @@ class Sequence:
     sequence_id: int
     prompt_ids: tuple[int, ...]
     sampling: Sampling
+    # Of a replay: in which steps to compute it. Engines that never set `Delta.is_alone` may ignore it.
+    schedule: Schedule = FREE
 
 
 GRAMMAR_TOO_COMPLEX = "the grammar is too complex"  # found while the answer was generated; a refusal
@@ -65,6 +68,8 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     is_lost: bool = False
     # With "error": a permanent failure, caused by the request itself.
     is_refused: bool = False
+    # The step had a single row, and the engine uses other kernels for such steps than for a batch.
+    is_alone: bool = False
 
 
 class RestartNeeded(Exception):

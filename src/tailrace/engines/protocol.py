@@ -29,7 +29,7 @@ __all__ = [
     "encode",
 ]
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -47,7 +47,8 @@ class EngineSpec(msgspec.Struct, frozen=True):
     threads: int = 0  # 0: the library decides
     eos_token_ids: tuple[int, ...] = ()
     cache_path: str = ""  # directory for a converted model; "": none
-    exact: bool = False  # output must not depend on other sequences, which costs speed
+    exact: bool = False  # replays must give the same ids, which costs speed
+    never_alone: bool = False  # no step has a single row, so that replays need no steps of their own
     prefix_cache: bool = True  # reuse the KV cache of earlier prompts with the same beginning
     device: str = ""  # cpu, cuda, cuda:1, GPU … as the library names it; "": the library decides
     dtype: str = ""  # of the computation: float32, bfloat16, float16; "": the library decides

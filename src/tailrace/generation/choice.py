@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Ids
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
+from itertools import accumulate
 from typing import Literal
 
 from tailrace.engines.promise import GRAMMAR_TOO_COMPLEX, Delta, Sequence
+from tailrace.engines.schedule import Schedule
 from tailrace.errors import Diverged, EngineError, EngineLost, RequestRefused, SequenceFailed, TailraceError
 from tailrace.text import Detokenizer, ReasoningSplitter, StopMatcher, Tokenizer, ToolCallReader
 from tailrace.types import FinishReason, ReasoningFormat, TextDelta
@@ -137,7 +140,11 @@ class Choice:
         self.num_tokens += len(delta.token_ids)
         if finish is not None:
             text += self._detokenizer.flush()
-        return (TextDelta(text, delta.token_ids, self.index, delta.logprobs, finish, None, delta.top_logprobs),)
+        return (
+            TextDelta(
+                text, delta.token_ids, self.index, delta.logprobs, finish, None, delta.top_logprobs, "", delta.is_alone
+            ),
+        )
 
     # State
 
@@ -183,15 +190,28 @@ class Choice:
             self._push_tokens(token_ids)
         self.num_tokens = len(token_ids)
 
-    def start_replay(self, token_ids: Ids[int]) -> tuple[str, str]:
-        """Prepare to run the sequence again, with these tokens in the log. Returns their reasoning and their text."""
+    def start_replay(self, deltas: Iterable[TextDelta]) -> bool:
+        """Prepare to run the sequence again, with these events in the log. Returns whether their text is that of their
+        tokens."""
+        deltas = list(deltas)
+        token_ids = [token_id for delta in deltas for token_id in delta.token_ids]
         self._reset_text()
         self.num_tokens = self.num_reasoning_tokens = 0
         shown = self._push_tokens(token_ids)
         self.num_tokens = len(token_ids)
         self._expected_ids = self._tokenizer.comparable(token_ids[self._num_prompted :])
         self._num_verified = self._next_index = 0
-        return shown.reasoning, shown.text
+        self.sequence = replace(self.sequence, schedule=self._schedule(deltas))
+        return (shown.reasoning, shown.text) == (
+            "".join(delta.reasoning for delta in deltas),
+            "".join(delta.text for delta in deltas),
+        )
+
+    def _schedule(self, deltas: Ids[TextDelta]) -> Schedule:
+        """Return the schedule of the tokens in these events that the sequence itself has generated."""
+        ends = accumulate(len(delta.token_ids) for delta in deltas)
+        own = (delta for delta, end in zip(deltas, ends, strict=True) if end > self._num_prompted)
+        return Schedule.of((len(delta.token_ids), delta.is_alone) for delta in own)
 
     def continue_from(self, sequence_id: int, token_ids: Ids[int]) -> None:
         """Prepare another sequence that continues after these tokens, which are in the log."""
@@ -246,6 +266,7 @@ class Choice:
             delta.failure,
             delta.top_logprobs[num_same:],
             delta.usage,
+            is_alone=delta.is_alone,
         )
 
     def _reset_text(self) -> None:
@@ -277,7 +298,8 @@ class Choice:
     def _event(self, delta: Delta, shown: _Shown, start: int, stop: int, finish: FinishReason | None) -> TextDelta:
         """Return the event for a delta's tokens from `start` to `stop`."""
         ids, logprobs, top = delta.token_ids[start:stop], delta.logprobs[start:stop], delta.top_logprobs[start:stop]
-        return TextDelta(shown.text, ids, self.index, logprobs, finish, shown.stop, top, shown.reasoning)
+        alone = delta.is_alone
+        return TextDelta(shown.text, ids, self.index, logprobs, finish, shown.stop, top, shown.reasoning, alone)
 
     def _push_tokens(self, token_ids: Ids[int]) -> _Shown:
         """Read ids, up to a stop string or the end of the only tool call."""

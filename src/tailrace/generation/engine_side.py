@@ -17,7 +17,7 @@ from tailrace.generation.blame import Culprit
 from tailrace.generation.choice import Choice, Problem
 from tailrace.generation.observers import Observers, Times
 from tailrace.streams import Lease, LogStore, Record, StreamLog
-from tailrace.types import Continuity, End, Event, TextDelta
+from tailrace.types import Continuity, End, TextDelta
 
 __all__ = ["EngineSide", "SequenceRunner"]
 
@@ -112,6 +112,11 @@ class EngineSide(ABC):
         return sum(choice.num_generated for choice in self.choices)
 
     @property
+    def was_alone(self) -> bool:
+        """Whether an engine has computed some of its tokens alone: it runs again before the others."""
+        return any(delta.is_alone for deltas in self._appended() for delta in deltas)
+
+    @property
     def culprit(self) -> Culprit:
         """The request and the caller to blame if this stream kills engines."""
         return Culprit.of_record(self.record)
@@ -188,24 +193,20 @@ class EngineSide(ABC):
         """Run the incomplete choices again, from the last event. With `is_watched`, report progress to the rescuer."""
         self.is_suspended = False
         self.is_watched = self.is_watched or is_watched
-        events = self._appended()
-        ids = self._appended_ids()
-        if self.continuity is None and any(ids):
+        appended = self._appended()
+        if self.continuity is None and any(delta.token_ids for deltas in appended for delta in deltas):
             self.continuity = "replayed"
-        complete = {event.choice for event in events if isinstance(event, TextDelta) and event.finish_reason}
-        for choice in self.choices:
-            if choice.index in complete:
+        for choice, deltas in zip(self.choices, appended, strict=True):
+            if any(delta.finish_reason for delta in deltas):
                 choice.on_complete()
             else:
                 choice.reopen()
         running = [choice for choice in self.choices if not choice.is_complete]
         for choice in running:
-            deltas = [event for event in events if isinstance(event, TextDelta) and event.choice == choice.index]
-            kept = "".join(delta.reasoning for delta in deltas), "".join(delta.text for delta in deltas)
-            if choice.start_replay(ids[choice.index]) != kept:
+            if not choice.start_replay(appended[choice.index]):
                 self.fail(JournalDamaged("The stored tokens and the stored text of this stream do not match."))
                 return
-        self._submit(running)
+        self._submit(sorted(running, key=lambda choice: not choice.sequence.schedule.alone_end))
 
     def restore(self) -> None:
         """Take over the events of an earlier process. End the stream if they are complete."""
@@ -237,14 +238,14 @@ class EngineSide(ABC):
 
     def _retry(self, choice: Choice, problem: Problem) -> None:
         """Run a sequence again that a running engine lost."""
-        ids = self._appended_ids()[choice.index]
-        if not choice.may_retry() or len(ids) != choice.num_tokens:
+        deltas = self._appended()[choice.index]
+        if not choice.may_retry() or sum(len(delta.token_ids) for delta in deltas) != choice.num_tokens:
             self.fail(problem.error)
             return
         if self.continuity is None:
             self.continuity = "replayed"
         choice.rename(self.new_sequence_id())
-        choice.start_replay(ids)
+        choice.start_replay(deltas)
         self._submit([choice])
 
     def _continue_from_log(self, choice: Choice) -> None:
@@ -271,14 +272,15 @@ class EngineSide(ABC):
                 if choice.is_on_engine:
                     self.engine.abort(choice.sequence.sequence_id)
 
-    def _appended(self) -> list[Event]:
-        """Return the events that were appended: those that readers can see, and those that wait to be committed."""
-        return [*self.log.events, *self.store.queued(self.lease)]
+    def _appended(self) -> list[list[TextDelta]]:
+        """Return the deltas that were appended, by choice: those that readers can see, and those that wait to be
+        committed."""
+        deltas: list[list[TextDelta]] = [[] for _ in range(self.record.num_choices)]
+        for event in (*self.log.events, *self.store.queued(self.lease)):
+            if isinstance(event, TextDelta):
+                deltas[event.choice].append(event)
+        return deltas
 
     def _appended_ids(self) -> list[list[int]]:
-        """Return the ids of the appended events, by choice."""
-        ids: list[list[int]] = [[] for _ in range(self.record.num_choices)]
-        for event in self._appended():
-            if isinstance(event, TextDelta):
-                ids[event.choice] += event.token_ids
-        return ids
+        """Return the ids of the appended deltas, by choice."""
+        return [[token_id for delta in deltas for token_id in delta.token_ids] for deltas in self._appended()]

@@ -212,9 +212,9 @@ class Generator:
 
         Streams without linger time, and streams that cannot run here, end as `interrupted`.
         """
-        for lease in leases:
-            record = lease.log.record
-            run = self._make_run(lease, time.monotonic())
+        runs = [self._make_run(lease, time.monotonic()) for lease in leases]
+        for run in sorted(runs, key=lambda run: not run.was_alone):
+            record = run.record
             run.restore()
             if run.end is not None:
                 continue

@@ -241,7 +241,7 @@ class Recovery:
             self._unproven.update(runs)
             self._alone = runs[0] if len(runs) == 1 and not self._is_hold_over else None
         self._catching_up.update(runs)
-        for run in runs:
+        for run in sorted(runs, key=lambda run: not run.was_alone):
             self._suspended.pop(run, None)
             run.resume(is_watched=True)
 

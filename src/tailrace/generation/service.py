@@ -225,6 +225,7 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
         eos_token_ids=source.card.eos_token_ids,
         cache_path=cache_path,
         exact=kind.exact if settings.exact is None else settings.exact,
+        never_alone=settings.shares_streams,
         prefix_cache=settings.prefix_cache,
         device=settings.device,
         dtype="" if settings.dtype == "auto" else settings.dtype,

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from tailrace.engines.promise import Capabilities, Delta, Engine, Sequence
+from tailrace.engines.schedule import FREE, Schedule
 from tailrace.types import Sampling
 
 __all__ = ["EngineTrial", "Law", "require", "under_law"]
@@ -60,11 +61,11 @@ class EngineTrial:
             logprobs=logprobs,
         )
 
-    def submit(self, prompt_ids: Iterable[int], sampling: Sampling) -> int:
+    def submit(self, prompt_ids: Iterable[int], sampling: Sampling, schedule: Schedule = FREE) -> int:
         """Submit a sequence, and return its id. Raises: SequenceFailed if the engine does."""
         sequence_id = next(_sequence_ids)
         self.deltas[sequence_id] = []
-        self.engine.submit(Sequence(sequence_id, tuple(prompt_ids), sampling))
+        self.engine.submit(Sequence(sequence_id, tuple(prompt_ids), sampling, schedule))
         self._running.add(sequence_id)
         return sequence_id
 
@@ -100,11 +101,15 @@ class EngineTrial:
                 return sequence_id
         raise AssertionError(f"the engine: none of eight prompts ran on after its first delta, with {max_tokens=}")
 
-    def alone(self, prompt_ids: Iterable[int], sampling: Sampling) -> tuple[int, ...]:
-        """Return the answer of a sequence that runs alone."""
-        sequence_id = self.submit(prompt_ids, sampling)
+    def alone(self, prompt_ids: Iterable[int], sampling: Sampling, *, like: int | None = None) -> tuple[int, ...]:
+        """Return the answer of a sequence that runs alone, as a replay of sequence `like` if that is given."""
+        sequence_id = self.submit(prompt_ids, sampling, FREE if like is None else self.schedule(like))
         self.finish(sequence_id)
         return self.ids(sequence_id)
+
+    def schedule(self, sequence_id: int) -> Schedule:
+        """Return what a replay of a sequence has to repeat."""
+        return Schedule.of((len(delta.token_ids), delta.is_alone) for delta in self.deltas[sequence_id])
 
     def ids(self, sequence_id: int) -> tuple[int, ...]:
         return tuple(token for delta in self.deltas[sequence_id] for token in delta.token_ids)

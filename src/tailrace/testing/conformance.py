@@ -38,6 +38,7 @@ from tailrace.engines.promise import Engine
 from tailrace.errors import SequenceFailed
 from tailrace.testing._trial import EngineTrial, Law, require
 from tailrace.testing.sampling_laws import grammar_laws, sampling_laws
+from tailrace.types import Sampling
 
 __all__ = ["Law", "check_engine", "laws"]
 
@@ -177,19 +178,22 @@ def _abort_spares_neighbours(trial: EngineTrial) -> None:
     trial.finish(spared)
     _require_length(trial, spared, 16)
     if trial.engine.capabilities.exact:
-        _require_same(spared, trial.ids(spared), trial.alone(prompt, sampling), "beside an aborted neighbour")
+        _require_same(trial, spared, prompt, sampling, "beside an aborted neighbour")
 
 
-def _require_same(sequence_id: int, seen: tuple[int, ...], expected: tuple[int, ...], where: str) -> None:
-    require(seen == expected, sequence_id, f"{where} it gave {seen}, but alone {expected}")
+def _require_same(
+    trial: EngineTrial, sequence_id: int, prompt: tuple[int, ...], sampling: Sampling, where: str
+) -> None:
+    """Replay a sequence alone."""
+    seen, replayed = trial.ids(sequence_id), trial.alone(prompt, sampling, like=sequence_id)
+    require(seen == replayed, sequence_id, f"{where} it gave {seen}, but replayed alone {replayed}")
 
 
 def _require_batch_invariance(trial: EngineTrial, seeds: list[int | None], salt: str) -> None:
-    """Run the same sequences alone, all at once, and in a batch that changes."""
+    """Run sequences all at once and in a batch that changes, and replay each."""
     prompts = trial.prompts(len(seeds), salt)
     lengths = [24 - 3 * index for index in range(len(seeds))]
     cases = [(p, trial.sampling(n, seed)) for p, n, seed in zip(prompts, lengths, seeds, strict=True)]
-    expected = [trial.alone(*case) for case in cases]
     together = [trial.submit(*case) for case in cases]
     trial.finish()
     staggered = []
@@ -198,9 +202,9 @@ def _require_batch_invariance(trial: EngineTrial, seeds: list[int | None], salt:
         trial.step()
         trial.step()
     trial.finish()
-    for index, answer in enumerate(expected):
-        _require_same(together[index], trial.ids(together[index]), answer, "in a batch")
-        _require_same(staggered[-1 - index], trial.ids(staggered[-1 - index]), answer, "in a batch that changes")
+    for index, case in enumerate(cases):
+        _require_same(trial, together[index], *case, "in a batch")
+        _require_same(trial, staggered[-1 - index], *case, "in a batch that changes")
 
 
 def _greedy(trial: EngineTrial) -> None:
@@ -209,13 +213,12 @@ def _greedy(trial: EngineTrial) -> None:
         return
     for prompt in trial.prompts(3, "twins"):
         sampling = trial.sampling(24)
-        expected = trial.alone(prompt, sampling)
         first = trial.submit(prompt, sampling)
         trial.step()  # a prefix cache may share the first's computations with the second
         second = trial.submit(prompt, sampling)
         trial.finish()
         for twin in (first, second):
-            _require_same(twin, trial.ids(twin), expected, "beside an equal sequence that is one step apart")
+            _require_same(trial, twin, prompt, sampling, "beside an equal sequence that is one step apart")
 
 
 def _same_seed(trial: EngineTrial) -> None:
@@ -271,7 +274,7 @@ def _long_prompt(trial: EngineTrial) -> None:
     trial.finish(neighbour)
     _require_length(trial, neighbour, 12)
     if trial.engine.capabilities.exact:
-        _require_same(neighbour, trial.ids(neighbour), trial.alone(prompt, sampling), "beside a refused prompt")
+        _require_same(trial, neighbour, prompt, sampling, "beside a refused prompt")
 
 
 def _limit_prompt(trial: EngineTrial) -> None:
@@ -333,8 +336,14 @@ laws: tuple[Law, ...] = (
     Law("abort_before_first_step", "a sequence may be aborted before its first step", _abort_before_step),
     Law("abort_is_harmless", "abort() of an unknown or ended sequence, or twice, does nothing", _abort_anything),
     Law("abort_spares_neighbours", "abort() does not change the other sequences of a batch", _abort_spares_neighbours),
-    Law("greedy_is_exact", "a greedy answer does not depend on the batch", _greedy, exact=True),
-    Law("same_seed_same_ids", "the same seed gives the same answer in any batch", _same_seed, _SEEDED, exact=True),
+    Law("greedy_is_exact", "a greedy sequence gives the same ids when it is replayed", _greedy, exact=True),
+    Law(
+        "same_seed_same_ids",
+        "a sequence with a seed gives the same ids when it is replayed",
+        _same_seed,
+        _SEEDED,
+        exact=True,
+    ),
     Law("seeds_differ", "another seed gives another answer", _seeds_differ, _SEEDED),
     Law("logprobs_when_asked", "one logprob for each token, only if requested", _logprobs, frozenset({"logprobs"})),
     Law("long_prompt_is_refused", "submit() of a too long prompt raises SequenceFailed; others continue", _long_prompt),

@@ -169,8 +169,10 @@ def _grammars(trial: EngineTrial) -> None:
     digits, letters = (trial.ids(constrained)[:1] for constrained in firsts)
     require(digits != letters, firsts[1], f"a digit and a letter are both token {digits}")
     if free is not None and trial.engine.capabilities.exact:
-        alone = trial.alone(prompt, trial.sampling(_GRAMMAR_TOKENS))
-        require(trial.ids(free) == alone, free, f"beside grammars it gave {trial.ids(free)}, but alone {alone}")
+        alone = trial.alone(prompt, trial.sampling(_GRAMMAR_TOKENS), like=free)
+        require(
+            trial.ids(free) == alone, free, f"beside grammars it gave {trial.ids(free)}, but replayed alone {alone}"
+        )
 
 
 _WARM = frozenset({"seed", "temperature"})

@@ -18,7 +18,7 @@ Bits = list[tuple[int, float]]
 
 @pytest.fixture(scope="module")
 def spec(openvino_spec: EngineSpec) -> EngineSpec:
-    return msgspec.structs.replace(openvino_spec, context_tokens=1024, exact=True)
+    return msgspec.structs.replace(openvino_spec, context_tokens=1024, exact=True, never_alone=True)
 
 
 @pytest.fixture(scope="module")

@@ -33,7 +33,7 @@ def spec(openvino_spec: EngineSpec) -> EngineSpec:
 
 @pytest.fixture(scope="module")
 def exact(spec: EngineSpec) -> Iterator[Shared]:
-    engine = load_engine(msgspec.structs.replace(spec, exact=True, prefix_cache=False))
+    engine = load_engine(msgspec.structs.replace(spec, exact=True, prefix_cache=False, never_alone=True))
     yield Shared(engine)
     engine.close()
 
@@ -70,7 +70,7 @@ def test_closing(spec: EngineSpec, capfd: pytest.CaptureFixture[str]) -> None:
     law = next(law for law in laws if law.name == ON_ITS_OWN)
 
     def make() -> Engine:
-        engine = load_engine(msgspec.structs.replace(spec, exact=True, prefix_cache=False))
+        engine = load_engine(msgspec.structs.replace(spec, exact=True, prefix_cache=False, never_alone=True))
         engine.submit(_greedy(1, (1, 2, 3), 64))
         engine.step()
         return engine

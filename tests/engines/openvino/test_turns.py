@@ -7,6 +7,7 @@ import pytest
 from tailrace.engines.openvino import turns as openvino_turns
 from tailrace.engines.openvino.turns import Turns
 from tailrace.engines.promise import Sequence
+from tailrace.engines.schedule import Schedule
 from tailrace.types import Grammar, Sampling
 
 
@@ -37,9 +38,9 @@ def test_one_grammar_is_compiled_at_a_time(turns: Turns) -> None:
     turns.add(_sequence(3))
     assert _ids(turns.take(is_alone=False)) == [3, 0]
     assert turns.take(is_alone=True) == []  # the first has not said anything yet
-    turns.on_delta(3, 0.1)
+    turns.on_delta(3, 1, 0.1)
     assert turns.take(is_alone=True) == []
-    turns.on_delta(0, 0.1)
+    turns.on_delta(0, 1, 0.1)
     assert turns.take(is_alone=False) == []  # the others have a pause
     assert _ids(turns.take(is_alone=True)) == [1]  # for which nobody is there
 
@@ -50,7 +51,7 @@ def test_a_pause_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     turns.add(_sequence(0, "a"))
     turns.add(_sequence(1, "b"))
     assert _ids(turns.take(is_alone=False)) == [0]
-    turns.on_delta(0, 0.1)
+    turns.on_delta(0, 1, 0.1)
     assert _ids(turns.take(is_alone=False)) == [1]
 
 
@@ -58,7 +59,7 @@ def test_a_known_grammar_does_not_wait(turns: Turns) -> None:
     for number in range(3):
         turns.add(_sequence(number, "a"))
     assert _ids(turns.take(is_alone=False)) == [0]
-    turns.on_delta(0, 0.1)
+    turns.on_delta(0, 1, 0.1)
     assert _ids(turns.take(is_alone=False)) == [1, 2]
     turns.add(_sequence(3, "a"))
     assert _ids(turns.take(is_alone=False)) == [3]
@@ -82,6 +83,37 @@ def test_known_grammars_are_dropped_later(turns: Turns, monkeypatch: pytest.Monk
     for number, regex in enumerate(("a", "b", "a")):
         turns.add(_sequence(number, regex))
         assert _ids(turns.take(is_alone=True)) == [number]
-        turns.on_delta(number, 0.1)
+        turns.on_delta(number, 1, 0.1)
     turns.add(_sequence(3, "b"))
     assert turns.take(is_alone=False) == []
+
+
+def _replay(number: int, *lengths: int) -> Sequence:
+    return Sequence(number, (1, 2), Sampling(seed=0, max_tokens=9), Schedule(lengths))
+
+
+def test_a_replay_that_was_alone_runs_alone_past_these_tokens(turns: Turns) -> None:
+    turns.add(_replay(0, 4))
+    turns.add(_replay(1, 1, 2))
+    assert _ids(turns.take(is_alone=True)) == [1]
+    for num_tokens in (1, 2):
+        turns.on_delta(1, num_tokens, 0.1)
+        assert turns.take(is_alone=False) == []
+    turns.on_delta(1, 3, 0.1)
+    assert _ids(turns.take(is_alone=False)) == [0]
+
+
+def test_others_do_not_wait_for_a_replay_that_has_ended(turns: Turns) -> None:
+    turns.add(_replay(0, 1, 2))
+    turns.add(_replay(1))
+    assert _ids(turns.take(is_alone=True)) == [0]
+    turns.drop(0)
+    assert _ids(turns.take(is_alone=False)) == [1]
+
+
+def test_others_wait_only_for_a_limited_time(turns: Turns, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openvino_turns, "MAX_RESERVED_S", 0.0)
+    turns.add(_replay(0, 1, 2))
+    turns.add(_replay(1))
+    assert _ids(turns.take(is_alone=True)) == [0]
+    assert _ids(turns.take(is_alone=False)) == [1]

@@ -7,11 +7,14 @@ Properties of the library that matter here (measured on 2026.4.1):
 3. When the KV cache is full, other sequences end too (status IGNORED). Admission prevents this. If it happens, those
    sequences fail with an error.
 4. Reading an empty handle blocks for ever: `can_read()` is always called first.
-5. With `exact`, the arithmetic is float32, and no sequence decodes alone, because a batch smaller than the number of
-   threads uses other kernels. Keys are quantised per token, so that a prompt can be split anywhere. On two threads,
-   every batch of two or more sequences then gives the same bits: 0 of 160 answers of 48 tokens differed on Zen 4, 0 of
-   25 on Sapphire Rapids (2026-11-21), greedy and seeded, alone, in a batch, staggered, and next to sequences that begin
-   and are aborted. With bfloat16, the default on processors that support it, 18 of 20 differed. Without AVX-512 (AMD
+5. A decoding step with a single row uses other kernels than a batch, and takes 5 to 15 % less time than one with two.
+   With `exact`, each delta says whether its step had a single row (`is_alone`), and a replay repeats this: `turns`
+   lets it run alone, and a throw-away companion runs beside it where it was in a batch. With `never_alone`, a companion
+   always runs beside a single sequence. The arithmetic is float32, and keys are quantised per token, so that a prompt
+   can be split anywhere. On two threads, every batch of two or more rows then gives the same bits, and every prompt of
+   two or more tokens counts as a batch: with the same alternation of single rows and batches of up to 7 random
+   neighbours, 0 of 72 answers of 48 tokens differed on Zen 5 (2026-11-24), greedy, seeded and with penalties, and all
+   differed from those that never decoded alone. `docs/certify.md` has the other processors. Without AVX-512 (AMD
    Zen 3), the split of a prompt changes the bits: only answers to prompts of one step are the same, and `exact` is not
    claimed. It is not claimed with more than two threads either, where one companion may not be enough; this was not
    measured.
@@ -43,6 +46,7 @@ from tailrace.engines.openvino.sampling import PARAMETERS, library_config
 from tailrace.engines.openvino.turns import Turns
 from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.protocol import EngineSpec
+from tailrace.engines.schedule import Schedule
 from tailrace.errors import ModelError, SequenceFailed
 from tailrace.types import FinishReason, Grammar, Sampling
 
@@ -56,13 +60,16 @@ _FINISH: dict[Any, FinishReason] = {
 
 
 class _Run:
-    __slots__ = ("aborted", "config", "count", "failure", "handle", "wants_logprobs")
+    __slots__ = ("aborted", "config", "count", "failure", "handle", "schedule", "wants_logprobs")
 
-    def __init__(self, config: Any, wants_logprobs: bool) -> None:  # Any: the library's stubs do not hold up
+    def __init__(
+        self, config: Any, wants_logprobs: bool, schedule: Schedule
+    ) -> None:  # Any: the library's stubs do not hold up
         self.config = config
         self.handle: Any = None  # until the prompt is in the pipeline
         self.failure = ""
         self.wants_logprobs = wants_logprobs
+        self.schedule = schedule
         self.count = 0
         self.aborted = False
 
@@ -73,6 +80,7 @@ class OpenVINOEngine:
     def __init__(self, spec: EngineSpec) -> None:
         self._eos_token_ids = spec.eos_token_ids
         self._exact = spec.exact and not spec.prompt_lookup_tokens
+        self._never_alone = spec.never_alone
         self._prompt_lookup_tokens = spec.prompt_lookup_tokens
         try:
             self._pipeline = load_pipeline(spec)
@@ -120,7 +128,7 @@ class OpenVINOEngine:
             raise SequenceFailed(f"the grammar cannot be used: {error}") from error
         except (RuntimeError, TypeError) as error:  # TypeError: a seed beyond 64 bits
             raise SequenceFailed(f"the engine rejected the request: {_reason(error)}") from error
-        self._runs[sequence.sequence_id] = _Run(config, sampling.logprobs)
+        self._runs[sequence.sequence_id] = _Run(config, sampling.logprobs, sequence.schedule)
         self._turns.add(sequence)
 
     def abort(self, sequence_id: int) -> None:
@@ -134,8 +142,10 @@ class OpenVINOEngine:
             if run.aborted:
                 self._end(sequence_id, run)
         self._start()
-        if self._exact:
-            self._keep_company(sum(_is_live(run) for run in self._runs.values()))
+        live = [run for run in self._runs.values() if _is_live(run)]
+        self._keep_company(is_needed=self._exact and len(live) == 1 and self._needs_company(live[0]))
+        has_single_row = len(live) == 1 and live[0].count > 0 and not self._parts and self._companion is None
+        is_alone = self._exact and has_single_row
         if not self._runs:
             self._drain()
             return []
@@ -148,11 +158,12 @@ class OpenVINOEngine:
         if self._turns.is_compiling:
             self._grammar_memory.measure()
         for sequence_id, run in list(self._runs.items()):
-            delta = self._read(sequence_id, run)
+            delta = self._read(sequence_id, run, is_alone=is_alone)
             if delta is not None:
-                self._turns.on_delta(sequence_id, took_s)
+                self._turns.on_delta(sequence_id, run.count, took_s)
                 deltas.append(delta)
                 if delta.finish_reason is not None:
+                    self._turns.drop(sequence_id)
                     del self._runs[sequence_id]
         return deltas
 
@@ -161,7 +172,7 @@ class OpenVINOEngine:
             self._end(sequence_id, run)
         self._runs.clear()
         if self._pipeline is not None:
-            self._keep_company(0)
+            self._keep_company(is_needed=False)
             self._drain()  # else the library prints warnings about unfinished requests
         self._pipeline = None
 
@@ -218,7 +229,7 @@ class OpenVINOEngine:
     def _add(self, request_id: int, ids: tuple[int, ...], config: Any) -> Any:
         return self._pipeline.add_request(request_id, ov.Tensor(np.array([ids], dtype=np.int64)), config)
 
-    def _read(self, sequence_id: int, run: _Run) -> Delta | None:
+    def _read(self, sequence_id: int, run: _Run, *, is_alone: bool) -> Delta | None:
         index = run.count
         if run.aborted:
             return Delta(sequence_id, index, (), (), "cancelled")
@@ -241,18 +252,22 @@ class OpenVINOEngine:
             if status == genai.GenerationStatus.RUNNING:
                 return None
             return Delta(sequence_id, index, (), (), "error", f"the engine ended the sequence ({status.name})")
-        return Delta(sequence_id, index, tuple(ids), tuple(logprobs), finish)
+        return Delta(sequence_id, index, tuple(ids), tuple(logprobs), finish, is_alone=is_alone)
 
-    def _keep_company(self, num_live: int) -> None:
-        """Run a throw-away companion while exactly one sequence runs. An aborted sequence does not count."""
+    def _needs_company(self, run: _Run) -> bool:
+        """Return whether the only live sequence must compute its next token in a batch."""
+        return self._never_alone or run.schedule.is_alone(run.count) is False
+
+    def _keep_company(self, *, is_needed: bool) -> None:
+        """Start or cancel the throw-away companion. Both have an effect in the next step."""
         companion = self._companion
         if companion is not None:
             while companion.can_read():
                 companion.read()
-            if num_live != 1 or companion.get_status() != genai.GenerationStatus.RUNNING:
+            if not is_needed or companion.get_status() != genai.GenerationStatus.RUNNING:
                 companion.cancel()
                 self._companion = None
-        if num_live == 1 and self._companion is None:
+        if is_needed and self._companion is None:
             self._companion = self._throw_away((1, 2, 3), COMPANION_TOKENS)
 
 

@@ -15,6 +15,7 @@ from tailrace.measure.certify.situations import Situation, situations
 __all__ = ["Tally", "certify"]
 
 _WIDTH = 16  # sequences per kill, limited by the engine
+_VISITORS, _VISIT_TOKENS = 4, 6  # beside a single sequence
 _REFILL_EVERY = 4  # re-prefills are tested after every fourth kill of a situation
 
 
@@ -109,12 +110,17 @@ class _Trial:
             await answer.reach(answer.sampling.max_tokens or 0)
 
     async def _start(self, answers: list[SequenceTranscript]) -> None:
-        strangers = [self._answer(ids, place) for place, ids in enumerate(self._questions(len(answers)))]
+        is_visited = self._situation.company == "visited"
+        count = self._draw.randint(1, _VISITORS) if is_visited else len(answers)
+        strangers = [self._answer(ids, place) for place, ids in enumerate(self._questions(count))]
+        if is_visited:
+            for stranger in strangers:
+                stranger.sampling = replace(stranger.sampling, max_tokens=self._draw.randint(1, _VISIT_TOKENS))
         await self._lives.run(answers, self._situation.company, self._draw, strangers)
 
     async def _answers(self) -> list[SequenceTranscript]:
         company, capabilities = self._situation.company, self._lives.capabilities
-        width = 1 if company == "alone" else min(_WIDTH, capabilities.max_sequences // 2)
+        width = 1 if company in ("alone", "visited") else min(_WIDTH, capabilities.max_sequences // 2)
         prompts = self._situation.prompts(self._asker, self._draw, width)
         answers = [self._answer(ids, place) for place, ids in enumerate(prompts)]
         if not self._situation.has_first_turn:
@@ -131,7 +137,8 @@ class _Trial:
 
     def _answer(self, ids: tuple[int, ...], place: int) -> SequenceTranscript:
         samplings = self._situation.samplings
-        return SequenceTranscript(ids, replace(samplings[place % len(samplings)], seed=self._seed()))
+        sampling = samplings[(place + self._tally.kills) % len(samplings)]
+        return SequenceTranscript(ids, replace(sampling, seed=self._seed()))
 
     def _seed(self) -> int:
         return self._draw.randrange(2**32)

@@ -13,6 +13,7 @@ from random import Random
 
 from tailrace.engines import EngineSpec, Supervisor
 from tailrace.engines.promise import Capabilities, Delta, Sequence
+from tailrace.engines.schedule import FREE, Schedule
 from tailrace.errors import EngineError, ModelError
 from tailrace.measure.certify.situations import Company
 from tailrace.types import Sampling
@@ -23,9 +24,11 @@ __all__ = ["Lives", "SequenceTranscript"]
 class SequenceTranscript:
     """The ids of one sequence. A `Receiver`."""
 
-    def __init__(self, prompt_ids: tuple[int, ...], sampling: Sampling) -> None:
+    def __init__(self, prompt_ids: tuple[int, ...], sampling: Sampling, replayed: Schedule = FREE) -> None:
         self.prompt_ids = prompt_ids
         self.sampling = sampling
+        self.replayed = replayed  # what a replay has to repeat
+        self.deltas: list[tuple[int, bool]] = []  # numbers of tokens, and whether they were computed alone
         self.ids: list[int] = []
         self.failure = ""
         self.is_over = False
@@ -33,12 +36,17 @@ class SequenceTranscript:
 
     def push(self, delta: Delta) -> None:
         self.ids += delta.token_ids
+        self.deltas.append((len(delta.token_ids), delta.is_alone))
         self.failure = delta.failure
         self.is_over = delta.finish_reason is not None
         self.moved.set()
 
     def lost(self, error: EngineError) -> None:
         self.moved.set()
+
+    @property
+    def schedule(self) -> Schedule:
+        return Schedule.of(self.deltas)
 
     async def reach(self, num_tokens: int) -> None:
         """Wait until the sequence has `num_tokens` tokens or has ended. Raises: ModelError if the sequence failed."""
@@ -76,7 +84,7 @@ class Lives:
 
     def submit(self, answer: SequenceTranscript) -> int:
         sequence_id = next(self._sequence_ids)
-        self._supervisor.submit(Sequence(sequence_id, answer.prompt_ids, answer.sampling), answer)
+        self._supervisor.submit(Sequence(sequence_id, answer.prompt_ids, answer.sampling, answer.replayed), answer)
         return sequence_id
 
     async def kill(self) -> None:
@@ -92,18 +100,26 @@ class Lives:
     ) -> None:
         """Submit sequences in the way that `company` names; returns when all are submitted.
 
-        With "changing", sequences of `strangers` run next to them, of which about half are aborted early.
+        Replays that need steps of their own come first, as in the server. With "changing", sequences of `strangers` run
+        next to them, of which about half are aborted early. With "visited", they run next to a single sequence, one
+        after the other with pauses.
         """
-        for answer in answers:
+        for answer in sorted(answers, key=lambda answer: not answer.replayed.alone_end):
             self.submit(answer)
             if company == "changing":
                 await answer.reach(draw.randint(0, 3))
                 if strangers and draw.random() < 0.5:
-                    stranger = strangers.pop()
-                    sequence_id = self.submit(stranger)
-                    if draw.random() < 0.5:
-                        await stranger.reach(draw.randint(0, 2))
-                        self._supervisor.abort(sequence_id)
+                    await self._visit(strangers.pop(), draw)
+            while company == "visited" and strangers and not answer.is_over:
+                await answer.reach(len(answer.ids) + draw.randint(0, 6))
+                await self._visit(strangers.pop(), draw)
+
+    async def _visit(self, stranger: SequenceTranscript, draw: Random) -> None:
+        """Submit a sequence, and abort it early in about half of the cases."""
+        sequence_id = self.submit(stranger)
+        if draw.random() < 0.5:
+            await stranger.reach(draw.randint(0, 2))
+            self._supervisor.abort(sequence_id)
 
     async def _start(self) -> None:
         self._ready.clear()
@@ -126,7 +142,7 @@ class Lives:
 
 def again(answer: SequenceTranscript) -> SequenceTranscript:
     """Return a replay of the sequence from its beginning."""
-    return SequenceTranscript(answer.prompt_ids, answer.sampling)
+    return SequenceTranscript(answer.prompt_ids, answer.sampling, answer.schedule)
 
 
 def from_there(answer: SequenceTranscript) -> SequenceTranscript:

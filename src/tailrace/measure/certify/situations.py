@@ -13,7 +13,7 @@ from tailrace.types import Grammar, Sampling
 
 __all__ = ["Company", "Situation", "situations"]
 
-Company: TypeAlias = Literal["alone", "batch", "changing"]
+Company: TypeAlias = Literal["alone", "visited", "batch", "changing"]
 Prompt: TypeAlias = tuple[int, ...]
 
 _SCHEMA = (
@@ -24,7 +24,8 @@ _SCHEMA = (
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """A row of the table. `company` "changing": other sequences begin and are aborted meanwhile."""
+    """A row of the table. `company`: other sequences begin and are aborted meanwhile beside a single sequence
+    ("visited") or a batch ("changing")."""
 
     name: str
     company: Company
@@ -51,6 +52,11 @@ def situations(capabilities: Capabilities, max_tokens: int) -> list[Situation]:
     rows = [
         Situation("alone, greedy", "alone", (greedy,), _questions, share=1),
         Situation("alone, seeded", "alone", (seeded,), _questions, share=1),
+        Situation("alone and in a batch by turns", "visited", (*both, *repetition), _questions),
+        Situation("alone and in a batch by turns, grammar", "visited", grammars, _questions, frozenset({"grammar"})),
+        Situation(
+            "alone and in a batch by turns, follow-up turn", "visited", both, _questions, has_first_turn=True, share=2
+        ),
         Situation("in a batch, greedy", "batch", (greedy,), _questions),
         Situation("in a batch, seeded", "batch", (seeded,), _questions),
         Situation("neighbours come and go, greedy", "changing", (greedy,), _questions),
