@@ -132,7 +132,7 @@ defaults
   timeout client 1h
   timeout connect 1s
   timeout server 4s
-  option redispatch
+  option redispatch 1
   retries 3
   retry-on conn-failure 503
 frontend all
