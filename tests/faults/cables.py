@@ -132,9 +132,9 @@ defaults
   timeout client 1h
   timeout connect 1s
   timeout server 4s
-  option redispatch 1
+  option redispatch
   retries 3
-  retry-on conn-failure 503
+  retry-on conn-failure
 frontend all
   bind 127.0.0.1:{_ENTRY_PORT}
   default_backend servers
