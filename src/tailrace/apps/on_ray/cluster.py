@@ -42,8 +42,8 @@ def on_cluster(settings: Settings) -> Iterator[list[str]]:
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is 15, as for work in the background
     try:
         ray.init(address="local" if is_own else "auto")
-    except ConnectionError as error:
-        raise RayError(f"there is no Ray cluster at RAY_ADDRESS: {error}") from None
+    except Exception as error:  # Ray's errors have no common class
+        raise RayError(f"Ray does not start, or RAY_ADDRESS cannot be joined: {error}") from None
     if serve.status().proxies:
         say("tailrace: Ray Serve runs in this cluster already: its address stays, whatever --host and --port say.")
     address = {"host": settings.host, "port": settings.port, "keep_alive_timeout_s": settings.keep_alive_s}
