@@ -72,9 +72,10 @@ def test_missing_packages_are_named_with_the_command(installed: set[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("types", "num_bytes"), [(("F32", "Q4_1"), 3_400), (("F32", "Q4_0"), 1_900), (("Q6_K", "Q4_K"), 3_400)]
+    ("types", "num_bytes"),
+    [(("F32", "Q4_1"), 2_280), (("F32", "F16"), 1_900), (("Q6_K", "Q4_K"), 2_280), (("Q6_K", "Q5_K"), 3_400)],
 )
-def test_openvino_uses_eight_bits_instead_of_rounding(types: tuple[str, ...], num_bytes: int) -> None:
+def test_openvino_has_eight_bits_for_some_types(types: tuple[str, ...], num_bytes: int) -> None:
     card = replace(GGUF, tensor_types=types, num_parameters=3_200, weight_bytes=1_900)
     assert KINDS["openvino"].weight_bytes(card) == num_bytes
     assert KINDS["llamacpp"].weight_bytes(card) == 1_900

@@ -27,7 +27,7 @@ __all__ = [
     "ENGINES_GROUP",
     "KINDS",
     "OF_SOME",
-    "OPENVINO_AS_THEY_ARE",
+    "OPENVINO_FOUR_BITS",
     "EngineChoice",
     "Kind",
     "all_kinds",
@@ -44,8 +44,9 @@ _OPENVINO_TENSORS = frozenset(
     ("F32", "F16", "BF16", "MXFP4", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K",
      "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S", "IQ4_NL", "IQ4_XS")
 )  # fmt: skip
-OPENVINO_AS_THEY_ARE = frozenset(("F32", "F16", "BF16", "Q4_0", "Q8_0", "Q6_K"))  # other types are converted to Q8_0
-_Q8_BYTES = 34 / 32  # per weight
+OPENVINO_FOUR_BITS = frozenset(("Q4_0", "Q4_1", "Q4_K"))  # kept; the other types get eight bits
+_OPENVINO_SHARE = 1.2  # of the file's bytes: the library keeps scales in float32
+_OPENVINO_BYTES = 17 / 16  # for a weight of eight bits, with its share of a scale
 _OF_COMPUTING = ("kv_tokens", "max_step_tokens", "prefix_cache", "threads")
 
 
@@ -70,8 +71,12 @@ def _file_bytes(card: ModelCard) -> int:
 
 
 def _openvino_bytes(card: ModelCard) -> int:
-    is_anew = card.format == "gguf" and not OPENVINO_AS_THEY_ARE.issuperset(card.tensor_types)
-    return round(card.num_parameters * _Q8_BYTES) if is_anew else card.weight_bytes
+    types = set(card.tensor_types) - {"F32", "F16", "BF16"}
+    if card.format != "gguf" or not types:
+        return card.weight_bytes
+    if types <= OPENVINO_FOUR_BITS | {"Q6_K", "Q8_0"}:
+        return round(card.weight_bytes * _OPENVINO_SHARE)
+    return round(card.num_parameters * _OPENVINO_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

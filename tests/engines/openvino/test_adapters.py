@@ -13,6 +13,7 @@ from tests.engines.lora import random_pairs, save
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.adapters import read_adapter
 from tailrace.engines.openvino.adapters import linear_layers, write_adapted
+from tailrace.engines.openvino.graph import num_inputs_of
 from tailrace.engines.promise import Delta, Sequence
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard, models_path
@@ -117,7 +118,14 @@ def _weights(directory: Path) -> dict[str, np.ndarray]:
     names = [*linear, "model.embed_tokens"]
     sources = [node.input_value(1) for node in (*linear.values(), last)]
     values = ov.Core().compile_model(ov.Model(sources, []), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([])
-    return {name: np.array(values[place]) for place, name in enumerate(names)}
+    sizes = [num_inputs_of(node) for node in (*linear.values(), last)]
+    return {name: _without_sums(np.array(values[place]), sizes[place]) for place, name in enumerate(names)}
+
+
+def _without_sums(weight: np.ndarray, size: int) -> np.ndarray:
+    """Add the columns behind the inputs, which multiply sums of 32 inputs, to those of these inputs."""
+    sums = weight[:, size : size + size // 32]
+    return weight[:, :size] + np.repeat(sums, 32, 1) if weight.shape[1] > size else weight
 
 
 def _last(model: ov.Model) -> str:

@@ -1,4 +1,4 @@
-"""Weights that OpenVINO would round or refuse are converted to eight bits."""
+"""A prepared GGUF file computes with the numbers of the file, in their own bits."""
 
 from __future__ import annotations
 
@@ -7,18 +7,30 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import openvino as ov
 import pytest
+from openvino import opset13 as ops
 
 from tailrace.engines.kinds import KINDS
-from tailrace.engines.openvino.weights import has_other_types, write_in_eight_bits
+from tailrace.engines.openvino.graph import fill_blanks, write_blanks
+from tailrace.engines.openvino.prepared import prepared_path, remove_older
+from tailrace.engines.openvino.weights import eight_bits, four_bits
+from tailrace.errors import ModelError
 from tailrace.models import ModelCard
 
 _CARD = ModelCard("m", Path("m.gguf"), "gguf", "", None, "", "", False, (), 128, "llama", "gpt2")
-_KINDS = ("F32", "F16", "Q4_0", "Q4_1", "Q5_0", "Q8_0")
+_KINDS = ("F32", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K")
+_ROWS, _COLUMNS = 6, 512
 
 
-def _file(path: Path, kinds: tuple[str, ...]) -> Path:
-    draw = np.random.default_rng(3)
+def _q4_k(random: np.random.Generator) -> np.ndarray:
+    blocks = random.integers(0, 256, (_ROWS * _COLUMNS // 256, 144), dtype=np.uint8)
+    blocks[:, 0:4] = np.frombuffer(np.array([0.02, 0.1], np.float16).tobytes(), np.uint8)
+    return blocks.reshape(_ROWS, -1)
+
+
+def _file(path: Path, kinds: tuple[str, ...] = _KINDS) -> Path:
+    random = np.random.default_rng(3)
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_uint32("llama.context_length", 128)
     writer.add_string("tokenizer.chat_template", "{{ messages }} ä")
@@ -27,8 +39,11 @@ def _file(path: Path, kinds: tuple[str, ...]) -> Path:
     writer.add_bool("tokenizer.ggml.add_bos_token", False)
     for name in kinds:
         kind = gguf.GGMLQuantizationType[name]
-        weights = draw.normal(0.3, 1, (6, 64)).astype(np.float32)
-        writer.add_tensor(f"{name}.weight", gguf.quantize(weights, kind), raw_dtype=kind)
+        values = random.normal(0.3, 1, (_ROWS, _COLUMNS)).astype(np.float32)
+        values[:, 160:] *= np.float32(0.1)  # groups of different sizes
+        writer.add_tensor(
+            f"{name}.weight", _q4_k(random) if name == "Q4_K" else gguf.quantize(values, kind), raw_dtype=kind
+        )
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -36,26 +51,101 @@ def _file(path: Path, kinds: tuple[str, ...]) -> Path:
     return path
 
 
-def test_weights_are_not_rounded(tmp_path: Path) -> None:
-    source, target = _file(tmp_path / "source.gguf", _KINDS), tmp_path / "target.gguf"
-    write_in_eight_bits(source, target)
-    old, new = gguf.GGUFReader(source), gguf.GGUFReader(target)
-    assert [tensor.tensor_type.name for tensor in new.tensors] == ["F32", "F16", "Q4_0", "Q8_0", "Q8_0", "Q8_0"]
-    for before, after in zip(old.tensors, new.tensors, strict=True):
-        assert (after.name, list(after.shape)) == (before.name, list(before.shape))
-        was, now = (gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in (before, after))
-        assert np.abs(now - was).max() <= np.abs(was).max() / 250  # half of one of 127 steps
-    values = [{name: field.contents() for name, field in file.fields.items()} for file in (old, new)]
+def _library_graph(blanks: gguf.GGUFReader) -> ov.Model:
+    """What the library makes of blanks: one layer for each, with the rows in another order."""
+    given = ops.parameter([-1, -1, _COLUMNS], np.float32)
+    results = []
+    for tensor in blanks.tensors:
+        if tensor.tensor_type.name != "Q4_0":
+            continue
+        packed = tensor.data.reshape(_ROWS, -1, 18)[::-1, :, 2:]
+        codes = np.concatenate([packed & 15, packed >> 4], -1)
+        constant = ov.Tensor(ov.Type.u4, ov.Shape(list(codes.shape)))
+        constant.data.reshape(-1)[:] = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(-1)
+        weight = ops.multiply(ops.convert(ops.constant(constant), "f16"), np.float16(1))
+        weight = ops.convert(ops.reshape(weight, np.array([_ROWS, _COLUMNS]), False), "f32")
+        results.append(ops.matmul(given, weight, False, True))
+    return ov.Model(results, [given])
+
+
+def test_layers_compute_with_the_numbers_of_the_file(tmp_path: Path) -> None:
+    source = gguf.GGUFReader(_file(tmp_path / "source.gguf"))
+    write_blanks(source, tmp_path / "blanks.gguf")
+    model = _library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf"))
+    parts: list[float] = []
+    fill_blanks(model, source, parts.append)
+    assert parts[-1] == 1
+    compiled = ov.Core().compile_model(model, "CPU", {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0})
+    found = compiled([np.eye(_COLUMNS, dtype=np.float32)[None]])
+    quantised = [tensor for tensor in source.tensors if tensor.tensor_type.name != "F32"]
+    for place, tensor in enumerate(quantised):
+        expected = gguf.dequantize(tensor.data, tensor.tensor_type)[::-1]
+        weights = found[place][0].T
+        assert np.abs(weights - expected).max() < np.abs(expected).max() / 100, tensor.name
+        error = np.sqrt(np.mean((weights - expected) ** 2) / np.mean(expected**2))
+        assert error < 0.01, (tensor.name, error)
+
+
+def test_four_bits_keep_their_codes(tmp_path: Path) -> None:
+    for tensor in gguf.GGUFReader(_file(tmp_path / "model.gguf", ("Q4_0", "Q4_1", "Q4_K", "Q8_0", "Q5_0"))).tensors:
+        weights = four_bits(tensor)
+        if tensor.tensor_type.name in ("Q8_0", "Q5_0"):
+            assert weights is None
+            continue
+        assert weights is not None
+        assert weights.num_sums == (0 if tensor.tensor_type.name == "Q4_0" else _COLUMNS // 32)
+        assert weights.codes.max() == 15
+
+
+def test_q8_0_is_kept_as_it_is(tmp_path: Path) -> None:
+    (tensor,) = gguf.GGUFReader(_file(tmp_path / "model.gguf", ("Q8_0",))).tensors
+    weights = eight_bits(tensor)
+    values = weights.codes * weights.scales.astype(np.float32)[..., None]
+    assert np.array_equal(values.reshape(_ROWS, -1), gguf.dequantize(tensor.data, tensor.tensor_type))
+
+
+def test_the_copy_with_blanks_has_the_same_metadata(tmp_path: Path) -> None:
+    source = gguf.GGUFReader(_file(tmp_path / "source.gguf"))
+    write_blanks(source, tmp_path / "blanks.gguf")
+    blanks = gguf.GGUFReader(tmp_path / "blanks.gguf")
+    values = [{name: field.contents() for name, field in file.fields.items()} for file in (source, blanks)]
     assert {k: v for k, v in values[0].items() if "GGUF" not in k} == {
         k: v for k, v in values[1].items() if "GGUF" not in k
     }
+    assert [list(tensor.shape) for tensor in blanks.tensors] == [list(tensor.shape) for tensor in source.tensors]
 
 
-@pytest.mark.parametrize(
-    ("kinds", "expected"), [(("F32", "Q4_0", "Q8_0"), False), (("F32", "Q4_1"), True), (("Q5_0",), True)]
-)
-def test_which_files_are_converted(tmp_path: Path, kinds: tuple[str, ...], expected: bool) -> None:
-    assert has_other_types(_file(tmp_path / "model.gguf", kinds)) is expected
+def test_a_damaged_file(tmp_path: Path) -> None:
+    path = _file(tmp_path / "model.gguf", ("Q4_1",))
+    (tensor,) = gguf.GGUFReader(path).tensors
+    offset = tensor.data_offset
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(np.float16("nan").tobytes())
+    source = gguf.GGUFReader(path)
+    write_blanks(source, tmp_path / "blanks.gguf")
+    with pytest.raises(ModelError, match=r"Q4_1\.weight contains NaN"):
+        fill_blanks(_library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf")), source, lambda part: None)
+
+
+def test_a_graph_without_a_blank(tmp_path: Path) -> None:
+    source = gguf.GGUFReader(_file(tmp_path / "model.gguf", ("Q4_1", "Q8_0")))
+    write_blanks(gguf.GGUFReader(_file(tmp_path / "one.gguf", ("Q4_1",))), tmp_path / "blanks.gguf")
+    with pytest.raises(RuntimeError, match=r"no place for Q8_0\.weight"):
+        fill_blanks(_library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf")), source, lambda part: None)
+
+
+def test_older_forms_are_removed(tmp_path: Path) -> None:
+    model, cache = tmp_path / "model.gguf", tmp_path / "cache"
+    model.touch()
+    prepared = prepared_path(model, cache)
+    others = [cache / f"model-{digit * 16}" for digit in "0123"]
+    for directory in (prepared, *others, cache / f"other-{'0' * 16}"):
+        directory.mkdir(parents=True)
+    for directory, file in ((others[1], model), (others[2], tmp_path / "elsewhere" / "model.gguf")):
+        (directory / "tailrace_origin.json").write_text(f'{{"file": "{file}"}}')
+    remove_older(model, prepared)
+    assert set(cache.iterdir()) == {prepared, others[2], cache / f"other-{'0' * 16}"}
 
 
 @pytest.mark.parametrize("name", [kind.name for kind in gguf.GGMLQuantizationType])

@@ -15,6 +15,7 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from tailrace.engines.adapters import Adapter
+from tailrace.engines.openvino.graph import inputs_of, num_inputs_of
 
 __all__ = ["linear_layers", "write_adapted"]
 
@@ -41,9 +42,9 @@ def write_adapted(directory: Path, adapter: Adapter, target: Path) -> None:
     layers = linear_layers(model)
     for name, added in adapter.layers.items():
         node = layers.get(name)
-        adapter.check(name, None if node is None else tuple(node.input_value(1).get_shape()))
+        adapter.check(name, None if node is None else _shape(node))
         assert node is not None
-        narrow = ops.matmul(node.input_value(0), ops.constant(added.a), False, True)
+        narrow = ops.matmul(inputs_of(node), ops.constant(added.a), False, True)
         branch = ops.matmul(narrow, ops.constant(added.b), False, True)
         readers = list(node.output(0).get_target_inputs())
         together = ops.add(node.output(0), branch)
@@ -54,6 +55,11 @@ def write_adapted(directory: Path, adapter: Adapter, target: Path) -> None:
     for file in directory.iterdir():
         if not (target / file.name).exists():
             (target / file.name).symlink_to(file.resolve())
+
+
+def _shape(layer: Any) -> tuple[int, int]:  # Any: the library's nodes
+    """Return the numbers of outputs and of inputs of a linear layer."""
+    return layer.input_value(1).get_shape()[0], num_inputs_of(layer)
 
 
 def linear_layers(model: Any) -> dict[str, Any]:  # Any: the library's nodes

@@ -39,7 +39,7 @@ import openvino as ov
 import openvino_genai as genai
 
 from tailrace.engines.grammars.automata import GrammarError
-from tailrace.engines.openvino.memory import GrammarMemory
+from tailrace.engines.openvino.memory import GrammarMemory, release_mapped
 from tailrace.engines.openvino.model import BLOCK_TOKENS, COMPANION_TOKENS, has_tokenizer, load_pipeline, num_rows
 from tailrace.engines.openvino.prompts import Prompts
 from tailrace.engines.openvino.sampling import PARAMETERS, library_config
@@ -90,6 +90,7 @@ class OpenVINOEngine:
                 rows = 0  # not every model maps `id - rows` to the same row as `id`
             if has_tokenizer(spec):
                 self._warm_up(Grammar("regex", "[ab]"))
+            release_mapped()
         except (
             RuntimeError,
             LookupError,

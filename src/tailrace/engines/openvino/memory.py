@@ -1,4 +1,4 @@
-"""Measures the memory of the grammars that OpenVINO's library has compiled.
+"""The memory of OpenVINO's library: that of compiled grammars, and that of the model's file.
 
 The library keeps every grammar until its process ends: 0.3 MB for `ab[a-z ]{1,30}` with a vocabulary of 49,152 tokens
 (SmolLM2, 2026-11-23). So the process has to be replaced from time to time. The measure is the growth of the heap since
@@ -8,10 +8,12 @@ the model was loaded. Resident memory is not suitable: it also grows while the r
 from __future__ import annotations
 
 import ctypes
+import mmap
+from pathlib import Path
 
 from tailrace.engines.promise import RestartNeeded
 
-__all__ = ["GrammarMemory"]
+__all__ = ["GrammarMemory", "release_mapped"]
 
 _FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
 
@@ -52,3 +54,20 @@ def heap_bytes() -> int:
     mallinfo2.restype = _Mallinfo
     info = mallinfo2()
     return int(info.hblkhd + info.uordblks)
+
+
+def release_mapped() -> None:
+    """Give back the memory of a model's mapped file, after the first step has copied the weights out of it (Linux).
+
+    The library keeps the whole file mapped for the few weights that it reads there, such as rows of the embedding.
+    These are read from the file again.
+    """
+    maps = Path("/proc/self/maps")
+    if not maps.is_file() or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    madvise = ctypes.CDLL(None).madvise
+    for line in maps.read_text().splitlines():
+        fields = line.split(maxsplit=5)
+        if fields[-1].endswith("/openvino_model.bin") and "w" not in fields[1]:  # what is not written can be read again
+            start, end = (int(address, 16) for address in fields[0].split("-"))
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), mmap.MADV_DONTNEED)

@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import logging
-import os
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +11,14 @@ import openvino_genai as genai
 
 from tailrace.engines.adapters import read_adapter
 from tailrace.engines.openvino.adapters import write_adapted
-from tailrace.engines.openvino.weights import has_other_types, write_in_eight_bits
+from tailrace.engines.openvino.prepared import prepare, prepared_path
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.scratch import scratch_directory
-from tailrace.errors import ModelError
 
 __all__ = ["BLOCK_TOKENS", "COMPANION_TOKENS", "has_tokenizer", "load_pipeline", "num_rows", "tokenizer_path"]
 
 BLOCK_TOKENS = 32  # the library's KV block size on a CPU
 COMPANION_TOKENS = 256  # length of the throw-away companion: a longer context would cost time
-
-
-_SAVE = {"enable_save_ov_model": True}
-_SPACE_FACTOR = 4  # disk space, in sizes of the model: the eight-bit copy and the library's files
-
-logger = logging.getLogger("tailrace.engine")
 
 
 def has_tokenizer(spec: EngineSpec) -> bool:
@@ -68,27 +55,23 @@ def load_pipeline(spec: EngineSpec) -> Any:  # Any: the library's stubs do not h
         properties["prompt_lookup"] = True
     path, device = Path(spec.path), spec.device.upper() or "CPU"
 
-    def load(path: Path, cache: Path | None) -> Any:  # Any: as above
-        if path.is_dir():
-            return genai.ContinuousBatchingPipeline(str(path), scheduler, device, properties)
-        return _load_gguf(path, cache, scheduler, device, properties)
+    def load(directory: Path) -> Any:  # Any: as above
+        return genai.ContinuousBatchingPipeline(str(directory), scheduler, device, properties)
 
-    cache = Path(spec.cache_path) if spec.cache_path else None
-    if not spec.adapter:
-        return load(path, cache)
-    adapter = read_adapter(spec.adapter, spec.adapter_scale)
-    with scratch_directory("adapting-", cache) as work:
-        directory = path
-        if not path.is_dir():
-            directory = _prepared(path, cache or work)
-            if not directory.is_dir():
-                load(path, cache or work)
-            if not directory.is_dir():
-                raise ModelError(f"An adapter needs a converted copy of {path.name}, but {cache} has no space for it.")
-        adapted = work / "adapted"
-        adapted.mkdir()
-        write_adapted(directory, adapter, adapted)
-        return load(adapted, None)
+    with ExitStack() as stack:
+        cache = Path(spec.cache_path) if spec.cache_path else stack.enter_context(scratch_directory("prepared-"))
+        directory = path if path.is_dir() else prepare(path, cache)
+        if spec.adapter:
+            adapter = read_adapter(spec.adapter, spec.adapter_scale)
+            adapted = stack.enter_context(scratch_directory("adapting-", cache))
+            write_adapted(directory, adapter, adapted)
+            return load(adapted)
+        try:
+            return load(directory)
+        except RuntimeError:  # convert the file again; if the result is not the cause, that fails too
+            if path.is_dir():
+                raise
+            return load(prepare(path, cache, again=True))
 
 
 def num_rows(spec: EngineSpec) -> int:
@@ -97,7 +80,7 @@ def num_rows(spec: EngineSpec) -> int:
     if not path.is_dir():
         if not spec.cache_path:
             return 0
-        path = _prepared(path, Path(spec.cache_path))
+        path = prepared_path(path, Path(spec.cache_path))
     model = path / "openvino_model.xml"
     if not model.is_file():
         return 0
@@ -110,55 +93,5 @@ def tokenizer_path(spec: EngineSpec) -> Path:
     path = Path(spec.path)
     if path.is_dir() or not spec.cache_path:
         return path
-    prepared = _prepared(path, Path(spec.cache_path))
+    prepared = prepared_path(path, Path(spec.cache_path))
     return prepared if prepared.is_dir() else path
-
-
-def _prepared(path: Path, cache: Path) -> Path:
-    state = path.stat()
-    facts = f"in eight bits {path.resolve()} {state.st_size} {state.st_mtime_ns} {genai.__version__}"
-    return cache / f"{path.stem}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
-
-
-def _load_gguf(path: Path, cache: Path | None, scheduler: Any, device: str, properties: dict[str, Any]) -> Any:
-    """Load a GGUF file, and cache the library's converted model, which loads more than twice as fast.
-
-    (3.0 against 1.3 s for the default model on two Sapphire Rapids cores.)
-    """
-    is_bad = False
-    if cache is not None:
-        prepared = _prepared(path, cache)
-        if prepared.is_dir():
-            try:
-                return genai.ContinuousBatchingPipeline(str(prepared), scheduler, device, properties)
-            except RuntimeError:  # convert it again; if the cache is not the cause, that fails too
-                is_bad = True
-    try:
-        with _work_in(cache, path) as work:
-            file = work / path.name  # the library writes its files next to the GGUF file
-            if has_other_types(path):
-                logger.info("Converting the weights of %s to eight bits (only once).", path.name)
-                write_in_eight_bits(path, file)
-            else:
-                os.symlink(path.resolve(), file)
-            if cache is None:
-                return genai.ContinuousBatchingPipeline(str(file), scheduler, device, properties)
-            pipeline = genai.ContinuousBatchingPipeline(str(file), scheduler, device, properties | _SAVE, _SAVE)
-            file.unlink()
-            if is_bad:
-                shutil.rmtree(prepared, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another worker was faster
-                work.rename(prepared)
-            return pipeline
-    except OSError as error:
-        raise ModelError(f"{path.name} cannot be prepared for OpenVINO: {error.strerror or error}.") from error
-
-
-@contextmanager
-def _work_in(cache: Path | None, path: Path) -> Iterator[Path]:
-    """Make a temporary directory, after checking the disk space for a conversion. Raises: OSError."""
-    with scratch_directory("preparing-", cache) as work:
-        wanted_bytes = _SPACE_FACTOR * path.stat().st_size
-        if shutil.disk_usage(work).free < wanted_bytes:
-            raise OSError(f"{work.parent} has less than {wanted_bytes >> 20:,} MiB of free space")
-        yield work

@@ -1,0 +1,203 @@
+"""Makes an OpenVINO model from a GGUF file: the library makes the graph, and tailrace puts the weights into it.
+
+The library gets a copy of the file in which each quantised tensor is a *blank* of type Q4_0. The first codes of each
+row of a blank are the numbers of the tensor and of the row. The library keeps codes as they are, so a blank in its
+graph tells which tensor belongs there, and in which order of rows (the library reorders those of Llama's queries and
+keys).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+import openvino as ov
+from openvino import opset13 as ops
+
+from tailrace.engines.openvino.weights import GROUP, EightBits, FourBits, eight_bits, four_bits
+from tailrace.errors import ModelError
+
+__all__ = ["fill_blanks", "inputs_of", "is_quantised", "num_inputs_of", "write_blanks"]
+
+_BLANK = gguf.GGMLQuantizationType.Q4_0
+_BLANK_BYTES = 18  # a scale, then 32 codes
+_WITH_SUMS = "with_sums_of_groups"
+
+Rows = npt.NDArray[np.int64]
+
+
+def is_quantised(tensor: gguf.ReaderTensor) -> bool:
+    return tensor.tensor_type.name not in ("F32", "F16", "BF16")
+
+
+def write_blanks(source: gguf.GGUFReader, target: Path) -> None:
+    """Write a copy of a GGUF file with blanks. Raises: OSError."""
+    writer = gguf.GGUFWriter(target, str(source.fields["general.architecture"].contents()))
+    for name, field in source.fields.items():
+        if not name.startswith("GGUF.") and name != "general.architecture":
+            kinds = field.types
+            writer.add_key_value(name, field.contents(), kinds[0], sub_type=kinds[-1] if len(kinds) > 1 else None)
+    for tensor in source.tensors:
+        shape = [int(size) for size in reversed(tensor.shape)]
+        kind = _BLANK if is_quantised(tensor) else tensor.tensor_type
+        num_bytes = gguf.quant_shape_to_byte_shape(shape, kind) if kind is _BLANK else None
+        writer.add_tensor_info(
+            tensor.name,
+            num_bytes or shape,
+            np.dtype(np.uint8) if num_bytes else tensor.data.dtype,
+            int(np.prod(num_bytes)) if num_bytes else tensor.data.nbytes,
+            raw_dtype=kind,
+        )
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for number, tensor in enumerate(source.tensors):
+        writer.write_tensor_data(_blank(tensor, number) if is_quantised(tensor) else tensor.data)
+    writer.close()
+
+
+def fill_blanks(
+    model: Any, source: gguf.GGUFReader, report: Callable[[float], object]
+) -> None:  # Any: the library's model
+    """Put the weights of a GGUF file into the graph that the library has made of its blanks.
+
+    `report` gets the part that is done, from 0 to 1.
+
+    Raises: ModelError if a weight is NaN or infinite; RuntimeError if a blank is not found, which another version of
+    the library may cause; NotImplementedError or ValueError for an unknown type.
+    """
+    sums = _Sums()
+    missing = {number for number, tensor in enumerate(source.tensors) if is_quantised(tensor)}
+    total, done = sum(source.tensors[number].n_bytes for number in missing), 0
+    for number, rows, readers in list(_blanks(model)):
+        if number not in missing:
+            raise RuntimeError("the library changed the codes of a tensor")
+        tensor = source.tensors[number]
+        try:
+            _fill(tensor, rows, readers, sums)
+        except FloatingPointError as error:
+            raise ModelError(
+                f"The model file is damaged: {tensor.name} contains {error}. Download it again."
+            ) from error
+        missing.remove(number)
+        done += tensor.n_bytes
+        report(done / total)
+    if missing:
+        raise RuntimeError(f"the library made no place for {source.tensors[min(missing)].name}")
+    model.validate_nodes_and_infer_types()
+
+
+def inputs_of(layer: Any) -> Any:  # Any: the library's nodes
+    """Return what a linear layer multiplies, without the sums that belong to its weights."""
+    given = layer.input_value(0)
+    return given.get_node().input_value(0) if _has_sums(given) else given
+
+
+def num_inputs_of(layer: Any) -> int:
+    """Return the number of inputs of a linear layer, without the sums."""
+    given = layer.input_value(0)
+    if _has_sums(given):
+        return int(given.get_node().input_value(1).get_partial_shape()[-1].get_length()) * GROUP
+    return int(layer.input_value(1).get_shape()[1])
+
+
+def _has_sums(given: Any) -> bool:
+    return bool(given.get_node().get_friendly_name().startswith(_WITH_SUMS))
+
+
+def _blank(tensor: gguf.ReaderTensor, number: int) -> npt.NDArray[np.uint8]:
+    columns = int(tensor.shape[0])
+    rows = int(tensor.n_elements) // columns
+    blocks = np.zeros((rows, columns // GROUP, _BLANK_BYTES), np.uint8)
+    blocks[..., :2] = np.frombuffer(np.float16(1).tobytes(), np.uint8)
+    for place in range(8):
+        blocks[:, 0, 2 + place] = number >> 4 * place & 15
+        blocks[:, 0, 10 + place] = np.arange(rows) >> 4 * place & 15
+    return blocks.reshape(rows, -1)
+
+
+def _blanks(model: Any) -> Iterator[tuple[int, Rows, list[Any]]]:
+    """Yield each blank: the number of its tensor, the numbers of its rows, and the inputs of nodes that read it."""
+    for node in model.get_ordered_ops():
+        if node.get_type_name() != "Constant" or node.get_element_type() != ov.Type.u4:
+            continue
+        shape = list(node.get_shape())
+        if len(shape) == 3 and shape[2] == GROUP:  # else the zeros of a blank
+            marks = np.array(node.data.reshape(shape[0], -1)[:, :8]).view("<u4").astype(np.int64)
+            yield int(marks[0, 0]), marks[:, 1], _readers(node)
+
+
+def _readers(node: Any) -> list[Any]:
+    """Follow the arithmetic of a weight to the inputs that read its result."""
+    readers = list(node.output(0).get_target_inputs())
+    while len(readers) == 1 and readers[0].get_node().get_type_name() not in ("MatMul", "Gather"):
+        readers = list(readers[0].get_node().output(0).get_target_inputs())
+    return readers
+
+
+def _fill(tensor: gguf.ReaderTensor, rows: Rows, readers: list[Any], sums: _Sums) -> None:
+    is_linear = all(reader.get_node().get_type_name() == "MatMul" for reader in readers)
+    weights = four_bits(tensor) if is_linear else None
+    weight = _four_bits_node(weights, rows) if weights else _eight_bits_node(eight_bits(tensor), rows)
+    for reader in readers:
+        if weights and weights.num_sums:
+            given = reader.get_node().input(0)
+            given.replace_source_output(sums.behind(reader.get_node().input_value(0), weights))
+        reader.replace_source_output(weight)
+
+
+class _Sums:
+    """The inputs of layers with the sums of their groups behind them. Layers with the same inputs share them."""
+
+    def __init__(self) -> None:
+        self._made: dict[tuple[str, int], Any] = {}  # Any: the library's outputs
+        self._zeros: dict[int, Any] = {}
+
+    def behind(self, given: Any, weights: FourBits) -> Any:
+        name = given.get_node().get_friendly_name()
+        if name.startswith(_WITH_SUMS):
+            raise RuntimeError("the library's layers share their weights in an unknown way")
+        key = (name, given.get_index())
+        if key not in self._made:
+            groups = ops.reshape(given, np.array([0, 0, weights.num_sums, GROUP]), True)
+            parts = [given, ops.reduce_sum(groups, np.array([3]), False).output(0)]
+            if empty := -weights.num_sums % GROUP:
+                parts.append(self._zeros_for(given, empty))
+            together = ops.concat(parts, 2)
+            together.set_friendly_name(f"{_WITH_SUMS}_{len(self._made)}")
+            self._made[key] = together.output(0)
+        return self._made[key]
+
+    def _zeros_for(self, given: Any, count: int) -> Any:
+        """Return zeros in the shape of an input. They are made once in each step."""
+        if count not in self._zeros:
+            some = ops.slice(given, np.array([0]), np.array([count]), np.array([1]), np.array([2]))
+            self._zeros[count] = ops.multiply(some, np.float32(0)).output(0)
+        return self._zeros[count]
+
+
+def _eight_bits_node(weights: EightBits, rows: Rows) -> Any:
+    codes = ops.convert(ops.constant(np.ascontiguousarray(weights.codes[rows])), "f16")
+    return _weight(ops.multiply(codes, _column(weights.scales[rows])))
+
+
+def _four_bits_node(weights: FourBits, rows: Rows) -> Any:
+    codes = weights.codes[rows]
+    packed = ov.Tensor(ov.Type.u4, ov.Shape(list(codes.shape)))
+    packed.data.reshape(-1)[:] = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(-1)
+    zeros = ops.convert(_column(weights.zeros[rows]), "f16")
+    shifted = ops.subtract(ops.convert(ops.constant(packed), "f16"), zeros)
+    return _weight(ops.multiply(shifted, _column(weights.scales[rows])))
+
+
+def _column(values: npt.NDArray[Any]) -> Any:
+    return ops.constant(np.ascontiguousarray(values[..., None]))
+
+
+def _weight(groups: Any) -> Any:
+    rows, num_groups, size = groups.get_output_shape(0)
+    return ops.convert(ops.reshape(groups, np.array([rows, num_groups * size]), False), "f32").output(0)
