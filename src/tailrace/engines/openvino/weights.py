@@ -5,7 +5,7 @@ OpenVINO's fast kernels take weights `(code - zero) * scale` with an integer zer
 SmolLM2-135M rose by 26 %. No other codes and scales with integer zeros come closer, because the distances of the codes
 remain and only their place is wrong. So the zero is rounded here too, and what is left over is one number for each row
 and group, which multiplies the sum of the group's inputs. These numbers are kept in four bits too, as more columns of
-the same matrix (`graph.py`), for 3 % more memory. The perplexity is then that of the file (bench/weights.py).
+the same matrix (`graph.py`), for 3 % more memory. The perplexity is then that of the file (docs/engines.md).
 
 All other types become integers of eight bits: Q8_0 as it is, the others in groups of 64 weights.
 """
