@@ -13,11 +13,11 @@ Properties of the library that matter here (measured on 2026.4.1):
    always runs beside a single sequence. The arithmetic is float32, and keys are quantised per token, so that a prompt
    can be split anywhere. On two threads, every batch of two or more rows then gives the same bits, and every prompt of
    two or more tokens counts as a batch: with the same alternation of single rows and batches of up to 7 random
-   neighbours, 0 of 72 answers of 48 tokens differed on Zen 5 (2026-11-24), greedy, seeded and with penalties, and all
-   differed from those that never decoded alone. `docs/certify.md` has the other processors. Without AVX-512 (AMD
-   Zen 3), the split of a prompt changes the bits: only answers to prompts of one step are the same, and `exact` is not
-   claimed. It is not claimed with more than two threads either, where one companion may not be enough; this was not
-   measured.
+   neighbours, none of 24 answers of 48 tokens, computed three times each, differed on Zen 5 (2026-11-24), greedy,
+   seeded and with penalties, and all differed from those that never decoded alone. `docs/certify.md` has the other
+   processors. Without AVX-512 (AMD Zen 3), the split of a prompt changes the bits: only answers to prompts of one step
+   are the same, and `exact` is not claimed. It is not claimed with more than two threads either, where one companion
+   may not be enough; this was not measured.
 6. A prompt piece of one token gives other bits than a longer piece. The library's prefix cache creates such pieces, and
    also returns blocks that answers wrote. `prompts` prevents both. Without the cache, the library splits prompts that
    are longer than a step, and the last piece may have one token (1 to 2 of 5 prompts of 257 tokens gave other ids).
