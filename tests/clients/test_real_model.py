@@ -16,6 +16,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from tests.api.process import Server
 from tests.http.wire import as_json, sse_data, sse_ids
 from tests.missing import skip_missing
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout(300)  # the first run fetches 93 MB
 
@@ -68,16 +69,20 @@ def test_a_stream_that_was_cut_continues(model: Server, undisturbed: str) -> Non
     assert _text(whole) == undisturbed
 
 
-def test_other_sequences_change_nothing(model: Server, undisturbed: str) -> None:
+def test_other_sequences_change_nothing(model: Server) -> None:
+    """Which sequences are beside a sequence makes no difference, if there is any."""
     prompts = [PROMPT, "Dogs and cats", "The weather in spring is often"]
-    alone = [model.post("/v1/completions", {**GREEDY, "prompt": prompt}).json() for prompt in prompts]
     with contextlib.ExitStack() as stack:
+        beside = stack.enter_context(model.wire())
+        beside.send("POST", "/v1/completions", {**GREEDY, "max_tokens": 1000, "ignore_eos": True, "stream": True})
+        assert beside.head() == 200
+        in_turn = [model.post("/v1/completions", {**GREEDY, "prompt": prompt}).json() for prompt in prompts]
         wires = [stack.enter_context(model.wire()) for _ in prompts]
         for wire, prompt in zip(wires, prompts, strict=True):
             wire.send("POST", "/v1/streams", {**GREEDY, "prompt": prompt}, SSE)
         together = [_text(wire.body()) for wire in wires if wire.head() == 200]
-    assert together == [answer["choices"][0]["text"] for answer in alone]
-    assert together[0] == undisturbed
+    until(lambda: model.http.get("/v1/streams").json()["data"] == [])
+    assert together == [answer["choices"][0]["text"] for answer in in_turn]
 
 
 def test_the_clients_agree(model: Server, undisturbed: str) -> None:

@@ -10,22 +10,22 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import helm_python as helm
 import httpx
 import kubernetes_validate
 import pytest
 import yaml
 from tests.api.process import TAILRACE
 from tests.api.test_metrics import GAUGES
+from tests.deploy import helm
 from tests.waiting import LONG_S
 
 from tailrace.settings import Settings, settings_table
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"
-_CHART = _DEPLOY / "helm" / "tailrace"
 _VERSIONS = ("1.29", "1.37")  # the oldest one that the chart allows, and the newest one with schemas
 # Custom resources: their schemas are not among those of Kubernetes.
 _CUSTOM = {"InferencePool", "ScaledObject"}
@@ -46,9 +46,14 @@ _RENDERED: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _helm() -> Iterator[None]:
+    yield
+    helm.close()
+
+
 def _render(values: dict[str, Any], *, name: str = "tailrace", namespace: str = "default") -> str:
-    with helm.Chart.load(str(_CHART)) as chart:
-        files = chart.render(values, name=name, namespace=namespace)
+    files = helm.render(values, name, namespace)
     parts = [text.strip() for path, text in sorted(files.items()) if path.endswith(".yaml") and text.strip()]
     return "---\n" + "\n---\n".join(parts) + "\n"
 
@@ -72,7 +77,7 @@ def _env(pod: Manifest) -> dict[str, Manifest]:
 
 
 def test_helm_finds_nothing_to_complain_about() -> None:
-    found = helm.lint(str(_CHART))
+    found = helm.lint()
     assert not found["errors"]
     assert [message["error"] for message in found["messages"]] == ["icon is recommended"]
 
@@ -211,8 +216,8 @@ def test_values_that_contradict_each_other(values: dict[str, Any], message: str)
 
 
 def test_values_of_the_wrong_type() -> None:
-    with helm.Chart.load(str(_CHART)) as chart, pytest.raises(helm.HelmError, match="drainSeconds"):
-        chart.validate_schema({"drainSeconds": "long"})
+    with pytest.raises(helm.HelmError, match="drainSeconds"):
+        helm.validate({"drainSeconds": "long"})
 
 
 def test_metrics_that_pickers_and_autoscalers_read_exist() -> None:
