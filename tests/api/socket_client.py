@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
 from starlette.routing import Router
 from starlette.types import ASGIApp, Message
 from tests.generation.harness import Harness
-from tests.streams.virtual_time import run as run_scenario
 from tests.waiting import LONG_S
 
 from tailrace.api.sockets import Sockets
@@ -20,7 +19,7 @@ from tailrace.http.edge import Edge
 from tailrace.http.flow import SEND_MANY
 from tailrace.settings import Settings
 
-__all__ = ["SocketClient", "app_of", "models_of", "scenario"]
+__all__ = ["SocketClient", "app_of", "models_of"]
 
 _MOMENT_S = 0.001  # of virtual time: it passes when everybody else waits
 
@@ -144,16 +143,3 @@ def models_of(harness: Harness) -> Models:
 def app_of(harness: Harness, **settings: Any) -> ASGIApp:  # Any: of any of the settings' types
     given = Settings(**settings)
     return Edge(Router(Sockets(models_of(harness), given).table()), given)
-
-
-def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    """Run the test with virtual time."""
-
-    def run() -> None:
-        async def main() -> None:
-            await test()
-
-        run_scenario(main())
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.api.socket_client import SocketClient, app_of, scenario
+from tests.api.socket_client import SocketClient, app_of
 from tests.generation.harness import Harness, greedy, oracle, text_of
+from tests.streams.virtual_time import scenario
 from tests.waiting import idle
 
 from tailrace.generation import Limits

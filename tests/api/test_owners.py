@@ -11,9 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 from starlette.types import ASGIApp, Receive, Scope, Send
-from tests.api.socket_client import SocketClient, app_of, scenario
+from tests.api.socket_client import SocketClient, app_of
 from tests.generation.harness import Harness, greedy
 from tests.http.wire import as_json
+from tests.streams.virtual_time import scenario
 
 from tailrace.access.principal import PRINCIPAL, Principal, owner_of
 from tailrace.api.lifecycle import build_app

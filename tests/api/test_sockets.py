@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from tests.api.socket_client import SocketClient, app_of, scenario
+from tests.api.socket_client import SocketClient, app_of
 from tests.generation.harness import Harness, oracle
 from tests.streams.virtual_time import run as run_scenario
+from tests.streams.virtual_time import scenario
 
 from tailrace.dialects.chatbot import FINISHED
 from tailrace.engines.scripted.engine import CONTROL_TOKENS

@@ -9,10 +9,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 from starlette.routing import Router
 from starlette.types import Message, Scope
-from tests.api.socket_client import models_of, scenario
+from tests.api.socket_client import models_of
 from tests.dialects.sse import parse
 from tests.dialects.transcripts import VIEWS, facts
 from tests.generation.harness import Harness, greedy, text_of
+from tests.streams.virtual_time import scenario
 from tests.waiting import turn
 
 from tailrace.api.metrics import Metrics

@@ -11,6 +11,7 @@ import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 from tests.http.frames import BINARY, CLOSE, CONTINUATION, PING, TEXT, frame, handshake
 from tests.streams.virtual_time import run as run_scenario
+from tests.streams.virtual_time import scenario
 from tests.waiting import turn
 from uvicorn.server import ServerState
 
@@ -111,21 +112,10 @@ def _closing(code: int, reason: str) -> bytes:
     return _server_frame(CLOSE, code.to_bytes(2, "big") + reason.encode())
 
 
-def virtual(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
-    def run() -> None:
-        async def main() -> None:
-            await test()
-
-        run_scenario(main())
-
-    run.__name__, run.__doc__ = test.__name__, test.__doc__
-    return run
-
-
 # Reading
 
 
-@virtual
+@scenario
 async def test_reading_continues_as_the_application_reads() -> None:
     line = await _Line().open()
     line.hear(frame(TEXT, b"One") + frame(BINARY, b"Two"))
@@ -136,7 +126,7 @@ async def test_reading_continues_as_the_application_reads() -> None:
     assert line.transport.is_reading_
 
 
-@virtual
+@scenario
 async def test_large_input_is_read_in_slices_with_turns_for_other_tasks() -> None:
     line = await _Line().open()
     num_turns = 0
@@ -151,7 +141,7 @@ async def test_large_input_is_read_in_slices_with_turns_for_other_tasks() -> Non
     assert line.transport.is_reading_
 
 
-@virtual
+@scenario
 async def test_fragments_are_joined_inside_characters() -> None:
     line = await _Line().open()
     for byte in "🌊é".encode():
@@ -187,7 +177,7 @@ def test_errors_close_with_their_code(content: bytes, code: int, caplog: pytest.
     assert not caplog.records
 
 
-@virtual
+@scenario
 async def test_messages_before_the_close_are_received() -> None:
     line = await _Line().open()
     line.hear(frame(TEXT, b"Stop") + frame(CLOSE, b"\x03\xe8Bye"))
@@ -210,8 +200,8 @@ async def test_messages_before_the_close_are_received() -> None:
     ids=["a frame", "a large frame", "fragments", "fragments and pings", "a ping", "empty fragments"],
 )
 def test_a_message_byte_by_byte_times_out(content: bytes) -> None:
-    @virtual
-    async def scenario() -> None:
+    @scenario
+    async def one_message() -> None:
         line = await _Line().open()
         receiving = asyncio.ensure_future(line.receive())
         num_bytes = 0
@@ -223,10 +213,10 @@ def test_a_message_byte_by_byte_times_out(content: bytes) -> None:
         assert receiving.result() == {"type": "websocket.disconnect", "code": 1008, "reason": ""}
         assert line.transport.take().endswith(_closing(1008, "A message did not arrive in time."))
 
-    scenario()
+    one_message()
 
 
-@virtual
+@scenario
 async def test_each_message_has_its_own_time() -> None:
     """Reads do not have to end at the end of a message."""
     line = await _Line().open()
@@ -238,7 +228,7 @@ async def test_each_message_has_its_own_time() -> None:
         await asyncio.sleep(20)
 
 
-@virtual
+@scenario
 async def test_a_message_does_not_time_out_while_the_application_is_busy() -> None:
     line = await _Line().open()
     line.hear(frame(TEXT, b"One") + frame(TEXT, b"Two")[:4])
@@ -254,7 +244,7 @@ async def test_a_message_does_not_time_out_while_the_application_is_busy() -> No
 # Writing
 
 
-@virtual
+@scenario
 async def test_senders_wait_for_space_and_take_turns() -> None:
     line = await _Line().open()
     line.shell.pause_writing()
@@ -270,7 +260,7 @@ async def test_senders_wait_for_space_and_take_turns() -> None:
     assert line.transport.take() == _server_frame(TEXT, b"b")
 
 
-@virtual
+@scenario
 async def test_many_frames_are_one_write() -> None:
     line = await _Line().open()
     texts = [b"a" * size for size in (0, 1, 125, 126, 65_535, 65_536)]
@@ -280,7 +270,7 @@ async def test_many_frames_are_one_write() -> None:
     assert line.transport.take() == _server_frame(BINARY, b"\xff")
 
 
-@virtual
+@scenario
 async def test_a_waiting_sender_notices_a_disconnect() -> None:
     line = await _Line().open()
     line.shell.pause_writing()
@@ -294,7 +284,7 @@ async def test_a_waiting_sender_notices_a_disconnect() -> None:
     assert not line.state.connections
 
 
-@virtual
+@scenario
 async def test_senders_do_not_wait_on_a_half_closed_connection() -> None:
     line = await _Line().open()
     line.shell.pause_writing()
@@ -309,7 +299,7 @@ async def test_senders_do_not_wait_on_a_half_closed_connection() -> None:
     assert line.transport.is_aborted
 
 
-@virtual
+@scenario
 async def test_only_the_last_ping_is_answered() -> None:
     line = await _Line().open()
     line.hear(frame(PING, b"1"))
@@ -330,7 +320,7 @@ async def test_only_the_last_ping_is_answered() -> None:
 # Time
 
 
-@virtual
+@scenario
 async def test_an_idle_client_is_pinged_and_then_closed() -> None:
     line = await _Line(ping_s=20.0).open()
     await asyncio.sleep(20.1)
@@ -344,7 +334,7 @@ async def test_an_idle_client_is_pinged_and_then_closed() -> None:
     assert line.transport.is_aborted
 
 
-@virtual
+@scenario
 async def test_a_client_that_is_not_read_is_not_closed() -> None:
     line = await _Line(ping_s=20.0).open()
     line.hear(frame(TEXT, b"Hi"))
@@ -356,7 +346,7 @@ async def test_a_client_that_is_not_read_is_not_closed() -> None:
     assert not line.transport.has_said_all
 
 
-@virtual
+@scenario
 async def test_a_client_that_does_not_answer_a_close_is_cut_off() -> None:
     line = await _Line().open()
     await line.send({"type": "websocket.close", "code": 1001, "reason": "Enough."})
@@ -366,7 +356,7 @@ async def test_a_client_that_does_not_answer_a_close_is_cut_off() -> None:
     assert line.transport.is_aborted
 
 
-@virtual
+@scenario
 async def test_a_client_that_answers_a_close_is_finished() -> None:
     line = await _Line().open()
     await line.send({"type": "websocket.close", "code": 1001, "reason": "Enough."})
@@ -379,7 +369,7 @@ async def test_a_client_that_answers_a_close_is_finished() -> None:
 # The server, and the application
 
 
-@virtual
+@scenario
 async def test_a_stopping_server_closes_with_1012() -> None:
     line = await _Line().open()
     line.shell.shutdown()
@@ -432,7 +422,7 @@ def test_an_application_that_just_returns(does_accept: bool) -> None:
     run_scenario(main())
 
 
-@virtual
+@scenario
 async def test_an_application_may_answer_with_http() -> None:
     line = _Line()
     line.ask()

@@ -16,7 +16,7 @@ from tests.testing.redis_server import OwnRedis, copy_keys, own_cluster, own_red
 
 from tailrace.errors import StreamExpired
 from tailrace.streams import Claim, Lease, LogStore
-from tailrace.streams.redis import open_redis
+from tailrace.streams.redis import RedisLogStore, open_redis
 from tailrace.testing import StoreLaw, store_laws
 from tailrace.types import ANONYMOUS
 
@@ -132,16 +132,22 @@ async def test_redis_is_killed(tmp_path: Path, fsync: str) -> None:
                     assert (await other.read(ANONYMOUS, stream_id)).events[: len(events)] == events
 
 
+async def _ten_writers(store: RedisLogStore, process: OwnRedis) -> tuple[list[Writer], int]:
+    """Return writers of 29 events each, and the size of Redis's file after the first ones."""
+    writers = [await begin(store, delta(1)) for _ in range(10)]
+    kept = process.file_bytes
+    for number in range(2, 30):
+        for writer in writers:
+            writer.write(delta(number))
+        await seen(writers[-1].lease.log, number)
+    return writers, kept
+
+
 async def test_the_file_of_redis_has_lost_its_end(tmp_path: Path) -> None:
     """As after a power cut. A server that lives writes again what readers have seen."""
     with own_redis(tmp_path, "--appendonly", "yes", "--appendfsync", "no") as (url, process):
         async with open_redis(url, lease_s=PATIENT_S, give_up_after_s=PATIENT_S) as one:
-            writers = [await begin(one, delta(1)) for _ in range(10)]
-            kept = process.file_bytes
-            for number in range(2, 30):
-                for writer in writers:
-                    writer.write(delta(number))
-                await seen(writers[-1].lease.log, number)
+            writers, kept = await _ten_writers(one, process)
             late = await begin(one, delta(1))
             process.kill()
             process.cut_file((kept + process.file_bytes) // 2)
@@ -160,12 +166,7 @@ async def test_the_file_of_redis_has_lost_its_end_and_the_server_died(tmp_path: 
     """The next server finds the beginning of each stream, without a gap."""
     with own_redis(tmp_path, "--appendonly", "yes", "--appendfsync", "no") as (url, process):
         async with open_redis(url, lease_s=LEASE_S) as one:
-            writers = [await begin(one, delta(1)) for _ in range(10)]
-            kept = process.file_bytes
-            for number in range(2, 30):
-                for writer in writers:
-                    writer.write(delta(number))
-                await seen(writers[-1].lease.log, number)
+            _, kept = await _ten_writers(one, process)
             process.kill()
         process.cut_file((kept + process.file_bytes) // 2)
         process.start()

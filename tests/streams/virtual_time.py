@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import selectors
 import time
-from collections.abc import Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import TypeVar
 from unittest.mock import patch
 
-__all__ = ["run"]
+__all__ = ["run", "scenario"]
 
 T = TypeVar("T")
 
@@ -33,7 +33,7 @@ class _Selector(selectors.DefaultSelector):
         return ready
 
 
-def run(scenario: Coroutine[object, object, T]) -> T:
+def run(main: Coroutine[object, object, T]) -> T:
     """Run a scenario on its own event loop, with one virtual clock for `time.monotonic` and the loop's timers.
 
     The code under test is unchanged: its timers are the loop's, and run in their order and at their time.
@@ -43,4 +43,17 @@ def run(scenario: Coroutine[object, object, T]) -> T:
         patch.object(time, "monotonic", lambda: selector.now_s),
         asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner,
     ):
-        return runner.run(scenario)
+        return runner.run(main)
+
+
+def scenario(test: Callable[[], Awaitable[None]]) -> Callable[[], None]:
+    """Run the test with virtual time."""
+
+    def run_test() -> None:
+        async def main() -> None:
+            await test()
+
+        run(main())
+
+    run_test.__name__, run_test.__doc__ = test.__name__, test.__doc__
+    return run_test
