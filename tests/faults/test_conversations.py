@@ -4,6 +4,7 @@ continues."""
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -103,6 +104,27 @@ def test_the_next_server_finishes_an_answer(tmp_path: Path, kind: str) -> None:
         body = {"messages": [{"role": "user", "content": "And then?"}], "conversation": its_id, "max_tokens": 3}
         assert house.server.post("/v1/chat/completions", body).status_code == 200
         assert [item["role"] for item in _items(house, its_id)] == ["user", "assistant"] * 2
+
+
+def test_an_answer_that_ended_before_it_was_written(tmp_path: Path) -> None:
+    """The server could not write to the database when the answer began and ended, and was killed."""
+    with _house(tmp_path) as house:
+        its_id = house.server.post("/v1/conversations", {}).json()["id"]
+        body = {"messages": [{"role": "user", "content": "Hi"}], "conversation": its_id, **_ASKED, "stream": False}
+        with contextlib.closing(sqlite3.connect(tmp_path / "records.sqlite", isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")  # others can read, but not write
+            answer = house.server.post("/v1/chat/completions", body)
+            assert answer.status_code == 200, answer.text
+            house.kill()
+        house.next()
+        asked, said = _items(house, its_id)
+        assert (asked["content"][0]["text"], said["status"]) == ("Hi", "incomplete")  # max_tokens ended it
+        assert said["content"][0]["text"] == answer.json()["choices"][0]["message"]["content"]
+        for item in (said, asked):
+            assert house.server.http.delete(f"/v1/conversations/{its_id}/items/{item['id']}").status_code == 200
+        house.kill()
+        house.next()
+        assert _items(house, its_id) == []  # what a client deleted does not come back
 
 
 def test_an_abandoned_answer_does_not_block_its_conversation(tmp_path: Path) -> None:

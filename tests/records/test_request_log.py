@@ -16,7 +16,10 @@ from tailrace.access.quota import Quota
 from tailrace.access.quotas import Quotas
 from tailrace.errors import EngineLost, QuotaExceeded, StorageError, UnknownModel
 from tailrace.generation.observers import Observers
+from tailrace.records.conversations import ConversationStore
 from tailrace.records.database import RecordDatabase
+from tailrace.records.keeper import ConversationKeeper
+from tailrace.records.kept_streams import KeptStreams
 from tailrace.records.request_log import RequestLog
 from tailrace.records.requests import RequestStore
 from tailrace.records.rows import RequestRow
@@ -26,6 +29,10 @@ from tailrace.types import Arrival, GenerateRequest, Sampling
 
 _KEY = "abcdefghjkmn"
 _ASKED = Arrival("scripted", "openai", "alice", _KEY)
+
+
+async def _nothing() -> None:
+    """What is done when the database was opened."""
 
 
 class _House:
@@ -38,6 +45,10 @@ class _House:
         self.harness = Harness(kv_tokens=100_000)
         self._directory = directory / "spool"
         self.with_text = False
+        self._conversations = ConversationKeeper(
+            lambda: ConversationStore(self.database), lambda: KeptStreams(self.database), lambda: False, _nothing
+        )
+        self._conversations.attend([self.harness.generator])
 
     def store(self) -> RequestStore:
         if self.is_away:
@@ -47,7 +58,8 @@ class _House:
     async def start(self, quota: Quota | None = None) -> RequestLog:
         quotas = Quotas()
         quotas.limit(("key", _KEY), quota or Quota())
-        log = RequestLog(Spool(self._directory), quotas, self.store, DatabaseThreads(2), with_text=self.with_text)
+        threads, spool = DatabaseThreads(2), Spool(self._directory)
+        log = RequestLog(spool, quotas, self.store, threads, self._conversations, with_text=self.with_text)
         await log.begin([self.harness.generator], self.harness.store)
         return log
 

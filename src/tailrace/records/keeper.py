@@ -67,7 +67,7 @@ class ConversationKeeper(Observer):
 
         Raises: what the call raises; StorageError if the database is unreachable.
         """
-        await self._flush()
+        await self.flush()
         result = await self._in_thread(self._open_store, call)
         await self._on_opened()
         return result
@@ -76,13 +76,13 @@ class ConversationKeeper(Observer):
         """Return the stream of a stored response, which may have expired in the log store. Raises: StorageError."""
         if not self._may_keep():
             return None
-        await self._flush()
+        await self.flush()
         return await self._in_thread(self._open_kept, lambda kept: kept.get(owner, stream_id))
 
     async def forget(self, owner: str, stream_id: str) -> None:
         """Delete a stored response. Raises: StorageError."""
         if self._may_keep():
-            await self._flush()
+            await self.flush()
             await self._in_thread(self._open_kept, lambda kept: kept.delete(owner, stream_id))
 
     async def branch(self, owner: str, place: Place) -> Branch:
@@ -135,15 +135,20 @@ class ConversationKeeper(Observer):
                 await self._write(*wanted)
             self._is_writing = False
 
+    async def write_all(self, streams: Iterable[tuple[str, str]]) -> None:
+        """Write these streams of earlier servers now, each given by its owner and its id. Raises: StorageError."""
+        for owner, stream_id in streams:
+            await self._write_stream(owner, stream_id)
+
     async def finish(self) -> None:
         """Wait until the queued streams are written, or a timeout."""
         try:
-            await self._flush()
+            await self.flush()
         except StorageError:
             logger.error("the last answers of conversations could not be written: the database is unreachable")
 
-    async def _flush(self) -> None:
-        """Raises: StorageError."""
+    async def flush(self) -> None:
+        """Wait until the streams that are queued now are written. Raises: StorageError after a timeout."""
         if self._queue.empty() and not self._is_writing:
             return
         done = asyncio.get_running_loop().create_future()
@@ -178,19 +183,22 @@ class ConversationKeeper(Observer):
                     logger.warning("answers of conversations are not written yet: %s", error)
                 is_unreachable = True
                 await asyncio.sleep(_RETRY_S)
-            except Exception:  # a bug must not stop the writing of other conversations
-                logger.exception("stream %s could not be written to its conversation", stream_id)
-                return
 
     async def _write_stream(self, owner: str, stream_id: str) -> None:
-        log = await self._find(owner, stream_id)
-        if log is not None and log.record.turn:
-            record, turn, spoken = log.record, read_turn(log.record.turn), _spoken(log)
-            await self._in_thread(
-                self._open_store, lambda store: store.put_turn(owner, turn, stream_id, spoken, record.created_s)
-            )
-        if log is not None and log.end is not None and log.record.keep and self._may_keep():
-            await self._in_thread(self._open_kept, lambda kept: kept.put(log))
+        """Raises: StorageError. A bug must not stop the writing of other streams, so other errors are only logged."""
+        try:
+            log = await self._find(owner, stream_id)
+            if log is not None and log.record.turn:
+                record, turn, spoken = log.record, read_turn(log.record.turn), _spoken(log)
+                await self._in_thread(
+                    self._open_store, lambda store: store.put_turn(owner, turn, stream_id, spoken, record.created_s)
+                )
+            if log is not None and log.end is not None and log.record.keep and self._may_keep():
+                await self._in_thread(self._open_kept, lambda kept: kept.put(log))
+        except StorageError:
+            raise
+        except Exception:
+            logger.exception("stream %s could not be written to its conversation", stream_id)
 
     async def _find(self, owner: str, stream_id: str) -> StreamLog | None:
         """Return the stream's log, or None if this server does not have it. Another server over the same database

@@ -1,4 +1,8 @@
-"""One row per request: written to the spool file when its stream begins and ends, copied to the database later."""
+"""One row per request: written to the spool file when its stream begins and ends, copied to the database later.
+
+The row of a stream is copied after its turn of a conversation. So the streams whose rows a killed server left in its
+file are those whose turns may be missing, and the next server writes them.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ import msgspec
 from tailrace.access.quotas import Quotas
 from tailrace.errors import ModelError, StorageError, TailraceError, UnknownStream
 from tailrace.generation import Generator, Meter, Observer, Times
+from tailrace.records.keeper import ConversationKeeper
 from tailrace.records.requests import RequestStore
 from tailrace.records.rows import RUNNING, RequestRow, row_of_refusal, row_of_start, row_with_end
 from tailrace.records.spool import Spool
@@ -43,6 +48,7 @@ class RequestLog(Observer, Meter):
         quotas: Quotas,
         requests: Callable[[], RequestStore],
         threads: DatabaseThreads,
+        conversations: ConversationKeeper,
         *,
         with_text: bool,
     ) -> None:
@@ -50,6 +56,7 @@ class RequestLog(Observer, Meter):
         self._quotas = quotas
         self._requests = requests  # raises ModelError, StorageError
         self._threads = threads
+        self._conversations = conversations
         self._with_text = with_text
         self._running: dict[str, RequestRow] = {}
         self._refused: dict[Arrival, dict[str, RequestRow]] = {}  # by code: refusals since the last drain
@@ -89,7 +96,12 @@ class RequestLog(Observer, Meter):
         self._quotas.spent_before(spent)
 
     async def _settle(self, left: Sequence[RequestRow], store: LogStore) -> None:
-        """Copy the rows of earlier servers to the database. Raises: StorageError, ModelError."""
+        """Copy the rows of earlier servers to the database, after their turns. Raises: StorageError, ModelError."""
+        waiting = [row for row in left if not row.is_refusal]
+        known = await self._threads.run(lambda: self._requests().known([row.request_id for row in waiting]))
+        await self._conversations.write_all(
+            (row.owner, row.request_id) for row in waiting if row.request_id not in known
+        )
         complete = [row if row.status != RUNNING else await self._completed(row, store) for row in left]
         await self._threads.run(lambda: self._requests().add(complete), within_s=None)
 
@@ -115,6 +127,7 @@ class RequestLog(Observer, Meter):
             self._unwritten += [row.completed() for by_code in refused.values() for row in by_code.values()]
             self._flush()
             size = self._spool.size  # not more: a partial last line is completed before the file grows
+            await self._conversations.flush()
             while self._drained < size and (num_bytes := await self._copy_next()):
                 self._drained += num_bytes
             if self._drained and (self._drained >= _TRUNCATE_BYTES or not self._running):

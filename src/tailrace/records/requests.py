@@ -55,6 +55,11 @@ class RequestStore:
             with self._database.begin() as connection:
                 self._add(connection, rows[start : start + _BATCH])
 
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Return those of these requests that have a row."""
+        with self._database.begin() as connection:
+            return _known(connection, ids)
+
     def usage(
         self,
         *,
@@ -128,8 +133,7 @@ class RequestStore:
     def _add(self, connection: Connection, rows: Sequence[RequestRow]) -> None:
         by_id = {row.request_id: _without_nul(row) for row in reversed(rows)}
         # Only one server writes the rows of a request, so no other transaction adds them in between.
-        ids = msgspec.json.encode(list(by_id)).decode()
-        known = set(connection.execute(_select_known(connection.dialect.name), {"ids": ids}).scalars())
+        known = _known(connection, list(by_id))
         new = [row for name, row in by_id.items() if name not in known]
         if not new:
             return
@@ -166,6 +170,11 @@ def _without_nul(row: RequestRow) -> RequestRow:
     if row.answer is None or "\0" not in row.answer:
         return row
     return msgspec.structs.replace(row, answer=clean(row.answer))
+
+
+def _known(connection: Connection, ids: Sequence[str]) -> set[str]:
+    given = {"ids": msgspec.json.encode(ids).decode()}
+    return set(connection.execute(_select_known(connection.dialect.name), given).scalars())
 
 
 @cache

@@ -200,6 +200,7 @@ class Records:
                 self.keyring.quotas,
                 self.requests,
                 self.threads,
+                self.conversations,
                 with_text=self._settings.record_text,
             )
             await log.begin([served.generator for served in service.models], service.store)
