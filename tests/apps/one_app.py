@@ -18,6 +18,7 @@ from tailrace import serve
 from tailrace.apps.front import Front
 from tailrace.apps.pool import HostedApp, Pool
 from tailrace.apps.streams import AppStreams
+from tailrace.records.service import Records
 from tailrace.serve.link import Channel, Link
 from tailrace.settings import Settings
 from tailrace.streams import MemoryLogStore
@@ -68,7 +69,7 @@ async def one_app(items: Callable[[], AsyncIterator[Any]]) -> AsyncIterator[OneA
     with contextlib.closing(MemoryLogStore()) as store:
         async with asyncio.TaskGroup() as feeding:
             streams = AppStreams(store, Settings(), feeding)
-            front = Front(Settings(), streams)
+            front = Front(Settings(), streams, Records(Settings()))
             front.set_apps([HostedApp("app", "", {"App": cast(Pool, _Place(ours))})])
             front.is_open = True
             yield OneApp(front, streams, store)

@@ -24,7 +24,7 @@ async def test_the_first_conversation_begins_the_recording(tmp_path: Path) -> No
     with closing(Records(settings)) as records:
         async with (
             start_service(source, settings, data_path=tmp_path) as service,
-            records.recording(service, tmp_path),
+            records.recording([service.generator], service.store, tmp_path),
             asyncio.TaskGroup() as group,
         ):
             keeping = group.create_task(records.conversations.keep())

@@ -37,9 +37,13 @@ class Principal:
         if not self.owner or "\0" in self.owner:
             raise ValueError("an owner's name must not be empty or have a NUL character")
 
+    def has(self, action: str) -> bool:
+        """Return whether the key has this scope, one of `keys.ACTIONS`."""
+        return self.scopes is None or action in self.scopes
+
     def require(self, action: str) -> None:
         """Raises: Forbidden if the key does not have this scope, one of `keys.ACTIONS`."""
-        if self.scopes is not None and action not in self.scopes:
+        if not self.has(action):
             raise Forbidden(f"This key does not have the scope {action}.", param="authorization")
 
     def require_within(self, kind: str, name: str) -> None:

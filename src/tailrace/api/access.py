@@ -12,7 +12,7 @@ from starlette.types import ASGIApp
 
 from tailrace.access.audit import note, what_is_noted
 from tailrace.access.keys import DEFAULT_SCOPES, Key, NewKey
-from tailrace.access.principal import caller_of, owner_of, principal_of
+from tailrace.access.principal import owner_of, principal_of
 from tailrace.access.quota import NO_LIMITS, Quota
 from tailrace.access.tickets import LIFETIME_S
 from tailrace.api.owner_deletion import OwnerDeletion
@@ -31,7 +31,6 @@ __all__ = ["AccessRoutes", "key_json"]
 
 _Result = TypeVar("_Result")
 _MAX_LIFETIME_S = 100 * 365 * 86_400.0
-_MAX_BODY_BYTES = 2**16
 
 
 class _NewKeyBody(msgspec.Struct, forbid_unknown_fields=True):
@@ -172,7 +171,7 @@ class AccessRoutes:
     async def _read(self, request: Request, kind: type[T]) -> T:
         """Raises: RequestError."""
         require_plain_utf8(request.headers)
-        with self._bodies.reader(caller_of(request.scope), most_bytes=_MAX_BODY_BYTES) as reader:
+        with self._bodies.reader(request.scope, is_small=True) as reader:
             text = await reader.read(request.headers, request.receive)
         return read_fields(read_json(text or b"{}"), kind, strict=True)[0]
 

@@ -12,7 +12,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tailrace.access.audit import note
-from tailrace.access.principal import caller_of
 from tailrace.api.conversations import conversation_json, query_of, reader_of, writer_of
 from tailrace.api.routes import route
 from tailrace.conversations.drafts import Draft
@@ -58,7 +57,7 @@ class ConversationFileRoutes:
         query_of(request)
         require_json(request.headers)
         require_plain_utf8(request.headers)
-        with self._bodies.reader(caller_of(request.scope)) as reader:
+        with self._bodies.reader(request.scope) as reader:
             text = await reader.read(request.headers, request.receive)
             drafts = await asyncio.to_thread(lambda: read_file(read_value(text)))
         created = await self._conversations.ask(

@@ -13,7 +13,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from tailrace.access.audit import note
-from tailrace.access.principal import caller_of, owner_of, principal_of
+from tailrace.access.principal import owner_of, principal_of
 from tailrace.api.routes import route
 from tailrace.conversations.items import MAX_TITLE, Conversation, Item, ItemId, check_items
 from tailrace.dialects.bodies import JsonBody, T, read_fields, read_json, require_json, require_plain_utf8, to_json
@@ -176,7 +176,7 @@ class ConversationRoutes:
     async def _read(self, request: Request, kind: type[T]) -> tuple[T, tuple[str, ...]]:
         """Return the body and the names of unknown fields. Raises: RequestError."""
         require_plain_utf8(request.headers)
-        with self._bodies.reader(caller_of(request.scope)) as reader:
+        with self._bodies.reader(request.scope) as reader:
             text = await reader.read(request.headers, request.receive)
         if text:
             require_json(request.headers)

@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tailrace.access.principal import caller_of, owner_of, principal_of
+from tailrace.access.principal import owner_of, principal_of
 from tailrace.api.durable_live import PAGE_BYTES, LongPoll, Tail
 from tailrace.dialects.bodies import require_plain_utf8
 from tailrace.dialects.durable import (
@@ -109,7 +109,7 @@ class DurableRoutes:
         creation = parse_creation(request.headers)
         if creation.source is not None:
             creation = replace(creation, source=owned_key(owner_of(request.scope), creation.source))
-        with self._bodies.reader(caller_of(request.scope)) as reader:
+        with self._bodies.reader(request.scope) as reader:
             body = await reader.read(request.headers, request.receive)
             stream, is_new = self._durable.create(key, creation, body)
         headers = _HEADERS | page_headers(page_of(stream, stream.tail, 0))
@@ -119,7 +119,7 @@ class DurableRoutes:
 
     async def _append(self, request: Request, key: bytes) -> ASGIApp:
         _require_plain(request)
-        with self._bodies.reader(caller_of(request.scope)) as reader:
+        with self._bodies.reader(request.scope) as reader:
             body = await reader.read(request.headers, request.receive)
             receipt = self._durable.append(key, parse_batch(request.headers, body))
         is_new = receipt.outcome == "appended" and receipt.stamp is not None

@@ -163,9 +163,11 @@ async def open_server(
                 data_path=data_path,
                 cache_path=cache_path,
                 more=more,
-                on_loaded=lambda models: records.conversations.attend([served.generator for served in models]),
+                on_loaded=lambda models: records.conversations.attend(
+                    [served.generator for served in models], models.first.generator.store
+                ),
             ) as service,
-            records.recording(service, data_path),
+            records.recording([served.generator for served in service.models], service.store, data_path),
         ):
             app = build_app(service.models, service.durable, settings, records, own_routes(service))
             yield RunningServer(app, service, records)

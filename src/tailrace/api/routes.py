@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tailrace import __version__
 from tailrace.access.audit import noting
-from tailrace.access.principal import arrival_of, caller_of, owner_of, principal_of, sent_by
+from tailrace.access.principal import arrival_of, owner_of, principal_of, sent_by
 from tailrace.api.facts import facts_of, running_streams
 from tailrace.api.metrics import Metrics
 from tailrace.api.openapi import document
@@ -149,7 +149,7 @@ class Routes:
         principal = principal_of(request.scope)
         principal.require(_action_of(operation))
         principal.require_within("wire", wire.name)
-        with self._bodies.reader(caller_of(request.scope)) as reader:
+        with self._bodies.reader(request.scope) as reader:
             parsed, served = await self._parse(wire, operation, request, reader)
             known = [name.rstrip("!") for name in operation.query]
             headers = self._ignored_header([printable(name) for name in parsed.query if name not in known]) | vary

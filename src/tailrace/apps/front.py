@@ -12,8 +12,8 @@ from starlette.datastructures import Headers, QueryParams
 from starlette.responses import PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tailrace.access.audit import noting
-from tailrace.access.principal import owner_of
+from tailrace.access.audit import note_refusal, noting
+from tailrace.access.principal import arrival_of, owner_of, principal_of
 from tailrace.apps.metrics import AppMetrics
 from tailrace.apps.pool import HostedApp, Pool
 from tailrace.apps.relay import Relay
@@ -22,6 +22,7 @@ from tailrace.dialects import native
 from tailrace.dialects.bodies import printable
 from tailrace.errors import AppUnavailable, NotFound, QueueFull, RequestError, SeqOutOfRange, TailraceError
 from tailrace.http.answers import JsonAnswer, error_answer
+from tailrace.records.service import Records
 from tailrace.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from tailrace.serve.handles import CallHead
 from tailrace.serve.link import Channel, ChannelClosed, LinkLost
@@ -34,6 +35,7 @@ logger = logging.getLogger("tailrace.apps")
 
 _STREAMS = "/v1/streams/"
 _ADMIN = "/-/"
+_WIRE = "app"  # of all requests to apps, in scopes and records
 PUBLIC = ("/-/healthz", "/-/livez", "/-/readyz")  # need no key
 _TRITON = "/v2/"  # the routes of Inferless apps
 _START_RETRY_S = 1.0
@@ -43,11 +45,12 @@ _AUDITED = {("POST", "cancel"): "stream.cancel", ("DELETE", ""): "stream.delete"
 class Front:
     """The ASGI application of `tailrace run`."""
 
-    def __init__(self, settings: Settings, streams: AppStreams) -> None:
+    def __init__(self, settings: Settings, streams: AppStreams, records: Records) -> None:
         self.apps: list[HostedApp] = []  # also apps that start: their constructors call each other
         self.is_open = False  # to HTTP requests
         self._settings = settings
         self._streams = streams
+        self._records = records
         self._is_draining = False
         self._metrics = AppMetrics(lambda: self.apps, streams.num_ended)
 
@@ -70,6 +73,7 @@ class Front:
         try:
             answer = await self._own_answer(scope, path) if is_http else None
         except TailraceError as error:
+            note_refusal(error, scope)
             answer = error_answer(native.WIRE, error)
         if answer is not None:
             await answer(scope, receive, send)
@@ -79,16 +83,21 @@ class Front:
         except TailraceError as error:
             if not is_http or path.startswith(_TRITON):
                 raise
+            note_refusal(error, scope)
             # the path belongs to the app, even if a built-in wire has the same path
             await error_answer(native.WIRE, error)(scope, receive, send)
 
     async def _relay(self, scope: Scope, path: str, receive: Receive, send: Send) -> None:
+        principal_of(scope).require("generate")  # the front does not know which of an app's routes only read
+        principal_of(scope).require_within("wire", _WIRE)
         if not self.is_open:
             raise AppUnavailable("The app is being started.", retry_after_s=_START_RETRY_S)
         app = self._app_at(path)
         if app is None:
             raise NotFound("There is no app at this path. GET /-/routes lists the paths of all apps.")
-        with self._metrics.measure(app.name) as outcome:
+        log = self._records.request_log
+        counted = nullcontext() if log is None else log.counted(arrival_of(scope, wire=_WIRE, model=app.name))
+        with self._metrics.measure(app.name) as outcome, counted:
             scope = {**scope, "root_path": scope.get("root_path", "") + app.route_prefix}
             if scope["type"] == "websocket" and path == app.route_prefix:
                 # HTTP clients follow the app's redirect to the slash; most WebSocket clients do not
@@ -103,22 +112,28 @@ class Front:
         method: str = scope["method"]
         owner = owner_of(scope)
         if path.startswith(_ADMIN):
-            return self._server_state(path.removeprefix(_ADMIN))
+            what = path.removeprefix(_ADMIN)
+            if what == "metrics":
+                principal_of(scope).require("metrics")
+            return self._server_state(what)
         cursor = Headers(scope=scope).get("last-event-id", "")
         if path.startswith(_STREAMS):
             stream_id, _, verb = path.removeprefix(_STREAMS).partition("/")
             if not is_stream_id(stream_id):
                 return None  # the app's own route
             if verb == "events" and method in ("GET", "HEAD"):
+                principal_of(scope).require("read")
                 query = QueryParams(scope["query_string"])
                 ignored = [printable(name) for name in query if name != "after"]
                 after = cursor or query.get("after", "")
                 return await self._streams.resume(owner, after, stream_id, ignored=ignored)
             event = _AUDITED.get((method, verb))
             with noting(event, scope, stream=stream_id) if event else nullcontext():
+                principal_of(scope).require("read" if method in ("GET", "HEAD") else "generate")
                 return await self._streams.on_stream(owner, method, stream_id, verb)
         app = self._app_at(path)
         if app is not None and _is_event_id(cursor):
+            principal_of(scope).require("read")
             return await self._streams.resume(owner, cursor, app=app.name)  # a request with an event id only resumes
         return None
 

@@ -72,7 +72,9 @@ async def host(
             await streams.recover()
         except StorageError as error:
             raise ModelError(error.message) from None
-        front = Front(settings, streams)
+        records.conversations.attend([], store)
+        await stack.enter_async_context(records.recording([], store, data_path))
+        front = Front(settings, streams, records)
         app = let_origins_read(Edge(front, settings, records.keyring, public=PUBLIC), settings)
         app = AccessLog(app, store, is_of_apps=True) if settings.access_log else app
         change = asyncio.Event()  # of a file, also while the apps start

@@ -136,7 +136,7 @@ class DemoRoutes:
 
     async def stream_plainly(self, request: Request) -> ASGIApp:
         require_json(request.headers)
-        with self._bodies.reader(caller_of(request.scope)) as reader:
+        with self._bodies.reader(request.scope) as reader:
             body = read_json(await reader.read(request.headers, request.receive))
             fields, _ = read_fields(body, PlainBody, strict=True)
         headers = {**STREAM_HEADERS, "content-type": "text/event-stream; charset=utf-8"}

@@ -14,15 +14,16 @@ from collections import Counter
 from types import TracebackType
 
 from starlette.datastructures import Headers
-from starlette.types import Receive
+from starlette.types import Receive, Scope
 
-from tailrace.access.principal import is_loopback
+from tailrace.access.principal import caller_of, is_loopback, principal_of
 from tailrace.dialects.queries import read_fields_of_body
 from tailrace.errors import AdmissionError, BodyTimeout, BodyTooLarge, RequestError
 from tailrace.settings import Settings
 
-__all__ = ["BodyBudget", "BodyReader"]
+__all__ = ["SMALL_BYTES", "BodyBudget", "BodyReader"]
 
+SMALL_BYTES = 2**16  # the largest body of a key that may not generate, and of requests for keys and tickets
 _RETRY_S = 1.0
 _DISCARD_BYTES = 32 * 2**20  # of a refused body are read, so that the client can read the error
 _DISCARD_S = 0.5
@@ -38,13 +39,16 @@ class BodyBudget:
         self._num_bytes = 0
         self._by_caller: Counter[str] = Counter()  # bytes
 
-    def reader(self, caller: str, *, most_bytes: int | None = None) -> BodyReader:
-        """Return a reader for one request. `most_bytes` lowers the size limit of the settings. Keep it open as a
-        context manager while the body is in memory."""
+    def reader(self, scope: Scope, *, is_small: bool = False) -> BodyReader:
+        """Return a reader for one request. Keep it open as a context manager while the body is in memory.
+
+        A body may have as many bytes as the settings allow; `SMALL_BYTES` if `is_small`, or if the request's key may
+        not generate.
+        """
         limit_bytes = self._settings.body_bytes
-        return BodyReader(
-            self, self._settings, caller, limit_bytes if most_bytes is None else min(most_bytes, limit_bytes)
-        )
+        if is_small or not principal_of(scope).has("generate"):
+            limit_bytes = min(limit_bytes, SMALL_BYTES)
+        return BodyReader(self, self._settings, caller_of(scope), limit_bytes)
 
     def take(self, caller: str, num_bytes: int, own_bytes: int) -> None:
         """Reserve memory for a body that has `own_bytes` already. Raises: AdmissionError if it would be too large

@@ -107,9 +107,9 @@ class ConversationKeeper(Observer):
 
     # Start, writing, shutdown
 
-    def attend(self, generators: Sequence[Generator]) -> None:
-        """Observe all streams of these generators from now on. All have the same log store."""
-        self._streams = generators[0].store
+    def attend(self, generators: Sequence[Generator], store: LogStore) -> None:
+        """Observe all streams of these generators from now on. Streams are read from `store`."""
+        self._streams = store
         for generator in generators:
             generator.observers.add(self)
 

@@ -7,10 +7,11 @@ file are those whose turns may be missing, and the next server writes them.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
@@ -22,8 +23,8 @@ from tailrace.records.requests import RequestStore
 from tailrace.records.rows import RUNNING, RequestRow, row_of_refusal, row_of_start, row_with_end
 from tailrace.records.spool import Spool
 from tailrace.records.threads import DatabaseThreads
-from tailrace.streams import LogStore, Record, StreamLog
-from tailrace.types import Allowance, Arrival
+from tailrace.streams import LogStore, Record, StreamLog, new_stream_id
+from tailrace.types import Allowance, Arrival, End, Failure, Usage
 
 __all__ = ["RequestLog"]
 
@@ -32,6 +33,7 @@ logger = logging.getLogger("tailrace.records")
 _RETRY_S = 2.0  # Retry-After while the database is unreachable
 _MAX_BYTES = 256 * 2**20  # of rows that are not in the database yet
 _TRUNCATE_BYTES = 2**20  # of rows that are in the database, before they are removed from the file
+_NO_TOKENS = Usage(0, 0)
 _READ_BYTES = 2**19  # of the file per transaction; parsing them takes a millisecond
 
 
@@ -160,6 +162,31 @@ class RequestLog(Observer, Meter):
     def num_waiting_bytes(self) -> int:
         """Return how many bytes of rows are not in the database yet."""
         return self._spool.size - self._drained
+
+    @contextlib.contextmanager
+    def counted(self, arrival: Arrival) -> Iterator[None]:
+        """Record a request to an app, and count it against the limits. It lasts as long as the block, and has no
+        tokens. Raises: as `reserve`."""
+        record = Record(
+            new_stream_id(), time.time(), arrival.model, owner=arrival.owner, key_id=arrival.key_id, wire=arrival.wire
+        )
+        times = Times(time.monotonic())
+        try:
+            self.reserve(record)
+        except TailraceError as error:
+            self.on_refused(arrival, error)
+            raise
+        self.on_begun(record)
+        end = End("cancelled", _NO_TOKENS)
+        try:
+            yield
+            end = End("done", _NO_TOKENS)
+        except TailraceError as error:
+            end = End("error", _NO_TOKENS, Failure(error.code, error.message))
+            raise
+        finally:
+            times.ended_s = time.monotonic()
+            self.on_end(record, StreamLog(record, [end]), times)
 
     # generation.Meter
 

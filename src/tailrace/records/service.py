@@ -9,17 +9,18 @@ import logging
 import math
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from tailrace.access.keyring import Keyring
 from tailrace.errors import ModelError, StorageError
-from tailrace.generation.service import Service
+from tailrace.generation import Generator
 from tailrace.models.places import data_path
 from tailrace.records.keeper import ConversationKeeper
 from tailrace.records.threads import DatabaseThreads
 from tailrace.settings import Settings
+from tailrace.streams import LogStore
 
 if TYPE_CHECKING:
     from tailrace.records.conversations import ConversationStore
@@ -82,8 +83,8 @@ class Records:
         self._opening = threading.Lock()
         self._database: RecordDatabase | None = None
         self._version = 0  # of the newest change in the keyring
-        self._recorded: tuple[Service, Path] | None = None  # the service to record, and its data directory
-        self._log: RequestLog | None = None
+        self._recorded: tuple[Sequence[Generator], LogStore, Path] | None = None  # as `recording` got them
+        self.request_log: RequestLog | None = None  # None until requests are recorded
         self._start_lock = asyncio.Lock()
         self._cleaned_up_s = -math.inf
 
@@ -162,15 +163,15 @@ class Records:
                 is_unreachable = False
 
     @contextlib.asynccontextmanager
-    async def recording(self, service: Service, data_path: Path) -> AsyncIterator[None]:
-        """Record the requests of a server as soon as there is a database, and finish the turns of earlier servers. Rows
-        are spooled in `data_path`.
+    async def recording(self, generators: Sequence[Generator], store: LogStore, data_path: Path) -> AsyncIterator[None]:
+        """Record the requests of these generators as soon as there is a database, and finish the turns of earlier
+        servers. Rows are spooled in `data_path`.
 
         Raises: ModelError if the rows of an earlier server cannot be taken over.
         """
-        running = [run.record for served in service.models for run in served.generator.live]
+        running = [run.record for generator in generators for run in generator.live]
         self.conversations.take_up(running, has_past=not self.is_absent())
-        self._recorded = service, data_path
+        self._recorded = generators, store, data_path
         if self._database is not None:
             try:
                 await self._record()
@@ -189,12 +190,12 @@ class Records:
     async def _record(self) -> None:
         """Start recording, unless it has started. Raises: StorageError, ModelError."""
         async with self._start_lock:
-            if self._recorded is None or self._log is not None:
+            if self._recorded is None or self.request_log is not None:
                 return
             from tailrace.records.request_log import RequestLog
             from tailrace.records.spool import Spool
 
-            service, data_path = self._recorded
+            generators, store, data_path = self._recorded
             log = RequestLog(
                 Spool(data_path / _SPOOL),
                 self.keyring.quotas,
@@ -203,8 +204,8 @@ class Records:
                 self.conversations,
                 with_text=self._settings.record_text,
             )
-            await log.begin([served.generator for served in service.models], service.store)
-            self._log = log
+            await log.begin(generators, store)
+            self.request_log = log
 
     async def _record_soon(self) -> None:
         """Start recording, unless it has started. After a failure, `follow_keys` tries again."""
@@ -217,19 +218,19 @@ class Records:
             while not stopping.is_set():
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(stopping.wait(), _DRAIN_S)
-                if self._log is not None:
-                    await self._log.drain()
+                if self.request_log is not None:
+                    await self.request_log.drain()
                     await self._delete_old()
         finally:
-            if self._log is not None:
-                self._log.close()
+            if self.request_log is not None:
+                self.request_log.close()
 
     async def forget(self, owner: str) -> dict[str, int]:
         """Delete all records of an owner. The owner's keys must be revoked, and all streams ended. Returns the number
         of deleted records by kind. Raises: StorageError, ModelError."""
         await self.conversations.finish()
-        if self._log is not None:
-            await self._log.forget(owner)
+        if self.request_log is not None:
+            await self.request_log.forget(owner)
 
         def delete() -> dict[str, int]:
             return {
