@@ -76,6 +76,12 @@ class Tab:
         """Check at every frame; `expect` would poll less and less often."""
         await self.page.wait_for_function(f"() => {condition}")
 
+    async def until_recorded(self) -> None:
+        """Wait until the conversation has the end of its last answer, which is written after the stream has ended."""
+        path = f"/v1/conversations/{await self.conversation_id()}/tree"
+        ended = "async (path) => (await (await fetch(path)).json()).data.at(-1).status !== 'in_progress'"
+        await self.page.wait_for_function(ended, arg=path)
+
     async def text(self) -> str:
         return await self.answer.locator(".text").text_content() or ""
 

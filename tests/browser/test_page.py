@@ -46,8 +46,8 @@ async def test_chat(river: Server, open_tab: OpenTab) -> None:
     assert (await tab.wait_end()).strip() == SHOWN
     state = await tab.state()
     assert re.fullmatch(
-        rf"Cut off at its greatest length · \d+ ms to the first token · \d+(\.\d)? tokens/s · {RIVER_TOKENS} tokens"
-        r" · \d+ read",
+        rf"Reached the length limit · \d+ ms to the first token · \d+(\.\d)? tokens/s · {RIVER_TOKENS} tokens"
+        r" · \d+ in the prompt",
         state,
     )
     await expect(tab.question).to_be_focused()
@@ -87,7 +87,7 @@ async def test_branches(river: Server, open_tab: OpenTab) -> None:
     await expect(tab.answer.locator(".branches > span")).to_have_text("2 / 2")
     second = await tab.wait_end()
     assert second != first
-    await tab.button("Version before").click()
+    await tab.button("Previous version").click()
     assert await tab.wait_end() == first
     await expect(tab.answer.locator(".branches > span")).to_have_text("1 / 2")
     await tab.button("Continue").click()
@@ -105,7 +105,7 @@ async def test_branches(river: Server, open_tab: OpenTab) -> None:
     await tab.wait_end()
     await tab.reload()  # the server knows which branch is shown
     await expect(tab.questions.locator("p")).to_have_text(["Two?"])
-    await tab.button("Version before").click()
+    await tab.button("Previous version").click()
     await expect(tab.questions.locator("p")).to_have_text(["One?"])
     assert await tab.wait_end() == longer
 
@@ -154,7 +154,7 @@ async def test_settings_are_the_conversations(river: Server, open_tab: OpenTab) 
     await tab.button("Precise").click()
     await tab.page.get_by_label("Longest answer").fill("7")
     await tab.page.get_by_label("Name of a new preset").fill("Mine")
-    await tab.button("Keep as preset").click()
+    await tab.button("Save as preset").click()
     await tab.button("Save").click()
     async with tab.page.expect_request("**/v1/streams") as posted:
         await tab.send(QUESTION)
@@ -174,7 +174,7 @@ async def test_settings_are_the_conversations(river: Server, open_tab: OpenTab) 
     await expect(tab.page.get_by_label("System prompt")).to_have_value("")
     await tab.button("Mine").click()
     await expect(tab.page.get_by_label("System prompt")).to_have_value(system)
-    await tab.button("Forget the preset Mine").click()
+    await tab.button("Delete the preset Mine").click()
     await expect(tab.page.get_by_role("button", name="Mine", exact=True)).to_have_count(0)
 
 
@@ -223,6 +223,7 @@ async def test_a_failed_answer_shows_the_reason_and_can_be_retried(serve: Serve,
     await tab.send("Do 25.")
     await tab.wait_end("failed")
     assert (await tab.state()).startswith("Failed: ")
+    await tab.until_recorded()
     await tab.reload()  # the server has recorded a code
     await tab.wait_state("Failed: The engine could not give this answer.")
     await tab.button("Try again").click()
@@ -291,11 +292,11 @@ async def test_keys(river: Server, open_tab: OpenTab, context: BrowserContext) -
 
 
 async def test_reasoning_is_collapsed(serve: Serve, open_tab: OpenTab) -> None:
-    server = serve("scripted:thinks=40,tokens_per_s=50", "--default-max-tokens", "80")
+    server = serve("scripted:thinks=40,tokens_per_s=20", "--default-max-tokens", "80")
     tab = await open_tab(server.url)
     await tab.send(QUESTION)
     thoughts = tab.answer.locator(".reasoning")
-    await expect(thoughts.locator("summary")).to_have_text("Thinking…")
+    await tab.until("document.querySelector('.reasoning summary')?.textContent === 'Thinking…'")
     await expect(thoughts.locator("p")).not_to_be_visible()
     await thoughts.locator("summary").click()
     await tab.wait_end()

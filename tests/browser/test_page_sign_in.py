@@ -34,7 +34,7 @@ async def test_a_key_opens_the_page_until_it_is_revoked(
     await expect(key).to_be_focused()
     await key.fill("tr_wrong")
     await key.press("Enter")
-    await expect(tab.page.get_by_role("alert")).to_have_text("This key is not valid here.")
+    await expect(tab.page.get_by_role("alert")).to_have_text("This key is not valid on this server.")
     await key.fill(token)
     await key.press("Enter")
     await expect(tab.page.locator(".owner")).to_have_text("alice")

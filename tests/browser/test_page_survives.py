@@ -148,7 +148,7 @@ async def test_two_tabs_see_the_same(river: Server, open_tab: OpenTab) -> None:
     await expect(one.answer.locator(".branches > span")).to_have_text("2 / 2")
     await one.button("Delete Do two tabs see the same?").click()
     await one.button("Delete").click()
-    await expect(two.note).to_have_text("There is no such conversation any more.")
+    await expect(two.note).to_have_text("This conversation no longer exists.")
 
 
 @pytest.mark.deep
@@ -216,7 +216,7 @@ async def test_another_server_at_the_same_address(serve: Serve, open_tab: OpenTa
     cable.port = successor.port
     await cable.cut()
     await cable.mend()
-    await expect(tab.note).to_have_text("There is no such conversation any more.")
+    await expect(tab.note).to_have_text("This conversation no longer exists.")
     await tab.send("And now?")
     await tab.wait_end()
 

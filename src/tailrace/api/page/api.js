@@ -25,25 +25,27 @@ export function whenSignedOut(call) {
   onSignedOut = call;
 }
 
-/** Throws: Refusal; anything else means that the server was not reached. */
-export async function call(method, path, body, { headers = {}, wait_ms = ASK_MS } = {}) {
+/** The server's response. `body` is text, or becomes JSON. Throws: Refusal; anything else means that the server was not
+ * reached, or that `signal` ended it. */
+export async function request(method, path, body, { headers = {}, signal } = {}) {
   const isText = typeof body === "string";
   const answer = await fetch(path, {
     method,
-    headers: { accept: "application/json", ...(body !== undefined && { "content-type": "application/json" }), ...headers },
+    headers: { ...(body !== undefined && { "content-type": "application/json" }), ...headers },
     body: isText ? body : body && JSON.stringify(body),
     cache: "no-store",
-    signal: AbortSignal.timeout(wait_ms),
+    signal,
   });
-  if (answer.ok) return answer.json();
+  if (answer.ok) return answer;
   if (answer.status === 401 && !headers.authorization) onSignedOut();
-  throw await refusalOf(answer);
+  const refused = await answer.json().catch(() => ({}));
+  throw new Refusal(answer.status, refused.error ?? {}, answer.headers.get("retry-after"));
 }
 
-/** The refusal in a response that is not ok. */
-export async function refusalOf(answer) {
-  const refused = await answer.json().catch(() => ({}));
-  return new Refusal(answer.status, refused.error ?? {}, answer.headers.get("retry-after"));
+/** The JSON of a response that comes within `wait_ms`. Throws: as `request`. */
+export async function call(method, path, body, { headers = {}, wait_ms = ASK_MS } = {}) {
+  const signal = AbortSignal.timeout(wait_ms);
+  return (await request(method, path, body, { headers: { accept: "application/json", ...headers }, signal })).json();
 }
 
 export const explain = (error) => (error instanceof Refusal ? error.text : "The server cannot be reached.");

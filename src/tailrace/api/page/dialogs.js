@@ -69,12 +69,12 @@ function Settings() {
             (preset) => html`<span>
               <button type="button" aria-pressed=${isOn(preset)} onClick=${() => apply(preset)}>${preset.name}</button>
               ${presets.value.includes(preset) &&
-              html`<button type="button" class="quiet" aria-label="Forget the preset ${preset.name}" onClick=${() => forget(preset)}>✕</button>`}
+              html`<button type="button" class="quiet" aria-label="Delete the preset ${preset.name}" onClick=${() => forget(preset)}>✕</button>`}
             </span>`,
           )}
         </div>
         <label>System prompt
-          <textarea rows="4" dir="auto" maxlength=${MAX_SYSTEM} placeholder="What the model should know or be, in every answer"
+          <textarea rows="4" dir="auto" maxlength=${MAX_SYSTEM} placeholder="Instructions for every answer"
             value=${values.system} onInput=${(event) => set({ system: event.target.value })}></textarea>
         </label>
         <div class="numbers">
@@ -84,7 +84,7 @@ function Settings() {
         </div>
         <div class="row">
           <input aria-label="Name of a new preset" placeholder="Name of a preset" maxlength="40" value=${name} onInput=${(event) => setName(event.target.value)} />
-          <button type="button" disabled=${!name.trim()} onClick=${savePreset}>Keep as preset</button>
+          <button type="button" disabled=${!name.trim()} onClick=${savePreset}>Save as preset</button>
         </div>
         <footer>
           ${openId.value && html`<a class="button" href="/v1/conversations/${openId.value}/export" download="conversation.json">Export</a>`}
@@ -103,11 +103,11 @@ export const SHORTCUTS = [
   ["Ctrl K", "Search conversations"],
   ["Ctrl Shift O", "New chat"],
   ["Ctrl B", "Show or hide the list"],
-  ["Alt ↑, Alt ↓", "Conversation before, next conversation"],
+  ["Alt ↑, Alt ↓", "Previous conversation, next conversation"],
   ["/", "Write a message"],
   ["R", "Regenerate the last answer"],
   ["C", "Copy the last answer"],
-  ["[, ]", "Version of the last answer before, next version"],
+  ["[, ]", "Previous version, next version of the last answer"],
   ["S", "Settings of the conversation"],
   ["?", "This list"],
 ];
@@ -118,7 +118,7 @@ function Shortcuts() {
       <dl class="keys">
         ${SHORTCUTS.map(([keys, what]) => html`<div><dt><kbd>${keys}</kbd></dt><dd>${what}</dd></div>`)}
       </dl>
-      <p>Single letters work where no text is written. On a Mac, ⌘ stands for Ctrl.</p>
+      <p>Single letters work outside of text fields. On a Mac, use ⌘ for Ctrl.</p>
     <//>
   `;
 }
@@ -135,7 +135,7 @@ export function SignIn() {
       await signIn(key);
     } catch (error) {
       field.current?.select();
-      setWrong(error.status === 401 ? "This key is not valid here." : explain(error));
+      setWrong(error.status === 401 ? "This key is not valid on this server." : explain(error));
     }
   };
   if (!isSignedOut.value) return null;
@@ -144,7 +144,7 @@ export function SignIn() {
       <form onSubmit=${submit}>
         <img src="/page/icon.svg" alt="" width="48" height="48" />
         <h1>Sign in</h1>
-        <p>This server needs a key. Whoever runs it makes one with <code>tailrace keys create</code>.</p>
+        <p>This server needs a key. Its operator creates one with <code>tailrace keys create</code>.</p>
         <label>Key <input ref=${field} type="password" autocomplete="current-password" required aria-describedby="wrong" /></label>
         <p id="wrong" role="alert">${wrong}</p>
         <button type="submit" class="primary">Sign in</button>

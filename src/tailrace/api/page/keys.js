@@ -21,7 +21,7 @@ const PLAIN = {
   s: () => (dialog.value = "settings"),
   r: () => press(".answer .again"),
   c: () => press(".answer .copy"),
-  "[": () => press('.answer [aria-label="Version before"]'),
+  "[": () => press('.answer [aria-label="Previous version"]'),
   "]": () => press('.answer [aria-label="Next version"]'),
 };
 

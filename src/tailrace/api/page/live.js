@@ -8,7 +8,7 @@ const LOOK_MS = 1000;
 
 const LOST = {
   unknown_stream: "The server no longer knows this answer.",
-  stream_expired: "The server keeps answers for a while, and the time of this one is over.",
+  stream_expired: "The server no longer keeps this answer: its time is over.",
 };
 
 /** `prefix` is what the answer goes on from. `asked_ms` is when this page asked for it, or null if it did not.

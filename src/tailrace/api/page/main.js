@@ -86,7 +86,7 @@ function Welcome() {
   return html`
     <section id="welcome">
       <h2>What would you like to know?</h2>
-      <p>The model runs on this server, and so does your answer: close the page or lose the network half way, and it goes on.</p>
+      <p>The server writes the answer. If you close the page or lose the network, it continues.</p>
       <div id="examples">
         ${EXAMPLES.map((text) => html`<button type="button" disabled=${isBusy.value} onClick=${() => ask(null, text)}>${text}</button>`)}
       </div>

@@ -80,9 +80,9 @@ function Entry({ one }) {
   if (state === "delete") {
     return html`<li>
       <div class="sure" role="group" aria-label="Delete ${one.title}?">
-        <span>Delete it?</span>
+        <span>Delete?</span>
         <button type="button" class="danger" ref=${(button) => button?.focus()} onClick=${() => remove(one.id).catch(fail)}>Delete</button>
-        <button type="button" class="quiet" onClick=${() => setState("")}>Keep</button>
+        <button type="button" class="quiet" onClick=${() => setState("")}>Cancel</button>
       </div>
     </li>`;
   }

@@ -133,7 +133,7 @@ export async function importFiles(files) {
     count += made.data.length;
     leftOut += made.num_left_out;
   }
-  say(`${count} conversation${count === 1 ? "" : "s"} imported.${leftOut ? ` ${leftOut} messages that are not text were left out.` : ""}`);
+  say(`${count} conversation${count === 1 ? "" : "s"} imported.${leftOut ? ` Left out, because they are not text: ${leftOut}.` : ""}`);
   await loadList();
 }
 
@@ -172,7 +172,7 @@ export async function open(given) {
 function leave() {
   history.replaceState(null, "", "/");
   open("");
-  say("There is no such conversation any more.");
+  say("This conversation no longer exists.");
 }
 
 /** The conversation as it is now, and its answers that are being written. */

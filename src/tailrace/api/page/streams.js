@@ -1,115 +1,134 @@
 /** Follows streams of /v1/streams to their end, through whatever happens to the connection. */
 
-import { Refusal, call, pause } from "/page/api.js";
+import { Refusal, call, pause, request } from "/page/api.js";
 
 const ENDS = ["done", "cancelled", "error", "interrupted"];
-const SILENCE_MS = 30_000; // three heartbeats, which EventSource does not show: the connection may be dead
-const PAUSE_MS = 1000;
+const SILENCE_MS = 30_000; // three heartbeats: the connection may be dead
+const PAUSE_MS = 200; // before the first new try, then twice as long each time
 const LONGEST_PAUSE_MS = 15_000;
 
 export const isEnd = (status) => ENDS.includes(status);
 export const seqOf = (eventId) => Number(eventId.slice(eventId.lastIndexOf("-") + 1));
 export const pathOf = (streamId) => `/v1/streams/${streamId}`;
 
-/** Tells `reader`, from behind event `seq` on, until it is closed or has told the end: `text(fields)` and
- * `reasoning(fields)` for each event, once and in order; `connected()` and `disconnected()`; and last either
- * `ended(state)` or `lost(refusal)`. */
+/** The chunks of a response as `{text, bytes}`. Throws if the connection breaks. */
+export async function* pieces(answer) {
+  const decoder = new TextDecoder();
+  const reader = answer.body.getReader();
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    yield { text: decoder.decode(value, { stream: true }), bytes: value.byteLength };
+  }
+}
+
+/** The server-sent events of a response as `{name, data, id}`. Drops an incomplete last event. Calls `onChunk` for each
+ * chunk, also for heartbeats, which are no events. Throws: as `pieces`. */
+export async function* events(answer, onChunk = () => {}) {
+  let rest = "";
+  for await (const { text } of pieces(answer)) {
+    onChunk();
+    rest += text;
+    const blocks = rest.split("\n\n");
+    rest = blocks.pop();
+    for (const block of blocks) {
+      const event = { name: "message", data: "", id: "" };
+      for (const line of block.split("\n")) {
+        if (line.startsWith("event: ")) event.name = line.slice(7);
+        else if (line.startsWith("data: ")) event.data += line.slice(6);
+        else if (line.startsWith("id: ")) event.id = line.slice(4);
+      }
+      if (event.data) yield event;
+    }
+  }
+}
+
+/** Reads a stream after event `seq`, and connects again whenever the connection breaks, until it is closed or has ended.
+ *
+ * Calls methods of `reader`: `text(fields)` and `reasoning(fields)` for each event, once and in order; `connected()` and
+ * `disconnected()`; and last either `ended(state)` or `lost(refusal)`. Waits `longestPause_ms` at most between two tries. */
 export class Follower {
   #reader;
   #path;
   #seq;
-  #source = null;
+  #connection = new AbortController();
   #watchdog = 0;
   #pause_ms = PAUSE_MS;
+  #longestPause_ms;
   #isClosed = false;
 
-  constructor(streamId, seq, reader) {
+  constructor(streamId, seq, reader, { longestPause_ms = LONGEST_PAUSE_MS } = {}) {
     this.#path = pathOf(streamId);
     this.#seq = seq;
     this.#reader = reader;
-    this.#open();
+    this.#longestPause_ms = longestPause_ms;
+    this.#follow();
   }
 
   close() {
     this.#isClosed = true;
-    this.#source?.close();
     clearTimeout(this.#watchdog);
+    this.#connection.abort();
   }
 
-  /** The network may be another one: do not wait for the old connection to be given up. */
+  /** The network may be another one: connect again now. */
   refresh() {
-    if (!this.#isClosed) this.#open();
+    this.#connection.abort();
   }
 
-  #open() {
-    this.#source?.close();
-    // A new EventSource cannot send a Last-Event-ID. One that reconnects does, and that wins.
-    const source = new EventSource(`${this.#path}/events?after=${this.#seq}`);
-    this.#source = source;
-    source.onopen = () => this.#reader.connected();
-    source.onmessage = (event) => this.#take("text", event);
-    source.addEventListener("reasoning", (event) => this.#take("reasoning", event));
-    for (const status of ENDS) {
-      source.addEventListener(status, (event) => {
-        // EventSource tells of its own troubles under the name of one of our ends; only ours has data.
-        if (event.data === undefined) this.#break();
-        else this.#end(JSON.parse(event.data));
-      });
+  async #follow() {
+    while (!this.#isClosed) {
+      this.#connection = new AbortController();
+      const { signal } = this.#connection;
+      try {
+        await this.#read(signal);
+      } catch (error) {
+        if (error instanceof Refusal && error.status < 500 && error.status !== 429) this.#finish("lost", error);
+      }
+      if (this.#isClosed || signal.aborted) continue;
+      this.#tell("disconnected");
+      await pause(this.#pause_ms, signal);
+      this.#pause_ms = Math.min(2 * this.#pause_ms, this.#longestPause_ms);
     }
-    this.#watch();
   }
 
-  #take(kind, event) {
-    this.#seq = seqOf(event.lastEventId);
+  /** Read the events of one connection. */
+  async #read(signal) {
+    this.#watch();
+    const answer = await request("GET", `${this.#path}/events?after=${this.#seq}`, undefined, { signal });
+    this.#tell("connected");
+    if (answer.status === 204) return this.#finish("ended", await call("GET", this.#path)); // there are no more events
+    for await (const { name, data, id } of events(answer, () => this.#watch())) {
+      if (this.#isClosed) return;
+      const fields = JSON.parse(data);
+      if (isEnd(name)) this.#finish("ended", fields);
+      else this.#take(name === "reasoning" ? "reasoning" : "text", seqOf(id), fields);
+    }
+  }
+
+  #take(kind, seq, fields) {
+    this.#seq = seq;
     this.#pause_ms = PAUSE_MS;
-    this.#watch();
-    this.#reader[kind](JSON.parse(event.data));
+    this.#tell(kind, fields);
   }
 
-  #end(state) {
+  #finish(how, argument) {
+    if (this.#isClosed) return;
     this.close();
-    this.#reader.ended(state);
+    this.#tell(how, argument);
+  }
+
+  /** An error of the reader is not one of the connection. */
+  #tell(what, ...args) {
+    try {
+      this.#reader[what]?.(...args);
+    } catch (error) {
+      reportError(error);
+    }
   }
 
   #watch() {
     clearTimeout(this.#watchdog);
-    this.#watchdog = setTimeout(() => this.#open(), SILENCE_MS);
-  }
-
-  #break() {
-    if (this.#isClosed) return;
-    this.#reader.disconnected();
-    if (this.#source.readyState === EventSource.CLOSED) this.#recover(); // else it tries again by itself
-  }
-
-  /** The browser has given up on the stream: find out why, and go on if there is something to go on with. */
-  async #recover() {
-    clearTimeout(this.#watchdog);
-    while (!this.#isClosed) {
-      try {
-        const state = await call("GET", this.#path);
-        if (this.#isClosed) return;
-        if (isEnd(state.status) && seqOf(state.last_event_id) <= this.#seq) {
-          this.#end(state);
-          return;
-        }
-        await this.#rest();
-        if (!this.#isClosed) this.#open();
-        return;
-      } catch (error) {
-        if (error instanceof Refusal && error.status < 500 && error.status !== 429) {
-          if (this.#isClosed) return;
-          this.close();
-          this.#reader.lost(error);
-          return;
-        }
-        await this.#rest();
-      }
-    }
-  }
-
-  async #rest() {
-    await pause(this.#pause_ms);
-    this.#pause_ms = Math.min(2 * this.#pause_ms, LONGEST_PAUSE_MS);
+    if (!this.#isClosed) this.#watchdog = setTimeout(() => this.#connection.abort(), SILENCE_MS);
   }
 }

@@ -43,7 +43,7 @@ function stateOfModel() {
 }
 
 function Tool({ item }) {
-  const title = item.type === "function_call" ? `Call of ${item.name}` : "What the tool gave";
+  const title = item.type === "function_call" ? `Call of ${item.name}` : "Result of the tool";
   return html`<details class="aside"><summary>${title}</summary><p dir="auto">${textOf(item)}</p></details>`;
 }
 
@@ -101,7 +101,7 @@ function Branches({ item }) {
   const to = (step) => () => showBranch(all[place + step]);
   return html`
     <span class="branches" role="group" aria-label="Versions">
-      <button type="button" class="quiet" aria-label="Version before" disabled=${place === 0} onClick=${to(-1)}>‹</button>
+      <button type="button" class="quiet" aria-label="Previous version" disabled=${place === 0} onClick=${to(-1)}>‹</button>
       <span>${place + 1} / ${all.length}</span>
       <button type="button" class="quiet" aria-label="Next version" disabled=${place === all.length - 1} onClick=${to(1)}>›</button>
     </span>
@@ -144,7 +144,7 @@ function Reasoning({ item, answer }) {
   const isThinking = answer?.phase.value === "thinking";
   if (!isThinking && !answer?.reasoning && !item.reasoning) return null;
   const seconds = answer?.thought_s.value ?? factsOf(item)?.thought_s;
-  const title = isThinking ? "Thinking…" : seconds ? `Thought for ${Math.max(1, Math.round(seconds))} s` : "Thoughts";
+  const title = isThinking ? "Thinking…" : seconds ? `Thought for ${Math.max(1, Math.round(seconds))} s` : "Reasoning";
   return html`<details class="aside reasoning"><summary>${title}</summary><${Thoughts} item=${item} answer=${answer} /></details>`;
 }
 
@@ -250,29 +250,29 @@ export function summary(item, facts) {
   const parts = [];
   const ending = ENDINGS[facts.status]?.(facts);
   if (ending) parts.push(ending);
-  if (facts.status === "done" && facts.finish === "length") parts.push("Cut off at its greatest length");
+  if (facts.status === "done" && facts.finish === "length") parts.push("Reached the length limit");
   if (models.value.length > 1 && facts.model) parts.push(facts.model);
   if (facts.first_token_s != null) parts.push(`${seconds(facts.first_token_s)} to the first token`);
   const rate = facts.tokens_per_s ?? (facts.num_completion_tokens - 1) / (facts.total_s - facts.first_token_s);
   if (rate > 0 && facts.total_s - facts.first_token_s >= 0.2) parts.push(`${rate.toFixed(rate < 10 ? 1 : 0)} tokens/s`);
   const count = facts.num_completion_tokens;
   if (count) parts.push(`${count} token${count === 1 ? "" : "s"}`);
-  if (facts.num_prompt_tokens) parts.push(`${facts.num_prompt_tokens} read`);
+  if (facts.num_prompt_tokens) parts.push(`${facts.num_prompt_tokens} in the prompt`);
   return parts.join(" · ");
 }
 
 /** For errors that this page has not seen itself: the server records their codes only. */
 const REASONS = {
-  diverged: "After a failure the engine gave another answer, and this one could not continue.",
+  diverged: "After a failure, the engine gave a different answer, so this one could not continue.",
   engine_error: "The engine failed.",
   engine_stalled: "The engine made no progress.",
-  engine_unavailable: "The engine was lost, and did not come back in time.",
-  internal_error: "The server has a defect; its log says more.",
-  journal_damaged: "What the server had stored of this answer is damaged.",
+  engine_unavailable: "The engine stopped and did not restart in time.",
+  internal_error: "An error in the server; its log has the details.",
+  journal_damaged: "The stored answer is damaged.",
   journal_unavailable: "The server could not store the answer.",
-  key_revoked: "The key that began this answer was revoked.",
+  key_revoked: "The key of this request was revoked.",
   log_full: "The server's disk is full.",
-  poison_request: "This message stops the engine.",
+  poison_request: "This message makes the engine crash.",
   queue_timeout: "The model was too busy to begin in time.",
   request_refused: "The engine refused this message.",
   sequence_failed: "The engine could not give this answer.",
@@ -282,7 +282,7 @@ const ENDINGS = {
   cancelled: () => "Stopped",
   error: (facts) => `Failed: ${facts.reason ?? REASONS[facts.finish] ?? `${facts.finish}.`}`,
   interrupted: () => "Interrupted: the server was shut down",
-  lost: (facts) => facts.reason ?? "Lost when the server died",
+  lost: (facts) => facts.reason ?? "Lost when the server stopped",
 };
 
 const seconds = (s) => (s < 1 ? `${Math.max(0, Math.round(s * 1000))} ms` : `${s.toFixed(1)} s`);

@@ -2,11 +2,12 @@
 
 import { html } from "/page/html.js";
 import { useSignal } from "/page/lib/signals.js";
+import { events } from "/page/streams.js";
 
 import { Panel, Section, Start, Text, now, seconds } from "/demo/page/parts.js";
 import { Snippets, resuming } from "/demo/page/snippets.js";
 import { asking, begin, demo, isAway, kill, look, prompt, speaker } from "/demo/page/state.js";
-import { create, events, follow, post } from "/demo/page/streams.js";
+import { create, follow, post } from "/demo/page/streams.js";
 
 const TOKENS = 250;
 const LATE_S = 0.05; // later than this after a kill, tokens come from the new process
@@ -119,6 +120,6 @@ async function runKept(model, side, deaths, signal) {
   const end = await follow(stream, reader, signal);
   const state = { replayed: "complete; all tokens the same as without the kill", continued: "complete; the tokens after the kill differ" };
   side.value = end
-    ? { ...side.value, mood: end.status === "done" ? "ended" : "failed", state: state[end.fields.continuity] ?? (end.fields.error?.message ?? "complete") }
+    ? { ...side.value, mood: end.status === "done" ? "ended" : "failed", state: state[end.continuity] ?? (end.error?.message ?? "complete") }
     : { ...side.value, mood: "ended", state: "stopped" };
 }

@@ -1,53 +1,12 @@
 /** Streams of the server, on several wires. */
 
-import { Refusal, pause, refusalOf } from "/page/api.js";
-import { isEnd } from "/page/streams.js";
+import { Refusal, request } from "/page/api.js";
+import { Follower, isEnd } from "/page/streams.js";
 
 const RETRY_MS = 200;
 
 /** POST JSON. Throws: Refusal; other errors mean a failed connection or an aborted `signal`. */
-export async function post(path, body, { signal, headers = {} } = {}) {
-  const answer = await fetch(path, {
-    method: "POST",
-    headers: { "content-type": "application/json", ...headers },
-    body: JSON.stringify(body),
-    cache: "no-store",
-    signal,
-  });
-  if (answer.ok) return answer;
-  throw await refusalOf(answer);
-}
-
-/** The chunks of a response as `{text, bytes}`. Throws if the connection breaks. */
-export async function* pieces(answer) {
-  const decoder = new TextDecoder();
-  const reader = answer.body.getReader();
-  for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
-    yield { text: decoder.decode(value, { stream: true }), bytes: value.byteLength };
-  }
-}
-
-/** The server-sent events of a response as `{name, data, id}`. Drops an incomplete last event. */
-export async function* events(answer) {
-  let rest = "";
-  for await (const { text } of pieces(answer)) {
-    rest += text;
-    const blocks = rest.split("\n\n");
-    rest = blocks.pop();
-    for (const block of blocks) {
-      const event = { name: "message", data: "", id: "" };
-      for (const line of block.split("\n")) {
-        const [, field, value] = /^(\w+): ?(.*)$/.exec(line) ?? [];
-        if (field === "event") event.name = value;
-        else if (field === "data") event.data += value;
-        else if (field === "id") event.id = value;
-      }
-      if (event.data) yield event;
-    }
-  }
-}
+export const post = (path, body, options) => request("POST", path, body, options);
 
 export async function create(body, signal) {
   return (await post("/v1/streams", body, { signal })).json();
@@ -55,36 +14,16 @@ export async function create(body, signal) {
 
 /** Follow a stream to its end, and reconnect when the connection breaks.
  *
- * Calls `reader.token(fields)` once for each event, in order, and `reader.connected()` and `disconnected()`. Returns
- * `{status, fields}`, or null after an abort of `signal`. Throws: Refusal if the server does not have the stream. */
-export async function follow(stream, reader, signal) {
-  let last = "";
-  while (!signal.aborted) {
-    try {
-      const answer = await fetch(stream.events_url, {
-        headers: last ? { "last-event-id": last } : {},
-        cache: "no-store",
-        signal,
-      });
-      if (answer.status === 404 || answer.status === 410) {
-        throw new Refusal(answer.status, { message: "The server no longer knows this stream." });
-      }
-      if (answer.ok) {
-        reader.connected?.();
-        for await (const { name, data, id } of events(answer)) {
-          last = id;
-          if (isEnd(name)) return { status: name, fields: JSON.parse(data) };
-          reader.token(JSON.parse(data));
-        }
-      }
-    } catch (error) {
-      if (error instanceof Refusal) throw error;
-    }
-    if (signal.aborted) break;
-    reader.disconnected?.();
-    await pause(RETRY_MS, signal);
-  }
-  return null;
+ * Calls `reader.token(fields)` once for each event, in order, and `reader.connected()` and `disconnected()`. Returns the
+ * fields of the end, or null after an abort of `signal`. Throws: Refusal if the server does not have the stream. */
+export function follow(stream, { token, connected, disconnected }, signal) {
+  return new Promise((resolve, reject) => {
+    const reader = { text: token, reasoning: token, connected, disconnected, ended: resolve, lost: reject };
+    const follower = new Follower(stream.id, 0, reader, { longestPause_ms: RETRY_MS });
+    const stop = () => (follower.close(), resolve(null));
+    if (signal.aborted) stop();
+    signal.addEventListener("abort", stop, { once: true });
+  });
 }
 
 /** Stop a stream. Ignores errors: the stream then runs to its end. */

@@ -2,11 +2,12 @@
 
 import { html } from "/page/html.js";
 import { useSignal } from "/page/lib/signals.js";
+import { pieces } from "/page/streams.js";
 
 import { Panel, Section, Start, Text } from "/demo/page/parts.js";
 import { Snippets, fourWires } from "/demo/page/snippets.js";
 import { asking, begin, prompt, speaker } from "/demo/page/state.js";
-import { create, pieces } from "/demo/page/streams.js";
+import { create } from "/demo/page/streams.js";
 
 const TOKENS = 60;
 const SHOWN = 1200; // characters, the last ones
