@@ -15,6 +15,11 @@ _LAST = "#turns > .answer:last-child"
 _WATCH_POLICY = """addEventListener("securitypolicyviolation",
     (event) => console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`))"""
 
+_UNTIL_RECORDED = """async (path) => {
+    while ((await (await fetch(path)).json()).data.at(-1).status === "in_progress")
+        await new Promise(requestAnimationFrame);
+}"""
+
 
 class Tab:
     """Wraps a page. `faults` are errors and refused loads; `requests` are all addresses that were asked for."""
@@ -79,8 +84,7 @@ class Tab:
     async def until_recorded(self) -> None:
         """Wait until the conversation has the end of its last answer, which is written after the stream has ended."""
         path = f"/v1/conversations/{await self.conversation_id()}/tree"
-        ended = "async (path) => (await (await fetch(path)).json()).data.at(-1).status !== 'in_progress'"
-        await self.page.wait_for_function(ended, arg=path)
+        await self.page.evaluate(_UNTIL_RECORDED, path)
 
     async def text(self) -> str:
         return await self.answer.locator(".text").text_content() or ""

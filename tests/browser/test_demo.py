@@ -284,6 +284,7 @@ async def test_the_real_model(context: BrowserContext) -> None:
     with contextlib.closing(Demo("--model=smollm2")) as demo:
         demo.wait_ready()
         async with _opened(context, demo) as page:
+            page.set_default_timeout(4 * LONG_MS)  # for 250 tokens of the model on a busy machine
             await expect(page.locator("#speaker")).to_have_class("real", timeout=LONG_MS)
             await expect(page.locator("#speaker")).to_contain_text("a real model on this machine")
             await _button(page, "plug", "Start both").click()
