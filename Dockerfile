@@ -4,7 +4,7 @@ FROM debian:bookworm-slim AS build
 ARG EXTRAS=postgresql,redis
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends ca-certificates python3 python3-venv \
+    && apt-get install --yes --no-install-recommends binutils ca-certificates python3 python3-venv \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /src
 COPY pyproject.toml hatch_build.py package.json package-lock.json .npmrc README.md LICENSE ./
@@ -13,13 +13,15 @@ COPY src src
 RUN python3 -m venv /opt/tailrace \
     && /opt/tailrace/bin/python -m pip install --no-cache-dir --no-compile ".[${EXTRAS}]"
 # Not in the image: OpenVINO's plugins for other devices, its readers of formats that tailrace does not use, its C++ headers,
-# and the tests of libraries. Modules are compiled when they are imported, into /tmp.
+# the tests of libraries, and the debugging symbols of the libraries that have most of them. Modules are compiled when they are imported, into /tmp.
 WORKDIR /opt/tailrace/lib/python3.11/site-packages
 RUN rm -rf openvino/libs/libopenvino_intel_gpu_plugin.so openvino/libs/libopenvino_intel_npu_plugin.so \
         openvino/libs/libopenvino_onnx_frontend.so* openvino/libs/libopenvino_tensorflow*_frontend.so* \
         openvino/libs/libopenvino_paddle_frontend.so* openvino/libs/libopenvino_jax_frontend.so* \
         openvino/libs/libopenvino_pytorch_frontend.so* openvino/libs/cache.json openvino/include openvino/cmake \
         setuptools setuptools-*.dist-info pkg_resources \
+    && strip --strip-unneeded xllamacpp/*.so uvloop/*.so \
+    && find sqlalchemy tokenizers -name '*.so' -exec strip --strip-unneeded {} + \
     && find . -type d \( -name __pycache__ -o -path '*/numpy/*/tests' -o -path './sqlalchemy/testing' \) -prune \
         -exec rm -rf {} +
 

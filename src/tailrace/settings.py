@@ -48,6 +48,13 @@ class Settings:
         "Engine that runs the model. auto chooses one that fits the model and is installed; see `tailrace doctor`.",
         choices=("auto", "openvino", "llamacpp", "vllm", "transformers"),
     )
+    for_: str = _model_setting(
+        "auto",
+        "Load that the engine is chosen for, with --engine auto: one stream, or many. For one, llamacpp comes before "
+        "openvino, except with --exact and with settings that llamacpp does not have. auto is one with "
+        "--max-sequences 1, and many otherwise.",
+        choices=("auto", "one", "many"),
+    )
     device: str = _model_setting(
         "", "Device of the engine, in the engine's own notation: cpu, cuda, cuda:1, GPU.0. Empty: the engine decides."
     )
@@ -279,6 +286,16 @@ class Settings:
         """The names in `metrics_as`."""
         return frozenset(filter(None, map(str.strip, self.metrics_as.split(","))))
 
+    @property
+    def is_for_one(self) -> bool:
+        """Whether the engine is chosen for one stream."""
+        return self.for_ == "one" or (self.for_ == "auto" and self.max_sequences == 1)
+
+    @property
+    def changed(self) -> dict[str, Any]:  # Any: of each setting's type
+        """The settings that do not have their default, by name."""
+        return {row.name: value for row in settings_table() if (value := getattr(self, row.name)) != row.default}
+
     def of_model(self, own: Mapping[str, Any]) -> Settings:  # Any: of each setting's type
         """Return the settings with a model's own values. If the model has its own adapter, it does not inherit the
         scale of --adapter. Raises: ValueError."""
@@ -301,11 +318,11 @@ class Setting:
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return "--" + self.name.rstrip("_").replace("_", "-")
 
     @property
     def variable(self) -> str:
-        return "TAILRACE_" + self.name.upper()
+        return "TAILRACE_" + self.name.rstrip("_").upper()
 
 
 def _is_address(host: str) -> bool:

@@ -63,9 +63,32 @@ def test_auto(installed: set[str], has_gpu: bool) -> None:
     assert "is not installed" in chosen.why
 
 
+def test_auto_for_one_stream(installed: set[str]) -> None:
+    for_one, for_many = choose(GGUF, for_one=True), choose(GGUF)
+    assert (for_one.kind.name, for_many.kind.name) == ("llamacpp", "openvino")
+    assert for_one.why == "a GGUF file; for one stream: --for many takes openvino"
+    assert for_many.why == "a GGUF file; for many streams: --for one takes llamacpp"
+    assert choose(replace(GGUF, format="openvino"), for_one=True).why == "an OpenVINO export"
+    assert choose(replace(GGUF, architecture="gemma"), for_one=True).why == "a GGUF file"
+    assert choose(replace(GGUF, format="huggingface"), for_one=True).kind.name != "llamacpp"
+    assert choose(GGUF, "openvino", for_one=True) == (KINDS["openvino"], "as asked")
+    installed.discard("xllamacpp")
+    assert choose(GGUF, for_one=True).why == "a GGUF file; llamacpp is not installed"
+    assert choose(GGUF).why == "a GGUF file"
+
+
+def test_for_one_stream_a_setting_may_need_another_engine(installed: set[str]) -> None:
+    adapted = choose(GGUF, for_one=True, changed={"adapter": "a", "port": 9000})
+    assert (adapted.kind.name, adapted.why) == ("openvino", "a GGUF file; llamacpp does not support --adapter")
+    assert choose(GGUF, changed={"adapter": "a"}).why == "a GGUF file"
+    exact = choose(GGUF, for_one=True, changed={"exact": True})
+    assert (exact.kind.name, exact.why) == ("openvino", "a GGUF file; llamacpp is slow with --exact")
+    assert choose(GGUF, for_one=True, changed={"exact": False, "threads": 2}).kind.name == "llamacpp"
+
+
 def test_missing_packages_are_named_with_the_command(installed: set[str]) -> None:
     installed.clear()
-    assert "-m pip install 'xllamacpp>=" in why(GGUF, "llamacpp")
+    assert "-m pip install --force-reinstall 'xllamacpp>=" in why(GGUF, "llamacpp")
     assert "-m pip install " in why(replace(GGUF, format="huggingface"))
     with pytest.raises(ModelError, match=r"needs torch and transformers: .* -m pip install .* 'torch>="):
         load_engine(EngineSpec("transformers"))

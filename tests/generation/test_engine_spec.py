@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tailrace.generation.service import engine_spec
-from tailrace.generation.source import Source, find_source
+from tailrace.generation.source import Source, find_named, find_source
 from tailrace.models import NoProgress
 from tailrace.settings import Settings
 
@@ -29,3 +29,26 @@ def test_exactness_is_the_default_if_it_is_cheap(source: Source, engine: str, ex
     of_this = replace(source, engine=engine)
     assert engine_spec(of_this, Settings(), cache_path="").exact is exact
     assert engine_spec(of_this, Settings(exact=not exact), cache_path="").exact is not exact
+
+
+@pytest.mark.parametrize(
+    ("settings", "engine"),
+    [
+        (Settings(), "openvino"),
+        (Settings(for_="one"), "llamacpp"),
+        (Settings(max_sequences=1), "llamacpp"),
+        (Settings(for_="many", max_sequences=1), "openvino"),
+        (Settings(for_="one", prompt_lookup_tokens=2), "openvino"),
+        (Settings(for_="one", exact=True), "openvino"),
+    ],
+)
+def test_the_engine_is_chosen_for_the_expected_load(settings: Settings, engine: str) -> None:
+    source = find_source("smollm2", NoProgress(), settings)
+    assert source.engine == engine
+    engine_spec(source, settings, cache_path="")  # refuses settings that the engine does not have
+
+
+def test_each_model_has_its_own_load() -> None:
+    own = {"smollm2": {"for_": "one"}, "other": {"for_": "many"}}
+    first, other = find_named(["other=smollm2"], NoProgress(), Settings(max_sequences=1), first="smollm2", own=own)
+    assert (first.engine, other.engine) == ("llamacpp", "openvino")

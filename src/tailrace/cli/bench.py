@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tailrace.cli.options import setting_options
+
 if TYPE_CHECKING:
     from tailrace.engines import EngineSpec
     from tailrace.generation.source import Source
@@ -32,8 +34,17 @@ __all__ = ["bench"]
 @click.option("--server-streams", default=64, show_default=True, help="Streams of the server benchmark; 0 skips it.")
 @click.option("--server-tokens", default=4000, show_default=True, help="Length of each of these streams, in tokens.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@setting_options("engine", "for_")
 def bench(
-    model: str, streams: str, max_tokens: int, rounds: int, server_streams: int, server_tokens: int, as_json: bool
+    model: str,
+    streams: str,
+    max_tokens: int,
+    rounds: int,
+    server_streams: int,
+    server_tokens: int,
+    as_json: bool,
+    engine: str,
+    for_: str,
 ) -> None:
     """Measure MODEL over HTTP and in process under the same load, and the server alone against a raw asyncio writer.
 
@@ -49,8 +60,9 @@ def bench(
     except ValueError:
         raise click.BadParameter("should be numbers separated by commas.", param_hint="--streams") from None
     try:
-        found = found_model(model, Settings()) if loads else None
-        pairs = asyncio.run(_measure(model, found, loads, max_tokens, rounds, server_streams, server_tokens))
+        found = found_model(model, Settings(engine=engine, for_=for_)) if loads else None
+        flags = ("--engine", engine, "--for", for_)
+        pairs = asyncio.run(_measure(model, found, flags, loads, max_tokens, rounds, server_streams, server_tokens))
     except (ModelError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     except asyncio.CancelledError:
@@ -72,6 +84,7 @@ def bench(
 async def _measure(
     model: str,
     found: tuple[Source, EngineSpec] | None,
+    flags: tuple[str, ...],
     loads: tuple[int, ...],
     max_tokens: int,
     rounds: int,
@@ -96,7 +109,7 @@ async def _measure(
         source, spec = found
         tokenizer = Tokenizer.from_json(source.card.tokenizer_json)
         pairs += await compare_engine(
-            model, spec, tokenizer, streams=loads, max_tokens=max_tokens, rounds=rounds, on_progress=report
+            model, spec, tokenizer, flags=flags, streams=loads, max_tokens=max_tokens, rounds=rounds, on_progress=report
         )
     if server_streams:
         pairs += await compare_server(

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["certify"]
 
 _SETTINGS = (
-    "engine", "device", "dtype", "kv_precision", "threads", "exact", "prefix_cache", "context_tokens", "kv_tokens",
-    "max_step_tokens", "max_sequences",
+    "engine", "for_", "device", "dtype", "kv_precision", "threads", "exact", "prefix_cache", "context_tokens",
+    "kv_tokens", "max_step_tokens", "max_sequences",
 )  # fmt: skip
 
 

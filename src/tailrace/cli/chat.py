@@ -51,8 +51,8 @@ def chat(
     """Chat with MODEL, by default the server's first model.
 
     It uses the server on this machine, or any OpenAI-compatible server at --url. If no server runs on this machine, or
-    it does not have MODEL, a server for this chat is started, like `tailrace serve MODEL`. When the connection to
-    tailrace breaks, the answer continues after a reconnect.
+    it does not have MODEL, a server for this chat is started, like `tailrace serve MODEL --for one`. When the
+    connection to tailrace breaks, the answer continues after a reconnect.
 
     With a PROMPT, it prints one answer to stdout. `-` reads the prompt from stdin.
 

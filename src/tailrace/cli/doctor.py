@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from tailrace.cli.options import setting_options
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -54,9 +56,10 @@ class _Speed:
 @click.option(
     "--engine", default="auto", show_default=True, envvar="TAILRACE_ENGINE", help="The engine whose speed is measured."
 )
+@setting_options("for_")
 @click.option("--quick", is_flag=True, help="Skip all measurements.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(model: str, engine: str, quick: bool, as_json: bool) -> None:
+def doctor(model: str, engine: str, for_: str, quick: bool, as_json: bool) -> None:
     """Check this machine, its installed engines, and which of them can run MODEL.
 
     Measures the speed of memory and of arithmetic, which limit how fast MODEL can be: one stream is limited by reading
@@ -69,12 +72,13 @@ def doctor(model: str, engine: str, quick: bool, as_json: bool) -> None:
     from tailrace.generation.source import find_source
     from tailrace.measure.bench import look_at_machine
     from tailrace.models.places import data_path
+    from tailrace.settings import Settings
     from tailrace.streams.old_journals import find_journals
 
     failure = ""
     source: Source | None = None
     try:
-        source = find_source(model, terminal_progress(), engine)
+        source = find_source(model, terminal_progress(), Settings(engine=engine, for_=for_))
     except ModelError as error:
         failure = error.message
     quick = quick or source is None

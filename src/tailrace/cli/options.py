@@ -40,7 +40,7 @@ def own_settings(
 
     Raises: click.BadParameter.
     """
-    rows = {row.name: row for row in settings_table() if row.of_model}
+    rows = {row.name.rstrip("_"): row for row in settings_table() if row.of_model}
     own: dict[str, dict[str, Any]] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -60,7 +60,7 @@ def own_settings(
             raise click.BadParameter(f"there is no model {model}; the models are {', '.join(named)}.", ctx, param)
         row = rows[name]
         try:
-            own.setdefault(model, {})[name] = _check_range(row)(ctx, param, _type(row).convert(value, param, ctx))
+            own.setdefault(model, {})[row.name] = _check_range(row)(ctx, param, _type(row).convert(value, param, ctx))
         except click.BadParameter as error:
             raise click.BadParameter(f"{key}: {error.message}", ctx, param) from None
     return own

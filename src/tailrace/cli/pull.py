@@ -43,7 +43,7 @@ def found_model(model: str, settings: Settings) -> tuple[Source, EngineSpec]:
     from tailrace.generation.service import engine_spec
     from tailrace.generation.source import find_source
 
-    source = find_source(model, terminal_progress(), settings.engine)
+    source = find_source(model, terminal_progress(), settings)
     return source, engine_spec(source, settings, cache_path=prepared_path())
 
 

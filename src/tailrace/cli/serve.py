@@ -284,7 +284,7 @@ def _serve(models: _Models, settings: Settings, sock: Any) -> int:
     from tailrace.generation.source import find_named
     from tailrace.models.places import prepared_path
 
-    found, *more = find_named(models.named, terminal_progress(), settings.engine, first=models.first, own=models.own)
+    found, *more = find_named(models.named, terminal_progress(), settings, first=models.first, own=models.own)
     started = time.monotonic()
     is_ready = False
     say(f"Loading {found.card.name} into {found.engine} ({found.why}) …")

@@ -56,7 +56,7 @@ async def _serve(settings: Settings, directory: Path, model: str) -> None:
     except OSError as error:
         raise ModelError(f"Cannot listen on {settings.host}:{settings.port} ({error.strerror}).") from None
     simulated = find_source(SIMULATED, NoProgress())
-    real = [find_source(model, NoProgress(), settings.engine)] if model else []
+    real = [find_source(model, NoProgress(), settings)] if model else []
     if any(source.card.chat_template is None for source in real):
         raise ModelError("The demo needs a model with a chat template.")
 

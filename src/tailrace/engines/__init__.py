@@ -7,7 +7,17 @@ Authors of engines need `Engine`, `Capabilities`, `Sequence`, `Delta`, `EngineSp
 
 from __future__ import annotations
 
-from tailrace.engines.kinds import ENGINES_GROUP, KINDS, OF_SOME, Kind, all_kinds, choose, find_kind, load_engine
+from tailrace.engines.kinds import (
+    ENGINES_GROUP,
+    KINDS,
+    OF_SOME,
+    EngineChoice,
+    Kind,
+    all_kinds,
+    choose,
+    find_kind,
+    load_engine,
+)
 from tailrace.engines.promise import Capabilities, Delta, Engine, RestartNeeded, Sequence
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.supervisor import Supervisor
@@ -20,6 +30,7 @@ __all__ = [
     "Capabilities",
     "Delta",
     "Engine",
+    "EngineChoice",
     "EngineSpec",
     "Kind",
     "Receiver",

@@ -14,6 +14,7 @@ from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from tailrace.engines.promise import Engine
@@ -92,6 +93,7 @@ class Kind:
     extra: str = ""  # the pip extra that installs them; "" if tailrace depends on them
     settings: tuple[str, ...] = ()  # the supported ones among the settings that not every engine has
     exact: bool = False  # the default of --exact
+    is_for_one: bool = False  # fastest with one stream, and slower than others with many
     step_tokens: int = 256  # default number of prompt tokens per step; 0: the library decides
     starts_processes: bool = False  # child processes that do not end when the worker is killed
     may_be_silent: bool = False  # may give no token for long; has its own timeouts
@@ -168,8 +170,8 @@ KINDS = {
             "any GGUF file; fastest with one stream",
             formats=("gguf",),
             packages=("xllamacpp",),
-            extra="llamacpp",
             cls="tailrace.engines.llamacpp.engine:LlamaCppEngine",
+            is_for_one=True,
             settings=(*_OF_COMPUTING, "exact"),  # --exact costs two thirds of the speed
             step_tokens=512,  # llama.cpp's own batch size
         ),
@@ -245,8 +247,16 @@ class EngineChoice(NamedTuple):
     why: str
 
 
-def choose(card: ModelCard, wanted: str = "auto") -> EngineChoice:
-    """Choose the engine for a model. Raises: ModelError that says what to do, if there is none."""
+def choose(
+    card: ModelCard,
+    wanted: str = "auto",
+    *,
+    for_one: bool = False,
+    changed: Mapping[str, object] = MappingProxyType({}),
+) -> EngineChoice:
+    """Choose the engine for a model. `auto` prefers the engine that is fastest with one stream if `for_one`, unless it
+    does not support one of the `changed` settings. Raises: ModelError that says what to do, if there is none.
+    """
     if wanted != "auto":
         kind = _named(wanted)
         if reason := kind.why_not(card):
@@ -254,10 +264,13 @@ def choose(card: ModelCard, wanted: str = "auto") -> EngineChoice:
         _require(kind)
         return EngineChoice(kind, "as asked")
     able = [kind for kind in _preferred() if not kind.why_not(card)]
+    rivals = {kind.name: _unfit_for_one(kind, changed) for kind in able if kind.is_for_one}
+    if for_one:
+        able.sort(key=lambda kind: rivals.get(kind.name) != "")
     for kind in able:
         if not kind.missing:
-            passed_over = [f"{other.name} is not installed" for other in able[: able.index(kind)]]
-            why = [f"{_FORMATS[card.format]}", *passed_over]
+            why = [_FORMATS[card.format], *(f"{other.name} is not installed" for other in able[: able.index(kind)])]
+            why += _load_note(kind, able, rivals, for_one=for_one)
             return EngineChoice(kind, "; ".join(why))
     if not able:
         known = [kind for kind in KINDS.values() if card.format in kind.formats]
@@ -266,6 +279,25 @@ def choose(card: ModelCard, wanted: str = "auto") -> EngineChoice:
     raise ModelError(
         f"{card.name} is {_FORMATS[card.format]}. No engine for it is installed. Install one: {able[0].remedy}."
     )
+
+
+def _unfit_for_one(kind: Kind, changed: Mapping[str, object]) -> str:
+    """Return why `auto` does not prefer this engine for one stream, or ""."""
+    if unknown := sorted(OF_SOME & changed.keys() - set(kind.settings)):
+        return f"{kind.name} does not support --{unknown[0].replace('_', '-')}"
+    return f"{kind.name} is slow with --exact" if changed.get("exact") and not kind.exact else ""
+
+
+def _load_note(kind: Kind, able: Iterable[Kind], rivals: Mapping[str, str], *, for_one: bool) -> list[str]:
+    """Return what the expected load has to do with the choice of this engine, if another one would do."""
+    others = [other for other in able if other is not kind and not other.missing]
+    if for_one and kind.name in rivals and others:
+        return [f"for one stream: --for many takes {others[0].name}"]
+    for other in others:
+        if other.name in rivals and kind.name not in rivals:
+            unfit = rivals[other.name]
+            return [unfit] if for_one else [] if unfit else [f"for many streams: --for one takes {other.name}"]
+    return []
 
 
 def load_engine(spec: EngineSpec) -> Engine:

@@ -20,7 +20,7 @@ from tailrace.generation.source import Source
 from tailrace.models import ModelCard
 from tailrace.models.upstream import Address, upstream_key
 from tailrace.requirements import install_command
-from tailrace.settings import Settings, settings_table
+from tailrace.settings import Settings
 from tailrace.streams import LogStore, MemoryLogStore, SqliteLogStore, open_sqlite, read_key
 from tailrace.streams.old_journals import lifetime_s
 from tailrace.text import ByteTokenizer, ChatEncoder, ChatTemplate, MessageEncoder, Tokenizer
@@ -211,9 +211,8 @@ def engine_spec(source: Source, settings: Settings, *, cache_path: str) -> Engin
     if settings.context_tokens > source.card.context_tokens:
         most = source.card.context_tokens
         raise ModelError(f"--context-tokens must be at most {most}, the context window of {source.card.name}.")
-    defaults = {row.name: row.default for row in settings_table()}
     kind = all_kinds()[source.engine]
-    kind.check(name for name in sorted(OF_SOME) if getattr(settings, name) != defaults[name])
+    kind.check(sorted(OF_SOME & settings.changed.keys()))
     return EngineSpec(
         engine=source.engine,
         path=source.address or str(source.card.path),

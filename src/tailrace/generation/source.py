@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tailrace.engines import all_kinds, choose
+from tailrace.engines import EngineChoice, all_kinds, choose
 from tailrace.engines.scripted.engine import (
     CHAT_TEMPLATE,
     CONTROL_TOKENS,
@@ -20,9 +20,11 @@ from tailrace.engines.scripted.engine import (
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard, Progress, resolve
 from tailrace.models.upstream import find_upstream
+from tailrace.settings import Settings
 
 __all__ = ["Source", "find_named", "find_source"]
 
+_DEFAULTS = Settings()
 _NAME = re.compile(r"[A-Za-z0-9._:/-]{1,128}")
 
 
@@ -43,9 +45,9 @@ class Source:
         return all_kinds()[self.engine].weight_bytes(self.card)
 
 
-def find_source(source: str, progress: Progress, engine: str = "auto") -> Source:
-    """Find or fetch a model, and an engine for it. `scripted` and `scripted:option=value,…` need no files.
-    `openai:URL` and `tgi:URL` name an upstream server.
+def find_source(source: str, progress: Progress, settings: Settings = _DEFAULTS) -> Source:
+    """Find or fetch a model, and an engine for it and these settings. `scripted` and `scripted:option=value,…` need no
+    files. `openai:URL` and `tgi:URL` name an upstream server.
 
     Raises: ModelError.
     """
@@ -59,14 +61,14 @@ def find_source(source: str, progress: Progress, engine: str = "auto") -> Source
         options, address = {}, str(found)
     else:
         card, options = resolve(source, progress), {}
-    choice = choose(card, engine)
+    choice = _choose(card, settings)
     return Source(card, choice.kind.name, choice.why, options, address)
 
 
 def find_named(
     texts: Sequence[str],
     progress: Progress,
-    engine: str = "auto",
+    settings: Settings = _DEFAULTS,
     *,
     first: str | None = None,
     own: Mapping[str, Mapping[str, Any]] | None = None,  # Any: of each setting's type
@@ -80,7 +82,7 @@ def find_named(
     pairs = [_pair(text) for text in texts]
     names = [name for name, _ in pairs]
     own = own or {}
-    sources = [_with_own(find_source(first, progress, engine), own)] if first is not None else []
+    sources = [_with_own(find_source(first, progress, settings), settings, own)] if first is not None else []
     known = [source.card.name for source in sources] + names
     for name in own:
         if name not in known:
@@ -92,21 +94,27 @@ def find_named(
         used.add(name)
     for name, text in pairs:
         try:
-            found = find_source(text, progress, own.get(name, {}).get("engine", engine))
+            found = find_source(text, progress, settings.of_model(own.get(name, {})))
         except ModelError as error:
-            hint = f" To choose an engine only for this model: --set {name}.engine=auto." if engine != "auto" else ""
+            is_named = settings.engine != "auto"
+            hint = f" To choose an engine only for this model: --set {name}.engine=auto." if is_named else ""
             raise ModelError(f"{name}: {error.message}{hint}") from None
         sources.append(replace(found, card=replace(found.card, name=name), own=own.get(name, {})))
     return sources
 
 
-def _with_own(source: Source, own: Mapping[str, Mapping[str, Any]]) -> Source:  # Any: of each setting's type
+def _with_own(
+    source: Source, settings: Settings, own: Mapping[str, Mapping[str, Any]]
+) -> Source:  # Any: of each setting's type
     """Apply the settings of a model whose name was unknown until it was found. Raises: ModelError."""
-    settings = own.get(source.card.name, {})
-    if "engine" in settings:
-        choice = choose(source.card, settings["engine"])
-        source = replace(source, engine=choice.kind.name, why=choice.why)
-    return replace(source, own=settings)
+    if its := own.get(source.card.name):
+        choice = _choose(source.card, settings.of_model(its))
+        source = replace(source, engine=choice.kind.name, why=choice.why, own=its)
+    return source
+
+
+def _choose(card: ModelCard, settings: Settings) -> EngineChoice:
+    return choose(card, settings.engine, for_one=settings.is_for_one, changed=settings.changed)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -128,7 +128,7 @@ class Model:
 
     async def _run(self) -> None:
         try:
-            source = await asyncio.to_thread(find_source, self._name, _StderrProgress(), self._settings.engine)
+            source = await asyncio.to_thread(find_source, self._name, _StderrProgress(), self._settings)
             with tempfile.TemporaryDirectory(prefix="tailrace-") as directory:
                 prepared = prepared_path()
                 async with start_service(

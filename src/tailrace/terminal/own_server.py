@@ -36,7 +36,7 @@ async def own_server(model: str, say: Callable[[str], None]) -> AsyncIterator[st
     with tempfile.TemporaryDirectory(prefix="tailrace-chat-") as directory:
         command = [
             sys.executable, "-P", "-c", _PROGRAM, str(os.getpid()), "serve", model,
-            "--host", "127.0.0.1", "--port", "0", "--drain-s", "0",
+            "--for", "one", "--host", "127.0.0.1", "--port", "0", "--drain-s", "0",
             "--journal", "memory", "--database", f"sqlite:///{directory}/records.sqlite",
         ]  # fmt: skip
         process = subprocess.Popen(  # noqa: ASYNC220 - starting one is quick

@@ -46,7 +46,7 @@ def serve_models(spec: ServerSpec) -> None:
 
 def _check_models(spec: ServerSpec) -> None:
     """Find or fetch the models. Raises: ModelError."""
-    find_named(spec.named, NoProgress(), spec.settings.engine, first=spec.first, own=spec.own)
+    find_named(spec.named, NoProgress(), spec.settings, first=spec.first, own=spec.own)
 
 
 async def _check_redis(spec: ServerSpec) -> None:

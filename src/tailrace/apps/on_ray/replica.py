@@ -44,7 +44,7 @@ class RayReplica:
         """Serve until the replica is stopped. One task does it all, because task groups need that."""
         spec, settings = self._spec, self._spec.settings
         source, *more = await asyncio.to_thread(
-            find_named, spec.named, NoProgress(), settings.engine, first=spec.first, own=spec.own
+            find_named, spec.named, NoProgress(), settings, first=spec.first, own=spec.own
         )
         with tempfile.TemporaryDirectory(prefix="tailrace-") as directory:
             async with open_server(

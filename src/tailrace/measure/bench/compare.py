@@ -151,16 +151,18 @@ async def compare_engine(
     spec: EngineSpec,
     tokenizer: Tokenizer,
     *,
+    flags: tuple[str, ...] = (),
     streams: tuple[int, ...],
     max_tokens: int,
     rounds: int,
     on_progress: Callable[[str], None],
 ) -> list[Pair]:
-    """Measure the same load over HTTP and in process, alternating. Every prompt is new, so caches have no effect."""
+    """Measure the same load over HTTP and in process, alternating. Every prompt is new, so caches have no effect.
+    `flags` give the server the settings that `spec` was made with."""
     prompts = (f"{number}. A story about a river, a dog and a mill:" for number in range(1, 1_000_000))
     pairs = []
     async with AsyncExitStack() as stack:
-        host, port = await stack.enter_async_context(_server(model))
+        host, port = await stack.enter_async_context(_server(model, *flags))
         run_alone = stack.enter_context(engine_alone(spec))
 
         async def over_http(n: int, num_tokens: int) -> Sample:
