@@ -194,7 +194,7 @@ def test_the_allowance_of_a_request_has_the_smaller_limits_of_key_and_owner() ->
 
 
 @pytest.mark.parametrize("said", ['{"tokens_per_minute": 0}', '{"tokens_a_minute": 5}', '{"streams_at_once": "4"}'])
-def test_quotas_that_cannot_be(said: str) -> None:
+def test_invalid_quotas(said: str) -> None:
     with pytest.raises(msgspec.ValidationError):
         msgspec.json.decode(said, type=Quota)
 

@@ -32,8 +32,8 @@ def _programs() -> Path:
 
 
 def _free_port() -> int:
-    """A port that the system gives to no outgoing connection. Of others, one that asks for the server while it is away
-    may get the server's own, and be connected with itself."""
+    """Return a free port below those of outgoing connections. Otherwise a client that connects while the server is
+    down could get the server's port as its own, and connect to itself."""
     for port in random.sample(range(15_000, 32_000), 100):
         with socket.socket() as free, contextlib.suppress(OSError):
             free.bind(("127.0.0.1", port))
@@ -42,7 +42,7 @@ def _free_port() -> int:
 
 
 class OwnPostgresql:
-    """Leaving it stops the server. It refuses to run as root, and runs as `postgres` then."""
+    """A PostgreSQL server. Leaving the context stops it. It runs as `postgres` if the tests run as root."""
 
     def __init__(self, directory: Path) -> None:
         self._programs = _programs()
@@ -78,13 +78,13 @@ class OwnPostgresql:
         )  # fmt: skip
 
     def kill(self) -> None:
-        """As after a power cut."""
+        """Stop the server at once, as in a power cut."""
         if (self._data / "postmaster.pid").exists():
             with contextlib.suppress(subprocess.CalledProcessError):  # it has gone meanwhile
                 self._run("pg_ctl", "-D", str(self._data), "-m", "immediate", "-w", "stop")
 
     def freeze(self) -> None:
-        """It answers no client, and closes no connection."""
+        """Suspend the server: it answers no client, and closes no connection."""
         for pid in self._pids():
             os.kill(pid, signal.SIGSTOP)
 

@@ -25,7 +25,7 @@ def store(database: RecordDatabase) -> ConversationStore:
 
 
 def _texts(store: ConversationStore, conversation_id: str) -> list[str]:
-    """Of the current branch."""
+    """Return the texts of the current branch."""
     return [item.text for item in store.branch(ME, conversation_id).items]
 
 

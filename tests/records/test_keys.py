@@ -87,14 +87,14 @@ def test_unknown(store: KeyStore) -> None:
 
 
 @pytest.mark.parametrize("owner", ["", "anonymous", "a b", "x\0y", "a" * 201, "a\n"])
-def test_owners_that_cannot_be(store: KeyStore, owner: str) -> None:
+def test_invalid_names_of_owners(store: KeyStore, owner: str) -> None:
     with pytest.raises(ValueError, match="owner"):
         store.create(owner)
     assert store.list() == []
 
 
 @pytest.mark.parametrize("scopes", [("root",), (), ("wire:openai",), ("read", "wire:"), ("read", "model:a b")])
-def test_scopes_that_cannot_be(store: KeyStore, scopes: tuple[str, ...]) -> None:
+def test_invalid_scopes(store: KeyStore, scopes: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="scope"):
         store.create("alice", scopes=scopes)
 
@@ -108,7 +108,7 @@ def test_listed(store: KeyStore) -> None:
 
 
 def test_changes_of_any_server_are_seen(store: KeyStore) -> None:
-    """Versions come into sight in their order, also where many change keys at once."""
+    """Versions become visible in order, also if many threads change keys at the same time."""
     seen, known = 0, set[str]()
     with ThreadPoolExecutor(6) as threads:
         making = [threads.submit(store.create, f"owner{number}") for number in range(40)]

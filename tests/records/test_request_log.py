@@ -32,11 +32,11 @@ _ASKED = Arrival("scripted", "openai", "alice", _KEY)
 
 
 async def _nothing() -> None:
-    """What is done when the database was opened."""
+    """Called when the database was opened."""
 
 
 class _House:
-    """A generator whose requests are recorded, by one server after the other."""
+    """A generator whose requests are recorded. Each `start` is the start of another server."""
 
     def __init__(self, directory: Path) -> None:
         self.database = RecordDatabase(f"sqlite:///{directory / 'records.sqlite'}")

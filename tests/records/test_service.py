@@ -14,7 +14,7 @@ from tailrace.settings import Settings
 
 
 async def test_the_first_conversation_begins_the_recording(tmp_path: Path) -> None:
-    """It creates the database. Its first answer may end before the next read of keys."""
+    """The conversation creates the database. Its first answer may end before the keys are read again."""
     source = find_source("scripted", NoProgress())
 
     def is_recorded(service: Service) -> bool:

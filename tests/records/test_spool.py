@@ -115,7 +115,7 @@ def test_a_full_disk_is_an_error_and_the_next_row_is_complete(tmp_path: Path, mo
     spool.close()
 
 
-def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
+def test_a_directory_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="cannot be recorded"):
         Spool(tmp_path / "file").append(_row("one"))
