@@ -1,11 +1,13 @@
 """Measures the cost of keys, quotas and records: a server with them and one without, in turns.
 
-    python bench/access_cost.py [--turns 7]
+    python bench/access_cost.py [--source smollm2] [--starts 1] [--turns 7]
 
-Both run the scripted engine at full speed. Requests are completions of one token, 16 at a time; events are those of 8
-streams of 20,000 tokens as server-sent events. Each turn measures the rate, and the processor time of the server's
-own process for each request or event, until the rows of the turn are in the database. It prints the median rate, and
-the least processor time, because other work on the machine can only add to it.
+Both run the scripted engine at full speed, or a model. Of the scripted engine, requests are completions of one token,
+16 at a time; events are those of 8 streams of 20,000 tokens as server-sent events. Of a model, it asks for streamed
+answers of 16 tokens, 8 and 32 at a time. `--starts` says how often both servers are started. Each turn measures the
+rate, and the processor time of the server's own process for each request or event, until the rows of the turn are in
+the database. It prints the median rate, and the least processor time, because other work on the machine can only add
+to it.
 """
 
 from __future__ import annotations
@@ -32,20 +34,24 @@ _NUM_REQUESTS = 3000
 _NUM_CLIENTS = 16
 _NUM_STREAMS = 8
 _NUM_TOKENS = 20_000
+_NUM_ANSWERS = 32  # of a model, in each turn
+_ANSWER_TOKENS = 16
 _PORTS = {"without": 8971, "with": 8972}
 _COUNT = "SELECT count(*) FROM requests"
 _LARGE = Quota(requests_per_minute=10**9, tokens_per_minute=10**12, tokens_per_month=10**14, streams_at_once=10**6)
 
 
 class _Server:
-    def __init__(self, name: str, directory: Path, *flags: str, token: str = "", database: Path | None = None) -> None:
+    def __init__(
+        self, name: str, source: str, directory: Path, *flags: str, token: str = "", database: Path | None = None
+    ) -> None:
         self._port = _PORTS[name]
         self._database = sqlite3.connect(f"file:{database}?mode=ro", uri=True) if database is not None else None
         self._num_rows = 0
         self._headers = f"Authorization: Bearer {token}\r\n" if token else ""
         log = (directory / "log").open("w")
         self._process = subprocess.Popen(
-            [str(Path(sys.executable).parent / "tailrace"), "serve", "scripted", "--port", str(self._port),
+            [str(Path(sys.executable).parent / "tailrace"), "serve", source, "--port", str(self._port),
              "--data-dir", str(directory), "--max-concurrent-requests", "1000", *flags],
             stderr=log,
         )  # fmt: skip
@@ -91,9 +97,15 @@ class _Server:
         count = _NUM_REQUESTS // _NUM_CLIENTS * _NUM_CLIENTS
         return count, count
 
-    async def stream(self) -> tuple[int, int]:
+    async def answer(self, num_clients: int) -> tuple[int, int]:
+        """Returns how many answers came, twice: each has a row."""
+        for _ in range(_NUM_ANSWERS // num_clients):
+            await self.stream(num_clients, _ANSWER_TOKENS)
+        return _NUM_ANSWERS, _NUM_ANSWERS
+
+    async def stream(self, num_streams: int = _NUM_STREAMS, num_tokens: int = _NUM_TOKENS) -> tuple[int, int]:
         """Returns how many events came, and the number of rows."""
-        body = b'{"prompt":"Hi","max_tokens":%d,"stream":true,"ignore_eos":true}' % _NUM_TOKENS
+        body = b'{"prompt":"Hi","max_tokens":%d,"stream":true,"ignore_eos":true}' % num_tokens
         request = self._request("POST", "/v1/completions", body)
 
         async def follow() -> int:
@@ -105,7 +117,7 @@ class _Server:
             writer.close()
             return num_events
 
-        return sum(await asyncio.gather(*(follow() for _ in range(_NUM_STREAMS)))), _NUM_STREAMS
+        return sum(await asyncio.gather(*(follow() for _ in range(num_streams)))), num_streams
 
     def _request(self, method: str, path: str, body: bytes) -> bytes:
         head = (
@@ -115,11 +127,14 @@ class _Server:
         return head.encode() + body
 
 
-def _measure(server: _Server, act: Callable[[], Awaitable[tuple[int, int]]]) -> tuple[float, float]:
+_Act = Callable[[_Server], Awaitable[tuple[int, int]]]
+
+
+def _measure(server: _Server, act: _Act) -> tuple[float, float]:
     """Things a second, and microseconds of the server's processor for each, with their rows."""
 
     async def run() -> tuple[int, int]:
-        return await act()
+        return await act(server)
 
     cpu_s, start_s = server.cpu_s(), time.perf_counter()
     count, num_rows = asyncio.run(run())
@@ -128,10 +143,16 @@ def _measure(server: _Server, act: Callable[[], Awaitable[tuple[int, int]]]) -> 
     return count / took_s, (server.cpu_s() - cpu_s) / count * 1e6
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--turns", type=int, default=7)
-    args = parser.parse_args()
+_SCRIPTED: dict[str, _Act] = {"requests": _Server.ask_many, "events": _Server.stream}
+_MODEL: dict[str, _Act] = {
+    "answers (8 at a time)": lambda server: server.answer(8),
+    "answers (32 at a time)": lambda server: server.answer(32),
+}
+_Measurements = dict[tuple[str, str], list[tuple[float, float]]]
+
+
+def _start_and_measure(source: str, acts: dict[str, _Act], num_turns: int, measurements: _Measurements) -> None:
+    """Start both servers, and add the measurements of all turns by kind and server."""
     with tempfile.TemporaryDirectory() as plain, tempfile.TemporaryDirectory() as keyed:
         path = Path(keyed) / "records.sqlite"
         url = f"sqlite:///{path}"
@@ -140,26 +161,37 @@ def main() -> None:
         token = KeyStore(database).create("alice", quota=_LARGE).token
         database.close()
         servers = {
-            "without": _Server("without", Path(plain)),
-            "with": _Server("with", Path(keyed), "--database", url, token=token, database=path),
+            "without": _Server("without", source, Path(plain)),
+            "with": _Server("with", source, Path(keyed), "--database", url, token=token, database=path),
         }
-        measurements: dict[tuple[str, str], list[tuple[float, float]]] = {}
         try:
-            for turn in range(args.turns + 1):
+            for turn in range(num_turns + 1):
                 for name, server in sorted(servers.items(), reverse=bool(turn % 2)):
-                    for kind, act in (("requests", server.ask_many), ("events", server.stream)):
+                    for kind, act in acts.items():
                         measured = _measure(server, act)
                         if turn:  # turn 0 warms up
                             measurements.setdefault((kind, name), []).append(measured)
         finally:
             for server in servers.values():
                 server.close()
-    for kind in ("requests", "events"):
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--source", default="scripted")
+    parser.add_argument("--starts", type=int, default=1)
+    parser.add_argument("--turns", type=int, default=7)
+    args = parser.parse_args()
+    acts = _SCRIPTED if args.source == "scripted" else _MODEL
+    measurements: _Measurements = {}
+    for _ in range(args.starts):
+        _start_and_measure(args.source, acts, args.turns, measurements)
+    for kind in acts:
         rates, costs = {}, {}
-        for name in servers:
+        for name in _PORTS:
             of_turns, costs_of_turns = zip(*measurements[kind, name], strict=True)
             rates[name], costs[name] = statistics.median(of_turns), min(costs_of_turns)
-            print(f"{name:>8} keys: {rates[name]:10,.0f} {kind}/s, {costs[name]:7.2f} µs of the server for each")
+            print(f"{name:>8} keys: {rates[name]:10,.1f} {kind} a second, {costs[name]:7.2f} µs of the server for each")
         rate, cost = rates["with"] / rates["without"], costs["with"] / costs["without"]
         print(f"   ratio: {rate:.3f} of the rate, {cost:.3f} of the processor time")
 
