@@ -6,22 +6,22 @@ import asyncio
 import contextlib
 import signal
 from collections.abc import Callable, Coroutine, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = ["first_error", "on_hangup", "run"]
 
+_T = TypeVar("_T")
 _hangup_calls: list[Callable[[], None]] = []
 
 
-def run(main: Coroutine[Any, Any, None]) -> None:  # Any: as in the type
+def run(main: Coroutine[Any, Any, _T]) -> _T:  # Any: as in the type
     """Run a coroutine to its end. Uses uvloop if it is installed: it is faster, and waits for child processes without
     threads."""
     try:
         import uvloop
     except ImportError:
-        asyncio.run(main)
-    else:
-        uvloop.run(main)
+        return asyncio.run(main)
+    return uvloop.run(main)
 
 
 def first_error(error: BaseException) -> BaseException:

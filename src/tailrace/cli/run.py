@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import signal
+import socket
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
@@ -17,16 +17,7 @@ import click
 from tailrace import eventloop
 from tailrace.cli.console import say, say_error, show_log
 from tailrace.cli.options import setting_options
-from tailrace.cli.serve import (
-    SIGNALS,
-    STOPPED_LOADING,
-    bound_socket,
-    data_directory,
-    leave_quietly,
-    may_listen,
-    raise_descriptor_limit,
-    url_of,
-)
+from tailrace.cli.serve import data_directory, may_listen, run_on_socket, url_of
 from tailrace.settings import Settings
 
 if TYPE_CHECKING:
@@ -108,9 +99,7 @@ def run(
         )  # fmt: skip
         plan = read()
         settings = Settings(**values)
-    except PlanError as error:
-        raise click.UsageError(str(error)) from None
-    except ValueError as error:
+    except (PlanError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     context = click.get_current_context()
     for setting, value in plan.settings.items():  # the command line has priority
@@ -134,15 +123,8 @@ def _run(plan: Plan, read: Callable[[], Plan], settings: Settings, *, watched: S
     from tailrace.apps.host import host
     from tailrace.apps.process import BootError
     from tailrace.apps.targets import PlanError
-    from tailrace.errors import ModelError
     from tailrace.serve.boot import Failed
 
-    sock = bound_socket(settings)
-    if sock is None:
-        return 1
-    raise_descriptor_limit()
-    for number in SIGNALS:
-        signal.signal(number, leave_quietly)
     started_s = 0.0
     first: Plan | None = plan
     is_ready = False
@@ -158,20 +140,6 @@ def _run(plan: Plan, read: Callable[[], Plan], settings: Settings, *, watched: S
         except PlanError as error:
             raise BootError(Failed(str(error))) from None
 
-    def on_ready(front: Front, notes: tuple[str, ...]) -> None:
-        nonlocal is_ready
-        is_ready = True
-        for note in notes:
-            say_error(note)
-        url = url_of(sock, settings)
-        for app in front.apps:
-            parts = ", ".join(
-                name if pool.options.num_replicas == 1 else f"{name} x {pool.options.num_replicas}"
-                for name, pool in app.pools.items()
-            )
-            say(f"{app.name} runs at {url}{app.route_prefix or '/'} ({parts}).")
-        say(f"Started in {time.monotonic() - started_s:.1f} s. Ctrl-C stops it.")
-
     def on_drain(num_requests: int) -> None:
         if num_requests:
             say(f"Stopping; {num_requests} request{'s' if num_requests > 1 else ''} may finish.")
@@ -180,30 +148,34 @@ def _run(plan: Plan, read: Callable[[], Plan], settings: Settings, *, watched: S
         _report(error)
         say_error("waiting for a file to change.")
 
-    async def main() -> None:
-        try:
-            with data_directory(settings, sock.getsockname()[1], _journal_prefix(plan)) as data:
-                await host(
-                    get_apps, settings, sock, data_path=data, on_ready=on_ready, on_drain=on_drain,
-                    on_boot_error=on_boot_error, changes=_changes(watched) if watched else None,
-                )  # fmt: skip
-        finally:
-            for number in SIGNALS:
-                signal.signal(number, signal.SIG_IGN)  # the rest of the shutdown is fast
+    async def main(sock: socket.socket) -> bool:
+        def on_ready(front: Front, notes: tuple[str, ...]) -> None:
+            nonlocal is_ready
+            is_ready = True
+            for note in notes:
+                say_error(note)
+            url = url_of(sock, settings)
+            for app in front.apps:
+                parts = ", ".join(
+                    name if pool.options.num_replicas == 1 else f"{name} x {pool.options.num_replicas}"
+                    for name, pool in app.pools.items()
+                )
+                say(f"{app.name} runs at {url}{app.route_prefix or '/'} ({parts}).")
+            say(f"Started in {time.monotonic() - started_s:.1f} s. Ctrl-C stops it.")
 
-    with sock:
-        try:
-            eventloop.run(main())
-        except* BootError as group:
-            _report(eventloop.first_error(group))
-            return_code = 1
-        except* ModelError as group:
-            say_error(str(eventloop.first_error(group)))
-            return_code = 1
-        else:
-            say("Stopped.")
-            return_code = 0 if is_ready else STOPPED_LOADING
-    return return_code
+        with data_directory(settings, sock.getsockname()[1], _journal_prefix(plan)) as data:
+            await host(
+                get_apps, settings, sock, data_path=data, on_ready=on_ready, on_drain=on_drain,
+                on_boot_error=on_boot_error, changes=_changes(watched) if watched else None,
+            )  # fmt: skip
+        return is_ready
+
+    status = 1
+    try:
+        status = run_on_socket(settings, main)
+    except* BootError as group:
+        _report(eventloop.first_error(group))
+    return status
 
 
 def _journal_prefix(plan: Plan) -> str:

@@ -10,8 +10,9 @@ import socket
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +25,17 @@ from tailrace.cli.options import own_settings, setting_options
 from tailrace.settings import Settings, settings_table
 
 __all__ = [
-    "SIGNALS",
-    "STOPPED_LOADING",
     "bound_socket",
     "data_directory",
-    "leave_quietly",
     "may_listen",
-    "raise_descriptor_limit",
+    "run_on_socket",
     "serve",
     "url_of",
 ]
 
 _DESCRIPTORS = 65_536
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
-STOPPED_LOADING = 130  # exit status after a signal that came before the server was ready
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_STOPPED_LOADING = 130  # exit status after a signal that came before the server was ready
 
 
 def _read_replicas(ctx: click.Context, param: click.Parameter, text: str) -> tuple[int, int]:
@@ -134,7 +132,7 @@ def serve(
         if ctx.get_parameter_source(name) is not ParameterSource.DEFAULT:
             flag = "--" + name.replace("_", "-")
             raise click.UsageError(f"{flag} needs --on ray: on one machine, a single engine batches all requests.")
-    raise SystemExit(_run(_Models(first, named, own), settings))
+    raise SystemExit(run_on_socket(settings, partial(_serve, _Models(first, named, own), settings)))
 
 
 def _run_on_ray(models: _Models, settings: Settings, replicas: tuple[int, int], target_requests: int) -> int:
@@ -199,22 +197,38 @@ def may_listen(settings: Settings) -> bool:
     return True
 
 
-def _run(models: _Models, settings: Settings) -> int:
+def run_on_socket(settings: Settings, start: Callable[[socket.socket], Coroutine[Any, Any, bool]]) -> int:
+    """Bind the socket, run the server on it, and return the exit status, after a message if it is an error.
+
+    `start` takes the socket. Its coroutine runs the server until it has stopped, and returns whether it was ever ready;
+    `start` itself may load a model: until the event loop handles signals, they end the process without a traceback.
+    """
     from tailrace.errors import ModelError
 
     sock = bound_socket(settings)
     if sock is None:
         return 1
-    raise_descriptor_limit()
-    # Until the event loop handles signals, they end the process without a traceback.
-    for number in SIGNALS:
-        signal.signal(number, leave_quietly)
+    _raise_descriptor_limit()
+    for number in _SIGNALS:
+        signal.signal(number, _leave_quietly)
+
+    async def run(server: Coroutine[Any, Any, bool]) -> bool:
+        try:
+            return await server
+        finally:
+            for number in _SIGNALS:
+                signal.signal(number, signal.SIG_IGN)  # the rest of the shutdown is fast
+
     try:
         with sock:
-            return _serve(models, settings, sock)
+            is_ready = eventloop.run(run(start(sock)))
     except* ModelError as group:
         say_error(str(eventloop.first_error(group)))
-    return 1
+        status = 1
+    else:
+        say("Stopped.")
+        status = 0 if is_ready else _STOPPED_LOADING
+    return status
 
 
 def url_of(sock: socket.socket, settings: Settings) -> str:
@@ -237,7 +251,7 @@ def _has_keys(settings: Settings) -> bool:
         raise click.ClickException(error.message) from None
 
 
-def raise_descriptor_limit() -> None:
+def _raise_descriptor_limit() -> None:
     """Raise the soft limit of file descriptors: each connection needs one, and the default is often low."""
     with contextlib.suppress(OSError, ValueError):
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -245,12 +259,12 @@ def raise_descriptor_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
-def leave_quietly(*_: object) -> None:
+def _leave_quietly(*_: object) -> None:
     """A signal handler: exit without a traceback."""
-    for number in SIGNALS:
+    for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)  # a second signal would interrupt the exit
     say("Stopped.")
-    sys.exit(STOPPED_LOADING)
+    sys.exit(_STOPPED_LOADING)
 
 
 @contextlib.contextmanager
@@ -276,8 +290,8 @@ def data_directory(settings: Settings, port: int, kind: str = "port") -> Iterato
             yield Path(directory)
 
 
-def _serve(models: _Models, settings: Settings, sock: Any) -> int:
-    # Any: a socket, which click's imports need not know
+def _serve(models: _Models, settings: Settings, sock: socket.socket) -> Coroutine[Any, Any, bool]:
+    """Download the models if they are missing, and return the server's coroutine for `run_on_socket`."""
     from tailrace.api.lifecycle import serve as serve_model
     from tailrace.cli.pull import terminal_progress
     from tailrace.generation.service import Service
@@ -316,23 +330,12 @@ def _serve(models: _Models, settings: Settings, sock: Any) -> int:
             streams = "1 stream has" if num_streams == 1 else f"{num_streams} streams have"
             say(f"Stopping; {streams} {settings.drain_s:g} s to finish.")
 
-    async def main() -> None:
-        try:
-            with data_directory(settings, sock.getsockname()[1]) as data:
-                await serve_model(
-                    found,
-                    settings,
-                    sock,
-                    data_path=data,
-                    cache_path=prepared_path(),
-                    more=more,
-                    on_ready=on_ready,
-                    on_drain=on_drain,
-                )
-        finally:
-            for number in SIGNALS:
-                signal.signal(number, signal.SIG_IGN)  # the rest of the shutdown is fast
+    async def main() -> bool:
+        with data_directory(settings, sock.getsockname()[1]) as data:
+            await serve_model(
+                found, settings, sock, data_path=data, cache_path=prepared_path(), more=more, on_ready=on_ready,
+                on_drain=on_drain,
+            )  # fmt: skip
+        return is_ready
 
-    eventloop.run(main())
-    say("Stopped.")
-    return 0 if is_ready else STOPPED_LOADING
+    return main()
