@@ -165,7 +165,6 @@ def test_byte_and_space_pieces(sentencepiece: Tokenizer) -> None:
     assert sentencepiece.pieces[3 + 0x0A] == b"\n"
     assert sentencepiece.pieces[3 + 0xE6] == b"\xe6"
     assert b" hi" in sentencepiece.pieces
-    assert sentencepiece.strip_leading_space
 
 
 def test_token_text(byte_level: Tokenizer) -> None:
@@ -173,7 +172,6 @@ def test_token_text(byte_level: Tokenizer) -> None:
     assert byte_level.token_text(byte_level.pieces.index(b"\xe6\x97")) == "\ufffd"
     assert byte_level.token_text(byte_level.pieces.index(b" hi")) == " hi"
     assert byte_level.token_text(-1) == byte_level.token_text(byte_level.vocab_size) == ""
-    assert not byte_level.strip_leading_space
 
 
 @pytest.mark.parametrize("special", [True, False])

@@ -14,7 +14,7 @@ import tokenizers
 
 from tailrace.errors import ModelError
 
-__all__ = ["lost_bytes", "piece_bytes", "steps_of", "strips_leading_space", "unknown_token"]
+__all__ = ["lost_bytes", "piece_bytes", "steps_of", "unknown_token"]
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _META = "\u2581"  # SentencePiece's character for a space
@@ -75,15 +75,6 @@ def piece_bytes(token: str, decoder: list[Step], *, added: bool) -> bytes:
             case unknown:
                 raise ModelError(f"The tokenizer's decoder has an unsupported step: {unknown}.")
     return token.encode()
-
-
-def strips_leading_space(decoder: list[Step]) -> bool:
-    """Return whether decoding removes one leading space, which encoding adds."""
-    return any(
-        (step["type"] == "Strip" and step["content"] == " " and step["start"] > 0)
-        or (step["type"] == "Metaspace" and step.get("prepend_scheme", "always") != "never")
-        for step in decoder
-    )
 
 
 def lost_bytes(spec: Step, vocab: Mapping[str, int], added: list[tokenizers.AddedToken]) -> bytes | None:

@@ -89,7 +89,6 @@ class ByteTokenizer(Tokenizer):
     special_ids = _SPECIAL_IDS
     bos_ids = ()
     max_piece_bytes = _PIECE_BYTES
-    strip_leading_space = False
 
     def __init__(self) -> None:
         # Used like lists: callers only read them by id.
@@ -178,8 +177,8 @@ class MessageEncoder(ChatEncoder):
         if continue_final and not self._continues:
             raise UnsupportedParameter("The upstream server cannot continue a message.", param="messages")
         beginning = messages[-1].content if continue_final else ""
-        said = [_openai_message(message) for message in (messages[:-1] if continue_final else messages)]
-        chat = PackedChat(said, list(tools), dict(values or {}))
+        turns = [_openai_message(message) for message in (messages[:-1] if continue_final else messages)]
+        chat = PackedChat(turns, list(tools), dict(values or {}))
         try:
             written = msgspec.json.encode(chat)
         except UnicodeEncodeError:

@@ -18,7 +18,7 @@ import msgspec
 import tokenizers
 
 from tailrace.errors import ModelError, RequestError
-from tailrace.text._pieces import lost_bytes, piece_bytes, steps_of, strips_leading_space, unknown_token
+from tailrace.text._pieces import lost_bytes, piece_bytes, steps_of, unknown_token
 
 __all__ = ["Tokenizer", "utf8_bytes"]
 
@@ -37,9 +37,6 @@ class Tokenizer:
     bos_ids: tuple[int, ...]  # tokens that the post-processor puts before a text, often none
     vocab_size: int  # highest id plus one
     max_piece_bytes: int
-    strip_leading_space: bool
-    """Whether the model's decoder removes the first space of a text, as with SentencePiece. `Detokenizer` never does,
-    because an answer continues a prompt, where the space is part of the answer."""
 
     def __init__(self, tokenizer_json: str) -> None:
         try:
@@ -83,7 +80,6 @@ class Tokenizer:
         self.max_piece_bytes = max(map(len, self.pieces), default=0) or 1
         # Plain text may only give the special token for unknown characters.
         self._forbidden = self.special_ids - {vocab.get(unknown_token(spec), -1)}
-        self.strip_leading_space = strips_leading_space(decoder)
         self._lost = lost_bytes(spec, vocab, list(added.values()))
 
     def _name_control_tokens(self) -> None:

@@ -45,7 +45,6 @@ class FourBits:
     codes: Codes  # (rows, groups, 32), each below 16
     scales: npt.NDArray[np.float16]  # (rows, groups)
     zeros: Codes  # (rows, groups)
-    num_inputs: int
     num_sums: int  # 0: none; the last group of columns may have more, which are zero
 
 
@@ -82,13 +81,12 @@ def four_bits(tensor: gguf.ReaderTensor) -> FourBits | None:
     zeros = np.clip(np.rint(-minima / np.where(scales == 0, 1, scales)), 0, 255)
     rest = minima + scales * zeros
     if not rest.any():
-        return FourBits(codes, scales.astype(np.float16), zeros.astype(np.uint8), columns, 0)
+        return FourBits(codes, scales.astype(np.float16), zeros.astype(np.uint8), 0)
     more = _rounded(rest)
     return FourBits(
         np.concatenate([codes, more.codes], 1),
         np.concatenate([scales.astype(np.float16), more.scales], 1),
         np.concatenate([zeros.astype(np.uint8), more.zeros], 1),
-        columns,
         columns // GROUP,
     )
 
@@ -103,7 +101,7 @@ def _rounded(values: Numbers) -> FourBits:
     divisors = np.where(scales == 0, 1, scales).astype(np.float32)
     zeros = np.clip(np.rint(-low / divisors), 0, 15)
     codes = np.clip(np.rint(groups / divisors[..., None] + zeros[..., None]), 0, 15).astype(np.uint8)
-    return FourBits(codes, scales, zeros.astype(np.uint8), columns, 0)
+    return FourBits(codes, scales, zeros.astype(np.uint8), 0)
 
 
 def _finite(values: Any) -> Any:  # Any: an array of any float type
