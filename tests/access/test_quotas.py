@@ -104,9 +104,9 @@ def test_a_stream_counts_for_the_minute_of_its_start() -> None:
     clock.now_s += 60
     quotas.reserve(_record(10, 90))
     quotas.on_end(record, _end(10, 20))
-    said = _headers(quotas)["ratelimit"]
-    assert '"key-tokens-minute";r=0;t=30' in said
-    assert '"key-tokens-month";r=870' in said
+    limits = _headers(quotas)["ratelimit"]
+    assert '"key-tokens-minute";r=0;t=30' in limits
+    assert '"key-tokens-month";r=870' in limits
 
 
 @pytest.mark.parametrize(
@@ -193,10 +193,10 @@ def test_the_allowance_of_a_request_has_the_smaller_limits_of_key_and_owner() ->
     assert quotas.allowance("", "alice") == Allowance()
 
 
-@pytest.mark.parametrize("said", ['{"tokens_per_minute": 0}', '{"tokens_a_minute": 5}', '{"streams_at_once": "4"}'])
-def test_invalid_quotas(said: str) -> None:
+@pytest.mark.parametrize("body", ['{"tokens_per_minute": 0}', '{"tokens_a_minute": 5}', '{"streams_at_once": "4"}'])
+def test_invalid_quotas(body: str) -> None:
     with pytest.raises(msgspec.ValidationError):
-        msgspec.json.decode(said, type=Quota)
+        msgspec.json.decode(body, type=Quota)
 
 
 _STEPS = st.lists(

@@ -67,26 +67,26 @@ class OpenSocket:
             "subprotocols": [], "root_path": "", "extensions": {"websocket.http.response": {}},
         }  # fmt: skip
         self._app = house.app
-        self.said = asyncio.Queue[Message]()
-        self.to_say = asyncio.Queue[Message]()
+        self.sent = asyncio.Queue[Message]()
+        self.to_receive = asyncio.Queue[Message]()
         self._task: asyncio.Task[None] | None = None
 
     async def begin(self) -> None:
-        self.to_say.put_nowait({"type": "websocket.connect"})
-        self._task = asyncio.create_task(self._app(self._scope, self.to_say.get, self.said.put))  # type: ignore[arg-type]
+        self.to_receive.put_nowait({"type": "websocket.connect"})
+        self._task = asyncio.create_task(self._app(self._scope, self.to_receive.get, self.sent.put))  # type: ignore[arg-type]
 
     def say(self, text: str) -> None:
-        self.to_say.put_nowait({"type": "websocket.receive", "text": text})
+        self.to_receive.put_nowait({"type": "websocket.receive", "text": text})
 
     async def wait(self, kind: str) -> Message:
         async with asyncio.timeout(120):
-            while (message := await self.said.get())["type"] != kind:
+            while (message := await self.sent.get())["type"] != kind:
                 pass
         return message
 
     async def close(self) -> None:
         assert self._task is not None
-        self.to_say.put_nowait({"type": "websocket.disconnect", "code": 1000})
+        self.to_receive.put_nowait({"type": "websocket.disconnect", "code": 1000})
         await asyncio.wait([self._task], timeout=120)
         assert self._task.done()
 

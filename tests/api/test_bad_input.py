@@ -460,11 +460,11 @@ def test_bodies_that_are_too_large_together(serve: Callable[..., Server]) -> Non
     limits = ("--body-bytes", "100000", "--pending-body-bytes", "400000", "--body-gap-s", "20")
     server = serve("scripted", "--default-max-tokens", "1", *limits)
     body = b" " * 95_000 + b'{"prompt":"Hi"}'
-    said = {"content-type": "application/json", "content-length": str(len(body))}
+    headers = {"content-type": "application/json", "content-length": str(len(body))}
     with contextlib.ExitStack() as stack:
         waiting = [stack.enter_context(server.wire()) for _ in range(3)]
         for wire in waiting:
-            wire.send("POST", "/v1/streams", None, said)
+            wire.send("POST", "/v1/streams", None, headers)
             wire.send_bytes(body[:-1])
         deadline_s = time.monotonic() + LONG_S
         while True:  # until those have arrived

@@ -41,7 +41,7 @@ def door(target: Server) -> httpx.Client:
     return target.http
 
 
-def test_what_is_appended_can_be_read_from_any_offset(door: httpx.Client, path: str) -> None:
+def test_appended_data_can_be_read_from_any_offset(door: httpx.Client, path: str) -> None:
     made = door.put(path, headers=TEXT, content="one")
     assert (made.status_code, made.headers["location"]) == (201, str(door.base_url.join(path)))
     offsets = [made.headers["stream-next-offset"]]

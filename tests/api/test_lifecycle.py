@@ -242,8 +242,8 @@ def test_a_killed_worker_is_replaced_and_all_answers_continue(serve: Callable[..
     assert (end["status"], end["continuity"]) == ("done", "replayed")
     *chat, done = sse_data(ends["chat"])
     assert done == "[DONE]"
-    said = "".join(as_json(chunk)["choices"][0]["delta"].get("content", "") for chunk in chat)
-    assert said == Answer(chat_ids("Long."), 60, seed=1).text
+    content = "".join(as_json(chunk)["choices"][0]["delta"].get("content", "") for chunk in chat)
+    assert content == Answer(chat_ids("Long."), 60, seed=1).text
     assert as_json(ends["text-whole"])["choices"][0]["text"] == answer.text
     assert as_json(sse_data(ends["tgi"])[-1])["generated_text"] == answer.text
     assert server.http.get("/health").status_code == 200

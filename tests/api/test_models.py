@@ -84,7 +84,7 @@ def test_load_all_loads_all_models_at_the_start(serve: Serve) -> None:
     assert num_answered(server, "big") == 5
 
 
-def test_each_may_have_settings_of_its_own(serve: Serve) -> None:
+def test_each_model_may_have_its_own_settings(serve: Serve) -> None:
     own = ("short.default_max_tokens=4", "short.idle-unload-s=0.3", "scripted.context_tokens=500")
     server = serve(
         "scripted", "--model", "short=scripted", "--default-max-tokens", "20", "--load", "all",

@@ -76,7 +76,7 @@ def test_creation_is_201_with_a_location_and_the_state(server: Server) -> None:
     assert server.http.get(state["events_url"]).content == b"".join(ANSWER.native(stream_id))
 
 
-def test_accept_streams_at_once_with_what_proxies_need(server: Server) -> None:
+def test_accept_streams_at_once_with_headers_for_proxies(server: Server) -> None:
     with server.wire() as wire:
         wire.send("POST", "/v1/streams", BODY, SSE)
         assert wire.head() == 200

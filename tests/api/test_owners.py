@@ -130,7 +130,7 @@ async def test_own_streams_are_found_on_every_wire(tmp_path: Path) -> None:
     assert len(_on_streams()) >= 9
 
 
-async def test_an_event_id_alone_finds_nothing_of_another_owners(tmp_path: Path) -> None:
+async def test_an_event_id_does_not_find_streams_of_other_owners(tmp_path: Path) -> None:
     async with _serving(tmp_path) as house:
         stream_id = await house.finished()
 

@@ -41,10 +41,10 @@ async def test_a_cookie_replaces_the_key(house: House) -> None:
     answer, cookie = await _sign_in(house, token)
     assert answer.status_code == 201
     assert (answer.json()["owner"], answer.json()["scopes"]) == ("alice", ["generate", "read"])
-    said = answer.headers["set-cookie"]
-    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(said.split("; "))
-    assert "Secure" not in said
-    assert token not in said
+    cookie = answer.headers["set-cookie"]
+    assert {"HttpOnly", "SameSite=Strict", "Path=/"} <= set(cookie.split("; "))
+    assert "Secure" not in cookie
+    assert token not in cookie
     assert (await _get(house, "/v1/session", cookie=cookie)).json() == answer.json()
     async with house.client(None, cookie=cookie, **_OWN) as client:
         made = await client.post("/v1/streams", json={"prompt": "Hi", "max_tokens": 3})

@@ -184,7 +184,7 @@ async def test_socket_of_an_owner_is_refused_like_a_request(tmp_path: Path) -> N
         await socket.wait("websocket.accept")
         for _ in range(2):
             socket.say('{"type": "create", "prompt": "Hi", "max_tokens": 2}')
-        said = ""
-        while "rate_limit_exceeded" not in said:
-            said = (await socket.wait("websocket.send"))["text"]
+        received = ""
+        while "rate_limit_exceeded" not in received:
+            received = (await socket.wait("websocket.send"))["text"]
         await socket.close()

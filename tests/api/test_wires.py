@@ -153,7 +153,7 @@ def test_openai_refuses_a_parameter_under_its_own_name(server: Server) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "top_logprobs")
 
 
-def test_get_on_the_root_says_how_to_ask(server: Server) -> None:
+def test_get_on_the_root_explains_the_request(server: Server) -> None:
     answer = server.http.get("/")
     assert answer.status_code == 200
     assert "POST /?prompt=" in answer.text
@@ -183,7 +183,7 @@ def test_tgi_streams_without_details(server: Server) -> None:
 
 
 @pytest.mark.parametrize("path", ["/", "/generate"])
-def test_tgi_answers_in_one_piece(server: Server, path: str) -> None:
+def test_tgi_answers_without_streaming(server: Server, path: str) -> None:
     answer = server.post(path, TGI_BODY)
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "application/json"
@@ -260,7 +260,7 @@ def test_openai_chunks(server: Server, kind: str, include_usage: bool) -> None:
         assert body == COMPLETION.openai_text(f"cmpl-{stream_id}", created_s, include_usage=include_usage)
 
 
-def test_openai_in_one_piece(server: Server) -> None:
+def test_openai_without_streaming(server: Server) -> None:
     chat = server.post("/v1/chat/completions", CHAT_BODY)
     found = chat.json()
     assert found["id"] == f"chatcmpl-{chat.headers['x-stream-id']}"
@@ -319,14 +319,14 @@ def test_openai_models(server: Server) -> None:
 
 
 def test_models_in_the_format_of_the_clients_header(server: Server) -> None:
-    said = {"anthropic-version": "2023-06-01"}
+    headers = {"anthropic-version": "2023-06-01"}
     for path in ("/v1/models", "/v1/models/scripted"):
-        ours, theirs = server.http.get(path), server.http.get(path, headers=said)
+        ours, theirs = server.http.get(path), server.http.get(path, headers=headers)
         assert "object" in ours.json()
         assert "object" not in theirs.json()
         assert (ours.headers["vary"], theirs.headers["vary"]) == ("anthropic-version", "anthropic-version")
     assert server.http.get("/v1/models", params={"limit": 1}).headers["x-tailrace-ignored"] == "limit"
-    assert "x-tailrace-ignored" not in server.http.get("/v1/models", params={"limit": 1}, headers=said).headers
+    assert "x-tailrace-ignored" not in server.http.get("/v1/models", params={"limit": 1}, headers=headers).headers
 
 
 def test_openai_takes_the_newer_name_of_max_tokens_and_text_parts(server: Server) -> None:

@@ -300,10 +300,10 @@ def test_reload_reads_the_config_file_again(tmp_path: Path) -> None:
             word = arguments["word"]
 
             @serve.deployment(name="say")
-            def said(request):
+            def answered(request):
                 return word
 
-            return said.bind()
+            return answered.bind()
         """,
     )
     path = write(tmp_path, "plan.yaml", plan.replace("WORD", "first"))

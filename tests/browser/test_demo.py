@@ -132,8 +132,8 @@ async def test_the_server_is_killed(page: Page, demo: Demo, what: str) -> None:
     plain, kept = (page.locator(f"#plug article:{place}-child .text") for place in ("first", "last"))
     assert await kept.locator("mark.survived").count() == 1
     assert re.fullmatch(rf"{what} killed: [\d.]+ s", await kept.locator("mark").text_content() or "")
-    said = await kept.evaluate(_WITHOUT_MARKS)
-    assert said == whole
+    text = await kept.evaluate(_WITHOUT_MARKS)
+    assert text == whole
     assert await page.locator("#plug article:last-child footer").text_content() == (
         "250 tokenscomplete; all tokens the same as without the kill"
     )

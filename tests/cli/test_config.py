@@ -24,7 +24,7 @@ def test_every_setting_and_where_it_comes_from() -> None:
     assert rows["host"] == ("127.0.0.1", "default")
 
 
-def test_only_what_was_changed() -> None:
+def test_only_changed_settings() -> None:
     result = CliRunner().invoke(main, ["config", "--changed", "--port", "99"], env={"TAILRACE_STRICT": "true"})
     assert result.stdout.splitlines() == ["port    99  (flag)", "strict  true  (environment)"]
 

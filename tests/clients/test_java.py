@@ -38,7 +38,7 @@ def _run(classes: Path, server: Server, verb: str, **body: object) -> str:
     return done.stdout
 
 
-def test_answers_in_one_piece(server: Server, classes: Path) -> None:
+def test_answers_without_streaming(server: Server, classes: Path) -> None:
     lines = _run(classes, server, "whole", prompt="Java.", max_tokens=20, seed=4).splitlines()
     assert lines[::2] == ["200 HTTP_1_1"] * 2
     for body in lines[1::2]:

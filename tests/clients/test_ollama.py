@@ -54,7 +54,7 @@ def test_a_chat_streams(client: Client) -> None:
     assert 0 < last.eval_duration + last.prompt_eval_duration <= last.total_duration + 3  # each of them is rounded
 
 
-def test_a_chat_in_one_piece(client: Client) -> None:
+def test_a_chat_without_streaming(client: Client) -> None:
     answer = client.chat("scripted:latest", MESSAGES, options=OPTIONS)
     assert answer.message.content == answer["message"]["content"] == CHAT.text
     assert (answer.done, answer.done_reason, answer.eval_count) == (True, "length", COUNT)

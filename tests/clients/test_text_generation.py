@@ -52,7 +52,7 @@ def test_generate(method: str, server: Server) -> None:
 
 
 @pytest.mark.parametrize("method", WHOLE)
-def test_a_seed_is_told_where_it_matters(method: str, server: Server) -> None:
+def test_the_seed_is_shown_if_the_answer_is_sampled(method: str, server: Server) -> None:
     response = ask(server.url, method, max_new_tokens=24, seed=SEED, do_sample=True)["response"]
     assert response["generated_text"] == MANY.text
     assert response["details"]["seed"] == SEED

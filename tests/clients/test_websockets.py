@@ -251,7 +251,7 @@ def test_overload_is_refused_in_a_frame_and_the_chat_waits(serve: Callable[..., 
 # Slow ones, and the end
 
 
-def test_a_reader_that_does_not_read_costs_nobody_anything(server: Server) -> None:
+def test_a_stalled_reader_does_not_delay_others(server: Server) -> None:
     """The stream is larger than the kernel's buffers. The reader gets all of it in the end."""
     count = 20_000
     slow = Answer("Slow.", count, 1)

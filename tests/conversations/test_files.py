@@ -85,7 +85,7 @@ def test_our_file_has_calls_and_knows_no_stream() -> None:
 
 
 @given(_trees())
-def test_chatgpts_file_keeps_the_tree_of_what_has_text(tree: tuple[Conversation, list[Item]]) -> None:
+def test_chatgpts_file_keeps_the_tree_of_messages_with_text(tree: tuple[Conversation, list[Item]]) -> None:
     conversation, items = tree
     items = [replace(item, text=item.text + ".") for item in items]
     (draft,) = _again("chatgpt", (conversation, items))

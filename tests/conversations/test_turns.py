@@ -20,12 +20,12 @@ _TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type":
 
 
 def test_a_turn_is_read_unchanged() -> None:
-    turn = Turn(conversation_id="c", parent_id="p", said=(Item(role="user", text="é\u2028"),), reads_tools=True)
+    turn = Turn(conversation_id="c", parent_id="p", input_items=(Item(role="user", text="é\u2028"),), reads_tools=True)
     assert read_turn(turn.encode()) == turn
 
 
 def test_input_and_answer_follow_each_other() -> None:
-    turn = Turn(conversation_id="c", parent_id="p", said=(Item(role="system"), Item(role="user", text="Hi")))
+    turn = Turn(conversation_id="c", parent_id="p", input_items=(Item(role="system"), Item(role="user", text="Hi")))
     items = turn.input("s", 1.0)
     assert [(item.item_id, item.parent_id) for item in items] == [("msg_s_in0", "p"), ("msg_s_in1", "msg_s_in0")]
     (waiting,) = turn.answer("s", Spoken(), "msg_s_in1", 1.0)

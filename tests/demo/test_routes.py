@@ -22,19 +22,19 @@ KILLS = ("/demo/kill/engine", "/demo/kill/server")
 
 def _plain_texts(demo: Demo, on_first: Callable[[], object]) -> tuple[str, bool]:
     """Return the text of a plain stream, and whether it broke. Calls `on_first` at the first token."""
-    said: list[str] = []
+    parts: list[str] = []
     body = {"prompt": PROMPT, "max_tokens": 60, "seed": 7}
     try:
         with httpx.stream("POST", f"{demo.url}/demo/plain", json=body, trust_env=False, timeout=60) as answer:
             for line in answer.iter_lines():
                 if line == "data: [DONE]":
-                    return "".join(said), False
+                    return "".join(parts), False
                 if line.startswith("data: "):
-                    said.append(json.loads(line[6:])["text"])
-                    if len(said) == 1:
+                    parts.append(json.loads(line[6:])["text"])
+                    if len(parts) == 1:
                         on_first()
     except httpx.TransportError:
-        return "".join(said), True
+        return "".join(parts), True
     raise AssertionError("it ended without its end")
 
 

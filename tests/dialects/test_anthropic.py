@@ -65,7 +65,7 @@ def schema(grammar: object) -> Any:  # Any: JSON
     return json.loads(getattr(grammar, "source", ""))
 
 
-def test_it_streams_when_it_is_told_to() -> None:
+def test_it_streams_when_stream_is_true() -> None:
     assert call_of({"stream": True}).stream
     assert not call_of({}).stream
 

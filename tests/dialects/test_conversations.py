@@ -59,20 +59,20 @@ def test_the_prompt_has_the_branch_and_the_new_items() -> None:
     for request, turn in (_chat([more], _HI, _HO), _respond([more], _HI, _HO), _respond("More", _HI, _HO)):
         assert request.messages == (Message("user", "Hi"), Message("assistant", "Ho"), Message("user", "More"))
         assert (turn.conversation_id, turn.parent_id) == ("c", "b")
-        assert turn.said == (Item(role="user", text="More"),)
+        assert turn.input_items == (Item(role="user", text="More"),)
         assert request.on_disconnect == "detach"
 
 
 def test_instructions_are_for_one_response() -> None:
     request, turn = _respond("More", _HI, _HO, instructions="Be kind.")
     assert request.messages[0] == Message("system", "Be kind.")
-    assert [item.role for item in turn.said] == ["user"]
+    assert [item.role for item in turn.input_items] == ["user"]
 
 
 def test_a_stored_question_is_answered() -> None:
     for request, turn in (_chat([], _HI), _respond([], _HI)):
         assert request.messages == (Message("user", "Hi"),)
-        assert (turn.parent_id, turn.said) == ("a", ())
+        assert (turn.parent_id, turn.input_items) == ("a", ())
 
 
 def test_a_failed_answer_is_generated_again() -> None:
@@ -85,19 +85,19 @@ def test_a_chat_continues_the_stored_answer() -> None:
     request, turn = _chat([], _HI, _HO)
     assert request.continue_final
     assert request.messages[-1] == Message("assistant", "Ho")
-    assert (turn.parent_id, turn.said, turn.prefix) == ("a", (), "Ho")
+    assert (turn.parent_id, turn.input_items, turn.prefix) == ("a", (), "Ho")
 
 
 def test_a_chat_continues_the_given_beginning() -> None:
     request, turn = _chat([{"role": "user", "content": "And?"}, {"role": "assistant", "content": "Well"}], _HI, _HO)
     assert request.continue_final
     assert (turn.parent_id, turn.prefix) == ("b", "Well")
-    assert turn.said == (Item(role="user", text="And?"),)
+    assert turn.input_items == (Item(role="user", text="And?"),)
 
 
 def test_items_keep_their_roles() -> None:
     _, turn = _respond([{"role": "developer", "content": "Hm"}, {"role": "user", "content": "Hi"}])
-    assert [item.role for item in turn.said] == ["developer", "user"]
+    assert [item.role for item in turn.input_items] == ["developer", "user"]
 
 
 @pytest.mark.parametrize(

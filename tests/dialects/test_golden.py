@@ -28,7 +28,7 @@ def test_a_streaming_answer(view: str, stream: str) -> None:
 
 
 @pytest.mark.parametrize(("view", "stream"), _whole)
-def test_an_answer_in_one_piece(view: str, stream: str) -> None:
+def test_an_answer_without_streaming(view: str, stream: str) -> None:
     check(GOLDEN / view / f"{stream}.json", encoder_for(view, STREAMS[stream]).whole(STREAMS[stream]))
 
 

@@ -55,7 +55,7 @@ def shown(path: str, body: JsonBody | None = None, *, server: FakeServer | None 
     return found
 
 
-def test_it_streams_unless_it_is_told_not_to() -> None:
+def test_it_streams_unless_stream_is_false() -> None:
     assert chat({}).stream
     assert chat({"stream": True}).stream
     assert chat({"stream": None}).stream
@@ -112,7 +112,7 @@ def test_a_model_may_have_the_tag_latest(model: str) -> None:
     assert shown("/api/show", {"model": model})["capabilities"] == ["completion", "tools", "thinking"]
 
 
-def test_another_model_is_left_for_the_server_to_refuse() -> None:
+def test_an_unknown_model_is_passed_to_the_server() -> None:
     assert generate({"model": "scripted:135m"}).request.model == "scripted:135m"
 
 
@@ -176,7 +176,7 @@ def test_tools_are_shown_and_their_calls_read() -> None:
     assert chat({"tools": []}).request.tools == ()
 
 
-def test_tools_that_the_template_cannot_show_are_left_out_and_named() -> None:
+def test_tools_without_support_in_the_template_are_left_out_and_named() -> None:
     call = chat({"tools": [TOOL]}, server=FakeServer(takes_tools=False))
     assert (call.request.tools, call.ignored) == ((), ("tools",))
     assert view_of(call) == OllamaView("scripted", is_chat=True)

@@ -397,7 +397,7 @@ def test_a_forced_call_with_an_unsupported_schema_is_refused() -> None:
 # Usage, and what is unknown or refused
 
 
-def test_usage_is_asked_for_with_a_stream_only() -> None:
+def test_usage_is_requested_only_for_streams() -> None:
     options = {"stream_options": {"include_usage": True}}
     with_usage = chat(CHAT | options | {"stream": True})
     assert with_usage.view != chat(CHAT | {"stream": True}).view

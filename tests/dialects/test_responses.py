@@ -469,7 +469,7 @@ def test_the_official_library_accepts_all_objects(path: Path) -> None:
         assert last == json.loads(path.read_bytes())
 
 
-def test_an_answer_in_one_piece() -> None:
+def test_an_answer_without_streaming() -> None:
     response = whole({"metadata": {"a": "b"}, "instructions": "i", "user": "u"}, events_of("The", " river"))
     assert response.output_text == "The river"
     assert (response.status, response.error, response.incomplete_details) == ("completed", None, None)
@@ -479,7 +479,7 @@ def test_an_answer_in_one_piece() -> None:
 
 
 @pytest.mark.parametrize("stream", ["error", "interrupted", "cancelled", "refused"])
-def test_an_answer_in_one_piece_that_fails_is_an_error(stream: str) -> None:
+def test_a_failed_answer_without_streaming_is_an_error(stream: str) -> None:
     view = call_of({}).view
     with pytest.raises(TailraceError) as error:
         view.open(facts_of({})).whole(STREAMS[stream])

@@ -280,7 +280,7 @@ def test_facts_about_server_and_model() -> None:
     assert shown("/v2/models/{model}/config")["model_transaction_policy"] == {"decoupled": True}
 
 
-def test_a_server_that_is_not_ready_says_so() -> None:
+def test_a_server_that_is_not_ready_answers_503() -> None:
     for path in ("/v2/health/ready", "/v2/models/{model}/ready"):
         (act,) = [operation.act for operation in triton.WIRE.operations if operation.path == path]
         assert isinstance(act, Show)

@@ -133,7 +133,7 @@ def test_any_input_is_a_command_or_a_refusal(body: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "[]", "5", '"create"', "{", '{"a":NaN}', '{"a":"\\ud800"}', "[" * 10_000])
-def test_what_is_not_an_object_cannot_be_read(text: str) -> None:
+def test_bodies_that_are_not_objects_are_refused(text: str) -> None:
     with pytest.raises(RequestError):
         read(text)
 

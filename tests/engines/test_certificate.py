@@ -43,7 +43,7 @@ def test_settings_without_effect_on_ids_are_ignored(tmp_path: Path, spec: Engine
     assert read_certificate(tmp_path, subject("engine 1", wider)) is not None
 
 
-def test_a_copied_or_broken_file_is_no_certificate(tmp_path: Path, spec: EngineSpec) -> None:
+def test_a_copied_or_broken_certificate_is_ignored(tmp_path: Path, spec: EngineSpec) -> None:
     path = write_certificate(tmp_path, _certificate(spec))
     other = write_certificate(tmp_path, _certificate(msgspec.structs.replace(spec, threads=3)))
     path.write_bytes(other.read_bytes())

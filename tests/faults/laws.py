@@ -142,8 +142,8 @@ def _check_end(end: bytes, done: bytes, num_deltas: int, ends: Sequence[str], co
     status = status_of(end)
     assert status is not None
     assert status in ends, end
-    said = _CONTINUITY.search(end)
-    assert said is None or said[1].decode() in continuity, end
+    shown = _CONTINUITY.search(end)
+    assert shown is None or shown[1].decode() in continuity, end
     if status == "done":
         assert _CONTINUITY.sub(b"", end) == done
         return

@@ -55,8 +55,8 @@ def chat(server: Server, text: str) -> str:
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=body, timeout=120.0, trust_env=False)
     if answer.status_code != 200:
         return f"{answer.status_code} {answer.text}"
-    said = answer.json()["choices"][0]["message"]["content"]
-    return "" if said == Answer(chat_ids(text), _COUNT, 7).text else f"said {said}"
+    content = answer.json()["choices"][0]["message"]["content"]
+    return "" if content == Answer(chat_ids(text), _COUNT, 7).text else f"answered {content}"
 
 
 def _wait_killed(server: Server, count: int) -> None:

@@ -362,7 +362,7 @@ def test_a_choice_that_has_ended_is_not_submitted() -> None:
     assert choice.state is State.RUNNING
 
 
-def test_a_replay_repeats_which_tokens_were_alone() -> None:
+def test_a_replay_computes_the_same_tokens_alone() -> None:
     choice = _choice()
     choice.on_submit()
     (first,) = choice.take(Delta(1, 0, (97,), is_alone=True))  # type: ignore[misc]

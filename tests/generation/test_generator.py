@@ -96,7 +96,7 @@ async def test_the_name_of_another_model() -> None:
         ("frequency_penalty", Sampling(frequency_penalty=1.0)),
     ],
 )
-async def test_a_parameter_that_the_engine_lacks_is_named(name: str, sampling: Sampling) -> None:
+async def test_an_unsupported_parameter_is_named(name: str, sampling: Sampling) -> None:
     error = await refused(Harness(), GenerateRequest(prompts=("Hi",), sampling=sampling))
     assert isinstance(error, UnsupportedParameter)
     assert (error.param, error.message) == (name, f"This engine does not support {name}.")
@@ -314,7 +314,7 @@ async def test_draining() -> None:
     harness.check_idle()
 
 
-async def test_an_engine_that_does_not_come_back() -> None:
+async def test_an_engine_that_does_not_start_again() -> None:
     harness = Harness()
     harness.engine.failures = 3
     harness.engine.fail(EngineLost("gone"))

@@ -87,7 +87,7 @@ async def test_a_stream_that_is_cancelled_in_the_queue_is_never_admitted() -> No
     harness.finish(first)
 
 
-async def test_a_replay_is_no_second_first_token() -> None:
+async def test_a_replay_does_not_count_as_a_first_token() -> None:
     harness = Harness()
     notes = _Notes()
     harness.generator.observers.add(notes)
@@ -101,7 +101,7 @@ async def test_a_replay_is_no_second_first_token() -> None:
     assert notes.losses == [1]
 
 
-async def test_an_observer_that_raises_is_logged_and_disturbs_nobody(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_observer_that_raises_is_logged_and_does_not_disturb_others(caplog: pytest.LogCaptureFixture) -> None:
     harness = Harness()
     notes = _Notes()
     harness.generator.observers.add(_Broken())

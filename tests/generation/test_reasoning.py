@@ -158,8 +158,8 @@ async def test_an_answer_that_ended_in_its_reasoning_is_continued_there() -> Non
     harness.finish(first)
     thought = reasoning_of(first.log)
     assert thought
-    said = (Message("user", "Hi"), Message("assistant", "", reasoning=thought))
-    run = await begin(harness, messages=said, continue_final=True)
+    messages = (Message("user", "Hi"), Message("assistant", "", reasoning=thought))
+    run = await begin(harness, messages=messages, continue_final=True)
     harness.finish(run)
     prompt = b"".join(tokenizer().pieces[i] for i in prompt_ids_of(run)).decode()
     assert prompt.endswith(f"<|assistant|><think>\n{thought}")
@@ -181,9 +181,9 @@ async def test_a_stream_of_two_choices_is_counted_after_a_restart() -> None:
 async def test_earlier_reasoning_that_the_template_leaves_out_uses_no_tokens() -> None:
     """The length of a prompt is known only after the template is rendered."""
     harness = Harness(context_tokens=200)
-    said = (Message("user", "Hi"), Message("assistant", "Ho", reasoning="hm " * 500), Message("user", "Hi"))
-    run = await begin(harness, messages=said, sampling=Sampling(temperature=0.0, seed=1, max_tokens=9))
+    messages = (Message("user", "Hi"), Message("assistant", "Ho", reasoning="hm " * 500), Message("user", "Hi"))
+    run = await begin(harness, messages=messages, sampling=Sampling(temperature=0.0, seed=1, max_tokens=9))
     harness.finish(run)
     assert end_of(run.log).status == "done"
     with pytest.raises(ContextLengthExceeded):
-        await begin(Harness(context_tokens=200, thinks=True), messages=said)
+        await begin(Harness(context_tokens=200, thinks=True), messages=messages)

@@ -262,7 +262,7 @@ def test_the_time_in_the_queue_does_not_count_once_it_runs() -> None:
     run_scenario(scenario())
 
 
-def test_a_stream_that_nobody_reads_is_cancelled_after_its_time() -> None:
+def test_a_stream_without_readers_is_cancelled_after_its_linger_time() -> None:
     async def scenario() -> None:
         harness = Harness(limits=Limits(linger_s=60.0))
         ours = await harness.generator.create(GenerateRequest(prompts=("Hi",), on_disconnect="detach"))
@@ -281,7 +281,7 @@ def test_a_stream_that_nobody_reads_is_cancelled_after_its_time() -> None:
     run_scenario(scenario())
 
 
-def test_a_queued_stream_that_nobody_reads_is_cancelled_as_well() -> None:
+def test_a_queued_stream_without_readers_is_cancelled() -> None:
     async def scenario() -> None:
         harness = Harness(max_sequences=1)
         running, queued = await harness.create(), await harness.create(linger_s=5.0)

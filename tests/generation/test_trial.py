@@ -349,7 +349,7 @@ def test_new_requests_do_not_wait_until_a_half_has_ended() -> None:
     harmless=st.lists(st.integers(1, 200), min_size=1, max_size=4),
     gap=st.integers(0, 60),
 )
-def test_on_a_slow_engine_nobody_else_is_blamed(
+def test_on_a_slow_engine_no_other_request_is_blamed(
     step_s: float, killers: list[int], harmless: list[int], gap: int
 ) -> None:
     """Killers arrive one after the other, so some start while the other streams still replay."""

@@ -170,9 +170,9 @@ def test_frames_may_come_with_the_handshake(edge: Server) -> None:
     with FrameWire(edge.port) as client:
         client.send_bytes(HANDSHAKE + b"\r\n" + frame(TEXT, b'{"type":"ping"}'))
         assert client.head() == 101
-        opcode, said = client.frame()
+        opcode, payload = client.frame()
         assert opcode == TEXT
-        assert as_json(said)["type"] == "pong"
+        assert as_json(payload)["type"] == "pong"
 
 
 def test_input_at_the_limits(edge: Server) -> None:

@@ -103,7 +103,7 @@ def test_mistakes(tmp_path: Path) -> None:
     certificate, key = write_certificate(tmp_path, "one")
     (tmp_path / "broken.crt").write_text("broken")
     other = write_certificate(tmp_path, "other")[1]
-    for flags, status, said in (
+    for flags, status, expected in (
         (["--tls-key", str(key)], 2, "need --tls-cert"),
         (["--tls-cert", str(tmp_path / "none.crt")], 1, "The certificate cannot be used: No such file"),
         (["--tls-cert", str(tmp_path / "broken.crt"), "--tls-key", str(key)], 1, "The certificate cannot be used"),
@@ -112,5 +112,5 @@ def test_mistakes(tmp_path: Path) -> None:
         command = [TAILRACE, "serve", "scripted", "--port", "0", *flags]
         ran = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=LONG_S, check=False)
         assert ran.returncode == status, ran.stderr
-        assert said in ran.stderr
+        assert expected in ran.stderr
         assert "Traceback" not in ran.stderr

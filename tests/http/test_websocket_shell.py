@@ -385,7 +385,7 @@ async def test_a_stopping_server_closes_with_1012() -> None:
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_an_application_that_fails_is_logged_and_told(when: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_application_is_logged_and_reported(when: str, caplog: pytest.LogCaptureFixture) -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         if when == "after":
             await send({"type": "websocket.accept"})

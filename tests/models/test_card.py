@@ -237,7 +237,7 @@ def test_bos_comes_from_the_template_of_the_tokenizer(export: Path) -> None:
         ("config.json", "lacks config.json"),
     ],
 )
-def test_an_export_that_lacks_a_file(export: Path, file: str, expected: str) -> None:
+def test_an_export_with_a_missing_file(export: Path, file: str, expected: str) -> None:
     (export / file).unlink()
     assert expected in refused(export)
 

@@ -216,7 +216,7 @@ def test_for_a_cached_model_a_silent_hub_gets_one_request(hub: Hub) -> None:
             silent.accept()
 
 
-def test_a_file_that_the_cache_lacks_needs_a_network(hub: Hub, refusing_port: int) -> None:
+def test_a_file_outside_the_cache_needs_a_network(hub: Hub, refusing_port: int) -> None:
     hub.repos["org/one"] = {"q4.gguf": b"GGUF" + bytes(100), "q8.gguf": b"GGUF"}
     assert hub.ask("hf:org/one:q4.gguf")[0][0] == "path"
     endpoint = f"http://127.0.0.1:{refusing_port}"

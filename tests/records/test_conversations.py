@@ -80,7 +80,7 @@ def test_changed(store: ConversationStore) -> None:
 def test_owners_are_separate(store: ConversationStore) -> None:
     made = store.create(ME, items=[_HI])
     its_id, head = made.conversation_id, made.head or ""
-    turn = Turn(conversation_id=its_id, said=(_HI,))
+    turn = Turn(conversation_id=its_id, input_items=(_HI,))
     calls = (
         lambda owner: store.get(owner, its_id),
         lambda owner: store.update(owner, its_id, title="x"),
@@ -222,7 +222,9 @@ def test_search(store: ConversationStore) -> None:
 
 def test_a_turn_is_kept_as_it_comes(store: ConversationStore) -> None:
     made = store.create(ME, items=[_HI, _HO])
-    turn = Turn(conversation_id=made.conversation_id, parent_id=made.head, said=(Item(role="user", text="More"),))
+    turn = Turn(
+        conversation_id=made.conversation_id, parent_id=made.head, input_items=(Item(role="user", text="More"),)
+    )
     store.put_turn(ME, turn, "s", Spoken(), 7.0)
     *_, asked, answer = store.branch(ME, made.conversation_id).items
     assert (asked.text, asked.status, asked.created_s) == ("More", "completed", 7.0)
@@ -240,7 +242,7 @@ def test_a_turn_is_kept_as_it_comes(store: ConversationStore) -> None:
 
 def test_only_an_end_keeps_the_whole_turn(store: ConversationStore) -> None:
     made = store.create(ME)
-    turn = Turn(conversation_id=made.conversation_id, said=(_HI,))
+    turn = Turn(conversation_id=made.conversation_id, input_items=(_HI,))
     store.put_turn(ME, turn, "s", _DONE, 0.0)
     store.put_turn(ME, turn, "s", Spoken(), 0.0)
     assert _texts(store, made.conversation_id) == ["Hi", "Well."]
@@ -250,7 +252,7 @@ def test_only_an_end_keeps_the_whole_turn(store: ConversationStore) -> None:
 def test_two_turns_at_once_are_two_branches(store: ConversationStore) -> None:
     made = store.create(ME, items=[_HI, _HO])
     turns = [
-        Turn(conversation_id=made.conversation_id, parent_id=made.head, said=(Item(role="user", text=text),))
+        Turn(conversation_id=made.conversation_id, parent_id=made.head, input_items=(Item(role="user", text=text),))
         for text in "ab"
     ]
     for name, turn in zip("st", turns, strict=True):
@@ -264,14 +266,14 @@ def test_two_turns_at_once_are_two_branches(store: ConversationStore) -> None:
 
 def test_an_abandoned_answer_can_be_continued_and_still_arrive(store: ConversationStore) -> None:
     made = store.create(ME)
-    turn = Turn(conversation_id=made.conversation_id, said=(_HI,))
+    turn = Turn(conversation_id=made.conversation_id, input_items=(_HI,))
     store.put_turn(ME, turn, "s", Spoken(), 0.0)
     head = store.get(ME, made.conversation_id).head or ""
     store.abandon(ME, made.conversation_id, head)
     assert store.item(ME, made.conversation_id, head).status == "incomplete"
     store.add(ME, made.conversation_id, [Item(role="user", text="Then?")])
     call = '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
-    with_tools = Turn(conversation_id=made.conversation_id, said=(_HI,), reads_tools=True)
+    with_tools = Turn(conversation_id=made.conversation_id, input_items=(_HI,), reads_tools=True)
     store.put_turn(ME, with_tools, "s", Spoken(f"Late.{call}", "completed"), 0.0)
     branch = store.branch(ME, made.conversation_id).items
     assert [item.kind for item in branch] == ["message", "message", "function_call", "message"]
@@ -282,7 +284,7 @@ def test_an_abandoned_answer_can_be_continued_and_still_arrive(store: Conversati
 
 def test_a_turn_whose_parent_is_deleted(store: ConversationStore) -> None:
     made = store.create(ME, items=[_HI, _HO])
-    turn = Turn(conversation_id=made.conversation_id, parent_id=made.head, said=(_HI,))
+    turn = Turn(conversation_id=made.conversation_id, parent_id=made.head, input_items=(_HI,))
     store.delete_item(ME, made.conversation_id, made.head or "")
     store.put_turn(ME, turn, "s", _DONE, 0.0)
     assert _texts(store, made.conversation_id) == ["Hi", "Hi", "Well."]

@@ -59,7 +59,7 @@ def test_a_database_of_a_later_version_is_left_alone(database: RecordDatabase) -
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "reason"),
     [
         ("not a url", "takes a URL"),
         ("mysql://root@localhost/test", "takes a URL"),
@@ -68,8 +68,8 @@ def test_a_database_of_a_later_version_is_left_alone(database: RecordDatabase) -
         ("sqlite:////proc/none/records.sqlite", "cannot be opened"),
     ],
 )
-def test_unusable_databases_are_refused_without_the_password(url: str, said: str) -> None:
-    with pytest.raises(ModelError, match=said) as refused:
+def test_unusable_databases_are_refused_without_the_password(url: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=reason) as refused:
         RecordDatabase(url).prepare()
     assert "hunter2" not in str(refused.value)
 

@@ -102,7 +102,7 @@ async def test_row_14_early_termination(sentinel: Any) -> None:
     assert after == []
 
 
-async def test_row_14_what_stands_behind_the_last_yield_runs() -> None:
+async def test_row_14_code_after_the_last_yield_runs() -> None:
     after = asyncio.Event()
 
     @batch(max_batch_size=1)
@@ -270,7 +270,7 @@ async def test_row_28_too_slow_a_reader_is_failed() -> None:
     await fast.aclose()
 
 
-async def test_max_queued_of_a_generator_is_said_at_the_call() -> None:
+async def test_a_full_queue_of_a_generator_raises_at_the_call() -> None:
     @batch(max_batch_size=10, batch_wait_timeout_s=LONG_S, max_queued=1)
     async def run(items: list[str]) -> AsyncIterator[list[str]]:
         yield items
@@ -295,7 +295,7 @@ async def test_one_reader_at_a_time() -> None:
     await other.aclose()
 
 
-async def test_an_error_that_nobody_is_there_to_see_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_without_a_reader_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     @batch(max_batch_size=1)
     async def run(items: list[Any]) -> AsyncIterator[list[Any]]:
         yield [StopIteration]

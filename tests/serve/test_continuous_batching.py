@@ -133,7 +133,7 @@ async def test_continuous_yields_a_mapping_of_members(wrong: Any) -> None:
         await within(drain(run("a")))
 
 
-async def test_continuous_goes_on_with_nobody_there() -> None:
+async def test_a_continuous_batch_goes_on_without_members() -> None:
     seen, ended = [], asyncio.Event()
 
     @batch(continuous=True, batch_wait_timeout_s=0)

@@ -187,7 +187,7 @@ async def test_readers_stay_when_their_server_takes_over(prefix: str) -> None:
             assert log.events == [delta(1), delta(2), DONE]
 
 
-async def test_a_stop_outlives_the_server_that_should_hear_it(prefix: str) -> None:
+async def test_a_stop_survives_the_server_that_should_execute_it(prefix: str) -> None:
     async with pair(prefix) as (one, other):
         async with server(prefix) as dying:
             writer = await begin(dying, delta(1))

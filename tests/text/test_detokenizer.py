@@ -35,7 +35,7 @@ def test_any_tokens(data: st.DataObject, sizes: list[int], both: Tokenizer) -> N
 
 
 @given(text=st.text(max_size=20))
-def test_valid_text_is_shown_as_soon_as_it_is_complete(text: str, byte_level: Tokenizer) -> None:
+def test_valid_text_is_sent_as_soon_as_it_is_complete(text: str, byte_level: Tokenizer) -> None:
     detokenizer = Detokenizer(byte_level)
     for char in text:
         *before, last = (byte_level.pieces.index(bytes([byte])) for byte in char.encode())

@@ -35,8 +35,8 @@ class Tickets:
         self._secret = secrets.token_bytes(32)
 
     def issue(self, key_id: str, stream_id: str) -> str:
-        said = msgspec.json.encode(StreamTicket(key_id, stream_id, time.time() + LIFETIME_S))
-        return base64.urlsafe_b64encode(self._mac(said) + said).decode().rstrip("=")
+        payload = msgspec.json.encode(StreamTicket(key_id, stream_id, time.time() + LIFETIME_S))
+        return base64.urlsafe_b64encode(self._mac(payload) + payload).decode().rstrip("=")
 
     def read(self, text: str) -> StreamTicket | None:
         """Return the content of a ticket; None if it was not issued by this process, or has expired."""
@@ -44,11 +44,11 @@ class Tickets:
             signed = base64.b64decode(text + "=" * (-len(text) % 4), altchars=b"-_", validate=True)
         except ValueError:
             return None
-        mac, said = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
-        if not hmac.compare_digest(mac, self._mac(said)):
+        mac, payload = signed[:_MAC_BYTES], signed[_MAC_BYTES:]
+        if not hmac.compare_digest(mac, self._mac(payload)):
             return None
-        ticket = msgspec.json.decode(said, type=StreamTicket)
+        ticket = msgspec.json.decode(payload, type=StreamTicket)
         return ticket if time.time() < ticket.expires_s else None
 
-    def _mac(self, said: bytes) -> bytes:
-        return hmac.digest(self._secret, said, hashlib.sha256)
+    def _mac(self, payload: bytes) -> bytes:
+        return hmac.digest(self._secret, payload, hashlib.sha256)

@@ -116,9 +116,9 @@ def messages_of(items: Iterable[Item]) -> tuple[Message, ...]:
         if are_calls:
             called = list(group)
             calls = tuple(ToolCall(item.call_id, item.name, item.text) for item in called)
-            said = messages.pop() if messages and messages[-1].role == "assistant" else Message("assistant", "")
-            thought = said.reasoning or next((item.reasoning for item in called if item.reasoning), "")
-            messages.append(Message("assistant", said.content, calls, reasoning=thought))
+            spoken = messages.pop() if messages and messages[-1].role == "assistant" else Message("assistant", "")
+            thought = spoken.reasoning or next((item.reasoning for item in called if item.reasoning), "")
+            messages.append(Message("assistant", spoken.content, calls, reasoning=thought))
             continue
         for item in group:
             if item.kind == "function_call_output":
@@ -168,8 +168,8 @@ def check_items(items: Iterable[Item]) -> None:
 
 def title_from(items: Iterable[Item]) -> str:
     """Return a title made from the beginning of the first user message."""
-    said = next((item.text for item in items if item.role == "user" and item.text.strip()), "")
-    line = re.sub(r"\s+", " ", said[: 10 * _MAX_AUTOMATIC_TITLE]).strip()
+    first_text = next((item.text for item in items if item.role == "user" and item.text.strip()), "")
+    line = re.sub(r"\s+", " ", first_text[: 10 * _MAX_AUTOMATIC_TITLE]).strip()
     return line if len(line) <= _MAX_AUTOMATIC_TITLE else line[: _MAX_AUTOMATIC_TITLE - 1].rstrip() + "…"
 
 

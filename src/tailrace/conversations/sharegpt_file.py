@@ -22,13 +22,13 @@ _OUTPUT = ("observation", "tool", "function_response", "tool_response")
 _NAMES = {"user": "human", "assistant": "gpt", "system": "system", "developer": "system"}
 
 
-class _Said(msgspec.Struct, rename={"by": "from"}):
+class _Entry(msgspec.Struct, rename={"by": "from"}):
     by: str
     value: str | None = None
 
 
 class _Talk(msgspec.Struct):
-    conversations: list[_Said]
+    conversations: list[_Entry]
     system: str | None = None
     title: str | None = None
 
@@ -44,9 +44,9 @@ def read_sharegpt(value: object, where: str) -> Draft:
     items = [Item(role="system", text=clean(given.system))] if given.system else []
     unanswered: deque[str] = deque()  # ids of calls without output
     num_left_out = 0
-    for place, said in enumerate(given.conversations):
+    for place, entry in enumerate(given.conversations):
         here = f"{where}.conversations[{place}]"
-        item = _item_of(said, unanswered, here) if said.value is not None else None
+        item = _item_of(entry, unanswered, here) if entry.value is not None else None
         if item is None:
             num_left_out += 1
             continue
@@ -58,14 +58,14 @@ def read_sharegpt(value: object, where: str) -> Draft:
     return draft_of(placed, head, title=given.title, created_s=None, updated_s=None, num_left_out=num_left_out)
 
 
-def _item_of(said: _Said, unanswered: deque[str], here: str) -> Item | None:
+def _item_of(entry: _Entry, unanswered: deque[str], here: str) -> Item | None:
     """Return the item, or None for an output without a call."""
-    text = clean(said.value or "")
-    if said.by in _OUTPUT:
+    text = clean(entry.value or "")
+    if entry.by in _OUTPUT:
         if not unanswered:
             return None
         return Item(kind="function_call_output", text=text, call_id=unanswered.popleft())
-    if said.by in _CALL:
+    if entry.by in _CALL:
         try:
             call = msgspec.json.decode(text, type=_Call)
         except (msgspec.DecodeError, RecursionError):
@@ -73,10 +73,10 @@ def _item_of(said: _Said, unanswered: deque[str], here: str) -> Item | None:
         arguments = call.arguments if isinstance(call.arguments, str) else msgspec.json.encode(call.arguments).decode()
         call_id = f"call_{here.rpartition('[')[2].rstrip(']')}"
         return call_of(arguments, call.name, call_id) or Item(role="assistant", text=text)
-    if said.by not in _ROLES:
+    if entry.by not in _ROLES:
         known = ", ".join(sorted({*_ROLES, *_CALL, *_OUTPUT}))
         raise RequestError(f"{here}.from: must be one of {known}.", param=f"{here}.from")
-    return Item(role=_ROLES[said.by], text=text)
+    return Item(role=_ROLES[entry.by], text=text)
 
 
 def write_sharegpt(conversation: Conversation, items: Sequence[Item]) -> Json:

@@ -33,7 +33,7 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     conversation_id: str
     parent_id: str | None = None
-    said: tuple[Item, ...] = ()  # the input
+    input_items: tuple[Item, ...] = msgspec.field(default=(), name="said")  # the name in stored turns
     prefix: str = ""
     reasoning_prefix: str = ""
     reads_tools: bool = False
@@ -45,8 +45,8 @@ class Turn(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
         return msgspec.json.encode(self)
 
     def input(self, stream_id: str, created_s: float) -> list[Item]:
-        ids = (f"{ID_PREFIXES[item.kind]}_{stream_id}_in{number}" for number, item in enumerate(self.said))
-        return chained(self.said, ids, self.parent_id, created_s)
+        ids = (f"{ID_PREFIXES[item.kind]}_{stream_id}_in{number}" for number, item in enumerate(self.input_items))
+        return chained(self.input_items, ids, self.parent_id, created_s)
 
     def answer(self, stream_id: str, spoken: Spoken, parent_id: str | None, created_s: float) -> list[Item]:
         """Return the items of the answer after `parent_id`, at least one. An answer in progress has only its prefix."""

@@ -70,7 +70,7 @@ def with_turn(
     turn = Turn(
         conversation_id=branch.conversation_id,
         parent_id=branch.parent_id,
-        said=tuple(items),
+        input_items=tuple(items),
         prefix=prefix.content if prefix is not None else "",
         reasoning_prefix=prefix.reasoning if prefix is not None else "",
         reads_tools=view.reads_tools,

@@ -144,7 +144,7 @@ def explain(output: str, entry: CatalogueEntry) -> str:
             f"The package index in your pip settings has no {wanted}. Point pip at one that mirrors PyPI "
             "(PIP_INDEX_URL), or at a directory that holds the wheel (PIP_FIND_LINKS), and try again."
         )
-    said = [line.strip() for line in output.splitlines() if line.startswith(("ERROR:", "error:"))]
-    reason = said[-1].partition(":")[2].strip() if said else "no reason was given"
+    error_lines = [line.strip() for line in output.splitlines() if line.startswith(("ERROR:", "error:"))]
+    reason = error_lines[-1].partition(":")[2].strip() if error_lines else "no reason was given"
     alone = shlex.join([*(pip_command() or ["pip"]), "download", "--no-deps", f"{entry.package}=={entry.version}"])
     return f"pip could not fetch {wanted}: {reason}. Try `{alone}`."

@@ -308,8 +308,8 @@ def _whole_turn(
     parent = turn.parent_id
     if parent is not None and not read_items(connection, turn.conversation_id, [parent]):
         parent = before.head  # the parent was deleted
-    said = replace(turn, parent_id=parent).input(stream_id, created_s)
-    return said + turn.answer(stream_id, spoken, said[-1].item_id if said else parent, created_s)
+    input_items = replace(turn, parent_id=parent).input(stream_id, created_s)
+    return input_items + turn.answer(stream_id, spoken, input_items[-1].item_id if input_items else parent, created_s)
 
 
 def _is_awaited(answer: Sequence[Item], turn: Turn) -> bool:

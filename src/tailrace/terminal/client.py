@@ -322,13 +322,13 @@ def _has_ended(chunk: Json) -> bool:
 def _error_in(body: Json) -> str:
     """Return the error message of a body in one of the common formats, or ""."""
     error = body.get("error", body)
-    said = error.get("message", error.get("detail", "")) if isinstance(error, dict) else error
-    return printable_text(said)[:_ERROR_LENGTH] if isinstance(said, str) else ""
+    message = error.get("message", error.get("detail", "")) if isinstance(error, dict) else error
+    return printable_text(message)[:_ERROR_LENGTH] if isinstance(message, str) else ""
 
 
 def _refusal(status: int, body: bytes) -> ServerRefused:
     try:
-        said = _error_in(_json(body[: 2**16].decode("utf-8", "replace")))
+        message = _error_in(_json(body[: 2**16].decode("utf-8", "replace")))
     except AnswerFailed:
-        said = ""
-    return ServerRefused(said or f"the server answers with status {status}", status)
+        message = ""
+    return ServerRefused(message or f"the server answers with status {status}", status)

@@ -64,8 +64,8 @@ def _with_description(turns: list[Message], description: str, *, has_system: boo
     index = next((i for i, turn in enumerate(turns) if turn.role == role), None)
     if index is None or (has_system and index > 0):
         return [Message(role, description), *turns]
-    said = turns[index].content
-    parts = [said, description] if has_system else [description, said]
+    content = turns[index].content
+    parts = [content, description] if has_system else [description, content]
     joined = "\n\n".join(part for part in parts if part)
     return [*turns[:index], replace(turns[index], content=joined), *turns[index + 1 :]]
 

@@ -55,10 +55,10 @@ async def test_a_grammar_that_fails_during_generation_is_refused(regex: str) -> 
 async def test_results_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     check = GrammarCheck(SPEC)
     await check.check(FINE)
-    said = await refusal(check, UNSATISFIABLE)
+    message = await refusal(check, UNSATISFIABLE)
     monkeypatch.setattr(sys, "executable", "/nowhere")  # where no process begins
     await check.check(FINE)
-    assert await refusal(check, UNSATISFIABLE) == said
+    assert await refusal(check, UNSATISFIABLE) == message
     with pytest.raises(OSError, match="nowhere"):
         await check.check(Grammar("regex", "new"))
 

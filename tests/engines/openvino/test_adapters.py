@@ -52,11 +52,11 @@ def _answer(spec: EngineSpec) -> list[tuple[int, float]]:
     assert not (spec.adapter and engine.capabilities.exact)
     sampling = Sampling(temperature=0.0, seed=0, max_tokens=8, ignore_eos=True, logprobs=True)
     engine.submit(Sequence(1, PROMPT, sampling))
-    said: list[Delta] = []
-    while not said or said[-1].finish_reason is None:
-        said += engine.step()
+    deltas: list[Delta] = []
+    while not deltas or deltas[-1].finish_reason is None:
+        deltas += engine.step()
     engine.close()
-    return [pair for delta in said for pair in zip(delta.token_ids, delta.logprobs, strict=True)]
+    return [pair for delta in deltas for pair in zip(delta.token_ids, delta.logprobs, strict=True)]
 
 
 @pytest.mark.deep
@@ -103,11 +103,11 @@ def test_it_is_merged_weights(smollm2_dir: Path, spec: EngineSpec, tmp_path: Pat
     for adapter in ("", str(directory)):
         if adapter:
             merge(model, read_adapter(adapter, 1.0))
-        said = _answer(msgspec.structs.replace(spec, adapter=adapter, exact=True))
-        ids = torch.tensor([[*PROMPT, *(token_id for token_id, _ in said)]])
+        answer = _answer(msgspec.structs.replace(spec, adapter=adapter, exact=True))
+        ids = torch.tensor([[*PROMPT, *(token_id for token_id, _ in answer)]])
         with torch.no_grad():
             likely = torch.log_softmax(model(ids).logits[0, len(PROMPT) - 1 : -1], -1)
-        for place, (token_id, logprob) in enumerate(said):
+        for place, (token_id, logprob) in enumerate(answer):
             assert abs(likely[place, token_id].item() - logprob) < 0.4, f"token {place}, adapter {adapter!r}"
 
 

@@ -94,25 +94,25 @@ class Steps:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.said: dict[int, list[Delta]] = {}
+        self.deltas: dict[int, list[Delta]] = {}
 
     def start(self, prompt_ids: tuple[int, ...], max_tokens: int) -> int:
-        sequence_id = 2**32 + id(self) % 2**30 * 2**10 + len(self.said)
-        self.said[sequence_id] = []
+        sequence_id = 2**32 + id(self) % 2**30 * 2**10 + len(self.deltas)
+        self.deltas[sequence_id] = []
         self.engine.submit(_greedy(sequence_id, prompt_ids, max_tokens))
         return sequence_id
 
     def step(self, count: int = 1) -> None:
         for _ in range(count):
             for delta in self.engine.step():
-                self.said[delta.sequence_id].append(delta)
+                self.deltas[delta.sequence_id].append(delta)
 
     def finish(self) -> None:
-        while not all(deltas and deltas[-1].finish_reason for deltas in self.said.values()):
+        while not all(deltas and deltas[-1].finish_reason for deltas in self.deltas.values()):
             self.step()
 
     def bits(self, sequence_id: int) -> list[tuple[int, float]]:
-        deltas = self.said[sequence_id]
+        deltas = self.deltas[sequence_id]
         return [pair for delta in deltas for pair in zip(delta.token_ids, delta.logprobs, strict=True)]
 
 
@@ -192,10 +192,10 @@ def test_end_of_text_ends_it_unless_it_is_ignored(exact: Shared, chat: Callable[
     for number, ignore_eos in enumerate((False, True)):
         sampling = Sampling(temperature=0.0, seed=0, max_tokens=120, ignore_eos=ignore_eos)
         exact.submit(Sequence(number + 1, prompt, sampling))
-        said: list[Delta] = []
-        while not said or said[-1].finish_reason is None:
-            said += exact.step()
-        ends.append((said[-1].finish_reason, sum(len(delta.token_ids) for delta in said) == 120))
+        deltas: list[Delta] = []
+        while not deltas or deltas[-1].finish_reason is None:
+            deltas += exact.step()
+        ends.append((deltas[-1].finish_reason, sum(len(delta.token_ids) for delta in deltas) == 120))
     assert ends == [("stop", False), ("length", True)]
 
 
@@ -215,12 +215,12 @@ def test_sampling_that_the_library_refuses_fails_one_sequence(exact: Shared, wro
 
 
 def _obeyed(engine: Engine, grammar: Grammar, card: ModelCard, prompt: tuple[int, ...] = (1, 2, 3)) -> str:
-    said: list[Delta] = []
+    deltas: list[Delta] = []
     engine.submit(Sequence(1, prompt, Sampling(temperature=0.0, seed=3, max_tokens=60, grammar=grammar)))
-    while not said or said[-1].finish_reason is None:
-        said += engine.step()
-    assert said[-1].finish_reason == "stop"
-    return Tokenizer.from_str(card.tokenizer_json).decode([each for delta in said for each in delta.token_ids])
+    while not deltas or deltas[-1].finish_reason is None:
+        deltas += engine.step()
+    assert deltas[-1].finish_reason == "stop"
+    return Tokenizer.from_str(card.tokenizer_json).decode([each for delta in deltas for each in delta.token_ids])
 
 
 def test_grammar_is_obeyed(fast: Shared, card: ModelCard, chat: Callable[[str], tuple[int, ...]]) -> None:

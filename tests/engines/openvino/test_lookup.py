@@ -58,16 +58,16 @@ def test_engine_without_a_prefix_cache_keeps(law: Law, spec: EngineSpec) -> None
     engine.close()
 
 
-def _said(engine: Shared, prompt_ids: tuple[int, ...], sampling: Sampling) -> list[Delta]:
-    said: list[Delta] = []
+def _answer(engine: Shared, prompt_ids: tuple[int, ...], sampling: Sampling) -> list[Delta]:
+    deltas: list[Delta] = []
     engine.submit(Sequence(1, prompt_ids, sampling))
-    while not said or said[-1].finish_reason is None:
-        said += engine.step()
-    return said
+    while not deltas or deltas[-1].finish_reason is None:
+        deltas += engine.step()
+    return deltas
 
 
-def _ids(said: list[Delta]) -> list[int]:
-    return [token_id for delta in said for token_id in delta.token_ids]
+def _ids(deltas: list[Delta]) -> list[int]:
+    return [token_id for delta in deltas for token_id in delta.token_ids]
 
 
 def test_it_gives_several_tokens_and_none_after_an_end(
@@ -81,26 +81,26 @@ def test_it_gives_several_tokens_and_none_after_an_end(
     for text in (TEXT, f"Look. {TEXT}", f"Look here. {TEXT}", f"Look over here. {TEXT}"):
         turn = chat(f"Repeat this text word for word: {text}")
         answered = (*turn, *tokenizer.encode(f"{text}<|im_end|>\n", add_special_tokens=False).ids)
-        said = _said(engine, (*answered, *turn), sampling)
-        *before, end = (token_id in card.eos_token_ids for token_id in _ids(said))
-        assert (said[-1].finish_reason, any(before), end) == ("stop", False, True)
-        most = max(most, *(len(delta.token_ids) for delta in said))
+        deltas = _answer(engine, (*answered, *turn), sampling)
+        *before, end = (token_id in card.eos_token_ids for token_id in _ids(deltas))
+        assert (deltas[-1].finish_reason, any(before), end) == ("stop", False, True)
+        most = max(most, *(len(delta.token_ids) for delta in deltas))
     assert most == 6
 
 
 def test_grammar_is_obeyed(engine: Shared, card: ModelCard, chat: Callable[[str], tuple[int, ...]]) -> None:
     sampling = Sampling(temperature=0.0, seed=3, max_tokens=60, grammar=Grammar("regex", "(river mill ){4}bridge"))
-    said = _said(engine, chat(f"river mill river mill river mill. {TEXT}"), sampling)
-    text = Tokenizer.from_str(card.tokenizer_json).decode(_ids(said))
-    assert said[-1].finish_reason == "stop"
+    deltas = _answer(engine, chat(f"river mill river mill river mill. {TEXT}"), sampling)
+    text = Tokenizer.from_str(card.tokenizer_json).decode(_ids(deltas))
+    assert deltas[-1].finish_reason == "stop"
     assert re.fullmatch("(river mill ){4}bridge", text)
-    assert max(len(delta.token_ids) for delta in said) > 1
+    assert max(len(delta.token_ids) for delta in deltas) > 1
 
 
 @pytest.mark.deep
 def test_a_seed_repeats_its_answer(engine: Shared, chat: Callable[[str], tuple[int, ...]]) -> None:
     prompt = chat(f"Repeat this text word for word: {TEXT}")
     first, again, other = (
-        _ids(_said(engine, prompt, Sampling(temperature=0.7, seed=seed, max_tokens=40))) for seed in (1, 1, 2)
+        _ids(_answer(engine, prompt, Sampling(temperature=0.7, seed=seed, max_tokens=40))) for seed in (1, 1, 2)
     )
     assert first == again != other

@@ -90,14 +90,14 @@ def _common(ids: tuple[int, ...], other: tuple[int, ...]) -> int:
 @given(st.integers(24, 300))
 def test_a_repeated_prompt_has_its_own_tail(length: int) -> None:
     queue = _queue(step_tokens=1000)
-    said: list[tuple[int, ...]] = []
+    previous: list[tuple[int, ...]] = []
     for number in range(6):
         queue.add(number, tuple(range(length)), unchanged=False)
         ((piece,),) = _all(queue)
-        hit = _hits(piece.ids, said)
+        hit = _hits(piece.ids, previous)
         assert length - hit >= 24
         assert number == 0 or hit >= length - 24 - _BLOCK, "and no more than that"
-        said.append(piece.ids)
+        previous.append(piece.ids)
 
 
 @given(st.integers(1, 100), st.integers(1, 100))

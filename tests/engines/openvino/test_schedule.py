@@ -45,7 +45,7 @@ def _bits(deltas: list[Delta]) -> list[tuple[tuple[int, ...], tuple[float, ...]]
 
 
 @pytest.mark.parametrize("seed", [0, 7])
-def test_a_replay_repeats_which_tokens_were_alone(openvino_spec: EngineSpec, seed: int) -> None:
+def test_a_replay_computes_the_same_tokens_alone(openvino_spec: EngineSpec, seed: int) -> None:
     engine = load_engine(msgspec.structs.replace(openvino_spec, context_tokens=1024, exact=True))
     try:
         if not engine.capabilities.exact:

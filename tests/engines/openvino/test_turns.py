@@ -92,7 +92,7 @@ def _replay(number: int, *lengths: int) -> Sequence:
     return Sequence(number, (1, 2), Sampling(seed=0, max_tokens=9), Schedule(lengths))
 
 
-def test_a_replay_that_was_alone_runs_alone_past_these_tokens(turns: Turns) -> None:
+def test_a_replay_runs_alone_until_past_its_lone_tokens(turns: Turns) -> None:
     turns.add(_replay(0, 4))
     turns.add(_replay(1, 1, 2))
     assert _ids(turns.take(is_alone=True)) == [1]

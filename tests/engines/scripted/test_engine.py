@@ -39,7 +39,7 @@ def tokenizer() -> Tokenizer:
     return Tokenizer.from_str(tokenizer_json())
 
 
-def test_answers_are_what_the_oracle_says() -> None:
+def test_answers_match_the_oracle() -> None:
     sequences = [
         make_sequence(1, 1),
         make_sequence(2, 40),

@@ -110,7 +110,7 @@ if _IS_HERE:
 
     SHAPES = {"model.layers.3.self_attn.v_proj": (192, 576), "model.layers.20.mlp.down_proj": (576, 1536)}
 
-    def test_an_adapter_is_what_transformers_merges(checkpoint: Path, tmp_path: Path) -> None:
+    def test_an_adapter_equals_the_merge_of_transformers(checkpoint: Path, tmp_path: Path) -> None:
         directory = save(tmp_path / "adapter", random_pairs(SHAPES, 2.0))
         spec = EngineSpec(
             "vllm", str(checkpoint), context_tokens=384, kv_tokens=1024, max_sequences=2, dtype="float32",

@@ -169,7 +169,7 @@ def test_a_model_of_pydantic_is_a_schema() -> None:
     assert schema.inputs["prompt"].sample() == "Why?"
 
 
-def test_an_instance_has_none_for_what_is_optional_and_defaults_for_the_rest() -> None:
+def test_optional_fields_of_an_instance_are_none_and_others_have_defaults() -> None:
     asked = instance_of(Asked, read_fields(Asked).check({"prompt": "Why?", "seed": 3}))
     assert isinstance(asked, Asked)
     assert (asked.prompt, asked.seed, asked.loud, asked.speed, asked.colour) == ("Why?", 3, None, 0.5, Colour.RED)

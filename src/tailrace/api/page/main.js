@@ -98,10 +98,10 @@ function Welcome() {
 function Announcer() {
   const awaited = useRef(""); // the conversation in which an answer was on its way
   const phase = asking.value ? "sending" : running.value?.phase.value;
-  const said = { sending: "", waiting: "Waiting for the answer.", queued: "In the queue.", thinking: "Thinking.", writing: "The answer is coming.", stopping: "Stopping." };
+  const phrases = { sending: "", waiting: "Waiting for the answer.", queued: "In the queue.", thinking: "Thinking.", writing: "The answer is coming.", stopping: "Stopping." };
   const isOver = phase === undefined || phase === "over";
   if (!isOver) awaited.current = openId.value;
-  const text = isOver ? (awaited.current && awaited.current === openId.value ? "End of the answer." : "") : said[phase];
+  const text = isOver ? (awaited.current && awaited.current === openId.value ? "End of the answer." : "") : phrases[phase];
   return html`<div id="announcer" class="unseen" aria-live="polite">${text}</div>`;
 }
 

@@ -95,20 +95,20 @@ class _Rules:
 
         def follow(state: int) -> str:
             """Return the expression for a state: the texts of a chain without choices, then the name of a rule."""
-            said = []
+            parts = []
             while not automaton.accepting[state] and entered[state] == 1 and len(automaton.moves[state]) == 1:
                 ((ranges, target),) = automaton.moves[state]
                 pieces = _pieces(ranges, in_json=in_json)
-                said.append(pieces[0] if len(pieces) == 1 else f"({' | '.join(pieces)})")
+                parts.append(pieces[0] if len(pieces) == 1 else f"({' | '.join(pieces)})")
                 state = target
             if automaton.accepting[state] and not automaton.moves[state]:
-                said.append(end)
+                parts.append(end)
             else:
                 if state not in names:
                     names[state] = self.name()
                     waiting.append(state)
-                said.append(names[state])
-            return " ".join(said)
+                parts.append(names[state])
+            return " ".join(parts)
 
         while waiting:
             state = waiting.pop()
@@ -278,7 +278,7 @@ class _SchemaRules:
         first.append('"}"')
         for name, value in reversed(named.items()):
             text = _literal(json.dumps(name, ensure_ascii=False) + ":")
-            said = f"{text} {_SPACE} {self._rule(value)} {behind}"
-            first = [said] if name in required else [said, *first]
-            behind = self._rules.add(f'"," {_SPACE} {said}' + ("" if name in required else f" | {behind}"))
+            member = f"{text} {_SPACE} {self._rule(value)} {behind}"
+            first = [member] if name in required else [member, *first]
+            behind = self._rules.add(f'"," {_SPACE} {member}' + ("" if name in required else f" | {behind}"))
         return f'"{{" ({" | ".join(first)})'

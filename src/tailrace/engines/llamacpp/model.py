@@ -106,11 +106,11 @@ def start_server(spec: EngineSpec, socket_path: str) -> Any:  # Any: the library
     params.verbosity = _ERRORS_ONLY
     if spec.threads:
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = spec.threads
-    with _stderr() as said:
+    with _stderr() as stderr_file:
         try:
             server = xllamacpp.Server(params)
         except (RuntimeError, ValueError) as error:
-            raise ModelError(f"llama.cpp cannot load {spec.path}: {_reason(said, error)}.") from error
+            raise ModelError(f"llama.cpp cannot load {spec.path}: {_reason(stderr_file, error)}.") from error
     ask(socket_path, "GET /lora-adapters")  # waits until its loop runs: a server that is freed before that hangs
     return server
 
@@ -143,20 +143,20 @@ def has_grammars(socket_path: str) -> bool:
 @contextmanager
 def _stderr() -> Iterator[BinaryIO]:
     """Capture stderr, also of C++ code: only there llama.cpp reports why a model cannot be loaded."""
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as stderr_file:
         kept = os.dup(2)
-        os.dup2(said.fileno(), 2)
+        os.dup2(stderr_file.fileno(), 2)
         try:
-            yield said
+            yield stderr_file
         finally:
             os.dup2(kept, 2)
             os.close(kept)
 
 
-def _reason(said: BinaryIO, error: Exception) -> str:
+def _reason(stderr_file: BinaryIO, error: Exception) -> str:
     """Return the first error in the log, which is closest to the cause, without its time and position."""
-    said.seek(0)
-    for line in said.read().decode(errors="replace").splitlines():
+    stderr_file.seek(0)
+    for line in stderr_file.read().decode(errors="replace").splitlines():
         _, is_error, text = line.partition(" E ")
         if is_error:
             return text.partition(": ")[2].strip().rstrip(".")[:200] or text[:200]
