@@ -286,6 +286,24 @@ def test_a_flipped_bit_is_detected(left: tuple[Path, dict[str, list[bytes]]], tm
     assert min(counts) < whole, "none of them hit anything"
 
 
+@pytest.mark.parametrize("time", ["CAST(finished AS BLOB)", "'not a time'"])
+def test_a_damaged_time_loses_only_its_stream(
+    left: tuple[Path, dict[str, list[bytes]]], tmp_path: Path, time: str
+) -> None:
+    directory, oracle = left
+    damaged = _damaged(directory, tmp_path / "damaged")
+    before = read_journal(damaged)
+    with contextlib.closing(sqlite3.connect(damaged / "journal.sqlite")) as connection, connection:
+        assert connection.execute(
+            f"UPDATE streams SET finished = {time}"
+            " WHERE number = (SELECT min(number) FROM streams WHERE finished NOTNULL)"
+        ).rowcount
+    after = read_journal(damaged)
+    _check_prefix(after, oracle)
+    (lost,) = before.streams.keys() - after.streams.keys()
+    assert lost in after.expired
+
+
 def test_streams_after_a_damaged_part_of_the_log_are_reported_as_lost(tmp_path: Path) -> None:
     """SQLite stops silently at the first damaged frame."""
     with House(tmp_path / "live", PACED) as house:

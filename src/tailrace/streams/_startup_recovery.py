@@ -40,7 +40,7 @@ def finished(database: Database, rows: Rows) -> list[Finished]:
         try:
             record = rows.read_record(stream_id, row)
             found.append(Finished(stream_id, age_s(since), num_bytes, record.claim, record.owner))
-        except (JournalDamaged, ValueError, AttributeError):  # the timestamp may be damaged, too
+        except (JournalDamaged, ValueError, TypeError, AttributeError):  # the timestamp may be damaged, and of any type
             logger.error(_LOST_STREAM, stream_id)
             lost.append(stream_id)
     if lost:
