@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "glossary.md"
 
-# Names that once stood for things of the glossary, and what is said now.
+# Former names of things in the glossary, and their names now.
 _REPLACED = {
     "fell": "on_engine_lost",
     "strand": "suspend",

@@ -210,8 +210,8 @@ def test_idempotency_keys_that_are_none(target: Server, key: str) -> None:
 CURSORS = ["0", "-1", "abc", "1.5", "x-", f"{CANARY}-", f"{CANARY}-x", f"{CANARY}-1e3", "a b-1", "x" * 5000, "ä-1"]
 
 
-def test_cursors_that_are_none(target: Server) -> None:
-    """On a repeated POST, a number without a stream id is no position."""
+def test_invalid_cursors(target: Server) -> None:
+    """On a repeated POST, a number without a stream id is not a position."""
     for cursor in CURSORS:
         assert ask(target, NATIVE, NATIVE.good, {"last-event-id": cursor}).status == 400, cursor
     assert ask(target, NATIVE, NATIVE.good, {"last-event-id": f"{'C' * 22}-1"}).status == 404

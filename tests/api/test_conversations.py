@@ -117,7 +117,7 @@ def test_responses_continue(client: OpenAI, server: Server) -> None:
     assert listed[1]["id"] == first.output[0].id
     assert second.usage is not None
     assert first.usage is not None
-    assert second.usage.input_tokens > first.usage.input_tokens  # what was said before is in the prompt
+    assert second.usage.input_tokens > first.usage.input_tokens  # the prompt contains the earlier turns
     assert server.http.get(f"/v1/conversations/{made.id}").json()["title"] == "Hi"
 
 
@@ -397,7 +397,7 @@ def test_the_audit_log(tmp_path: Path, serve: Callable[..., Server]) -> None:
 
 
 def test_without_a_database(tmp_path: Path) -> None:
-    """A server whose database cannot be opened later says so, and goes on serving."""
+    """A server that loses its database answers 503 for conversations, and continues to serve chats."""
     there = tmp_path / "records"
     flags = ("--database", f"sqlite:///{there / 'records.sqlite'}", "--data-dir", str(tmp_path / "data"))
     with contextlib.closing(Server("scripted", *flags)) as server:

@@ -111,7 +111,7 @@ async def test_the_oldest_turns_are_dropped_when_they_no_longer_fit() -> None:
     for number, sequence in enumerate(harness.engine.submitted):
         lengths.append(len(sequence.prompt_ids))
         assert len(sequence.prompt_ids) + 20 <= 300
-        # What is left is the end of what was said, pair by pair, and the prompt.
+        # The prompt follows the last pairs of prompts and answers that fit.
         ends = [turns(*texts[2 * first : 2 * number + 1]) for first in range(number + 1)]
         assert sequence.prompt_ids in ends
     assert max(lengths) > 150  # and no more was forgotten than had to be
@@ -143,7 +143,7 @@ async def test_an_overloaded_server_lets_the_prompt_wait_and_keeps_the_conversat
         await client.ask("Two")
         assert len(harness.engine.submitted) == 2
         harness.finish(other)
-        await asyncio.sleep(1.0)  # what Retry-After said
+        await asyncio.sleep(1.0)  # the time in Retry-After
         await answered(harness, client, "Three")
         assert harness.engine.submitted[2].prompt_ids == turns("One", first, "Two")
         harness.finish()

@@ -14,8 +14,8 @@ from tests.waiting import LONG_S
 __all__ = ["PACED", "Followed", "unaffected_stream"]
 
 PACED = "scripted:tokens_per_s=200"
-# Events; ten seconds of them. Catches what hangs: a machine with four times as much to do as it can has left a stream
-# two seconds behind. How even a stream is, is a matter for bench.
+# Ten seconds of events. This detects a stream that hangs: on a machine with four times its load, a stream was two
+# seconds behind. `tailrace bench` measures how even a stream is.
 _MOST_BEHIND = 2_000
 _ANSWER = Answer("Never mind them.", 50_000, seed=9)
 
@@ -24,9 +24,9 @@ _ANSWER = Answer("Never mind them.", 50_000, seed=9)
 def unaffected_stream(server: Server) -> Iterator[Followed]:
     """Follow a stream of a server that runs `PACED`, and an equal one of a second server without other requests.
 
-    Both engines keep to one clock, so what slows the whole machine down slows both streams down. What holds up the
-    first alone leaves it behind the other. Raises: AssertionError if it was ever more than `_MOST_BEHIND` events behind
-    when the block ends, or said something else than the oracle.
+    Both engines are paced by the same clock, so a busy machine slows both streams down. A delay of the first server
+    alone leaves its stream behind the other. Raises: AssertionError at the end of the block if the stream was ever more
+    than `_MOST_BEHIND` events behind, or if its text differs from the oracle's.
     """
     with contextlib.closing(Server(PACED)) as quiet:
         seen, other = Followed(server), Followed(quiet.wait_ready())

@@ -156,7 +156,7 @@ def anthropic(thinking: Server) -> Iterator[Anthropic]:
 
 
 ASKED: list[MessageParam] = [{"role": "user", "content": PROMPT}]
-# Its API has no seed: what is said differs from time to time, and so does where the length cuts it.
+# Its API has no seed: the answer differs each time, and so does the place where the length limit cuts it.
 LONG = 2000
 
 

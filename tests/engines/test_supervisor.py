@@ -226,7 +226,7 @@ async def test_capabilities_stay_known_without_an_engine() -> None:
 async def test_a_lost_engine_has_a_reason(fault: str, reason: str) -> None:
     async with supervised(fault_after=2) as engine:
         pid = (await engine.ready()).pid
-        # The poison last: writing to an engine that is dead already would lose what it had said.
+        # The poison is last: a write to an engine that is already dead would lose its output.
         neighbour, poison = engine.submit(make_sequence(2, 400)), engine.submit(make_sequence(1, 400, fault=fault))
         for listener in (poison, neighbour):
             error = (await listener.ended()).error

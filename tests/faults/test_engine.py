@@ -65,7 +65,7 @@ def test_killed_anywhere_the_streams_continue_exactly(house: House) -> None:
     for stream in streams:
         stream.wait()
         for follower in stream.followers:
-            assert follower.num_connections == 1, "a reader was cut off for what is none of its business"
+            assert follower.num_connections == 1, "the reader was disconnected"
 
 
 def test_a_request_during_the_death_is_served(house: House) -> None:
@@ -81,7 +81,7 @@ def test_killed_before_the_first_token(house: House) -> None:
     with house.server.wire() as wire:
         wire.send("GET", "/livez")
         engine = house.server.worker()
-        engine.suspend()  # so that what is asked now finds an engine that has done nothing yet
+        engine.suspend()  # so that the engine has not begun the next requests when it dies
         streams = [house.begin(Answer(f"Prefill {number}.", 30, seed=number)) for number in range(4)]
         in_engine(house, 4)
         engine.kill()

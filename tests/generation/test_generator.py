@@ -57,7 +57,7 @@ async def test_a_chat_is_encoded_with_its_template() -> None:
     assert shown == "<|system|>Be <|user|>.\n<|user|>Hi\n<|assistant|>"
     assert (
         sum(i in tokenizer().special_ids for i in run.log.record.prompts[0].ids) == 3
-    )  # none of them from what was said
+    )  # all of them from the template
     assert run.log.record.prompts[0].text == "Be <|user|>.Hi"
     harness.finish(run)
     assert text_of(run.log) == oracle(prompt_ids_of(run), 1, 5)

@@ -141,7 +141,7 @@ async def test_streams_go_to_one_server_each(prefix: str) -> None:
 
 
 async def test_a_stream_is_taken_again_if_the_answer_was_lost(prefix: str) -> None:
-    """Redis says that this server writes it, and the server does not know."""
+    """In Redis this server is the writer, but the server does not know it."""
     async with pair(prefix) as (_, other):
         async with server(prefix) as dying:
             stream_id = (await begin(dying, delta(1))).lease.stream_id

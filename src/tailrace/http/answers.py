@@ -28,7 +28,7 @@ __all__ = [
 
 STREAM_HEADERS = {
     "cache-control": "no-cache, no-transform",  # proxies must not delay it to compress it
-    "x-accel-buffering": "no",  # nor buffer it
+    "x-accel-buffering": "no",  # nginx must not buffer it, either
     "x-content-type-options": "nosniff",
 }
 

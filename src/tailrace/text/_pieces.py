@@ -33,7 +33,7 @@ def _byte_of_char() -> dict[str, int]:
 
 _BYTE_OF_CHAR = _byte_of_char()
 _NO_BYTE = "\uffff"
-# To a text whose code points are the bytes. Other characters below U+0100 mean no byte, and become one that is no byte.
+# Maps each byte-level character to the code point of its byte. Other characters below U+0100 stand for no byte.
 _TO_BYTES = dict.fromkeys(range(256), _NO_BYTE) | {ord(char): chr(byte) for char, byte in _BYTE_OF_CHAR.items()}
 
 

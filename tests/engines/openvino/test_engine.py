@@ -66,7 +66,7 @@ def test_exact_engine_keeps(law: Law, exact: Shared) -> None:
 
 
 def test_closing(spec: EngineSpec, capfd: pytest.CaptureFixture[str]) -> None:
-    """Twice, and in the middle of a sequence: the library says on stderr what it finds unfinished."""
+    """Closed twice, in the middle of a sequence. The library reports unfinished work on stderr."""
     law = next(law for law in laws if law.name == ON_ITS_OWN)
 
     def make() -> Engine:
@@ -90,7 +90,7 @@ def _greedy(sequence_id: int, prompt_ids: tuple[int, ...], max_tokens: int) -> S
 
 
 class Steps:
-    """Steps the exact engine and keeps every bit of what it says. Ids from 1000, below those of the laws."""
+    """Steps the exact engine and keeps all its deltas. Its sequence ids differ from those of the laws."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine

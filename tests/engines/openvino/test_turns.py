@@ -37,7 +37,7 @@ def test_one_grammar_is_compiled_at_a_time(turns: Turns) -> None:
         turns.add(_sequence(number, f"a{number}"))
     turns.add(_sequence(3))
     assert _ids(turns.take(is_alone=False)) == [3, 0]
-    assert turns.take(is_alone=True) == []  # the first has not said anything yet
+    assert turns.take(is_alone=True) == []  # the first has no tokens yet
     turns.on_delta(3, 1, 0.1)
     assert turns.take(is_alone=True) == []
     turns.on_delta(0, 1, 0.1)

@@ -87,12 +87,12 @@ async def _server(model: str, *flags: str) -> AsyncIterator[tuple[str, int]]:
 
 def _listening_url(stderr: IO[str]) -> str:
     """Read a server's output until it listens; returns its URL. Raises: RuntimeError if it ends before."""
-    said = []
+    lines = []
     for line in stderr:
-        said.append(line)
+        lines.append(line)
         if line.startswith("Listening on "):
             return line.split()[2].rstrip(".")
-    raise RuntimeError("the server did not start:\n" + "".join(said))
+    raise RuntimeError("the server did not start:\n" + "".join(lines))
 
 
 @contextmanager
