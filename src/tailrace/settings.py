@@ -208,6 +208,11 @@ class Settings:
     spare_engine: bool = _model_setting(
         False, "Keep a second engine loaded, so that streams continue at once after a crash. It needs as much memory."
     )
+    shutdown_delay_s: float = _setting(
+        0.0,
+        "How long new requests are still accepted after SIGTERM or Ctrl-C, while `/readyz` answers 503: until load "
+        "balancers have seen it. Then --drain-s begins.",
+    )
     drain_s: float = _setting(
         10.0, "How long running streams may continue after SIGTERM or Ctrl-C; the journal keeps the others."
     )

@@ -169,6 +169,18 @@ def test_a_signal_lets_streams_finish_and_refuses_new_ones(
     assert server.log.rstrip().endswith("Stopped.")
 
 
+def test_requests_are_accepted_until_load_balancers_have_seen_the_shutdown(serve: Callable[..., Server]) -> None:
+    server = serve("scripted", "--shutdown-delay-s", "600", "--drain-s", "600")
+    assert server.http.get("/readyz").status_code == 200
+    server.send_signal(signal.SIGTERM)
+    until(lambda: server.http.get("/readyz").status_code == 503)
+    assert server.http.get("/readyz").json()["state"] == "draining"
+    answer = server.post("/v1/completions", {"prompt": "Late.", "max_tokens": 3, "seed": 1})
+    assert answer.json()["choices"][0]["text"] == Answer("Late.", 3, seed=1).text
+    server.send_signal(signal.SIGTERM)  # somebody does not want to wait
+    assert server.wait() == 0
+
+
 def test_without_streams_it_stops_at_once(serve: Callable[..., Server]) -> None:
     server = serve("scripted", "--drain-s", "600")
     idle = server.wire()

@@ -63,6 +63,7 @@ class Gate:
         self.used_tokens = 0
         self.used_sequences = 0
         self._is_open = False
+        self.will_drain = False  # requests are still accepted, but no load balancer should send any
         self._refusal: EngineLost | Draining | None = None
         self._waiting: FairQueue[Ticket] = FairQueue()
         self._num_running = 0

@@ -112,6 +112,11 @@ class RunningServer:
     service: Service
     records: Records
 
+    def announce_drain(self) -> None:
+        """Let `/readyz` answer 503; requests are still accepted."""
+        for served in self.service.models:
+            served.generator.gate.will_drain = True
+
     async def drain(self, drain_s: float, force_requested: asyncio.Event | None = None) -> None:
         """Let running streams finish. Then hand over those with linger time in a durable store, and interrupt the
         rest."""
@@ -212,6 +217,8 @@ async def serve(
                 on_ready(running.service)
                 await signals.stop_requested.wait()
                 on_drain(running.service.num_live)
+                running.announce_drain()
+                await signals.wait_forced(settings.shutdown_delay_s)
                 await running.drain(settings.drain_s, signals.force_requested)
                 server.force_exit = signals.force_requested.is_set()
                 server.should_exit = True

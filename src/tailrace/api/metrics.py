@@ -32,7 +32,7 @@ _STATES: tuple[tuple[str, str, Callable[[Generator], float]], ...] = (
     ("tgi_queue_size", "Requests in the queue.", lambda generator: generator.gate.num_waiting),
     ("tgi_batch_current_size", "Requests on the engine.", lambda generator: generator.gate.num_running),
     ("tailrace_engine_restarts", "Engines that were lost and replaced.", lambda generator: generator.num_restarts),
-    ("tailrace_ready", "Whether requests are accepted.", lambda generator: generator.is_accepting),
+    ("tailrace_ready", "Whether `/readyz` answers 200: requests may be sent.", lambda generator: generator.is_ready),
 )
 
 _SECONDS = tuple(0.0001 * 1.5**power for power in range(1, 36))  # TGI's bounds

@@ -51,20 +51,21 @@ class Front:
         self._settings = settings
         self._streams = streams
         self._records = records
-        self._is_draining = False
+        self._will_drain = False
         self._metrics = AppMetrics(lambda: self.apps, streams.num_ended)
 
     def set_apps(self, apps: Iterable[HostedApp]) -> None:
         """Replace the apps that calls and requests go to."""
         self.apps = sorted(apps, key=lambda app: -len(app.route_prefix))
 
-    def drain(self) -> None:
-        self._is_draining = True
+    def announce_drain(self) -> None:
+        """Let `/-/readyz` answer 503; requests are accepted until the pools drain."""
+        self._will_drain = True
 
     @property
     def is_ready(self) -> bool:
         pools = [pool for app in self.apps for pool in app.pools.values()]
-        return self.is_open and not self._is_draining and all(pool.is_ready for pool in pools)
+        return self.is_open and not self._will_drain and all(pool.is_ready for pool in pools)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises: TailraceError before the first byte, for paths whose wire formats its own errors."""

@@ -232,9 +232,10 @@ async def _wait_for_change(leaving: asyncio.Event, change: asyncio.Event) -> boo
 async def _drain(
     front: Front, streams: AppStreams, settings: Settings, signals: Signals, on_drain: Callable[[int], None]
 ) -> None:
-    front.drain()
+    front.announce_drain()
     pools = [pool for app in front.apps for pool in app.pools.values()]
     on_drain(sum(app.ingress.num_ongoing for app in front.apps))
+    await signals.wait_forced(settings.shutdown_delay_s)
     drain_s = max([settings.drain_s, *(pool.options.graceful_shutdown_timeout_s for pool in pools)])
     async with asyncio.TaskGroup() as group:
         drained = [group.create_task(app.ingress.wait_drained()) for app in front.apps]

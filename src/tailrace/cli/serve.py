@@ -328,7 +328,7 @@ def _serve(models: _Models, settings: Settings, sock: socket.socket) -> Coroutin
     def on_drain(num_streams: int) -> None:
         if num_streams:
             streams = "1 stream has" if num_streams == 1 else f"{num_streams} streams have"
-            say(f"Stopping; {streams} {settings.drain_s:g} s to finish.")
+            say(f"Stopping; {streams} {settings.shutdown_delay_s + settings.drain_s:g} s to finish.")
 
     async def main() -> bool:
         with data_directory(settings, sock.getsockname()[1]) as data:

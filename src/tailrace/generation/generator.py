@@ -89,7 +89,7 @@ class Generator:
     def state(self) -> str:
         """ready; unloaded, if the next request loads the engine; otherwise why requests are refused or wait: draining,
         engine, journal."""
-        if self.gate.is_draining:
+        if self.gate.will_drain or self.gate.is_draining:
             return "draining"
         if not self._supervisor.is_ready and not self.is_unloaded:
             return "engine"
@@ -98,8 +98,8 @@ class Generator:
         return "unloaded" if self.is_unloaded else "ready"
 
     @property
-    def is_accepting(self) -> bool:
-        """Whether requests are accepted."""
+    def is_ready(self) -> bool:
+        """Whether load balancers should send requests."""
         return self.state in ("ready", "unloaded")
 
     @property

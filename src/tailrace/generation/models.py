@@ -74,7 +74,7 @@ class Served:
 
     @property
     def is_ready(self) -> bool:
-        return self.generator.is_accepting
+        return self.generator.is_ready
 
     @property
     def state(self) -> str:

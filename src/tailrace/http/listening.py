@@ -54,6 +54,12 @@ class Signals:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._on_signal)
 
+    async def wait_forced(self, within_s: float) -> None:
+        """Wait for this time, or until a second signal comes."""
+        if within_s > 0:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.force_requested.wait(), within_s)
+
     def _on_signal(self, *_: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the process exits already
             self._loop.call_soon_threadsafe(self._set_events)
