@@ -28,6 +28,13 @@ class Machines(Team[CabledServer]):
     def rejoin(self, cable: Cable) -> None:
         self.add(cable=cable)
 
+    def wait_complete(self) -> None:
+        """Wait until every server sees the others. One that comes back late from an earlier fault, with a dead lease,
+        could not be declared dead again."""
+        shown = f"\ntailrace_servers {len(self.servers)}.0\n"
+        for server in self.servers:
+            until(lambda server=server: shown in server.http.get("/metrics").text)  # type: ignore[misc]
+
     def wait_taken_over(self, absent: CabledServer, since: dict[CabledServer, int]) -> None:
         """Wait until one of the others says that the absent server is dead."""
         others = [server for server in self.servers if server is not absent]
@@ -61,6 +68,7 @@ def kill(servers: Machines, victim: CabledServer, redis: OwnRedis) -> None:
 
 def freeze(servers: Machines, victim: CabledServer, redis: OwnRedis) -> None:
     """For longer than the lease."""
+    servers.wait_complete()
     before = servers.counts()
     victim.send_signal(signal.SIGSTOP)
     servers.wait_taken_over(victim, before)
@@ -68,6 +76,7 @@ def freeze(servers: Machines, victim: CabledServer, redis: OwnRedis) -> None:
 
 
 def pull(servers: Machines, victim: CabledServer, redis: OwnRedis) -> None:
+    servers.wait_complete()
     before = servers.counts()
     victim.cable.pull()
     servers.wait_taken_over(victim, before)

@@ -38,6 +38,7 @@ class Members:
         self.dead: frozenset[int] = frozenset()  # epochs of dead servers of which something may be left
         self._missing_since_s: dict[int, float] = {}  # by epoch; loop time
         self._dead_since_s: dict[int, float] = {}  # by epoch; loop time
+        self._former: set[int] = set()  # epochs of this server that are to be listed as dead again
 
     async def join(self) -> None:
         """Get an epoch, and tell the other servers. Raises: StorageError."""
@@ -48,15 +49,10 @@ class Members:
         self.epoch = epoch
 
     async def rejoin(self) -> None:
-        """Get a new epoch after other servers have declared this one dead. Raises: StorageError.
-
-        The old epoch is listed again: this server may have begun streams before it learned of its death, and the others
-        may have looked before that.
-        """
-        old = self.epoch
+        """Get a new epoch after other servers have declared this one dead. Raises: StorageError."""
+        former = self.epoch
         await self.join()
-        await self._command("set", self._connection.keys.lease(old), "dead")
-        await self._command("sadd", self._connection.keys.servers, str(old))
+        self._former.add(former)
 
     async def leave(self) -> None:
         """Give the lease back: other servers take over at once what is left. Raises: StorageError."""
@@ -74,11 +70,24 @@ class Members:
                 if not await self._connection.run(RENEW, [self._connection.keys.lease(self.epoch)], self._lease_ms):
                     logger.error("Other servers took the streams of this server over: it did not answer for too long.")
                     await on_dead()
-                await self._command("sadd", self._connection.keys.servers, str(self.epoch))  # Redis may forget
+                await self._list()
                 await self.find_dead()
                 await on_tick()
             except StorageError:
                 self._missing_since_s.clear()
+
+    async def _list(self) -> None:
+        """List this server, which Redis may have forgotten, and its former epochs. Raises: StorageError.
+
+        A server may have begun streams before it learned that it was declared dead, and the others may have looked
+        before that.
+        """
+        keys = self._connection.keys
+        await self._command("sadd", keys.servers, str(self.epoch))
+        for epoch in tuple(self._former):
+            await self._command("set", keys.lease(epoch), "dead")
+            await self._command("sadd", keys.servers, str(epoch))
+            self._former.discard(epoch)
 
     def is_long_dead(self, epoch: int, duration_s: float) -> bool:
         """Return whether this server has known for so long that another one is dead."""
