@@ -178,11 +178,11 @@ async def test_a_server_that_comes_back_hears_of_stops_although_redis_refuses_a_
             every = ("facts", "epoch", "servers", "owned", "inbox", "stream", "events", "gone", "claim")
             names = [*every, *(f"lease:{old[:at]}[^{digit}]" for at, digit in enumerate(old))]  # not the old lease
             rules = ("resetkeys", "%R~*", "(+evalsha +eval ~*)", *(f"~*:{name}*" for name in names))
-            admin.execute_command("ACL", "SETUSER", "default", *rules)
+            admin.execute_command("ACL", "SETUSER", "default", *rules)  # type: ignore[no-untyped-call]
             admin.set(f"tailrace:{{0}}:lease:{old}", "dead")
             await wait_until(lambda: store.epoch != int(old))
             await wait_until(lambda: bool(admin.acl_log()))
-            admin.execute_command("ACL", "SETUSER", "default", "allkeys")
+            admin.execute_command("ACL", "SETUSER", "default", "allkeys")  # type: ignore[no-untyped-call]
             writer = await begin(store, delta(1))
             async with open_redis(url, lease_s=LEASE_S) as other:
                 log = await other.stop(ANONYMOUS, writer.lease.stream_id)
