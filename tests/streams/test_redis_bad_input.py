@@ -125,7 +125,7 @@ async def test_redis_becomes_full(tmp_path: Path) -> None:
 
 
 async def test_redis_begins_to_drop_keys(tmp_path: Path) -> None:
-    """Somebody changes the policy while servers run: what Redis drops of a running stream is written again."""
+    """Somebody changes the policy while servers run: readers on the server of a stream miss nothing."""
     with own_redis(tmp_path, "--maxmemory", str(_ROOM_BYTES)) as (url, process), process.client() as client:
         async with open_redis(url, lease_s=60.0) as store:
             writers = [await begin(store, delta(1)) for _ in range(8)]

@@ -190,6 +190,28 @@ async def test_a_server_that_comes_back_hears_of_stops_although_redis_refuses_a_
         admin.close()
 
 
+async def test_streams_begun_while_a_server_comes_back_are_taken_over(prefix: str) -> None:
+    """They belong to its old epoch, and no other server is there."""
+    try:
+        async with server(prefix) as store:
+            old, begun = store.epoch, []
+
+            async def begin_many() -> None:
+                while store.epoch == old:
+                    with contextlib.suppress(StorageError):
+                        begun.append(await begin(store))
+
+            with redis.Redis.from_url(shared_url()) as client:
+                client.set(f"{prefix}:{{0}}:lease:{old}", "dead")
+            await asyncio.gather(*(begin_many() for _ in range(16)))
+            missing = {writer.lease.stream_id for writer in begun if writer.lease.epoch == old}
+            async with asyncio.timeout(LONG_S):
+                while missing:
+                    missing -= {lease.stream_id for lease in await takes(store)}
+    finally:
+        delete_keys(prefix)
+
+
 async def test_readers_stay_when_their_server_takes_over(prefix: str) -> None:
     async with pair(prefix) as (one, other):
         async with server(prefix) as dying:

@@ -52,6 +52,10 @@ class Members:
         """Get a new epoch after other servers have declared this one dead. Raises: StorageError."""
         former = self.epoch
         await self.join()
+        self.list_again(former)
+
+    def list_again(self, former: int) -> None:
+        """Show the others soon that this former epoch of this server may have left streams."""
         self._former.add(former)
 
     async def leave(self) -> None:

@@ -28,8 +28,10 @@ _STOPPED = Failure("cancelled", "The stream was stopped.")
 
 @dataclass(frozen=True, slots=True)
 class Orphan:
-    """A stream that this server writes now. `end` is how it must end at once, if it cannot go on."""
+    """A stream that this server writes now, as the server of this epoch. `end` is how it must end at once, if it cannot
+    go on."""
 
+    epoch: int
     record: Record
     events: list[Event]
     end: tuple[Status, Failure] | None = None
@@ -68,25 +70,27 @@ class Orphans:
         if models is not None and not self._members.is_long_dead(epoch, self._retention_s):
             of = await asyncio.gather(*(ask(client.hget(self._keys.stream(one), "model")) for one in stream_ids))
             stream_ids = [one for one, model in zip(stream_ids, of, strict=True) if _is_ours(model, models)]
-        new = [one for one in stream_ids if one not in self._running]
-        answers = await asyncio.gather(*(self._take(epoch, one) for one in new))
+        new, own = [one for one in stream_ids if one not in self._running], self._members.epoch
+        answers = await asyncio.gather(*(self._take(epoch, own, one) for one in new))
         removed = (self._keys.of_owned(one, epoch)[3] for one in stream_ids)
         await asyncio.gather(*(ask(client.zrem(key, one)) for key, one in zip(removed, stream_ids, strict=True)))
         taken = [
-            self._read(stream_id, *answer) for stream_id, answer in zip(new, answers, strict=True) if answer is not None
+            self._read(own, stream_id, *answer)
+            for stream_id, answer in zip(new, answers, strict=True)
+            if answer is not None
         ]
         return [orphan for orphan in taken if orphan is not None]
 
-    async def _take(self, epoch: int, stream_id: str) -> Sequence[Any] | None:
+    async def _take(self, epoch: int, own: int, stream_id: str) -> Sequence[Any] | None:
         """Raises: StorageError."""
-        keys = self._keys.of_owned(stream_id, self._members.epoch)
+        keys = self._keys.of_owned(stream_id, own)
         position = next(self._members.positions)
-        answer: Sequence[Any] | None = await self._connection.run(
-            TAKE, keys, epoch, self._members.epoch, stream_id, position
-        )
+        answer: Sequence[Any] | None = await self._connection.run(TAKE, keys, epoch, own, stream_id, position)
         return answer
 
-    def _read(self, stream_id: str, record_row: bytes, rows: Sequence[bytes], takes: int, stop: bytes) -> Orphan | None:
+    def _read(
+        self, own: int, stream_id: str, record_row: bytes, rows: Sequence[bytes], takes: int, stop: bytes
+    ) -> Orphan | None:
         """Decode a stream that was taken; None if it cannot even be ended."""
         try:
             record = self._rows.read_record(stream_id, record_row)
@@ -100,13 +104,13 @@ class Orphans:
         except JournalDamaged:
             logger.error("stream %s was damaged and ends before the damage", stream_id)
             return Orphan(
-                record, events, ("error", Failure(JournalDamaged.code, "The rest of this stream was damaged."))
+                own, record, events, ("error", Failure(JournalDamaged.code, "The rest of this stream was damaged."))
             )
         if stop == b"1":
-            return Orphan(record, events, ("cancelled", _STOPPED))
+            return Orphan(own, record, events, ("cancelled", _STOPPED))
         if takes > MAX_RECOVERIES:
-            return Orphan(record, events, ("interrupted", TOO_MANY_RECOVERIES))
-        return Orphan(record, events)
+            return Orphan(own, record, events, ("interrupted", TOO_MANY_RECOVERIES))
+        return Orphan(own, record, events)
 
 
 def _is_ours(model: bytes | None, models: Container[str]) -> bool:

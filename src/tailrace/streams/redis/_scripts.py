@@ -34,6 +34,7 @@ MISSING = -2  # Redis does not have this stream
 OPEN = _script("""
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
 if epoch then return epoch == ARGV[1] and 1 or 0 end
+redis.call('DEL', KEYS[2])
 redis.call('HSET', KEYS[1], 'epoch', ARGV[1], 'record', ARGV[2], 'owner', ARGV[3], 'model', ARGV[4], 'last', 0)
 redis.call('ZADD', KEYS[4], ARGV[6], ARGV[5])
 return 1

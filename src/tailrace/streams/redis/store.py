@@ -146,6 +146,7 @@ class RedisLogStore:
             self._finished.abandon(record)
             raise
         if epoch != self.epoch:  # the others take it over
+            self._members.list_again(epoch)
             raise StorageError("Other servers took the streams of this server over.")
         self._running[log.stream_id] = log
         return Lease(log, epoch)
@@ -287,6 +288,9 @@ class RedisLogStore:
         async with self._taking_over:
             try:
                 async for orphan in self._orphans.take(models):
+                    if orphan.epoch != self.epoch:  # this server was declared dead meanwhile
+                        self._members.list_again(orphan.epoch)
+                        continue
                     lease = Lease(self._log_of(orphan), self.epoch)
                     self._running[lease.stream_id] = lease.log
                     if orphan.end is None:
@@ -345,12 +349,16 @@ class RedisLogStore:
 
     async def _on_declared_dead(self) -> None:
         """Other servers take the streams of this one over. It begins again under a new epoch."""
+        self._lose_all()
+        await self._members.rejoin()
+        self._lose_all()  # what began meanwhile
+        self._follow_inboxes()
+        self._has_new_epoch.set()
+
+    def _lose_all(self) -> None:
         for log in list(self._running.values()):
             self._on_lease_lost(log)
         self._mirrors.give_up_all()
-        await self._members.rejoin()
-        self._follow_inboxes()
-        self._has_new_epoch.set()
 
     async def _on_tick(self) -> None:
         if self._members.dead:
