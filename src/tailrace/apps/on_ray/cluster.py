@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +19,11 @@ from tailrace.http.addresses import bind
 from tailrace.settings import Settings
 
 __all__ = ["deploy", "joins_cluster", "on_cluster", "say", "wait_for_signal"]
+
+
+_CONNECT_S = 10.0
+_JOIN_S = 60.0
+_CANNOT_JOIN = "The cluster at RAY_ADDRESS cannot be joined"
 
 
 def joins_cluster() -> bool:
@@ -41,9 +48,13 @@ def on_cluster(settings: Settings) -> Iterator[list[str]]:
             ) from None
     os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's default is 15, as for work in the background
     try:
-        ray.init(address="local" if is_own else "auto")
+        if is_own:
+            ray.init(address="local")
+        else:
+            _join(os.environ["RAY_ADDRESS"])
     except Exception as error:  # Ray's errors have no common class
-        raise RayError(f"Ray does not start, or RAY_ADDRESS cannot be joined: {error}") from None
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise RayError(f"{'Ray does not start' if is_own else _CANNOT_JOIN}: {reason}") from None
     if serve.status().proxies:
         say("tailrace: Ray Serve runs in this cluster already: its address stays, whatever --host and --port say.")
     address = {"host": settings.host, "port": settings.port, "keep_alive_timeout_s": settings.keep_alive_s}
@@ -57,6 +68,26 @@ def on_cluster(settings: Settings) -> Iterator[list[str]]:
         else:
             for name in names:
                 serve.delete(name)
+
+
+def _join(address: str) -> None:
+    """Join a cluster. If nothing answers for a minute, the process ends: Ray itself would try for several minutes.
+
+    Raises: OSError if nothing listens there; errors of Ray.
+    """
+    if found := re.fullmatch(r"(?:ray://)?\[?([^/\]]+)\]?:([0-9]{1,5})", address):
+        socket.create_connection((found[1], int(found[2])), timeout=_CONNECT_S).close()
+
+    def give_up() -> None:
+        say(f"tailrace: {_CANNOT_JOIN}: no Ray has answered within {_JOIN_S:.0f} s.")
+        os._exit(1)  # no exception can interrupt Ray
+
+    watch = threading.Timer(_JOIN_S, give_up)
+    watch.start()
+    try:
+        ray.init(address="auto")
+    finally:
+        watch.cancel()
 
 
 def deploy(application: object, names: list[str], name: str, route_prefix: str) -> None:
