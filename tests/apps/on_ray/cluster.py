@@ -179,13 +179,15 @@ class RayHouse:
 
 
 @contextlib.contextmanager
-def ray_house(directory: Path, *flags: str, replicas: int = 2, above: Sequence[int] = ()) -> Iterator[RayHouse]:
-    """`tailrace serve --on ray` over a Redis, with a scripted engine. Its replicas are below the processes `above`, or
-    below its own process, which starts a Ray."""
+def ray_house(
+    directory: Path, *flags: str, model: str = PACED, replicas: int = 2, above: Sequence[int] = ()
+) -> Iterator[RayHouse]:
+    """`tailrace serve --on ray` over a Redis, with a scripted engine by default. Its replicas are below the processes
+    `above`, or below its own process, which starts a Ray."""
     (directory / "redis").mkdir()
     with own_redis(directory / "redis") as (url, _):
         common = ("--replicas", str(replicas), "--journal", url, "--lease-s", str(LEASE_S), *flags)
-        with contextlib.closing(RayServer(PACED, *common)) as server:
+        with contextlib.closing(RayServer(model, *common)) as server:
             house = RayHouse(server.wait_ready(timeout_s=START_S), above, url)
             house.wait_replicas(replicas)
             try:

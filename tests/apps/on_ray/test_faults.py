@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 from tests.apps.on_ray.cluster import REPLICA, kill_tree, processes, ray_house, two_machines
+from tests.faults.house import Follower
+from tests.faults.laws import status_of
+from tests.http.wire import as_json, sse_data
 from tests.waiting import until
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]
@@ -27,6 +31,36 @@ def test_a_replica_is_killed(tmp_path: Path) -> None:
         assert house.server.http.delete(deleted.path).status_code == 204
         assert {house.server.http.get(deleted.path).status_code for _ in range(10)} == {410}
         until(lambda: len(house.replicas()) == 2 and killed not in house.replicas())
+
+
+def test_a_replica_with_a_real_model_is_killed(tmp_path: Path) -> None:
+    """The answer is the undisturbed one, greedy and with a seed."""
+    with ray_house(tmp_path, "--threads", "1", model="smollm2") as house:
+        for temperature in (0.0, 0.9):
+            body = {"prompt": "A river is", "max_tokens": 150, "temperature": temperature, "seed": 7}
+            answers = []
+            for is_killed in (False, True):
+                before_s = {replica: _processor_s(replica) for replica in house.replicas()}
+                stream_id = house.server.create(body | {"ignore_eos": True})
+                follower = Follower(house, stream_id)
+                if is_killed:
+                    follower.wait_events(30)
+                    max(before_s, key=lambda replica: _processor_s(replica) - before_s[replica]).kill()
+                follower.wait(timeout_s=240)
+                assert status_of(follower.events[-1]) == "done"
+                assert (b'"continuity":"replayed"' in follower.events[-1]) == is_killed
+                answers.append(_token_ids(follower))
+            assert answers[0] == answers[1]
+            until(lambda: len(house.replicas()) == 2 and all(replica.children() for replica in house.replicas()))
+
+
+def _processor_s(replica: psutil.Process) -> float:
+    """The processor time of its engine."""
+    return sum(sum(engine.cpu_times()[:2]) for engine in replica.children(recursive=True))
+
+
+def _token_ids(follower: Follower) -> list[int]:
+    return [token_id for event in follower.events for token_id in as_json(sse_data(event)[0]).get("token_ids", [])]
 
 
 def test_the_controller_is_killed(tmp_path: Path) -> None:
