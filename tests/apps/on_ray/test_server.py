@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
 import threading
 from pathlib import Path
 from typing import Any  # JSON
+from urllib.parse import urlsplit
 
 import httpx
 import psutil
 import pytest
 from tests.api.process import Server
-from tests.apps.on_ray.cluster import PACED, ray_house
+from tests.apps.on_ray.cluster import PACED, RayServer, ray_house
+from tests.testing.redis_server import own_redis
 from tests.waiting import LONG_S
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(900)]
@@ -60,6 +63,21 @@ def test_the_server_on_two_replicas(tmp_path: Path) -> None:
         assert len(retries) == statuses.count(429)
         children = psutil.Process(server.process.pid).children(recursive=True)
         assert sum("tailrace.engines.worker" in " ".join(child.cmdline()) for child in children) == 2
+
+
+def test_a_cluster_that_cannot_be_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing listens at RAY_ADDRESS, or a server that is not Ray. The command ends with one line."""
+    with own_redis(tmp_path) as (url, _), socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        for address, reason in (
+            (f"127.0.0.1:{unused.getsockname()[1]}", "Connection refused"),
+            (f"127.0.0.1:{urlsplit(url).port}", "no Ray has answered within 60 s"),
+            ("nonsense", "Invalid address format: nonsense"),
+        ):
+            monkeypatch.setenv("RAY_ADDRESS", address)
+            with contextlib.closing(RayServer(PACED, "--journal", url)) as server:
+                server.wait_line(f"tailrace: The cluster at RAY_ADDRESS cannot be joined: {reason}", timeout_s=180)
+                assert server.wait() == 1
 
 
 def _said(answer: dict[str, object]) -> object:
