@@ -87,7 +87,7 @@ export class Follower {
       }
       if (this.#isClosed || signal.aborted) continue;
       this.#tell("disconnected");
-      await pause(this.#pause_ms, signal);
+      await pause(this.#pause_ms * (0.5 + Math.random() / 2), signal); // so that not all pages return at once
       this.#pause_ms = Math.min(2 * this.#pause_ms, this.#longestPause_ms);
     }
   }
