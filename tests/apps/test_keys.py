@@ -58,6 +58,7 @@ class _House:
         """Create a key, and wait until the server knows it. Returns its header."""
         made = KeyStore(self._database).create(owner, scopes=scopes, quota=quota or Quota())
         headers = {"x-api-key": made.token}
+        until(lambda: self.get("/-/nothing", {}).status_code == 401)  # before the first key, nobody needs one
         until(lambda: self.get("/-/nothing", headers).status_code == 404)
         return headers
 

@@ -93,8 +93,9 @@ def find_named(
             raise ModelError(f"Two models have the name {name}. Rename one: --model name=source.")
         used.add(name)
     for name, text in pairs:
+        its = _of_model(name, settings, own.get(name, {}))
         try:
-            found = find_source(text, progress, settings.of_model(own.get(name, {})))
+            found = find_source(text, progress, its)
         except ModelError as error:
             is_named = settings.engine != "auto"
             hint = f" To choose an engine only for this model: --set {name}.engine=auto." if is_named else ""
@@ -108,9 +109,17 @@ def _with_own(
 ) -> Source:  # Any: of each setting's type
     """Apply the settings of a model whose name was unknown until it was found. Raises: ModelError."""
     if its := own.get(source.card.name):
-        choice = _choose(source.card, settings.of_model(its))
+        choice = _choose(source.card, _of_model(source.card.name, settings, its))
         source = replace(source, engine=choice.kind.name, why=choice.why, own=its)
     return source
+
+
+def _of_model(name: str, settings: Settings, own: Mapping[str, Any]) -> Settings:  # Any: of each setting's type
+    """Return the settings of the model with this name. Raises: ModelError if they contradict each other."""
+    try:
+        return settings.of_model(own)
+    except ValueError as error:
+        raise ModelError(f"{name}: {error}") from None
 
 
 def _choose(card: ModelCard, settings: Settings) -> EngineChoice:
