@@ -16,8 +16,11 @@ _WATCH_POLICY = """addEventListener("securitypolicyviolation",
     (event) => console.error(`policy: ${event.violatedDirective} ${event.blockedURI}`))"""
 
 _UNTIL_RECORDED = """async (path) => {
-    while ((await (await fetch(path)).json()).data.at(-1).status === "in_progress")
+    for (;;) {
+        const { data, answers } = await (await fetch(path)).json();
+        if (!["running", undefined].includes(answers[data.at(-1).stream_id]?.status)) return;
         await new Promise(requestAnimationFrame);
+    }
 }"""
 
 
@@ -82,7 +85,7 @@ class Tab:
         await self.page.wait_for_function(f"() => {condition}")
 
     async def until_recorded(self) -> None:
-        """Wait until the conversation has the end of its last answer, which is written after the stream has ended."""
+        """Wait until the end of the last answer is recorded: first in the conversation, then in the row of its request."""
         path = f"/v1/conversations/{await self.conversation_id()}/tree"
         await self.page.evaluate(_UNTIL_RECORDED, path)
 
