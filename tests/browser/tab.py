@@ -85,7 +85,7 @@ class Tab:
         await self.page.wait_for_function(f"() => {condition}")
 
     async def until_recorded(self) -> None:
-        """Wait until the end of the last answer is recorded: first in the conversation, then in the row of its request."""
+        """Wait until the end of the last answer is recorded: in the conversation, then in the row of its request."""
         path = f"/v1/conversations/{await self.conversation_id()}/tree"
         await self.page.evaluate(_UNTIL_RECORDED, path)
 
