@@ -322,12 +322,17 @@ class Setting:
     of_model: bool  # each of several models may have its own value
 
     @property
+    def key(self) -> str:
+        """The name as users write it: `for`, where Python's keyword requires the field `for_`."""
+        return self.name.rstrip("_")
+
+    @property
     def flag(self) -> str:
-        return "--" + self.name.rstrip("_").replace("_", "-")
+        return "--" + self.key.replace("_", "-")
 
     @property
     def variable(self) -> str:
-        return "TAILRACE_" + self.name.rstrip("_").upper()
+        return "TAILRACE_" + self.key.upper()
 
 
 def _is_address(host: str) -> bool:

@@ -35,7 +35,7 @@ def config(ctx: click.Context, /, as_json: bool, changed: bool, **values: Any) -
     except ValueError as error:
         raise click.UsageError(str(error)) from None
     rows = [
-        {"name": row.name.rstrip("_"), "value": _shown(values[row.name]), "source": source, "variable": row.variable}
+        {"name": row.key, "value": _shown(values[row.name]), "source": source, "variable": row.variable}
         for row in settings_table()
         if (source := _source(ctx, row.name)) != "default" or not changed
     ]

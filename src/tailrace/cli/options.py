@@ -40,7 +40,7 @@ def own_settings(
 
     Raises: click.BadParameter.
     """
-    rows = {row.name.rstrip("_"): row for row in settings_table() if row.of_model}
+    rows = {row.key: row for row in settings_table() if row.of_model}
     own: dict[str, dict[str, Any]] = {}
     for text in texts:
         key, equals, value = text.partition("=")
@@ -49,7 +49,7 @@ def own_settings(
         if not (equals and dot and model):
             raise click.BadParameter(f"{text!r} is not model.setting=value, such as chat.threads=4.", ctx, param)
         if name not in rows:
-            shared = any(row.name == name for row in settings_table())
+            shared = any(row.key == name for row in settings_table())
             why = "cannot be set for a single model." if shared else f"is not a setting.{did_you_mean(name, rows)}"
             raise click.BadParameter(f"{name} {why}", ctx, param)
         named = [text.partition("=")[0] for text in ctx.params.get("named") or ()]

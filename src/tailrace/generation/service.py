@@ -105,11 +105,11 @@ def _durable(store: LogStore, settings: Settings) -> DurableStore:
 
 
 def _served(source: Source, settings: Settings, *, cache_path: str) -> Served:
-    """Raises: ModelError if its settings contradict the model, the engine, or each other."""
+    """Raises: ModelError if its settings contradict the model or the engine."""
+    own = settings.of_model(source.own)
     try:
-        own = settings.of_model(source.own)
         spec = engine_spec(source, own, cache_path=cache_path)
-    except (ValueError, ModelError) as error:
+    except ModelError as error:
         if not source.own:
             raise
         raise ModelError(f"{source.card.name}: {error}") from None

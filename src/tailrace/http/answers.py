@@ -122,6 +122,7 @@ class StreamAnswer:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        self._headers = []  # a kilobyte that an idle reader would keep
         if scope["method"] == "HEAD":
             await send({"type": "http.response.body"})
             return
