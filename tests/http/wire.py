@@ -31,6 +31,7 @@ class Wire:
         self._received = b""
         self._is_chunked = False
         self._length = 0
+        self._left: int | None = None  # bytes of the chunk that was begun
         self._events = b""
         self.status = 0
         self.headers: dict[str, str] = {}
@@ -86,12 +87,38 @@ class Wire:
         if not self._is_chunked:
             piece, self._length = self.take(self._length), 0
             return piece
+        piece = self.take(self._begin_chunk())
+        self._end_chunk()
+        return piece
+
+    def _part(self) -> bytes:
+        """Return what has arrived of a chunk, which may be cut off later; b"" at the proper end of the body."""
+        if not self._is_chunked:
+            return self.chunk()
+        left = self._begin_chunk()
+        if not left:
+            self._end_chunk()
+            return b""
+        if not self._received:
+            self._receive()
+        part = self.take(min(left, len(self._received)))
+        self._left = left - len(part)
+        return part
+
+    def _begin_chunk(self) -> int:
+        """Return how many bytes of a chunk are left: of the one that was begun, or of the next one."""
+        if self._left == 0:
+            self._end_chunk()
+        if self._left is not None:
+            return self._left
         while b"\r\n" not in self._received:
             self._receive()
         size, _, self._received = self._received.partition(b"\r\n")
-        piece = self.take(int(size, 16))
+        return int(size, 16)
+
+    def _end_chunk(self) -> None:
         assert self.take(2) == b"\r\n"
-        return piece
+        self._left = None
 
     def body(self) -> bytes:
         """Return the rest of the body. Raises: EOFError if it is cut off."""
@@ -113,11 +140,11 @@ class Wire:
     def event(self) -> bytes:
         """Return the next event with its blank line and the comments before it; b"" at the end of the body."""
         while b"\n\n" not in self._events:
-            piece = self.chunk()
-            if not piece:
+            part = self._part()
+            if not part:
                 assert self._events == b""
                 return b""
-            self._events += piece
+            self._events += part
         event, _, self._events = self._events.partition(b"\n\n")
         return event + b"\n\n"
 
