@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,14 @@ QUESTION = "Why do rivers bend?"
 ANSWER = Answer(chat_ids(QUESTION), RIVER_TOKENS, seed=5)
 SHOWN = ANSWER.text.strip()  # nothing begins or ends with space
 ENDLESS = 10_000
+
+
+@pytest.fixture(scope="module")
+def narrow() -> Iterator[Server]:
+    """Runs one sequence at a time, and one more may wait. A number in a question makes the engine fail."""
+    flags = ("--max-sequences", "1", "--max-concurrent-requests", "2")
+    with contextlib.closing(Server("scripted:text=-1,tokens_per_s=20", *flags)) as server:
+        yield server.wait_ready()
 
 
 async def let_ask(tab: Tab, **fields: int) -> None:
@@ -110,6 +119,24 @@ async def test_branches(river: Server, open_tab: OpenTab) -> None:
     assert await tab.wait_end() == longer
 
 
+@pytest.mark.deep
+async def test_a_question_after_new_chat_begins_a_conversation(river: Server, open_tab: OpenTab) -> None:
+    """However soon it comes."""
+    tab = await open_tab(river.url)
+    await let_ask(tab, max_tokens=3)
+    await tab.send("One?")
+    await tab.wait_end()
+    before = await tab.conversation_id()
+    await tab.question.fill("Two?")
+    await tab.page.evaluate("""() => {
+        document.querySelector("#new").click();
+        document.querySelector("#composer").requestSubmit();
+    }""")
+    await expect(tab.questions.locator("p")).to_have_text("Two?")
+    await tab.wait_end()
+    assert await tab.conversation_id() != before
+
+
 async def test_the_list(river: Server, open_tab: OpenTab, tmp_path: Path) -> None:
     """New, search, rename, delete, export, import."""
     tab = await open_tab(river.url)
@@ -179,18 +206,25 @@ async def test_settings_are_the_conversations(river: Server, open_tab: OpenTab) 
 
 
 async def test_models(serve: Serve, open_tab: OpenTab) -> None:
-    """One is chosen for each conversation, its state is shown, and an answer can be had from another one."""
-    server = serve("scripted", "--model", "other=scripted:tokens_per_s=1000")
+    """One is chosen for each conversation, its state is shown, and an answer can be had from another one, here from one
+    that thinks."""
+    server = serve("scripted", "--model", "other=scripted:thinks=20,tokens_per_s=100", "--default-max-tokens", "40")
     tab = await open_tab(server.url)
     models = tab.page.get_by_label("Model", exact=True)
     await expect(models.locator("option")).to_have_text(["scripted", "other (not loaded)"])
-    await let_ask(tab, max_tokens=5)
     await tab.send(QUESTION)
     await tab.wait_end()
     await tab.page.get_by_label("Regenerate with another model").select_option("other")
     await expect(tab.answer.locator(".branches > span")).to_have_text("2 / 2")
     await tab.wait_end()
-    assert server.state(await tab.stream_id())["model"] == "other"
+    state = server.state(await tab.stream_id())
+    assert state["model"] == "other"
+    assert (await tab.text()).strip() == state["text"].strip()
+    thoughts = tab.answer.locator(".reasoning")
+    await expect(thoughts.locator("p")).not_to_be_visible()
+    await thoughts.get_by_text(re.compile(r"^Thought for \d+ s$")).click()
+    await expect(thoughts.locator("p")).to_be_visible()
+    assert (await thoughts.locator("p").text_content() or "").strip() == state["reasoning"].strip()
     await expect(models.locator("option")).to_have_text(["scripted", "other"])
     await models.select_option("other")
     await tab.reload()
@@ -200,26 +234,22 @@ async def test_models(serve: Serve, open_tab: OpenTab) -> None:
     assert server.state(await tab.stream_id())["model"] == "other"
 
 
-async def test_the_queue_and_refusals_are_shown(serve: Serve, open_tab: OpenTab) -> None:
-    server = serve("scripted:tokens_per_s=20", "--max-sequences", "1", "--max-concurrent-requests", "2")
-    busy = server.create({"prompt": "Long.", "max_tokens": 5000})
-    tab = await open_tab(server.url)
+async def test_the_queue_and_refusals_are_shown(narrow: Server, open_tab: OpenTab) -> None:
+    busy = narrow.create({"prompt": "Long.", "max_tokens": 5000, "ignore_eos": True})
+    tab = await open_tab(narrow.url)
     await tab.send(QUESTION)
     await tab.wait_state("In the queue, you are next…")
-    other = await open_tab(server.url)
+    other = await open_tab(narrow.url)
     await other.send("Is there room?")
     await expect(other.alarm).to_have_text(re.compile(r" Try again in \d+ s\.$"))
     await expect(other.question).to_have_value("Is there room?")
-    server.http.post(f"/v1/streams/{busy}/cancel")
-    await tab.wait_text()
-    await tab.button("Stop").click()
-    await tab.wait_end()
+    narrow.http.post(f"/v1/streams/{busy}/cancel")
+    assert await tab.wait_end()
 
 
-async def test_a_failed_answer_shows_the_reason_and_can_be_retried(serve: Serve, open_tab: OpenTab) -> None:
+async def test_a_failed_answer_shows_the_reason_and_can_be_retried(narrow: Server, open_tab: OpenTab) -> None:
     """The control token is text in a chat, so the engine is told by a number to fail."""
-    server = serve("scripted:text=-1,tokens_per_s=100")
-    tab = await open_tab(server.url)
+    tab = await open_tab(narrow.url)
     await tab.send("Do 25.")
     await tab.wait_end("failed")
     assert (await tab.state()).startswith("Failed: ")
@@ -291,6 +321,7 @@ async def test_keys(river: Server, open_tab: OpenTab, context: BrowserContext) -
     await expect(tab.questions.locator("p")).to_have_text("Two\nlines")
 
 
+@pytest.mark.deep
 async def test_reasoning_is_collapsed(serve: Serve, open_tab: OpenTab) -> None:
     server = serve("scripted:thinks=40,tokens_per_s=20", "--default-max-tokens", "80")
     tab = await open_tab(server.url)

@@ -139,10 +139,10 @@ export async function importFiles(files) {
 
 // The open conversation
 
-/** Show another conversation; "" is a new one. */
+/** Show another conversation; "" is a new one. At once: what is asked next belongs to it. */
 export function go(id) {
-  if (location.hash.slice(1) === id) open(id).catch(fail);
-  else location.hash = id;
+  if (location.hash.slice(1) !== id) location.hash = id;
+  open(id).catch(fail);
 }
 
 export async function open(given) {
@@ -374,4 +374,6 @@ export function stop() {
   running.value?.stop();
 }
 
-addEventListener("hashchange", () => open(location.hash.slice(1)).catch(fail));
+addEventListener("hashchange", () => {
+  if (location.hash.slice(1) !== openId.value) open(location.hash.slice(1)).catch(fail);
+});
