@@ -23,6 +23,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 QUESTION = "Tell me a story about a river."
+SCHEMES = ["light", pytest.param("dark", marks=pytest.mark.deep)]
 SECTIONS = ("waiting", "timeline", "plug", "wires", "batch", "models")
 LONG_MS = 60_000
 _WATCH_POLICY = """addEventListener("securitypolicyviolation",
@@ -83,11 +84,14 @@ async def _until_ended(page: Page, section: str, count: int) -> None:
 
 
 async def test_it_says_that_the_engine_is_simulated(page: Page) -> None:
+    """Here with a question of one's own."""
     speaker = page.locator("#speaker")
     await expect(speaker).to_have_class("simulated")
     await expect(speaker).to_contain_text("Simulated engine. No model answers")
+    await page.get_by_label("The question").fill("Why?")
     await _button(page, "models", "Ask").click()
     await _until_ended(page, "models", 1)
+    assert await _texts(page, "models") == [said_by_the_simulated("Why?", 80).strip()]
     assert await page.locator("#models .name").text_content() == "scriptedsimulated"
 
 
@@ -170,19 +174,13 @@ async def test_eight_streams_in_one_batch(page: Page) -> None:
     assert "The simulated engine reads no weights" in (await page.locator("#batch").text_content() or "")
 
 
+@pytest.mark.deep
 async def test_one_thing_runs_at_a_time(page: Page) -> None:
     await _button(page, "plug", "Start both").click()
     await _until(page, "document.querySelectorAll('#plug .text')[1].textContent.length > 20")
     await _button(page, "wires", "Ask once").click()
     await expect(page.locator("#plug article:last-child footer")).to_contain_text("stopped")
     await _until(page, "document.querySelectorAll('#wires footer strong').length === 4")
-
-
-async def test_a_custom_prompt(page: Page) -> None:
-    await page.get_by_label("The question").fill("Why?")
-    await _button(page, "models", "Ask").click()
-    await _until_ended(page, "models", 1)
-    assert await _texts(page, "models") == [said_by_the_simulated("Why?", 80).strip()]
 
 
 def _node() -> str:
@@ -230,7 +228,7 @@ async def _output(command: list[str]) -> bytes:
     return out
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 async def test_a_phone(page: Page, scheme: str) -> None:
     """Nothing is wider than the screen."""
     await page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
@@ -239,7 +237,7 @@ async def test_a_phone(page: Page, scheme: str) -> None:
     assert await page.evaluate("document.documentElement.scrollWidth") == 360
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", SCHEMES)
 async def test_axe_finds_nothing_serious(page: Page, scheme: str) -> None:
     await page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     for section in SECTIONS:
@@ -252,6 +250,7 @@ async def test_axe_finds_nothing_serious(page: Page, scheme: str) -> None:
     assert await violations(page) == []
 
 
+@pytest.mark.deep
 async def test_a_slow_download(context: BrowserContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The page shows the fetch, here from an index that never answers. The fetch ends with the demo."""
     monkeypatch.setenv("TAILRACE_HOME", str(tmp_path))
@@ -268,6 +267,7 @@ async def test_a_slow_download(context: BrowserContext, tmp_path: Path, monkeypa
         until(lambda: not any(process.is_running() for process in family))
 
 
+@pytest.mark.deep
 async def test_a_failed_download(context: BrowserContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAILRACE_HOME", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")

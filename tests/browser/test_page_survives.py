@@ -50,6 +50,7 @@ async def test_a_reload_continues(river: Server, open_tab: OpenTab, plug: Plug) 
     assert len(cable.seen("POST", "/v1/streams")) == 1
 
 
+@pytest.mark.deep
 async def test_a_reload_before_the_answer_has_an_id(river: Server, open_tab: OpenTab, plug: Plug) -> None:
     """The page does not know whether its request arrived, and repeats it with the same key."""
     cable = await plug(river)
@@ -87,6 +88,7 @@ async def test_a_cut_network_is_shown_and_survived(river: Server, open_tab: Open
     await expect(tab.answers).to_have_count(1)
 
 
+@pytest.mark.deep
 async def test_the_browser_goes_offline(river: Server, open_tab: OpenTab, context: BrowserContext, plug: Plug) -> None:
     """Playwright's switch leaves open connections alone, so the network goes as well."""
     cable = await plug(river)
@@ -169,20 +171,19 @@ async def test_stop_while_the_network_is_gone(serve: Serve, open_tab: OpenTab, p
 
 
 @pytest.mark.deep
-async def test_a_dead_connection_is_replaced(river: Server, context: BrowserContext, plug: Plug) -> None:
+async def test_a_dead_connection_is_replaced(river: Server, browser: Browser, plug: Plug) -> None:
     """No bytes arrive and nothing breaks: EventSource alone would wait forever."""
     cable = await plug(river)
-    page = await context.new_page()
-    await page.clock.install()
-    tab = Tab(page)
-    await tab.goto(cable.url)
-    await let_ask(tab, max_tokens=LONG)
-    await tab.send(QUESTION)
-    await tab.wait_text()
-    cable.freeze()
-    await page.clock.fast_forward(40_000)
-    whole = await tab.wait_end()
-    assert whole.strip() == river.state(await tab.stream_id())["text"].strip()
+    async with await browser.new_context() as context:  # whose clock is this test's
+        await context.clock.install()
+        tab = await Tab.open(context, cable.url)
+        await let_ask(tab, max_tokens=LONG)
+        await tab.send(QUESTION)
+        await tab.wait_text()
+        cable.freeze()
+        await context.clock.fast_forward(40_000)
+        whole = await tab.wait_end()
+        assert whole.strip() == river.state(await tab.stream_id())["text"].strip()
 
 
 @pytest.mark.deep

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Awaitable, Callable, Iterator
 
 import pytest
@@ -14,6 +13,7 @@ from tests.engines.fake_upstream import SSE, FakeUpstream, chat_chunk, done
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 OpenTab = Callable[[str], Awaitable[Tab]]
+Serve = Callable[..., Server]
 
 # Writes a text in pieces of a length.
 _BEGIN = """
@@ -188,36 +188,39 @@ def _says(*texts: str) -> bytes:
     return SSE + b"".join(chat_chunk({"content": text}) for text in texts) + end
 
 
-async def test_hostile_output_does_nothing(upstream: FakeUpstream, open_tab: OpenTab) -> None:
+async def test_hostile_output_does_nothing(upstream: FakeUpstream, serve: Serve, open_tab: OpenTab) -> None:
     """No report of the policy and no request to another host, which `open_tab` sees to."""
     pieces = [HOSTILE[start : start + 7] for start in range(0, len(HOSTILE), 7)]
-    upstream.answers[:] = [_says(*pieces), _says("a" * 1_000_000 + " end"), _says("```\n" + "b" * 300_000)]
-    with contextlib.closing(Server(f"openai:{upstream.url}/v1")) as server:
-        server.wait_ready()
-        tab = await open_tab(server.url)
-        await tab.send(f'<img src=x onerror="{OWN}">')
-        text = await tab.wait_end()
-        for piece in ("<script>", "onerror=", "<svg", "<iframe", "<style>", "[31mred"):
-            assert piece in text
-        inside = tab.page.locator("#turns article .text")
-        assert await inside.locator("script, img, svg, iframe, style, form, object, embed").count() == 0
-        links = await inside.locator("a").evaluate_all("(all) => all.map((one) => [one.protocol, one.rel])")
-        assert {protocol for protocol, _ in links} <= {"http:", "https:", "mailto:"}
-        assert all("noopener" in rel and "noreferrer" in rel for _, rel in links)
-        handlers = "(all) => all.flatMap((one) => one.getAttributeNames()).filter((name) => name.startsWith('on'))"
-        assert await inside.locator("*").evaluate_all(handlers) == []
-        await expect(tab.questions.locator("p")).to_have_text(f'<img src=x onerror="{OWN}">')
-        await expect(tab.page.locator("h1").first).to_be_visible()  # no style of the model's counts
-        assert await tab.page.evaluate("document.title") != "owned"
-        await tab.reload()
-        assert await tab.wait_end() == text
-        await tab.send("A long line, please.")
-        await tab.until("document.querySelectorAll('.answer').length === 2")
-        assert len(await tab.wait_end()) > 1_000_000
-        await tab.send("And as code.")
-        await tab.until("document.querySelectorAll('.answer').length === 3")
-        assert "b" * 100_000 in await tab.wait_end()
-        assert await tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    upstream.answers[:] = [_says(*pieces)]
+    tab = await open_tab(serve(f"openai:{upstream.url}/v1").url)
+    await tab.send(f'<img src=x onerror="{OWN}">')
+    text = await tab.wait_end()
+    for piece in ("<script>", "onerror=", "<svg", "<iframe", "<style>", "[31mred"):
+        assert piece in text
+    inside = tab.page.locator("#turns article .text")
+    assert await inside.locator("script, img, svg, iframe, style, form, object, embed").count() == 0
+    links = await inside.locator("a").evaluate_all("(all) => all.map((one) => [one.protocol, one.rel])")
+    assert {protocol for protocol, _ in links} <= {"http:", "https:", "mailto:"}
+    assert all("noopener" in rel and "noreferrer" in rel for _, rel in links)
+    handlers = "(all) => all.flatMap((one) => one.getAttributeNames()).filter((name) => name.startsWith('on'))"
+    assert await inside.locator("*").evaluate_all(handlers) == []
+    await expect(tab.questions.locator("p")).to_have_text(f'<img src=x onerror="{OWN}">')
+    await expect(tab.page.locator("h1").first).to_be_visible()  # no style of the model's counts
+    assert await tab.page.evaluate("document.title") != "owned"
+    await tab.reload()
+    assert await tab.wait_end() == text
+
+
+@pytest.mark.deep
+async def test_long_lines_fit_the_page(upstream: FakeUpstream, serve: Serve, open_tab: OpenTab) -> None:
+    upstream.answers[:] = [_says("a" * 1_000_000 + " end"), _says("```\n" + "b" * 300_000)]
+    tab = await open_tab(serve(f"openai:{upstream.url}/v1").url)
+    await tab.send("A long line, please.")
+    assert len(await tab.wait_end()) > 1_000_000
+    await tab.send("And as code.")
+    await tab.until("document.querySelectorAll('.answer').length === 2")
+    assert "b" * 100_000 in await tab.wait_end()
+    assert await tab.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 async def test_a_url_opens_only_conversations(river: Server, open_tab: OpenTab) -> None:

@@ -41,7 +41,15 @@ def test_a_port_that_is_taken() -> None:
         assert "cannot listen" in _refused("--offline", "--port", str(taken.getsockname()[1]))
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=["INT", "TERM", "HUP"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        signal.SIGINT,
+        pytest.param(signal.SIGTERM, marks=pytest.mark.deep),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.deep),
+    ],
+    ids=["INT", "TERM", "HUP"],
+)
 def test_it_leaves_nothing_behind(number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     with contextlib.closing(Demo("--offline")) as demo:
@@ -63,6 +71,7 @@ def test_the_server_ends_with_its_parent() -> None:
         until(lambda: not any(process.is_running() for process in family))
 
 
+@pytest.mark.deep
 def test_a_killed_server_is_restarted() -> None:
     with contextlib.closing(Demo("--offline")) as demo:
         demo.wait_ready()
