@@ -36,6 +36,8 @@ GAUGES = (
     "tailrace_requests_running",
     "tailrace_kv_cache_usage",
     "tailrace_servers",
+    "tailrace_servers_other_models",
+    "tailrace_clock_offset_seconds",
     "tailrace_streams",
     "tailrace_ready",
 )

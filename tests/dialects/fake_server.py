@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 
 from tailrace.conversations.items import Branch, Item
@@ -50,6 +50,7 @@ class FakeServer:
     is_ready: bool = True
     state: str = "ready"
     replay: str | None = None
+    shared_store: Mapping[str, int] = field(default_factory=dict)
     parameters: frozenset[str] = EVERYTHING
     can_chat: bool = True
     context_tokens: int = 4096

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from tests.streams.shared_streams import DONE, begin, delta, seen
+from tests.streams.shared_streams import DONE, LEASE_S, begin, delta, seen
 from tests.testing.redis_server import OwnRedis, own_redis
 from tests.waiting import wait_until
 
@@ -61,7 +61,10 @@ async def test_an_old_redis(version: str) -> None:
         assert f"has version {version}. --journal needs 6.2 or later" in await _refusal(url)
 
 
-@pytest.mark.parametrize(("fact", "kept", "reason"), [("format", "2", "another version"), ("shards", "16", "Cluster")])
+_OTHER_FORMS = [("format", "0", "another version"), ("format", "2", "another version"), ("shards", "16", "Cluster")]
+
+
+@pytest.mark.parametrize(("fact", "kept", "reason"), _OTHER_FORMS)
 async def test_servers_that_keep_streams_in_another_form(tmp_path: Path, fact: str, kept: str, reason: str) -> None:
     """A server of another version does not join. The one that runs goes on, and the other one has its own prefix."""
     with own_redis(tmp_path) as (url, process), process.client() as client:
@@ -122,6 +125,26 @@ async def test_redis_becomes_full(tmp_path: Path) -> None:
             assert writer.lease.log.events == [delta(1), delta(2), DONE]
             await store.wait_writable()
             await begin(store, delta(1))
+
+
+async def test_two_groups_of_servers_on_one_prefix(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Each says so and goes on. No stream goes to a server that lacks its model."""
+    with own_redis(tmp_path) as (url, _):
+        async with open_redis(url, lease_s=LEASE_S) as one, open_redis(url, lease_s=LEASE_S) as other:
+            assert await one.take_over({"m", "n"}) == []
+            await wait_until(lambda: one.num_servers == 2)
+            assert one.num_strangers == 0  # it does not know yet
+            async with open_redis(url, lease_s=LEASE_S) as same:
+                await same.take_over({"n", "m"})
+                await other.take_over({"o"})
+                await wait_until(lambda: [store.num_strangers for store in (one, same, other)] == [1, 1, 2])
+                stream_id = (await begin(same, delta(1), model="n")).lease.stream_id
+            assert caplog.text.count("A server with other models (o) shares this log store.") == 2
+            assert caplog.text.count("A server with other models (m, n) shares this log store.") == 2
+            await wait_until(lambda: other.num_strangers == 1)
+            assert await other.take_over({"o"}) == []
+            (lease,) = await one.take_over({"m", "n"})
+            assert lease.stream_id == stream_id
 
 
 async def test_redis_begins_to_drop_keys(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,6 +61,10 @@ class ServerFacts(Protocol):
     @property
     def replay(self) -> str | None:
         """The result of `tailrace certify`, if it was run: exact, or "not exact: N of M"."""
+
+    @property
+    def shared_store(self) -> Mapping[str, int]:
+        """What is unusual about the store that servers share: clock_offset_s, servers_other_models. Usually empty."""
 
     @property
     def parameters(self) -> frozenset[str]:

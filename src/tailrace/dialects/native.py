@@ -150,7 +150,8 @@ def parse_following(request: ParsedRequest) -> Following:
 def show_ready(request: ParsedRequest) -> Reply:
     server = request.server
     replay = server.replay or "not certified"
-    return readiness(server, {"ready": server.is_ready, "state": server.state, "replay": replay})
+    fields = {"ready": server.is_ready, "state": server.state, "replay": replay, **server.shared_store}
+    return readiness(server, fields)
 
 
 def list_running(request: ParsedRequest) -> Reply:

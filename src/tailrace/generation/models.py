@@ -81,6 +81,12 @@ class Served:
         return "loading" if self.loading is not None else self.generator.state
 
     @property
+    def shared_store(self) -> dict[str, int]:
+        store = self.generator.store
+        found = {"clock_offset_s": round(store.clock_offset_s), "servers_other_models": store.num_strangers}
+        return {name: number for name, number in found.items() if number}
+
+    @property
     def parameters(self) -> frozenset[str]:
         return self.generator.parameters
 

@@ -218,6 +218,8 @@ class LocalLogStore:
     """The part of `LogStore` that all stores on one machine share. No other server can take over their streams."""
 
     num_servers = 1
+    num_strangers = 0
+    clock_offset_s = 0.0
 
     def __init__(self, index: StreamIndex, epoch: int) -> None:
         self.index = index

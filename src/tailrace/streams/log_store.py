@@ -9,7 +9,7 @@ lease is refused. On one machine the next server always takes over all streams.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -58,6 +58,14 @@ class LogStore(Protocol):
     @property
     def num_servers(self) -> int:
         """Return how many servers share this store now, with this one."""
+
+    @property
+    def num_strangers(self) -> int:
+        """Return how many of these have other models than this one."""
+
+    @property
+    def clock_offset_s(self) -> float:
+        """Return by how much the clock of this server is ahead of that of the machine that keeps the streams."""
 
     @property
     def write_error(self) -> StorageError | None:
@@ -125,7 +133,7 @@ class LogStore(Protocol):
     async def streams_of(self, owner: str) -> list[str]:
         """Return the ids of an owner's streams that can be read, running or finished. Raises: StorageError."""
 
-    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
+    async def take_over(self, models: Collection[str] | None = None) -> list[Lease]:
         """Return leases of the unfinished streams of servers that are gone, in the order in which the streams began.
         Each stream goes to exactly one server, once. From then on finished streams and idempotency keys can be read,
         too. `models` are those that this server has: where servers share a store, it leaves streams of other models to

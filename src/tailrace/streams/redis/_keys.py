@@ -3,7 +3,9 @@
     PREFIX:{0}:facts            hash: format, number of shards, a text encrypted with the journal key
     PREFIX:{0}:epoch            the last epoch that a server got
     PREFIX:{0}:servers          set: epochs of the servers that live, and of dead ones of which something may be left
-    PREFIX:{0}:lease:EPOCH      exists while that server lives; "dead" from when another server takes its streams
+    PREFIX:{0}:models           hash: names of the models of each server, by epoch
+    PREFIX:{0}:lease:EPOCH      its duration in ms, while that server lives; "dead" from when another server takes its
+                                streams
     PREFIX:{0}:owned:EPOCH      sorted set: streams of this shard which that server writes, in the order in which it got
                                 them
     PREFIX:{0}:inbox:EPOCH      stream: messages to that server about streams of this shard
@@ -54,6 +56,10 @@ class Keys:
     @property
     def servers(self) -> str:
         return self._of_shard(0, "servers")
+
+    @property
+    def models(self) -> str:
+        return self._of_shard(0, "models")
 
     def lease(self, epoch: int) -> str:
         return self._of_shard(0, f"lease:{epoch}")

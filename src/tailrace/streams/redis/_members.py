@@ -2,7 +2,8 @@
 
 A lease lasts half of `lease_s`. Others declare a server dead when they have seen its lease missing for a quarter of
 `lease_s`, during which Redis answered them. So after a restart of Redis, in which all leases ran out, every server can
-renew its own first. No server compares its clock with that of another.
+renew its own first. Leases last as Redis's clock says. The clocks of the servers do not matter; each is compared with
+Redis's, so that a wrong one is seen.
 """
 
 from __future__ import annotations
@@ -10,18 +11,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Awaitable, Callable
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from tailrace.errors import StorageError
 from tailrace.streams.redis._connection import Connection
-from tailrace.streams.redis._scripts import BURY, NEW_EPOCH, RENEW
+from tailrace.streams.redis._scripts import BURY, LOOK, NEW_EPOCH, RENEW
 
 __all__ = ["Members"]
 
 logger = logging.getLogger("tailrace.journal")
 
 _DEAD_MS = 24 * 3600 * 1000  # how long a lease says "dead" when nothing of that server is left
+_CLOCK_TOLERANCE_S = 30.0
 
 
 class Members:
@@ -39,14 +42,35 @@ class Members:
         self._missing_since_s: dict[int, float] = {}  # by epoch; loop time
         self._dead_since_s: dict[int, float] = {}  # by epoch; loop time
         self._former: set[int] = set()  # epochs of this server that are to be listed as dead again
+        self.clock_offset_s = 0.0  # by how much the clock of this server is ahead of Redis's
+        self.models: frozenset[str] = frozenset()  # of this server; empty until they are known
+        self.strangers: frozenset[int] = frozenset()  # epochs of the living servers that have other models
 
     async def join(self) -> None:
         """Get an epoch, and tell the other servers. Raises: StorageError."""
         keys = self._connection.keys
         epoch = int(await self._connection.run(NEW_EPOCH, [keys.epoch]))
-        await self._connection.run(RENEW, [keys.lease(epoch)], self._lease_ms)  # before it is listed
+        await self._renew(epoch)  # before it is listed
         await self._command("sadd", keys.servers, str(epoch))
         self.epoch = epoch
+
+    async def _renew(self, epoch: int) -> bool:
+        """Return whether this server still has its lease. Raises: StorageError."""
+        sent_s = time.time()
+        now: Sequence[bytes] | None = await self._connection.run(
+            RENEW, [self._connection.keys.lease(epoch)], self._lease_ms
+        )
+        if now is None:
+            return False
+        was_off, redis_s = abs(self.clock_offset_s) > _CLOCK_TOLERANCE_S, int(now[0]) + int(now[1]) / 1e6
+        self.clock_offset_s = (sent_s + time.time()) / 2 - redis_s
+        if abs(self.clock_offset_s) > _CLOCK_TOLERANCE_S and not was_off:
+            logger.warning(
+                "The clock of this server differs from that of Redis by %.0f s. Streams do not depend on it, but times "
+                "in answers, the expiry of keys and monthly quotas do.",
+                self.clock_offset_s,
+            )
+        return True
 
     async def rejoin(self) -> None:
         """Get a new epoch after other servers have declared this one dead. Raises: StorageError."""
@@ -58,9 +82,16 @@ class Members:
         """Show the others soon that this former epoch of this server may have left streams."""
         self._former.add(former)
 
+    async def list_writer(self, epoch: int) -> None:
+        """List the server that writes a stream, if it is none of those that this one knows. Then it is either seen, or
+        found dead. A failover of one node of a cluster may have lost that its stream was taken over. Raises:
+        StorageError."""
+        if epoch != self.epoch and epoch not in self.alive and epoch not in self.dead:
+            await self._command("sadd", self._connection.keys.servers, str(epoch))
+
     async def leave(self) -> None:
         """Give the lease back: other servers take over at once what is left. Raises: StorageError."""
-        if await self.has_streams(self.epoch):
+        if await self.num_streams(self.epoch):
             await self._command("set", self._connection.keys.lease(self.epoch), "dead")
         else:
             await self.forget(self.epoch)
@@ -71,11 +102,12 @@ class Members:
         while True:
             await asyncio.sleep(self._tick_s)
             try:
-                if not await self._connection.run(RENEW, [self._connection.keys.lease(self.epoch)], self._lease_ms):
+                if not await self._renew(self.epoch):
                     logger.error("Other servers took the streams of this server over: it did not answer for too long.")
                     await on_dead()
                 await self._list()
                 await self.find_dead()
+                await self._find_strangers()
                 await on_tick()
             except StorageError:
                 self._missing_since_s.clear()
@@ -88,6 +120,8 @@ class Members:
         """
         keys = self._connection.keys
         await self._command("sadd", keys.servers, str(self.epoch))
+        if self.models:
+            await self._command("hset", keys.models, str(self.epoch), self._shown_models)
         for epoch in tuple(self._former):
             await self._command("set", keys.lease(epoch), "dead")
             await self._command("sadd", keys.servers, str(epoch))
@@ -98,16 +132,17 @@ class Members:
         now_s = asyncio.get_running_loop().time()
         return now_s - self._dead_since_s.get(epoch, now_s) > duration_s
 
-    async def has_streams(self, epoch: int) -> bool:
-        """Return whether a server owns streams. Raises: StorageError."""
+    async def num_streams(self, epoch: int) -> int:
+        """Return how many streams a server owns. Raises: StorageError."""
         keys = self._connection.keys
         counts = [self._command("zcard", keys.owned(shard, epoch)) for shard in range(keys.num_shards)]
-        return any(await asyncio.gather(*counts))
+        return sum(await asyncio.gather(*counts))
 
     async def forget(self, epoch: int) -> None:
         """Nothing of a server is left. Raises: StorageError."""
         keys = self._connection.keys
         await self._command("srem", keys.servers, str(epoch))
+        await self._command("hdel", keys.models, str(epoch))
         for shard in range(keys.num_shards):
             await self._command("delete", keys.inbox(shard, epoch))
         await self._command("set", keys.lease(epoch), "dead", px=_DEAD_MS)
@@ -118,7 +153,7 @@ class Members:
         StorageError."""
         keys = self._connection.keys
         others = [int(epoch) for epoch in await self._command("smembers", keys.servers) if int(epoch) != self.epoch]
-        found = await asyncio.gather(*(self._command("get", keys.lease(epoch)) for epoch in others))
+        found = await self._connection.run(LOOK, [keys.lease(epoch) for epoch in others]) if others else ()
         now_s = asyncio.get_running_loop().time()
         dead, missing = set(), {}
         for epoch, lease in zip(others, found, strict=True):
@@ -134,5 +169,25 @@ class Members:
         self.dead = frozenset(dead)
         self.alive = frozenset(others) - self.dead
 
-    async def _command(self, name: str, *arguments: str, **options: int) -> Any:
+    async def _find_strangers(self) -> None:
+        """Look which servers have other models: they may belong to another group. Raises: StorageError."""
+        strangers: dict[int, str] = {}
+        if self.models and self.alive:
+            others = sorted(self.alive)
+            rows = await self._command("hmget", self._connection.keys.models, others)
+            shown = {epoch: row.decode() for epoch, row in zip(others, rows, strict=True) if row is not None}
+            strangers = {epoch: names for epoch, names in shown.items() if names != self._shown_models}
+        for epoch in strangers.keys() - self.strangers:
+            logger.warning(
+                "A server with other models (%s) shares this log store. A server continues only streams of its own "
+                "models. If this is another group of servers, give it its own ?prefix= in --journal.",
+                strangers[epoch].replace("\n", ", "),
+            )
+        self.strangers = frozenset(strangers)
+
+    @property
+    def _shown_models(self) -> str:
+        return "\n".join(sorted(self.models))
+
+    async def _command(self, name: str, *arguments: str | Sequence[int], **options: int) -> Any:
         return await self._connection.ask(getattr(self._connection.client, name)(*arguments, **options))

@@ -37,7 +37,7 @@ class Mirror:
         self.log = log
         self.epoch = epoch  # of the server that writes the stream
         self.unread_since_s = time.monotonic()  # only while it has no readers
-        self.is_missing = False  # Redis does not have the stream, for now or for good
+        self.num_missing = 0  # how often Redis did not have the stream when it was last asked
         self._rows = rows
         self._ask = ask
         self._on_end = on_end

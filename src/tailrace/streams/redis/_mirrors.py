@@ -4,34 +4,44 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from tailrace.errors import JournalDamaged
 from tailrace.streams._rows import Rows
-from tailrace.streams.log import StreamLog
+from tailrace.streams.log import Record, StreamLog
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._follower import Entries, KeyFollower
+from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._messages import Messages
 from tailrace.streams.redis._mirror import Mirror
 from tailrace.streams.redis._stored import Stored, load
+from tailrace.types import Event
 
 __all__ = ["Mirrors"]
 
 logger = logging.getLogger("tailrace.journal")
 
 _UNREAD_S = 30.0  # how long a stream of another server is followed without readers
+_MISSING = 4  # how often Redis must not have a stream until it is given up
 
 
 class Mirrors:
     """Follows streams. `followers` has one for each shard. `on_end` is called with the log of one that has ended."""
 
     def __init__(
-        self, connection: Connection, rows: Rows, messages: Messages, *, on_end: Callable[[StreamLog], None]
+        self,
+        connection: Connection,
+        members: Members,
+        rows: Rows,
+        messages: Messages,
+        *,
+        on_end: Callable[[StreamLog], None],
     ) -> None:
         self.followers: list[KeyFollower] = []
         self._connection = connection
         self._keys = connection.keys
+        self._members = members
         self._rows = rows
         self._messages = messages
         self._on_end = on_end
@@ -75,6 +85,16 @@ class Mirrors:
         self._follower(stream_id).unfollow(self._keys.events(stream_id))
         mirror.log.producer = None
 
+    def replace(self, record: Record, events: Sequence[Event]) -> StreamLog:
+        """This server writes the stream from now on. Return its log: that of the mirror, if there is one, whose readers
+        stay."""
+        mirror = self.get(record.stream_id)
+        if mirror is None:
+            return StreamLog(record, events)
+        mirror.extend(1, events)
+        self.unfollow(mirror)
+        return mirror.log
+
     def _follower(self, stream_id: str) -> KeyFollower:
         return self.followers[self._keys.shard_of(stream_id)]
 
@@ -92,11 +112,12 @@ class Mirrors:
         client = self._connection.client
         epoch, last = await self._connection.ask(client.hmget(self._keys.stream(log.stream_id), "epoch", "last"))
         if epoch is None:
-            if mirror.is_missing:
+            mirror.num_missing += 1  # its server may store it again, if Redis has lost it
+            if mirror.num_missing == _MISSING:
                 self._give_up(mirror)
-            mirror.is_missing = True  # its server may write it again, if Redis has lost everything
             return
-        mirror.is_missing = False
+        mirror.num_missing = 0
+        await self._members.list_writer(int(epoch))
         if int(last) > log.last_seq:
             stored = await load(self._connection, log.stream_id)
             if isinstance(stored, Stored) and log.producer is mirror:

@@ -49,6 +49,7 @@ class Orphans:
         self._rows = rows
         self._retention_s = retention_s
         self._running = running  # streams that this server writes already
+        self._taken_from: dict[str, int] = {}  # epochs of the servers that had them, by stream
 
     async def take(self, models: Container[str] | None) -> AsyncIterator[Orphan]:
         """Take streams of these models, or of all. Raises: StorageError."""
@@ -62,7 +63,7 @@ class Orphans:
                 stream_ids = [stream_id.decode() for _, stream_id in in_order[start : start + _AT_ONCE]]
                 for orphan in await self._take_some(epoch, stream_ids, models):
                     yield orphan
-            if not await self._members.has_streams(epoch):
+            if not await self._members.num_streams(epoch):
                 await self._members.forget(epoch)
 
     async def _take_some(self, epoch: int, stream_ids: list[str], models: Container[str] | None) -> list[Orphan]:
@@ -70,15 +71,18 @@ class Orphans:
         if models is not None and not self._members.is_long_dead(epoch, self._retention_s):
             of = await asyncio.gather(*(ask(client.hget(self._keys.stream(one), "model")) for one in stream_ids))
             stream_ids = [one for one, model in zip(stream_ids, of, strict=True) if _is_ours(model, models)]
-        new, own = [one for one in stream_ids if one not in self._running], self._members.epoch
-        answers = await asyncio.gather(*(self._take(epoch, own, one) for one in new))
+        own = self._members.epoch
+        # Also those that this server writes already: a failover may have lost that it took them.
+        answers = await asyncio.gather(*(self._take(epoch, own, one) for one in stream_ids))
         removed = (self._keys.of_owned(one, epoch)[3] for one in stream_ids)
         await asyncio.gather(*(ask(client.zrem(key, one)) for key, one in zip(removed, stream_ids, strict=True)))
         taken = [
             self._read(own, stream_id, *answer)
-            for stream_id, answer in zip(new, answers, strict=True)
-            if answer is not None
+            for stream_id, answer in zip(stream_ids, answers, strict=True)
+            if answer is not None and stream_id not in self._running
         ]
+        self._taken_from = {one: former for one, former in self._taken_from.items() if one in self._running}
+        self._taken_from |= {orphan.record.stream_id: epoch for orphan in taken if orphan is not None}
         return [orphan for orphan in taken if orphan is not None]
 
     async def _take(self, epoch: int, own: int, stream_id: str) -> Sequence[Any] | None:
@@ -87,6 +91,17 @@ class Orphans:
         position = next(self._members.positions)
         answer: Sequence[Any] | None = await self._connection.run(TAKE, keys, epoch, own, stream_id, position)
         return answer
+
+    async def take_again(self, stream_id: str) -> bool:
+        """Take a stream that this server writes from the server that had it before, or list the server that has it.
+        Return whether this one has it. Raises: StorageError."""
+        epoch = self._taken_from.get(stream_id)
+        if epoch is not None and await self._take(epoch, self._members.epoch, stream_id) is not None:
+            return True
+        writer = await self._connection.ask(self._connection.client.hget(self._keys.stream(stream_id), "epoch"))
+        if writer is not None:
+            await self._members.list_writer(int(writer))
+        return False
 
     def _read(
         self, own: int, stream_id: str, record_row: bytes, rows: Sequence[bytes], takes: int, stop: bytes

@@ -10,8 +10,8 @@ import hashlib
 from typing import NamedTuple
 
 __all__ = [
-    "APPEND", "BURY", "COMPACT", "DELETE", "LOAD", "MISSING", "NEW_EPOCH", "OPEN", "OTHER_WRITER", "RENEW", "STOP",
-    "TAKE", "Script",
+    "APPEND", "BURY", "COMPACT", "DELETE", "LOAD", "LOOK", "MISSING", "NEW_EPOCH", "OPEN", "OTHER_WRITER", "RENEW",
+    "STOP", "TAKE", "Script",
 ]  # fmt: skip
 
 
@@ -141,16 +141,30 @@ redis.call('SET', KEYS[1], string.format('%.0f', epoch))
 return epoch
 """)
 
-# Keys: `lease`. Arguments: ms. Returns 1, or 0 if other servers have declared this one dead.
+# Keys: `lease`. Arguments: ms. Returns the time of Redis, seconds and microseconds; nil if other servers have declared
+# this one dead.
 RENEW = _script("""
-if redis.call('GET', KEYS[1]) == 'dead' then return 0 end
-redis.call('SET', KEYS[1], 'alive', 'PX', ARGV[1])
-return 1
+if redis.call('GET', KEYS[1]) == 'dead' then return false end
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[1])
+return redis.call('TIME')
+""")
+
+# Keys: `lease` of several servers. Returns what they are. One that would last for longer than it was given for is
+# shortened: Redis stores when it ends, and its clock was set back, or a replica was promoted whose clock is behind.
+LOOK = _script("""
+local leases = {}
+for i, key in ipairs(KEYS) do
+  leases[i] = redis.call('GET', key)
+  local ms = tonumber(leases[i])
+  if ms and redis.call('PTTL', key) > ms then redis.call('PEXPIRE', key, ms) end
+end
+return leases
 """)
 
 # Keys: `lease`. Declares a server dead whose lease has run out. Returns 1 if it is dead.
 BURY = _script("""
-if redis.call('GET', KEYS[1]) == 'alive' then return 0 end
+local lease = redis.call('GET', KEYS[1])
+if lease and lease ~= 'dead' then return 0 end
 redis.call('SET', KEYS[1], 'dead')
 return 1
 """)

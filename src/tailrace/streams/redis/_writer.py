@@ -40,8 +40,8 @@ class Writer:
     does not matter whether it got them the first time. After `give_up_after_s` without success, the waiting events are
     dropped and `give_up` is called, which must end all streams.
 
-    `on_lease_lost` is called with a log that another server writes now, and must `drop` it. `on_missing` is called with
-    a log that Redis has lost, and must `open` it again.
+    `on_other_writer` is called with a log that another server writes now, as Redis says, and must `drop` it if that is
+    true. `on_missing` is called with a log that Redis has lost, and must `open` it again.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Writer:
         retention_s: float,
         give_up_after_s: float,
         give_up: Callable[[StorageError], None],
-        on_lease_lost: Callable[[StreamLog], None],
+        on_other_writer: Callable[[StreamLog], Awaitable[None]],
         on_missing: Callable[[StreamLog], Awaitable[None]],
     ) -> None:
         self._connection = connection
@@ -61,7 +61,7 @@ class Writer:
         self._rows = rows
         self._retention_ms = max(1, int(1000 * retention_s))
         self._give_up = give_up
-        self._on_lease_lost = on_lease_lost
+        self._on_other_writer = on_other_writer
         self._on_missing = on_missing
         self._queues: dict[StreamLog, list[Event]] = {}
         self._num_restored = 0  # streams, in this commit
@@ -150,7 +150,7 @@ class Writer:
             if last is None:
                 self._committed(log, events)
             elif last == OTHER_WRITER:
-                self._on_lease_lost(log)
+                await self._on_other_writer(log)
             elif last == MISSING:
                 await self._on_missing(log)
             elif last > log.last_seq:
@@ -188,7 +188,7 @@ class Writer:
         keys = self._connection.keys.of_owned(log.stream_id, self._members.epoch)
         about = self._members.epoch, row, record.owner, record.model, log.stream_id, next(self._members.positions)
         if not await self._connection.run(OPEN, keys, *about):
-            self._on_lease_lost(log)
+            await self._on_other_writer(log)
         elif log.events:
             await self._restore(log, 0)
 

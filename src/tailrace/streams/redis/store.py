@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
@@ -17,7 +17,6 @@ from tailrace.errors import (
     ModelError,
     StorageError,
     StreamError,
-    StreamExpired,
     UnknownStream,
 )
 from tailrace.streams._rows import Rows
@@ -29,11 +28,11 @@ from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._facts import check_facts
 from tailrace.streams.redis._finished import FinishedStreams
 from tailrace.streams.redis._follower import KeyFollower
+from tailrace.streams.redis._lookup import Lookup
 from tailrace.streams.redis._members import Members
 from tailrace.streams.redis._messages import Messages
 from tailrace.streams.redis._mirrors import Mirrors
-from tailrace.streams.redis._orphans import Orphan, Orphans
-from tailrace.streams.redis._stored import Gone, Stored, load
+from tailrace.streams.redis._orphans import Orphans
 from tailrace.streams.redis._writer import Writer
 from tailrace.types import Event, Failure, Status
 
@@ -44,6 +43,7 @@ logger = logging.getLogger("tailrace.journal")
 _T = TypeVar("_T")
 
 _CLOSE_S = 2.0
+_AT_ONCE = 32  # streams that are stored again at the same time
 
 
 class RedisLogStore:
@@ -80,7 +80,7 @@ class RedisLogStore:
             retention_s=retention_s,
             give_up_after_s=give_up_after_s,
             give_up=self._give_up,
-            on_lease_lost=self._on_lease_lost,
+            on_other_writer=self._on_other_writer,
             on_missing=self._store,
         )
         self._finished = FinishedStreams(
@@ -93,7 +93,8 @@ class RedisLogStore:
             keeps=keeps_finished,
         )
         self._messages = Messages(connection, self._members, running=self._running)
-        self._mirrors = Mirrors(connection, rows, self._messages, on_end=self._finished.cache)
+        self._mirrors = Mirrors(connection, self._members, rows, self._messages, on_end=self._finished.cache)
+        self._lookup = Lookup(connection, rows, self._finished, self._mirrors, running=self._running)
         self._orphans = Orphans(connection, self._members, rows, retention_s=retention_s, running=self._running)
         self._taking_over = asyncio.Lock()
         self._orphaned = asyncio.Event()
@@ -112,8 +113,15 @@ class RedisLogStore:
 
     @property
     def num_servers(self) -> int:
-        """Return how many servers share this store now."""
         return 1 + len(self._members.alive)
+
+    @property
+    def num_strangers(self) -> int:
+        return len(self._members.strangers)
+
+    @property
+    def clock_offset_s(self) -> float:
+        return self._members.clock_offset_s
 
     @property
     def write_error(self) -> StorageError | None:
@@ -183,6 +191,12 @@ class RedisLogStore:
         for fail_all in self._fail_all:
             fail_all(error)
 
+    async def _on_other_writer(self, log: StreamLog) -> None:
+        """Redis says that another server writes this stream. A failover may have lost that it was taken over. Raises:
+        StorageError."""
+        if not await self._orphans.take_again(log.stream_id):
+            self._on_lease_lost(log)
+
     def _on_lease_lost(self, log: StreamLog) -> None:
         """Another server writes this stream now: whoever produces it here stops, and its readers leave."""
         self._writer.drop(log)
@@ -204,42 +218,10 @@ class RedisLogStore:
     # Reading
 
     async def read(self, owner: str, stream_id: str, after: int = 0) -> StreamLog:
-        log = self._running.get(stream_id) or await self._find(owner, stream_id)
+        log = self._running.get(stream_id) or await self._lookup.find(owner, stream_id)
         if log.record.owner != owner:
             raise UnknownStream("There is no such stream.")
         log.check_position(after)
-        return log
-
-    async def _find(self, owner: str, stream_id: str) -> StreamLog:
-        """Return a stream that has ended, or that another server writes. Raises: as `read`."""
-        mirror = self._mirrors.get(stream_id)
-        if mirror is not None:
-            mirror.unread_since_s = time.monotonic()
-            return mirror.log
-        finished = await self._finished.find(stream_id)
-        if finished is not None:
-            return finished
-        stored = await load(self._connection, stream_id)
-        if stored is None or stored.owner != owner:
-            raise UnknownStream("There is no such stream.")
-        if isinstance(stored, Gone):
-            raise StreamExpired("This stream is no longer kept.")
-        return self._log_of_another_task(stream_id) or await self._follow(stream_id, stored)
-
-    def _log_of_another_task(self, stream_id: str) -> StreamLog | None:
-        """Return the log that another task made while this one waited for its own answer."""
-        mirror = self._mirrors.get(stream_id)
-        return self._running.get(stream_id) or (mirror.log if mirror is not None else self._finished.cached(stream_id))
-
-    async def _follow(self, stream_id: str, stored: Stored) -> StreamLog:
-        """Return the log of a stored stream; follow the stream if it has not ended."""
-        log = StreamLog(self._rows.read_record(stream_id, stored.record), stored.events(self._rows, stream_id))
-        if stored.has_ended:
-            log.record = log.record.finished()
-            ttl_ms = await self._ask(self._connection.client.pttl(self._keys.stream(stream_id)))
-            self._finished.cache(log, max(0, ttl_ms) / 1000)
-            return log
-        await self._mirrors.follow(log, stored.epoch)
         return log
 
     # Stopping and deleting
@@ -273,16 +255,15 @@ class RedisLogStore:
         await self._finished.delete(stream_id)
 
     async def streams_of(self, owner: str) -> list[str]:
-        client = self._connection.client
-        keys = [key async for key in self._connection.scan(self._keys.all_streams)]
-        return [self._keys.id_of(key) for key in keys if await self._ask(client.hget(key, "owner")) == owner.encode()]
+        return await self._lookup.streams_of(owner)
 
     # Streams of dead servers
 
     async def wait_for_orphans(self) -> None:
         await self._orphaned.wait()
 
-    async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
+    async def take_over(self, models: Collection[str] | None = None) -> list[Lease]:
+        self._members.models = frozenset(models or ())
         self._orphaned.clear()
         leases = []
         async with self._taking_over:
@@ -291,7 +272,7 @@ class RedisLogStore:
                     if orphan.epoch != self.epoch:  # this server was declared dead meanwhile
                         self._members.list_again(orphan.epoch)
                         continue
-                    lease = Lease(self._log_of(orphan), self.epoch)
+                    lease = Lease(self._mirrors.replace(orphan.record, orphan.events), self.epoch)
                     self._running[lease.stream_id] = lease.log
                     if orphan.end is None:
                         leases.append(lease)
@@ -301,14 +282,6 @@ class RedisLogStore:
                 if not leases:
                     raise
         return leases
-
-    def _log_of(self, orphan: Orphan) -> StreamLog:
-        mirror = self._mirrors.get(orphan.record.stream_id)
-        if mirror is None:
-            return StreamLog(orphan.record, orphan.events)
-        mirror.extend(1, orphan.events)
-        self._mirrors.unfollow(mirror)
-        return mirror.log  # its readers stay
 
     def _end(self, lease: Lease, status: Status, failure: Failure) -> None:
         """End a stream that has no producer."""
@@ -363,8 +336,17 @@ class RedisLogStore:
     async def _on_tick(self) -> None:
         if self._members.dead:
             self._orphaned.set()
+        if await self._members.num_streams(self.epoch) < len(self._running):
+            await self._store_again()
         self._messages.keep_readers(self._members.alive)
         await self._mirrors.check()
+
+    async def _store_again(self) -> None:
+        """Store streams that Redis has lost, which they would find out only with their next events. Raises:
+        StorageError."""
+        logs = list(self._running.values())
+        for start in range(0, len(logs), _AT_ONCE):
+            await asyncio.gather(*(self._store(log) for log in logs[start : start + _AT_ONCE]))
 
     async def close(self) -> None:
         """Write what waits, and give the lease back. What cannot be written is lost."""
@@ -374,9 +356,6 @@ class RedisLogStore:
                 await self._writer.flush()
                 await self._finished.tidy_up()
                 await self._members.leave()
-
-    async def _ask(self, command: Awaitable[_T]) -> _T:
-        return await self._connection.ask(command)
 
 
 @asynccontextmanager

@@ -1,0 +1,77 @@
+"""Finds streams that this server does not write: they have ended, or another server writes them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from tailrace.errors import StreamExpired, UnknownStream
+from tailrace.streams._rows import Rows
+from tailrace.streams.log import StreamLog
+from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._finished import FinishedStreams
+from tailrace.streams.redis._mirrors import Mirrors
+from tailrace.streams.redis._stored import Gone, Stored, load
+
+__all__ = ["Lookup"]
+
+
+class Lookup:
+    """Looks in the memory of this server first, then in Redis. `running` are the streams that this server writes."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        rows: Rows,
+        finished: FinishedStreams,
+        mirrors: Mirrors,
+        *,
+        running: Mapping[str, StreamLog],
+    ) -> None:
+        self._connection = connection
+        self._keys = connection.keys
+        self._rows = rows
+        self._finished = finished
+        self._mirrors = mirrors
+        self._running = running
+
+    async def find(self, owner: str, stream_id: str) -> StreamLog:
+        """Return the log of a stream. It grows if another server writes the stream.
+
+        Raises: UnknownStream, StreamExpired, StorageError, JournalDamaged.
+        """
+        mirror = self._mirrors.get(stream_id)
+        if mirror is not None:
+            mirror.unread_since_s = time.monotonic()
+            return mirror.log
+        finished = await self._finished.find(stream_id)
+        if finished is not None:
+            return finished
+        stored = await load(self._connection, stream_id)
+        if stored is None or stored.owner != owner:
+            raise UnknownStream("There is no such stream.")
+        if isinstance(stored, Gone):
+            raise StreamExpired("This stream is no longer kept.")
+        return self._log_of_another_task(stream_id) or await self._follow(stream_id, stored)
+
+    def _log_of_another_task(self, stream_id: str) -> StreamLog | None:
+        """Return the log that another task made while this one waited for its own answer."""
+        mirror = self._mirrors.get(stream_id)
+        return self._running.get(stream_id) or (mirror.log if mirror is not None else self._finished.cached(stream_id))
+
+    async def _follow(self, stream_id: str, stored: Stored) -> StreamLog:
+        """Return the log of a stored stream; follow the stream if it has not ended."""
+        log = StreamLog(self._rows.read_record(stream_id, stored.record), stored.events(self._rows, stream_id))
+        if stored.has_ended:
+            log.record = log.record.finished()
+            ttl_ms = await self._connection.ask(self._connection.client.pttl(self._keys.stream(stream_id)))
+            self._finished.cache(log, max(0, ttl_ms) / 1000)
+            return log
+        await self._mirrors.follow(log, stored.epoch)
+        return log
+
+    async def streams_of(self, owner: str) -> list[str]:
+        """Raises: StorageError."""
+        ask, client = self._connection.ask, self._connection.client
+        keys = [key async for key in self._connection.scan(self._keys.all_streams)]
+        return [self._keys.id_of(key) for key in keys if await ask(client.hget(key, "owner")) == owner.encode()]

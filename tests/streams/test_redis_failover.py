@@ -1,0 +1,134 @@
+"""A failover to a replica that lacks the last writes, while a server dies: its streams are taken over all the same.
+
+Redis saves its state at one moment and returns to it later, as a replica does that has received nothing since then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.streams.shared_streams import DONE, LEASE_S, Writer, begin, delta, seen
+from tests.testing.redis_server import own_redis
+from tests.waiting import wait_until
+
+from tailrace.errors import StorageError
+from tailrace.streams import Reader
+from tailrace.streams.redis import RedisLogStore, open_redis
+from tailrace.types import ANONYMOUS
+
+_BASE = "tailrace:{0}:"
+_PATIENT_S = 60.0
+
+
+@asynccontextmanager
+async def shared(url: str) -> AsyncIterator[RedisLogStore]:
+    async with open_redis(url, lease_s=LEASE_S, give_up_after_s=_PATIENT_S) as store:
+        yield store
+
+
+@asynccontextmanager
+async def taking_over(store: RedisLogStore) -> AsyncIterator[list[Writer]]:
+    """Take streams over as a server does. Yields those that were taken."""
+    taken: list[Writer] = []
+
+    async def run() -> None:
+        while True:
+            await store.wait_for_orphans()
+            with contextlib.suppress(StorageError):
+                taken.extend(Writer(store, lease) for lease in await store.take_over({"m"}))
+
+    task = asyncio.create_task(run())
+    try:
+        yield taken
+    finally:
+        task.cancel()
+
+
+@pytest.mark.parametrize("was_written", [False, True])
+async def test_the_take_over_is_lost(tmp_path: Path, was_written: bool) -> None:
+    """The server that took the stream over still writes it, with what its readers have seen."""
+    with own_redis(tmp_path) as (url, process), process.client() as client:
+        async with shared(url) as store, taking_over(store) as taken:
+            async with shared(url) as dying:
+                stream_id, dead = (await begin(dying, delta(1))).lease.stream_id, str(dying.epoch)
+                client.save()
+            await wait_until(lambda: bool(taken))
+            (writer,) = taken
+            expected = [delta(1)]
+            if was_written:
+                writer.write(delta(2))
+                expected.append(delta(2))
+                await seen(writer.lease.log, 2)
+            await wait_until(lambda: not client.sismember(f"{_BASE}servers", dead))
+            process.restart()
+            assert client.sismember(f"{_BASE}servers", dead)
+            if not was_written:  # it finds the dead server again before it writes
+                await wait_until(lambda: not client.sismember(f"{_BASE}servers", dead))
+            writer.write(DONE)
+            await seen(writer.lease.log, len(expected) + 1)
+            assert writer.lease.log.events == [*expected, DONE]
+            assert writer.heard == []
+            async with shared(url) as other:
+                assert (await other.read(ANONYMOUS, stream_id)).events == [*expected, DONE]
+
+
+async def test_a_dead_server_is_not_listed_any_more(tmp_path: Path) -> None:
+    """As when one node of a cluster has lost the take-over, and another one knows that nothing of the server is left.
+    Whoever has a reader of the stream finds out."""
+    with own_redis(tmp_path) as (url, process), process.client() as client:
+        async with shared(url) as dying:
+            stream_id = (await begin(dying, delta(1))).lease.stream_id
+        client.srem(f"{_BASE}servers", dying.epoch)
+        async with shared(url) as store, taking_over(store) as taken:
+            log = await store.read(ANONYMOUS, stream_id)
+            with Reader(log, 1):
+                await wait_until(lambda: bool(taken))
+                taken[0].write(DONE)
+                await seen(log, 2)
+
+
+async def test_another_server_has_the_stream_and_is_not_listed(tmp_path: Path) -> None:
+    """The same, when the server that has taken the stream over finds out."""
+    with own_redis(tmp_path) as (url, process), process.client() as client:
+        async with shared(url) as store, taking_over(store) as taken:
+            writer = await begin(store, delta(1))
+            stream_id = writer.lease.stream_id
+            client.hset(f"{_BASE}stream:{stream_id}", "epoch", 17)
+            client.zadd(f"{_BASE}owned:17", {stream_id: 1})
+            writer.write(delta(2))
+            await wait_until(lambda: bool(taken))
+            assert writer.heard == ["lease_lost"]
+            assert taken[0].lease.log.events == [delta(1)]
+
+
+async def test_redis_loses_a_stream_that_has_no_event_yet(tmp_path: Path) -> None:
+    """Its server stores it again, although it has nothing to write: so it outlives this server, too."""
+    with own_redis(tmp_path) as (url, process), process.client() as client:
+        async with shared(url) as store, taking_over(store) as taken:
+            async with shared(url) as dying:
+                stream_id = (await begin(dying)).lease.stream_id
+                log = await store.read(ANONYMOUS, stream_id)
+                with Reader(log, 0):
+                    process.restart()
+                    await wait_until(lambda: bool(client.exists(f"{_BASE}stream:{stream_id}")))
+            await wait_until(lambda: bool(taken))
+            taken[0].write(DONE)
+            await seen(log, 1)
+
+
+async def test_the_clock_of_the_new_primary_is_minutes_behind(tmp_path: Path) -> None:
+    """A lease ends at a time of Redis. With the clock of the replica, that of a dead server would last for minutes."""
+    with own_redis(tmp_path) as (url, process), process.client() as client:
+        async with shared(url) as store, taking_over(store) as taken:
+            async with shared(url) as dying:
+                stream_id, lease = (await begin(dying, delta(1))).lease.stream_id, f"{_BASE}lease:{dying.epoch}"
+                length = client.get(lease)
+                assert length is not None
+            client.set(lease, length, px=420_000)
+            await wait_until(lambda: bool(taken))
+            assert taken[0].lease.stream_id == stream_id
