@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import signal
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.api.oracle import Answer
-from tests.faults.team import team
+from tests.api.process import Server
+from tests.faults.laws import seq_of
+from tests.faults.team import LEASE_S, PACED, team
+from tests.testing.redis_server import own_redis
 from tests.waiting import until
 
 
@@ -79,3 +83,32 @@ def test_stopped_by_a_server_that_does_not_write_it(tmp_path: Path) -> None:
         stream.seen(5)
         assert other.post(f"{stream.path}/cancel", {}).status_code == 200
         until(lambda: one.http.get(stream.path).json()["status"] == "cancelled")  # it may hear of it a moment later
+
+
+@pytest.mark.deep
+def test_the_other_server_has_other_weights_under_this_name(tmp_path: Path) -> None:
+    """As two groups of servers on one prefix. It keeps what readers have seen, continues behind it, and says so."""
+    answer = Answer("Weights.", 300, seed=1)
+    with own_redis(tmp_path / "redis") as (url, _):
+        flags = ("--journal", url, "--lease-s", str(LEASE_S))
+        with (
+            closing(Server(PACED, *flags, "--data-dir", str(tmp_path / "one"))) as one,
+            closing(Server(f"{PACED},utf8=0", *flags, "--data-dir", str(tmp_path / "other"))) as other,
+        ):
+            one.wait_ready()
+            other.wait_ready()
+            stream_id = one.create({"prompt": answer.prompt, "max_tokens": answer.count, "seed": 1})
+            path = f"/v1/streams/{stream_id}"
+            until(lambda: len(other.http.get(path).json()["text"]) >= 100)
+            seen = str(other.http.get(path).json()["text"])
+            one.send_signal(signal.SIGKILL)
+            one.wait()
+            until(lambda: other.http.get(path).json()["status"] == "done")
+            assert other.http.get(path).json()["text"].startswith(seen)
+            content = other.http.get(f"{path}/events").content
+            *deltas, end = [event + b"\n\n" for event in content.split(b"\n\n") if event]
+            assert [seq_of(event) for event in deltas] == list(range(1, answer.count + 1))
+            assert b'"continuity":"continued"' in end
+            expected = answer.native(stream_id)
+            assert deltas[:20] == expected[:20]
+            assert deltas != expected[:-1]

@@ -81,6 +81,19 @@ async def test_servers_that_keep_streams_in_another_form(tmp_path: Path, fact: s
                 await begin(other, delta(1))
 
 
+@pytest.mark.parametrize("key", ["facts", "servers"])
+async def test_another_program_has_the_prefix(tmp_path: Path, key: str) -> None:
+    with own_redis(tmp_path) as (url, process), process.client() as client:
+        client.set(f"tailrace:{{0}}:{key}", "its own")
+        assert "Redis refuses a command of --journal: WRONGTYPE" in await _refusal(url)
+
+
+async def test_a_user_who_may_not_write(tmp_path: Path) -> None:
+    with own_redis(tmp_path) as (url, process), process.client() as client:
+        client.acl_setuser("reader", enabled=True, passwords="+reader", keys=["*"], commands=["+@read", "+info"])
+        assert "no permissions" in await _refusal(url.replace("redis://", "redis://reader:reader@"))
+
+
 def _fill(client: redis.Redis) -> None:
     """Fill the memory until Redis refuses more."""
     number, size = 0, 2**16

@@ -11,13 +11,13 @@ from urllib.parse import SplitResult, parse_qs, urlsplit
 from redis.asyncio import Redis, RedisCluster, Sentinel
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import AuthenticationError, NoScriptError, OutOfMemoryError, RedisError
+from redis.exceptions import AuthenticationError, NoScriptError, OutOfMemoryError, RedisError, ResponseError
 
 from tailrace.errors import JournalFull, ModelError, StorageError
 from tailrace.streams.redis._keys import CLUSTER_SHARDS, Keys
 from tailrace.streams.redis._scripts import Script
 
-__all__ = ["Connection"]
+__all__ = ["Connection", "start_error"]
 
 _T = TypeVar("_T")
 
@@ -102,6 +102,14 @@ def _as_storage_error(error: BaseException) -> StorageError:
     if isinstance(error, OutOfMemoryError):
         return JournalFull("The log store of this server is full.")
     return StorageError("The log store of this server cannot be reached.")
+
+
+def start_error(error: StorageError) -> ModelError:
+    """Return why this server cannot take part in the store."""
+    cause = error.__cause__
+    if isinstance(cause, ResponseError) and not isinstance(cause, OutOfMemoryError):
+        return ModelError(f"Redis refuses a command of --journal: {_reason(cause)}.")
+    return ModelError(error.message)
 
 
 def _parse(url: str) -> SplitResult:

@@ -14,7 +14,6 @@ from typing import TypeVar
 from tailrace.errors import (
     ClaimTaken,
     LeaseLost,
-    ModelError,
     StorageError,
     StreamError,
     UnknownStream,
@@ -24,7 +23,7 @@ from tailrace.streams._startup_recovery import end_of
 from tailrace.streams.log import Claim, Ender, Reader, Record, StreamLog
 from tailrace.streams.log_store import Lease
 from tailrace.streams.redis._claims import Claims
-from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._connection import Connection, start_error
 from tailrace.streams.redis._facts import check_facts
 from tailrace.streams.redis._finished import FinishedStreams
 from tailrace.streams.redis._follower import KeyFollower
@@ -387,7 +386,7 @@ async def open_redis(
         try:
             await store.start()
         except StorageError as error:
-            raise ModelError(error.message) from None
+            raise start_error(error) from None
         try:
             async with asyncio.TaskGroup() as group:
                 running = group.create_task(store.run())
