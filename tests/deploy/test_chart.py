@@ -10,25 +10,24 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
 from tests.api.process import TAILRACE
 from tests.api.test_metrics import GAUGES
-from tests.deploy import helm
+from tests.deploy import custom_resources, helm
 from tests.waiting import LONG_S
 
 from tailrace.settings import Settings, settings_table
 
 _DEPLOY = Path(__file__).parents[2] / "deploy"
 _VERSIONS = ("1.29", "1.37")  # the oldest one that the chart allows, and the newest one with schemas
-# Custom resources: their schemas are not among those of Kubernetes.
-_CUSTOM = {"InferencePool", "ScaledObject"}
 
 Manifest = dict[str, Any]  # Any: of YAML
 
@@ -94,15 +93,70 @@ def test_the_rendered_manifests_are_current(name: str) -> None:
 @pytest.mark.parametrize("name", _RENDERED)
 def test_manifests_are_valid(name: str, version: str) -> None:
     for manifest in _manifests(_RENDERED[name], name="my-release", namespace="models"):
-        if manifest["kind"] not in _CUSTOM:
-            kubernetes_validate.validate(manifest, version, strict=True)
+        _validate(manifest, version)
 
 
-def test_the_schemas_find_a_mistake() -> None:
-    manifests = _manifests({})
-    _pod(manifests)["containers"][0]["redinessProbe"] = {}
-    with pytest.raises(kubernetes_validate.ValidationError):
-        kubernetes_validate.validate(_one(manifests, "StatefulSet"), _VERSIONS[-1], strict=True)
+def _validate(manifest: Manifest, version: str) -> None:
+    if manifest["kind"] in custom_resources.KINDS:
+        custom_resources.validate(manifest, version)
+    else:
+        kubernetes_validate.validate(manifest, version, strict=True)
+
+
+def test_every_kind_is_validated() -> None:
+    kinds = {manifest["kind"] for values in _RENDERED.values() for manifest in _manifests(values)}
+    assert kinds >= {
+        "ConfigMap", "Deployment", "HorizontalPodAutoscaler", "InferencePool", "NetworkPolicy", "PodDisruptionBudget",
+        "ScaledObject", "Service", "StatefulSet",
+    }  # fmt: skip
+
+
+def _set(value: object, *path: str | int) -> Callable[[Manifest], None]:
+    def change(manifest: Manifest) -> None:
+        inner: Any = manifest  # YAML
+        for name in path[:-1]:
+            inner = inner[name]
+        inner[path[-1]] = value
+
+    return change
+
+
+_POD = ("spec", "template", "spec", "containers", 0)
+_BEHAVIOR = ("spec", "advanced", "horizontalPodAutoscalerConfig", "behavior")
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "change"),
+    [
+        ("one-server", "StatefulSet", _set({}, *_POD, "redinessProbe")),
+        ("one-server", "NetworkPolicy", _set([{"port": []}], "spec", "ingress")),
+        ("shared-journal", "PodDisruptionBudget", _set([1], "spec", "maxUnavailable")),
+        ("shared-journal-hpa", "HorizontalPodAutoscaler", _set("many", "spec", "maxReplicas")),
+        ("shared-journal-keda", "ScaledObject", _set(4, "spec", "triggers", 0, "metadata", "threshold")),
+        ("shared-journal-keda", "ScaledObject", _set(2, "spec", "minReplicas")),
+        ("shared-journal-keda", "ScaledObject", _set("long", *_BEHAVIOR, "scaleDown", "stabilizationWindowSeconds")),
+        ("inference-pool", "InferencePool", _set({"name": "picker"}, "spec", "endpointPickerRef")),
+        ("inference-pool", "InferencePool", _set(8000, "spec", "targetPortNumber")),
+    ],
+)
+def test_the_schemas_find_a_mistake(name: str, kind: str, change: Callable[[Manifest], None]) -> None:
+    manifest = _one(_manifests(_RENDERED[name]), kind)
+    _validate(manifest, _VERSIONS[-1])
+    change(manifest)
+    with pytest.raises((kubernetes_validate.ValidationError, jsonschema.ValidationError)):
+        _validate(manifest, _VERSIONS[-1])
+
+
+def test_the_picker_has_the_plugins_that_its_profiles_name() -> None:
+    """Its configuration has no schema of its own."""
+    configured = _one(_manifests(_RENDERED["inference-pool"]), "ConfigMap")["data"]["config.yaml"]
+    config = yaml.safe_load(configured)
+    assert (config["apiVersion"], config["kind"]) == ("llm-d.ai/v1alpha1", "EndpointPickerConfig")
+    plugins = {plugin.get("name", plugin["type"]) for plugin in config["plugins"]}
+    (profile,) = config["schedulingProfiles"]
+    (source,) = config["dataLayer"]["sources"]
+    named = {row["pluginRef"] for row in (*profile["plugins"], source, *source["extractors"])}
+    assert named == plugins
 
 
 @pytest.mark.parametrize("values", [{"drainSeconds": 300, "preStopSeconds": 10}, {**_SHARED, "drainSeconds": 0}])

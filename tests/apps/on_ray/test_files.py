@@ -8,9 +8,11 @@ import tomllib
 from pathlib import Path
 from typing import Any  # YAML
 
+import kubernetes_validate
 import pytest
 import yaml
 from tests.apps.on_ray.cluster import ray_python
+from tests.deploy import custom_resources
 
 from tailrace.apps.on_ray.spec import ServerSpec
 
@@ -36,6 +38,15 @@ def test_the_arguments_are_valid(monkeypatch: pytest.MonkeyPatch) -> None:
         assert spec.settings.host == config["http_options"]["host"]
         module, _, name = app["import_path"].partition(":")
         assert callable(getattr(__import__(module, fromlist=[name]), name))
+
+
+def test_the_manifest_is_valid() -> None:
+    """With the pods in it."""
+    custom_resources.validate(_service(), "1.37")
+    service = _service()
+    service["spec"]["rayClusterConfig"]["workerGroupSpecs"][0]["template"]["spec"]["terminationGrace"] = 150
+    with pytest.raises(kubernetes_validate.ValidationError):
+        custom_resources.validate(service, "1.37")
 
 
 def test_the_manifest_fits_its_own_config() -> None:
