@@ -12,8 +12,8 @@ from tests.engines.lora import random_pairs, save
 
 from tailrace.engines import EngineSpec, load_engine
 from tailrace.engines.adapters import read_adapter
-from tailrace.engines.openvino.adapters import linear_layers, write_adapted
-from tailrace.engines.openvino.graph import num_inputs_of
+from tailrace.engines.openvino.adapters import named_layers, write_adapted
+from tailrace.engines.openvino.merging import linear_layers
 from tailrace.engines.promise import Delta, Sequence
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard, models_path
@@ -113,13 +113,16 @@ def test_it_is_merged_weights(smollm2_dir: Path, spec: EngineSpec, tmp_path: Pat
 
 def _weights(directory: Path) -> dict[str, np.ndarray]:
     model = ov.Core().read_model(directory / "openvino_model.xml")
-    linear = linear_layers(model)
-    (last,) = (node for node in model.get_ordered_ops() if node.get_friendly_name() == _last(model))
-    names = [*linear, "model.embed_tokens"]
-    sources = [node.input_value(1) for node in (*linear.values(), last)]
+    layers = named_layers(model)
+    (embedding,) = (layer for layer in linear_layers(model) if layer.name == _last(model))
+    layers["model.embed_tokens"] = embedding
+    sources = [layer.node.input_value(1) for layer in layers.values()]
     values = ov.Core().compile_model(ov.Model(sources, []), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})([])
-    sizes = [num_inputs_of(node) for node in (*linear.values(), last)]
-    return {name: _without_sums(np.array(values[place]), sizes[place]) for place, name in enumerate(names)}
+    weights = {}
+    for place, (name, layer) in enumerate(layers.items()):
+        rows = np.array(values[place])[layer.first : layer.first + layer.num_outputs]
+        weights[name] = _without_sums(rows, layer.shape[1])
+    return weights
 
 
 def _without_sums(weight: np.ndarray, size: int) -> np.ndarray:

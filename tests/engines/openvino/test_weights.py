@@ -13,6 +13,7 @@ from openvino import opset13 as ops
 
 from tailrace.engines.kinds import KINDS
 from tailrace.engines.openvino.graph import fill_blanks, write_blanks
+from tailrace.engines.openvino.merging import linear_layers, merge_layers
 from tailrace.engines.openvino.prepared import prepared_path, remove_older
 from tailrace.engines.openvino.weights import eight_bits, four_bits
 from tailrace.errors import ModelError
@@ -84,6 +85,29 @@ def test_layers_compute_with_the_numbers_of_the_file(tmp_path: Path) -> None:
         assert np.abs(weights - expected).max() < np.abs(expected).max() / 100, tensor.name
         error = np.sqrt(np.mean((weights - expected) ** 2) / np.mean(expected**2))
         assert error < 0.01, (tensor.name, error)
+
+
+def test_merged_layers_compute_the_same(tmp_path: Path) -> None:
+    """Layers with the same inputs and the same kind of weights become one; the others stay."""
+    kinds = ("Q4_1", "Q8_0", "Q4_K", "Q4_0")
+    source = gguf.GGUFReader(_file(tmp_path / "source.gguf", kinds))
+    write_blanks(source, tmp_path / "blanks.gguf")
+    model = _library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf"))
+    fill_blanks(model, source, lambda part: None)
+    names = sorted(layer.name for layer in linear_layers(model))
+    inputs = np.random.default_rng(5).normal(0, 1, (2, 1, _COLUMNS)).astype(np.float32)
+    exact = {"DYNAMIC_QUANTIZATION_GROUP_SIZE": 0}
+    before = ov.Core().compile_model(model, "CPU", exact)([inputs])
+    before = [np.array(before[place]) for place in range(len(kinds))]
+    merge_layers(model)
+    after = ov.Core().compile_model(model, "CPU", exact)([inputs])
+    for place, result in enumerate(before):
+        assert np.abs(after[place] - result).max() < np.abs(result).max() / 1e4, kinds[place]
+    layers = list(linear_layers(model))
+    assert sorted(layer.name for layer in layers) == names
+    assert all(layer.shape == (_ROWS, _COLUMNS) for layer in layers)
+    assert sorted(layer.first for layer in layers) == [0, 0, 0, _ROWS]
+    assert len({layer.node.get_friendly_name() for layer in layers}) == 3
 
 
 def test_four_bits_keep_their_codes(tmp_path: Path) -> None:

@@ -15,9 +15,9 @@ import openvino as ov
 from openvino import opset13 as ops
 
 from tailrace.engines.adapters import Adapter
-from tailrace.engines.openvino.graph import inputs_of, num_inputs_of
+from tailrace.engines.openvino.merging import Layer, linear_layers
 
-__all__ = ["linear_layers", "write_adapted"]
+__all__ = ["named_layers", "write_adapted"]
 
 # The linear layers of a block, in the order in which the library numbers them when it reads a GGUF file.
 _IN_A_LAYER = (
@@ -39,15 +39,15 @@ def write_adapted(directory: Path, adapter: Adapter, target: Path) -> None:
     Raises: ModelError if the adapter does not fit the model; the library's RuntimeError.
     """
     model = ov.Core().read_model(directory / "openvino_model.xml")
-    layers = linear_layers(model)
+    layers = named_layers(model)
     for name, added in adapter.layers.items():
-        node = layers.get(name)
-        adapter.check(name, None if node is None else _shape(node))
-        assert node is not None
-        narrow = ops.matmul(inputs_of(node), ops.constant(added.a), False, True)
+        layer = layers.get(name)
+        adapter.check(name, None if layer is None else layer.shape)
+        assert layer is not None
+        narrow = ops.matmul(layer.inputs, ops.constant(added.a), False, True)
         branch = ops.matmul(narrow, ops.constant(added.b), False, True)
-        readers = list(node.output(0).get_target_inputs())
-        together = ops.add(node.output(0), branch)
+        readers = list(layer.output.get_target_inputs())
+        together = ops.add(layer.output, branch)
         for reader in readers:
             reader.replace_source_output(together.output(0))
     model.validate_nodes_and_infer_types()
@@ -57,32 +57,20 @@ def write_adapted(directory: Path, adapter: Adapter, target: Path) -> None:
             (target / file.name).symlink_to(file.resolve())
 
 
-def _shape(layer: Any) -> tuple[int, int]:  # Any: the library's nodes
-    """Return the numbers of outputs and of inputs of a linear layer."""
-    return layer.input_value(1).get_shape()[0], num_inputs_of(layer)
-
-
-def linear_layers(model: Any) -> dict[str, Any]:  # Any: the library's nodes
+def named_layers(model: Any) -> dict[str, Layer]:  # Any: the library's model
     """Return the linear layers by their Hugging Face names."""
-    linear = [node for node in model.get_ordered_ops() if _is_linear(node)]
-    exported = {match["layer"]: node for node in linear if (match := _EXPORTED.match(node.get_friendly_name()))}
+    linear = list(linear_layers(model))
+    exported = {match["layer"]: layer for layer in linear if (match := _EXPORTED.match(layer.name))}
     return exported or dict(_numbered(linear))
 
 
-def _is_linear(node: Any) -> bool:
-    if node.get_type_name() != "MatMul" or not node.get_attributes()["transpose_b"]:
-        return False
-    weight = node.input_value(1)
-    return bool(weight.get_partial_shape().is_static and len(weight.get_shape()) == 2)
-
-
-def _numbered(linear: list[Any]) -> Iterator[tuple[str, Any]]:
+def _numbered(linear: list[Layer]) -> Iterator[tuple[str, Layer]]:
     """Yield the layers of a GGUF file, which have no names. Yields nothing unless there are seven per block and one
     more."""
-    numbers = {int(m["number"]): node for node in linear if (m := _NUMBERED.fullmatch(node.get_friendly_name()))}
+    numbers = {int(match["number"]): layer for layer in linear if (match := _NUMBERED.fullmatch(layer.name))}
     in_order = [numbers[number] for number in sorted(numbers)]
     if len(in_order) != len(linear) or len(linear) % len(_IN_A_LAYER) != 1:
         return
-    for position, node in enumerate(in_order[:-1]):
+    for position, layer in enumerate(in_order[:-1]):
         index, kind = divmod(position, len(_IN_A_LAYER))
-        yield f"model.layers.{index}.{_IN_A_LAYER[kind]}", node
+        yield f"model.layers.{index}.{_IN_A_LAYER[kind]}", layer

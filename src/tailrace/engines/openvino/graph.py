@@ -101,7 +101,7 @@ def num_inputs_of(layer: Any) -> int:
     """Return the number of inputs of a linear layer, without the sums."""
     given = layer.input_value(0)
     if _has_sums(given):
-        return int(given.get_node().input_value(1).get_partial_shape()[-1].get_length()) * GROUP
+        return int(given.get_node().input_value(1).get_node().input_value(1).get_shape()[0])
     return int(layer.input_value(1).get_shape()[1])
 
 
@@ -155,7 +155,6 @@ class _Sums:
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, int], Any] = {}  # Any: the library's outputs
-        self._zeros: dict[int, Any] = {}
 
     def behind(self, given: Any, weights: FourBits) -> Any:
         name = given.get_node().get_friendly_name()
@@ -163,21 +162,21 @@ class _Sums:
             raise RuntimeError("the library's layers share their weights in an unknown way")
         key = (name, given.get_index())
         if key not in self._made:
-            groups = ops.reshape(given, np.array([0, 0, weights.num_sums, GROUP]), True)
-            parts = [given, ops.reduce_sum(groups, np.array([3]), False).output(0)]
-            if empty := -weights.num_sums % GROUP:
-                parts.append(self._zeros_for(given, empty))
-            together = ops.concat(parts, 2)
+            # A product: the library takes longer for its own reduction, and needs more nodes for it.
+            summed = ops.matmul(given, ops.constant(_groups(weights.num_sums)), False, False)
+            together = ops.concat([given, summed], 2)
             together.set_friendly_name(f"{_WITH_SUMS}_{len(self._made)}")
             self._made[key] = together.output(0)
         return self._made[key]
 
-    def _zeros_for(self, given: Any, count: int) -> Any:
-        """Return zeros in the shape of an input. They are made once in each step."""
-        if count not in self._zeros:
-            some = ops.slice(given, np.array([0]), np.array([count]), np.array([1]), np.array([2]))
-            self._zeros[count] = ops.multiply(some, np.float32(0)).output(0)
-        return self._zeros[count]
+
+def _groups(count: int) -> npt.NDArray[np.float32]:
+    """Return the matrix that sums each group of inputs. Its last columns are zero, up to the next multiple of a
+    group."""
+    matrix = np.zeros((count * GROUP, -(-count // GROUP) * GROUP), np.float32)
+    inputs = np.arange(count * GROUP)
+    matrix[inputs, inputs // GROUP] = 1
+    return matrix
 
 
 def _eight_bits_node(weights: EightBits, rows: Rows) -> Any:

@@ -16,12 +16,13 @@ import openvino as ov
 import openvino_genai as genai
 
 from tailrace.engines.openvino.graph import fill_blanks, is_quantised, write_blanks
+from tailrace.engines.openvino.merging import merge_layers
 from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError
 
 __all__ = ["prepare", "prepared_path", "remove_older"]
 
-_FORM = 2  # of what this module writes; another number makes older results useless
+_FORM = 3  # of what this module writes; another number makes older results useless
 _ORIGIN = "tailrace_origin.json"  # names the file that a directory was made of; results of form 1 lack it
 _SAVE = {"enable_save_ov_model": True}
 _BYTES_PER_WEIGHT = 3  # disk space: the blanks, the library's copy of them, and the result
@@ -77,6 +78,7 @@ def _convert(path: Path, work: Path) -> Path:
     blank.unlink()
     model = ov.Core().read_model(blank.parent / "openvino_model.xml")
     fill_blanks(model, source, _Progress(path.name))
+    merge_layers(model)
     made = work / "made"
     ov.save_model(model, made / "openvino_model.xml", compress_to_fp16=False)
     for file in blank.parent.iterdir():
