@@ -13,9 +13,10 @@ turn every server starts, is measured, and stops. The engine is scripted, so tha
 - alone: one client, answers of one token: the time to the first event, whose difference is the cost of the hop.
 
 Plain Ray Serve runs a deployment of the tutorial's shape, whose generator yields words. With --checkpoint (as for
-bench/deployments.py) the last turn also measures the tutorial's Textbot on plain Ray Serve, and the built-in engine
-with the same model, plain and on Ray, with four clients and answers of 40 tokens.
-Numbers are medians over the turns. A turn takes less than three minutes on a machine with little other work.
+bench/deployments.py) the tutorial's Textbot is measured after the last turn on plain Ray Serve, and the built-in engine
+with the same model, plain and on Ray, with four clients and answers of 40 tokens; `--turns 0` measures nothing else.
+Numbers are medians over the turns. JSON is written after each measurement, so that an interrupted run keeps what it
+has. A turn takes less than three minutes on a machine with little other work.
 """
 
 from __future__ import annotations
@@ -248,11 +249,10 @@ def run_app(ray_python: Path, module: str) -> list[str]:
     return [str(ray_python), "-c", script]
 
 
-def models(ray_python: Path, directory: Path, checkpoint: Path) -> list[Target]:
+def models(ray_python: Path, directory: Path) -> list[Target]:
     """The same model under each."""
     source = (ROOT / "tests" / "apps" / "bots" / "textbot.py").read_text()
     (directory / "textbot.py").write_text(source.replace("from tailrace import serve", "from ray import serve"))
-    os.environ["CHECKPOINT"] = str(checkpoint.resolve())
     flags = ("smollm2", "--default-max-tokens", "40", "--threads", "1")
     serve = [str(ray_python), "-m", "tailrace", "serve", *flags, *JOURNAL, "--on", "ray"]
     return [
@@ -260,6 +260,32 @@ def models(ray_python: Path, directory: Path, checkpoint: Path) -> list[Target]:
         Target("one plain server, the same model", plain_server(directory, *flags), ask_model, is_on_ray=False),
         Target("on Ray, 1 replica, the same model", serve, ask_model),
     ]
+
+
+class Results:
+    """Medians of what was measured. They are written to `path` after each measurement."""
+
+    def __init__(self, num_turns: int, path: Path | None) -> None:
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
+        self._machine = {"cpus": os.cpu_count(), "commit": commit.stdout.strip()}
+        self._num_turns = num_turns
+        self._path = path
+        self._loads: list[float] = []
+        self._found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+
+    def add(self, server: str, kind: str, row: dict[str, float]) -> None:
+        self._loads.append(os.getloadavg()[0])
+        for name, value in row.items():
+            self._found[server, kind, name].append(value)
+        if self._path is not None:
+            self._path.write_text(self.json() + "\n")
+
+    def json(self) -> str:
+        rows: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+        for (server, kind, name), values in self._found.items():
+            rows[server][kind][name] = round(statistics.median(values), 2)
+        load = {"load_average": statistics.median(self._loads)} if self._loads else {}
+        return json.dumps({**self._machine, **load, "turns": self._num_turns, "servers": rows}, indent=1)
 
 
 @contextlib.contextmanager
@@ -293,35 +319,26 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no process is left
-    found: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-    loads: list[float] = []
+    if options.checkpoint:  # before Ray starts, whose replicas import the bot
+        os.environ["CHECKPOINT"] = str(options.checkpoint.resolve())
+    results = Results(options.turns, options.output)
     begun_s = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="bench-") as folder:
         directory = Path(folder)
         usual = [(one, ("full", "paced", "alone")) for one in targets(options.ray_python, directory)]
+        runs: list[tuple[str, Target, tuple[str, ...]]] = [
+            (f"turn {turn}", *one) for turn in range(1, options.turns + 1) for one in usual
+        ]
+        if options.checkpoint:
+            runs += [("models", one, ("model",)) for one in models(options.ray_python, directory)]
         with redis_server(directory), own_ray(options.ray_python, directory) as cluster:
-            for turn in range(1, options.turns + 1):
-                runs: list[tuple[Target, tuple[str, ...]]] = [*usual]
-                if options.checkpoint and turn == options.turns:
-                    found_models = models(options.ray_python, directory, options.checkpoint)
-                    runs += [(one, ("model",)) for one in found_models]
-                for target, kinds in runs:
-                    print(f"{time.monotonic() - begun_s:4.0f} s  turn {turn}: {target.name}", flush=True)
-                    loads.append(os.getloadavg()[0])
-                    for kind, row in measure(target, cluster, directory, kinds=kinds):
-                        shown = ", ".join(f"{name} {value:.1f}" for name, value in row.items())
-                        print(f"        {kind}: {shown}", flush=True)
-                        for name, value in row.items():
-                            found[target.name, kind, name].append(value)
-    rows: dict[str, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
-    for (server, kind, name), values in found.items():
-        rows[server][kind][name] = round(statistics.median(values), 2)
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
-    machine = {"cpus": os.cpu_count(), "commit": commit.stdout.strip(), "load_average": statistics.median(loads)}
-    result = json.dumps({**machine, "turns": options.turns, "servers": rows}, indent=1)
-    print(result)
-    if options.output:
-        options.output.write_text(result + "\n")
+            for part, target, kinds in runs:
+                print(f"{time.monotonic() - begun_s:4.0f} s  {part}: {target.name}", flush=True)
+                for kind, row in measure(target, cluster, directory, kinds=kinds):
+                    shown = ", ".join(f"{name} {value:.1f}" for name, value in row.items())
+                    print(f"        {kind}: {shown}", flush=True)
+                    results.add(target.name, kind, row)
+    print(results.json())
 
 
 if __name__ == "__main__":

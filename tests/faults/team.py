@@ -33,6 +33,7 @@ class Team(Generic[ServerT]):
         launch: Callable[..., ServerT],
         *,
         seed: int,
+        source: str = PACED,
         entry: Entry | None = None,
         flags: Sequence[str] = (),
     ) -> None:
@@ -42,6 +43,7 @@ class Team(Generic[ServerT]):
         self.servers: list[ServerT] = []
         self.entry = entry
         self._launch = launch
+        self._source = source
         self._directory = directory
         self._flags = ("--journal", url, "--lease-s", str(LEASE_S), *flags)
         self._logs: list[str] = []
@@ -52,7 +54,7 @@ class Team(Generic[ServerT]):
         """Start a server, which belongs to the team when it is in `servers`."""
         self._num_started += 1
         records = self._directory / f"server-{self._num_started}"
-        return self._launch(PACED, *self._flags, "--data-dir", str(records), **where)
+        return self._launch(self._source, *self._flags, "--data-dir", str(records), **where)
 
     def add(self, **where: object) -> ServerT:
         server = self.launch(**where).wait_ready()

@@ -3,91 +3,18 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from tests.api.oracle import Answer
 from tests.faults.apart import apart
-from tests.faults.cables import HUB, Cable, CabledServer, Entry, cables, entry
-from tests.faults.team import Team
-from tests.testing.redis_server import OwnRedis, own_redis
+from tests.faults.cables import Entry
+from tests.faults.machines import FAULTS, machines, pull
 from tests.waiting import until
 
 DEATHS = int(os.environ.get("TAILRACE_TEST_DEATHS", "12"))
 NUM_TOKENS = 150
-DECLARED_DEAD = "its streams are taken over"
-
-
-class Machines(Team[CabledServer]):
-    """A team of servers with a cable each."""
-
-    def rejoin(self, cable: Cable) -> None:
-        self.add(cable=cable)
-
-    def wait_complete(self) -> None:
-        """Wait until every server sees the others. One that comes back late from an earlier fault, with a dead lease,
-        could not be declared dead again."""
-        shown = f"\ntailrace_servers {len(self.servers)}.0\n"
-        for server in self.servers:
-            until(lambda server=server: shown in server.http.get("/metrics").text)  # type: ignore[misc]
-
-    def wait_taken_over(self, absent: CabledServer, since: dict[CabledServer, int]) -> None:
-        """Wait until one of the others says that the absent server is dead."""
-        others = [server for server in self.servers if server is not absent]
-        until(lambda: any(server.log.count(DECLARED_DEAD) > since[server] for server in others))
-
-    def counts(self) -> dict[CabledServer, int]:
-        return {server: server.log.count(DECLARED_DEAD) for server in self.servers}
-
-
-@contextmanager
-def machines(directory: Path, *flags: str, seed: int = 1) -> Iterator[tuple[Machines, Entry, OwnRedis]]:
-    """Leaving it checks all streams."""
-    file = ("--appendonly", "yes", "--bind", "127.0.0.1", HUB, "--protected-mode", "no")
-    with cables(3) as some, entry(directory, some) as door, own_redis(directory / "redis", *file) as (url, redis):
-        url = url.replace("127.0.0.1", HUB)
-        servers = Machines(directory, url, CabledServer, seed=seed, entry=door, flags=flags or ("--drain-s", "0.2"))
-        try:
-            starting = [servers.launch(cable=cable) for cable in some]
-            servers.servers += [server.wait_ready() for server in starting]
-            until(lambda: door.http.get("/readyz").status_code == 200)
-            yield servers, door, redis
-            servers.check()
-        finally:
-            servers.close()
-
-
-def kill(servers: Machines, victim: CabledServer, redis: OwnRedis) -> None:
-    servers.kill(victim)
-    servers.rejoin(victim.cable)
-
-
-def freeze(servers: Machines, victim: CabledServer, redis: OwnRedis) -> None:
-    """For longer than the lease."""
-    servers.wait_complete()
-    before = servers.counts()
-    victim.send_signal(signal.SIGSTOP)
-    servers.wait_taken_over(victim, before)
-    victim.send_signal(signal.SIGCONT)
-
-
-def pull(servers: Machines, victim: CabledServer, redis: OwnRedis) -> None:
-    servers.wait_complete()
-    before = servers.counts()
-    victim.cable.pull()
-    servers.wait_taken_over(victim, before)
-    victim.cable.plug()
-
-
-def kill_redis(servers: Machines, victim: CabledServer, redis: OwnRedis) -> None:
-    redis.restart()
-
-
-FAULTS: tuple[Callable[[Machines, CabledServer, OwnRedis], None], ...] = (kill, kill, freeze, pull, kill_redis)
 
 
 @pytest.mark.deep
