@@ -116,8 +116,9 @@ class ServeRun(RayServer):
     usual_flags = ()
     listening = r"HTTP port: ([0-9]+)"
 
-    def __init__(self, config: Path) -> None:
-        self.command = (str(ray_python()), "-m", "ray.serve.scripts")
+    def __init__(self, config: Path, *, ready_path: str = "/readyz") -> None:
+        self.command = (str(ray_python(*self.packages)), "-m", "ray.serve.scripts")
+        self._ready_path = ready_path
         Server.__init__(self, str(config), directory=config.parent)
 
     def wait_ready(self, *, timeout_s: float = START_S) -> Self:
@@ -125,7 +126,7 @@ class ServeRun(RayServer):
 
         def is_ready() -> bool:  # Ray's proxy is there first
             with contextlib.suppress(httpx.HTTPError):
-                return self.http.get("/readyz").status_code == 200
+                return self.http.get(self._ready_path).status_code == 200
             return False
 
         until(is_ready, timeout_s=timeout_s)

@@ -15,9 +15,9 @@ import httpx
 import pytest
 import yaml
 from tests.api.process import Server
-from tests.apps.on_ray.cluster import START_S, RayServer
+from tests.apps.on_ray.cluster import START_S, RayServer, ServeRun, free_port
 from tests.apps.process import AppServer, write
-from tests.waiting import LONG_S
+from tests.waiting import LONG_S, until
 from websockets.sync.client import connect
 
 pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]  # the first one has it installed
@@ -25,9 +25,16 @@ pytestmark = [pytest.mark.deep, pytest.mark.timeout(600)]  # the first one has i
 PROMPT = "Once upon a time"
 
 
+_TORCH = ("torch==2.13.0", "transformers>=5.19,<6")
+
+
 class _RunOnRay(RayServer):
     verb = "run"
-    packages = ("torch==2.13.0", "transformers>=5.19,<6")
+    packages = _TORCH
+
+
+class _PlainRay(ServeRun):
+    packages = _TORCH
 
 
 @pytest.fixture
@@ -125,9 +132,13 @@ def _read(client: httpx.Client, path: str) -> None:
 
 
 def test_the_tutorials_bots(tmp_path: Path, smollm2_dir: Path, on_ray: contextlib.ExitStack) -> None:
-    """The same file of three apps, with the same answers, here and on Ray."""
+    """The same file of three apps, with the same answers, here and on Ray; and, with the import of Ray's own `serve`,
+    under Ray without tailrace."""
     bots = Path(__file__).parents[1] / "bots"
-    apps = tmp_path / "apps.yaml"
+    apps, plain = tmp_path / "apps.yaml", tmp_path / "plain"
+    plain.mkdir()
+    for bot in bots.glob("*.py"):
+        write(plain, bot.name, bot.read_text().replace("from tailrace import serve", "from ray import serve"))
     listed = [
         {
             "name": name,
@@ -148,6 +159,13 @@ def test_the_tutorials_bots(tmp_path: Path, smollm2_dir: Path, on_ray: contextli
         server.wait_ready()
         assert _answers(server) == expected
         assert expected[0] == expected[1], "the same prompt"
+        on_ray.close()
+        config = {"http_options": {"host": "127.0.0.1", "port": free_port()}, "applications": listed}
+        write(plain, "config.yaml", yaml.safe_dump(config))
+        with contextlib.closing(_PlainRay(plain / "config.yaml", ready_path="/-/routes")) as ray:
+            ray.wait_ready()
+            until(lambda: len(ray.http.get("/-/routes").json()) == len(listed), timeout_s=START_S)
+            assert _answers(ray) == expected
     finally:
         del os.environ["CHECKPOINT"]
 
