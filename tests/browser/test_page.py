@@ -34,7 +34,7 @@ def narrow() -> Iterator[Server]:
         yield server.wait_ready()
 
 
-async def let_ask(tab: Tab, **fields: int) -> None:
+async def let_ask(tab: Tab, **fields: object) -> None:
     """Put this into the page's questions: a seed makes an oracle, `max_tokens` the time to do something."""
 
     async def add(route: Route) -> None:
@@ -214,7 +214,9 @@ async def test_models(serve: Serve, open_tab: OpenTab) -> None:
     await expect(models.locator("option")).to_have_text(["scripted", "other (not loaded)"])
     await tab.send(QUESTION)
     await tab.wait_end()
-    await tab.page.get_by_label("Regenerate with another model").select_option("other")
+    others = tab.page.get_by_label("Regenerate with another model")
+    await expect(others.locator("option")).to_have_text(["with…", "other"])
+    await others.select_option("other")
     await expect(tab.answer.locator(".branches > span")).to_have_text("2 / 2")
     await tab.wait_end()
     state = server.state(await tab.stream_id())
@@ -242,9 +244,14 @@ async def test_the_queue_and_refusals_are_shown(narrow: Server, open_tab: OpenTa
     other = await open_tab(narrow.url)
     await other.send("Is there room?")
     await expect(other.alarm).to_have_text(re.compile(r" Try again in \d+ s\.$"))
-    await expect(other.question).to_have_value("Is there room?")
+    await expect(other.questions.locator("p")).to_have_text("Is there room?")
+    await expect(other.titles.first).to_have_text("Is there room?")
     narrow.http.post(f"/v1/streams/{busy}/cancel")
     assert await tab.wait_end()
+    await other.send("And for two?")
+    assert await other.wait_end()
+    await expect(other.alarm).to_be_empty()
+    await expect(other.questions.locator("p")).to_have_text(["Is there room?", "And for two?"])
 
 
 async def test_a_failed_answer_shows_the_reason_and_can_be_retried(narrow: Server, open_tab: OpenTab) -> None:

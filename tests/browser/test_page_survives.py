@@ -72,6 +72,22 @@ async def test_a_reload_before_the_answer_has_an_id(river: Server, open_tab: Ope
     assert len((await tab.tree())["data"]) == 2
 
 
+async def test_a_tab_that_is_closed_before_its_first_question_is_heard(river: Server, open_tab: OpenTab) -> None:
+    """The question is in its conversation, and can be answered there."""
+    tab = await open_tab(river.url)
+    await tab.page.route("**/v1/streams", lambda route: route.abort())
+    await tab.send("Who hears me?")
+    await tab.wait_state("The server cannot be reached. Trying again…")
+    await tab.page.close()
+    other = await open_tab(river.url)
+    await other.titles.filter(has_text="Who hears me?").click()
+    await expect(other.questions.locator("p")).to_have_text("Who hears me?")
+    await other.button("Answer").click()
+    assert await other.wait_end()
+    await expect(other.questions).to_have_count(1)
+    assert len((await other.tree())["data"]) == 2
+
+
 async def test_a_cut_network_is_shown_and_survived(river: Server, open_tab: OpenTab, plug: Plug) -> None:
     cable = await plug(river)
     tab = await open_tab(cable.url)

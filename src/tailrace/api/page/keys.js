@@ -19,7 +19,7 @@ const PLAIN = {
   "/": focusComposer,
   "?": () => (dialog.value = "shortcuts"),
   s: () => (dialog.value = "settings"),
-  r: () => press(".answer .again"),
+  r: () => press("#turns .again"),
   c: () => press(".answer .copy"),
   "[": () => press('.answer [aria-label="Previous version"]'),
   "]": () => press('.answer [aria-label="Next version"]'),

@@ -11,7 +11,7 @@ const LOST = {
   stream_expired: "The server no longer keeps this answer: its time is over.",
 };
 
-/** `prefix` is what the answer goes on from. `asked_ms` is when this page asked for it, or null if it did not.
+/** `prefix` is what the answer goes on from. `asked_ms` is when this page asked for it, and `model` whom; null if it did not.
  *
  * Calls `events.connected()`, `events.disconnected()` and, at the end, `events.ended(answer)`. Views are told
  * `text(more)` and `reasoning(more)`. */
@@ -28,16 +28,18 @@ export class LiveAnswer {
   #events;
   #follower = null;
   #asked_ms;
+  #model;
   #first_ms = null;
   #firstTokens = 0;
   #tokens = 0;
   #thinking_ms = null;
   #finish = "";
 
-  constructor(streamId, { prefix = "", asked_ms = null, events }) {
+  constructor(streamId, { prefix = "", asked_ms = null, model = null, events }) {
     this.#streamId = streamId;
     this.text = prefix;
     this.#asked_ms = asked_ms;
+    this.#model = model;
     this.#events = events;
     this.#begin();
   }
@@ -68,6 +70,7 @@ export class LiveAnswer {
       // Somebody else asked, or this page before it was loaded again: what is there comes in one piece.
       const state = await this.#look();
       if (this.#follower || !state) return;
+      this.#model = state.model;
       this.#show("reasoning", state.reasoning ?? "");
       this.#show("text", state.text);
       seq = seqOf(state.last_event_id);
@@ -147,6 +150,7 @@ export class LiveAnswer {
     this.close();
     const now_ms = performance.now();
     const facts = { status: state.status, finish: this.#finish || state.error?.code || state.status };
+    if (this.#model) facts.model = this.#model;
     if (state.error) facts.reason = state.error.message;
     if (this.thought_s.value !== null) facts.thought_s = this.thought_s.value;
     if (state.usage) {

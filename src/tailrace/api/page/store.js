@@ -208,10 +208,11 @@ function show(next) {
   });
 }
 
-function follow(streamId, prefix, asked_ms = null) {
+function follow(streamId, prefix, { asked_ms = null, model: itsModel = null } = {}) {
   return new LiveAnswer(streamId, {
     prefix,
     asked_ms,
+    model: itsModel,
     events: { connected: onConnected, disconnected: onDisconnected, ended: onEnded },
   });
 }
@@ -279,7 +280,7 @@ export const textOf = (item) => item.content?.map((part) => part.text).join("") 
 // Asking
 
 /** Ask behind an item, or at the beginning where that is null. Without a text, the answer to what stands there is given
- * anew, or goes on. Returns whether the server has taken it. */
+ * anew, or goes on. Returns whether the server has the question. */
 export async function ask(parentId, text = null, { modelId = null } = {}) {
   if (isBusy.value) return false;
   alarm.value = "";
@@ -293,16 +294,7 @@ async function send(question) {
   keepQuestion(question); // after a reload it is asked again, under the same key
   asking.value = { ...question, state: signal("sending"), stop: () => hurry.abort() };
   try {
-    if (!question.conversationId) {
-      const made = await untilReached(() => call("POST", "/v1/conversations", { metadata: metadataOf(question.settings) }), hurry.signal);
-      question.conversationId = made.id;
-      asking.value = { ...asking.value, conversationId: made.id };
-      if (!openId.value) {
-        openId.value = made.id;
-        conversation.value = made;
-        history.pushState(null, "", `#${made.id}`);
-      }
-    }
+    if (!question.conversationId) await begin(question, hurry.signal);
     keepQuestion(question);
     const headers = { "idempotency-key": question.key };
     const asked_ms = performance.now();
@@ -313,7 +305,7 @@ async function send(question) {
     if (openId.value === question.conversationId) {
       const before = tree.value.items.get(question.parentId);
       const isLonger = question.text === null && before?.role === "assistant" && before.content[0].text.trim() !== "";
-      const answer = follow(created.id, isLonger ? textOf(before) : "", asked_ms);
+      const answer = follow(created.id, isLonger ? textOf(before) : "", { asked_ms, model: created.model });
       live.value = new Map(live.value).set(created.id, answer);
       await load();
     }
@@ -322,11 +314,30 @@ async function send(question) {
     return true;
   } catch (error) {
     if (error !== STOPPED) fail(error);
-    return false;
+    return question.text === null;
   } finally {
     keepQuestion(null);
     asking.value = null;
   }
+}
+
+/** Create the conversation of a first question, together with it: so it stays if the page is closed now. */
+async function begin(question, hurry) {
+  const items = [{ role: "user", content: question.text }];
+  const body = { metadata: metadataOf(question.settings), items };
+  const made = await untilReached(() => call("POST", "/v1/conversations", body), hurry);
+  Object.assign(question, { conversationId: made.id, parentId: made.head, text: null });
+  const isShown = !openId.value;
+  batch(() => {
+    asking.value = { ...asking.value, ...question };
+    if (!isShown) return;
+    openId.value = made.id;
+    conversation.value = made;
+    const item = { id: made.head, type: "message", role: "user", parent_id: null, content: [{ text: items[0].content }] };
+    tree.value = new Tree([item], made.head);
+  });
+  if (isShown) history.pushState(null, "", `#${made.id}`);
+  loadList().catch(() => {});
 }
 
 const STOPPED = new Error("stopped");

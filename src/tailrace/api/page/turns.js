@@ -4,7 +4,7 @@ import { useEffect, useLayoutEffect, useRef, useState } from "/page/lib/preact-h
 import { html } from "/page/html.js";
 import { MarkdownView } from "/page/markdown.js";
 import { unwatchSight, watchSight } from "/page/frames.js";
-import { ask, asking, factsOf, isBusy, live, models, settings, showBranch, textOf, tree } from "/page/store.js";
+import { ask, asking, factsOf, isBusy, live, models, showBranch, textOf, tree } from "/page/store.js";
 
 const COPIED_MS = 1500;
 const LONG = 4000; // characters of an answer from which on it is not kept as nodes out of sight
@@ -23,7 +23,7 @@ export function Turns() {
 function Item({ item, isLast }) {
   if (item.type !== "message") return html`<${Tool} item=${item} />`;
   if (item.role === "assistant") return html`<${Answer} item=${item} isLast=${isLast} />`;
-  return html`<${Question} item=${item} />`;
+  return html`<${Question} item=${item} isLast=${isLast} />`;
 }
 
 function Asking({ question }) {
@@ -32,13 +32,14 @@ function Asking({ question }) {
     ${question.text !== null && html`<article class="question" aria-label="You"><p dir="auto">${question.text}</p></article>`}
     <article class="answer" aria-label="Answer" aria-busy="true" data-mood="waiting">
       <div class="text"></div>
-      <footer><p class="state">${isReached ? stateOfModel() : "The server cannot be reached. Trying again…"}</p></footer>
+      <footer><p class="state">${isReached ? stateOfModel(question) : "The server cannot be reached. Trying again…"}</p></footer>
     </article>
   `;
 }
 
-function stateOfModel() {
-  const wanted = models.value.find(({ id }) => id === settings.value.model) ?? models.value[0];
+function stateOfModel(question) {
+  const name = question.modelId ?? question.settings.model;
+  const wanted = models.value.find(({ id }) => id === name) ?? models.value[0];
   return wanted && ["unloaded", "loading"].includes(wanted.state) ? "The model is being loaded…" : "Sending…";
 }
 
@@ -47,7 +48,7 @@ function Tool({ item }) {
   return html`<details class="aside"><summary>${title}</summary><p dir="auto">${textOf(item)}</p></details>`;
 }
 
-function Question({ item }) {
+function Question({ item, isLast }) {
   const [isEdited, setEdited] = useState(false);
   if (item.role !== "user") {
     return html`<details class="aside"><summary>System prompt</summary><p dir="auto">${textOf(item)}</p></details>`;
@@ -59,6 +60,7 @@ function Question({ item }) {
       <footer>
         <${Branches} item=${item} />
         <button type="button" class="quiet edit" disabled=${isBusy.value} onClick=${() => setEdited(true)}>Edit</button>
+        ${isLast && !isBusy.value && html`<button type="button" class="quiet again" onClick=${() => ask(item.id)}>Answer</button>`}
       </footer>
     </article>
   `;
