@@ -176,7 +176,7 @@ def _answers(server: Server) -> list[str]:
     def ask(path: str) -> str:
         return httpx.post(f"{server.url}{path}", params={"prompt": PROMPT}, timeout=LONG_S, trust_env=False).text
 
-    with connect(server.url.replace("http", "ws") + "/chatbot/") as ws:
+    with connect(server.url.replace("http", "ws") + "/chatbot/", open_timeout=LONG_S) as ws:  # it may still load
         ws.send(PROMPT)
         chat = "".join(iter(lambda: str(ws.recv(timeout=LONG_S)), "<<Response Finished>>"))
     with ThreadPoolExecutor(2) as askers:
