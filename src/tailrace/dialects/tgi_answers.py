@@ -116,8 +116,21 @@ class TGIEncoder:
         return self._facts.prompts[0] + text if self._view.full_text else text
 
     def _tokens(self, delta: TextDelta) -> list[str]:
-        """Return the JSON of each token. Special tokens have their name as text. The texts of the others are their own
-        if these add up to the text of the delta; otherwise the last one has the whole text."""
+        """Return the JSON of each token. Special tokens have their name as text."""
+        vocabulary, logprobs = self._facts.vocabulary, delta.logprobs
+        tokens = []
+        for position, (token_id, text) in enumerate(zip(delta.token_ids, self._texts(delta), strict=True)):
+            special = not text and token_id in vocabulary.special_ids
+            if special:
+                text = vocabulary.token_text(token_id)
+            tokens.append(_token(token_id, text, logprobs[position] if position < len(logprobs) else math.nan, special))
+        return tokens
+
+    def _texts(self, delta: TextDelta) -> list[str]:
+        """Return the text of each token. They are the tokens' own texts if these add up to the text of the delta;
+        otherwise the last one has the whole text."""
+        if len(delta.token_ids) == 1:
+            return [delta.text]
         vocabulary = self._facts.vocabulary
         shown_positions = [i for i, token_id in enumerate(delta.token_ids) if token_id not in vocabulary.special_ids]
         texts = [""] * len(delta.token_ids)
@@ -127,15 +140,7 @@ class TGIEncoder:
         if "".join(texts) != delta.text:
             texts = [""] * len(delta.token_ids)
             texts[shown_positions[-1] if shown_positions else -1] = delta.text
-        tokens = []
-        for position, token_id in enumerate(delta.token_ids):
-            text = texts[position]
-            special = token_id in vocabulary.special_ids and not text
-            if special:
-                text = vocabulary.token_text(token_id)
-            logprob = delta.logprobs[position] if position < len(delta.logprobs) else math.nan
-            tokens.append(_token(token_id, text, logprob, special))
-        return tokens
+        return texts
 
     def _stream_details(self, last: TextDelta) -> JsonBody:
         return {
