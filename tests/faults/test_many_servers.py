@@ -112,3 +112,17 @@ def test_the_other_server_has_other_weights_under_this_name(tmp_path: Path) -> N
             expected = answer.native(stream_id)
             assert deltas[:20] == expected[:20]
             assert deltas != expected[:-1]
+
+
+@pytest.mark.deep
+def test_a_server_with_other_models_is_shown(tmp_path: Path) -> None:
+    with team(tmp_path, size=1) as (servers, redis):
+        (server,) = servers.servers
+        assert "servers_other_models" not in server.http.get("/readyz").json()
+        flags = ("--model", f"more={PACED}", "--journal", redis.url, "--data-dir", str(tmp_path / "other"))
+        with closing(Server(PACED, *flags)) as other:
+            other.wait_ready()
+            for one in (server, other):
+                until(lambda one=one: one.http.get("/readyz").json().get("servers_other_models") == 1)  # type: ignore[misc]
+                assert "\ntailrace_servers_other_models 1.0\n" in one.http.get("/metrics").text
+            server.wait_line(r"A server with other models \(more, scripted\) shares this log store")

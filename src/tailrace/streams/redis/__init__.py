@@ -4,8 +4,9 @@ Each stream is written by one server, which has its lease. When that server dies
 the others take its streams over. Any server can show, stop and delete any stream.
 
 `_keys.py` says which keys there are, `_scripts.py` what is changed in one step, `_connection.py` how Redis is reached,
-`_members.py` which servers live, `_writer.py` how events are committed, `_follower.py` how streams of other servers are
-followed, `store.py` puts them together.
+`_members.py` which servers live, `_writer.py` how events are committed, `_lookup.py` how streams are found,
+`_follower.py` how those of other servers are followed, `_orphans.py` how those of dead ones are taken, `store.py` puts
+them together.
 """
 
 from __future__ import annotations
