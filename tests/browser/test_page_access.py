@@ -34,8 +34,13 @@ async def test_axe_finds_nothing_serious(river: Server, browser: Browser, scheme
         await tab.button("Regenerate").click()
         await expect(tab.answer.locator(".branches > span")).to_have_text("2 / 2")
         await tab.wait_end()
+        await tab.button("Edit").click()
+        await tab.button("Rename " + QUESTION).click()
+        assert await violations(tab.page) == []
+        await tab.page.get_by_label("Title", exact=True).press("Escape")
         await tab.button("Delete " + QUESTION).click()
         assert await violations(tab.page) == []
+        await tab.page.get_by_label("Edit your message").press("Escape")
         for key in ("s", "?"):
             await tab.page.locator("#chat").focus()
             await tab.page.keyboard.press(key)

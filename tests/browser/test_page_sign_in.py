@@ -11,6 +11,7 @@ import pytest
 from playwright.async_api import BrowserContext, expect
 from tests.api.own_keys import key_of
 from tests.api.process import TAILRACE, Server, environment
+from tests.browser.axe import violations
 from tests.browser.cable import Cable
 from tests.browser.tab import Tab
 
@@ -35,6 +36,7 @@ async def test_a_key_opens_the_page_until_it_is_revoked(
     await key.fill("tr_wrong")
     await key.press("Enter")
     await expect(tab.page.get_by_role("alert")).to_have_text("This key is not valid on this server.")
+    assert await violations(tab.page) == []
     await key.fill(token)
     await key.press("Enter")
     await expect(tab.page.locator(".owner")).to_have_text("alice")
