@@ -157,7 +157,7 @@ def perform(stage: Stage) -> None:
     (process,) = psutil.Process(server.pid).children()
     stage.enter(killer, f"kill -9 {process.pid}")
     stage.require(lambda: "Killed" in server.text, "the server is killed")
-    stage.require(lambda: "trying to go on" in client.text, "the client notices")
+    stage.require(lambda: "trying to reconnect" in client.text, "the client notices")
     stage.pause(READ_S)
     stage.enter(server, "tailrace serve")
     stage.require(lambda: "1 stream goes on" in server.text, "the next server takes the stream up")
