@@ -345,16 +345,3 @@ async def test_reasoning_is_collapsed(serve: Serve, open_tab: OpenTab) -> None:
     await tab.reload()
     await tab.wait_end()
     assert (await thoughts.locator("p").text_content() or "").strip() == state["reasoning"].strip()
-
-
-@pytest.mark.deep
-async def test_the_real_model(open_tab: OpenTab, serve: Serve, context: BrowserContext) -> None:
-    """From the first question to a second one, with code in the answer."""
-    context.set_default_timeout(100_000)
-    tab = await open_tab(serve("smollm2", "--default-max-tokens", "60").url)
-    await tab.send("Write a Python function that adds two numbers.")
-    first = await tab.wait_end()
-    assert len(first) > 40
-    await tab.send("Thank you.")
-    await tab.wait_end()
-    await expect(tab.answers).to_have_count(2)
