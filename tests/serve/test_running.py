@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -139,7 +140,7 @@ def test_a_script_runs_and_calls_apps(tmp_path: Path) -> None:
     assert found.pop("lock").startswith("The app cannot be pickled for its own process: ")
     broken = found.pop("broken")
     assert broken.startswith("constructing Broken raised LookupError: no weights\nTraceback (most recent call last):\n")
-    assert "script.py" in broken
+    assert re.search(r'File ".*", line \d+, in __init__\n', broken)  # cloudpickle 3.1.3 does not keep the file's name
     assert "/tailrace/" not in broken
     assert found == {
         "result": 11,

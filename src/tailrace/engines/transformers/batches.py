@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -90,20 +92,26 @@ class Sequential:
 
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._pasts: dict[Row, Any] = {}
+        self._caches: dict[Row, Any] = {}
 
     def add(self, row: Row) -> None:
-        self._pasts[row] = None
+        self._caches[row] = None
 
     def drop(self, row: Row) -> None:
-        self._pasts.pop(row, None)
+        self._caches.pop(row, None)
 
     @torch.inference_mode()
     def step(self) -> None:
-        for row, past in self._pasts.items():
-            new = row.token_ids if past is None else row.token_ids[-1:]
+        name = self._cache_name
+        for row, cache in self._caches.items():
+            new = row.token_ids if cache is None else row.token_ids[-1:]
             ids = torch.tensor([new], device=self._model.device)
-            state = {"past_key_values": DynamicCache(config=self._model.config) if past is None else past}
-            output = self._model(input_ids=ids, use_cache=True, **state)
-            self._pasts[row] = output.past_key_values
+            given = {name: DynamicCache(config=self._model.config) if cache is None else cache}
+            output = self._model(input_ids=ids, use_cache=True, **given)
+            self._caches[row] = getattr(output, name)
             choose_all([row], output.logits[:, -1].float())
+
+    @cached_property
+    def _cache_name(self) -> str:
+        """The name of a model's parameter and of its result: it was another one before transformers 5.24."""
+        return "cache" if "cache" in inspect.signature(self._model.forward).parameters else "past_key_values"
