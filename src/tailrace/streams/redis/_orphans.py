@@ -60,22 +60,27 @@ class Orphans:
             owned = await asyncio.gather(*(ask(client.zrange(shard, 0, -1, withscores=True)) for shard in shards))
             in_order = sorted((position, stream_id) for some in owned for stream_id, position in some)
             for start in range(0, len(in_order), _AT_ONCE):
-                stream_ids = [stream_id.decode() for _, stream_id in in_order[start : start + _AT_ONCE]]
-                for orphan in await self._take_some(epoch, stream_ids, models):
+                listed = [stream_id.decode() for _, stream_id in in_order[start : start + _AT_ONCE]]
+                stream_ids = await self._of_models(epoch, listed, models)
+                for orphan in await self._take_some(epoch, stream_ids):
                     yield orphan
+                # Last, so that what was taken is found again if Redis fails before it was yielded.
+                await asyncio.gather(*(ask(client.zrem(self._keys.of_owned(one, epoch)[3], one)) for one in stream_ids))
             if not await self._members.num_streams(epoch):
                 await self._members.forget(epoch)
 
-    async def _take_some(self, epoch: int, stream_ids: list[str], models: Container[str] | None) -> list[Orphan]:
+    async def _of_models(self, epoch: int, stream_ids: list[str], models: Container[str] | None) -> list[str]:
+        """Return the streams that this server may take. Raises: StorageError."""
+        if models is None or self._members.is_long_dead(epoch, self._retention_s):
+            return stream_ids
         ask, client = self._connection.ask, self._connection.client
-        if models is not None and not self._members.is_long_dead(epoch, self._retention_s):
-            of = await asyncio.gather(*(ask(client.hget(self._keys.stream(one), "model")) for one in stream_ids))
-            stream_ids = [one for one, model in zip(stream_ids, of, strict=True) if _is_ours(model, models)]
+        of = await asyncio.gather(*(ask(client.hget(self._keys.stream(one), "model")) for one in stream_ids))
+        return [one for one, model in zip(stream_ids, of, strict=True) if _is_ours(model, models)]
+
+    async def _take_some(self, epoch: int, stream_ids: list[str]) -> list[Orphan]:
         own = self._members.epoch
         # Also those that this server writes already: a failover may have lost that it took them.
         answers = await asyncio.gather(*(self._take(epoch, own, one) for one in stream_ids))
-        removed = (self._keys.of_owned(one, epoch)[3] for one in stream_ids)
-        await asyncio.gather(*(ask(client.zrem(key, one)) for key, one in zip(removed, stream_ids, strict=True)))
         taken = [
             self._read(own, stream_id, *answer)
             for stream_id, answer in zip(stream_ids, answers, strict=True)
