@@ -21,7 +21,7 @@ from openvino import opset13 as ops
 from tailrace.engines.openvino.weights import GROUP, EightBits, FourBits, eight_bits, four_bits
 from tailrace.errors import ModelError
 
-__all__ = ["fill_blanks", "inputs_of", "is_quantised", "num_inputs_of", "write_blanks"]
+__all__ = ["fill_blanks", "inputs_of", "is_quantised", "num_inputs_of", "weight_node", "write_blanks"]
 
 _BLANK = gguf.GGMLQuantizationType.Q4_0
 _BLANK_BYTES = 18  # a scale, then 32 codes
@@ -179,24 +179,27 @@ def _groups(count: int) -> npt.NDArray[np.float32]:
     return matrix
 
 
+def weight_node(codes: Any, zeros: Any, scales: Any) -> Any:  # Any: the library's nodes and outputs
+    """Return the weight that constants of codes, zeros and scales make. `zeros` may be None."""
+    numbers = ops.convert(codes, "f16")
+    if zeros is not None:
+        numbers = ops.subtract(numbers, ops.convert(zeros, "f16"))
+    groups = ops.multiply(numbers, scales)
+    rows, num_groups, size = groups.get_output_shape(0)
+    return ops.convert(ops.reshape(groups, np.array([rows, num_groups * size]), False), "f32").output(0)
+
+
 def _eight_bits_node(weights: EightBits, rows: Rows) -> Any:
-    codes = ops.convert(ops.constant(np.ascontiguousarray(weights.codes[rows])), "f16")
-    return _weight(ops.multiply(codes, _column(weights.scales[rows])))
+    codes = ops.constant(np.ascontiguousarray(weights.codes[rows]))
+    return weight_node(codes, None, _column(weights.scales[rows]))
 
 
 def _four_bits_node(weights: FourBits, rows: Rows) -> Any:
     codes = weights.codes[rows]
     packed = ov.Tensor(ov.Type.u4, ov.Shape(list(codes.shape)))
     packed.data.reshape(-1)[:] = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(-1)
-    zeros = ops.convert(_column(weights.zeros[rows]), "f16")
-    shifted = ops.subtract(ops.convert(ops.constant(packed), "f16"), zeros)
-    return _weight(ops.multiply(shifted, _column(weights.scales[rows])))
+    return weight_node(ops.constant(packed), _column(weights.zeros[rows]), _column(weights.scales[rows]))
 
 
 def _column(values: npt.NDArray[Any]) -> Any:
     return ops.constant(np.ascontiguousarray(values[..., None]))
-
-
-def _weight(groups: Any) -> Any:
-    rows, num_groups, size = groups.get_output_shape(0)
-    return ops.convert(ops.reshape(groups, np.array([rows, num_groups * size]), False), "f32").output(0)

@@ -13,7 +13,7 @@ import numpy as np
 import openvino as ov
 from openvino import opset13 as ops
 
-from tailrace.engines.openvino.graph import inputs_of, num_inputs_of
+from tailrace.engines.openvino.graph import inputs_of, num_inputs_of, weight_node
 
 __all__ = ["Layer", "linear_layers", "merge_layers"]
 
@@ -53,12 +53,11 @@ def linear_layers(model: Any) -> Iterator[Layer]:  # Any: the library's model
     for node in model.get_ordered_ops():
         if not _is_linear(node):
             continue
-        readers = [reader.get_node() for reader in node.output(0).get_target_inputs()]
         names = node.get_friendly_name().split(_BETWEEN)
         if len(names) == 1:
             yield Layer(names[0], node, node.output(0), 0, node.input_value(1).get_shape()[0])
             continue
-        (split,) = readers
+        (split,) = (reader.get_node() for reader in node.output(0).get_target_inputs())
         first = 0
         for place, name in enumerate(names):
             size = split.output(place).get_partial_shape()[-1].get_length()
@@ -68,16 +67,18 @@ def linear_layers(model: Any) -> Iterator[Layer]:  # Any: the library's model
 
 def merge_layers(model: Any) -> None:  # Any: the library's model
     """Merge the layers whose weights have the same form. Memory: the weights of the largest merged layer."""
-    groups: dict[object, list[Any]] = {}
+    groups: dict[object, list[tuple[Any, _Weight]]] = {}  # Any: a layer
     for node in model.get_ordered_ops():
         if _is_linear(node) and (weight := _weight_of(node)) is not None:
             given = node.input_value(0)
             form = (str(weight.codes.get_element_type()), tuple(weight.codes.get_shape())[1:], weight.zeros is None)
-            groups.setdefault((given.get_node().get_friendly_name(), given.get_index(), *form), []).append(node)
+            groups.setdefault((given.get_node().get_friendly_name(), given.get_index(), *form), []).append(
+                (node, weight)
+            )
     while groups:
-        _, nodes = groups.popitem()
-        if len(nodes) > 1:
-            _merge(nodes)
+        _, layers = groups.popitem()
+        if len(layers) > 1:
+            _merge(layers)
     model.validate_nodes_and_infer_types()
 
 
@@ -104,16 +105,10 @@ def _weight_of(layer: Any) -> _Weight | None:
     return _Weight(codes, zeros, scales)
 
 
-def _merge(nodes: list[Any]) -> None:
-    weights = [_weight_of(node) for node in nodes]
-    codes, zeros, scales = (_together(constants) for constants in zip(*filter(None, weights), strict=True))
+def _merge(layers: list[tuple[Any, _Weight]]) -> None:
+    nodes, weights = zip(*layers, strict=True)
+    weight = weight_node(*(_together(constants) for constants in zip(*weights, strict=True)))
     sizes = [node.input_value(1).get_shape()[0] for node in nodes]
-    numbers = ops.convert(codes, "f16")
-    if zeros is not None:
-        numbers = ops.subtract(numbers, ops.convert(zeros, "f16"))
-    groups = ops.multiply(numbers, scales)
-    num_inputs = nodes[0].input_value(1).get_shape()[1]
-    weight = ops.convert(ops.reshape(groups, np.array([sum(sizes), num_inputs]), False), "f32")
     merged = ops.matmul(nodes[0].input_value(0), weight, False, True)
     merged.set_friendly_name(_BETWEEN.join(node.get_friendly_name() for node in nodes))
     split = ops.variadic_split(merged, np.int64(-1), np.array(sizes, np.int64))

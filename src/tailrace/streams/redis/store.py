@@ -9,7 +9,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import TypeVar
 
 from tailrace.errors import (
     ClaimTaken,
@@ -38,8 +37,6 @@ from tailrace.types import Event, Failure, Status
 __all__ = ["RedisLogStore", "open_redis"]
 
 logger = logging.getLogger("tailrace.journal")
-
-_T = TypeVar("_T")
 
 _CLOSE_S = 2.0
 _AT_ONCE = 32  # streams that are stored again at the same time
