@@ -13,9 +13,11 @@ from typing import Any
 
 import httpx
 import psutil
+import pytest
 from httpx_sse import connect_sse
 from tests.apps.process import AppServer, Forgiving, write
 from tests.processes import wait_ended
+from tests.testing.redis_server import prefix_of, shared_url
 from tests.waiting import LONG_S
 
 _APP = """
@@ -109,11 +111,14 @@ def _signal_all(server: AppServer) -> None:
     server.process.send_signal(signal.SIGINT)
 
 
-def test_the_life_of_a_server(tmp_path: Path, run: Callable[..., AppServer]) -> None:
+@pytest.mark.parametrize("home", ["disk", "redis"])
+def test_the_life_of_a_server(tmp_path: Path, run: Callable[..., AppServer], home: str) -> None:
     """Cancelled requests release everything, a drain lets answers finish, and the journal has old streams after a
     restart."""
     write(tmp_path, "app.py", _APP)
     data = ["--data-dir", str(tmp_path / "data")]
+    if home == "redis":
+        data += ["--journal", f"{shared_url()}?prefix={prefix_of(tmp_path)}"]
     server = run("app:app", *data).wait_ready()
     before = server.http.get("/census").json()
     for number in range(200):

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
 from httpx_sse import connect_sse
 from tests.apps.process import AppServer, write
+from tests.testing.redis_server import prefix_of, shared_url
 from tests.waiting import LONG_S
 from websockets.sync.client import connect
 
@@ -59,18 +61,45 @@ applications:
 UNKNOWN = "AAAAAAAAAAAAAAAAAAAAAA"
 
 
-@pytest.fixture(scope="module")
-def apps(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppServer]:
+class _Balancer(httpx.BaseTransport):
+    """Sends each request to the next server, as a load balancer without sticky sessions does."""
+
+    def __init__(self, servers: Sequence[AppServer]) -> None:
+        self._ports = itertools.cycle([server.port for server in servers])
+        self._transport = httpx.HTTPTransport()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        request.url = request.url.copy_with(port=next(self._ports))
+        return self._transport.handle_request(request)
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+@pytest.fixture(scope="module", params=["one server", "two servers over one Redis"])
+def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[AppServer]]:
     directory = tmp_path_factory.mktemp("counting")
     write(directory, "counting.py", _APP)
     (directory / "apps.yaml").write_text(_PLAN)
-    with contextlib.closing(AppServer("apps.yaml", directory=directory)) as server:
-        yield server.wait_ready()
+    is_shared = request.param != "one server"
+    flags = ["--journal", f"{shared_url()}?prefix={prefix_of(directory)}"] if is_shared else []
+    size = 2 if is_shared else 1
+    with contextlib.ExitStack() as running:
+        started = [AppServer("apps.yaml", *flags, directory=directory) for _ in range(size)]
+        for server in started:
+            running.callback(server.close)
+        yield [server.wait_ready() for server in started]
 
 
 @pytest.fixture
-def http(apps: AppServer) -> httpx.Client:
-    return apps.http
+def apps(servers: list[AppServer]) -> AppServer:
+    return servers[0]
+
+
+@pytest.fixture
+def http(servers: list[AppServer]) -> Iterator[httpx.Client]:
+    with httpx.Client(transport=_Balancer(servers), base_url="http://127.0.0.1", timeout=LONG_S) as client:
+        yield client
 
 
 def _count(http: httpx.Client, path: str = "/count") -> tuple[str, list[str]]:
@@ -154,9 +183,9 @@ def test_a_prefix_needs_no_slash(apps: AppServer) -> None:
             assert ws.recv(timeout=LONG_S) == "two at /two/"
 
 
-def test_counters_have_the_type_counter(http: httpx.Client) -> None:
-    _count(http, "/two/count")
-    lines = http.get("/-/metrics").text.splitlines()
+def test_counters_have_the_type_counter(apps: AppServer) -> None:
+    _count(apps.http, "/two/count")
+    lines = apps.http.get("/-/metrics").text.splitlines()
     for kind in ("requests", "restarts", "streams"):
         assert f"# TYPE tailrace_app_{kind}_total counter" in lines
     counted = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))

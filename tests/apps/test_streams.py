@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 from tests.apps.one_app import client_of, one_app
-from tests.waiting import LONG_S
+from tests.testing.redis_server import own_redis
+from tests.waiting import LONG_S, wait_until
+
+from tailrace.apps.streams import AppStreams
+from tailrace.settings import Settings
+from tailrace.streams import Record, new_stream_id
+from tailrace.streams.redis import open_redis
 
 
 async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:
@@ -38,3 +45,24 @@ async def test_a_stream_taken_over_by_another_server_is_handed_over() -> None:
         assert not hosted.streams.feeds
         assert not hosted.streams.num_ended
         assert feed.lease.log.end is None
+
+
+async def test_a_stream_is_ended_although_redis_fails_when_it_was_taken_over(tmp_path: Path) -> None:
+    """The end is dropped with all that waits when the server gives up, and has to be written again."""
+    with own_redis(tmp_path) as (url, redis):
+        record = Record(new_stream_id(), 1.5, model="app")
+        async with open_redis(url) as gone:
+            await gone.open(record)
+        async with open_redis(url, give_up_after_s=0.1) as store, asyncio.TaskGroup() as group:
+            streams = AppStreams(store, Settings(), group)
+            await streams.recover()
+            redis.stop()  # before the end is written
+            log = await store.read(record.owner, record.stream_id)
+            has_given_up = asyncio.Event()
+            store.on_write_failure(lambda _: has_given_up.set())
+            async with asyncio.timeout(LONG_S):
+                await has_given_up.wait()
+            redis.go_on()
+            await wait_until(lambda: log.end is not None)
+            assert log.status == "interrupted"
+            assert streams.num_ended == {("app", "interrupted"): 1}

@@ -133,7 +133,6 @@ def _refused(*arguments: str) -> str:
         ("bot:app --concurrency 0", "0 is not in the range x>=1."),
         ("bot:app --log-level loud", "'loud' is not one of"),
         ("bot:app --allowed-origins banana", "origins such as"),
-        ("bot:app --journal redis://127.0.0.1:6379/0", "--journal takes disk or memory here"),
         ("bot:app --journal tape", "--journal takes disk, memory, or a URL"),
         ("", "is a folder without app.py"),
     ],

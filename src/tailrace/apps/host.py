@@ -18,9 +18,8 @@ from tailrace.access.audit import open_audit_log
 from tailrace.apps.front import PUBLIC, Front
 from tailrace.apps.pool import HostedApp, Pool
 from tailrace.apps.process import BootError, ReplicaProcess
-from tailrace.apps.streams import AppStreams
-from tailrace.errors import ModelError, StorageError
-from tailrace.generation.service import open_log_store
+from tailrace.apps.streams import AppStreams, open_app_streams
+from tailrace.errors import ModelError
 from tailrace.http.access_log import AccessLog
 from tailrace.http.edge import Edge, let_origins_read
 from tailrace.http.listening import BACKLOG, Signals, Uvicorn
@@ -65,18 +64,12 @@ async def host(
     async with AsyncExitStack() as stack:
         stack.enter_context(open_audit_log(settings))
         records = await stack.enter_async_context(open_records(settings))
-        store = await stack.enter_async_context(open_log_store(settings, data_path))
-        feeding = await stack.enter_async_context(asyncio.TaskGroup())
-        streams = AppStreams(store, settings, feeding)
-        try:
-            await streams.recover()
-        except StorageError as error:
-            raise ModelError(error.message) from None
-        records.conversations.attend([], store)
-        await stack.enter_async_context(records.recording([], store, data_path))
+        streams = await stack.enter_async_context(open_app_streams(settings, data_path))
+        records.conversations.attend([], streams.store)
+        await stack.enter_async_context(records.recording([], streams.store, data_path))
         front = Front(settings, streams, records)
         app = let_origins_read(Edge(front, settings, records.keyring, public=PUBLIC), settings)
-        app = AccessLog(app, store, is_of_apps=True) if settings.access_log else app
+        app = AccessLog(app, streams.store, is_of_apps=True) if settings.access_log else app
         change = asyncio.Event()  # of a file, also while the apps start
         is_watched = changes is not None
 

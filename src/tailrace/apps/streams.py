@@ -8,8 +8,9 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 
 import msgspec
 from starlette.responses import Response
@@ -24,10 +25,12 @@ from tailrace.errors import (
     Interrupted,
     LeaseLost,
     MethodNotAllowed,
+    ModelError,
     StorageError,
     StreamTooLong,
     UnknownStream,
 )
+from tailrace.generation.service import open_log_store
 from tailrace.http.answers import JsonAnswer, StreamAnswer
 from tailrace.serve.failures import Refusal
 from tailrace.serve.link import Channel, ChannelClosed, LinkLost
@@ -36,7 +39,7 @@ from tailrace.settings import Settings
 from tailrace.streams import Ender, Lease, LogStore, Record, StreamLog, new_stream_id, parse_cursor
 from tailrace.types import End, Event, Failure, TextDelta, Usage
 
-__all__ = ["AppStreams"]
+__all__ = ["AppStreams", "open_app_streams"]
 
 logger = logging.getLogger("tailrace.apps")
 
@@ -45,6 +48,7 @@ _EVENT_BYTES = 200  # overhead of an event, besides its text
 _FIRST_READER_S = 5.0
 _decode = msgspec.msgpack.decode
 _NO_TOKENS = Usage(0, 0)  # an app's stream has none
+_STORE_KIND = "apps"  # servers of models cannot read these streams, nor can apps read theirs
 _INTERRUPTED = End(
     "interrupted", _NO_TOKENS, Failure(Interrupted.code, "The server was stopped before the stream had ended.")
 )
@@ -162,6 +166,25 @@ class _Feed:
             self._append(TextDelta(part, ()))
 
 
+@contextlib.asynccontextmanager
+async def open_app_streams(settings: Settings, data_path: Path) -> AsyncIterator[AppStreams]:
+    """Open the log store of the settings, and end the streams of servers that are gone, now and later.
+
+    Raises: ModelError if the store cannot be opened or written.
+    """
+    async with open_log_store(settings, data_path, kind=_STORE_KIND) as store, asyncio.TaskGroup() as group:
+        streams = AppStreams(store, settings, group)
+        try:
+            await streams.recover()
+            if store.write_error is not None:
+                raise store.write_error
+        except StorageError as error:
+            raise ModelError(error.message) from None
+        recovering = group.create_task(streams.recover_orphans())
+        yield streams
+        recovering.cancel()
+
+
 class AppStreams:
     """All streams of apps that can still be read."""
 
@@ -171,19 +194,35 @@ class AppStreams:
         self.num_ended: Counter[tuple[str, str]] = Counter()  # by app and status
         self._settings = settings
         self._group = group
+        self._taken: dict[str, Lease] = {}  # of servers that are gone; their ends cannot be read yet
         store.on_write_failure(self._fail_all)
 
     async def recover(self) -> None:
-        """Take over the streams of an earlier process. A generator cannot be resumed, so that unfinished streams end as
-        interrupted. Raises: StorageError."""
-        leases = await self.store.take_over()
-        for lease in leases:
-            lease.log.producer = Ender(partial(self.store.end, lease))
-            self.store.append(lease, (_INTERRUPTED,))
-            self.num_ended[lease.log.record.model, "interrupted"] += 1
+        """Take over the streams of servers that are gone. A generator cannot continue in another process, so that
+        unfinished streams end as interrupted. Raises: StorageError."""
+        for lease in await self.store.take_over():
+            lease.log.producer = Ender(partial(self._on_taken_ended, lease))
+            self._taken[lease.stream_id] = lease
+            self._interrupt(lease)
         self.store.flush()
-        if self.store.write_error is not None:
-            raise self.store.write_error
+
+    async def recover_orphans(self) -> None:
+        """Do the same whenever another server dies. Never returns."""
+        while True:
+            await self.store.wait_for_orphans()
+            with contextlib.suppress(StorageError):  # whatever is left is found again
+                await self.recover()
+
+    def _interrupt(self, lease: Lease) -> None:
+        try:
+            self.store.append(lease, (_INTERRUPTED,))
+        except LeaseLost:  # another server ends it
+            self._taken.pop(lease.stream_id, None)
+
+    def _on_taken_ended(self, lease: Lease) -> None:
+        self.num_ended[lease.log.record.model, lease.log.status] += 1
+        self._taken.pop(lease.stream_id, None)
+        self.store.end(lease)
 
     async def begin(
         self,
@@ -282,6 +321,8 @@ class AppStreams:
     def _fail_all(self, error: StorageError) -> None:
         for feed in list(self.feeds):
             feed.end(End("error", _NO_TOKENS, Failure(error.code, error.message)))
+        for lease in list(self._taken.values()):
+            self._interrupt(lease)
 
 
 def _failure_message(failure: bytes | None) -> str:

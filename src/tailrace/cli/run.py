@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["run"]
 
 _SETTINGS = (
-    "host", "port", "queue_s", "linger_s", "retention_s", "retention_bytes", "journal", "data_dir",
+    "host", "port", "queue_s", "linger_s", "retention_s", "retention_bytes", "journal", "lease_s", "data_dir",
     "journal_sync_s", "journal_key_file", "keep_finished", "heartbeat_s", "body_bytes", "body_gap_s",
     "header_s", "keep_alive_s", "write_s", "max_connections", "client_connections", "load_s", "shutdown_delay_s",
     "drain_s", "ws_message_bytes", "ws_message_s", "ws_ping_s", "allowed_hosts", "allowed_origins", "tls_cert",
@@ -104,7 +104,7 @@ def run(
     for setting, value in plan.settings.items():  # the command line has priority
         if context.get_parameter_source(setting) is click.core.ParameterSource.DEFAULT:
             settings = replace(settings, **{setting: value})
-    if settings.shares_streams:
+    if on == "ray" and settings.shares_streams:
         raise click.UsageError("--journal takes disk or memory here: streams of apps do not continue on other servers.")
     for note in plan.notes:
         say_error(note)

@@ -162,12 +162,16 @@ async def _first_start(models: Models, settings: Settings, on_loaded: Callable[[
 
 
 @contextlib.asynccontextmanager
-async def open_log_store(settings: Settings, path: Path) -> AsyncIterator[LogStore]:
-    """Open the log store that the settings name. Raises: ModelError if it cannot be opened."""
+async def open_log_store(settings: Settings, path: Path, *, kind: str = "") -> AsyncIterator[LogStore]:
+    """Open the log store that the settings name. Where servers share it, `kind` separates those with other streams.
+
+    Raises: ModelError if it cannot be opened.
+    """
     key = read_key(Path(settings.journal_key_file)) if settings.journal_key_file else None
     if settings.shares_streams:
         async with _import_open_redis()(
             settings.journal,
+            kind=kind,
             lease_s=settings.lease_s,
             retention_s=settings.retention_s,
             budget_bytes=settings.retention_bytes,

@@ -42,10 +42,15 @@ class Connection:
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def open(cls, url: str) -> AsyncIterator[Connection]:
-        """Connect, and check that Redis can keep streams. Raises: ModelError, in one line that says what to do."""
+    async def open(cls, url: str, kind: str = "") -> AsyncIterator[Connection]:
+        """Connect, and check that Redis can keep streams. Servers of one `kind` have their keys apart from the others.
+
+        Raises: ModelError, in one line that says what to do.
+        """
         parts = _parse(url)
         prefix = parse_qs(parts.query).get("prefix", ["tailrace"])[0]
+        if kind:
+            prefix = f"{prefix}:{kind}"
         plain = parts._replace(query="").geturl()
         async with contextlib.AsyncExitStack() as stack:
             try:

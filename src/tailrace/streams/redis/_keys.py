@@ -1,4 +1,5 @@
 """The names of the keys. `{0}` is the shard, in braces: in a Redis Cluster, all keys of one shard are on one node.
+Servers of users' apps have PREFIX:apps in place of PREFIX: they and servers of models never see each other's streams.
 
     PREFIX:{0}:facts            hash: format, number of shards, a text encrypted with the journal key
     PREFIX:{0}:epoch            the last epoch that a server got

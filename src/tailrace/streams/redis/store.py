@@ -358,6 +358,7 @@ class RedisLogStore:
 async def open_redis(
     url: str,
     *,
+    kind: str = "",
     lease_s: float = 10.0,
     retention_s: float = 900.0,
     budget_bytes: int = 256 * 2**20,
@@ -367,10 +368,11 @@ async def open_redis(
 ) -> AsyncIterator[RedisLogStore]:
     """Open the store at a URL (`_connection.py`), and take part in it until the context is left.
 
+    Servers of one `kind` share their streams; those of other kinds at the same URL do not see them.
     `lease_s` is how long the streams of this server wait at most, after it has died, until another server takes them
     over. `key` encrypts what is stored. Raises: ModelError.
     """
-    async with Connection.open(url) as connection:
+    async with Connection.open(url, kind) as connection:
         store = RedisLogStore(
             connection,
             Rows(key),
