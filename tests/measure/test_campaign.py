@@ -8,6 +8,7 @@ import pytest
 
 from tailrace.engines import EngineSpec
 from tailrace.engines.certificate import Finding
+from tailrace.engines.scripted.engine import CRASH_ID
 from tailrace.errors import ModelError
 from tailrace.generation.source import find_source
 from tailrace.measure.certify import Asker, certify
@@ -46,3 +47,24 @@ async def test_a_sequence_that_fails_is_an_error() -> None:
     asker = Asker(find_source("scripted", NoProgress()).card)
     with pytest.raises(ModelError, match="failed a sequence"):
         await certify(EngineSpec(engine="scripted", context_tokens=64), asker, runs=1, seed=1, max_tokens=60)
+
+
+class _DeadlyAsker(Asker):
+    """A number of questions are answered, and each later one kills the worker that gets it."""
+
+    def __init__(self, num_harmless: int) -> None:
+        super().__init__(find_source("scripted", NoProgress()).card)
+        self._num_harmless = num_harmless
+
+    def ids(self, question: str, *, system: str = "") -> tuple[int, ...]:
+        self._num_harmless -= 1
+        ids = super().ids(question, system=system)
+        return (*ids, CRASH_ID) if self._num_harmless < 0 else ids
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("num_harmless", range(4))
+async def test_an_engine_that_dies_by_itself_is_an_error(num_harmless: int) -> None:
+    spec = EngineSpec(engine="scripted", context_tokens=65_536)
+    with pytest.raises(ModelError, match="The engine stopped"):
+        await certify(spec, _DeadlyAsker(num_harmless), runs=20, seed=1, max_tokens=8)

@@ -14,7 +14,7 @@ from random import Random
 from tailrace.engines import EngineSpec, Supervisor
 from tailrace.engines.promise import Capabilities, Delta, Sequence
 from tailrace.engines.schedule import FREE, Schedule
-from tailrace.errors import EngineError, ModelError
+from tailrace.errors import EngineError, EngineLost, ModelError
 from tailrace.measure.certify.situations import Company
 from tailrace.types import Sampling
 
@@ -31,6 +31,7 @@ class SequenceTranscript:
         self.deltas: list[tuple[int, bool]] = []  # numbers of tokens, and whether they were computed alone
         self.ids: list[int] = []
         self.failure = ""
+        self.loss: EngineError | None = None  # the worker was lost before the sequence had ended
         self.is_over = False
         self.moved = asyncio.Event()
 
@@ -42,6 +43,7 @@ class SequenceTranscript:
         self.moved.set()
 
     def lost(self, error: EngineError) -> None:
+        self.loss = error
         self.moved.set()
 
     @property
@@ -49,8 +51,11 @@ class SequenceTranscript:
         return Schedule.of(self.deltas)
 
     async def reach(self, num_tokens: int) -> None:
-        """Wait until the sequence has `num_tokens` tokens or has ended. Raises: ModelError if the sequence failed."""
+        """Wait until the sequence has `num_tokens` tokens or has ended. Raises: ModelError if it failed, or its worker
+        was lost."""
         while len(self.ids) < num_tokens and not self.is_over:
+            if self.loss is not None:
+                raise ModelError(self.loss.message)
             self.moved.clear()
             await self.moved.wait()
         if self.failure:
@@ -83,13 +88,20 @@ class Lives:
         return self._supervisor.capabilities
 
     def submit(self, answer: SequenceTranscript) -> int:
+        """Raises: ModelError if the worker was lost."""
         sequence_id = next(self._sequence_ids)
-        self._supervisor.submit(Sequence(sequence_id, answer.prompt_ids, answer.sampling, answer.replayed), answer)
+        sequence = Sequence(sequence_id, answer.prompt_ids, answer.sampling, answer.replayed)
+        try:
+            self._supervisor.submit(sequence, answer)
+        except EngineLost as error:
+            raise ModelError(self._supervisor.last_reason or error.message) from error
         return sequence_id
 
     async def kill(self) -> None:
-        """Kill the worker with SIGKILL at any point, and start the next one."""
-        assert self._supervisor.pid is not None
+        """Kill the worker with SIGKILL at any point, and start the next one. Raises: ModelError if the worker was lost
+        before, or the next one does not start."""
+        if self._supervisor.pid is None:
+            raise ModelError(self._supervisor.last_reason)
         assert self._life is not None
         os.kill(self._supervisor.pid, signal.SIGKILL)
         await self._life
