@@ -15,7 +15,7 @@ from tailrace.models.places import prepared_path
 __all__ = ["StoredModel", "find_stored", "stored_models"]
 
 _WEIGHTS = ("*.gguf", "*.safetensors", "openvino_model.bin")
-_DIGEST = re.compile(r"-[0-9a-f]{16}")
+_PREPARED = re.compile(r"(-form\d+)?-[0-9a-f]{16}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _prepared(stem: str) -> tuple[Path, ...]:
     """Return the files that engines have made of a model file. Engines make them again if they are missing."""
     directory = Path(prepared_path())
     paths = directory.iterdir() if directory.is_dir() else ()
-    return tuple(path for path in paths if _DIGEST.fullmatch(path.name.removeprefix(stem)))
+    return tuple(path for path in paths if _PREPARED.fullmatch(path.name.removeprefix(stem)))
 
 
 def _size(path: Path) -> int:

@@ -12,9 +12,9 @@ import pytest
 from openvino import opset13 as ops
 
 from tailrace.engines.kinds import KINDS
+from tailrace.engines.openvino import weights as openvino_weights
 from tailrace.engines.openvino.graph import fill_blanks, write_blanks
 from tailrace.engines.openvino.merging import linear_layers, merge_layers
-from tailrace.engines.openvino.prepared import prepared_path, remove_older
 from tailrace.engines.openvino.weights import eight_bits, four_bits
 from tailrace.errors import ModelError
 from tailrace.models import ModelCard
@@ -128,6 +128,15 @@ def test_q8_0_is_kept_as_it_is(tmp_path: Path) -> None:
     assert np.array_equal(values.reshape(_ROWS, -1), gguf.dequantize(tensor.data, tensor.tensor_type))
 
 
+def test_large_tensors_are_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tensor,) = gguf.GGUFReader(_file(tmp_path / "model.gguf", ("Q5_0",))).tensors
+    whole = eight_bits(tensor)
+    monkeypatch.setattr(openvino_weights, "AT_ONCE", 4 * _COLUMNS)  # of six rows
+    parts = eight_bits(tensor)
+    assert np.array_equal(parts.codes, whole.codes)
+    assert np.array_equal(parts.scales, whole.scales)
+
+
 def test_the_copy_with_blanks_has_the_same_metadata(tmp_path: Path) -> None:
     source = gguf.GGUFReader(_file(tmp_path / "source.gguf"))
     write_blanks(source, tmp_path / "blanks.gguf")
@@ -157,19 +166,6 @@ def test_a_graph_without_a_blank(tmp_path: Path) -> None:
     write_blanks(gguf.GGUFReader(_file(tmp_path / "one.gguf", ("Q4_1",))), tmp_path / "blanks.gguf")
     with pytest.raises(RuntimeError, match=r"no place for Q8_0\.weight"):
         fill_blanks(_library_graph(gguf.GGUFReader(tmp_path / "blanks.gguf")), source, lambda part: None)
-
-
-def test_older_forms_are_removed(tmp_path: Path) -> None:
-    model, cache = tmp_path / "model.gguf", tmp_path / "cache"
-    model.touch()
-    prepared = prepared_path(model, cache)
-    others = [cache / f"model-{digit * 16}" for digit in "0123"]
-    for directory in (prepared, *others, cache / f"other-{'0' * 16}"):
-        directory.mkdir(parents=True)
-    for directory, file in ((others[1], model), (others[2], tmp_path / "elsewhere" / "model.gguf")):
-        (directory / "tailrace_origin.json").write_text(f'{{"file": "{file}"}}')
-    remove_older(model, prepared)
-    assert set(cache.iterdir()) == {prepared, others[2], cache / f"other-{'0' * 16}"}
 
 
 @pytest.mark.parametrize("name", [kind.name for kind in gguf.GGMLQuantizationType])

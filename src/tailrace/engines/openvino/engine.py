@@ -40,7 +40,7 @@ import openvino_genai as genai
 
 from tailrace.engines.grammars.automata import GrammarError
 from tailrace.engines.openvino.memory import GrammarMemory, release_mapped
-from tailrace.engines.openvino.model import BLOCK_TOKENS, COMPANION_TOKENS, has_tokenizer, load_pipeline, num_rows
+from tailrace.engines.openvino.model import BLOCK_TOKENS, COMPANION_TOKENS, has_tokenizer, load_pipeline
 from tailrace.engines.openvino.prompts import Prompts
 from tailrace.engines.openvino.sampling import PARAMETERS, library_config
 from tailrace.engines.openvino.turns import Turns
@@ -83,9 +83,10 @@ class OpenVINOEngine:
         self._never_alone = spec.never_alone
         self._prompt_lookup_tokens = spec.prompt_lookup_tokens
         try:
-            self._pipeline = load_pipeline(spec)
+            self._pipeline, rows = load_pipeline(spec)
             self._warm_up()
-            rows = num_rows(spec) if self._exact and spec.prefix_cache else 0
+            if not (self._exact and spec.prefix_cache):
+                rows = 0
             if rows and self._first((5, 6, 7, 8)) != self._first((5 - rows, 6 - rows, 7 - rows, 8 - rows)):
                 rows = 0  # not every model maps `id - rows` to the same row as `id`
             if has_tokenizer(spec):

@@ -181,25 +181,28 @@ def _groups(count: int) -> npt.NDArray[np.float32]:
 
 def weight_node(codes: Any, zeros: Any, scales: Any) -> Any:  # Any: the library's nodes and outputs
     """Return the weight that constants of codes, zeros and scales make. `zeros` may be None."""
-    numbers = ops.convert(codes, "f16")
+    numbers = ops.convert(codes, "f32")
     if zeros is not None:
-        numbers = ops.subtract(numbers, ops.convert(zeros, "f16"))
+        numbers = ops.subtract(numbers, ops.convert(zeros, "f32"))
     groups = ops.multiply(numbers, scales)
     rows, num_groups, size = groups.get_output_shape(0)
-    return ops.convert(ops.reshape(groups, np.array([rows, num_groups * size]), False), "f32").output(0)
+    return ops.reshape(groups, np.array([rows, num_groups * size]), False).output(0)
 
 
 def _eight_bits_node(weights: EightBits, rows: Rows) -> Any:
     codes = ops.constant(np.ascontiguousarray(weights.codes[rows]))
-    return weight_node(codes, None, _column(weights.scales[rows]))
+    return weight_node(codes, None, _scales(weights.scales[rows]))
 
 
 def _four_bits_node(weights: FourBits, rows: Rows) -> Any:
     codes = weights.codes[rows]
     packed = ov.Tensor(ov.Type.u4, ov.Shape(list(codes.shape)))
     packed.data.reshape(-1)[:] = (codes[..., 0::2] | codes[..., 1::2] << 4).reshape(-1)
-    return weight_node(ops.constant(packed), _column(weights.zeros[rows]), _column(weights.scales[rows]))
+    zeros = ops.constant(np.ascontiguousarray(weights.zeros[rows][..., None]))
+    return weight_node(ops.constant(packed), zeros, _scales(weights.scales[rows]))
 
 
-def _column(values: npt.NDArray[Any]) -> Any:
-    return ops.constant(np.ascontiguousarray(values[..., None]))
+def _scales(values: npt.NDArray[np.float16]) -> Any:
+    """Return a constant in float32. The library computes with float32, and of float16 it would keep a copy in memory;
+    this one stays in the file."""
+    return ops.constant(values[..., None].astype(np.float32))

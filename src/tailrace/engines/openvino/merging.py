@@ -91,11 +91,10 @@ def _is_linear(node: Any) -> bool:
 
 def _weight_of(layer: Any) -> _Weight | None:
     """Return None for a weight that is not made of codes and scales."""
-    node = layer.input_value(1).get_node()
-    for kind in ("Convert", "Reshape"):
-        if node.get_type_name() != kind:
-            return None
-        node = node.input_value(0).get_node()
+    shaped = layer.input_value(1).get_node()
+    if shaped.get_type_name() != "Reshape":
+        return None
+    node = shaped.input_value(0).get_node()
     if node.get_type_name() != "Multiply":
         return None
     numbers, scales = (value.get_node() for value in node.input_values())

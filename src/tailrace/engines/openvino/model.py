@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import openvino as ov
 import openvino_genai as genai
@@ -15,7 +15,15 @@ from tailrace.engines.openvino.prepared import prepare, prepared_path
 from tailrace.engines.protocol import EngineSpec
 from tailrace.engines.scratch import scratch_directory
 
-__all__ = ["BLOCK_TOKENS", "COMPANION_TOKENS", "has_tokenizer", "load_pipeline", "num_rows", "tokenizer_path"]
+__all__ = [
+    "BLOCK_TOKENS",
+    "COMPANION_TOKENS",
+    "LoadedPipeline",
+    "has_tokenizer",
+    "load_pipeline",
+    "num_rows",
+    "tokenizer_path",
+]
 
 BLOCK_TOKENS = 32  # the library's KV block size on a CPU
 COMPANION_TOKENS = 256  # length of the throw-away companion: a longer context would cost time
@@ -27,8 +35,13 @@ def has_tokenizer(spec: EngineSpec) -> bool:
     return not path.is_dir() or (path / "openvino_tokenizer.xml").is_file()
 
 
-def load_pipeline(spec: EngineSpec) -> Any:  # Any: the library's stubs do not hold up
-    """Load the pipeline from a GGUF file or an OpenVINO directory. Raises: the library's RuntimeError."""
+class LoadedPipeline(NamedTuple):
+    pipeline: Any  # Any: the library's stubs do not hold up
+    num_rows: int  # of the embedding, which may exceed the tokenizer's vocabulary; 0 if the model does not say
+
+
+def load_pipeline(spec: EngineSpec) -> LoadedPipeline:
+    """Load a GGUF file or an OpenVINO directory. Raises: ModelError; the library's RuntimeError."""
     scheduler = genai.SchedulerConfig()
     blocks = -(-spec.kv_tokens // BLOCK_TOKENS)
     if spec.prompt_lookup_tokens:
@@ -55,8 +68,9 @@ def load_pipeline(spec: EngineSpec) -> Any:  # Any: the library's stubs do not h
         properties["prompt_lookup"] = True
     path, device = Path(spec.path), spec.device.upper() or "CPU"
 
-    def load(directory: Path) -> Any:  # Any: as above
-        return genai.ContinuousBatchingPipeline(str(directory), scheduler, device, properties)
+    def load(directory: Path) -> LoadedPipeline:
+        rows = num_rows(directory)
+        return LoadedPipeline(genai.ContinuousBatchingPipeline(str(directory), scheduler, device, properties), rows)
 
     with ExitStack() as stack:
         cache = Path(spec.cache_path) if spec.cache_path else stack.enter_context(scratch_directory("prepared-"))
@@ -74,17 +88,10 @@ def load_pipeline(spec: EngineSpec) -> Any:  # Any: the library's stubs do not h
             return load(prepare(path, cache, again=True))
 
 
-def num_rows(spec: EngineSpec) -> int:
-    """Return the number of rows of the model's embedding, which may exceed the tokenizer's vocabulary; 0 if unknown."""
-    path = Path(spec.path)
-    if not path.is_dir():
-        if not spec.cache_path:
-            return 0
-        path = prepared_path(path, Path(spec.cache_path))
-    model = path / "openvino_model.xml"
-    if not model.is_file():
-        return 0
-    rows = ov.Core().read_model(model).outputs[0].partial_shape[-1]
+def num_rows(directory: Path) -> int:
+    """Return the number of rows of a model's embedding; 0 if the model does not say. Raises: the library's RuntimeError
+    if there is no model."""
+    rows = ov.Core().read_model(directory / "openvino_model.xml").outputs[0].partial_shape[-1]
     return int(rows.get_length()) if rows.is_static else 0
 
 

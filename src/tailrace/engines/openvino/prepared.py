@@ -1,127 +1,121 @@
-"""Converts GGUF files to OpenVINO's own form, once, and keeps the result in the cache directory."""
+"""Keeps GGUF files in OpenVINO's own form in the cache directory, and makes them once (`conversion`).
+
+Several versions of tailrace and of the library may share a cache directory. Each keeps its own form of a file, and a
+form is removed when no version has used it for a long time.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import glob
 import hashlib
 import json
-import logging
+import os
+import re
 import shutil
+import signal
+import subprocess
+import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
-import gguf
-import openvino as ov
 import openvino_genai as genai
 
-from tailrace.engines.openvino.graph import fill_blanks, is_quantised, write_blanks
-from tailrace.engines.openvino.merging import merge_layers
 from tailrace.engines.scratch import scratch_directory
 from tailrace.errors import ModelError
 
-__all__ = ["prepare", "prepared_path", "remove_older"]
+__all__ = ["FORM", "MADE", "prepare", "prepared_path", "remove_unused"]
 
-_FORM = 3  # of what this module writes; another number makes older results useless
-_ORIGIN = "tailrace_origin.json"  # names the file that a directory was made of; results of form 1 lack it
-_SAVE = {"enable_save_ov_model": True}
-_BYTES_PER_WEIGHT = 3  # disk space: the blanks, the library's copy of them, and the result
-_REPORT_S = 5.0
-
-logger = logging.getLogger("tailrace.engine")
+MADE = "made"  # the directory that a conversion makes
+FORM = 4  # of what `conversion` writes; another number makes another directory
+_UNUSED_S = 30 * 86_400.0
+_NAME = re.compile(r"(-form\d+)?-[0-9a-f]{16}")  # behind the stem of the file; forms 1 to 3 have no number
+_MODEL = "openvino_model.xml"
+_ORIGIN = "tailrace_origin.json"  # the file that a directory was made of; form 1 lacks it, forms 2 and 3 its state
 
 
 def prepared_path(path: Path, cache: Path) -> Path:
     """Return the directory of a GGUF file's converted form, which may not exist yet. Raises: OSError."""
-    state = path.stat()
-    facts = f"form {_FORM} {path.resolve()} {state.st_size} {state.st_mtime_ns} {genai.__version__}"
-    return cache / f"{path.stem}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
+    facts = f"{path.resolve()} {_state(path)} {genai.__version__}"
+    return cache / f"{path.stem}-form{FORM}-{hashlib.sha256(facts.encode()).hexdigest()[:16]}"
 
 
 def prepare(path: Path, cache: Path, *, again: bool = False) -> Path:
     """Return the directory of a GGUF file's converted form; make it if it does not exist, or `again`.
 
-    Raises: ModelError; the library's RuntimeError; NotImplementedError or ValueError for an unknown tensor type.
+    Raises: ModelError.
     """
     try:
         prepared = prepared_path(path, cache)
-        if prepared.is_dir() and not again:
-            return prepared
-        with scratch_directory("preparing-", cache) as work:
-            made = _convert(path, work)
-            if again:
-                shutil.rmtree(prepared, ignore_errors=True)
-            with contextlib.suppress(OSError):  # another worker was faster
-                made.rename(prepared)
-        if not prepared.is_dir():
-            raise OSError(f"{prepared} cannot be written")
-        remove_older(path, prepared)
+        if again or not prepared.is_dir():
+            with scratch_directory("preparing-", cache) as work:
+                made = _convert(path, work)
+                with suppress(OSError):  # there is none, or another worker was faster
+                    if again:
+                        prepared.rename(work / "replaced")
+                with suppress(OSError):  # another worker was faster
+                    made.rename(prepared)
+            if not prepared.is_dir():
+                raise OSError(f"{prepared} cannot be written")
+        with suppress(OSError):  # a cache that only another user may write
+            os.utime(prepared / _MODEL)
+        remove_unused(path, prepared)
         return prepared
     except OSError as error:
         raise ModelError(f"{path.name} cannot be prepared for OpenVINO: {error.strerror or error}.") from error
 
 
-def _convert(path: Path, work: Path) -> Path:
-    """Convert a file within a directory, and return the directory of the result.
+def remove_unused(path: Path, prepared: Path) -> None:
+    """Remove what was made of an earlier state of the file, and other forms that were not used for 30 days.
 
-    Memory: the weights of the result, and one tensor more.
+    Processes that have loaded them keep their mappings of the removed files.
     """
-    source = gguf.GGUFReader(path)
-    _check_space(source, work)
-    logger.info("Preparing %s for OpenVINO (only once) …", path.name)
-    blank = work / "blank" / path.name  # the library writes its files beside it
-    blank.parent.mkdir()
-    write_blanks(source, blank)
-    scheduler = genai.SchedulerConfig()
-    scheduler.num_kv_blocks = 1
-    genai.ContinuousBatchingPipeline(str(blank), scheduler, "CPU", _SAVE, _SAVE)
-    blank.unlink()
-    model = ov.Core().read_model(blank.parent / "openvino_model.xml")
-    fill_blanks(model, source, _Progress(path.name))
-    merge_layers(model)
-    made = work / "made"
-    ov.save_model(model, made / "openvino_model.xml", compress_to_fp16=False)
-    for file in blank.parent.iterdir():
-        if not (made / file.name).exists():
-            file.rename(made / file.name)
-    (made / _ORIGIN).write_text(json.dumps({"file": str(path.resolve())}))
-    return made
-
-
-def _check_space(source: gguf.GGUFReader, work: Path) -> None:
-    wanted_bytes = sum(
-        _BYTES_PER_WEIGHT * int(tensor.n_elements) if is_quantised(tensor) else 3 * int(tensor.n_bytes)
-        for tensor in source.tensors
-    )
-    if shutil.disk_usage(work).free < wanted_bytes:
-        raise OSError(f"{work.parent} has less than {wanted_bytes >> 20:,} MiB of free space")
-
-
-def remove_older(path: Path, prepared: Path) -> None:
-    """Remove what was made of an earlier state of the file, by another version of the library, or in form 1.
-
-    Processes that have loaded it keep their mappings of the removed files.
-    """
-    for other in prepared.parent.glob(f"{glob.escape(path.stem)}-" + "[0-9a-f]" * 16):
-        if other != prepared and _origin(other) in ("", str(path.resolve())):
+    for other in prepared.parent.glob(f"{glob.escape(path.stem)}-*"):
+        if other == prepared or not _NAME.fullmatch(other.name.removeprefix(path.stem)):
+            continue
+        file, state = _origin(other)
+        if file not in ("", str(path.resolve())):
+            continue
+        if (state and state != _state(path)) or time.time() - _used_s(other) > _UNUSED_S:
             shutil.rmtree(other, ignore_errors=True)
 
 
-def _origin(directory: Path) -> str:
+def _convert(path: Path, work: Path) -> Path:
+    """Convert a file within a directory, and return the directory of the result. Raises: ModelError; OSError."""
+    module = "tailrace.engines.openvino.conversion"
+    command = [sys.executable, "-m", module, str(path), str(work), str(os.getpid())]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, check=False)
+    if done.returncode:
+        raise ModelError(done.stdout.decode(errors="replace") or _killed(path, done.returncode))
+    made = work / MADE
+    (made / _ORIGIN).write_text(json.dumps({"file": str(path.resolve()), "state": _state(path)}))
+    return made
+
+
+def _killed(path: Path, status: int) -> str:
+    how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    return f"{path.name} cannot be prepared for OpenVINO: the converting process ended ({how})."
+
+
+def _state(path: Path) -> str:
+    state = path.stat()
+    return f"{state.st_size} {state.st_mtime_ns}"
+
+
+def _origin(directory: Path) -> tuple[str, str]:
+    """Return the file and the state of it that a directory was made of; "" for what is not known."""
     try:
-        return str(json.loads((directory / _ORIGIN).read_text())["file"])
+        origin = json.loads((directory / _ORIGIN).read_text())
+        return str(origin["file"]), str(origin.get("state", ""))
     except (OSError, ValueError, LookupError):
-        return ""
+        return "", ""
 
 
-class _Progress:
-    """Logs the part that is done, every few seconds."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._told_s = time.monotonic()
-
-    def __call__(self, part: float) -> None:
-        if time.monotonic() - self._told_s > _REPORT_S:
-            self._told_s = time.monotonic()
-            logger.info("Preparing %s: %.0f %%", self._name, 100 * part)
+def _used_s(directory: Path) -> float:
+    """Return when a directory was used last, since the epoch. Older versions only read it, which most systems note
+    once a day."""
+    try:
+        state = (directory / _MODEL).stat()
+    except OSError:
+        return 0.0
+    return max(state.st_mtime, state.st_atime)

@@ -27,13 +27,15 @@ _BLOCKS = 8
 def load_toy(spec: EngineSpec) -> Any:  # Any: the library's stubs do not hold up
     """Make a `ContinuousBatchingPipeline` in which all tokens are equally likely. Raises: the library's
     RuntimeError."""
-    tokenizer = genai.Tokenizer(str(tokenizer_path(spec)))
+    source = tokenizer_path(spec)
+    tokenizer = genai.Tokenizer(str(source))
+    rows = num_rows(source) if source.is_dir() else 0
     scheduler = genai.SchedulerConfig()
     scheduler.num_kv_blocks = _BLOCKS
     scheduler.enable_prefix_caching = False
     with TemporaryDirectory(prefix="tailrace-toy-") as directory:
         path = Path(directory) / "openvino_model.xml"
-        ov.save_model(_model(num_rows(spec) or 1 + max(tokenizer.get_vocab().values())), path)
+        ov.save_model(_model(rows or 1 + max(tokenizer.get_vocab().values())), path)
         return genai.ContinuousBatchingPipeline(directory, tokenizer, scheduler, "CPU", INFERENCE_NUM_THREADS=1)
 
 

@@ -21,10 +21,11 @@ import numpy.typing as npt
 
 from tailrace.engines.kinds import OPENVINO_FOUR_BITS
 
-__all__ = ["GROUP", "EightBits", "FourBits", "eight_bits", "four_bits"]
+__all__ = ["AT_ONCE", "GROUP", "EightBits", "FourBits", "eight_bits", "four_bits"]
 
 GROUP = 32  # weights that share a scale
 _EIGHT_BITS_GROUP = 64
+AT_ONCE = 2**22  # weights in float32: an embedding of a quarter of a billion would take several GB
 
 Codes = npt.NDArray[np.uint8]
 Numbers = npt.NDArray[np.float32]
@@ -56,13 +57,19 @@ def eight_bits(tensor: gguf.ReaderTensor) -> EightBits:
         blocks = np.asarray(tensor.data).reshape(-1, columns // GROUP, 2 + GROUP)
         scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
         return EightBits(blocks[..., 2:].view(np.int8), _finite(scales))
-    with np.errstate(all="ignore"):
-        values = _finite(gguf.dequantize(tensor.data, tensor.tensor_type))
     size = GROUP if columns % _EIGHT_BITS_GROUP else _EIGHT_BITS_GROUP
-    groups = values.reshape(-1, columns // size, size)
-    scales = (np.abs(groups).max(-1) / 127).astype(np.float16)
-    divisors = np.where(scales == 0, 1, scales).astype(np.float32)
-    codes = np.clip(np.rint(groups / divisors[..., None]), -127, 127).astype(np.int8)
+    rows = np.asarray(tensor.data).reshape(int(tensor.n_elements) // columns, -1)
+    codes = np.empty((len(rows), columns // size, size), np.int8)
+    scales = np.empty(codes.shape[:2], np.float16)
+    num_rows = max(1, AT_ONCE // columns)
+    for first in range(0, len(rows), num_rows):
+        part = slice(first, first + num_rows)
+        with np.errstate(all="ignore"):
+            values = _finite(gguf.dequantize(rows[part], tensor.tensor_type))
+        groups = values.reshape(-1, columns // size, size)
+        scales[part] = np.abs(groups).max(-1) / 127
+        divisors = np.where(scales[part] == 0, 1, scales[part]).astype(np.float32)
+        codes[part] = np.clip(np.rint(groups / divisors[..., None]), -127, 127)
     return EightBits(codes, scales)
 
 

@@ -1,0 +1,73 @@
+"""Measures the memory of OpenVINO's engine for one GGUF file: first load, load of the prepared model, first answer.
+
+    python bench/memory.py GGUF [--cache DIRECTORY]
+
+Each load is a new process. Without --cache, or with an empty one, the first load prepares the model, in a process of
+its own whose peak is a row. `anonymous` memory is what the engine needs: the system can only give it to others by
+swapping. `file` is mapped from files and unchanged, mostly programs and the prepared model: the system drops it when
+memory is short. `resident` is the sum, as `ps` and container limits show it. The answer has 32 tokens, its prompt 60.
+Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import tempfile
+from pathlib import Path
+
+PROMPT_TOKENS, ANSWER_TOKENS = 60, 32
+
+
+def say(step: str, *, of: int) -> None:
+    """Print the memory of this process, in MB and as a multiple of a number of bytes."""
+    fields = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    anonymous, file, most = (int(fields[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile", "VmHWM"))
+    print(
+        f"{step:24s}{anonymous / 1e6:10,.0f}{anonymous / of:8.2f} x{file / 1e6:8,.0f}{(anonymous + file) / 1e6:10,.0f}"
+        f"{(anonymous + file) / of:8.2f} x{most / 1e6:10,.0f}",
+        flush=True,
+    )
+
+
+def measure(path: str, cache: str) -> None:
+    """Load the model in this process, and answer once."""
+    of = Path(path).stat().st_size
+    from tailrace.engines import EngineSpec
+    from tailrace.engines.openvino.engine import OpenVINOEngine
+    from tailrace.engines.promise import Sequence
+    from tailrace.types import Sampling
+
+    say("library imported", of=of)
+    engine = OpenVINOEngine(EngineSpec("openvino", path, cache_path=cache, exact=True))
+    if prepared := resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024:
+        print(f"{'preparing, at most':24s}{'':38s}{'':10s}{prepared / 1e6:10,.0f}  ({prepared / of:.2f} x)")
+    say("model loaded", of=of)
+    sampling = Sampling(temperature=0.0, seed=0, max_tokens=ANSWER_TOKENS, ignore_eos=True)
+    engine.submit(Sequence(1, tuple(range(100, 100 + PROMPT_TOKENS)), sampling))
+    while not any(delta.finish_reason for delta in engine.step()):
+        pass
+    say("after an answer", of=of)
+    engine.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measures the memory of OpenVINO's engine for a GGUF file.")
+    parser.add_argument("gguf", type=Path)
+    parser.add_argument("--cache", type=Path, help="the directory of prepared models; default: an empty one")
+    options = parser.parse_args()
+    processes = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory(prefix="tailrace-memory-") as directory:
+        cache = str(options.cache or directory)
+        print(f"{options.gguf.name}: {options.gguf.stat().st_size / 1e6:,.0f} MB")
+        print(f"{'MB':24s}{'anonymous':>10s}{'÷ file':>10s}{'file':>8s}{'resident':>10s}{'÷ file':>10s}{'peak':>10s}")
+        for load in ("first load", "second load"):
+            print(f"{load}:")
+            process = processes.Process(target=measure, args=(str(options.gguf), cache))
+            process.start()
+            process.join()
+
+
+if __name__ == "__main__":
+    main()
