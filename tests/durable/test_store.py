@@ -1,4 +1,4 @@
-"""The pure part of durable streams: replaying the records gives the same state."""
+"""The pure part of durable streams: replaying the records gives the same state, and so do a snapshot and drafts."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailrace.durable.draft import Draft
 from tailrace.durable.operations import Creation, ProducerBatch
 from tailrace.durable.page import position_of
-from tailrace.durable.records import DurableRecord, Stamp
+from tailrace.durable.records import Created, DurableRecord, Stamp
+from tailrace.durable.snapshot import snapshot
 from tailrace.durable.store import DurableStore
 from tailrace.errors import (
     RequestError,
@@ -102,16 +104,49 @@ def test_replaying_the_records_gives_the_same_state(taken: list[tuple[object, ..
             if key in contents and key in before and before[key][0] is stream.created:
                 assert b"".join(stream.take(0, 10**9)[0]).startswith(contents[key])
 
-    again = DurableStore(budget_bytes=0)
     decoder = msgspec.msgpack.Decoder(DurableRecord)
-    again.restore((key, decoder.decode(record)) for key, record in records)
-    assert state(again) == state(store)
-    assert again.num_bytes == store.num_bytes
+    for kept in (((key, decoder.decode(record)) for key, record in records), snapshot(store)):
+        again = DurableStore(budget_bytes=0)
+        again.restore(kept)
+        assert state(again) == state(store)
+        assert again.num_bytes == store.num_bytes
 
     for key in list(store.streams):
         with contextlib.suppress(StreamError):
             store.delete(key)
     assert (len(store), store.num_bytes) == (0, 0)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(steps, st.booleans()), max_size=6))
+def test_drafts_change_the_state_only_when_they_are_kept(taken: list[tuple[list[tuple[object, ...]], bool]]) -> None:
+    store, direct = (DurableStore(budget_bytes=20_000) for _ in range(2))
+    for several, keeps in taken:
+        draft, before = Draft(store), state(store)
+        outcomes = [outcome(draft, step) for step in several]
+        assert state(store) == before
+        if keeps:
+            assert outcomes == [outcome(direct, step) for step in several]
+            expected = state(draft)
+            draft.keep()
+            assert state(store) == expected
+    assert [*map(unnamed, state(store).items())] == [*map(unnamed, state(direct).items())]
+    assert store.num_bytes == direct.num_bytes
+
+
+def outcome(store: DurableStore, step: tuple[object, ...]) -> str:
+    try:
+        take(store, step)
+    except (StreamError, RequestError) as error:
+        return repr(error)
+    return "done"
+
+
+def unnamed(item: tuple[bytes, tuple[object, ...]]) -> tuple[object, ...]:
+    """Return the state of a stream without what is random."""
+    key, (created, *rest) = item
+    assert isinstance(created, Created)
+    return key, msgspec.structs.replace(created, incarnation=""), *rest
 
 
 def test_operations_that_the_journal_refuses_have_no_effect() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import time
 from dataclasses import replace
+from functools import partial
 from urllib.parse import quote
 
 from starlette.requests import Request
@@ -41,10 +42,12 @@ from tailrace.dialects.durable_answers import (
     sse_headers,
 )
 from tailrace.dialects.queries import read_query
+from tailrace.durable.operations import Creation
 from tailrace.durable.page import Page, Readable, page_of, position_of
 from tailrace.durable.store import DurableStore
 from tailrace.durable.stream import DurableStream, is_json
-from tailrace.errors import MethodNotAllowed, NotFound, TailraceError
+from tailrace.durable.streams import DurableStreams
+from tailrace.errors import MethodNotAllowed, TailraceError
 from tailrace.http.answers import STREAM_HEADERS
 from tailrace.http.bodies import BodyBudget
 from tailrace.settings import Settings
@@ -66,7 +69,7 @@ _READ_METHODS = ("GET", "HEAD", "OPTIONS")
 class DurableRoutes:
     """The routes of both kinds of streams."""
 
-    def __init__(self, durable: DurableStore, tokens: LogStore, settings: Settings, bodies: BodyBudget) -> None:
+    def __init__(self, durable: DurableStreams, tokens: LogStore, settings: Settings, bodies: BodyBudget) -> None:
         self._durable = durable
         self._tokens = tokens
         self._settings = settings
@@ -89,20 +92,20 @@ class DurableRoutes:
             if request.method not in _READ_METHODS:
                 return _refuse_method()
             return await self._read(request, DurableTokenStream(await self._tokens.read(owner, stream_id)))
-        if self._settings.shares_streams:
-            raise NotFound("Servers that share a Redis (--journal) keep no streams that clients create.")
         match request.method:
             case "PUT":
                 return await self._create(request, key)
             case "POST":
                 return await self._append(request, key)
             case "DELETE":
-                self._durable.delete(key)
+                await self._durable.perform(lambda store: store.delete(key))
                 return Response(status_code=204, headers=_HEADERS)
             case "OPTIONS":
                 return Response(status_code=204, headers=_HEADERS | {"allow": ", ".join(_METHODS)})
+            case "HEAD":
+                return await self._read(request, await self._durable.find(key))
             case _:
-                return await self._read(request, self._durable.find(key))
+                return await self._read(request, await self._durable.use(key))
 
     async def _create(self, request: Request, key: bytes) -> ASGIApp:
         _require_plain(request)
@@ -111,8 +114,8 @@ class DurableRoutes:
             creation = replace(creation, source=owned_key(owner_of(request.scope), creation.source))
         with self._bodies.reader(request.scope) as reader:
             body = await reader.read(request.headers, request.receive)
-            stream, is_new = self._durable.create(key, creation, body)
-        headers = _HEADERS | page_headers(page_of(stream, stream.tail, 0))
+            page, is_new = await self._durable.perform(partial(_create, key, creation, body))
+        headers = _HEADERS | page_headers(page)
         if is_new:
             headers["location"] = f"{request.url.scheme}://{request.headers['host']}{quote(request.url.path)}"
         return Response(status_code=201 if is_new else 200, headers=headers)
@@ -121,7 +124,8 @@ class DurableRoutes:
         _require_plain(request)
         with self._bodies.reader(request.scope) as reader:
             body = await reader.read(request.headers, request.receive)
-            receipt = self._durable.append(key, parse_batch(request.headers, body))
+            batch = parse_batch(request.headers, body)
+            receipt = await self._durable.perform(lambda store: store.append(key, batch))
         is_new = receipt.outcome == "appended" and receipt.stamp is not None
         return Response(status_code=200 if is_new else 204, headers=_HEADERS | receipt_headers(receipt))
 
@@ -135,8 +139,6 @@ class DurableRoutes:
             return Response(headers=_HEADERS | _NO_STORE | lifetime | headers)
         reading = parse_reading(read_query(request.scope["query_string"]))
         position = _position(stream, reading.offset)
-        if isinstance(stream, DurableStream):
-            stream.touch()
         if reading.live is None:
             return _catch_up(request, stream, position, is_now=reading.offset == "now")
         return self._follow(stream, position, reading)
@@ -156,6 +158,12 @@ class DurableRoutes:
             return Response(status_code=204, headers=headers)
 
         return LongPoll(stream, position, answer, wait_s=self._settings.durable_poll_s)
+
+
+def _create(key: bytes, creation: Creation, body: bytes, store: DurableStore) -> tuple[Page, bool]:
+    """Return the end of the stream, and whether it is new."""
+    stream, is_new = store.create(key, creation, body)
+    return page_of(stream, stream.tail, 0), is_new
 
 
 def _require_plain(request: Request) -> None:

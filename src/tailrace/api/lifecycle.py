@@ -26,7 +26,7 @@ from tailrace.api.routes import Routes
 from tailrace.api.sessions import SessionRoutes
 from tailrace.api.sockets import Sockets
 from tailrace.api.usage import UsageRoutes
-from tailrace.durable.store import DurableStore
+from tailrace.durable.streams import DurableStreams
 from tailrace.errors import ModelError
 from tailrace.generation.models import Models
 from tailrace.generation.service import Service, start_service
@@ -60,7 +60,7 @@ _HEADERS = {
 
 def build_routes(
     models: Models,
-    durable: DurableStore,
+    durable: DurableStreams,
     settings: Settings,
     records: Records | None = None,
     own_routes: Sequence[BaseRoute] = (),
@@ -86,7 +86,7 @@ def build_routes(
 
 def build_app(
     models: Models,
-    durable: DurableStore,
+    durable: DurableStreams,
     settings: Settings,
     records: Records | None = None,
     own_routes: Sequence[BaseRoute] = (),

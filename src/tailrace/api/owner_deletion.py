@@ -7,7 +7,7 @@ import contextlib
 
 from tailrace.access.keys import Key, check_owner
 from tailrace.dialects.durable import owned_key
-from tailrace.durable.store import DurableStore
+from tailrace.durable.streams import DurableStreams
 from tailrace.errors import StreamError
 from tailrace.records.service import Records
 from tailrace.streams import LogStore
@@ -21,7 +21,7 @@ class OwnerDeletion:
     """Deletes an owner from this server and its database. On other servers, streams end with their keys, and are
     deleted after their retention."""
 
-    def __init__(self, records: Records, streams: LogStore, durable: DurableStore) -> None:
+    def __init__(self, records: Records, streams: LogStore, durable: DurableStreams) -> None:
         self._records = records
         self._streams = streams
         self._durable = durable
@@ -40,7 +40,7 @@ class OwnerDeletion:
                 await self._streams.stop(owner, stream_id)
                 await self._streams.delete(owner, stream_id)
                 num_streams += 1
-        num_durable = self._durable.delete_below(owned_key(owner, b""))
+        num_durable = await self._durable.perform(lambda store: store.delete_below(owned_key(owner, b"")))
         await asyncio.sleep(_PROPAGATION_S)
         return {
             "streams": num_streams,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Appended", "Created", "Dropped", "DurableRecord", "Fork", "Hidden", "Stamp"]
+__all__ = ["Appended", "Created", "Dropped", "DurableRecord", "Fork", "Hidden", "Stamp", "Used"]
 
 
 class Stamp(msgspec.Struct, frozen=True, array_like=True):
@@ -57,4 +57,8 @@ class Dropped(msgspec.Struct, frozen=True, tag=True):
     """Deleted or expired, with all its content."""
 
 
-DurableRecord = Created | Appended | Hidden | Dropped
+class Used(msgspec.Struct, frozen=True, tag=True):
+    """Read. Other servers restart the TTL."""
+
+
+DurableRecord = Created | Appended | Hidden | Dropped | Used

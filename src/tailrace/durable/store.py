@@ -1,13 +1,15 @@
 """Durable streams: named logs that clients create, append to, fork, close and delete.
 
 `create`, `append` and `delete` check a change and make a record of it. The record goes to the journal; then `apply`
-changes the state. Nothing else changes the state, so replaying the journal restores it.
+changes the state. Nothing else changes the state, so replaying the journal restores it. The forms in which a server
+uses the streams are in `streams.py`.
 
 All streams share one memory budget. It counts their bytes, and a fixed charge for every stream, append, message and
 producer, which limits the number of each. Expired streams are removed when a client requests them, or when room is
 needed.
 
-A TTL starts again after a restart, because reads are not recorded.
+A TTL starts again after a restart, because reads are not recorded. Where servers share the streams, a read is recorded
+if the others need to know of it (`records_use`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from typing import Literal
 
 from tailrace.durable.damage import missing_stream_error
@@ -29,7 +31,7 @@ from tailrace.durable.operations import (
     matches_creation,
     media_type,
 )
-from tailrace.durable.records import Appended, Created, Dropped, DurableRecord, Hidden, Stamp
+from tailrace.durable.records import Appended, Created, Dropped, DurableRecord, Hidden, Stamp, Used
 from tailrace.durable.stream import DurableStream, is_json
 from tailrace.errors import (
     JournalDamaged,
@@ -56,14 +58,19 @@ class DurableStore:
     """Streams by key. Used from one event loop only."""
 
     def __init__(
-        self, *, budget_bytes: int, journal: Callable[[bytes, DurableRecord], None] = lambda key, record: None
+        self,
+        *,
+        budget_bytes: int,
+        journal: Callable[[bytes, DurableRecord], None] = lambda key, record: None,
+        records_use: bool = False,
     ) -> None:
         self.journal = journal
+        self.records_use = records_use
         self.damaged_until_s = -math.inf  # monotonic; until then a missing stream may have been lost by damage
         self.num_bytes = 0
-        self._budget_bytes = budget_bytes
-        self.streams: dict[bytes, DurableStream] = {}
-        self._swept_s = -_SWEEP_S
+        self.budget_bytes = budget_bytes
+        self.streams: MutableMapping[bytes, DurableStream] = {}
+        self.swept_s = -_SWEEP_S  # monotonic
         self._is_closing = False
 
     def __len__(self) -> int:
@@ -93,6 +100,14 @@ class DurableStore:
             raise missing_stream_error(self.damaged_until_s)
         if stream.is_gone:
             raise StreamExpired("This stream was deleted; only its forks remain.")
+        return stream
+
+    def use(self, key: bytes) -> DurableStream:
+        """Find a stream for a reader, which restarts its TTL. Raises: as `find`."""
+        stream = self.find(key)
+        stream.touch()
+        if self.records_use and stream.is_use_due:
+            self._commit(key, Used())
         return stream
 
     def create(self, key: bytes, creation: Creation, body: bytes) -> tuple[DurableStream, bool]:
@@ -198,13 +213,13 @@ class DurableStore:
 
     def _check_room(self, num_bytes: int) -> None:
         """Check that the budget has room, and remove expired streams if not. Raises: StreamsFull."""
-        if self.num_bytes + num_bytes <= self._budget_bytes:
+        if self.num_bytes + num_bytes <= self.budget_bytes:
             return
-        if time.monotonic() >= self._swept_s + _SWEEP_S:
-            self._swept_s = time.monotonic()
+        if time.monotonic() >= self.swept_s + _SWEEP_S:
+            self.swept_s = time.monotonic()
             for stream in [stream for stream in self.streams.values() if stream.is_expired]:
                 self._remove(stream)
-        if self.num_bytes + num_bytes > self._budget_bytes:
+        if self.num_bytes + num_bytes > self.budget_bytes:
             raise StreamsFull("The memory for durable streams is full. Delete streams, or raise --durable-bytes.")
 
     # Changes
@@ -218,7 +233,8 @@ class DurableStore:
         if isinstance(record, Created):
             self._begin(key, record)
             return
-        stream = self.streams[key]
+        stream = self._writable(key)
+        stream.note()
         match record:
             case Appended(pieces, stamp, seq, closes):
                 num_bytes = _cost(pieces)
@@ -238,15 +254,19 @@ class DurableStore:
                 self.num_bytes -= stream.num_bytes
                 del self.streams[key]
                 if stream.created.fork is not None:
-                    self.streams[stream.created.fork.source].num_forks -= 1
+                    self._writable(stream.created.fork.source).num_forks -= 1
         stream.wake()
+
+    def _writable(self, key: bytes) -> DurableStream:
+        """Return a stream that is about to be changed."""
+        return self.streams[key]
 
     def _begin(self, key: bytes, created: Created) -> None:
         stream = DurableStream(key, created)
         stream.is_halted = self._is_closing
         num_bytes = _STREAM_BYTES + len(key) + _cost(created.pieces)
         if created.fork is not None:
-            source = self.streams[created.fork.source]
+            source = self._writable(created.fork.source)
             source.num_forks += 1
             stream.chunks = source.chunks[: created.fork.position]
             num_bytes += len(stream.chunks) * _SHARED_BYTES

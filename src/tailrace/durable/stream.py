@@ -14,6 +14,8 @@ from tailrace.errors import SeqOutOfRange
 
 __all__ = ["Chunk", "DurableReader", "DurableStream", "is_json"]
 
+_NOTED_PART = 0.1  # of a TTL: how exactly other servers know the last read
+
 
 def is_json(content_type: str) -> bool:
     """Return whether a stream of this content type consists of JSON messages."""
@@ -46,6 +48,7 @@ class DurableStream:
         "is_halted",
         "key",
         "last_seq",
+        "noted_s",
         "num_bytes",
         "num_forks",
         "num_readers",
@@ -66,7 +69,7 @@ class DurableStream:
         self.num_forks = 0
         self.num_readers = 0
         self.num_bytes = 0  # charged to the store
-        self.touched_s = time.monotonic()
+        self.touched_s = self.noted_s = time.monotonic()  # last use, and last record
         self._waiting: set[DurableReader] = set()
 
     @property
@@ -99,9 +102,31 @@ class DurableStream:
             return False
         return time.monotonic() >= self.touched_s + created.ttl_s
 
+    @property
+    def is_use_due(self) -> bool:
+        """Return whether other servers must be told that the stream is in use: they heard of it long ago, compared with
+        its TTL."""
+        ttl_s = self.created.ttl_s
+        return ttl_s is not None and time.monotonic() >= self.noted_s + ttl_s * _NOTED_PART
+
     def touch(self) -> None:
         """Restart the TTL, after a read or write."""
         self.touched_s = time.monotonic()
+
+    def note(self) -> None:
+        """Restart the TTL, after a record that other servers have, too."""
+        self.touched_s = self.noted_s = time.monotonic()
+
+    def copy(self) -> DurableStream:
+        """Return another stream with the same state, which no reader follows."""
+        copied = DurableStream(self.key, self.created, self.chunks)
+        copied.producers = dict(self.producers)
+        copied.last_seq = self.last_seq
+        copied.is_closed, copied.closed_by = self.is_closed, self.closed_by
+        copied.is_gone, copied.is_halted = self.is_gone, self.is_halted
+        copied.num_forks, copied.num_readers, copied.num_bytes = self.num_forks, self.num_readers, self.num_bytes
+        copied.touched_s, copied.noted_s = self.touched_s, self.noted_s
+        return copied
 
     def offset(self, position: int) -> str:
         return offset_text(position, self.chunks[position - 1].end_bytes if position else 0)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.admission import Gate
-from tailrace.durable.store import DurableStore
+from tailrace.durable.streams import DurableStreams
 from tailrace.engines import OF_SOME, EngineSpec, all_kinds
 from tailrace.errors import EngineLost, ModelError, StorageError
 from tailrace.generation.generator import Generator, Limits
@@ -21,7 +21,7 @@ from tailrace.models import ModelCard
 from tailrace.models.upstream import Address, upstream_key
 from tailrace.requirements import install_command
 from tailrace.settings import Settings
-from tailrace.streams import LogStore, MemoryLogStore, SqliteLogStore, open_sqlite, read_key
+from tailrace.streams import LogStore, MemoryLogStore, open_sqlite, read_key
 from tailrace.streams.old_journals import lifetime_s
 from tailrace.text import ByteTokenizer, ChatEncoder, ChatTemplate, MessageEncoder, Tokenizer
 from tailrace.text.reasoning import THINK, find_format
@@ -35,7 +35,7 @@ class Service:
 
     models: Models
     store: LogStore
-    durable: DurableStore
+    durable: DurableStreams
     num_recovered: int  # streams of an earlier process that continue
 
     @property
@@ -71,7 +71,7 @@ async def start_service(
         served[0].start(group)
         models: Models | None = None
         try:
-            durable = _durable(store, settings)
+            durable = await _durable(store, settings)
             # Load the tokenizers while the engine loads in its own process.
             for one, model in zip(sources, served, strict=True):
                 model.generator = await _generator(one, model, store)
@@ -94,12 +94,10 @@ async def _take_over_orphans(models: Models, store: LogStore) -> None:
             await models.recover()
 
 
-def _durable(store: LogStore, settings: Settings) -> DurableStore:
-    """Return the store of durable streams. Raises: ModelError if it cannot be read."""
-    if not isinstance(store, MemoryLogStore | SqliteLogStore):
-        return DurableStore(budget_bytes=0)  # a store that servers share has none
+async def _durable(store: LogStore, settings: Settings) -> DurableStreams:
+    """Return the durable streams. Raises: ModelError if they cannot be read."""
     try:
-        return store.durable_streams(settings.durable_bytes)
+        return await store.durable_streams(settings.durable_bytes)
     except StorageError as error:
         raise ModelError(error.message) from None
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from tailrace.durable.streams import DurableStreams
 from tailrace.errors import StorageError
 from tailrace.streams.log import Claim, Record, StreamLog
 from tailrace.types import Event
@@ -132,6 +133,12 @@ class LogStore(Protocol):
 
     async def streams_of(self, owner: str) -> list[str]:
         """Return the ids of an owner's streams that can be read, running or finished. Raises: StorageError."""
+
+    async def durable_streams(self, budget_bytes: int) -> DurableStreams:
+        """Return the streams that clients have created, with a limit of their memory. Called once.
+
+        Raises: StorageError if they cannot be read.
+        """
 
     async def take_over(self, models: Collection[str] | None = None) -> list[Lease]:
         """Return leases of the unfinished streams of servers that are gone, in the order in which the streams began.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Sequence
 
 from tailrace.durable.store import DurableStore
+from tailrace.durable.streams import DurableStreams, LocalDurableStreams
 from tailrace.errors import LeaseLost, StorageError
 from tailrace.streams._index import LocalLogStore, StreamIndex
 from tailrace.streams.log import Record, StreamLog
@@ -58,6 +59,5 @@ class MemoryLogStore(LocalLogStore):
     async def take_over(self, models: Container[str] | None = None) -> list[Lease]:
         return []
 
-    def durable_streams(self, budget_bytes: int) -> DurableStore:
-        """Return a store for durable streams, also in memory only."""
-        return DurableStore(budget_bytes=budget_bytes)
+    async def durable_streams(self, budget_bytes: int) -> DurableStreams:
+        return LocalDurableStreams(DurableStore(budget_bytes=budget_bytes))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tailrace.durable.damage import damaged_until_s
 from tailrace.durable.store import DurableStore
+from tailrace.durable.streams import DurableStreams, LocalDurableStreams
 from tailrace.errors import LeaseLost, StorageError
 from tailrace.streams._index import LocalLogStore, StreamIndex
 from tailrace.streams.disk import DiskJournal
@@ -101,13 +102,12 @@ class SqliteLogStore(LocalLogStore):
                 leases.append(lease)
         return leases
 
-    def durable_streams(self, budget_bytes: int) -> DurableStore:
-        """Return the durable streams of the journal. Raises: StorageError."""
+    async def durable_streams(self, budget_bytes: int) -> DurableStreams:
         durable = DurableStore(budget_bytes=budget_bytes, journal=self._journal.note)
         durable.restore(self._journal.notes())
         until_s = damaged_until_s(self._journal.damage_age_s(), self.index.retention_s)  # reading may have found damage
         durable.damaged_until_s = self.index.damaged_until_s = until_s
-        return durable
+        return LocalDurableStreams(durable)
 
     def close(self) -> None:
         super().close()

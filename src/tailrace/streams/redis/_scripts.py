@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 __all__ = [
     "APPEND", "BURY", "COMPACT", "DELETE", "LOAD", "LOOK", "MISSING", "NEW_EPOCH", "OPEN", "OTHER_WRITER", "RENEW",
-    "STOP", "TAKE", "Script",
+    "STOP", "TAKE", "Script", "script",
 ]  # fmt: skip
 
 
@@ -22,7 +22,7 @@ class Script(NamedTuple):
     sha: str
 
 
-def _script(text: str) -> Script:
+def script(text: str) -> Script:
     return Script(text, hashlib.sha1(text.encode()).hexdigest())  # noqa: S324  # the name that Redis gives it
 
 
@@ -31,7 +31,7 @@ MISSING = -2  # Redis does not have this stream
 
 # Keys: `of_stream`, `owned` of this server. Arguments: epoch, record, owner, model, stream id, its position in `owned`.
 # Returns 1; 0 if there is such a stream of another epoch.
-OPEN = _script("""
+OPEN = script("""
 local epoch = redis.call('HGET', KEYS[1], 'epoch')
 if epoch then return epoch == ARGV[1] and 1 or 0 end
 redis.call('DEL', KEYS[2])
@@ -45,7 +45,7 @@ return 1
 # number of its first new event, that of the last, whether that is terminal, and how many bytes its events have; then
 # the events of all streams. Only what follows the last event of a stream is added. Returns pairs for those streams
 # where that was not possible: position in the call, and the number of the last event, OTHER_WRITER or MISSING.
-APPEND = _script("""
+APPEND = script("""
 local failed, at = {}, 1
 for i, row in ipairs(cmsgpack.unpack(ARGV[4])) do
   local stream, events = KEYS[1] .. 'stream:' .. row[1], KEYS[1] .. 'events:' .. row[1]
@@ -78,7 +78,7 @@ return failed
 """)
 
 # Keys: `of_stream`. Returns [owner, epoch, 1 if it has ended, record, rows], [owner] for a tombstone, or [].
-LOAD = _script("""
+LOAD = script("""
 local has = redis.call('HMGET', KEYS[1], 'owner', 'epoch', 'ended', 'record', 'events')
 if not has[2] then
   local owner = redis.call('GET', KEYS[3])
@@ -97,7 +97,7 @@ return {has[1], has[2], has[3] or '0', has[4], rows}
 # position in `owned`. Returns [record, rows, how often it was taken over without a new event since, 1 if it was to be
 # stopped]; nil if it has ended or belongs to another server. One that this server has taken already is returned again,
 # since it may have got no answer.
-TAKE = _script("""
+TAKE = script("""
 local has = redis.call('HMGET', KEYS[1], 'epoch', 'ended', 'record', 'last', 'taken_at', 'takes', 'stop')
 if has[2] or (has[1] ~= ARGV[1] and has[1] ~= ARGV[2]) then return false end
 local takes = 1
@@ -111,7 +111,7 @@ return {has[3], rows, takes, has[7] or '0'}
 
 # Keys: `of_stream`, `owned` of this server. Arguments: epoch, record and events of the stream in one row each, stream
 # id.
-COMPACT = _script("""
+COMPACT = script("""
 redis.call('ZREM', KEYS[4], ARGV[4])
 if redis.call('HGET', KEYS[1], 'epoch') ~= ARGV[1] then return end
 redis.call('HSET', KEYS[1], 'record', ARGV[2], 'events', ARGV[3])
@@ -119,7 +119,7 @@ redis.call('DEL', KEYS[2])
 """)
 
 # Keys: `of_stream`. Asks for the end of a stream. Returns the epoch of its writer; nil if it has ended or is missing.
-STOP = _script("""
+STOP = script("""
 local has = redis.call('HMGET', KEYS[1], 'epoch', 'ended')
 if not has[1] or has[2] then return false end
 redis.call('HSET', KEYS[1], 'stop', 1)
@@ -127,14 +127,14 @@ return has[1]
 """)
 
 # Keys: `of_stream`, `owned` of this server. Arguments: stream id. Deletes a stream that has ended.
-DELETE = _script("""
+DELETE = script("""
 redis.call('ZREM', KEYS[4], ARGV[1])
 if redis.call('HGET', KEYS[1], 'ended') then redis.call('DEL', KEYS[1], KEYS[2]) end
 return 1
 """)
 
 # Keys: `epoch`. Returns a new epoch. It is larger than the earlier ones even if Redis has lost them: the clock goes on.
-NEW_EPOCH = _script("""
+NEW_EPOCH = script("""
 local now = redis.call('TIME')
 local epoch = math.max(tonumber(redis.call('GET', KEYS[1]) or '0') + 1, now[1] * 1000 + math.floor(now[2] / 1000))
 redis.call('SET', KEYS[1], string.format('%.0f', epoch))
@@ -143,7 +143,7 @@ return epoch
 
 # Keys: `lease`. Arguments: ms. Returns the time of Redis, seconds and microseconds; nil if other servers have declared
 # this one dead.
-RENEW = _script("""
+RENEW = script("""
 if redis.call('GET', KEYS[1]) == 'dead' then return false end
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[1])
 return redis.call('TIME')
@@ -151,7 +151,7 @@ return redis.call('TIME')
 
 # Keys: `lease` of several servers. Returns what they are. One that would last for longer than it was given for is
 # shortened: Redis stores when it ends, and its clock was set back, or a replica was promoted whose clock is behind.
-LOOK = _script("""
+LOOK = script("""
 local leases = {}
 for i, key in ipairs(KEYS) do
   leases[i] = redis.call('GET', key)
@@ -162,7 +162,7 @@ return leases
 """)
 
 # Keys: `lease`. Declares a server dead whose lease has run out. Returns 1 if it is dead.
-BURY = _script("""
+BURY = script("""
 local lease = redis.call('GET', KEYS[1])
 if lease and lease ~= 'dead' then return 0 end
 redis.call('SET', KEYS[1], 'dead')

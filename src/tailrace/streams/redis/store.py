@@ -10,13 +10,8 @@ from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 
-from tailrace.errors import (
-    ClaimTaken,
-    LeaseLost,
-    StorageError,
-    StreamError,
-    UnknownStream,
-)
+from tailrace.durable.streams import DurableStreams
+from tailrace.errors import ClaimTaken, LeaseLost, StorageError, StreamError, UnknownStream
 from tailrace.streams._rows import Rows
 from tailrace.streams._startup_recovery import end_of
 from tailrace.streams.log import Claim, Ender, Reader, Record, StreamLog
@@ -32,6 +27,7 @@ from tailrace.streams.redis._messages import Messages
 from tailrace.streams.redis._mirrors import Mirrors
 from tailrace.streams.redis._orphans import Orphans
 from tailrace.streams.redis._writer import Writer
+from tailrace.streams.redis.durable import SharedDurableStreams
 from tailrace.types import Event, Failure, Status
 
 __all__ = ["RedisLogStore", "open_redis"]
@@ -92,6 +88,7 @@ class RedisLogStore:
         self._mirrors = Mirrors(connection, self._members, rows, self._messages, on_end=self._finished.cache)
         self._lookup = Lookup(connection, rows, self._finished, self._mirrors, running=self._running)
         self._orphans = Orphans(connection, self._members, rows, retention_s=retention_s, running=self._running)
+        self._durable = SharedDurableStreams(connection, rows, give_up_after_s=give_up_after_s)
         self._taking_over = asyncio.Lock()
         self._orphaned = asyncio.Event()
         self._has_new_epoch = asyncio.Event()
@@ -253,6 +250,11 @@ class RedisLogStore:
     async def streams_of(self, owner: str) -> list[str]:
         return await self._lookup.streams_of(owner)
 
+    async def durable_streams(self, budget_bytes: int) -> DurableStreams:
+        if budget_bytes:
+            await self._durable.load(budget_bytes)
+        return self._durable
+
     # Streams of dead servers
 
     async def wait_for_orphans(self) -> None:
@@ -297,6 +299,7 @@ class RedisLogStore:
         self._mirrors.followers = [KeyFollower(self._connection, inbox) for inbox in inboxes]
         for follower, inbox in zip(self._mirrors.followers, inboxes, strict=True):
             follower.follow(inbox, "0-0", self._messages.take)
+        self._mirrors.followers[0].follow(self._durable.log.tail_key, "0-0", self._durable.take)
 
     async def run(self) -> None:
         """Write, follow and tidy up until cancelled."""
@@ -305,6 +308,7 @@ class RedisLogStore:
             group.create_task(self._members.run(self._on_tick, self._on_declared_dead))
             group.create_task(self._messages.run())
             group.create_task(self._finished.run())
+            group.create_task(self._durable.run())
             group.create_task(self._run_followers())
 
     async def _run_followers(self) -> None:
@@ -335,6 +339,7 @@ class RedisLogStore:
         if await self._members.num_streams(self.epoch) < len(self._running):
             await self._store_again()
         self._messages.keep_readers(self._members.alive)
+        self._durable.on_tick()
         await self._mirrors.check()
 
     async def _store_again(self) -> None:

@@ -1,0 +1,274 @@
+"""The log of durable streams in Redis, which all servers append to.
+
+It begins with a snapshot, in several parts; entries follow. Each entry has the changes of one commit. It has a number,
+and a random id, by which servers see whether the log still has what they have applied: after a failover it may not.
+A server appends behind the last entry that it has applied; if there are others, it gets these instead.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import msgspec
+
+from tailrace.durable.records import Appended, Created, DurableRecord
+from tailrace.errors import JournalDamaged
+from tailrace.streams._rows import Rows
+from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._scripts import script
+
+__all__ = ["Answer", "DurableLog", "Entry", "Loaded", "Place"]
+
+Change = tuple[bytes, DurableRecord]
+
+_ID_BYTES = 8
+_TURN_MS = 1_000
+_WRITER_MS = 60_000
+_PART_RECORDS = 1_000  # of a snapshot; encoding them must not take long
+_PART_BYTES = 2**18
+
+_UNREADABLE = (
+    "The durable streams in Redis cannot be read: they were damaged, or another version of tailrace wrote them."
+)
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(list[Change]).decode
+
+# Parts of the scripts. Where the log ends and where its snapshot ends, with the ids of these entries; the bytes of the
+# list and of the snapshot.
+_READ = """
+local function read()
+  local has = redis.call('HMGET', KEYS[1], 'last', 'last_id', 'first', 'first_id', 'bytes', 'kept')
+  local log = {last = tonumber(has[1] or 0), last_id = has[2] or '', first = tonumber(has[3] or 0)}
+  log.first_id, log.bytes, log.kept = has[4] or '', tonumber(has[5] or 0), tonumber(has[6] or 0)
+  return log
+end
+local function id_of(log, number)
+  if number == log.last then return log.last_id end
+  if number == log.first then return log.first_id end
+  if number < log.first or number > log.last then return false end
+  local entry = redis.call('LINDEX', KEYS[2], number - log.last - 1)
+  return entry and string.sub(entry, 1, 8)
+end
+local function slice(first)
+  local rows, bytes = redis.call('LRANGE', KEYS[2], first, first < 0 and math.min(first + 63, -1) or first + 63), 0
+  for i, row in ipairs(rows) do
+    bytes = bytes + #row
+    if bytes > 4000000 and i > 1 then return {unpack(rows, 1, i - 1)} end
+  end
+  return rows
+end
+"""
+
+# Keys: durable, log, tail, turn. Arguments: number and id of the last entry that the server has; its name; an entry, or
+# nothing; 1 if it asks for a turn. Returns whether the server's last entry is in the log, and the last entry of the log
+# and its id; bytes of the list and of the snapshot; whether the entry was appended; the entries that the server lacks.
+_APPEND = script(
+    _READ
+    + """
+local log, number = read(), tonumber(ARGV[1])
+if id_of(log, number) ~= ARGV[2] then return {0, log.last, log.last_id, log.bytes, log.kept, 0, {}} end
+local turn, done = redis.call('GET', KEYS[4]), 0
+local is_free = not turn or turn == ARGV[3]
+if number < log.last and ARGV[5] == '1' and is_free then redis.call('SET', KEYS[4], ARGV[3], 'PX', ARGV[6]) end
+if number == log.last and turn == ARGV[3] then redis.call('DEL', KEYS[4]) end
+if number == log.last and ARGV[4] ~= '' and is_free then
+  redis.call('RPUSH', KEYS[2], ARGV[4])
+  log.last, log.last_id = log.last + 1, string.sub(ARGV[4], 1, 8)
+  log.bytes = redis.call('HINCRBY', KEYS[1], 'bytes', #ARGV[4])
+  redis.call('HSET', KEYS[1], 'last', log.last, 'last_id', log.last_id)
+  redis.call('XADD', KEYS[3], 'MAXLEN', 1, '*', 'n', log.last)
+  done, number = 1, log.last
+end
+local rows = number < log.last and slice(number - log.last) or {}
+return {1, log.last, log.last_id, log.bytes, log.kept, done, rows}
+"""
+)
+
+# Keys: durable, log. Arguments: position in the list. Returns last entry and its id, end of the snapshot and its id,
+# length of the list, and elements from this position on.
+_LOAD = script(
+    _READ
+    + """
+local log = read()
+local length = redis.call('LLEN', KEYS[2])
+return {log.last, log.last_id, log.first, log.first_id, length, slice(tonumber(ARGV[1]))}
+"""
+)
+
+# Keys: durable, log, tail, writer, new. Arguments: number and id of the last entry in the snapshot; its bytes; how many
+# parts it has; last entry and id of the log, if the log has lost that entry, else -1. Replaces all entries up to that
+# one. Returns 1 if it did.
+_REPLACE = script(
+    _READ
+    + """
+local log, number = read(), tonumber(ARGV[1])
+redis.call('DEL', KEYS[4])
+local is_ahead = log.last == tonumber(ARGV[5]) and log.last_id == ARGV[6]
+local is_known = number >= log.first and id_of(log, number) == ARGV[2]
+if not (is_ahead or is_known) or redis.call('LLEN', KEYS[5]) ~= tonumber(ARGV[4]) then
+  redis.call('DEL', KEYS[5])
+  return 0
+end
+local bytes = tonumber(ARGV[3])
+if not is_ahead and number < log.last then
+  for i, row in ipairs(redis.call('LRANGE', KEYS[2], number - log.last, -1)) do
+    redis.call('RPUSH', KEYS[5], row)
+    bytes = bytes + #row
+  end
+end
+redis.call('DEL', KEYS[2])
+if redis.call('EXISTS', KEYS[5]) == 1 then
+  redis.call('RENAME', KEYS[5], KEYS[2])
+  redis.call('PERSIST', KEYS[2])
+end
+redis.call('HSET', KEYS[1], 'first', number, 'first_id', ARGV[2], 'bytes', bytes, 'kept', ARGV[3])
+if is_ahead then
+  redis.call('HSET', KEYS[1], 'last', number, 'last_id', ARGV[2])
+  redis.call('XADD', KEYS[3], 'MAXLEN', 1, '*', 'n', number)
+end
+return 1
+"""
+)
+
+
+class Place(NamedTuple):
+    """An entry of the log. The place before the first entry has no id."""
+
+    number: int = 0
+    entry_id: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """An entry to append, or one that was read. `changes` are read with `DurableLog.changes`."""
+
+    place: Place
+    row: bytes = b""  # with its id; empty: nothing to append
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What came of an append."""
+
+    is_known: bool  # whether the log has the place of the server; else only `last` is set
+    is_appended: bool
+    last: Place  # of the log
+    entries: Sequence[Entry]  # that the server lacks, or the first of them
+    needs_snapshot: bool  # whether the entries behind the snapshot take too much room
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """All changes of the log, and its last entry."""
+
+    changes: Sequence[Change]
+    last: Place
+
+
+class DurableLog:
+    """Reads and writes the log. Each method is one round trip, except those about a snapshot."""
+
+    def __init__(self, connection: Connection, rows: Rows, *, spare_bytes: int = 2**20) -> None:
+        self._connection = connection
+        self._rows = rows
+        self._spare_bytes = spare_bytes  # that entries may take in any case before there is a snapshot of them
+        self._name = os.urandom(_ID_BYTES).hex()  # of this server
+        key = connection.keys.durable
+        self.tail_key = key("tail")
+        self._new_key = key(f"new:{self._name}")
+        self._keys = (key(), key("log"))
+
+    def entry(self, after: Place, changes: Sequence[Change]) -> Entry:
+        """Make the entry that follows a place."""
+        if not changes:
+            return Entry(after)
+        place = Place(after.number + 1, os.urandom(_ID_BYTES))
+        return Entry(place, place.entry_id + self._rows.encrypt(_encode(changes), f"durable {place.number}"))
+
+    def changes(self, entry: Entry) -> list[Change]:
+        """Raises: JournalDamaged."""
+        return self._read(entry.row[_ID_BYTES:], f"durable {entry.place.number}")
+
+    def _read(self, row: bytes, name: str) -> list[Change]:
+        try:
+            return _decode(self._rows.open(row, name))
+        except (msgspec.DecodeError, JournalDamaged):
+            raise JournalDamaged(_UNREADABLE) from None
+
+    async def append(self, after: Place, entry: Entry, *, asks_for_turn: bool) -> Answer:
+        """Append an entry if there is none after this place. Without a row only learn whether there is one.
+
+        The same call may be repeated: an entry is not appended twice. Raises: StorageError.
+        """
+        connection = self._connection
+        keys = [*self._keys, self.tail_key, connection.keys.durable("turn")]
+        about = after.number, after.entry_id, self._name, entry.row, int(asks_for_turn), _TURN_MS
+        known, last, last_id, num_bytes, kept, done, rows = await connection.run(_APPEND, keys, *about)
+        first = after.number + 1
+        return Answer(
+            bool(known),
+            bool(done),
+            Place(last, last_id),
+            [Entry(Place(first + n, row[:_ID_BYTES]), row) for n, row in enumerate(rows)],
+            num_bytes - kept > max(self._spare_bytes, kept),
+        )
+
+    async def load(self) -> Loaded:
+        """Raises: StorageError, JournalDamaged."""
+        while True:
+            rows: list[bytes] = []
+            last, last_id, first, first_id, length, some = await self._connection.run(_LOAD, self._keys, 0)
+            snapshot = first, first_id
+            while some and (first, first_id) == snapshot:
+                rows += some
+                last, last_id, first, first_id, length, some = await self._connection.run(
+                    _LOAD, self._keys, len(rows)
+                )  # fmt: skip
+            if (first, first_id) == snapshot and len(rows) == length:
+                break
+        num_parts = length - (last - first)
+        changes: list[Change] = []
+        for position, row in enumerate(rows):
+            if position < num_parts:
+                changes += self._read(row, f"durable part {position} of {first}")
+            else:
+                number = first + 1 + position - num_parts
+                changes += self.changes(Entry(Place(number, row[:_ID_BYTES]), row))
+        return Loaded(changes, Place(last, last_id))
+
+    async def replace(self, at: Place, changes: Iterable[Change], *, lost: Place | None = None) -> bool:
+        """Replace the entries up to a place by a snapshot, the changes that lead there. If the log has lost this place,
+        `lost` is its last entry. Returns whether that was possible: otherwise the log has changed meanwhile, or another
+        server writes a snapshot. Raises: StorageError."""
+        ask, client = self._connection.ask, self._connection.client
+        writer_key = self._connection.keys.durable("writer")
+        if lost is None and not await ask(client.set(writer_key, self._name, nx=True, px=_WRITER_MS)):
+            return False
+        await ask(client.delete(self._new_key))
+        num_parts = num_bytes = 0
+        for part in _parts(changes):
+            row = self._rows.encrypt(_encode(part), f"durable part {num_parts} of {at.number}")
+            await ask(client.rpush(self._new_key, row))
+            await ask(client.pexpire(self._new_key, _WRITER_MS))
+            num_parts, num_bytes = num_parts + 1, num_bytes + len(row)
+        keys = [*self._keys, self.tail_key, writer_key, self._new_key]
+        base = lost if lost is not None else Place(-1)
+        return bool(await self._connection.run(_REPLACE, keys, *at, num_bytes, num_parts, *base))
+
+
+def _parts(changes: Iterable[Change]) -> Iterator[list[Change]]:
+    part: list[Change] = []
+    num_bytes = 0
+    for key, record in changes:
+        part.append((key, record))
+        if isinstance(record, Created | Appended):
+            num_bytes += sum(map(len, record.pieces))
+        if len(part) == _PART_RECORDS or num_bytes >= _PART_BYTES:
+            yield part
+            part, num_bytes = [], 0
+    if part:
+        yield part

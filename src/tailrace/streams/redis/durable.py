@@ -1,0 +1,320 @@
+"""Durable streams that servers share: every server has the state, and all agree on one log of its changes.
+
+An operation is decided on the state of this server, and appended to the log if no other server has appended anything
+since. Otherwise this server applies what the others have appended, and the operation is decided again. So all rules
+hold for all servers together. A read is an operation without changes: it is confirmed in the same way, and sees what
+any server has confirmed before. Operations that wait at the same time are decided together, and take one round trip.
+
+The log is replaced by a snapshot when it has become long. If Redis has lost entries that this server has applied, this
+server writes its state as a snapshot; if another server has appended other entries by then, the lost ones are gone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from tailrace.durable.draft import Draft
+from tailrace.durable.snapshot import snapshot
+from tailrace.durable.store import DurableStore
+from tailrace.durable.stream import DurableStream
+from tailrace.errors import JournalDamaged, JournalFull, StorageError, StreamError, UnknownStream
+from tailrace.streams._rows import Rows
+from tailrace.streams.redis._connection import Connection
+from tailrace.streams.redis._durable_log import Answer, DurableLog, Entry, Place
+from tailrace.streams.redis._follower import Entries
+
+__all__ = ["SharedDurableStreams"]
+
+logger = logging.getLogger("tailrace.journal")
+
+T = TypeVar("T")
+
+_RETRY_S = 0.05
+_TURN_S = 0.005  # between two tries while it is the turn of another server
+_PATIENCE = 3  # tries after which this server asks for a turn
+_OPERATIONS = 128  # in one entry; they are decided without a pause
+_ENTRY_BYTES = 2**20
+_PLACES = 10_000  # of which the ids are known
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """An operation, and what it has returned or raised in a draft."""
+
+    operation: Callable[[DurableStore], Any]  # Any: each has its own result
+    future: asyncio.Future[Any]
+    result: Any = None
+    error: Exception | None = None
+    has_changes: bool = False
+
+    def decide(self, draft: Draft) -> None:
+        num_records = len(draft.records)
+        self.result = self.error = None
+        try:
+            self.result = self.operation(draft)
+        except Exception as error:
+            self.error = error
+        self.has_changes = len(draft.records) > num_records
+
+    def settle(self) -> None:
+        if self.future.done():
+            return
+        if self.error is not None:
+            self.future.set_exception(self.error)
+        else:
+            self.future.set_result(self.result)
+
+    def fail(self, error: StorageError) -> None:
+        self.error = type(error)(error.message)  # each has its own traceback
+        self.settle()
+
+
+class SharedDurableStreams:
+    """`DurableStreams` over a log in Redis. `load` first; `run` must be running."""
+
+    def __init__(self, connection: Connection, rows: Rows, *, give_up_after_s: float) -> None:
+        self.log = DurableLog(connection, rows)
+        self._give_up_after_s = give_up_after_s
+        self._state = DurableStore(budget_bytes=0)
+        self._places: deque[Place] = deque([Place()], maxlen=_PLACES)  # that the state has had; the last is the present
+        self._waiting: deque[_Waiting] = deque()
+        self._is_behind = False  # other servers may have appended
+        self._told = 0  # the last entry of the log, as Redis says unasked
+        self._is_due = asyncio.Event()
+        self._snapshot_due = asyncio.Event()
+        self._is_loaded = False
+        self._is_closing = False
+        self._failing_since_s: float | None = None
+
+    # What a server does
+
+    async def perform(self, operation: Callable[[DurableStore], T]) -> T:
+        result: T = await self._enqueue(operation)
+        return result
+
+    def _enqueue(self, operation: Callable[[DurableStore], Any]) -> asyncio.Future[Any]:
+        waiting = _Waiting(operation, asyncio.get_running_loop().create_future())
+        self._waiting.append(waiting)
+        self._is_due.set()
+        return waiting.future
+
+    async def find(self, key: bytes) -> DurableStream:
+        await self.perform(lambda store: store.find(key))
+        return self._present(key)
+
+    async def use(self, key: bytes) -> DurableStream:
+        await self.perform(lambda store: store.use(key))
+        return self._present(key)
+
+    def _present(self, key: bytes) -> DurableStream:
+        """Return the stream that was found, outside of a draft. Raises: UnknownStream."""
+        stream = self._state.streams.get(key)
+        if stream is None:  # deleted in this moment
+            raise UnknownStream("There is no such stream.")
+        return stream
+
+    def close(self) -> None:
+        self._is_closing = True
+        self._state.close()
+
+    # What other servers do
+
+    def take(self, entries: Entries) -> None:
+        """Entries of the key `DurableLog.tail_key` have come: a server has appended to the log."""
+        if self._is_loaded:
+            self._told = int(entries[-1][1][b"n"])
+            self._is_due.set()
+
+    def on_tick(self) -> None:
+        """Tell the others which streams have readers, whose TTL does not run. Find out what was appended."""
+        for stream in list(self._state.streams.values()):
+            if stream.num_readers and stream.is_use_due:
+                self._enqueue(partial(_keep_alive, stream.key)).add_done_callback(_ignore)
+        self._is_behind = self._is_loaded
+        self._is_due.set()
+
+    # The state
+
+    @property
+    def _place(self) -> Place:
+        """Return the last entry that the state has."""
+        return self._places[-1]
+
+    async def load(self, budget_bytes: int) -> None:
+        """Raises: StorageError, JournalDamaged if it cannot be read."""
+        self._state.budget_bytes = budget_bytes
+        await self._load()
+        self._is_loaded = True
+
+    async def _load(self) -> None:
+        """Replace the state by that of the log. Raises: StorageError, JournalDamaged."""
+        loaded = await self.log.load()
+        state, former = DurableStore(budget_bytes=self._state.budget_bytes, records_use=True), self._state
+        state.restore(loaded.changes)
+        self._state = state
+        self._places.clear()
+        self._places.append(loaded.last)
+        if self._is_closing:
+            state.close()
+        for stream in former.streams.values():
+            stream.halt()  # its readers continue with the new one
+
+    def _apply(self, entry: Entry) -> None:
+        """Raises: JournalDamaged."""
+        self._state.restore(self.log.changes(entry))
+        self._places.append(entry.place)
+
+    # The log
+
+    async def run(self) -> None:
+        """Perform operations, and write snapshots, until cancelled."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._write_snapshots())
+                group.create_task(self._perform_all())
+        finally:
+            _fail(self._waiting, StorageError("This server shuts down."))
+
+    async def _perform_all(self) -> None:
+        while True:
+            await self._is_due.wait()
+            self._is_due.clear()
+            while self._waiting or self._is_behind or self._told > self._place.number:
+                self._is_behind, self._told = False, 0
+                await self._settle(self._take_some())
+
+    def _take_some(self) -> list[_Waiting]:
+        taken: list[_Waiting] = []
+        while self._waiting and len(taken) < _OPERATIONS:
+            waiting = self._waiting.popleft()
+            if not waiting.future.done():
+                taken.append(waiting)
+        return taken
+
+    async def _settle(self, operations: list[_Waiting]) -> None:
+        """Let operations return or fail. Those that may not be in one entry wait again."""
+        try:
+            await self._commit(operations)
+        except JournalFull as error:
+            _fail([waiting for waiting in operations if waiting.has_changes], error)
+            self._waiting.extendleft(waiting for waiting in reversed(operations) if not waiting.has_changes)
+        except StorageError as error:
+            if isinstance(error, JournalDamaged):
+                logger.error("%s", error.message)
+            _fail(operations, error)
+        except asyncio.CancelledError:
+            _fail(operations, StorageError("This server shuts down."))
+            raise
+
+    async def _commit(self, operations: list[_Waiting]) -> None:
+        """Return when the log has the changes of the operations, which then are settled.
+
+        Raises: StorageError if Redis was away for too long, JournalFull, JournalDamaged.
+        """
+        is_fresh = False  # the state was that of the log after the operations came
+        for num_tries in itertools.count():
+            draft = self._decide(operations)
+            entry = self.log.entry(self._place, draft.records)
+            if is_fresh and not entry.row:
+                break
+            answer = await self._append(entry, asks_for_turn=num_tries >= _PATIENCE)
+            if not answer.is_known:
+                await self._recover(answer.last)
+                is_fresh = False
+                continue
+            self._failing_since_s = None
+            entries = list(answer.entries)
+            is_kept = answer.is_appended or (bool(entry.row) and entries[:1] == [entry])
+            if is_kept:  # perhaps by an earlier try, of which the answer was lost
+                draft.keep()
+                self._places.append(entry.place)
+                entries = [] if answer.is_appended else entries[1:]
+            for other in entries:
+                self._apply(other)
+            if answer.needs_snapshot:
+                self._snapshot_due.set()
+            is_fresh = self._place == answer.last
+            if is_kept or (not entries and not entry.row):
+                break
+            if not entries:
+                await asyncio.sleep(_TURN_S)
+        for waiting in operations:
+            waiting.settle()
+
+    def _decide(self, operations: list[_Waiting]) -> Draft:
+        """Run operations on a draft. Those that are too many for one entry are removed, and wait again."""
+        draft = Draft(self._state)
+        for position, waiting in enumerate(operations):
+            if draft.num_bytes - self._state.num_bytes >= _ENTRY_BYTES:
+                self._waiting.extendleft(reversed(operations[position:]))
+                del operations[position:]
+                break
+            waiting.decide(draft)
+        return draft
+
+    async def _append(self, entry: Entry, *, asks_for_turn: bool) -> Answer:
+        """Try to append until there is an answer. Raises: StorageError."""
+        while True:
+            try:
+                return await self.log.append(self._place, entry, asks_for_turn=asks_for_turn)
+            except StorageError as error:
+                if isinstance(error, JournalFull) and entry.row:
+                    raise
+                await self._wait_for_retry(error)
+
+    async def _recover(self, last: Place) -> None:
+        """The log does not have the last entry of this server any more, and ends with another one. Raises:
+        StorageError."""
+        try:
+            if last == Place() or last in self._places:
+                logger.warning("Redis had lost the last changes of durable streams. They are written again.")
+                await self.log.replace(self._place, snapshot(self._state), lost=last)
+                return
+            if last.number <= self._place.number:
+                logger.warning("Redis has lost changes of durable streams, and has other ones. They are read again.")
+            await self._load()
+        except JournalDamaged:
+            raise
+        except StorageError as error:
+            await self._wait_for_retry(error)
+
+    async def _wait_for_retry(self, error: StorageError) -> None:
+        """Raises: the error, if Redis has been away for too long."""
+        now_s = time.monotonic()
+        if self._failing_since_s is None:
+            self._failing_since_s = now_s
+        if now_s - self._failing_since_s >= self._give_up_after_s:
+            raise error
+        await asyncio.sleep(_RETRY_S)
+
+    async def _write_snapshots(self) -> None:
+        while True:
+            await self._snapshot_due.wait()
+            self._snapshot_due.clear()
+            with contextlib.suppress(StorageError):
+                await self.log.replace(self._place, snapshot(self._state))
+
+
+def _keep_alive(key: bytes, store: DurableStore) -> None:
+    with contextlib.suppress(StreamError):
+        store.use(key)
+
+
+def _fail(operations: Iterable[_Waiting], error: StorageError) -> None:
+    for waiting in operations:
+        waiting.fail(error)
+
+
+def _ignore(future: asyncio.Future[Any]) -> None:
+    """Do not warn of an error that nobody waits for."""
+    if not future.cancelled():
+        future.exception()
