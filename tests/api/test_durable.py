@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.api.durable_servers import KINDS, durable_server
 from tests.api.process import Server
 from tests.waiting import LONG_S
 
@@ -27,9 +28,13 @@ def path() -> str:
     return f"/v1/durable/tests/{next(_NAMES)}"
 
 
-@pytest.fixture(scope="module")
-def target() -> Iterator[Server]:
-    server = Server("scripted:tokens_per_s=100", "--durable-poll-s", "0.3", "--allowed-origins", "https://app.example")
+@pytest.fixture(scope="module", params=KINDS)
+def target(request: pytest.FixtureRequest) -> Iterator[Server]:
+    server = durable_server(
+        request.param,
+        source="scripted:tokens_per_s=100",
+        flags=("--durable-poll-s", "0.3", "--allowed-origins", "https://app.example"),
+    )
     try:
         yield server.wait_ready()
     finally:

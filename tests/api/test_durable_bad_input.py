@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from itertools import count
 
 import httpx
 import pytest
+from tests.api.durable_servers import KINDS, durable_server
 from tests.api.process import Server
 from tests.api.refusals import CANARY
 
@@ -22,9 +24,15 @@ def path() -> str:
     return f"/v1/durable/bad/{next(_NAMES)}"
 
 
+@pytest.fixture(scope="module", params=KINDS)
+def target(request: pytest.FixtureRequest) -> Iterator[Server]:
+    with contextlib.closing(durable_server(request.param)) as server:
+        yield server.wait_ready()
+
+
 @pytest.fixture(scope="module")
-def door(server: Server) -> httpx.Client:
-    return server.http
+def door(target: Server) -> httpx.Client:
+    return target.http
 
 
 BAD_HEADERS = [

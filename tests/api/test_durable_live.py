@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from starlette.types import Message
+from tests.api.durable_servers import KINDS, durable_server
 from tests.api.process import Server
 from tests.streams import virtual_time
 
@@ -31,9 +32,9 @@ def path() -> str:
     return f"/v1/durable/live/{next(_NAMES)}"
 
 
-@pytest.fixture(scope="module")
-def target() -> Iterator[Server]:
-    server = Server("scripted:tokens_per_s=100", "--durable-poll-s", "0.3")
+@pytest.fixture(scope="module", params=KINDS)
+def target(request: pytest.FixtureRequest) -> Iterator[Server]:
+    server = durable_server(request.param, source="scripted:tokens_per_s=100", flags=("--durable-poll-s", "0.3"))
     try:
         yield server.wait_ready()
     finally:
@@ -161,4 +162,6 @@ def test_tokens_can_be_read_and_not_written(target: Server, door: httpx.Client) 
         assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD, OPTIONS")
     assert door.put("/v1/durable/tests/forked", headers={"stream-forked-from": path}).status_code == 403
     assert door.get("/v1/durable/streams/none").status_code == 404
+    beyond = door.get(path, params={"offset": "9" * 16 + "_" + "0" * 16})
+    assert (beyond.status_code, beyond.json()["error"]["param"]) == (400, "offset")
     assert door.get(path).json() == messages

@@ -64,20 +64,23 @@ steps = st.lists(
 )
 
 
-def take(store: DurableStore, step: tuple[object, ...]) -> None:
+def take(store: DurableStore, step: tuple[object, ...]) -> object:
+    """Return what can be compared."""
     match step:
         case ("create", bytes(key), Creation() as asked, bytes(body)):
-            store.create(key, asked, body)
+            return store.create(key, asked, body)[0].end
         case ("fork", bytes(key), Creation() as asked, int(position)):
             offset = "0" * 16 + "_" + "0" * 16
             if asked.source is not None:
                 source = store.find(asked.source)
                 offset = source.offset(min(position, source.tail))
-            store.create(key, Creation(source=asked.source, fork_offset=offset, fork_part=asked.fork_part), b"")
+            fork = Creation(source=asked.source, fork_offset=offset, fork_part=asked.fork_part)
+            return store.create(key, fork, b"")[0].end
         case ("append", bytes(key), ProducerBatch() as batch):
-            store.append(key, batch)
+            return store.append(key, batch)
         case ("delete", bytes(key)):
             store.delete(key)
+            return None
         case _:
             raise AssertionError(step)
 
@@ -134,12 +137,11 @@ def test_drafts_change_the_state_only_when_they_are_kept(taken: list[tuple[list[
     assert store.num_bytes == direct.num_bytes
 
 
-def outcome(store: DurableStore, step: tuple[object, ...]) -> str:
+def outcome(store: DurableStore, step: tuple[object, ...]) -> object:
     try:
-        take(store, step)
+        return take(store, step)
     except (StreamError, RequestError) as error:
         return repr(error)
-    return "done"
 
 
 def unnamed(item: tuple[bytes, tuple[object, ...]]) -> tuple[object, ...]:

@@ -14,7 +14,7 @@ from tests.streams.shared_streams import DONE, LEASE_S, Writer, begin, delta, se
 from tests.testing.redis_server import delete_keys, own_redis, prefix_of, shared_url
 from tests.waiting import LONG_S, wait_until
 
-from tailrace.errors import ClaimTaken, LeaseLost, ModelError, StorageError, StreamExpired, UnknownStream
+from tailrace.errors import ClaimTaken, LeaseLost, ModelError, SeqOutOfRange, StorageError, StreamExpired, UnknownStream
 from tailrace.streams import Claim, Ender, Reader
 from tailrace.streams.redis import RedisLogStore, open_redis
 from tailrace.types import ANONYMOUS, End, Failure, Usage
@@ -56,6 +56,23 @@ async def test_a_reader_elsewhere_sees_every_event(prefix: str) -> None:
         await seen(writer.lease.log, 40)  # Redis may answer the other server first
         assert log.events == writer.lease.log.events
         assert await other.read(ANONYMOUS, writer.lease.stream_id) is log
+
+
+async def test_a_reader_changes_to_a_server_that_is_behind(prefix: str) -> None:
+    """A client may have seen events of which its next server has not heard yet."""
+    async with pair(prefix) as (one, other):
+        writer = await begin(one, delta(1))
+        stream_id = writer.lease.stream_id
+        log = await other.read(ANONYMOUS, stream_id)
+        for follower in other._mirrors.followers:
+            follower.unfollow(other._keys.events(stream_id))
+        writer.write(delta(2), delta(3))
+        assert (await one.read(ANONYMOUS, stream_id, 3)).events == [delta(1), delta(2), delta(3)]
+        assert (await other.read(ANONYMOUS, stream_id, 3)).events == [delta(1), delta(2), delta(3)]
+        assert await other.read(ANONYMOUS, stream_id) is log
+        for store in (one, other):
+            with pytest.raises(SeqOutOfRange):
+                await store.read(ANONYMOUS, stream_id, 4)
 
 
 async def test_the_writer_knows_of_readers_elsewhere(prefix: str) -> None:

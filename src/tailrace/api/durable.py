@@ -43,11 +43,11 @@ from tailrace.dialects.durable_answers import (
 )
 from tailrace.dialects.queries import read_query
 from tailrace.durable.operations import Creation
-from tailrace.durable.page import Page, Readable, page_of, position_of
+from tailrace.durable.page import Page, Readable, asked_position, page_of, position_of
 from tailrace.durable.store import DurableStore
 from tailrace.durable.stream import DurableStream, is_json
 from tailrace.durable.streams import DurableStreams
-from tailrace.errors import MethodNotAllowed, TailraceError
+from tailrace.errors import MethodNotAllowed, SeqOutOfRange, TailraceError
 from tailrace.http.answers import STREAM_HEADERS
 from tailrace.http.bodies import BodyBudget
 from tailrace.settings import Settings
@@ -91,7 +91,7 @@ class DurableRoutes:
         if segment == TOKENS:
             if request.method not in _READ_METHODS:
                 return _refuse_method()
-            return await self._read(request, DurableTokenStream(await self._tokens.read(owner, stream_id)))
+            return await self._read(request, await self._token_stream(request, owner, stream_id))
         match request.method:
             case "PUT":
                 return await self._create(request, key)
@@ -106,6 +106,13 @@ class DurableRoutes:
                 return await self._read(request, await self._durable.find(key))
             case _:
                 return await self._read(request, await self._durable.use(key))
+
+    async def _token_stream(self, request: Request, owner: str, stream_id: str) -> DurableTokenStream:
+        after = asked_position(request.query_params.get("offset"))
+        try:
+            return DurableTokenStream(await self._tokens.read(owner, stream_id, after))
+        except SeqOutOfRange:
+            raise SeqOutOfRange("This is not an offset of this stream.", param="offset") from None
 
     async def _create(self, request: Request, key: bytes) -> ASGIApp:
         _require_plain(request)

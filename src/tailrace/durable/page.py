@@ -13,7 +13,7 @@ from typing import Protocol
 
 from tailrace.errors import SeqOutOfRange
 
-__all__ = ["Follower", "Page", "Readable", "offset_text", "page_of", "position_of"]
+__all__ = ["Follower", "Page", "Readable", "asked_position", "offset_text", "page_of", "position_of"]
 
 _OFFSET = re.compile(r"([0-9]{16})_[0-9]{16}", re.ASCII)
 
@@ -91,6 +91,12 @@ def page_of(stream: Readable, position: int, limit_bytes: int) -> Page:
         is_up_to_date=at_tail,
         is_closed=at_tail and stream.is_closed,
     )
+
+
+def asked_position(offset: str | None) -> int:
+    """Return the position in an offset, or 0 if it is none."""
+    match = _OFFSET.fullmatch(offset or "")
+    return int(match[1]) if match else 0
 
 
 def position_of(stream: Readable, offset: str) -> int:

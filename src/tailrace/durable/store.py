@@ -136,20 +136,20 @@ class DurableStore:
         if stream.is_closed:
             if batch.body and (batch.stamp is None or batch.stamp != stream.closed_by):
                 raise StreamClosed(stream.end)
-            return self._receipt(stream, "repeated", batch.stamp)
+            return self._receipt(key, "repeated", batch.stamp)
         if batch.body and media_type(batch.content_type) != media_type(stream.content_type):
             raise StreamConflict("The stream has another content type.", param="content-type")
         pieces = read_pieces(batch.body, json=is_json(stream.content_type))
         if batch.body and not pieces:
             raise RequestError("An empty list appends nothing.")
         if batch.stamp is not None and is_duplicate(stream, batch.stamp):
-            return self._receipt(stream, "repeated", batch.stamp)
+            return self._receipt(key, "repeated", batch.stamp)
         if batch.seq is not None and stream.last_seq is not None and batch.seq <= stream.last_seq:
             raise StreamConflict("Stream-Seq must be larger than the last one.", param="stream-seq")
         is_new = batch.stamp is not None and batch.stamp.producer not in stream.producers
         self._check_room(_cost(pieces) + _PRODUCER_BYTES * is_new)
         self._commit(key, Appended(pieces, batch.stamp, batch.seq, batch.closes))
-        return self._receipt(stream, "appended" if pieces else "closed", batch.stamp)
+        return self._receipt(key, "appended" if pieces else "closed", batch.stamp)
 
     def delete(self, key: bytes) -> None:
         """Raises: as `find`."""
@@ -191,9 +191,8 @@ class DurableStore:
         except StreamExpired:
             raise StreamConflict("The source of this fork was deleted.", param="stream-forked-from") from None
 
-    def _receipt(
-        self, stream: DurableStream, outcome: Literal["appended", "closed", "repeated"], stamp: Stamp | None
-    ) -> Receipt:
+    def _receipt(self, key: bytes, outcome: Literal["appended", "closed", "repeated"], stamp: Stamp | None) -> Receipt:
+        stream = self.streams[key]
         stream.touch()
         known = stream.producers.get(stamp.producer) if stamp is not None else None
         last = Stamp(stamp.producer, *known) if stamp is not None and known is not None else None

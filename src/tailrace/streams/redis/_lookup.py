@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from tailrace.errors import StreamExpired, UnknownStream
 from tailrace.streams._rows import Rows
-from tailrace.streams.log import StreamLog
+from tailrace.streams.log import Reader, StreamLog
 from tailrace.streams.redis._connection import Connection
 from tailrace.streams.redis._finished import FinishedStreams
 from tailrace.streams.redis._mirrors import Mirrors
 from tailrace.streams.redis._stored import Gone, Stored, load
+from tailrace.types import Event
 
 __all__ = ["Lookup"]
 
+_CATCH_UP_S = 2.0
+
 
 class Lookup:
-    """Looks in the memory of this server first, then in Redis. `running` are the streams that this server writes."""
+    """Looks in the memory of this server first, then in Redis. `running` are the streams that this server writes, and
+    `queued` returns their events that are not committed yet."""
 
     def __init__(
         self,
@@ -27,6 +33,7 @@ class Lookup:
         mirrors: Mirrors,
         *,
         running: Mapping[str, StreamLog],
+        queued: Callable[[StreamLog], Sequence[Event]],
     ) -> None:
         self._connection = connection
         self._keys = connection.keys
@@ -34,6 +41,7 @@ class Lookup:
         self._finished = finished
         self._mirrors = mirrors
         self._running = running
+        self._queued = queued
 
     async def find(self, owner: str, stream_id: str) -> StreamLog:
         """Return the log of a stream. It grows if another server writes the stream.
@@ -53,6 +61,18 @@ class Lookup:
         if isinstance(stored, Gone):
             raise StreamExpired("This stream is no longer kept.")
         return self._log_of_another_task(stream_id) or await self._follow(stream_id, stored)
+
+    async def catch_up(self, log: StreamLog, after: int) -> None:
+        """Wait for events that another server has shown already, and of which this one has not heard yet. Raises:
+        StorageError."""
+        if self._running.get(log.stream_id) is not log:
+            await self._mirrors.catch_up(log)
+            return
+        last = min(after, log.last_seq + len(self._queued(log)))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_CATCH_UP_S):
+                while log.last_seq < last and not log.is_parked:
+                    await Reader(log, log.last_seq).wait()
 
     def _log_of_another_task(self, stream_id: str) -> StreamLog | None:
         """Return the log that another task made while this one waited for its own answer."""

@@ -103,6 +103,15 @@ class Mirrors:
         for mirror in list(self._mirrors.values()):
             await self._check(mirror)
 
+    async def catch_up(self, log: StreamLog) -> None:
+        """Add the events that Redis has, if this is the log of a followed stream. Raises: StorageError."""
+        mirror = self.get(log.stream_id)
+        if mirror is None or mirror.log is not log:
+            return
+        stored = await load(self._connection, log.stream_id)
+        if isinstance(stored, Stored) and log.producer is mirror:
+            mirror.extend(1, stored.events(self._rows, log.stream_id))
+
     async def _check(self, mirror: Mirror) -> None:
         """See whether a followed stream has another writer now, or events that were compacted before they were read."""
         log = mirror.log
@@ -119,9 +128,7 @@ class Mirrors:
         mirror.num_missing = 0
         await self._members.list_writer(int(epoch))
         if int(last) > log.last_seq:
-            stored = await load(self._connection, log.stream_id)
-            if isinstance(stored, Stored) and log.producer is mirror:
-                mirror.extend(1, stored.events(self._rows, log.stream_id))
+            await self.catch_up(log)
         if int(epoch) != mirror.epoch:
             mirror.epoch = int(epoch)
             if log.num_readers:

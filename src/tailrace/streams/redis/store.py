@@ -86,7 +86,9 @@ class RedisLogStore:
         )
         self._messages = Messages(connection, self._members, running=self._running)
         self._mirrors = Mirrors(connection, self._members, rows, self._messages, on_end=self._finished.cache)
-        self._lookup = Lookup(connection, rows, self._finished, self._mirrors, running=self._running)
+        self._lookup = Lookup(
+            connection, rows, self._finished, self._mirrors, running=self._running, queued=self._writer.queued
+        )
         self._orphans = Orphans(connection, self._members, rows, retention_s=retention_s, running=self._running)
         self._durable = SharedDurableStreams(connection, rows, give_up_after_s=give_up_after_s)
         self._taking_over = asyncio.Lock()
@@ -214,6 +216,8 @@ class RedisLogStore:
         log = self._running.get(stream_id) or await self._lookup.find(owner, stream_id)
         if log.record.owner != owner:
             raise UnknownStream("There is no such stream.")
+        if after > log.last_seq:
+            await self._lookup.catch_up(log, after)
         log.check_position(after)
         return log
 
