@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import secrets
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import httpx
 from tests.api.process import Server
 from tests.testing.redis_server import delete_keys, shared_url
 from tests.waiting import LONG_S
 
-__all__ = ["KINDS", "Pair", "durable_server"]
+__all__ = ["KINDS", "Pair", "durable_server", "in_turn"]
 
 KINDS = ("one server", "two servers")
 
@@ -61,3 +65,47 @@ class _Turns(httpx.BaseTransport):
 def durable_server(kind: str, *, source: str = "scripted", flags: Sequence[str] = ()) -> Server:
     """Start a server of one of the `KINDS`."""
     return Pair(source, *flags) if kind == "two servers" else Server(source, *flags)
+
+
+@contextmanager
+def in_turn(server: Server) -> Iterator[str]:
+    """Yield a URL. Where there are two servers, its connections go to them in turn, as through a load balancer."""
+    if not isinstance(server, Pair):
+        yield server.url
+        return
+    ports = itertools.cycle([server.port, server.other.port])
+
+    def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        tasks.append(asyncio.get_running_loop().create_task(_forward(reader, writer, next(ports))))
+
+    tasks: list[asyncio.Task[None]] = []
+    loop = asyncio.new_event_loop()
+    listener = loop.run_until_complete(asyncio.start_server(connect, "127.0.0.1", 0))
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    finally:
+        asyncio.run_coroutine_threadsafe(_close(listener, tasks), loop).result(LONG_S)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(LONG_S)
+        loop.close()
+
+
+async def _close(listener: asyncio.Server, tasks: Sequence[asyncio.Task[None]]) -> None:
+    listener.close()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int) -> None:
+    far_reader, far_writer = await asyncio.open_connection("127.0.0.1", port)
+
+    async def pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError), contextlib.closing(target):
+            while piece := await source.read(1 << 16):
+                target.write(piece)
+                await target.drain()
+
+    await asyncio.gather(pump(reader, far_writer), pump(far_reader, writer))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.api.durable_servers import KINDS, durable_server, in_turn
 from tests.api.process import Server
 from tests.clients.installed import node, scripts
 
@@ -20,10 +22,15 @@ _RUN_S = 150
 _FLAGS = ("--durable-poll-s", "0.5", "--allowed-origins", "https://example.com")
 
 
-def test_the_suite_passes(serve: Callable[..., Server], tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_suite_passes(kind: str, tmp_path: Path) -> None:
     """All cases pass, except the six about optional subscriptions, in which a server calls other servers. They are
-    skipped."""
-    url, report = serve("scripted", *_FLAGS).url, tmp_path / "report.json"
+    skipped. Two servers get the connections in turn."""
+    with contextlib.closing(durable_server(kind, flags=_FLAGS)) as server, in_turn(server.wait_ready()) as url:
+        _run_suite(url, tmp_path / "report.json")
+
+
+def _run_suite(url: str, report: Path) -> None:
     folder = scripts(_SOURCE)
     vitest = folder.parent / "node_modules" / "vitest" / "vitest.mjs"
     done = subprocess.run(
